@@ -31,11 +31,14 @@ help:  ## Show this list
 
 ##@ Run
 
-.PHONY: demo up down bench bench-serving bench-decisions bench-chaos bench-kills bench-vllm \
-	bench-attempts bench-takeover bench-search bench-search-gpu \
-	bench-retrieval evaluate
+.PHONY: demo demo-platform up down chaos rolling soak bench bench-serving bench-decisions bench-kills bench-vllm \
+	bench-attempts bench-takeover bench-search bench-search-gpu bench-search-host \
+	bench-retrieval bench-platform evaluate simulate
 demo: setup  ## Conversations, and answers looked up in documents, on Kafka, vLLM and NIXL; explained
 	@$(BIN)/trivium demo $(ARGS)
+
+demo-platform: setup build/stamps/postgres build/stamps/connect  ## PostgreSQL's rows are looked up, and its questions answered, over Kafka Connect
+	@$(BIN)/trivium demo --platform $(ARGS)
 
 up: setup  ## Start broker, router, gateway and workers; ARGS="--engine sim --prefill 2"
 	@$(BIN)/trivium up $(ARGS)
@@ -51,8 +54,14 @@ bench-serving: setup  ## Trivium beside a direct engine and two HTTP proxies
 bench-decisions: setup  ## Placement in a fleet of 200 workers, 100 000 sessions, 1 M known KV blocks
 	@$(BIN)/trivium bench decisions $(ARGS)
 
-bench-chaos: setup  ## Kill and freeze processes and the broker for ten minutes; what is lost or wrong
+chaos: setup  ## Kill, freeze and stop processes and the broker for ten minutes; what is lost or wrong
 	@$(BIN)/trivium bench chaos $(ARGS)
+
+rolling: setup  ## Restart every process under load, then kill one broker of three a minute; what fails
+	@$(BIN)/trivium bench rolling $(ARGS)
+
+soak: setup  ## 100 000 short streams; whether the memory of gateway and router stays as it is
+	@$(BIN)/trivium bench soak $(ARGS)
 
 bench-kills: setup  ## Dynamo's protocol: one process of each kind killed, failed requests of 800
 	@$(BIN)/trivium bench kills $(ARGS)
@@ -66,38 +75,50 @@ bench-vllm: setup  ## Trivium beside vLLM's own serving: the same engines, model
 bench-attempts: setup  ## How often vLLM answers otherwise in another batch
 	@$(BIN)/trivium bench attempts $(ARGS)
 
-bench-search: setup build/stamps/peers  ## The vector engine beside hnswlib, faiss and usearch
+bench-search: setup build/stamps/peers  ## The vector engine beside hnswlib, faiss, usearch and SVS
 	@$(BIN)/trivium bench search $(ARGS)
 
 bench-search-gpu: setup build/stamps/cuda  ## The same on a CUDA device, beside cuVS where that is installed
 	@$(BIN)/trivium bench search-gpu $(ARGS)
 
+bench-search-host: setup  ## What a search costs the host, with a device that takes no time
+	@$(BIN)/python -m tests.workers.search.engine.host_time $(ARGS)
+
 bench-retrieval: setup  ## Right answers with documents, and what looking them up costs
 	@$(BIN)/trivium bench retrieval $(ARGS)
 
-evaluate: setup  ## Placement policies and the search pool's place in the simulator, in fifteen minutes; ARGS="--quick" for two
+bench-platform: setup build/stamps/flink  ## Prompts on a topic and a batch while processes die; answers, order, usage, forms
+	@$(BIN)/trivium bench platform $(ARGS)
+
+evaluate: setup  ## Placement policies and the search pool's place in the simulator, in half an hour; ARGS="--quick" for five minutes
 	@$(BIN)/trivium evaluate ppd $(ARGS)
 	@$(BIN)/trivium evaluate trinity $(filter --quick,$(ARGS))
 
+SEEDS ?= 1000
+simulate: setup  ## Everything breaks on virtual time, seed after seed, under all checkers; SEEDS=20000
+	@$(BIN)/trivium simulate --seeds $(SEEDS) $(ARGS)
+
 ##@ Check
 
-.PHONY: check schemas format test fuzz test-kafka test-brokers test-gpu
+.PHONY: check schemas format test fuzz test-kafka test-brokers test-platform test-gpu bugs coverage
 check: build/stamps/environment  ## Lint, formatting, types and house rules, in seconds
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/trivium schemas check --quiet
 	@$(BIN)/python -m pytest -q tests/test_tidy.py
 
 schemas: build/stamps/environment  ## After a change in schemas/avro: write what is generated from it
 	@$(BIN)/python -m schemas.generate.records
 	@$(BIN)/python -m schemas.generate.asyncapi
-	@$(BIN)/python -m tests.schemas.golden $(ARGS)
+	@$(BIN)/python -m schemas.generate.topics_table
+	@$(BIN)/python -m tests.schemas.golden
 
 format: build/stamps/environment  ## Format, and mend what the linter can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-test: setup build/stamps/llamaindex  ## All tests, in three processes; what needs a GPU or Docker is skipped with a sentence
+test: setup build/stamps/llamaindex build/stamps/registry  ## All tests, in three processes; what needs a GPU or Docker is skipped with a sentence
 	@$(BIN)/python -m pytest --durations=10 $(if $(ARGS),,-n 3) $(ARGS)
 
 fuzz: setup  ## What the outside can send, drawn anew and for longer; ARGS="-k http"
@@ -110,13 +131,31 @@ test-kafka: setup  ## Only the tests that use the broker
 test-brokers: setup  ## A stack over three brokers, whose leaders die under load; minutes
 	@$(BIN)/python -m pytest -m brokers $(ARGS)
 
+test-platform: setup build/stamps/postgres build/stamps/connect build/stamps/connect-converter build/stamps/registry build/stamps/flink build/stamps/java  ## PostgreSQL, Kafka Connect, Flink, Kafka Streams and stock clients around the topics
+	@$(BIN)/python -m pytest -m platform $(ARGS)
+
 test-gpu: setup build/stamps/cuda  ## Only the tests that use a CUDA device
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
 
+coverage: setup  ## Branch coverage of streams/core by its own tests; fails below 100 %
+	@mkdir -p build/coverage
+	@$(BIN)/coverage run -m pytest -q --timeout 0 tests/streams/core
+	@$(BIN)/coverage html -q -d build/coverage --fail-under 0
+	@$(BIN)/coverage report
+
+bugs: setup  ## Ten bugs put into the code, one after the other: which seed of faults finds each, from seed 0 on
+	@BUGS_FROM_0=1 $(BIN)/python -m pytest --durations=0 $(ARGS) tests/infra/simulator/scenarios/test_bugs.py
+
 ##@ Set up
 
-.PHONY: setup lock clean
+.PHONY: setup registry postgres connect lock clean
 setup: $(READY)  ## Python environment and models from hashed lock files, broker jars; done once
+
+registry: build/stamps/registry  ## Apicurio, a schema registry for tests (142 MB)
+
+postgres: build/stamps/postgres  ## For platforms: PostgreSQL, unpacked without root where it is not installed
+
+connect: build/stamps/connect  ## For platforms: Kafka Connect and Debezium's connectors
 
 lock: $(UV)  ## Resolve pyproject.toml into infra/lock; ARGS=--upgrade for newer versions
 	@echo "uv==$$($(UV) --version | cut -d' ' -f2)" \
@@ -175,14 +214,73 @@ build/stamps/cuda: $(CUDA) build/stamps/environment
 		VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --require-hashes -r $(CUDA) && touch $@; \
 	else echo "nvidia-smi shows no device here: CuPy is not installed"; fi
 
+# $(1): the folder of a pom.xml, $(2): where its jars go, $(3): further goals.
+define fetch_jars
+	@command -v mvn > /dev/null || { echo "Maven is needed (Debian: apt-get install maven)"; exit 1; }
+	@rm -rf $(2) && mkdir -p $(@D) $(2)
+	@mvn --batch-mode --file $(1)/pom.xml dependency:copy-dependencies $(3) -DincludeScope=runtime \
+		-DoutputDirectory=$(CURDIR)/$(2) 2>&1 | tee $(2)/../maven.log \
+		| awk '/Downloaded from/ && ++n % 25 == 0 {print "      " n " files fetched"} /ERROR/ {print}'
+	@echo "      $$(find $(2) -name '*.jar' | wc -l) jars"
+	@touch $@
+endef
+
 build/stamps/broker: infra/broker/pom.xml
 	@echo "[4/4] broker: Apache Kafka's jars through Maven, into $(JARS)"
 	@command -v java > /dev/null \
 		|| { echo "Java 17 or newer is needed (Debian: apt-get install openjdk-17-jre-headless)"; exit 1; }
-	@command -v mvn > /dev/null || { echo "Maven is needed (Debian: apt-get install maven)"; exit 1; }
-	@rm -rf $(JARS) && mkdir -p $(@D) $(JARS)
-	@mvn --batch-mode --file $< dependency:copy-dependencies -DincludeScope=runtime \
-		-DoutputDirectory=$(CURDIR)/$(JARS) 2>&1 | tee build/broker/maven.log \
-		| awk '/Downloaded from/ && ++n % 25 == 0 {print "      " n " files fetched"} /ERROR/ {print}'
-	@echo "      $$(find $(JARS) -name '*.jar' | wc -l) jars"
+	$(call fetch_jars,infra/broker,$(JARS))
+
+BARE_COPY := org.apache.maven.plugins:maven-dependency-plugin:2.8:copy
+
+# What data platforms bring; only the targets that use it fetch it.
+CONNECT := infra/platform/connect
+build/stamps/connect: build/stamps/connect-worker build/stamps/connect-plugins
 	@touch $@
+
+build/stamps/flink: infra/platform/flink/pom.xml
+	@echo "Flink SQL: its jars through Maven, into build/flink/libs"
+	$(call fetch_jars,infra/platform/flink,build/flink/libs,$(BARE_COPY))
+
+build/stamps/java: infra/platform/java/pom.xml
+	@echo "stock Java clients: their jars through Maven, into build/java/libs"
+	$(call fetch_jars,infra/platform/java,build/java/libs)
+
+build/stamps/registry: infra/platform/registry/pom.xml
+	@echo "a schema registry: Apicurio through Maven, into build/registry/app"
+	@command -v mvn > /dev/null || { echo "Maven is needed (Debian: apt-get install maven)"; exit 1; }
+	@rm -rf build/registry && mkdir -p $(@D) build/registry
+	@mvn --batch-mode --file $< dependency:unpack-dependencies \
+		-DoutputDirectory=$(CURDIR)/build/registry/app > build/registry/maven.log 2>&1 \
+		|| { grep ERROR build/registry/maven.log | head -5; exit 1; }
+	@touch $@
+
+build/stamps/connect-worker: $(CONNECT)/pom.xml
+	@echo "Kafka Connect: its jars through Maven, into build/connect/libs"
+	$(call fetch_jars,$(CONNECT),build/connect/libs)
+
+build/stamps/connect-plugins: $(CONNECT)/plugins/pom.xml
+	@echo "Debezium's connectors: their jars through Maven, into build/connect/plugins/debezium"
+	$(call fetch_jars,$(CONNECT)/plugins,build/connect/plugins/debezium)
+
+# Connect finds plugins by their service files, and this converter has none.
+CONVERTER := io.apicurio.registry.utils.converter.AvroConverter
+build/stamps/connect-converter: $(CONNECT)/converter/pom.xml
+	@echo "Apicurio's Avro converter: its jars through Maven, into build/connect/plugins/apicurio"
+	$(call fetch_jars,$(CONNECT)/converter,build/connect/plugins/apicurio)
+	@mkdir -p build/connect/service/META-INF/services
+	@echo $(CONVERTER) > build/connect/service/META-INF/services/org.apache.kafka.connect.storage.Converter
+	@cd build/connect/service && python3 -m zipfile -c ../plugins/apicurio/service.jar META-INF
+
+# Debian's package where it is installed; else the same files without root, unpacked here.
+POSTGRES := build/postgres
+build/stamps/postgres:
+	@if ! compgen -G '/usr/lib/postgresql/*/bin/postgres' > /dev/null && ! compgen -G '/usr/pgsql-*/bin/postgres' > /dev/null; then \
+		echo "PostgreSQL: Debian's package, unpacked into $(POSTGRES)"; \
+		rm -rf $(POSTGRES) && mkdir -p $(POSTGRES) && cd $(POSTGRES) \
+		&& version=$$(apt-cache depends postgresql | sed -n 's/.*Depends: postgresql-\([0-9]*\)$$/\1/p') \
+		&& apt-get -qq download postgresql-$$version postgresql-client-$$version libpq5 \
+		&& for package in *.deb; do dpkg -x $$package . && rm $$package; done \
+		|| { echo "PostgreSQL is needed (Debian: apt-get install postgresql)"; exit 1; }; \
+	fi
+	@mkdir -p $(@D) && touch $@

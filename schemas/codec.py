@@ -169,6 +169,33 @@ def to_dict(record: Any) -> dict[str, Any]:
     return typing.cast(dict[str, Any], _to_dict(typing.cast(Hashable, type(record)))(record))
 
 
+class BoundedBytes:
+    """Bytes for fastavro to read, so many times at most: it reads each value once at least, and a
+    number once for each of its bytes.
+    """
+
+    def __init__(self, value: bytes, start: int, reads_max: int) -> None:
+        self._value, self._at, self._left = value, start, reads_max
+        self._reads_max = reads_max
+
+    def read(self, count: int) -> bytes:
+        """The next bytes; raises RecordError where it was read too often."""
+        self._left -= 1
+        if self._left < 0:
+            raise RecordError(
+                f"expected fewer values: to read them takes more than {self._reads_max} steps"
+            )
+        if count < 0:
+            raise RecordError(f"expected a length, found {count}")
+        at = self._at
+        self._at = at + count
+        return self._value[at : self._at]
+
+    def tell(self) -> int:
+        """Up to where it is read."""
+        return self._at
+
+
 class Codec:
     """Encodes and decodes records in one framing.
 
@@ -227,15 +254,20 @@ class Codec:
             raise RecordError(f"{name}: a value does not fit its schema: {error}") from error
         return out.getvalue()
 
-    def decode(self, value: bytes | None) -> Any:
-        """The record in `value`; raises RecordError saying what was expected and found."""
+    def decode(self, value: bytes | None, *, reads_max: int = 0) -> Any:
+        """The record in `value`; raises RecordError saying what was expected and found.
+
+        `reads_max` bounds how often it is read (`BoundedBytes`), and so how long: for records of
+        strangers, which may be large.
+        """
         if not value:
             raise RecordError("expected an Avro record, found an empty value")
         name, writer, start = self._frame(value)
         check_bytes(name, len(value))
         reader = self._parsed[name]
-        body = io.BytesIO(value)
-        body.seek(start)
+        body: Any = BoundedBytes(value, start, reads_max) if reads_max else io.BytesIO(value)
+        if not reads_max:
+            body.seek(start)
         try:
             plain = fastavro.schemaless_reader(body, writer, None if writer is reader else reader)
             record = self._from_plain[name](plain)

@@ -30,7 +30,8 @@ TriviumError
 │   ├── EngineFailed           500 engine_failed
 │   ├── EngineDead             503 engine_dead
 │   ├── NoProgress             504 no_progress
-│   └── AttemptsDiffer         502 attempts_differ
+│   ├── AttemptsDiffer         502 attempts_differ
+│   └── InvalidAnswer          502 invalid_answer
 └── SystemFault            ours, or our surroundings'
     ├── BrokerUnavailable      503 broker_unavailable
     ├── NotReady               503 not_ready
@@ -38,7 +39,8 @@ TriviumError
     │   └── RecordTooLarge         413 record_too_large
     ├── TopicError             500 topic_mismatch
     ├── LeaseError             500 no_lease
-    │   └── NameTaken              409 name_taken
+    │   ├── NameTaken              409 name_taken
+    │   └── Fenced                 500 fenced
     ├── SnapshotError          500 bad_snapshot
     ├── RouterFailed           500 router_failed
     └── ConfigError            500 bad_config
@@ -276,6 +278,12 @@ class AttemptsDiffer(WorkerError):
     code = "attempts_differ"
 
 
+class InvalidAnswer(WorkerError):
+    """An answer is not of the form that was asked for."""
+
+    code = "invalid_answer"
+
+
 class SystemFault(TriviumError):
     """Ours, or our surroundings'."""
 
@@ -322,6 +330,12 @@ class NameTaken(LeaseError):
     """Another process has this member's name, so it must not join again."""
 
     code, http_status = "name_taken", 409
+
+
+class Fenced(LeaseError):
+    """Another process writes now what this one wrote."""
+
+    code = "fenced"
 
 
 class SnapshotError(SystemFault):

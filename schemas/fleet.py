@@ -4,6 +4,10 @@ Pure: time is an argument. Routers, gateways and workers fold the same records a
 belongs to the first claim by offset among the members that live; it dies with its holder's
 heartbeat. Where the broker's own times are given, a life that was silent for longer is fenced for
 good, and the clocks of the members are measured.
+
+While nobody at all is heard no lease runs: nobody could write, because the topic's leader had gone
+and the next one was not found yet. Whoever lived when that began has a whole lease after it. The
+broker's times tell it, so all readers agree.
 """
 
 from collections import deque
@@ -11,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from schemas.records import (
+    Backlog,
     EmbedLoad,
     Heartbeat,
     Lease,
@@ -20,12 +25,16 @@ from schemas.records import (
     Registration,
     Role,
     SearchLoad,
+    Wanted,
 )
 
 HEARTBEAT_MS = 500
 LEASE_MS = 2_500
+DEAF_MS = 2 * HEARTBEAT_MS  # no record from anyone for so long: it is the reader, or the topic
+SILENCE_MAX_MS = 30_000  # for longer no leader is missed: everybody had gone
 # Two workers whose clocks differ by more move no KV: when a handle ends is told across hosts.
 CLOCK_MARGIN_MS = 250
+WANTED_MS = 5_000  # between two words of how many workers are wanted; after three it is old
 CLOCK_BEATS = 20  # of which the one that came fastest tells a member's clock
 
 _NEW_LOAD = Load()
@@ -43,6 +52,7 @@ class Member:
     load: Load = _NEW_LOAD
     search: SearchLoad | None = None
     embedding: EmbedLoad | None = None
+    backlog: Backlog | None = None
     beat_seq: int = -1
     ahead_ms: int = 0  # its clock over the broker's, measured
 
@@ -75,6 +85,13 @@ class _Life:
             self._beat_ms = logged_ms
             self._ahead_ms.append(record.at_ms - logged_ms)
 
+    def spare(self, from_ms: int, to_ms: int) -> None:
+        """The topic was silent meanwhile: a life that stood when that began has a whole lease
+        after it."""
+        if self._beat_ms is not None:
+            self.is_fenced |= from_ms - self._beat_ms > LEASE_MS
+            self._beat_ms = to_ms
+
     @property
     def ahead_ms(self) -> int:
         """How far the member's clock is ahead of the broker's, less what the fastest of the last
@@ -87,7 +104,10 @@ class FleetView:
 
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
+        self.wanted: Wanted | None = None  # the last word of whoever works it out
         self._lives: dict[tuple[str, int], _Life] = {}
+        self._logged_ms = 0  # when the last record was appended
+        self._heard_ms = 0  # and when it was heard here
 
     def apply(
         self,
@@ -103,6 +123,7 @@ class FleetView:
         """
         life = self._lives.setdefault((record.member_id, record.epoch), _Life())
         if logged_ms is not None:
+            self._listen(logged_ms, now_ms)
             life.logged(record, logged_ms)
         if life.is_fenced:
             return False
@@ -115,6 +136,16 @@ class FleetView:
             member.ahead_ms = life.ahead_ms
         return True
 
+    def _listen(self, logged_ms: int, now_ms: int) -> None:
+        """A record was appended then. If the topic was silent before, that ends nobody's lease."""
+        if DEAF_MS < logged_ms - self._logged_ms <= SILENCE_MAX_MS:
+            for life in self._lives.values():
+                life.spare(self._logged_ms, logged_ms)
+            for member in self.members.values():
+                if self._heard_ms - member.seen_ms <= LEASE_MS:
+                    member.seen_ms = now_ms
+        self._logged_ms, self._heard_ms = max(self._logged_ms, logged_ms), now_ms
+
     def _register(self, record: Registration, offset: int, now_ms: int) -> None:
         known = self.members.get(record.member_id)
         if known is not None and known.epoch > record.epoch:
@@ -125,6 +156,7 @@ class FleetView:
             member.state, member.load, member.beat_seq = known.state, known.load, known.beat_seq
             member.credits, claims = known.credits, known.claims
             member.search, member.embedding = known.search, known.embedding
+            member.backlog = known.backlog
         member.claims = {lease: claims.get(lease, offset) for lease in record.leases}
         self.members[record.member_id] = member
 
@@ -136,7 +168,13 @@ class FleetView:
         member.beat_seq = record.seq
         member.state = record.state
         member.load, member.search, member.embedding = record.load, record.search, record.embedding
+        member.backlog = record.backlog
         member.credits = {(grant.router_id, grant.role): grant.credits for grant in record.grants}
+
+    def wanted_now(self, now_ms: int) -> Wanted | None:
+        """How many workers are wanted, unless that was long ago."""
+        found = self.wanted
+        return None if found is None or now_ms - found.at_ms > 3 * WANTED_MS else found
 
     def apart_ms(self, one: str, other: str) -> int:
         """By how much the clocks of two members differ; 0 while one of them is unknown."""

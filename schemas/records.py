@@ -190,6 +190,52 @@ class WorkPhase(StrEnum):
 
 
 @frozen
+class Answer:
+    """The one answer to one prompt record, under its key. An error is an answer, too."""
+
+    prompt_topic: str  # where its prompt is
+    prompt_partition: int  # likewise; the answer is on the partition of the same number
+    prompt_offset: int  # likewise
+    prompt_ms: int = 0  # the prompt record's timestamp
+    request_id: str = ""  # the request, for `trivium explain`; empty where none was made
+    text: str | None = None  # what was answered; none after an error without a fallback
+    parsed: str | None = None  # the same as a JSON value, where a response format asked for one
+    finish_reason: str = ""  # stop or length; empty after an error
+    model: str = ""  # who answered
+    prompt_tokens: int = 0  # tokens read
+    cached_tokens: int = 0  # of these, found in a cache
+    retrieved_tokens: int = 0  # of these, looked up
+    completion_tokens: int = 0  # tokens written
+    citations: str | None = None  # a JSON array of what was looked up, as in chats
+    asked_ms: int = 0  # wall time when it was asked
+    first_token_ms: int = 0  # wall time of the first token, 0 if there was none
+    ended_ms: int = 0  # wall time of the end
+    tries: int = 0  # how often it was asked
+    error_code: str | None = None  # of schemas/errors.py; none for an answer
+    error_message: str | None = None  # what was expected and what was found
+    error_retriable: bool = False  # whether the same prompt may be answered when it is sent again
+    fallback: bool = False  # whether text is the topic's fallback
+    metadata: str | None = None  # the prompt's
+    # the whole answer of the OpenAI API as JSON, where the topic asks for it
+    body: str | None = None
+
+
+@frozen
+class AnswerPart:
+    """Some more text of an answer while it is generated. Repeats have the numbers that they had."""
+
+    prompt_topic: str  # where its prompt is
+    prompt_partition: int  # likewise
+    prompt_offset: int  # likewise
+    request_id: str  # the request
+    seq: int  # number of its first token in the answer
+    tokens: int  # how many tokens it has
+    start: int  # where it begins in the answer, in characters
+    text: str  # the new text
+    finish_reason: str = ""  # in the last part: stop, length or error
+
+
+@frozen
 class AssignRoles:
     """An operator gives a worker other roles, while it runs."""
 
@@ -197,6 +243,79 @@ class AssignRoles:
     worker_epoch: int  # in which life; another life ignores it
     roles: Sequence[Role]  # its roles from now on
     at_ms: int  # wall time at the operator
+
+
+@frozen
+class Backlog:
+    """What waits at a router, and what the requests of the last seconds ask of workers; means are 0
+    while unknown.
+    """
+
+    waiting: int = 0  # requests in the queue
+    oldest_ms: int = 0  # how long the longest of them has waited
+    # of them, the least time that is left beyond the work; 0: nobody waits, or it is too late
+    slack_ms: int = 0
+    handing_over: int = 0  # requests whose prompt is computed and that wait for decode
+    retrieving: int = 0  # requests that wait for a search
+    requests_per_s: float = 0.0  # that come to the queue
+    prompt_tokens: float = 0.0  # of a prompt, on average
+    answer_tokens: float = 0.0  # of an answer, on average
+    prefill_ms: float = 0.0  # of a prefill worker's time, for one request on average
+    append_ms: float = 0.0  # of a decode or replica worker's time for a prompt, likewise
+    step_ms: float = 0.0  # time of a token of a lone answer
+    sharing_ms: float = 0.0  # what one more answer of a batch adds to it
+
+
+@frozen
+class Batch:
+    """What a caller says of a batch of calls."""
+
+    batch_id: str  # batch_...
+    tenant: str = ""  # whose it is; nobody else sees it
+    input_file_id: str  # the file of its calls, one a line
+    endpoint: str  # of all its calls, as /v1/chat/completions
+    window: str = "24h"  # within which it is to be done, as its caller says it
+    metadata: str = ""  # a JSON object of texts, empty for none
+    created_ms: int  # wall time
+    expires_ms: int  # wall time after which what is not answered is given up
+    cancelled_ms: int = 0  # wall time when its caller gave it up, 0: not
+    # after which the files of its results are deleted, from when they are there; 0: never
+    output_expires_s: int = 0
+
+
+@frozen
+class BatchProgress:
+    """What has come of a batch; written by the gateway that carries batches out, in one transaction
+    with what it tells of.
+    """
+
+    batch_id: str  # which batch
+    tenant: str = ""  # whose it is
+    # as OpenAI names them: validating, failed, in_progress, finalizing, completed, expired,
+    # cancelling, cancelled
+    status: str
+    total: int = 0  # lines of its file
+    sent: int = 0  # of these, on batch.prompts
+    sent_bytes: int = 0  # of its file, up to the end of the last line that was sent
+    completed: int = 0  # lines with an answer
+    failed: int = 0  # lines with an error
+    # offsets of batch.answers, by partition, up to which its answers are in its files
+    answers_from: Sequence[int] = ()
+    answered: bytes = b""  # a bit for each line, the lowest first: 1 where it is in a file
+    output_file_id: str = ""  # of answers
+    output_parts: Sequence[int] = ()  # offsets of its parts so far
+    output_bytes: int = 0  # of all of them
+    error_file_id: str = ""  # of errors
+    error_parts: Sequence[int] = ()  # offsets of its parts so far
+    error_bytes: int = 0  # of all of them
+    prompt_tokens: int = 0  # tokens read for its answers
+    cached_tokens: int = 0  # of these, found in a cache
+    completion_tokens: int = 0  # tokens written
+    errors: str = ""  # a JSON array of what is wrong with its file, empty for none
+    started_ms: int = 0  # wall time when its lines began to be asked, 0: not yet
+    finalizing_ms: int = 0  # wall time when all had an answer, 0: not yet
+    ended_ms: int = 0  # wall time of the end, 0: not yet
+    at_ms: int  # wall time of this record
 
 
 @frozen
@@ -319,6 +438,30 @@ class CollectionState:
     passages: int = 0  # passages of documents that came as text
     # name and version of the embedding model that it is bound to, empty for none
     embedder: str = ""
+    rows: int = 0  # rows of its index, deleted ones too
+    dead_rows: int = 0  # of these, rows that are deleted and not compacted away yet
+    loose_rows: int = 0  # of these, rows that have no edges yet, so every search scans them
+    # memory of vectors, graph, codes, metadata and texts, with room for more rows
+    bytes_held: int = 0
+    recall: float = 0.0  # that its searches aim at, 0 for a routing list of a fixed length
+    top_m: int = 0  # entries of the routing list of a search that names none, for its ten nearest
+
+
+@frozen
+class Continued:
+    """What the log holds of an answer whose attempt is void, for the next attempt to go on from; of
+    several the first of an attempt counts.
+    """
+
+    request_id: str  # the request
+    session_id: str  # its session
+    attempt: int  # which is void
+    # the answer so far, of this attempt and of those before it; ids as little-endian int32; empty:
+    # the next attempt begins anew
+    tokens: bytes = b""
+    chars: int = 0  # characters that were delivered of it
+    written_by: str  # the gateway that reads the answer, or the router where none said so in time
+    at_ms: int  # wall time
 
 
 @frozen
@@ -532,6 +675,21 @@ class Load:
 
 
 @frozen
+class SearchTally:
+    """Retrievals of one class that a worker has answered since its start. Times are counted by the
+    bounds of schemas/rules/buckets.py.
+    """
+
+    kind: str  # class: prefill or decode
+    # how many ended so: completed, or the error's code
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    waits: Sequence[int] = ()  # waits for a slot, by bucket
+    waited_ms: float = 0.0  # sum of these waits
+    times: Sequence[int] = ()  # from reading a retrieval to its hits, by bucket
+    took_ms: float = 0.0  # sum of these times
+
+
+@frozen
 class SearchLoad:
     """What a retrieval worker is doing now; waits are of the last seconds."""
 
@@ -551,6 +709,9 @@ class SearchLoad:
     misses_total: int = 0  # of these, those whose deadline had passed
     collections: Sequence[CollectionState] = ()  # what it holds
     behind: int = 0  # records of documents and passages that are not in its indexes yet
+    tallies: Sequence[SearchTally] = ()  # retrievals answered since start, by class
+    # since start, for which documents were not taken because rows had no edges yet
+    held_back_ms: int = 0
 
 
 @frozen
@@ -566,6 +727,7 @@ class Heartbeat:
     load: Load  # what it is doing
     search: SearchLoad | None = None  # for retrieval workers
     embedding: EmbedLoad | None = None  # of an embedding worker
+    backlog: Backlog | None = None  # of a router
 
 
 @frozen
@@ -637,15 +799,43 @@ class Insert:
 
 @frozen
 class JournalBatch:
-    """Which records a router applied, in which order and at which time; columns of equal length."""
+    """What a router applied, in which order and at which time; columns of equal length, of which
+    older batches lack the last three.
+    """
 
     router_id: str  # the router
     router_epoch: int  # its life
     first_seq: int  # sequence number of the first line
-    topics: Sequence[str]  # topic of each applied record, or tick
+    # topic of each applied record; tick, taken, ready, lost, passed_over and stopped are none
+    topics: Sequence[str]
     partitions: Sequence[int]  # its partition
     offsets: Sequence[int]  # its offset
     now_ms: Sequence[int]  # the time given to the core
+    # for records of fleet: the member's clock over the broker's, as measured then
+    ahead_ms: Sequence[int] = ()
+    # the record itself where its topic is compacted (fleet, outcomes, sessions), the request's id
+    # where its usage was told; else empty
+    values: Sequence[bytes] = ()
+    effects: Sequence[int] = ()  # CRC-32 of what followed from it; 0 where nothing did
+
+
+@frozen
+class JournalSnapshot:
+    """A router's state, in parts: where a replay of its journal can begin. The first is as its life
+    begins.
+    """
+
+    router_id: str  # the router
+    router_epoch: int  # its life
+    seq: int  # sequence number of the first line that is not in the state
+    at_ms: int  # wall time
+    version: str  # what decided: the version of Trivium, and a checksum of its core
+    settings: str  # section [router] of the settings, as JSON
+    part: int = 0  # number of this part of the state, from 0
+    parts: int = 1  # how many there are
+    # this part of the state with all that it decides by; only the same version reads it
+    # (streams/journal/snapshot.py)
+    state: bytes = b""
 
 
 @frozen
@@ -718,6 +908,7 @@ class Outcome:
     probes: int = 0  # searches while the answer was generated
     retrieved_tokens: int = 0  # tokens that they put into it
     stalled_ms: float = 0.0  # how long decoding stood still for them
+    worker_ms: float = 0.0  # how long the worker that wrote it had the attempt
 
 
 @frozen
@@ -802,6 +993,42 @@ class Probes:
     # at counts tokens of the answer
     put_in: Sequence[Insert] = ()
     decided: int = 0  # probes of earlier attempts: so many are not asked again
+
+
+@frozen
+class PromptMessage:
+    """One message of a prompt."""
+
+    role: str  # system, user or assistant
+    content: str  # what it says
+
+
+@frozen
+class Prompt:
+    """A question from a topic. Of text, messages and body one is given, unless the topic has a
+    template.
+    """
+
+    text: str | None = None  # the question alone
+    messages: Sequence[PromptMessage] = ()  # a conversation, its last message the question
+    # a whole call of the OpenAI API as JSON; nothing else is given then but endpoint, deadline_ms,
+    # priority and metadata
+    body: str | None = None
+    # of body: /v1/chat/completions, /v1/completions, /v1/responses or /v1/embeddings; empty: one of
+    # the first two, by its fields
+    endpoint: str = ""
+    model: str = ""  # empty: the deployment's; MODEL@COLLECTION looks things up
+    session_id: str = ""  # of which conversation it is a turn; empty: of one of its own
+    temperature: float | None = None  # as in the OpenAI API, like all that follow up to retrieval
+    top_p: float | None = None  # the smallest share of likely tokens that is drawn from
+    max_tokens: int | None = None  # tokens of the answer at most
+    seed: int | None = None  # makes drawn tokens the same again
+    stop: Sequence[str] = ()  # texts that end the answer
+    response_format: str | None = None  # JSON: text, json_object, or json_schema with its schema
+    retrieval: str | None = None  # JSON: what is looked up first, as in chats
+    priority: str = ""  # interactive, standard or batch; empty: the topic's
+    deadline_ms: int | None = None  # ms from when it is asked; none: the topic's
+    metadata: str | None = None  # a JSON object, which comes back with the answer
 
 
 @frozen
@@ -1159,6 +1386,14 @@ class StreamStart:
 
 
 @frozen
+class StreamVoid:
+    """An attempt was given up: tokens of it that come after this word are not delivered."""
+
+    request_id: str  # the stream
+    attempt: int  # this one, and all before it
+
+
+@frozen
 class TokenFrame:
     """New tokens of all streams of one gateway after one engine step; columns of equal length, one
     row per stream.
@@ -1178,6 +1413,8 @@ class TokenFrame:
     ends: Sequence[StreamEnd] = ()  # streams that end with this frame
     starts: Sequence[StreamStart] = ()  # streams that begin with this frame
     retrieved: Sequence[StreamRetrieved] = ()  # what was found for streams that begin soon
+    # attempts that were given up; a router asks so what there is of their answers
+    voids: Sequence[StreamVoid] = ()
 
 
 @frozen
@@ -1190,6 +1427,33 @@ class TurnBatch:
     at_ms: int  # wall time
     digests: Sequence[bytes]  # of all that was said, the answer included
     session_ids: Sequence[str]  # the conversations
+
+
+@frozen
+class Usage:
+    """What one request has used, however it ended; one record each, numbered without gaps in its
+    partition.
+    """
+
+    number: int  # from 0, one more than the record before it
+    request_id: str  # the request
+    parent_id: str  # its call
+    choice: int = 0  # which choice of its call, each with the whole prompt
+    session_id: str  # its session
+    tenant: str = ""  # whose it is
+    priority: Priority = Priority.STANDARD  # its class
+    endpoint: Endpoint = Endpoint.CHAT  # through which it came
+    model: str = ""  # who was asked
+    kind: OutcomeKind  # how it ended
+    attempt: int = 0  # of which attempt the outcome is that counts
+    # tokens that the model was to read: the prompt, and what searches put into the answer
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of these, found in a cache
+    retrieved_tokens: int = 0  # of these, looked up
+    completion_tokens: int = 0  # tokens in the answer
+    worker_ms: float = 0.0  # how long workers had it, together, as far as they have told
+    arrived_ms: int = 0  # wall time at the gateway
+    ended_ms: int = 0  # wall time of the end
 
 
 @frozen
@@ -1206,6 +1470,26 @@ class VectorStore:
     chunk_tokens: int = 0  # tokens of a passage at most, 0: the deployment's
     chunk_overlap: int = -1  # tokens that passages share with the one before, -1: the deployment's
     deleted: bool = False  # whether it is gone for callers, and its documents are going
+
+
+@frozen
+class WantedPool:
+    """How many workers a pool wants."""
+
+    role: Role  # which pool
+    present: int  # workers that it has
+    workers: int  # workers that it wants
+    work: float  # what comes and what waits, as workers that are busy all the time
+    why: str  # what decided it
+
+
+@frozen
+class Wanted:
+    """How many workers each pool wants, from what waits and what comes."""
+
+    written_by: str  # who worked it out
+    at_ms: int  # wall time
+    pools: Sequence[WantedPool]  # one each
 
 
 @frozen
@@ -1253,3 +1537,7 @@ class Work:
     # tokens are valid there already; without block ids the decode worker sends them over NIXL
     kv_target: KvHandle | None = None
     probes: Probes | None = None  # for decode: how to search again while the answer is generated
+    # how many of prompt_tokens, the last ones, are the answer's that earlier attempts have sent;
+    # this one goes on behind them
+    said: int = 0
+    said_chars: int = 0  # characters of the answer that they have sent

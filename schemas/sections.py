@@ -3,18 +3,28 @@
 Later sources win; `TRIVIUM_<SECTION>_<FIELD>` overrides a field of the TOML file. Types and ranges
 stand with the fields and pydantic checks them; an unknown name or a wrong value stops the start
 with the name, what was expected and what was found. A secret can be in a file of its own, named by
-the field's name and `_file`; a list has one in each line. Secrets are never shown, nor written.
+the field's name and `_file`; a list has one in each line. A list of tables (`[[section.field]]`) is
+JSON in the environment. Secrets are never shown, nor written.
 The sections themselves live beside the processes that they configure.
 """
 
 import dataclasses
+import json
 import os
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, dataclass_transform, get_origin, get_type_hints
 
-from pydantic import AfterValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
@@ -37,6 +47,8 @@ _WORDS = {  # pydantic's, and ours
     "less than or equal to": "at most",
     "greater than": "above",
     "less than": "below",
+    "Unexpected keyword argument": "unknown name",
+    "Field required": "missing",
 }
 
 
@@ -53,6 +65,27 @@ def one_of(*texts: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def tables_of(kind: type[Any]) -> BeforeValidator:
+    """Of a field that holds tables of a file, each a section of its own:
+    `Annotated[tuple[Pair, ...], tables_of(Pair)]`."""
+
+    def made(tables: Any) -> Any:
+        if not isinstance(tables, list | tuple):
+            return tables
+        return tuple(_table(kind, table, i) for i, table in enumerate(tables, 1))
+
+    return BeforeValidator(made)
+
+
+def _table(kind: type[Any], table: Any, number: int) -> Any:
+    if not isinstance(table, dict):
+        return table
+    try:
+        return kind(**table)
+    except ConfigError as error:
+        raise ConfigError(f"table {number}: {error.message}") from None
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def section(name: str) -> Callable[[type[Section]], type[Section]]:
     """Class decorator: a frozen dataclass that raises ConfigError for wrong values, whoever makes
@@ -66,7 +99,7 @@ def section(name: str) -> Callable[[type[Section]], type[Section]]:
             try:
                 checked_init(self, **values)
             except ValidationError as error:
-                raise ConfigError(_faults(f"{name}.", error, _secret_names(kind))) from None
+                raise ConfigError(faults(f"{name}.", error, _secret_names(kind))) from None
 
         kind.__init__ = __init__  # the same, with our errors
         return cast(type[Section], kind)
@@ -74,18 +107,22 @@ def section(name: str) -> Callable[[type[Section]], type[Section]]:
     return made
 
 
-def _faults(prefix: str, error: ValidationError, secret_names: frozenset[str]) -> str:
+def faults(prefix: str, error: ValidationError, secret_names: frozenset[str] = frozenset()) -> str:
     """All that is wrong: of each value its name, what was expected and what was found."""
-    faults = []
+    told = []
     for each in error.errors(include_url=False):
         expected = each["msg"]
         for word, ours in _WORDS.items():
             expected = expected.replace(word, ours)
         field, *items = each["loc"] or ("",)
-        place = f"{prefix}{field}" + "".join(f"[{item}]" for item in items)
+        place = f"{prefix}{field}" + "".join(map(_place, items))
         found = "something else" if field in secret_names else repr(each["input"])
-        faults.append(f"{place}: {expected}, found {found}")
-    return "; ".join(faults)
+        told.append(f"{place}: {expected}, found {found}")
+    return "; ".join(told)
+
+
+def _place(item: int | str) -> str:
+    return f"[{item}]" if isinstance(item, int) else f".{item}"
 
 
 def secret(default: Any) -> Any:
@@ -148,13 +185,22 @@ def _read(place: str, name: str, value: Any, kind: Any, *, is_text: bool) -> dic
         raise ConfigError(f"{place}: unknown; expected one of {', '.join(sorted(types))}")
     if not is_text:
         return {name: value}
-    if get_origin(types[name]) is tuple:
+    if types[name] == tuple[str, ...]:
         return {name: tuple(part.strip() for part in value.split(",") if part.strip())}
+    if get_origin(types[name]) is tuple:  # of tables
+        return {name: _from_json(place, value)}
     try:
         adapter = TypeAdapter(get_type_hints(kind, include_extras=True)[name], config=_CHECKS)
         return {name: adapter.validate_strings(value, strict=False)}
     except ValidationError as error:
-        raise ConfigError(_faults(place, error, frozenset())) from None
+        raise ConfigError(faults(place, error)) from None
+
+
+def _from_json(place: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{place}: expected a list of tables as JSON: {error}") from None
 
 
 def _from_file(place: str, path: Any, *, is_list: bool) -> str | tuple[str, ...]:

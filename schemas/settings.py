@@ -32,6 +32,7 @@ class LogSettings:
     retrieval_partitions: Positive = 4  # replicas of a retrieval shard at most
     asker_partitions: Positive = 16  # who asks, at most: routers, gateways, workers
     document_partitions: Positive = 2
+    prompt_partitions: Positive = 4  # bridges of a topic of prompts at most
     replication_factor: Positive = 1
     min_insync_replicas: Natural = 0  # of an acknowledged record; 0: the majority
     schema_registry: str = secret("")  # URL, perhaps with a password; empty: single-object encoding
@@ -67,6 +68,7 @@ class LogSettings:
             "retrieval": self.retrieval_partitions,
             "asker": self.asker_partitions,
             "document": self.document_partitions,
+            "prompt": self.prompt_partitions,
             "single": 1,
         }[group]
 

@@ -5,13 +5,11 @@ whoever owns a partition owns all state of its sessions, and compaction keeps on
 """
 
 import zlib
-from dataclasses import dataclass, field
 
 from schemas.errors import RecordError
 from schemas.records import Role
+from schemas.topic import DAY_MS, HOUR_MS, Topic
 
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
 # A live request is rebuilt from these, so they have to be there for longer than one may live.
 REBUILT_FROM = ("requests", "cancellations", "phases", "outcomes", "decisions")
 # Compacted in time for whoever reads a topic whole: what is replaced goes after ten minutes.
@@ -20,34 +18,6 @@ _SOON = {
     "delete.retention.ms": "600000",
     "min.cleanable.dirty.ratio": "0.1",
 }
-_LEASED = ("worker", "gateway", "asker")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topic:
-    """One row of the table.
-
-    `key` names what the record key is; `group` the partition count that the topic shares
-    (`LogSettings.partitions` knows them), and so what chooses the partition. `written_by` and
-    `read_by` name kinds of processes; `anyone` and `replay` only look on.
-    """
-
-    name: str
-    records: tuple[str, ...]
-    key: str = "session"
-    group: str = "session"
-    written_by: tuple[str, ...]
-    read_by: tuple[str, ...]
-    retention_ms: int = DAY_MS
-    cleanup: str = "delete"
-    config: dict[str, str] = field(default_factory=dict)
-    doc: str
-
-    @property
-    def partition_by(self) -> str:
-        """What chooses the partition: its lease where members have one each, else the group."""
-        return "lease" if self.group in _LEASED else self.group
-
 
 TOPICS: dict[str, Topic] = {
     topic.name: topic
@@ -86,10 +56,11 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="phases",
-            records=("Phase", "Retrieved"),
-            written_by=("worker", "router"),
+            records=("Phase", "Retrieved", "Continued"),
+            written_by=("worker", "router", "gateway"),
             read_by=("router",),
-            doc="Finished steps, from workers to routers; what was found; work that was not sent.",
+            doc="Finished steps, from workers to routers; what was found; work that was not sent; "
+            "how much there is of an answer whose attempt was given up.",
         ),
         Topic(
             name="tokens",
@@ -118,14 +89,21 @@ TOPICS: dict[str, Topic] = {
             doc="Why each request went where it went.",
         ),
         Topic(
+            name="decisions.shadow",
+            records=("Decision",),
+            written_by=("router",),
+            read_by=("anyone",),
+            retention_ms=7 * DAY_MS,
+            doc="Where shadow routers would have placed what others did; nobody acts on it.",
+        ),
+        Topic(
             name="journal",
-            records=("JournalBatch",),
+            records=("JournalBatch", "JournalSnapshot"),
             key="router",
             group="single",
             written_by=("router",),
             read_by=("replay",),
-            retention_ms=7 * DAY_MS,
-            doc="What each router applied, when, in which order.",
+            doc="What each router applied, when, in which order; where a replay can begin.",
         ),
         Topic(
             name="sessions",
@@ -135,6 +113,64 @@ TOPICS: dict[str, Topic] = {
             cleanup="compact,delete",
             config=_SOON,
             doc="What routers remember of conversations.",
+        ),
+        Topic(
+            name="prompts",
+            records=("Prompt",),
+            key="any",
+            group="prompt",
+            written_by=("anyone",),
+            read_by=("bridge",),
+            retention_ms=7 * DAY_MS,
+            doc="Questions from anywhere, as records or plain JSON; each gets one answer.",
+        ),
+        Topic(
+            name="answers",
+            records=("Answer",),
+            key="any",
+            group="prompt",
+            written_by=("bridge",),
+            read_by=("anyone",),
+            retention_ms=7 * DAY_MS,
+            doc="One answer to each prompt, under its key, on the partition of the same number.",
+        ),
+        Topic(
+            name="answers.parts",
+            records=("AnswerPart",),
+            key="any",
+            group="prompt",
+            written_by=("bridge",),
+            read_by=("anyone",),
+            doc="Answers while they are generated, where a topic of prompts asks for that.",
+        ),
+        Topic(
+            name="batch.prompts",
+            records=("Prompt",),
+            key="line",
+            group="prompt",
+            written_by=("gateway",),
+            read_by=("bridge",),
+            retention_ms=7 * DAY_MS,
+            doc="Lines of batches, in the order of their files.",
+        ),
+        Topic(
+            name="batch.answers",
+            records=("Answer",),
+            key="line",
+            group="prompt",
+            written_by=("bridge",),
+            read_by=("gateway",),
+            retention_ms=7 * DAY_MS,
+            doc="Answers to lines of batches, until their gateway puts them into files.",
+        ),
+        Topic(
+            name="usage",
+            records=("Usage",),
+            key="request",
+            written_by=("router",),
+            read_by=("router", "anyone"),
+            retention_ms=30 * DAY_MS,
+            doc="What each request has used, once each, numbered without gaps by partition.",
         ),
         Topic(
             name="turns",
@@ -150,6 +186,7 @@ TOPICS: dict[str, Topic] = {
             records=(
                 *("StoredFile", "VectorStore", "StoreUsed"),
                 *("StoreFile", "StoreFileResult", "FileBatch"),
+                *("Batch", "BatchProgress"),
             ),
             key="object",
             group="single",
@@ -157,7 +194,7 @@ TOPICS: dict[str, Topic] = {
             read_by=("gateway",),
             cleanup="compact",
             config=_SOON,
-            doc="What callers keep here: files and vector stores; read whole by every gateway.",
+            doc="What callers keep: files, vector stores, batches; read whole by every gateway.",
         ),
         Topic(
             name="files",
@@ -166,6 +203,7 @@ TOPICS: dict[str, Topic] = {
             group="document",
             written_by=("gateway",),
             read_by=("gateway",),
+            scales_with="gateways",
             cleanup="compact",
             doc="Bytes of files, in parts that objects tell the offsets of; kept until deleted.",
         ),
@@ -190,14 +228,14 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="fleet",
-            records=("Registration", "Heartbeat"),
+            records=("Registration", "Heartbeat", "Wanted"),
             key="member",
             group="single",
-            written_by=("worker", "gateway", "router"),
+            written_by=("worker", "gateway", "router", "anyone"),
             read_by=("worker", "gateway", "router"),
             cleanup="compact",
             config={**_SOON, "message.timestamp.type": "LogAppendTime"},
-            doc="Who is there, with leases, credits and load; read whole by everyone.",
+            doc="Who is there, with leases, credits and load, and who is wanted; read whole.",
         ),
         Topic(
             name="prefixes",
@@ -235,6 +273,7 @@ TOPICS: dict[str, Topic] = {
             group="retrieval",
             written_by=("router", "gateway", "worker", "anyone"),
             read_by=("worker",),
+            scales_with="embedding workers",
             retention_ms=HOUR_MS,
             doc="Searches whose text wants a vector first, and texts whose vectors are wanted.",
         ),
@@ -285,6 +324,7 @@ WORK_TOPICS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.REPLICA: "de
 
 DEAD_LETTER_SUFFIX = ".dlq"  # such a topic keeps its records as long as the topic that they were on
 DEAD_LETTER_HEADERS = "x-dlq-"  # what headers that say why and from where begin with
+RETRIED = "retried"  # the one of a mark: which offset of its partition was sent again
 
 
 def live_ms_max() -> int:

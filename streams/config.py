@@ -8,7 +8,8 @@ from pydantic import Field
 from schemas.errors import ConfigError
 from schemas.records import Priority
 from schemas.sections import Natural, NonNegative, Positive, Share, one_of, section
-from schemas.topics import HOUR_MS, TOPICS
+from schemas.topic import HOUR_MS
+from schemas.topics import TOPICS
 
 POLICIES = ("learned", "table", "conditional", "static", "replica")
 ORCHESTRATIONS = ("auto", "prefill_first", "decode_first", "concurrent")
@@ -47,6 +48,8 @@ class RouterSettings:
     handover_margin_ms: Positive = 1_000  # a KV handle that expires sooner is not used
     # without a prefill worker for so long, decode workers compute prompts
     local_after_ms: Positive = 3_000
+    # without a decode worker or replica for so long, a prefill worker decodes too; 0: never
+    lends_after_ms: Natural = 5_000
     # how long after its deadline a worker may still end a request
     deadline_grace_ms: Positive = 5_000
     # so long after its gateway was lost, what nobody resumed ends
@@ -58,6 +61,8 @@ class RouterSettings:
     session_ttl_ms: Positive = 3_600_000  # without a turn for so long, a conversation is forgotten
     retrievals_max: Positive = 1_000  # searches under way; above it requests go on without
     retrieval_grace_ms: Natural = 100  # what an answer of the last moment takes to be read back
+    continues: bool = True  # what is placed again goes on where its answer stopped
+    continue_wait_ms: Positive = 1_000  # for word of how much there is of it; then it begins anew
     # where a worker lacks so many tokens of what a prompt begins with, it computes them while the
     # rest is searched for; 0: never
     warm_tokens_min: Natural = 512
@@ -68,6 +73,7 @@ class RouterSettings:
     early_cancels_max: Positive = 10_000  # cancellations read before their request
     tick_ms: Positive = 50
     journal_flush_ms: Positive = 200
+    snapshot_ms: Positive = 600_000  # so often the journal has all state, for replays to begin at
     sends_pending_max: Positive = 10_000  # unacknowledged sends; above it the agents wait
     stall_exit_ms: Positive = 15_000  # lag without progress for so long ends the process
 

@@ -8,6 +8,7 @@ import gc
 import itertools
 import os
 import shutil
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -29,13 +30,14 @@ from infra.processes.identity import children, identify
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 from streams.gateway.indexing.reading import FILE_PROCESS
-from streams.gateway.request.check_process import CHECK_PROCESS
+from streams.gateway.request.check_process import ANSWER_PROCESS, CHECK_PROCESS
 from tests.dealing import WholeFiles
 
 # The same examples each time, however slow; `--hypothesis-profile default` looks for new ones.
 hypothesis_settings.load_profile("ci")
 _session = f"test-{os.getpid()}-{time.time_ns() // 1_000_000:x}"  # ids of processes come again
 _prefixes = (f"{_session}-{number}." for number in itertools.count(1))
+_MEMORY, _ROOM_BYTES = Path("/dev/shm"), 2 << 30
 _RANKS = {"kafka": 1, "docker": 2, "vllm": 3, "gpu": 4}  # what needs least runs first
 
 
@@ -49,6 +51,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("kafka")
         if item.get_closest_marker("brokers") and "brokers" not in config.option.markexpr:
             item.add_marker(pytest.mark.skip(reason="takes minutes: `make test-brokers`"))
+        if item.get_closest_marker("platform") and "platform" not in config.option.markexpr:
+            item.add_marker(pytest.mark.skip(reason="large downloads: `make test-platform`"))
     items.sort(key=_turn if hasattr(config, "workerinput") else _rank)
 
 
@@ -63,11 +67,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> WholeFi
     return WholeFiles(config, log)
 
 
+@pytest.fixture
+def recursion_limit() -> Iterator[None]:
+    """Python's own recursion limit, whatever another test of this process has let raise it."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1_000)
+    yield
+    sys.setrecursionlimit(before)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_running() -> Iterator[None]:
     """Fail when a test left a process behind, and end it. Made first, so checked last."""
     yield
-    for process in (CHECK_PROCESS, FILE_PROCESS):  # of this process, as a gateway's are
+    for process in (CHECK_PROCESS, ANSWER_PROCESS, FILE_PROCESS):  # as a gateway's are
         process.close()
     left = {
         pid: command
@@ -115,13 +128,27 @@ def trivium_home(
 
 
 @pytest.fixture(scope="session")
-def bootstrap(trivium_home: Path) -> Iterator[str]:
+def broker_folder(trivium_home: Path) -> Iterator[Path]:
+    """In memory, where there is room: to make the topics of one test takes a second longer on a
+    disk, behind the deletion of another's."""
+    for left in _MEMORY.glob("trivium-tests-*"):  # of a session that was killed
+        if identify(int(left.name.rpartition("-")[2])) is None:
+            shutil.rmtree(left, ignore_errors=True)
+    folder = trivium_home / "broker"
+    if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES:
+        folder = _MEMORY / f"trivium-tests-{os.getpid()}"
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def bootstrap(trivium_home: Path, broker_folder: Path) -> Iterator[str]:
     """The address of a real broker; TEST_KAFKA_BOOTSTRAP names one that runs already."""
     if given := os.environ.get("TEST_KAFKA_BOOTSTRAP"):
         yield given
         return
     settings = BrokerSettings(port=0, heap_mb=512, quick=True, start_timeout_s=110.0)
-    broker = Broker(settings, trivium_home / "broker", tethered=True)
+    broker = Broker(settings, broker_folder, tethered=True)
     try:
         address = broker.start()
     except ConfigError as error:  # no Java or no jars: the message says which
@@ -130,7 +157,6 @@ def bootstrap(trivium_home: Path) -> Iterator[str]:
         yield address
     finally:
         broker.stop()
-        shutil.rmtree(broker.folder, ignore_errors=True)
 
 
 async def _fresh_topics(bootstrap: str, **changes: object) -> LogSettings:
@@ -138,6 +164,7 @@ async def _fresh_topics(bootstrap: str, **changes: object) -> LogSettings:
 
     few = {"session_partitions": 2, "worker_partitions": 4, "gateway_partitions": 2}
     few |= {"retrieval_partitions": 2, "asker_partitions": 2, "document_partitions": 2}
+    few |= {"prompt_partitions": 2}
     fields = {"bootstrap": bootstrap, "topic_prefix": next(_prefixes), **few}
     fields |= {"request_timeout_ms": 30_000, **changes}  # longer than any machine stalls
     settings = LogSettings(**fields)  # type: ignore[arg-type]  # fields of mixed types

@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from schemas import fleet
-from schemas.log import membership
+from schemas.log import doubt, membership
 from streams.core.fleet import members, workers
 
 _TESTS = Path(__file__).parent
@@ -22,6 +22,6 @@ SLOW_BROKER = {"TRIVIUM_LOG_REQUEST_TIMEOUT_MS": "60000"}  # what programs wait 
 def long_leases(lease_ms: int = 100_000) -> Iterator[None]:
     """Meanwhile members of this process live for so long without a heartbeat."""
     with ExitStack() as stack:
-        for module in (fleet, membership, members, workers):
+        for module in (fleet, doubt, membership, members, workers):
             stack.enter_context(patch.object(module, "LEASE_MS", lease_ms))
         yield

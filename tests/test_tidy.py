@@ -284,6 +284,14 @@ def no_place_of_one_machine() -> Found:
                 yield f"{path.relative_to(ROOT)}:{number}: {found.group()}"
 
 
+def nothing_built_is_kept() -> Found:
+    """Maven's note that something was unpacked had every clean clone go without it."""
+    for path in tracked():
+        name = path.relative_to(ROOT)
+        if {"build", "target"} & {*name.parts[:-1]}:
+            yield f"{name}: built, so not for git"
+
+
 RULES: tuple[Callable[[], Found], ...] = (
     imports_point_downward,
     imports_are_absolute,
@@ -302,6 +310,7 @@ RULES: tuple[Callable[[], Found], ...] = (
     no_sleeps_in_tests,
     nothing_is_unfinished,
     no_place_of_one_machine,
+    nothing_built_is_kept,
     *tidy_pages.RULES,
 )
 

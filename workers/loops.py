@@ -182,14 +182,14 @@ class Loops:
         self._acknowledged.set()
 
     def _frame_acknowledged(self, partition: int, reports: Sequence[HeldReport], ack: Ack) -> None:
-        self._pacing.acknowledged(partition)
-        self._acknowledged.set()
         if ack.cancelled() or self._broken.done():
             return
         error = ack.exception()
-        if error is not None:
+        if error is not None:  # nor may the partition's next frame leave: it would leave a gap
             self._broken.set_exception(BrokerUnavailable(f"a token frame was not written: {error}"))
             return
+        self._pacing.acknowledged(partition)
+        self._acknowledged.set()
         for record, headers in reports:
             self._outbox.add(record, headers)
 

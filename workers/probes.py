@@ -15,9 +15,9 @@ from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
 from schemas.log.retrieval.asker import Asker
 from schemas.log.retrieval.leased import LeasedAsker
+from schemas.log.retrieval.told import retrieved_of
 from schemas.records import Retrieved
 from schemas.retrieval import Found
-from schemas.rules.sizes import passages_within
 from workers.llm.probing.answer import ProbeAsk, failed
 
 log = logging.getLogger("trivium.worker")
@@ -92,22 +92,12 @@ class Prober:
 
 def _record(ask: ProbeAsk, found: Found) -> Retrieved:
     """What was found, for the answer to choose from."""
-    return Retrieved(
+    return retrieved_of(
+        found,
         request_id=ask.work.request_id,
         session_id=ask.work.session_id,
         router_id=ask.work.worker_id,
-        passages=passages_within(found.passages),
-        shards=found.shards,
-        missing=tuple(sorted(found.missing)),
-        extends=found.extends,
-        distances_computed=found.distances_computed,
-        embedded_ms=found.embedded_ms,
-        wait_ms=found.wait_ms,
-        took_ms=found.took_ms,
         asked_ms=ask.asked_ms,
-        at_ms=wall_ms(),
-        mode=found.mode,
-        degraded=found.degraded,
         attempt=ask.work.attempt,
         probe=ask.probe,
     )

@@ -7,6 +7,7 @@ is measured, and what the figures mean, is each benchmark's own.
 import argparse
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -61,7 +62,10 @@ class Benchmark(Generic[Options]):
             console.width = _FILE_COLUMNS
         found = self.run(options, console)
         if isinstance(found, Coroutine):
-            found = asyncio.run(found)
+            try:
+                found = asyncio.run(_until_terminated(found))
+            except asyncio.CancelledError:
+                sys.exit(128 + signal.SIGTERM)
         load = asdict(options)
         path = write_report(
             self.name.replace("-", "_"),
@@ -109,6 +113,14 @@ class Benchmark(Generic[Options]):
             if value is not None
         }
         return replace(base, **changes), as_json
+
+
+async def _until_terminated(running: Coroutine[Any, Any, Findings]) -> Findings:
+    """SIGTERM ends it as Ctrl-C does, so that it stops what it has started, and whom it froze."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await running
 
 
 def counting(console: Console, width: int) -> Progress:

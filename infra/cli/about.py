@@ -15,18 +15,23 @@ def asyncapi(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write here instead of printing.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page to read, which needs no internet.")
+    ] = None,
 ) -> None:
-    """Print the AsyncAPI document of all topics and records.
+    """Print the AsyncAPI document of all topics and records, or write it as a page.
 
-    Examples: `trivium asyncapi -o trivium.json`, `trivium asyncapi | jq .channels`
+    Examples: `trivium asyncapi --html topics.html`, `trivium asyncapi | jq .channels`
     """
-    from schemas.generate.asyncapi import asyncapi_text
+    from schemas.generate.asyncapi import asyncapi_document, asyncapi_text
+    from schemas.generate.asyncapi_page import asyncapi_page
 
-    text = asyncapi_text()
-    if output is None:
-        print(text, end="")
-    else:
-        output.write_text(text)
+    if html is not None:
+        html.write_text(asyncapi_page(asyncapi_document()), encoding="utf-8")
+    if output is not None:
+        output.write_text(asyncapi_text())
+    elif html is None:
+        print(asyncapi_text(), end="")
 
 
 def version(as_json: AsJson = False) -> None:

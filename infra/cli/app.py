@@ -11,9 +11,20 @@ import sys
 import typer
 
 from infra.cli import about, chat
-from infra.cli.log import broker, explain, tail, topics
-from infra.cli.measure import bench, evaluate, plan_tables
-from infra.cli.operate import pools, single_process, status, up_down
+from infra.cli.log import (
+    broker,
+    compare,
+    dlq,
+    explain,
+    record,
+    replay,
+    schemas,
+    tail,
+    topics,
+    usage,
+)
+from infra.cli.measure import bench, evaluate, plan_tables, simulate, traces
+from infra.cli.operate import bridges, pools, rolling, scale, single_process, status, up_down
 from infra.cli.retrieve import collections, documents, index_files, ingest, search
 from schemas.errors import TriviumError
 
@@ -30,7 +41,9 @@ app = typer.Typer(
 )
 app.command("up", rich_help_panel="Run")(up_down.up)
 app.command("down", rich_help_panel="Run")(up_down.down)
+app.command("restart", rich_help_panel="Run")(rolling.restart)
 app.command("status", rich_help_panel="Run")(status.status)
+app.command("scale", rich_help_panel="Run")(scale.scale)
 app.command("chat", rich_help_panel="Run")(chat.chat)
 app.add_typer(pools.app, name="pool", rich_help_panel="Run")
 app.command("search", rich_help_panel="Run")(search.search)
@@ -38,13 +51,21 @@ app.command("ingest", rich_help_panel="Run")(ingest.ingest)
 app.command("demo", rich_help_panel="Run")(bench.demo)
 app.command("bench", rich_help_panel="Run", context_settings=bench.PASS_ON)(bench.bench)
 app.add_typer(evaluate.app, name="evaluate", rich_help_panel="Run")
+app.command("simulate", rich_help_panel="Run", epilog=simulate.EXAMPLES)(simulate.simulate)
 app.add_typer(plan_tables.app, name="plan", rich_help_panel="Run")
+app.add_typer(traces.app, name="trace", rich_help_panel="Run")
 app.add_typer(documents.app, name="documents", rich_help_panel="Log")
 app.add_typer(collections.app, name="collections", rich_help_panel="Log")
 app.add_typer(broker.app, name="broker", rich_help_panel="Log")
 app.add_typer(topics.app, name="topics", rich_help_panel="Log")
+app.add_typer(schemas.app, name="schemas", rich_help_panel="Log")
+app.add_typer(dlq.app, name="dlq", rich_help_panel="Log")
 app.command("tail", rich_help_panel="Log")(tail.tail)
 app.command("explain", rich_help_panel="Log")(explain.explain)
+app.command("usage", rich_help_panel="Log")(usage.usage)
+app.command("record", rich_help_panel="Log")(record.record)
+app.command("replay", rich_help_panel="Log")(replay.replay)
+app.command("compare", rich_help_panel="Log")(compare.compare)
 app.command("asyncapi", rich_help_panel="Log")(about.asyncapi)
 app.add_typer(index_files.app, name="index", rich_help_panel="Files")
 app.command("worker", rich_help_panel="Single processes")(single_process.worker)
@@ -52,6 +73,7 @@ app.command("retrieval", rich_help_panel="Single processes")(single_process.retr
 app.command("embedding", rich_help_panel="Single processes")(single_process.embedding)
 app.command("router", rich_help_panel="Single processes")(single_process.router)
 app.command("gateway", rich_help_panel="Single processes")(single_process.gateway)
+app.add_typer(bridges.app, name="bridge", rich_help_panel="Single processes")
 app.command("version", rich_help_panel="About")(about.version)
 
 

@@ -4,20 +4,16 @@ import json
 import time
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from infra.cli.options import AsJson, Config, settings_from
-from infra.stack.statefile import read_state
+from infra.cli.options import ApiKey, AsJson, Config, gateway_url
 from infra.terminal.citations import citation_lines
 from infra.terminal.output import print_json
 from infra.terminal.printable import printable
 from schemas.errors import ConfigError, NotReady, from_wire
 from schemas.records import WireError
-
-_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # to listen on, not to call
 
 
 def chat(
@@ -36,12 +32,7 @@ def chat(
     ] = False,
     max_tokens: Annotated[int, typer.Option(help="Of each answer.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
-    api_key: Annotated[
-        str,
-        typer.Option(
-            envvar="OPENAI_API_KEY", show_default=False, help="Where gateway.api_keys has some."
-        ),
-    ] = "none",
+    api_key: ApiKey = "none",
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
@@ -57,7 +48,7 @@ def chat(
         raise ConfigError("--json: expected a question with -m; a conversation is for people")
     if probes and collection is None:
         raise ConfigError("--probes: needs --collection, the documents to look in")
-    base = url or _url_here(config)
+    base = url or gateway_url(config)
     headers = {"Authorization": f"Bearer {api_key}", "X-Session-Id": f"chat-{uuid.uuid4().hex}"}
     wishes: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
     if probes:
@@ -66,7 +57,7 @@ def chat(
     try:
         with httpx.Client(base_url=base, headers=headers, timeout=None) as client:
             answer = client.get("/v1/models")
-            _check(answer)
+            check(answer)
             model = answer.json()["data"][0]["id"] + (f"@{collection}" if collection else "")
             if message is None:
                 print(f"{model} at {base}; an empty line or Ctrl-D ends")
@@ -85,15 +76,6 @@ def chat(
         ) from None
     except httpx.TransportError as error:
         raise NotReady(f"no gateway at {base}: {error}; start one with `trivium up`") from error
-
-
-def _url_here(config: Path | None) -> str:
-    """The first gateway of the stack that runs here, else where the settings put one."""
-    state = read_state()
-    if state is not None and state.gateways:
-        return state.gateways[0]
-    gateway = settings_from(config).gateway
-    return f"http://{_ANYWHERE.get(gateway.host, gateway.host)}:{gateway.port}"
 
 
 def _inputs(message: str | None) -> Iterator[str]:
@@ -119,7 +101,7 @@ def _turn(client: Any, body: dict[str, Any], *, show: bool) -> dict[str, Any]:
     with client.stream("POST", "/v1/chat/completions", json={**body, **options}) as answer:
         if answer.is_error:
             answer.read()
-        _check(answer)
+        check(answer)
         for event in _events(answer.iter_lines()):
             placement = event.get("trivium") or placement
             tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
@@ -176,7 +158,8 @@ def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def _check(answer: Any) -> None:
+def check(answer: Any) -> None:
+    """Raises what a gateway's answer says is wrong."""
     if answer.is_error:
         try:
             error = answer.json()["error"]

@@ -26,7 +26,15 @@ Bootstrap = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless it fails.")]
 Seed = Annotated[int, typer.Option(help="Of arrivals and words.")]
+ApiKey = Annotated[
+    str,
+    typer.Option(
+        envvar="OPENAI_API_KEY", show_default=False, help="Where gateway.api_keys has some."
+    ),
+]
 Engine = Annotated[str | None, typer.Option(help="vllm or sim.", show_default="vllm")]
+
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # to listen on, not to call
 
 
 def in_panel(panel: str) -> Callable[..., Any]:
@@ -59,6 +67,15 @@ def settings_of_running(config: Path | None, bootstrap: str | None = None) -> Se
     return dataclasses.replace(settings, log=dataclasses.replace(settings.log, bootstrap=address))
 
 
+def gateway_url(config: Path | None) -> str:
+    """The first gateway of the stack that runs here, else where the settings put one."""
+    state = read_state()
+    if state is not None and state.gateways:
+        return state.gateways[0]
+    gateway = settings_from(config).gateway
+    return f"http://{_ANYWHERE.get(gateway.host, gateway.host)}:{gateway.port}"
+
+
 def roles_from(names: list[str], option: str) -> "list[Role]":
     """The roles that an option names, repeated or with commas; raises ConfigError naming it."""
     from schemas.records import Role
@@ -70,3 +87,14 @@ def roles_from(names: list[str], option: str) -> "list[Role]":
         if name not in expected:
             raise ConfigError(f"{option}: expected {', '.join(expected)}, found {name!r}")
     return [Role(name) for name in dict.fromkeys(wanted)]
+
+
+def given_settings(policy: str, changed: list[str]) -> dict[str, str]:
+    """`--policy` and each `--set NAME=VALUE`, by name; raises ConfigError."""
+    given = {"policy": policy} if policy else {}
+    for text in changed:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--set: expected NAME=VALUE, found {text!r}")
+        given[name.strip()] = value.strip()
+    return given

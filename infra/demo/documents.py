@@ -5,7 +5,6 @@ then the router is killed in the middle of an answer that searches again while i
 Everything goes through the gateway and the topic `documents`, as for any user.
 """
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -63,20 +62,21 @@ async def tour(stack: Stack, console: Console) -> Tour:
         console.print(f"\n[bold]Documents: a handbook of {PAGES} pages that nobody knows[/bold]")
         with Progress(console=console) as bar:
             task = bar.add_task("found by a search", total=PAGES)
-            texts = [_text(each) for each in pages]
+            texts = [text_of(each) for each in pages]
             await books.put(COLLECTION, texts)
             for text in texts:
                 await books.wait_for(COLLECTION, text, _FOUND_S)
                 bar.advance(task)
         async with httpx.AsyncClient(base_url=stack.gateway_urls[0], timeout=120) as client:
             await _converse(client, stack, page, seen, console)
-            edited = await _edit(books, page, seen, console)
-            await _ask_of_the_edit(client, stack, edited, seen, console)
+            changed = await _edit(books, page, seen, console)
+            await _ask_of_the_edit(client, stack, changed, seen, console)
             await _kill_the_router(client, stack, pages[1], seen, console)
     return seen
 
 
-def _text(page: Page) -> Text:
+def text_of(page: Page) -> Text:
+    """A page as it is put on the log."""
     return Text(page.document_id, page.text, page.title)
 
 
@@ -100,22 +100,19 @@ async def _converse(
 
 
 async def _edit(books: Library, page: Page, seen: Tour, console: Console) -> Page:
-    """Change a value on the page, as an author would."""
-    old = page.questions[0]
-    new = str(int(old.value) + 1) if old.value.isdigit() else old.others[0]
-    question = dataclasses.replace(old, value=new)
-    text = page.text.replace(old.value, new, 1)
-    edited = dataclasses.replace(page, text=text, questions=(question, *page.questions[1:]))
+    """Change a value on the page."""
+    changed = page.edited()
+    old, new = page.questions[0].value, changed.questions[0].value
     began_s = time.monotonic()
-    await books.put(COLLECTION, [_text(edited)])
-    await books.wait_for(COLLECTION, _text(edited), _FOUND_S)
+    await books.put(COLLECTION, [text_of(changed)])
+    await books.wait_for(COLLECTION, text_of(changed), _FOUND_S)
     seen.found_after_ms = (time.monotonic() - began_s) * 1000
     console.print(
-        f"[bold]edit[/bold]  {old.value} becomes {new} in {page.document_id}; found after "
+        f"[bold]edit[/bold]  {old} becomes {new} in {page.document_id}; found after "
         f"{seen.found_after_ms:.0f} ms",
         highlight=False,
     )
-    return edited
+    return changed
 
 
 async def _ask_of_the_edit(

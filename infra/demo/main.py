@@ -64,7 +64,7 @@ async def _demo(engine: str, console: Console, *, as_json: bool) -> int:
     plan = StackPlan(prefill=1, decode=1, retrieval=1, embedding=1)
     stack = Stack(settings, plan, folder=folder)
     try:
-        await _start(stack, console)
+        await start(stack, console)
         await _converse(stack, console)
         seen = await tour(stack, console)
         stories = list((await read_stories(stack.settings.log)).values())
@@ -95,7 +95,8 @@ def _settings(engine: str) -> Settings:
     )
 
 
-async def _start(stack: Stack, console: Console) -> None:
+async def start(stack: Stack, console: Console) -> None:
+    """Start a stack, and show how it comes up."""
     lines = LiveTable if console.is_terminal else PlainLines
     with lines(stack, console) as display:
         showing = asyncio.create_task(display.follow())

@@ -8,7 +8,7 @@ same questions can be asked of both.
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from infra.handbook.kinds import KINDS, Fact, Kind
@@ -44,6 +44,14 @@ class Page:
     text: str
     questions: tuple[Question, ...]  # plain ones, one for each fact
     paraphrased: tuple[Question, ...]  # the same in other words
+
+    def edited(self) -> "Page":
+        """The page with another value of its first fact, as an author would change it."""
+        old = self.questions[0]
+        new = str(int(old.value) + 1) if old.value.isdigit() else old.others[0]
+        first = replace(old, value=new)
+        text = self.text.replace(old.value, new, 1)
+        return replace(self, text=text, questions=(first, *self.questions[1:]))
 
 
 def handbook(pages: int, *, seed: int = 7) -> list[Page]:

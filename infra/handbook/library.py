@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from schemas.log.retrieval.member import asking
 from schemas.records import Document, DocumentPassages
 from schemas.retrieval import Vector, pack_vector
 from schemas.settings import LogSettings
+from schemas.topics import document_key, partition_of
 
 _LOOK_S = 0.05
 _ASK_MS = 10_000
@@ -87,6 +88,16 @@ class Library:
                 if passages.collection == collection:
                     held[passages.document_id] = passages
         return list(held.values())
+
+    async def wait_for_all(self, collection: str, texts: Sequence[Text], within_s: float) -> None:
+        """Until searches find what was written: the last of each partition, which are filled by
+        themselves."""
+        count = self._log.document_partitions
+        lasts = {
+            partition_of(document_key(collection, each.document_id), count): each for each in texts
+        }
+        for last in lasts.values():
+            await self.wait_for(collection, last, within_s)
 
     async def wait_for(self, collection: str, wanted: Text, within_s: float) -> float:
         """Until a search by its own text brings it as it is; returns the seconds that took."""

@@ -73,17 +73,27 @@ class Process:
             os.kill(self.pid, number)
 
     async def stop(self, *, grace_s: float | None = None) -> None:
-        """SIGTERM, SIGKILL after the grace; returns when the process and its group are gone."""
-        self.stopping = True
-        task, self._task = self._task, None
+        """SIGTERM, SIGKILL after the grace; returns when the process and its group are gone. Who is
+        frozen is let go first. May be called again meanwhile, with another grace."""
+        was_stopping, self.stopping = self.stopping, True
+        task = self._task
         if task is None:
             return
-        if not self.pid:  # between two lives
-            task.cancel()
-        self.kill(signal.SIGTERM)
+        if not was_stopping:  # a second signal would end it at once
+            if not self.pid:  # between two lives
+                task.cancel()
+            self.kill(signal.SIGTERM)
+        self._wake()
         await asyncio.wait([task], timeout=self.spec.grace_s if grace_s is None else grace_s)
         self.kill(signal.SIGKILL)
         await asyncio.wait([task])
+        self._task = None
+
+    def _wake(self) -> None:
+        """Let go whoever was frozen: nothing else reaches it."""
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGCONT)
 
     def tail(self) -> str:
         """The end of the log, for messages; nothing of what earlier processes left there."""

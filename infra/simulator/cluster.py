@@ -29,7 +29,9 @@ from infra.simulator.shape import Shape
 from infra.simulator.traffic.script import Conversation
 from schemas.errors import RecordTooLarge
 from schemas.records import (
+    AssignRoles,
     CancelWork,
+    Continued,
     Orchestration,
     Outcome,
     Phase,
@@ -43,8 +45,9 @@ from schemas.records import (
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from streams.config import RouterSettings
-from streams.core.effects import Ask, Dispatch, Effect, Warm
+from streams.core.effects import Ask, Dispatch, Effect, Lend, Warm
 from streams.core.events import (
+    ContinuedArrived,
     Event,
     OutcomeArrived,
     PhaseArrived,
@@ -93,7 +96,7 @@ class Checker:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that happens to the cluster at a time; tests draw them from seeds."""
+    """Something that happens to the cluster at a time."""
 
     at_ms: float
     strike: Callable[["Cluster"], None]
@@ -123,7 +126,7 @@ class Cluster:
         faults: Sequence[Fault] = (),
     ) -> None:
         self.clock = Clock()
-        self.setup = setup
+        self.setup, self.shape = setup, shape
         self.bus = Bus(self.clock, setup.bus_ms, record_bytes_max)
         self.links = Links(self.clock, setup)
         self.router = SimRouter(
@@ -135,6 +138,7 @@ class Cluster:
                 ask=self._ask,
                 frame=self._frame,
                 decided=lambda decision: self.bus.note("decisions", decision),
+                used=lambda usage: self.bus.note("usage", usage),
                 applied=[each.applied for each in checkers if _overrides(each, "applied")],
                 died=self._router_died,
             ),
@@ -152,7 +156,9 @@ class Cluster:
             wants=self.searches.wants if searches_seed is not None else lambda request_id: False,
             probing=self.searches.probing,
         )
-        self.gateways = Gateways(self.clock, gateways, self.clients.news, wants_ids=bool(on_heard))
+        self.gateways = Gateways(
+            *(self.clock, gateways, self.clients.news, self._report), wants_ids=bool(on_heard)
+        )
         self.exchange = Exchange(self.clock, setup, self.links)
         self.members = Membership(
             self.clock, self.router, self.gateways, orchestrations, self._send_numbered
@@ -196,7 +202,7 @@ class Cluster:
             self.clock,
             self.exchange,
             self._hashes,
-            self.members,
+            self.members.known_to(worker_id),
             ports,
             self.gpu_of(worker_id),
         )
@@ -208,13 +214,19 @@ class Cluster:
     def _hashes(self, job: Job) -> list[int]:
         """What a job is about."""
         request_id = job.request_id.rpartition(".")[0]
-        return self.clients.hashes(request_id, job.prompt_tokens, self.setup.block_tokens)
+        plain = job.prompt_tokens[: len(job.prompt_tokens) - job.said]
+        return self.clients.hashes(request_id, plain, self.setup.block_tokens)
 
     def run(self, conversations: Sequence[Conversation]) -> None:
         """Serve the conversations to their ends; may be called again, later in virtual time."""
         self.clients.start(conversations)
-        while (self.clients.open or self._unread) and self.clock.step():
+        while self.goes_on and self.clock.step():
             pass
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether somebody waits for something."""
+        return bool(self.clients.open or self._unread) or self.router.owes
 
     def pass_ms(self, passed_ms: float) -> None:
         """Let time pass."""
@@ -234,12 +246,18 @@ class Cluster:
         for checker in self.checkers:
             checker.router_died()
 
-    def _order(self, effect: Dispatch | Warm) -> None:
+    def _order(self, effect: Dispatch | Warm | Lend) -> None:
         there = _LOG.partitions(TOPICS[effect.topic].group)
         assert 0 <= effect.partition < there, "no producer sends to a partition that is not there"
         self.order((effect.topic, effect.partition), effect.record)
 
-    def order(self, channel: Channel, record: Work | CancelWork | WarmPrefix) -> None:
+    def order(
+        self,
+        channel: Channel,
+        record: Work | CancelWork | WarmPrefix | AssignRoles,
+        *,
+        forged: bool = False,
+    ) -> None:
         """Tell a worker, if there is one of the name; raises RecordTooLarge."""
         worker = self.workers.get(record.worker_id)
 
@@ -250,10 +268,12 @@ class Cluster:
                 worker.life.take(record)
             elif isinstance(record, WarmPrefix):
                 worker.life.warm(record)
+            elif isinstance(record, AssignRoles):
+                self.members.assign(worker, record)
             else:
                 worker.life.cancel(record)
 
-        self.bus.send(channel, record, deliver)
+        self.bus.send(channel, record, deliver, forged=forged)
 
     def _request(self, request: Request) -> None:
         """The gateway accepts it, or tells the one client whose request is too large."""
@@ -268,12 +288,15 @@ class Cluster:
         epoch, router = self.router.epoch, self.router
         self.searches.ask(ask, lambda: router.alive and router.epoch == epoch)
 
-    def _report(self, record: Phase | Outcome | Retrieved) -> None:
+    def _report(self, record: Phase | Outcome | Retrieved | Continued) -> None:
         if isinstance(record, Phase):
             self.write("phases", record, PhaseArrived(record, PARTITION))
             return
         if isinstance(record, Retrieved):
             self.write("phases", record, RetrievedArrived(record, PARTITION))
+            return
+        if isinstance(record, Continued):
+            self.write("phases", record, ContinuedArrived(record, PARTITION))
             return
         self.clients.outcome(record)
         apply = self.router.noted("outcomes", OutcomeArrived(record, PARTITION))
@@ -295,6 +318,7 @@ class Cluster:
 
     def write(self, topic: str, record: object, event: Event) -> None:
         """Put a record into the log that is an event to the router; raises RecordTooLarge."""
+        self.bus.check(record)  # before routers that come later can read it
         self.bus.send((topic, PARTITION), record, self.router.noted(topic, event))
 
     def _send_numbered(self, topic: str, record: object, deliver: Callable[[int], None]) -> None:
@@ -303,6 +327,7 @@ class Cluster:
 
     def _tick(self) -> None:
         self.router.apply(Tick())
+        self.gateways.sweep()
         for looked in self._on_look:
             looked(self)
         self.clock.after(self._tick_ms, self._tick)

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from infra.broker.section import BrokerSettings
+from infra.scaling.settings import ScalingSettings
 from schemas.errors import ConfigError
 from schemas.sections import ENV_PREFIX, build, read_toml, secrets_of
 from schemas.settings import LogSettings, ModelSettings
+from streams.bridge.config import BridgeSettings
 from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from workers.config import WorkerSettings
@@ -42,9 +44,11 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     router: RouterSettings = field(default_factory=RouterSettings)
+    bridge: BridgeSettings = field(default_factory=BridgeSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     retrieval: RetrievalSettings = field(default_factory=RetrievalSettings)
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
+    scaling: ScalingSettings = field(default_factory=ScalingSettings)
     engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -135,7 +139,8 @@ def _check_variables(environ: Mapping[str, str], known: tuple[str, ...]) -> None
 
 def _toml(value: object) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+        items = ((key, item) for key, item in value.items() if item is not None)
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in items) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, bool | int | float):

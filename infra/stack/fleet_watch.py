@@ -17,7 +17,7 @@ from schemas.fleet import LEASE_MS, FleetView
 from schemas.log.clients import AssignedReader
 from schemas.log.clock import wall_ms
 from schemas.log.patience import PAUSE_MAX_S
-from schemas.records import Heartbeat, Registration
+from schemas.records import Heartbeat, Registration, Wanted
 from schemas.settings import LogSettings
 
 FORGET_MS = 600_000
@@ -95,6 +95,8 @@ class FleetWatch:
             record = self._codec.decode(value)
         except RecordError:
             return  # a member that must understand it buries it
-        if isinstance(record, Registration | Heartbeat):
+        if isinstance(record, Wanted):
+            self.view.wanted = record
+        elif isinstance(record, Registration | Heartbeat):
             self.view.apply(record, offset, now_ms, logged_ms)
             self.heard_ms = now_ms

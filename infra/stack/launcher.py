@@ -28,7 +28,7 @@ from schemas.log.admin import create_topics
 from schemas.log.clock import wall_ms
 from schemas.log.patience import insist
 from schemas.log.registry import make_codec
-from schemas.records import MemberKind, MemberState
+from schemas.records import MemberKind, MemberState, Role
 from schemas.settings import home
 from workers.models.folder import resolved
 
@@ -73,6 +73,11 @@ class Stack:
         return self._supervisor.processes
 
     @property
+    def fleet(self) -> FleetWatch | None:
+        """Who is there, followed; none before the start."""
+        return self._fleet
+
+    @property
     def gateway_urls(self) -> list[str]:
         """Addresses of the gateways, `http://host:port`, that are known."""
         return [row.url for row in self.rows() if row.kind == MemberKind.GATEWAY and row.url]
@@ -112,12 +117,25 @@ class Stack:
 
         `await stack.scale(prefill=3, decode=1)`; returns when they are gone and ready.
         """
-        plan = dataclasses.replace(self.plan, **counts)  # type: ignore[arg-type]  # by name
-        wanted = plan.names()
+        wanted = self._with(counts).names()
         await self._supervisor.remove([name for name in self.plan.names() if name not in wanted])
-        self.plan = plan
+        self.plan = self._with(counts)  # others may have come or gone meanwhile
         if started := self._start_missing():
             await self.wait_ready(*started, timeout_s=timeout_s)
+
+    def _with(self, counts: dict[str, int]) -> StackPlan:
+        return dataclasses.replace(self.plan, **counts)  # type: ignore[arg-type]  # by name
+
+    def add_worker(self, role: Role) -> str:
+        """Start one more worker with a language model; returns its name, and does not wait."""
+        self.plan, name = self.plan.with_worker(role.value)
+        self._start_missing()
+        return name
+
+    async def drain_worker(self, name: str) -> None:
+        """Let a worker finish what it holds, and forget it; returns when it is gone."""
+        await self._supervisor.remove([name])
+        self.plan = self.plan.without(name)
 
     @property
     def _config(self) -> Path:

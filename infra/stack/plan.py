@@ -3,6 +3,7 @@
 Decides only; `infra/stack/launcher.py` starts them.
 """
 
+import itertools
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -33,7 +34,9 @@ class StackPlan:
     embedding: Natural = 0
     routers: Natural = 1
     gateways: Natural = 1
+    bridges: Natural = 0
     broker: bool = True
+    away: tuple[str, ...] = ()  # workers that were drained, below the counts
 
     def __post_init__(self) -> None:
         if 0 < self.retrieval < self.shards:
@@ -49,8 +52,8 @@ class StackPlan:
         return bool(self.gateways and self.routers and pools)
 
     def gateway_names(self) -> list[str]:
-        """Member ids of the gateways."""
-        return [name for name, kind in self.names().items() if kind is MemberKind.GATEWAY]
+        """Member ids of the gateways that take calls; bridges are gateways without an address."""
+        return [f"gateway-{number}" for number in range(self.gateways)]
 
     def names(self) -> dict[str, MemberKind]:
         """Member ids in the order of starting, with their kinds."""
@@ -61,7 +64,20 @@ class StackPlan:
         kinds.update({f"retrieval-{n}": MemberKind.WORKER for n in range(self.retrieval)})
         kinds.update({f"embedding-{n}": MemberKind.WORKER for n in range(self.embedding)})
         kinds.update({f"gateway-{n}": MemberKind.GATEWAY for n in range(self.gateways)})
-        return kinds
+        kinds.update({f"bridge-{n}": MemberKind.GATEWAY for n in range(self.bridges)})
+        return {name: kind for name, kind in kinds.items() if name not in self.away}
+
+    def with_worker(self, role: str) -> tuple["StackPlan", str]:
+        """One more prefill, decode or replica worker, and its name: the first that is free."""
+        numbers = (f"{role}-{number}" for number in itertools.count())
+        name = next(name for name in numbers if name not in self.names())
+        if name in self.away:
+            return replace(self, away=tuple(each for each in self.away if each != name)), name
+        return replace(self, **{role: getattr(self, role) + 1}), name
+
+    def without(self, worker: str) -> "StackPlan":
+        """One less, whichever number it has."""
+        return replace(self, away=(*self.away, worker))
 
 
 def check_wishes(plan: StackPlan, settings: Settings) -> None:
@@ -106,13 +122,13 @@ def process_specs(
         if which == "retrieval":
             command_name = which
             flags += ["--shard", f"{int(number) % plan.shards}/{plan.shards}"]
-        elif which == "embedding":
+        elif which in ("embedding", "bridge"):
             command_name = which
         elif kind is MemberKind.WORKER:
             flags += ["--role", which]
             if engine == "vllm":
                 env |= _vllm_env(shares[workers.index(name)])
-        if kind is MemberKind.GATEWAY and gateway_port:
+        if which == "gateway" and gateway_port:
             flags += ["--port", str(gateway_port + int(number))]
         command = [sys.executable, "-m", "infra.cli.app", command_name, *flags]
         specs.append(

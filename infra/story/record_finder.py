@@ -20,7 +20,8 @@ from schemas.log.clock import wall_ms
 from schemas.log.registry import make_codec
 from schemas.records import Outcome, Request
 from schemas.settings import LogSettings
-from schemas.topics import DAY_MS, TOPICS, partition_of
+from schemas.topic import DAY_MS
+from schemas.topics import TOPICS, partition_of
 from streams.gateway.ids import arrival_of, from_public
 
 CLOCKS_MS = 10_000  # by which clocks of processes may differ
@@ -105,6 +106,9 @@ def window_of(name: str, since_ms: int, now_ms: int) -> Window:
     closely than `since_ms` (how far back to look) does; what tells of the future is a name like
     any other.
     """
+    asked = arrival_of("r" + name[1:]) if name[:1] == "q" else None
+    if asked is not None:  # a prompt's, which may have waited for long
+        return Window(max(min(asked[0], now_ms) - CLOCKS_MS, now_ms - since_ms), now_ms + CLOCKS_MS)
     told = arrival_of(name)
     if told is not None and told[1] - told[0] <= since_ms and told[0] <= now_ms + CLOCKS_MS:
         return Window(told[0] - CLOCKS_MS, told[1] + ACCEPT_MS)

@@ -185,6 +185,9 @@ def _fold_frame(stories: dict[str, Story], streams: dict[str, Stream], frame: To
             story.rows.append(TokenRow(frame.at_ms, frame.worker_id, new))
             story.token_ids += stream.token_ids
             stream.token_ids = []
+    for void in frame.voids:
+        if void.request_id in streams:
+            streams[void.request_id].void(void.attempt)
     for end in frame.ends:
         if end.request_id in streams:
             streams[end.request_id].finish(end)

@@ -10,11 +10,12 @@ from typing import Any
 
 from schemas.codec import full_schema
 from schemas.settings import LogSettings
+from schemas.topic import Topic
 from schemas.topics import (
     DEAD_LETTER_HEADERS,
     DEAD_LETTER_SUFFIX,
+    RETRIED,
     TOPICS,
-    Topic,
 )
 
 ASYNCAPI_FILE = Path(__file__).parents[1] / "asyncapi.json"
@@ -46,11 +47,18 @@ _DEAD_LETTER_HEADERS: Json = {
         DEAD_LETTER_HEADERS + name: {"type": "string", "description": text}
         for name, text in (
             ("error-class", "class of the error"),
+            ("error-code", "its stable name, where the record was a prompt"),
             ("error-message", "what was expected and found"),
+            ("error-retriable", "whether the same prompt may be answered when it is asked again"),
             ("topic", "topic of the record"),
             ("partition", "partition of the record"),
             ("offset", "offset of the record"),
             ("timestamp", "timestamp of the record, in ms"),
+            ("attempts", "how often a prompt was asked"),
+            ("worker", "who had its last attempt"),
+            ("reason", "why it was placed there"),
+            ("request-id", "the request of its last attempt"),
+            (RETRIED, "of a mark without a value: the offset of what was sent again"),
         )
     },
 }

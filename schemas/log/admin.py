@@ -10,13 +10,16 @@ from dataclasses import dataclass
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment as MemberAssignment
 from aiokafka.errors import KafkaError, NodeNotReadyError, for_code
+from aiokafka.protocol.metadata import MetadataRequest
 
 from schemas.errors import BrokerUnavailable, ConfigError, TopicError
 from schemas.log.connecting import client_options, no_broker, started
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
-from schemas.topics import DEAD_LETTER_SUFFIX, HOUR_MS, REBUILT_FROM, TOPICS, Topic
+from schemas.topic import HOUR_MS, Topic
+from schemas.topics import DEAD_LETTER_SUFFIX, REBUILT_FROM, TOPICS
 
 log = logging.getLogger("trivium.log")
 _UNKNOWN_TOPIC = 3
@@ -87,7 +90,29 @@ async def create_topics(settings: LogSettings) -> list[str]:
     Raises TopicError where an existing topic has another partition count or one is refused, and
     BrokerUnavailable, naming what is missing, where the broker is too slow for now.
     """
-    wanted = wanted_topics(settings)
+    made, counts = await _with_missing(settings, wanted_topics(settings))
+    _check_counts(_rows(settings, counts))
+    return made
+
+
+async def create_others(settings: LogSettings, retentions: Mapping[str, int]) -> dict[str, int]:
+    """Create what is missing of topics that are not in the table, given with how long they keep
+    records, and their dead letters; returns how many partitions each has. Raises as
+    `create_topics`, but for the count of partitions, which is their owner's to choose.
+    """
+    wanted = {}
+    for name, retention_ms in retentions.items():
+        config = {"retention.ms": str(retention_ms)}
+        wanted[name] = _new(name, settings.prompt_partitions, settings, config)
+        dead = name + DEAD_LETTER_SUFFIX
+        wanted[dead] = _new(dead, 1, settings, config)
+    return (await _with_missing(settings, wanted))[1]
+
+
+async def _with_missing(
+    settings: LogSettings, wanted: Mapping[str, NewTopic]
+) -> tuple[list[str], dict[str, int]]:
+    """The names created, and how many partitions each topic has."""
     client = await _admin(settings)
     made: list[str] = []
     try:
@@ -100,8 +125,7 @@ async def create_topics(settings: LogSettings) -> list[str]:
             counts = await _all_counts(client, wanted, settings)
     finally:
         await client.close()
-    _check_counts(_rows(settings, counts))
-    return made
+    return made, counts
 
 
 async def _create(
@@ -162,23 +186,46 @@ def _some(names: Sequence[str]) -> str:
 
 
 async def _partition_counts(client: AIOKafkaAdminClient, names: Iterable[str]) -> dict[str, int]:
-    described = await client.describe_topics(list(names))
+    """Of those that are there; to ask must not make them, as brokers do whose settings allow it."""
+    question = MetadataRequest(list(names), allow_auto_topic_creation=False)
+    described = await client._send_request(question)  # noqa: SLF001  # the public one makes them
     return {
         topic["topic"]: len(topic["partitions"])
-        for topic in described
+        for topic in described.to_object()["topics"]
         if not topic["error_code"] and all(p["leader"] >= 0 for p in topic["partitions"])
+    }
+
+
+async def partition_counts(settings: LogSettings, names: Iterable[str]) -> dict[str, int]:
+    """How many partitions those of the named topics have that are there."""
+    client = await _admin(settings)
+    try:
+        with _in_time(settings, "say which topics it has"):
+            return await _partition_counts(client, names)
+    finally:
+        await client.close()
+
+
+async def group_owners(settings: LogSettings, group_id: str) -> dict[tuple[str, int], str]:
+    """Which member of a consumer group has which partition, by the client's name."""
+    client = await _admin(settings)
+    try:
+        with _in_time(settings, f"say who is in the group {group_id}"):
+            (answer,) = await client.describe_consumer_groups([group_id])
+    finally:
+        await client.close()
+    return {
+        (place.topic, place.partition): member["client_id"]
+        for group in answer.to_object()["groups"]
+        for member in group["members"]
+        if member["member_assignment"]
+        for place in MemberAssignment.decode(member["member_assignment"]).partitions()
     }
 
 
 async def describe_topics(settings: LogSettings) -> list[TopicStatus]:
     """Every wanted topic beside what the broker has."""
-    client = await _admin(settings)
-    try:
-        with _in_time(settings, "say which topics it has"):
-            counts = await _partition_counts(client, wanted_topics(settings))
-    finally:
-        await client.close()
-    return _rows(settings, counts)
+    return _rows(settings, await partition_counts(settings, wanted_topics(settings)))
 
 
 def _rows(settings: LogSettings, counts: Mapping[str, int]) -> list[TopicStatus]:
@@ -228,28 +275,45 @@ async def check_retention(settings: LogSettings, needs: Needs) -> None:
 
     What the broker does not tell is only logged: it may not be asked by everybody.
     """
+    topics = {settings.topic_prefix + name: need for name, need in needs.items()}
+    configs = await _configs(settings, topics, ("cleanup.policy", "retention.ms"))
+    for topic, config in configs.items():
+        _check_kept(topic, config, *topics[topic])
+
+
+async def bytes_max_of(settings: LogSettings, topics: Iterable[str]) -> dict[str, int]:
+    """How large a record each topic takes, and never more than Trivium writes."""
+    name = "max.message.bytes"
+    configs = await _configs(settings, topics, (name,))
+    return {
+        topic: min(RECORD_BYTES_MAX, int(configs.get(topic, {}).get(name, RECORD_BYTES_MAX)))
+        for topic in topics
+    }
+
+
+async def _configs(
+    settings: LogSettings, topics: Iterable[str], names: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """These settings of those topics that are there and whose settings are told."""
     asked = [
-        ConfigResource(
-            ConfigResourceType.TOPIC,
-            settings.topic_prefix + name,
-            dict.fromkeys(("cleanup.policy", "retention.ms"), ""),
-        )
-        for name in needs
+        ConfigResource(ConfigResourceType.TOPIC, topic, dict.fromkeys(names, ""))
+        for topic in topics
     ]
     client = await _admin(settings)
     try:
-        with _in_time(settings, "say how long it keeps topics"):
+        with _in_time(settings, f"say {' and '.join(names)} of topics"):
             responses = await client.describe_configs(asked)
     finally:
         await client.close()
+    found = {}
     for response in responses:
         for code, _, _, topic, entries in response.resources:
-            if code not in (0, _UNKNOWN_TOPIC):  # what is missing, others say
+            if not code:
+                found[topic] = {name: value for name, value, *_ in entries}
+            elif code != _UNKNOWN_TOPIC:  # what is missing, others say
                 why = for_code(code).__name__
-                log.warning("%s: its retention is not known, and not checked: %s", topic, why)
-                continue
-            config = {name: value for name, value, *_ in entries}
-            _check_kept(topic, config, *needs[topic.removeprefix(settings.topic_prefix)])
+                log.warning("%s: %s not told, and not checked: %s", topic, ", ".join(names), why)
+    return found
 
 
 def _check_kept(topic: str, config: Mapping[str, str], setting: str, lives_ms: int) -> None:

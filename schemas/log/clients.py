@@ -24,6 +24,7 @@ from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, check_record, partition_of
 
 _DISCARD_S = 2.0  # for a producer's task to notice that its connections are closed
+_COMMIT_S = 2.0  # for the last positions, which only lag tools read
 _HELD_MAX = 5_000  # records of a partition that wait for older ones of others, when more are read
 Headers = Sequence[tuple[str, bytes]]
 Ack = asyncio.Future[Any]
@@ -45,7 +46,6 @@ class LogProducer:
         self._codec = codec
         self._durable = durable
         self._client_id = client_id
-        self._source = f"/trivium/{client_id}".encode()
         self._event_ids = count()
         self._producer: AIOKafkaProducer | None = None
 
@@ -120,7 +120,8 @@ class LogProducer:
         value = self._codec.encode(record)
         check_size(record, len(value))
         if self._durable:
-            headers = [*headers, *self._event_headers(type(record).__name__)]
+            kind, event_id = type(record).__name__, str(next(self._event_ids))
+            headers = [*headers, *event_headers(kind, self._client_id, event_id)]
         return await self.send_raw(
             self._settings.topic_prefix + topic,
             value,
@@ -153,21 +154,24 @@ class LogProducer:
                 f"{full_topic}[{partition}]: not sent: {type(error).__name__}: {error}"
             ) from error
 
-    def _event_headers(self, kind: str) -> Headers:
-        return (
-            ("content-type", b"application/avro"),
-            ("ce_specversion", b"1.0"),
-            ("ce_type", f"trivium.{kind}".encode()),
-            ("ce_source", self._source),
-            ("ce_id", str(next(self._event_ids)).encode()),
-        )
+
+def event_headers(kind: str, client_id: str, event_id: str) -> Headers:
+    """CloudEvents attributes in binary mode."""
+    return (
+        ("content-type", b"application/avro"),
+        ("ce_specversion", b"1.0"),
+        ("ce_type", f"trivium.{kind}".encode()),
+        ("ce_source", f"/trivium/{client_id}".encode()),
+        ("ce_id", event_id.encode()),
+    )
 
 
 class AssignedReader:
     """Reads fixed partitions of one topic of the table, with no consumer group on the way.
 
     With `committed_group` the positions are committed now and then, only so that lag tools see
-    them.
+    them. With `decided` it sees no record whose transaction is not committed, nor what comes behind
+    it meanwhile. `fetch_bytes` are asked of a broker at once, which gives one batch at least.
     """
 
     def __init__(
@@ -178,6 +182,8 @@ class AssignedReader:
         *,
         client_id: str,
         committed_group: str | None = None,
+        decided: bool = False,
+        fetch_bytes: int = RECORD_BYTES_MAX,
     ) -> None:
         self.topic = settings.topic_prefix + topic
         self._partitions = [TopicPartition(self.topic, p) for p in partitions]
@@ -188,11 +194,12 @@ class AssignedReader:
             **client_options(settings),
             "client_id": client_id,
             "group_id": group,
+            "isolation_level": "read_committed" if decided else "read_uncommitted",
             "enable_auto_commit": group is not None,
             "auto_commit_interval_ms": 5_000,
             "auto_offset_reset": "earliest",
             "fetch_max_wait_ms": 500,
-            "max_partition_fetch_bytes": RECORD_BYTES_MAX,
+            "max_partition_fetch_bytes": fetch_bytes,
         }
         self._consumer: AIOKafkaConsumer | None = None
 
@@ -315,10 +322,16 @@ class AssignedReader:
         ends = await self.end_offsets()
         return [record async for batch in self.until(ends) for record in batch]
 
-    async def until(self, ends: dict[int, int]) -> AsyncIterator[list[ConsumerRecord]]:
+    async def until(
+        self, ends: dict[int, int], *, max_records: int = 5_000
+    ) -> AsyncIterator[list[ConsumerRecord]]:
         """Batches until every partition stands at its end or beyond; the last may hold more."""
         while any([await self._position(tp) < ends[tp.partition] for tp in self._partitions]):
-            yield await self.batch(max_records=5_000, timeout_ms=1_000)
+            yield await self.batch(max_records=max_records, timeout_ms=1_000)
+
+    def rest(self) -> None:
+        """Fetch nothing until the next `seek`."""
+        self._started.pause(*self._partitions)
 
     async def by_time(self, ends: dict[int, int]) -> AsyncIterator[ConsumerRecord]:
         """Records until every partition stands at its end or beyond, whatever comes first over the
@@ -351,10 +364,11 @@ class AssignedReader:
         return int(await self._started.position(partition))
 
     async def stop(self) -> None:
-        """Close; positions that no broker takes within `request_timeout_ms` are not committed."""
+        """Close; positions that no broker takes soon are not committed: whoever closes because the
+        log was away is to join again as soon as it is back."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            await stopped(consumer, self._stop_s)
+            await stopped(consumer, min(self._stop_s, _COMMIT_S))
 
 
 async def bury(producer: LogProducer, record: ConsumerRecord, error: Exception) -> None:

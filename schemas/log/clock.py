@@ -7,6 +7,7 @@ step, once they have lasted. A wall clock that jumps for a second moves nothing.
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 EXACT_MS = 1  # smaller differences are none
 SLEWED_MS = 500  # up to here they are followed slowly
@@ -47,14 +48,9 @@ class SteadyClock:
             self._differs_since_ns = None
 
 
-def _steady_ns() -> int:
-    """A clock that nobody sets, and that runs on while the machine sleeps, where there is one."""
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    return time.monotonic_ns()
-
-
-_CLOCK = SteadyClock(time.time_ns, _steady_ns)
+# A clock that nobody sets, and that runs on while the machine sleeps, where there is one.
+_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_CLOCK = SteadyClock(time.time_ns, partial(time.clock_gettime_ns, _STEADY))
 
 
 def wall_ms() -> int:

@@ -87,12 +87,16 @@ async def stopped(consumer: AIOKafkaConsumer, within_s: float) -> None:
 
 @asynccontextmanager
 async def asking_client(
-    settings: LogSettings, group_id: str | None = None
+    settings: LogSettings, group_id: str | None = None, *, decided: bool = False
 ) -> AsyncIterator[AIOKafkaConsumer]:
     """A consumer that fetches nothing: on a connection with a fetch under way every question would
-    wait for that fetch. With a group it commits what it is told to, and nothing by itself."""
+    wait for that fetch. With a group it commits what it is told to, and nothing by itself.
+    With `decided` a partition ends before the first transaction that is under way."""
     consumer = AIOKafkaConsumer(
-        **client_options(settings), group_id=group_id, enable_auto_commit=False
+        **client_options(settings),
+        group_id=group_id,
+        enable_auto_commit=False,
+        isolation_level="read_committed" if decided else "read_uncommitted",
     )
     await started(consumer.start, consumer.stop)
     try:

@@ -14,9 +14,7 @@ under way at a time, so one of the gaps beside it is too long.
 import asyncio
 import os
 import socket
-import time
 import zlib
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from aiokafka import ConsumerRecord
@@ -27,7 +25,9 @@ from schemas.errors import BrokerUnavailable, LeaseError, NameTaken, RecordError
 from schemas.fleet import HEARTBEAT_MS, LEASE_MS, FleetView
 from schemas.log.clients import AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
+from schemas.log.doubt import Doubt
 from schemas.records import (
+    Backlog,
     Capability,
     EmbedCapability,
     EmbedLoad,
@@ -41,14 +41,13 @@ from schemas.records import (
     Role,
     SearchCapability,
     SearchLoad,
+    Wanted,
 )
 from schemas.settings import LogSettings
-from schemas.topics import TOPICS
+from schemas.topics import TOPICS, check_record
 
 BEAT_SUFFIX = "#beat"
 FORGET_MS = 600_000
-LEASES_MAX = 2  # so many lengths of a lease without an acknowledgement, and it is given up
-_SENT_MAX = 64  # heartbeats whose way back through the log is awaited
 
 OnRecord = Callable[[Registration | Heartbeat, int, int], None]
 
@@ -99,6 +98,7 @@ class Membership:
         self.grant_source: Callable[[], list[Grant]] = list
         self.search: SearchCapability | None = None  # of a retrieval worker; set before `join`
         self.search_source: Callable[[], SearchLoad | None] = lambda: None
+        self.backlog_source: Callable[[], Backlog | None] = lambda: None  # of a router
         self.embedding: EmbedCapability | None = None  # of an embedding worker; likewise
         self.embedding_source: Callable[[], EmbedLoad | None] = lambda: None
         self._settings = settings
@@ -113,9 +113,7 @@ class Membership:
         self._capability: Capability | None = None
         self._started_ms = started_ms or wall_ms()
         self._beat_seq = 0
-        self._last_beat_s = float("-inf")  # monotonic send time of the last beat that counts
-        self._sent: deque[tuple[int, float]] = deque(maxlen=_SENT_MAX)  # seq, monotonic send time
-        self._renewed = asyncio.Event()
+        self._doubt = Doubt(settings.replication_factor)
         self._running = False
         self._read_offset = -1  # of the fleet topic, folded into the view
         self._progress = asyncio.Event()
@@ -260,6 +258,7 @@ class Membership:
 
     async def _read_on(self, *, timeout_ms: int = 60_000) -> None:
         for record in await self._reader.batch(timeout_ms=timeout_ms):
+            self._doubt.hears()
             await self._fold(record, wall_ms())
             self._read_offset = record.offset
         self._progress.set()
@@ -279,10 +278,9 @@ class Membership:
         loop = asyncio.get_running_loop()
         due_s = loop.time()
         while True:
-            if self._silent_ms() > LEASES_MAX * LEASE_MS:
+            if silent_ms := self._doubt.too_long_ms():
                 raise LeaseError(
-                    f"{self.member_id}: no acknowledged heartbeat for {LEASES_MAX * LEASE_MS} ms; "
-                    "lease lost"
+                    f"{self.member_id}: no acknowledged heartbeat for {silent_ms} ms; lease lost"
                 )
             await self._try_beat()
             due_s = max(due_s + HEARTBEAT_MS / 1000, loop.time())
@@ -305,19 +303,22 @@ class Membership:
             return
         try:
             decoded = self._codec.decode(record.value)
-            if not isinstance(decoded, Registration | Heartbeat):
-                raise RecordError(f"fleet carries Registration or Heartbeat, found {type(decoded)}")
+            check_record("fleet", decoded)
             check_leases(decoded, self._settings)
         except RecordError as error:
             if self._running:  # those read while joining were buried by whoever read them first
                 await bury(self._producer, record, error)
+            return
+        if isinstance(decoded, Wanted):
+            self.view.wanted = decoded
             return
         if not self.view.apply(decoded, record.offset, now_ms, record.timestamp):
             if (decoded.member_id, decoded.epoch) == (self.member_id, self.epoch):
                 raise LeaseError(f"{self.member_id}: silent for more than {LEASE_MS} ms; fenced")
             return
         if isinstance(decoded, Heartbeat) and decoded.member_id == self.member_id:
-            self._read_back(decoded)
+            if decoded.epoch == self.epoch:
+                self._doubt.read_back(decoded.seq)
         if self._on_record is not None:
             self._on_record(decoded, record.offset, now_ms)
 
@@ -326,11 +327,7 @@ class Membership:
         self.state = state
 
     async def beat_now(self) -> None:
-        """Send a heartbeat and wait for its acknowledgement.
-
-        In doubt that says nothing: the beat may have come too late.
-        """
-        sent_s = time.monotonic()
+        """Send a heartbeat and wait for its acknowledgement."""
         beat = Heartbeat(
             member_id=self.member_id,
             epoch=self.epoch,
@@ -341,40 +338,25 @@ class Membership:
             load=self.load_source(),
             search=self.search_source(),
             embedding=self.embedding_source(),
+            backlog=self.backlog_source(),
         )
         self._beat_seq += 1
-        self._sent.append((beat.seq, sent_s))
+        self._doubt.sent(beat.seq)
         key = self.member_id + BEAT_SUFFIX
         await (await self._producer.send("fleet", beat, key=key, partition=0))
-        if self.is_valid() or self._last_beat_s == float("-inf"):
-            self._renew(sent_s)
-
-    def _read_back(self, beat: Heartbeat) -> None:
-        """The log has a beat of this life, and it came in time."""
-        if beat.epoch == self.epoch:
-            for seq, sent_s in self._sent:
-                if seq == beat.seq:
-                    self._renew(sent_s)
-
-    def _renew(self, sent_s: float) -> None:
-        self._last_beat_s = max(self._last_beat_s, sent_s)
-        self._renewed.set()
-
-    def _silent_ms(self) -> float:
-        """Since the last beat that counts; nothing before the first."""
-        if self._last_beat_s == float("-inf"):
-            return 0.0
-        return (time.monotonic() - self._last_beat_s) * 1000
+        self._doubt.acknowledged(beat.seq)
 
     def is_valid(self) -> bool:
         """Whether the lease still stands beyond doubt; cheap."""
-        return (time.monotonic() - self._last_beat_s) * 1000 < LEASE_MS
+        return self._doubt.is_valid()
+
+    def waits_for_leader(self) -> bool:
+        """Whether the fleet's topic may be without a leader, so that nobody's lease runs."""
+        return self._doubt.waits_for_leader()
 
     async def stands(self) -> None:
         """Wait until the lease stands beyond doubt. Who writes or starts work asks first."""
-        while not self.is_valid():
-            self._renewed.clear()
-            await self._renewed.wait()
+        await self._doubt.over()
 
     async def leave(self) -> None:
         """Say goodbye, if the broker still listens, and stop reading."""

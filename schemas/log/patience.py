@@ -58,6 +58,26 @@ async def outlive(member_id: str, life: Callable[[], Awaitable[None]], stop: asy
             return
 
 
+async def over_every_trouble(
+    go: Callable[[], Awaitable[None]],
+    name: str,
+    log: logging.Logger,
+    *,
+    troubles: tuple[type[Exception], ...] = TROUBLE,
+) -> None:
+    """Go on again whenever it ends or meets one of these troubles, until cancelled; `name` says in
+    the process's own log what was troubled.
+    """
+    loop, pauses = asyncio.get_running_loop(), Pauses()
+    while True:
+        began_s = loop.time()
+        try:
+            await go()
+        except troubles as error:
+            log.warning("%s: %s: %s", name, type(error).__name__, error)
+        await asyncio.sleep(pauses.after(loop.time() - began_s))
+
+
 async def insist(
     ask: Callable[[], Awaitable[Result]], told: Callable[[str], None], within_s: float
 ) -> Result:

@@ -1,8 +1,9 @@
 """A small client of a Confluent-compatible schema registry, used once at start.
 
-It registers the schemas of the topic table, one subject per topic and record
-(TopicRecordNameStrategy), asks for transitive backward compatibility, and fetches older versions so
-that the codec can read them. Nothing on the path calls it: when it is done, ids are in the codec.
+It registers the schemas of the topic table under the subjects that `Topic.subject` says, asks for
+transitive backward compatibility, and fetches older versions so that the codec can read them.
+Nothing on the path calls it: when it is done, ids are in the codec. Bridges fetch the schemas of
+other people's prompts, each once.
 """
 
 import base64
@@ -10,7 +11,9 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import Any, cast
+from http import HTTPStatus
+from typing import Any, NamedTuple, cast
+from uuid import UUID
 
 from schemas.codec import Codec, Schema, full_schema
 from schemas.errors import BrokerUnavailable, ConfigError
@@ -19,6 +22,19 @@ from schemas.topics import TOPICS
 
 COMPATIBILITY = "BACKWARD_TRANSITIVE"
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
+SchemaId = int | UUID  # of one registry, or Confluent's of all
+
+
+class NotRegistered(ConfigError):
+    """The registry has no such subject, version or id."""
+
+
+class Version(NamedTuple):
+    """One version of a subject."""
+
+    number: int
+    schema_id: int
+    schema: Schema
 
 
 class Registry:
@@ -47,20 +63,40 @@ class Registry:
         body = {"schemaType": "AVRO", "schema": json.dumps(schema)}
         return int(self._call("POST", f"/subjects/{name}/versions", body, what)["id"])
 
-    def fetch(self, schema_id: int) -> Schema:
-        """The schema that an id stands for."""
-        answer = self._call("GET", f"/schemas/ids/{schema_id}", None, f"schema id {schema_id}")
+    def fetch(self, schema_id: SchemaId) -> Schema | None:
+        """The Avro schema that an id stands for; None where it is one of JSON.
+
+        Raises NotRegistered where the registry has no such id. Nothing is kept: whoever reads
+        records by their ids keeps what it was told.
+        """
+        what = f"schema id {schema_id}"
+        kind = "guids" if isinstance(schema_id, UUID) else "ids"
+        answer = self._call("GET", f"/schemas/{kind}/{schema_id}", None, what)
+        kind = answer.get("schemaType", "AVRO")
+        if kind == "JSON":
+            return None
+        if kind != "AVRO":
+            raise ConfigError(f"{what}: expected one of Avro or JSON, found {kind}")
         return cast(Schema, json.loads(answer["schema"]))
 
-    def versions(self, subject: str) -> dict[int, Schema]:
-        """Every version that the registry holds of a subject, by schema id."""
+    def subjects(self) -> set[str]:
+        """Every subject that the registry has."""
+        return set(self._call("GET", "/subjects", None, "subjects"))
+
+    def versions(self, subject: str) -> list[Version]:
+        """Every version that the registry holds of a subject, oldest first; none if it has no such
+        subject."""
         what = f"versions of {subject}"
         path = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions"
-        schemas = {}
-        for number in self._call("GET", path, None, what):
-            version = self._call("GET", f"{path}/{number}", None, what)
-            schemas[int(version["id"])] = cast(Schema, json.loads(version["schema"]))
-        return schemas
+        try:
+            numbers = self._call("GET", path, None, what)
+        except NotRegistered:
+            return []
+        found = [self._call("GET", f"{path}/{number}", None, what) for number in sorted(numbers)]
+        return [
+            Version(number, int(each["id"]), cast(Schema, json.loads(each["schema"])))
+            for number, each in zip(sorted(numbers), found, strict=True)
+        ]
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None, what: str) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -73,7 +109,8 @@ class Registry:
         except urllib.error.HTTPError as error:
             with error:
                 text = error.read(2_000).decode(errors="replace")
-            raise ConfigError(
+            kind = NotRegistered if error.code == HTTPStatus.NOT_FOUND else ConfigError
+            raise kind(
                 f"{what}: the schema registry at {self.url} answered {error.code}: {text}"
             ) from error
         except ValueError as error:
@@ -89,23 +126,32 @@ class Registry:
 def subjects(prefix: str = "") -> dict[str, str]:
     """Every subject of the topic table and the record that it holds."""
     return {
-        f"{prefix}{topic.name}-trivium.{record}": record
+        prefix + topic.subject(record): record
+        for topic in TOPICS.values()
+        for record in topic.records
+    }
+
+
+def _former_subjects(prefix: str) -> set[str]:
+    """What all subjects were called once: records in the log may have ids of theirs."""
+    return {
+        f"{prefix}{topic.name}-trivium.{record}"
         for topic in TOPICS.values()
         for record in topic.records
     }
 
 
 def register_all(url: str, *, prefix: str = "", timeout_ms: int = 5_000) -> dict[str, int]:
-    """Register the schemas of all topics; returns record name to id.
+    """Register the schemas of all topics; returns subject to id.
 
     Raises ConfigError where the registry refuses a schema as incompatible with what it holds, and
     BrokerUnavailable where it does not answer.
     """
     registry = Registry(url, timeout_ms=timeout_ms)
-    ids: dict[str, int] = {}
-    for subject, record in subjects(prefix).items():
-        ids.setdefault(record, registry.register(subject, full_schema(record)))
-    return ids
+    return {
+        subject: registry.register(subject, full_schema(record))
+        for subject, record in subjects(prefix).items()
+    }
 
 
 def make_codec(settings: LogSettings) -> Codec:
@@ -113,9 +159,12 @@ def make_codec(settings: LogSettings) -> Codec:
     if not settings.schema_registry:
         return Codec()
     url, timeout_ms = settings.schema_registry, settings.request_timeout_ms
-    codec = Codec(register_all(url, prefix=settings.topic_prefix, timeout_ms=timeout_ms))
+    prefix = settings.topic_prefix
+    ids = register_all(url, prefix=prefix, timeout_ms=timeout_ms)
+    known = subjects(prefix)
+    codec = Codec({known[subject]: schema_id for subject, schema_id in ids.items()})
     registry = Registry(url, timeout_ms=timeout_ms)
-    for subject in subjects(settings.topic_prefix):
-        for schema_id, schema in registry.versions(subject).items():
-            codec.learn(schema_id, schema)
+    for subject in sorted((known.keys() | _former_subjects(prefix)) & registry.subjects()):
+        for version in registry.versions(subject):
+            codec.learn(version.schema_id, version.schema)
     return codec

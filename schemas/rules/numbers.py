@@ -7,14 +7,15 @@ works with it fails, or writes what fits no schema. Nothing here does I/O.
 from typing import Any, get_type_hints
 
 from schemas.errors import RecordError
-from schemas.records import Hits, Outcome, Phase
+from schemas.records import Continued, Hits, Outcome, Phase
 
 NUMBER_MAX = 1 << 53  # of ms, bytes and attempts; as a float it is still exact
 TOKENS_MAX = 1 << 30  # the sum of two fits an int of a schema
 
 
 def check_numbers(record: Any) -> None:
-    """Raise RecordError unless every number of a phase, outcome or hits is finite, from 0 on."""
+    """Raise RecordError unless every number of what workers and gateways report is finite, from 0
+    on."""
     for name, most in _MOST.get(type(record), ()):
         if not 0 <= (found := getattr(record, name)) <= most:  # NaN is neither
             raise RecordError(
@@ -28,4 +29,4 @@ def _most(kind: type[Any]) -> list[tuple[str, int]]:
     return [(name, TOKENS_MAX if name.endswith("_tokens") else NUMBER_MAX) for name in numbers]
 
 
-_MOST = {kind: _most(kind) for kind in (Phase, Outcome, Hits)}
+_MOST = {kind: _most(kind) for kind in (Phase, Outcome, Hits, Continued)}

@@ -6,6 +6,7 @@ any order and after compaction: the key of an outcome names request and attempt.
 same rule as they read: a higher attempt voids lower ones, and nothing follows an end.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 from schemas.records import Outcome
@@ -19,3 +20,11 @@ def outcome_key(outcome: Outcome) -> str:
 def counting(outcomes: Iterable[Outcome]) -> Outcome | None:
     """The one that counts of a request's outcomes; none where there are none."""
     return max(outcomes, key=lambda outcome: outcome.attempt, default=None)
+
+
+def ends_of(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
+    """The one that counts of each request that has any, by request id."""
+    of_each: defaultdict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        of_each[outcome.request_id].append(outcome)
+    return {name: end for name, found in of_each.items() if (end := counting(found)) is not None}

@@ -2,8 +2,9 @@
 
 Theory of operation. The broker takes no record above RECORD_BYTES_MAX, whoever sends it. Frames and
 journal batches are split by their writers; a request cannot be split, and its work repeats it, with
-a KV handle that some phase or outcome brought. So requests leave room for the largest report and
-for the tokens that may be put into their prompts, and whatever names, headers and error a record
+a KV handle that some phase or outcome brought, and the answer behind which it goes on. So requests
+leave room for the largest report and answer, and for the tokens that may be put into their prompts,
+and whatever names, headers and error a record
 has besides fits into REST_BYTES_MAX. Then no record that follows from one that was let in can be
 too large. Hits repeat the names of their retrieval, which are bounded alike. `LogProducer.send`
 keeps the rule for what leaves a process, and whoever reads from others keeps it again. To decode a
@@ -21,6 +22,7 @@ from schemas.records import (
     AssignRoles,
     Cancellation,
     CancelWork,
+    Continued,
     DocumentPassages,
     EmbedRequest,
     Heartbeat,
@@ -35,15 +37,18 @@ from schemas.records import (
     Retrieval,
     RetrievalRequest,
     Retrieved,
+    Wanted,
     Work,
 )
 
 RECORD_BYTES_MAX = 8 << 20  # of a record with its headers; `max.message.bytes` of every topic
 REPORT_BYTES_MAX = 1 << 20  # of a phase or an outcome, most of which is its KV handle
 REST_BYTES_MAX = 64 << 10
-REQUEST_BYTES_MAX = RECORD_BYTES_MAX - REPORT_BYTES_MAX - REST_BYTES_MAX
+SAID_BYTES_MAX = 256 << 10  # of an answer's tokens, that a later attempt goes on behind
+REQUEST_BYTES_MAX = RECORD_BYTES_MAX - REPORT_BYTES_MAX - SAID_BYTES_MAX - REST_BYTES_MAX
 FRAME_BYTES_MAX = 1 << 20  # of tokens, split by `workers/llm/frames.py`; one row may be larger
 JOURNAL_LINES_MAX = 10_000  # of a batch; with topics' names of 249 characters, the longest, 3 MB
+JOURNAL_BYTES_MAX = 1 << 20  # of records in a batch, and of a part of a snapshot
 FLEET_BYTES_MAX = 256 << 10  # of a member's words, most of which are its collections
 RETRIEVAL_BYTES_MAX = 512 << 10  # of a retrieval, or of its hits
 NAME_CHARS_MAX = 1_024  # of each id and name in a record about a request, a handle's worker too
@@ -67,16 +72,18 @@ _BYTES_MAX: dict[type, int] = {
     Outcome: REPORT_BYTES_MAX,
     Registration: FLEET_BYTES_MAX,
     Heartbeat: FLEET_BYTES_MAX,
+    Wanted: FLEET_BYTES_MAX,
     RetrievalRequest: RETRIEVAL_BYTES_MAX,
     Hits: RETRIEVAL_BYTES_MAX,
     EmbedRequest: RETRIEVAL_BYTES_MAX,
     Retrieved: REPORT_BYTES_MAX,
+    Continued: SAID_BYTES_MAX + REST_BYTES_MAX,
     DocumentPassages: RECORD_BYTES_MAX,
     AssignRoles: REST_BYTES_MAX,
 }
 _UNREAD = {
     kind.__name__: _BYTES_MAX[kind]
-    for kind in (Registration, Heartbeat, RetrievalRequest, Hits, AssignRoles)
+    for kind in (Registration, Heartbeat, Wanted, RetrievalRequest, Hits, AssignRoles)
 }
 
 
@@ -144,7 +151,7 @@ def _names(kind: type[Any]) -> Callable[[Any], tuple[str, ...]]:
 
 
 _ABOUT_REQUESTS = (
-    *(Request, Cancellation, Resumption, Retrieved),
+    *(Request, Cancellation, Resumption, Retrieved, Continued),
     *(Work, CancelWork, Phase, Outcome),
 )
 _NAMES: dict[type, Callable[[Any], tuple[str, ...]]] = {

@@ -69,6 +69,7 @@ async def _route(process: RouterProcess, stop: asyncio.Event) -> None:
         process.prefixes.run(),
         process.retriever.run(),
         process.tick(),
+        process.keep_snapshots(),
         watch(process.log, process.group, process.settings.stall_exit_ms),
         keep_marks(process.log, partitions),
         process.group.failure(),
@@ -101,6 +102,7 @@ async def _wind_up(
         async with asyncio.timeout(_WIND_UP_S):
             await app.stop()
             await partitions.stop_takeover()
+            process.stop_journal()
             process.flush()
             if not outbox.done():
                 await process.outbox.drain()

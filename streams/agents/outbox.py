@@ -7,13 +7,13 @@ worker, and only the attempt fails.
 
 Order between partitions. What was decided goes first, what workers are told after it. Nothing waits
 for an acknowledgement in between on the usual way: of work of a first attempt the next router knows
-that it may be there without its decision. Later attempts and void orders wait until their
-decisions, and outcomes, are in the log, and work with passages until its reader was told of them.
-Nothing leaves while the router's lease is in doubt.
+that it may be there without its decision. Later attempts, void orders and marks
+wait until their decisions, and outcomes, are in the log, and work with passages until its reader
+was told of them. Nothing leaves while the router's lease is in doubt.
 """
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,23 +21,27 @@ from typing import Any
 from aiokafka.errors import MessageSizeTooLargeError
 
 from schemas.errors import RecordTooLarge
-from schemas.log.clients import Headers, LogProducer
+from schemas.log.clients import Ack, Headers, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.faust.receipts import Receipt
 from schemas.records import Work
 from schemas.rules.outcomes import outcome_key
 from schemas.rules.trace import trace_of
-from streams.agents.records import end_frame, retrieved_frame, unsent_phase
+from streams.agents.records import end_frame, retrieved_frame, unsent_phase, void_frame
 from streams.core.effects import (
     Ask,
+    AskSaid,
     Decide,
     Dispatch,
     Effect,
     End,
     Forget,
+    GoAnew,
     GoWithout,
+    Lend,
     SaveSession,
     Tell,
+    Use,
     Warm,
 )
 
@@ -68,17 +72,21 @@ class Outbox:
         pending_max: int,
         lease_stands: Callable[[], Awaitable[None]],
         ask: Callable[[Ask], None],
+        use: Callable[[Use, Ack | None], Ack],
     ) -> None:
-        """`ask` begins a search, and waits for nothing."""
+        """`ask` begins a search, and waits for nothing. `use` has written what a request has used,
+        once the outcome is acknowledged, where this router has sent that."""
         self.traces: OrderedDict[str, bytes] = OrderedDict()  # traceparent by request
         self.unsaved: dict[str, SaveSession | Forget] = {}
-        self.ending: set[str] = set()  # requests whose outcomes are not acknowledged yet
+        self.ending: Counter[str] = Counter()  # by request, what of its end is not acknowledged
         self._producer = producer
         self._prefix = prefix
         self._router_id = router_id
         self._pending_max = pending_max
         self._lease_stands = lease_stands
         self._ask = ask
+        self._use = use
+        self._outcomes: dict[str, Ack] = {}  # by request, for what it has used
         self._untold: dict[str, asyncio.Future[Any]] = {}  # by request, until acknowledged
         self._queue: deque[Entry] = deque()
         self._wake = asyncio.Event()
@@ -97,8 +105,8 @@ class Outbox:
             return
         for effect in effects:
             self._queue.append((effect, receipt))
-            if isinstance(effect, End):
-                self.ending.add(effect.outcome.request_id)
+            if (ended := _ended(effect)) is not None:
+                self.ending[ended] += 1
         if effects:
             self._pending += len(effects)
             self._idle.clear()
@@ -148,13 +156,11 @@ class Outbox:
         orders: list[Entry] = []
         acks: list[asyncio.Future[Any]] = []
         for entry in entries:
-            if isinstance(entry[0], Dispatch):
+            if is_order(entry[0]):
                 orders.append(entry)
             else:
                 acks += await self._send_one(entry)
-        if acks and any(
-            isinstance(each, Dispatch) and waits_for_decisions(each) for each, _ in orders
-        ):
+        if acks and any(waits_for_decisions(each) for each, _ in orders):
             await asyncio.wait(acks)
         for entry in orders:
             await self._told_of(entry)
@@ -178,7 +184,7 @@ class Outbox:
                 return []
             raise
         self._watch(acks, entry)
-        return acks
+        return [] if isinstance(entry[0], Use) else acks  # nobody waits for that
 
     def _report_unsent(self, entry: Entry, error: BaseException) -> bool:
         """Have a phase sent instead, which ends the attempt; false for what is no work."""
@@ -215,8 +221,10 @@ class Outbox:
 
     def _acknowledged(self, effect: Effect | OwnRecord, receipt: Receipt | None) -> None:
         self._pending -= 1
-        if isinstance(effect, End):
-            self.ending.discard(effect.outcome.request_id)
+        if (ended := _ended(effect)) is not None:
+            self.ending[ended] -= 1
+            if not self.ending[ended]:
+                del self.ending[ended]
         elif isinstance(effect, Tell):
             told = self._untold.get(effect.retrieved.request_id)
             if told is not None and told.done():  # and not the first of several
@@ -234,16 +242,20 @@ class Outbox:
                 return [await send(topic, record, key=key, partition=partition, headers=headers)]
             case Warm(topic, partition, record):
                 return [await send(topic, record, key=record.request_id, partition=partition)]
+            case Lend(topic, partition, record):
+                return [await send(topic, record, key=record.worker_id, partition=partition)]
             case Decide(decision, partition):
                 key = decision.session_id
                 return [await send("decisions", decision, key=key, partition=partition)]
             case End(outcome, partition, gateway):
                 frame = end_frame(effect, self._router_id, wall_ms())
-                self.traces.pop(outcome.request_id, None)
-                return [
-                    await send("outcomes", outcome, key=outcome_key(outcome), partition=partition),
-                    await send("tokens", frame, key=str(gateway), partition=gateway),
-                ]
+                key = outcome_key(outcome)
+                ack = await send("outcomes", outcome, key=key, partition=partition)
+                self._outcomes[outcome.request_id] = ack
+                return [ack, await send("tokens", frame, key=str(gateway), partition=gateway)]
+            case Use(usage):
+                self.traces.pop(usage.request_id, None)  # whoever ended it
+                return [self._use(effect, self._outcomes.pop(usage.request_id, None))]
             case Ask():
                 self._ask(effect)
                 return []
@@ -255,6 +267,12 @@ class Outbox:
                 ack = await send("tokens", told, key=str(gateway), partition=gateway)
                 self._untold[retrieved.request_id] = ack
                 return [ack]
+            case AskSaid(void, gateway):
+                mark = void_frame(void, self._router_id, wall_ms())
+                return [await send("tokens", mark, key=str(gateway), partition=gateway)]
+            case GoAnew(continued, partition):
+                key = continued.session_id
+                return [await send("phases", continued, key=key, partition=partition)]
             case SaveSession(session):
                 self.unsaved[session.session_id] = effect
                 return []
@@ -284,7 +302,21 @@ class Outbox:
         self.put(writes)
 
 
-def waits_for_decisions(order: Dispatch) -> bool:
-    """Whether an order to a worker may only leave when its decision is in the log."""
+def _ended(effect: Effect | OwnRecord) -> str | None:
+    """Whose end it tells of."""
+    if isinstance(effect, End):
+        return effect.outcome.request_id
+    return effect.usage.request_id if isinstance(effect, Use) else None
+
+
+def is_order(effect: object) -> bool:
+    """Whether it tells others what was decided."""
+    return isinstance(effect, Dispatch | AskSaid)
+
+
+def waits_for_decisions(order: object) -> bool:
+    """Whether an order may only leave when its decision is in the log."""
+    if not isinstance(order, Dispatch):
+        return True
     record = order.record
     return record.attempt > 1 if isinstance(record, Work) else record.void

@@ -19,15 +19,9 @@ from schemas.log.clock import wall_ms
 from schemas.log.faust.app import consumer_record
 from schemas.log.faust.receipts import Place
 from schemas.records import (
-    Cancellation,
-    Decision,
     MemberState,
     Outcome,
-    Phase,
     Request,
-    Resumption,
-    Retrieved,
-    Session,
 )
 from schemas.rules.numbers import check_numbers
 from schemas.rules.sizes import check_size
@@ -37,33 +31,19 @@ from streams.agents.marks import Marks
 from streams.agents.router import RouterProcess
 from streams.agents.takeover import past_records
 from streams.core.events import (
-    CancellationArrived,
     Event,
     OutcomeArrived,
     PartitionLost,
     PartitionReady,
     PartitionTaken,
-    PhaseArrived,
-    Placed,
     RequestArrived,
-    ResumptionArrived,
-    RetrievedArrived,
-    SessionLoaded,
+    UsageTold,
 )
+from streams.journal.inputs import PASSED_OVER, event_of
 
 log = logging.getLogger(__name__)
 
 _RECORDS_PER_TURN = 256  # of a rebuild
-_EVENTS: dict[type, Any] = {
-    Request: RequestArrived,
-    Cancellation: CancellationArrived,
-    Resumption: ResumptionArrived,
-    Phase: PhaseArrived,
-    Retrieved: RetrievedArrived,
-    Outcome: OutcomeArrived,
-    Decision: Placed,
-    Session: SessionLoaded,
-}
 
 
 class Gate:
@@ -166,8 +146,7 @@ class OwnedPartitions:
             process.outbox.remember_trace(decoded.request_id, record.headers)
         elif isinstance(decoded, Outcome):
             process.outbox.traces.pop(decoded.request_id, None)
-        event: Event = _EVENTS[type(decoded)](decoded, record.partition)
-        return event
+        return event_of(decoded, record.partition)
 
     # Ownership
 
@@ -192,9 +171,12 @@ class OwnedPartitions:
     async def _take_over(self, partitions: list[int]) -> None:
         process = self.process
         requests: list[tuple[int, int, str]] = []
+        await process.usage.keep(process.router.owned)
         if partitions:
             started_ms, before = wall_ms(), self.group.records_read
+            await process.usage.take(partitions)
             requests = await self._rebuild(partitions)
+            await process.usage.begin(partitions, self.group.next_offsets)
             log.info(
                 "%s: rebuilt partitions %s from %d records in %d ms",
                 *(process.router_id, partitions, self.group.records_read - before),
@@ -232,9 +214,17 @@ class OwnedPartitions:
                     self._unreadable.add((topic, record.partition, record.offset))
                     continue
                 process.apply(event, topic, record.partition, record.offset)
-                if isinstance(event, RequestArrived):
+                if isinstance(event, OutcomeArrived):
+                    self._pass_over(event, record)
+                elif isinstance(event, RequestArrived):
                     requests.append((record.partition, record.offset, event.request.request_id))
         return requests
+
+    def _pass_over(self, event: OutcomeArrived, record: ConsumerRecord) -> None:
+        """An outcome from before usage was told: nothing is told of that request."""
+        if self.process.usage.is_older(record.partition, record.offset):
+            told = UsageTold(event.outcome.request_id, record.partition)
+            self.process.apply(told, PASSED_OVER, record.partition, record.offset)
 
     async def revoked(self) -> None:
         """Faust owns nothing now. When this returns, all that was decided is in the log, so that
@@ -246,6 +236,7 @@ class OwnedPartitions:
         self.process.flush()
         await self.stop_takeover()
         await self.process.outbox.drain()
+        await self.process.usage.keep(())
 
     async def stop_takeover(self) -> None:
         """End a rebuild under way, and wait until what it reads through is closed."""

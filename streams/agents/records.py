@@ -1,12 +1,20 @@
 """Records that only agents make, because the core knows neither gateways' streams nor what the log
-takes: the first and the last frame of a stream, and the phase in place of work that could not be
+takes: frames that a router writes into a stream, and the phase in place of work that could not be
 sent.
 """
 
 from collections.abc import Sequence
 
 from schemas.errors import RecordTooLarge
-from schemas.records import Phase, PhaseKind, StreamEnd, StreamRetrieved, TokenFrame, Work
+from schemas.records import (
+    Phase,
+    PhaseKind,
+    StreamEnd,
+    StreamRetrieved,
+    StreamVoid,
+    TokenFrame,
+    Work,
+)
 from schemas.rules.phases import phase_of
 from streams.core.effects import Dispatch, Effect, End
 
@@ -47,12 +55,18 @@ def retrieved_frame(retrieved: StreamRetrieved, router_id: str, now_ms: int) -> 
     return _frame(router_id, now_ms, retrieved=(retrieved,))
 
 
+def void_frame(void: StreamVoid, router_id: str, now_ms: int) -> TokenFrame:
+    """An attempt of an answer counts no more."""
+    return _frame(router_id, now_ms, voids=(void,))
+
+
 def _frame(
     router_id: str,
     now_ms: int,
     *,
     ends: Sequence[StreamEnd] = (),
     retrieved: Sequence[StreamRetrieved] = (),
+    voids: Sequence[StreamVoid] = (),
 ) -> TokenFrame:
     """Without a token."""
     return TokenFrame(
@@ -67,4 +81,5 @@ def _frame(
         texts=(),
         ends=ends,
         retrieved=retrieved,
+        voids=voids,
     )

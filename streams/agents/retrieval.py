@@ -20,9 +20,10 @@ from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
 from schemas.log.retrieval.asker import Asker
 from schemas.log.retrieval.leased import LeasedAsker
+from schemas.log.retrieval.told import retrieved_of
 from schemas.records import Quoted, Request, Retrieval, Retrieved
 from schemas.retrieval import Found
-from schemas.rules.sizes import PASSAGES_MAX, passages_within
+from schemas.rules.sizes import PASSAGES_MAX
 from schemas.settings import LogSettings
 from streams.core.effects import Ask
 from streams.core.requests.context import quoted_in
@@ -78,23 +79,13 @@ class Retriever:
 
     async def _found(self, ask: Ask, asked_ms: int) -> Retrieved:
         found = await asyncio.shield(self._search_for_call(ask))
-        return Retrieved(
+        return retrieved_of(
+            found,
             request_id=ask.request.request_id,
             session_id=ask.request.session_id,
             router_id=self._membership.member_id,
-            passages=passages_within(found.passages),
-            shards=found.shards,
-            missing=tuple(sorted(found.missing)),
-            extends=found.extends,
-            distances_computed=found.distances_computed,
-            embedded_ms=found.embedded_ms,
-            wait_ms=found.wait_ms,
-            took_ms=found.took_ms,
             asked_ms=asked_ms,
-            at_ms=wall_ms(),
             history=ask.history,
-            mode=found.mode,
-            degraded=found.degraded,
             changed=tuple(sorted(found.changed)),
         )
 

@@ -8,35 +8,41 @@ where only the log was away.
 
 import asyncio
 import json
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from schemas.codec import Codec
-from schemas.errors import ConfigError, LeaseError
+from schemas.errors import ConfigError, LeaseError, TriviumError
 from schemas.log.clients import LogProducer
 from schemas.log.clock import SLEWED_MS, wall_ms
 from schemas.log.faust.group import Group
 from schemas.log.membership import Membership
 from schemas.records import (
     Heartbeat,
-    JournalBatch,
     KvEvents,
     MemberKind,
     Registration,
     Retrieved,
 )
-from schemas.rules.sizes import JOURNAL_LINES_MAX
 from schemas.settings import LogSettings
 from streams.agents.outbox import Outbox, OwnRecord
 from streams.agents.prefixes import Prefixes
 from streams.agents.retrieval import Retriever
+from streams.agents.usage import UsageWriter
 from streams.config import RouterSettings
 from streams.core.events import Event, FleetRecordArrived, KvEventsArrived, Tick
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.router import Router
+from streams.journal.aside import packed_aside
+from streams.journal.inputs import TICK
+from streams.journal.journal import Journal, JournalEntry
+from streams.journal.snapshot import packed
+
+log = logging.getLogger(__name__)
 
 _SAVE_MS = 1_000
-JournalLine = tuple[str, int, int, int]
 
 
 def load_table(settings: RouterSettings) -> PpdTable | None:
@@ -54,43 +60,6 @@ def load_table(settings: RouterSettings) -> PpdTable | None:
         ) from error
     except ConfigError as error:
         raise ConfigError(f"router.table: {settings.table}: {error.message}") from error
-
-
-class Journal:
-    """Which record was applied, in which order and at which time: what a replay needs besides the
-    records. These lines are not sent yet.
-    """
-
-    def __init__(self, router_id: str) -> None:
-        self._router_id = router_id
-        self._first_seq = 0
-        self._lines: list[JournalLine] = []
-
-    def add(self, topic: str, partition: int, offset: int, now_ms: int) -> None:
-        """One event was applied; ticks and ownership changes name themselves as topic."""
-        self._lines.append((topic, partition, offset, now_ms))
-
-    def cut(self, router_epoch: int) -> list[OwnRecord]:
-        """All lines since the last cut, in batches of at most JOURNAL_LINES_MAX."""
-        lines, self._lines = self._lines, []
-        return [
-            self._batch(router_epoch, lines[start : start + JOURNAL_LINES_MAX])
-            for start in range(0, len(lines), JOURNAL_LINES_MAX)
-        ]
-
-    def _batch(self, router_epoch: int, lines: list[JournalLine]) -> OwnRecord:
-        topics, partitions, offsets, times = zip(*lines, strict=True)
-        batch = JournalBatch(
-            router_id=self._router_id,
-            router_epoch=router_epoch,
-            first_seq=self._first_seq,
-            topics=topics,
-            partitions=partitions,
-            offsets=offsets,
-            now_ms=times,
-        )
-        self._first_seq += len(lines)
-        return OwnRecord("journal", self._router_id, 0, batch)
 
 
 class RouterProcess:
@@ -120,6 +89,7 @@ class RouterProcess:
             on_record=self._apply_fleet_record,
             former_epoch=former_epoch,
         )
+        self.membership.backlog_source = lambda: self.router.backlog(wall_ms())
         self.prefixes = Prefixes(
             log,
             self.codec,
@@ -135,6 +105,7 @@ class RouterProcess:
             asks_max=settings.retrievals_max,
             answer=self._answer,
         )
+        self.usage = UsageWriter(log, self.codec, router_id)
         self.outbox = Outbox(
             self.producer,
             log.topic_prefix,
@@ -142,13 +113,14 @@ class RouterProcess:
             settings.sends_pending_max,
             self.membership.stands,
             self.retriever.ask,
+            self.usage.write,
         )
         self.journal = Journal(router_id)
         self._now_ms = 0
         self.group = Group()
 
     def is_live(self, request_id: str) -> bool:
-        """Whether a request has not ended, or its end is not in the log yet."""
+        """Whether it is not in the log yet that a request has ended, and what it has used."""
         return self.router.is_live(request_id) or request_id in self.outbox.ending
 
     def apply(
@@ -161,14 +133,17 @@ class RouterProcess:
         """
         if self.group.has_failed:
             return []
-        self._now_ms = max(self._now_ms, at_ms or wall_ms())
-        self.journal.add(topic, partition, offset, self._now_ms)
+        self._now_ms = now_ms = max(self._now_ms, at_ms or wall_ms())
         try:
-            return self.router.apply(event, self._now_ms)
+            effects: list[Any] = self.router.apply(event, now_ms)
         except Exception as error:
-            self.outbox.put(self.router.blame(self._now_ms))
+            blamed = self.router.blame(now_ms)
+            self.journal.add(event, topic, partition, offset, now_ms, blamed)
+            self.outbox.put(blamed)
             self.group.fail(error)
             raise
+        self.journal.add(event, topic, partition, offset, now_ms, effects)
+        return effects
 
     def _apply_fleet_record(
         self, record: Registration | Heartbeat, offset: int, now_ms: int
@@ -189,8 +164,37 @@ class RouterProcess:
 
     def flush(self) -> None:
         """Send the journal's lines and the changed sessions."""
-        self.outbox.put(self.journal.cut(self.membership.epoch))
+        self._cut()
         self.outbox.save_sessions()
+
+    def stop_journal(self) -> None:
+        """Nothing is applied any more, and everything was noted."""
+        self.journal.stop(self._now_ms)
+
+    async def keep_snapshots(self) -> None:
+        """Have the journal say now and then that a replay can begin here, until cancelled; one that
+        fails only costs a longer replay."""
+        while True:
+            await asyncio.sleep(self.settings.snapshot_ms / 1000)
+            seq, now_ms = self._cut(), wall_ms()
+            try:
+                state = await packed_aside(self.router)
+            except (OSError, TriviumError) as error:
+                log.warning("%s: no snapshot this time: %s", self.router_id, error)
+            else:
+                self._put_snapshot(state, seq, now_ms)
+
+    def _put_snapshot(self, state: bytes, seq: int, now_ms: int) -> None:
+        epoch = self.membership.epoch
+        self._put_journal(self.journal.snapshot(self.settings, state, seq, epoch, now_ms))
+
+    def _cut(self) -> int:
+        """Send the journal's lines; returns the number of the next one."""
+        self._put_journal(self.journal.cut(self.membership.epoch))
+        return self.journal.next_seq
+
+    def _put_journal(self, entries: Sequence[JournalEntry]) -> None:
+        self.outbox.put([OwnRecord("journal", self.router_id, 0, entry) for entry in entries])
 
     async def tick(self) -> None:
         """Time passes, until cancelled."""
@@ -198,12 +202,12 @@ class RouterProcess:
         flushed_ms = saved_ms = wall_ms()
         due_s = loop.time()
         while True:
-            self.outbox.put(self.apply(Tick(), "tick", 0, 0))
+            self.outbox.put(self.apply(Tick(), TICK, 0, 0))
             if self._now_ms - wall_ms() > SLEWED_MS:
                 raise LeaseError(f"{self.router_id}: the clock was set back; begins anew")
             if self._now_ms - flushed_ms >= settings.journal_flush_ms - settings.tick_ms:
                 flushed_ms = self._now_ms
-                self.outbox.put(self.journal.cut(self.membership.epoch))
+                self._cut()
             if self._now_ms - saved_ms >= _SAVE_MS:
                 saved_ms = self._now_ms
                 self.outbox.save_sessions()
@@ -215,10 +219,12 @@ class RouterProcess:
         await self.producer.start()
         await self.prefixes.start()
         await self.membership.join()
+        self._put_snapshot(packed(self.router), self._cut(), wall_ms())
 
     async def close(self) -> None:
         """Say goodbye, and close. What a lost life has not written is not written later."""
         await self.retriever.stop()
+        await self.usage.keep(())
         await self.membership.leave()
         await self.prefixes.stop()
         if self.membership.is_valid():

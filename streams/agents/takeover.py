@@ -2,9 +2,9 @@
 
 Requests are read from their mark (`streams/agents/marks.py`), what else matters from the time of
 the first of them, or from Faust's committed offset where that is earlier; conversations as far back
-as one is remembered. Every record is handed over in the order that keeps the rebuild small:
-outcomes first, requests last. The rebuild itself is `streams/core/requests/recovery.py`'s. Called
-by `streams/agents/partitions.py`.
+as one is remembered. Every record is handed over in the order that keeps the rebuild small: what
+requests have used before their outcomes, and requests last. The rebuild itself is
+`streams/core/requests/recovery.py`'s. Called by `streams/agents/partitions.py`.
 """
 
 from collections.abc import AsyncGenerator
@@ -21,7 +21,7 @@ from schemas.settings import LogSettings
 from streams.agents.app import TOPICS, group_id
 from streams.agents.marks import marks_group
 
-ORDER = ("sessions", "outcomes", "decisions", "phases", "cancellations", "requests")
+ORDER = ("sessions", "usage", "outcomes", "decisions", "phases", "cancellations", "requests")
 SKEW_MS = 60_000  # how far the clocks of two producers may differ
 
 Offsets = dict[Place, int]
@@ -57,7 +57,8 @@ async def _read(
     """Records from the starts to the ends, and a few more."""
     if not starts:
         return
-    reader = AssignedReader(log, topic, list(starts), client_id=client_id)
+    in_transactions = topic == "usage"
+    reader = AssignedReader(log, topic, list(starts), client_id=client_id, decided=in_transactions)
     async with reader.reading(starts):
         async for records in reader.until(ends):
             for record in records:

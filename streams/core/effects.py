@@ -5,7 +5,9 @@ in order.
 from dataclasses import dataclass
 
 from schemas.records import (
+    AssignRoles,
     CancelWork,
+    Continued,
     Decision,
     Insert,
     Outcome,
@@ -13,6 +15,8 @@ from schemas.records import (
     Retrieved,
     Session,
     StreamRetrieved,
+    StreamVoid,
+    Usage,
     WarmPrefix,
     Work,
 )
@@ -42,6 +46,14 @@ class End:
     outcome: Outcome
     partition: int
     gateway_partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Write what a request has used, once its outcome is in the log; the writer numbers it."""
+
+    usage: Usage
+    partition: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +98,22 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
+class AskSaid:
+    """Tell whoever reads an answer that an attempt is void, and have it say what it has."""
+
+    void: StreamVoid
+    gateway_partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class GoAnew:
+    """Write down that an answer begins anew, because nobody has said what there is of it."""
+
+    continued: Continued
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
 class Warm:
     """Have a worker compute a prompt's beginning; nobody hears what became of it."""
 
@@ -94,4 +122,27 @@ class Warm:
     record: WarmPrefix
 
 
-Effect = Dispatch | Decide | End | SaveSession | Forget | Ask | GoWithout | Tell | Warm
+@dataclass(frozen=True, slots=True)
+class Lend:
+    """Have a worker take over a role, or give it back."""
+
+    topic: str
+    partition: int
+    record: AssignRoles
+
+
+Effect = (
+    Dispatch
+    | Decide
+    | End
+    | Use
+    | SaveSession
+    | Forget
+    | Ask
+    | GoWithout
+    | Tell
+    | AskSaid
+    | GoAnew
+    | Warm
+    | Lend
+)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from schemas.records import (
     Cancellation,
+    Continued,
     Decision,
     Heartbeat,
     KvEvents,
@@ -63,6 +64,14 @@ class RetrievedArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class ContinuedArrived:
+    """A gateway, or a router, wrote down how much there is of an answer."""
+
+    continued: Continued
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
 class OutcomeArrived:
     """A worker, or a router, ended a request."""
 
@@ -104,6 +113,14 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
+class UsageTold:
+    """What a request has used is written, or need not be, read while a partition is rebuilt."""
+
+    request_id: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionTaken:
     """This router owns the partition from now on; its records follow."""
 
@@ -135,9 +152,11 @@ PartitionEvent = (
     | ResumptionArrived
     | PhaseArrived
     | RetrievedArrived
+    | ContinuedArrived
     | OutcomeArrived
     | SessionLoaded
     | Placed
+    | UsageTold
     | PartitionTaken
     | PartitionReady
     | PartitionLost

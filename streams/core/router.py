@@ -9,11 +9,20 @@ times give the same effects, which recovery, replay and simulation stand on. Cal
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from schemas.records import CancelReason, DecisionKind, Outcome, OutcomeKind, Reason, Session
+from schemas.records import (
+    Backlog,
+    CancelReason,
+    DecisionKind,
+    Outcome,
+    OutcomeKind,
+    Reason,
+    Session,
+)
 from streams.config import RouterSettings
 from streams.core.effects import Decide, Effect, Forget, SaveSession
 from streams.core.events import (
     CancellationArrived,
+    ContinuedArrived,
     Event,
     FleetRecordArrived,
     KvEventsArrived,
@@ -28,25 +37,32 @@ from streams.core.events import (
     RetrievedArrived,
     SessionLoaded,
     Tick,
+    UsageTold,
 )
+from streams.core.fleet.lending import Lending
 from streams.core.fleet.readers import ReaderWatch
-from streams.core.fleet.workers import Life
+from streams.core.fleet.workers import DECODERS, Life
 from streams.core.handlers import decisions, observations
 from streams.core.handlers.attempts import Attempts
+from streams.core.handlers.backlog import backlog
+from streams.core.handlers.continuing import Continuing
 from streams.core.handlers.dispatch import Dispatcher
 from streams.core.handlers.endings import Endings
-from streams.core.handlers.orders import DECODERS, Orders
+from streams.core.handlers.orders import Orders
 from streams.core.handlers.retrievals import Retrievals
 from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
-from streams.core.requests.live import LiveRequest, arrived, may_cancel
+from streams.core.requests.live import UNPLACED, LiveRequest, arrived, may_cancel
 from streams.core.requests.probed import with_probe
 from streams.core.requests.recovery import Rebuild
 from streams.core.states import State
 from streams.core.tables import Tables
 
 _SWEEP_MS = 1_000
-_UNPLACED = (State.RETRIEVING, State.QUEUED)
+_STATE = (
+    *("router_id", "settings", "owned", "tables", "placer"),
+    *("_reader_watch", "_lending", "_rebuilds", "_swept_ms"),
+)
 
 
 class Router:
@@ -66,22 +82,34 @@ class Router:
         self.owned: set[int] = set()
         self.tables = Tables(router_id, settings)
         self.placer = placer or Placer(settings, ppd_table)
-        self._orders = Orders(router_id, self.tables.fleet, self.tables.effects)
-        self._endings = Endings(self.tables, self._orders)
+        self._reader_watch = ReaderWatch(self.tables.fleet, settings.gateway_grace_ms)
+        self._lending = Lending(self.tables.fleet, settings.lends_after_ms)
+        self._rebuilds: dict[int, Rebuild] = {}
+        self._swept_ms = 0
+        self._connect()
+
+    def _connect(self) -> None:
+        """Make what works on the state and holds none."""
+        self._orders = Orders(self.router_id, self.tables.fleet, self.tables.effects)
+        self._continuing = Continuing(self.tables)
+        self._endings = Endings(self.tables, self._orders, self._continuing.begin)
         self._dispatcher = Dispatcher(self.tables, self._orders, self._endings, self.placer)
         self._retrievals = Retrievals(self.tables, self._endings.enqueue, self._dispatcher.warm)
         self._attempts = Attempts(
-            self.tables, self._orders, self._endings, self._retrievals, self.placer.estimates
+            self.tables,
+            self._orders,
+            self._endings,
+            self._retrievals,
+            self._continuing,
+            self.placer.estimates,
         )
-        self._reader_watch = ReaderWatch(self.tables.fleet, settings.gateway_grace_ms)
-        self._rebuilds: dict[int, Rebuild] = {}
-        self._swept_ms = 0
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             RequestArrived: self._request_arrived,
             CancellationArrived: self._cancellation_arrived,
             ResumptionArrived: self._resumption_arrived,
             PhaseArrived: self._phase_arrived,
             RetrievedArrived: self._retrieved_arrived,
+            ContinuedArrived: self._continued_arrived,
             OutcomeArrived: self._outcome_arrived,
             FleetRecordArrived: self._fleet_record_arrived,
             KvEventsArrived: self._kv_events_arrived,
@@ -91,7 +119,16 @@ class Router:
             Tick: self._tick,
             SessionLoaded: self._known_already,
             Placed: self._known_already,
+            UsageTold: self._known_already,
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state alone, for snapshots."""
+        return {name: self.__dict__[name] for name in _STATE}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._connect()
 
     def apply(self, event: Event, now_ms: int) -> list[Effect]:
         """Take one event in; what is to be done about it, in order."""
@@ -134,6 +171,10 @@ class Router:
         """Whether the request has arrived and not ended."""
         return request_id in self.tables.requests.by_id
 
+    def backlog(self, now_ms: int) -> Backlog:
+        """What waits, and what requests ask of workers; changes nothing."""
+        return backlog(self.tables, self.placer.estimates, now_ms)
+
     def view(self) -> dict[str, tuple[object, ...]]:
         """Live requests as comparable values, by id."""
         by_id = self.tables.requests.by_id
@@ -141,7 +182,7 @@ class Router:
 
     # Records of a partition
 
-    def _known_already(self, event: SessionLoaded | Placed, now_ms: int) -> None:
+    def _known_already(self, event: SessionLoaded | Placed | UsageTold, now_ms: int) -> None:
         """Of what this router wrote itself it learns nothing once it has the partition."""
 
     def _request_arrived(self, event: RequestArrived, now_ms: int) -> None:
@@ -183,7 +224,7 @@ class Router:
 
     def _phase_arrived(self, event: PhaseArrived, now_ms: int) -> None:
         live = self.tables.requests.by_id.get(event.phase.request_id)
-        if live is None or event.phase.attempt != live.attempt or live.state in _UNPLACED:
+        if live is None or event.phase.attempt != live.attempt or live.state in UNPLACED:
             return
         with self.tables.about(live):
             self._attempts.reported(live, event.phase, now_ms)
@@ -201,6 +242,19 @@ class Router:
             return
         with self.tables.about(live):
             self._retrievals.found(live, retrieved, now_ms)
+            self._dispatcher.dispatch_waiting(now_ms)
+
+    def _continued_arrived(self, event: ContinuedArrived, now_ms: int) -> None:
+        """The first of an attempt counts: what comes later finds the request in another state."""
+        continued = event.continued
+        live = self.tables.requests.by_id.get(continued.request_id)
+        if live is None or live.state is not State.CONTINUING:
+            return
+        if continued.attempt != live.attempt:
+            return
+        with self.tables.about(live):
+            self._continuing.heard(live, continued)
+            self._endings.enqueue(live, now_ms)
             self._dispatcher.dispatch_waiting(now_ms)
 
     def _outcome_arrived(self, event: OutcomeArrived, now_ms: int) -> None:
@@ -225,7 +279,7 @@ class Router:
                 self._remember_session(live, outcome, now_ms)
             if outcome.attempt > live.attempt:  # of a router before this one: its attempt is void
                 self._orders.void(live, now_ms)
-            self._endings.ended_by_worker(live, now_ms)
+            self._endings.ended_by_worker(live, outcome, now_ms)
             self._dispatcher.dispatch_waiting(now_ms)
 
     def _remember_session(self, live: LiveRequest, outcome: Outcome, now_ms: int) -> None:
@@ -290,6 +344,7 @@ class Router:
         self.tables.sweep(now_ms)
         for worker_id in self.tables.fleet.forget(now_ms):
             self.placer.prefixes.forget(worker_id)
+        self.tables.effects += self._lending.look(now_ms)
         self._evict_sessions(now_ms)
 
     def _end_unread(self, now_ms: int) -> None:
@@ -311,13 +366,17 @@ class Router:
     def _partition_taken(self, event: PartitionTaken, now_ms: int) -> None:
         assert event.partition not in self.owned
         self.owned.add(event.partition)
-        self._rebuilds[event.partition] = Rebuild(event.partition)
+        self._rebuilds[event.partition] = Rebuild(
+            event.partition, continues=self.settings.continues
+        )
 
     def _partition_ready(self, event: PartitionReady, now_ms: int) -> None:
         rebuilt, tables = self._rebuilds.pop(event.partition).result(), self.tables
         for request_id, deadline_ms in rebuilt.ended:
             until_ms = max(deadline_ms, now_ms) + self.settings.deadline_grace_ms
             tables.ended.add(request_id, until_ms, event.partition)
+        for live, outcome in rebuilt.untold:
+            self._endings.tell_usage(live, outcome)
         for cancellation in rebuilt.early:
             tables.early_cancellations.add(cancellation, event.partition, now_ms)
         for session in rebuilt.sessions:

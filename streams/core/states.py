@@ -6,6 +6,7 @@ decode, or of both. What a worker says of it (a `Phase`), and that a worker is l
 a worker on which the request no longer stands. What the router does itself, without a word of a
 worker, is in `BEGINS` and `CANCELS`. A request that wants something to be found begins as
 `retrieving`, and is queued when its router reads in the log what was found, or that nothing was.
+One that is to be placed again is `continuing` before it is queued, if its answer can go on.
 
 The live path (`handlers/attempts.py`) and the rebuild (`requests/recovery.py`) both step through
 this table, and the tables of `streams/core/README.md` are rendered from it. Decides nothing else:
@@ -24,6 +25,7 @@ class State(StrEnum):
 
     RETRIEVING = "retrieving"
     QUEUED = "queued"
+    CONTINUING = "continuing"
     PREFILLING = "prefilling"
     HANDING_OVER = "handing_over"
     ALLOCATING = "allocating"
@@ -47,6 +49,7 @@ LOST: Final = "lost"  # said by nobody: the worker is lost
 MEANING = {
     State.RETRIEVING: "waits for what is searched for its prompt, or for word that nothing is",
     State.QUEUED: "waits in the router's queue, for the first time or again",
+    State.CONTINUING: "waits for word of how much there is of its answer, to be queued again",
     State.PREFILLING: "a prefill worker computes the prompt",
     State.HANDING_OVER: "the KV is computed and lies on the prefill worker; decode has no room yet",
     State.ALLOCATING: "of a pair, decode makes room for the KV that prefill is to write",
@@ -68,6 +71,7 @@ BEGINS = {
 CANCELS = {
     State.RETRIEVING: State.ENDED,
     State.QUEUED: State.ENDED,
+    State.CONTINUING: State.ENDED,
     State.PREFILLING: State.CANCELLING,
     State.HANDING_OVER: State.ENDED,
     State.ALLOCATING: State.CANCELLING,
@@ -128,6 +132,8 @@ def rendered() -> str:
         lines.append(f"| `{state}` | {' or '.join(sides)} | {said} | `{following}` |")
     lines += ["", "| the router | in state | next state |", "| --- | --- | --- |"]
     lines.append(f"| reads what was found for it | `{State.RETRIEVING}` | `{State.QUEUED}` |")
+    lines.append(f"| gives its attempt up, and it can go on | any | `{State.CONTINUING}` |")
+    lines.append(f"| reads what there is of it | `{State.CONTINUING}` | `{State.QUEUED}` |")
     for orchestration, state in BEGINS.items():
         name = "in place" if orchestration is Orchestration.NONE else f"`{orchestration}`"
         lines.append(f"| places it, {name} | `{State.QUEUED}` | `{state}` |")

@@ -9,6 +9,7 @@ from streams.core.effects import Effect
 from streams.core.fleet.members import Fleet
 from streams.core.requests.admission import Admission
 from streams.core.requests.context import Histories
+from streams.core.requests.demand import Demand
 from streams.core.requests.ended import EarlyCancellations, EndedIds
 from streams.core.requests.live import LiveRequest, LiveRequests
 from streams.core.requests.sessions import Sessions
@@ -33,6 +34,7 @@ class Tables:
             tokens_max=settings.queue_tokens_max,
             ageing_ms=settings.ageing_ms,
         )
+        self.demand = Demand()
         self.effects: list[Effect] = []
         self.failed_over: LiveRequest | None = None
 

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from schemas.codec import Codec
@@ -21,7 +21,9 @@ from schemas.errors import TriviumError
 from schemas.log.clock import wall_ms
 from schemas.records import CancelReason, Endpoint
 from schemas.settings import LogSettings, ModelSettings
+from streams.gateway.batches.carrier import Carrier
 from streams.gateway.config import GatewaySettings
+from streams.gateway.endpoints.docs_page import docs_page
 from streams.gateway.endpoints.embeddings import embeddings, rerank
 from streams.gateway.endpoints.generate import generate
 from streams.gateway.endpoints.openapi import describe
@@ -37,6 +39,7 @@ from streams.gateway.log.pool import LogPool
 from streams.gateway.metrics import Metrics
 from streams.gateway.request.intake import Served
 from streams.gateway.request.model_files import model_folder
+from streams.gateway.request.search import collection_of
 from streams.gateway.request.tokenizer import Tokenizer
 from streams.gateway.responses.create import create
 from streams.gateway.responses.stored import cancel, delete, input_items, retrieve
@@ -63,9 +66,20 @@ def create_app(gateway: Gateway) -> Entry:
         "/v1/rerank": endpoint("rerank", partial(rerank, gateway)),
         "/v1/responses": endpoint("responses", partial(create, gateway)),
     }
-    app = FastAPI(title="Trivium", version=_version(), description="OpenAI-compatible gateway.")
+    app = FastAPI(
+        title="Trivium",
+        version=_version(),
+        description="OpenAI-compatible gateway.",
+        docs_url=None,
+        redoc_url=None,
+    )
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
+
+    async def docs(_: Request) -> Response:
+        return HTMLResponse(await asyncio.to_thread(docs_page, describe(app)))
+
     app.router.routes += [
+        Route("/docs", docs),
         *(Route(path, post, methods=["POST"]) for path, post in posts.items()),
         Route(
             "/v1/requests/{request_id}/events",
@@ -177,8 +191,15 @@ async def run_gateway(
         is_first=backend.is_first,
         parse_ms=gateway.parse_ms,
     )
+    carrier = Carrier(
+        log,
+        codec,
+        backend.objects,
+        is_first=backend.is_first,
+        check_model=lambda model: collection_of(model, served.name),
+    )
     try:
-        await _serve(state, backend, indexer, sock, stop)
+        await _serve(state, backend, (indexer, carrier), sock, stop)
     finally:
         await pool.close()
 
@@ -186,20 +207,22 @@ async def run_gateway(
 async def _serve(
     gateway: Gateway,
     backend: LogBackend,
-    indexer: Indexer,
+    for_all: tuple[Indexer, Carrier],
     sock: socket.socket,
     stop: asyncio.Event,
 ) -> None:
     server = make_server(create_app(gateway), gateway.settings)
     loop = asyncio.get_running_loop()
-    runs = (backend.run(), gateway.sweep_forever(), indexer.run())
+    runs = (backend.run(), gateway.sweep_forever(), *(each.run() for each in for_all))
     helpers = [loop.create_task(run) for run in runs]
     serving = loop.create_task(server.serve(sockets=[sock]))
     stopping = loop.create_task(stop.wait())
     try:
         await asyncio.wait([*helpers, serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
+            server.leave()
             await _drain(gateway, backend)
+            await server.linger(gateway.settings.linger_ms)
     finally:
         gateway.draining = server.should_exit = True
         stopping.cancel()

@@ -85,6 +85,8 @@ class GatewaySettings:
     # a silent stream gets a comment this often, so that proxies keep it
     keepalive_ms: Positive = 15_000
     grace_ms: Natural = 20_000  # after a stop, how long streams may go on
+    # then, how long who uses a connection again is told to go elsewhere (httpx: within 5 s)
+    linger_ms: Natural = 6_000
     retry_after_s: Positive = 1
     file_bytes_max: Positive = 64 << 20  # of an uploaded file
     uploads_max: Positive = 8  # files being uploaded at once; what is large of them is on disk

@@ -14,8 +14,8 @@ _TIME_DIGITS = 10  # of 5 bits each, which hold the 48 of the time
 CHAT_PREFIX, COMPLETION_PREFIX, RESPONSE_PREFIX = "chatcmpl-", "cmpl-", "resp_"
 
 
-def _ordered(now_ms: int) -> str:
-    number = (now_ms & 0xFFFF_FFFF_FFFF) << 80 | int.from_bytes(os.urandom(10), "big")
+def _ordered(now_ms: int, rest: bytes = b"") -> str:
+    number = (now_ms & 0xFFFF_FFFF_FFFF) << 80 | int.from_bytes(rest or os.urandom(10), "big")
     pairs = _PAIRS
     return "".join([pairs[(number >> shift) & 1023] for shift in range(120, -1, -10)])
 
@@ -30,8 +30,15 @@ def new_session_id(now_ms: int) -> str:
     return "s" + _ordered(now_ms)
 
 
+def derived_ids(now_ms: int, rest: bytes) -> tuple[str, str]:
+    """A request's and a session's id that whoever has these 10 bytes makes again. The time is not
+    that of a call, but of what waits to be asked, so the request's begins with `q`."""
+    ordered = _ordered(now_ms, rest)
+    return "q" + ordered, "s" + ordered
+
+
 def new_object_id(kind: str, now_ms: int) -> str:
-    """The id of something that a caller keeps: `file-`, `vs_` or `vsfb_`, and 26 characters."""
+    """The id of something that a caller keeps: a kind, as `file-` or `vs_`, and 26 characters."""
     return kind + _ordered(now_ms)
 
 

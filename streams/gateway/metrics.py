@@ -4,32 +4,29 @@ Histograms of token times are plain lists of counts, because they are touched fo
 Labels are few and bounded: outcomes come from the error tree.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from schemas.fleet import FleetView
+from schemas.log.clock import wall_ms
+from schemas.records import MemberKind, Wanted
+from schemas.rules.buckets import Buckets, cumulated
+from streams.gateway import retrieval_metrics
+
 _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _INTER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
 
 
-class _Histogram:
+class _Histogram(Buckets):
     def __init__(self, name: str, doc: str, bounds: Sequence[float]) -> None:
-        self.name, self.doc, self.bounds = name, doc, bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def add(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.sum += value * times
+        super().__init__(bounds)
+        self.name, self.doc = name, doc
 
     def family(self) -> HistogramMetricFamily:
-        buckets, total = [], 0
-        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
+        buckets = cumulated(self.bounds, self.counts)
         return HistogramMetricFamily(self.name, self.doc, buckets=buckets, sum_value=self.sum)
 
 
@@ -39,6 +36,7 @@ class Metrics(Collector):
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.in_flight: Callable[[], int] = lambda: 0
+        self.fleet: Callable[[], FleetView | None] = FleetView
         self._requests = Counter(
             "trivium_gateway_requests_total",
             "Calls by endpoint and outcome: completed, or the error's code.",
@@ -80,6 +78,12 @@ class Metrics(Collector):
         yield GaugeMetricFamily(
             "trivium_gateway_in_flight", "Choices being answered.", value=self.in_flight()
         )
+        if (view := self.fleet()) is not None:
+            now_ms = wall_ms()
+            if (wanted := view.wanted_now(now_ms)) is not None:
+                yield from _pools(wanted)
+            living = view.living(MemberKind.WORKER, now_ms)
+            yield from retrieval_metrics.families(tuple(living))
         yield self._ttft.family()
         yield self._inter_token.family()
 
@@ -128,3 +132,13 @@ class Metrics(Collector):
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
         return generate_latest(self.registry)
+
+
+def _pools(wanted: Wanted) -> Iterator[Metric]:
+    """Workers by pool, as whoever scales them says; absent where nobody does."""
+    wants = GaugeMetricFamily("trivium_workers_wanted", "That a pool wants.", labels=("pool",))
+    has = GaugeMetricFamily("trivium_workers_present", "That a pool has.", labels=("pool",))
+    for pool in wanted.pools:
+        wants.add_metric([pool.role.value], pool.workers)
+        has.add_metric([pool.role.value], pool.present)
+    yield from (wants, has)

@@ -14,7 +14,6 @@ from collections.abc import Coroutine
 from schemas.errors import (
     BrokerUnavailable,
     DeadlineExceeded,
-    EngineFailed,
     NotReady,
     TooManyRequests,
 )
@@ -33,12 +32,12 @@ from streams.gateway.request.conversation import Conversation, Conversations
 from streams.gateway.request.intake import Served
 from streams.gateway.stream.event_id import EventIds
 from streams.gateway.stream.hub import Call, Hub
+from streams.gateway.stream.overdue import failure_of
 from streams.gateway.stream.response_id import ResponseIds
 
 logger = logging.getLogger(__name__)
 SWEEP_S = 0.25
 RETRY_S = 1.0
-DEADLINE_GRACE_MS = 2_000  # workers and routers end what is late; this is for when they cannot
 
 
 class Gateway:
@@ -109,6 +108,10 @@ class Gateway:
                 f"{len(self.resumed)} streams are being resumed, {same} of them this one, and at "
                 f"most {most} and {per_request} are allowed; try again later"
             )
+
+    def is_resumed(self, call: Call) -> bool:
+        """Whether its client has come back to this gateway on another connection."""
+        return any(each.key.parent_id == call.key.parent_id for each in self.resumed)
 
     def find_call(self, parent_id: str, tenant: str) -> Call | None:
         """The call that this gateway answers, if it is the caller's."""
@@ -204,18 +207,13 @@ class Gateway:
     def sweep(self, now_s: float, now_ms: int) -> None:
         """End late calls and those that lack tokens; keep silent ones alive."""
         for call in [*self.hub.calls(), *self.resumed]:
-            if now_ms > call.deadline_ms + DEADLINE_GRACE_MS:
-                if call.failure is not None:  # it was told, and is here still: nobody reads it
+            failure = failure_of(call, now_s, now_ms, self.settings.gap_ms)
+            if failure is not None:
+                is_late = isinstance(failure, DeadlineExceeded)
+                if is_late and call.failure is not None:  # told, and here still: nobody reads it
                     call.abort_connection()
-                call.fail(DeadlineExceeded("the deadline passed and nobody ended the request"))
-                continue
-            if not any(stream.has_gap for stream in call.streams):
-                call.gap_since_s = 0.0
-            elif not call.gap_since_s:
-                call.gap_since_s = now_s
-            elif (now_s - call.gap_since_s) * 1000 > self.settings.gap_ms:
-                call.fail(EngineFailed("tokens in the middle of the answer were lost"))
-            if (
+                call.fail(failure)
+            elif (
                 not call.waits_for_end
                 and (now_s - call.last_activity_s) * 1000 > self.settings.keepalive_ms
             ):

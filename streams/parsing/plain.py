@@ -38,7 +38,7 @@ def json_lines(data: bytes) -> Iterator[Parsed]:
             place = f"line {number}"
             try:
                 yield _of_line(json.loads(line), place)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 yield Parsed("", place=place, wrong=f"expected a JSON object: {error}")
             except Unreadable as error:
                 yield Parsed("", place=place, wrong=str(error))

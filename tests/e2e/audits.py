@@ -6,10 +6,9 @@ What must hold whatever died in between is audited in `infra/bench/faults/log_au
 from collections.abc import Iterable
 
 from infra.bench.faults.log_audit import read_topic, with_offsets
-from schemas.fleet import LEASE_MS
+from schemas.fleet import DEAF_MS, LEASE_MS
 from schemas.records import Heartbeat, JournalBatch, MemberState, Work
 from schemas.settings import LogSettings
-from streams.core.fleet.members import DEAF_MS
 from streams.core.fleet.workers import Life
 
 
@@ -22,7 +21,7 @@ async def decoder(log: LogSettings, request_id: str) -> Life:
 
 async def _journal(log: LogSettings, router_id: str) -> list[tuple[str, int, int]]:
     """Topic, offset and time of all that a router applied, in order."""
-    batches: list[JournalBatch] = await read_topic(log, "journal")
+    batches = [each for each in await read_topic(log, "journal") if isinstance(each, JournalBatch)]
     mine = [batch for batch in batches if batch.router_id == router_id]
     mine.sort(key=lambda batch: (batch.router_epoch, batch.first_seq))
     return [

@@ -17,12 +17,14 @@ from infra.processes.supervisor import Process, ProcessSpec, Supervisor
 from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
+from schemas.log.clock import wall_ms
 from schemas.records import MemberKind
 from schemas.settings import LogSettings, ModelSettings
 from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from tests.e2e.audits import know_workers
 from tests.long_leases import LONG_LEASES
+from tests.replays import replayed
 from tests.waiting import until
 from workers.config import WorkerSettings
 
@@ -90,14 +92,17 @@ async def stack(
     seconds: float = 180,
     long_leases: bool = True,
     own: Mapping[str, Mapping[str, str]] | None = None,
+    replays: bool = True,
     **plan: int,
 ) -> AsyncIterator[Stack]:
-    """Start the plan's processes, and stop them whatever happens.
+    """Start the plan's processes, and stop them whatever happens. What routers decided meanwhile
+    is then replayed, unless `replays` is false (issue 14, 2).
 
     Only where workers are to be lost by their silence, leases are those of a deployment.
     """
+    begun_ms = wall_ms()
     counts = {"prefill": 0, "decode": 0, **plan}
-    made = StackPlan(broker=False, **counts)
+    made = replace(StackPlan(broker=False), **counts)  # type: ignore[arg-type]  # by name
     if long_leases:
         running = lasting_stack(settings, made, folder=folder, own=own)
     else:
@@ -108,6 +113,9 @@ async def stack(
         yield running
     finally:
         await running.stop(grace_s=10)
+    if replays:
+        path = folder / "recording.avro"
+        await replayed(running.settings.log, path, begun_ms, long=long_leases)
 
 
 async def met(running: Stack) -> None:

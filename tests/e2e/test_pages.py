@@ -26,10 +26,10 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
-PAGE_URL = "http://127.0.0.1:8000"
+PAGE_URL, PAGE_BROKER = "http://127.0.0.1:8000", "127.0.0.1:9092"
 MODEL = "smollm2-135m-instruct"  # as the pages call it
+PAGE_EMBEDDER, EMBEDDER = "all-minilm-l6-v2", "hash"  # as the pages call it, and what runs here
 COMMAND_S = 120
-PAGES = {"operate.md", "retrieve.md", "integrate.md", "placement.md"}
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ async def running(
     settings = replace(settings, model=replace(settings.model, name=MODEL))
     folder = tmp_path / "home"
     async with stack(
-        settings, folder, prefill=2, decode=2, retrieval=2, shards=2, embedding=1
+        settings, folder, prefill=2, decode=2, retrieval=2, shards=2, embedding=1, bridges=1
     ) as found:
         yield found
 
@@ -85,8 +85,18 @@ async def found(words: list[str]) -> bool:
     return not await asyncio.to_thread(trivium, words)
 
 
-async def run(block: Block, url: str, request_id: str) -> None:
-    text = block.text.replace(PAGE_URL, url)
+def of_stack(text: str, running: Stack) -> str:
+    """With the stack's addresses and names of topics instead of the page's."""
+    log = running.settings.log
+    text = text.replace(PAGE_URL, running.gateway_urls[0]).replace(PAGE_BROKER, log.bootstrap)
+    text = text.replace(PAGE_EMBEDDER, EMBEDDER)
+    for topic in ("prompts", "answers"):
+        text = text.replace(f'"{topic}"', f'"{log.topic_prefix}{topic}"')
+    return text
+
+
+async def run(block: Block, running: Stack, request_id: str) -> None:
+    text = of_stack(block.text, running)
     if block.language == "python":
         assert not await asyncio.to_thread(other, [sys.executable, "-c", text])
         return
@@ -115,7 +125,8 @@ async def test_what_the_pages_say_works(
     marked = [block for block in blocks("sh", "python") if block.runs]
     pages = {block.page for block in marked}
     assert {
-        f"infra/docs/{name}.md" for name in ("operate", "retrieve", "integrate", "placement")
+        f"infra/docs/{name}.md"
+        for name in ("operate", "retrieve", "integrate", "placement", "traces")
     } <= pages
     for block in marked:
-        await run(block, url, request_id)
+        await run(block, running, request_id)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.bench.faults.expected_answers import alone
-from infra.bench.faults.log_audit import Audit, audit
+from infra.bench.faults.log_audit import Audit, audit, read_topic
 from infra.stack.fleet_watch import FleetWatch
 from infra.stack.launcher import Stack
 from infra.stack.reassignment import move_worker
@@ -17,8 +17,9 @@ from schemas.codec import Codec
 from schemas.fleet import Member
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
-from schemas.records import MemberState, OutcomeKind, Reason, Role
+from schemas.records import MemberState, OutcomeKind, Reason, Role, Work
 from schemas.settings import LogSettings
+from streams.core.fleet.workers import Life
 from tests.e2e.audits import overlooked
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.waiting import pass_time, until
@@ -61,6 +62,14 @@ class Operator:
     def _is_ready(self, worker_id: str) -> bool:
         member = self._fleet.view.members.get(worker_id)
         return member is not None and member.state is MemberState.READY and member.lives(wall_ms())
+
+    async def sees_again(self, before: Member) -> None:
+        name, epoch = before.member_id, before.epoch
+        await until(lambda: self.worker(name).epoch > epoch, seconds=WAIT_S)
+
+    def lives(self, life: Life) -> bool:
+        member = self.worker(life[0])
+        return member.epoch == life[1] and member.lives(wall_ms())
 
     def worker(self, worker_id: str) -> Member:
         return self._fleet.view.members[worker_id]
@@ -115,6 +124,25 @@ class Load:
         return answers
 
 
+async def orders_of(log: LogSettings, life: Life) -> int:
+    """How many orders to decode a worker's life has been given."""
+    orders = [each for each in await read_topic(log, "decode") if isinstance(each, Work)]
+    return sum((order.worker_id, order.worker_epoch) == life for order in orders)
+
+
+async def dies_with_an_order(running: Stack, operator: Operator) -> bool:
+    """Stop decode-1, and kill it when it has been given an order since, which nobody will take; or
+    when its lease is over without one. Whether there was one."""
+    before = operator.worker("decode-1")
+    life, log = (before.member_id, before.epoch), running.settings.log
+    await running.kill("decode-1", signal.SIGSTOP)
+    held = await orders_of(log, life)
+    while operator.lives(life) and await orders_of(log, life) == held:
+        await pass_time(0.1)
+    await running.kill("decode-1", signal.SIGKILL)
+    return await orders_of(log, life) > held
+
+
 async def check(running: Stack, log: LogSettings, answers: list[Answer]) -> Audit:
     """Every request has one outcome, a completed one, with the tokens of an engine alone."""
     found = await audit(log)
@@ -151,11 +179,13 @@ async def test_nothing_is_lost_while_workers_come_go_move_and_die(
         await load.decoded_by("prefill-0")
         await operator.move("decode-1", PREFILL, DECODE)
         await load.more(20)
-        before = operator.worker("decode-1")
-        await running.kill("decode-1", signal.SIGKILL)
-        await load.more(40)
-        await running.wait_ready("decode-1")
-        await until(lambda: operator.worker("decode-1").epoch > before.epoch)
+        was_given = False
+        while not was_given:
+            before = operator.worker("decode-1")
+            was_given = await dies_with_an_order(running, operator)
+            await load.more(40)
+            await running.wait_ready("decode-1")
+            await operator.sees_again(before)
         assert operator.worker("decode-1").registration.roles == before.registration.roles
         await running.scale(prefill=2, decode=3)  # drains prefill-2, which has both roles
         await load.decoded_by("decode-2")

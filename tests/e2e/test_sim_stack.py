@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,12 @@ from infra.bench.faults.log_audit import audit, read_raw, read_topic
 from infra.stack.launcher import Stack
 from infra.story.record_finder import read_story
 from infra.story.steps import steps_of
+from infra.traces.formats import read, write
+from infra.traces.from_log import read_log
+from infra.traces.report import report
+from infra.traces.sending import Pace, send
+from infra.traces.trace import Arrival, Trace
+from schemas.log.clock import wall_ms
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS, partition_of
 from tests.conftest import _fresh_topics
@@ -275,3 +282,36 @@ async def test_n_choices_are_n_requests_of_one_call(client: Client, log: LogSett
     records = await audit(log)
     request_id = response.headers["x-request-id"]
     assert sum(r.parent_id == request_id for r in records.requests.values()) == 3
+
+
+async def test_a_trace_is_sent_and_comes_back_from_the_log(
+    remote: Stack, log: LogSettings, tmp_path: Path
+) -> None:
+    """Lengths and what begins alike are as they were, after a file of Dynamo's, too; one turn comes
+    after the other (issue 14, 2)."""
+    rows = [(40, 3, (0, 1, 2)), (44, 5, (0, 1, 3)), (30, 2, (4, 5))]
+    arrivals = [
+        Arrival(
+            at_ms=20.0 * at,
+            prompt_tokens=length,
+            output_tokens=answer,
+            blocks=blocks,
+            session_id="one",
+        )
+        for at, (length, answer, blocks) in enumerate(rows)
+    ]
+    trace = Trace(format="test", arrivals=arrivals, block_tokens=16)
+    begin_ms = wall_ms()
+    model = remote.settings.model.served_name
+    sent = await send(trace, remote.gateway_urls[0], model, Pace(), api_key="none")
+    assert [each.error for each in sent] == ["", "", ""]
+    assert report(sent)["total_osl"]["avg"] == 10
+
+    async def ended() -> bool:
+        return len((await read_log(log, begin_ms, wall_ms(), 16)).arrivals) == 3
+
+    await until(ended)
+    path = tmp_path / "trace.jsonl"
+    write(await read_log(log, begin_ms, wall_ms(), 16), path, "dynamo", model)
+    found = read(path).arrivals
+    assert [(e.prompt_tokens, e.output_tokens, (*e.blocks,)) for e in found] == rows

@@ -14,13 +14,13 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from infra.bench.faults.expected_answers import alone
 from infra.bench.faults.log_audit import audit
+from infra.broker.quorum import Cluster
 from infra.broker.section import BrokerSettings
 from schemas.errors import ConfigError
 from schemas.log.admin import create_topics
 from schemas.log.connecting import client_options
 from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, sim_settings, stack
-from tests.quorum import Cluster
 from tests.waiting import until
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(900)]

@@ -16,7 +16,7 @@ from infra.stack.plan import StackPlan
 from schemas.errors import ConfigError
 from schemas.fleet import Member
 from schemas.log.clock import wall_ms
-from schemas.records import MemberState
+from schemas.records import MemberKind, MemberState, Role
 from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, sim_settings
 from tests.e2e.hosts import DEVICE, HERE, Hosts, two_hosts
@@ -94,6 +94,14 @@ def _serving(fleet: FleetWatch) -> Member | None:
     return member if ready else None
 
 
+def _is_as_before(fleet: FleetWatch, epoch: int) -> bool:
+    """Whether the far worker serves in a new epoch, and no other has its role in the meantime."""
+    far = _serving(fleet)
+    workers = fleet.view.living(MemberKind.WORKER, wall_ms())
+    decoders = [each.member_id for each in workers if Role.DECODE in each.registration.roles]
+    return far is not None and far.epoch > epoch and decoders == [FAR]
+
+
 async def _asked_over_a_cut(hosts: Hosts, client: Client, fleet: FleetWatch) -> list[Answer]:
     """Streams that are under way when the cable is cut, and one when it is whole again."""
 
@@ -107,9 +115,11 @@ async def _asked_over_a_cut(hosts: Hosts, client: Client, fleet: FleetWatch) -> 
         for n, answer in enumerate(seen)
     ]
     await until(lambda: all(len(answer.token_ids) > 20 for answer in seen))
+    before = _serving(fleet)
+    assert before is not None
     hosts.cable("down")
     await pass_time(CUT_S)
     hosts.cable("up")
     answers = await asyncio.gather(*tasks)
-    await until(is_served)
+    await until(lambda: _is_as_before(fleet, before.epoch))
     return [*answers, await client.stream("Near again")]

@@ -38,6 +38,8 @@ LABELS = (
     *("POST /v1/embeddings", "POST /v1/rerank", "POST /v1/responses"),
     *("GET /v1/responses/{response_id}", "DELETE /v1/responses/{response_id}"),
     *("POST /v1/responses/{response_id}/cancel", "GET /v1/responses/{response_id}/input_items"),
+    *("POST /v1/batches", "GET /v1/batches", "GET /v1/batches/{batch_id}"),
+    "POST /v1/batches/{batch_id}/cancel",
 )
 OBJECT_LABELS = tuple(f"{method.upper()} {path}" for path, method in (*SHAPES, CONTENT))
 BODIES = {f"POST {path}": good for path, (good, _) in PATHS.items()}

@@ -1,17 +1,16 @@
 """Keeps tests/schemas/golden: the bytes of one fixed instance of every record in every version.
 
-`make schemas` runs it after a schema changed: the version that was current moves to
-schemas/history, and golden bytes of the new one are written. With ARGS=--unreleased the last
-version was never used outside a working tree and is dropped instead of kept.
+`make schemas` runs it after a schema changed: golden bytes of the new version are written, and the
+one that was current moves to schemas/history, or is dropped if it is not of the last release.
 """
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from schemas.codec import HISTORY_DIR, Codec, full_schema, schema_fingerprint
+from schemas.compatibility import released_marks
 from tests.schemas.examples import RECORDS, example
 
 GOLDEN_DIR = Path(__file__).parent / "golden"
@@ -67,11 +66,11 @@ def write_current(name: str) -> None:
     (GOLDEN_DIR / f"{name}.{mark}.json").write_text(json.dumps(file, indent=1) + "\n")
 
 
-def main(arguments: list[str]) -> None:
-    found = goldens()
+def main() -> None:
+    found, released = goldens(), released_marks()
     for golden in found:
         if not golden.is_current and not history_path(golden).exists():
-            retire(golden, keep="--unreleased" not in arguments)
+            retire(golden, keep=released.get(golden.name) == golden.fingerprint)
     written = {golden.name for golden in found if golden.is_current}
     for name in RECORDS:
         if name not in written:
@@ -79,4 +78,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.fleet import LEASE_MS, FleetView
+from schemas.fleet import DEAF_MS, LEASE_MS, SILENCE_MAX_MS, WANTED_MS, FleetView
 from schemas.records import (
     Grant,
     Heartbeat,
@@ -16,6 +16,7 @@ from schemas.records import (
     MemberState,
     Registration,
     Role,
+    Wanted,
 )
 
 
@@ -160,6 +161,12 @@ def test_the_silent_are_forgotten() -> None:
     assert list(view.members) == ["w2"]
 
 
+def others_beat(view: FleetView, from_ms: int, to_ms: int) -> None:
+    """The topic is not silent meanwhile."""
+    for at_ms in range(from_ms, to_ms + 1, DEAF_MS):
+        view.apply(beat("other", at_ms), at_ms, at_ms, at_ms)
+
+
 @pytest.mark.parametrize("late", [registration("w1", claims=(0,)), beat("w1", 1)])
 def test_nothing_revives_a_life_that_was_silent_for_a_lease(late: Registration | Heartbeat) -> None:
     """By the broker's clock, whenever it is read: not a heartbeat, and not a registration with
@@ -167,12 +174,44 @@ def test_nothing_revives_a_life_that_was_silent_for_a_lease(late: Registration |
     view = FleetView()
     assert view.apply(registration("w1", claims=(0,)), 0, 0, 10)
     assert view.apply(beat("w1", 0), 1, 0, 20)
+    others_beat(view, 20, 20 + LEASE_MS)
     silent_ms = LEASE_MS + 1
     assert not view.apply(late, 2, silent_ms, 20 + silent_ms)
     assert not view.apply(beat("w1", 2), 3, silent_ms, 20 + silent_ms)
     assert view.holder("decode", 0, silent_ms) is None
     assert view.apply(registration("w1", epoch=2, claims=(0,)), 4, silent_ms, 30 + silent_ms)
     assert view.holder("decode", 0, silent_ms) is not None
+
+
+@pytest.mark.parametrize("silent_ms", [4 * LEASE_MS, SILENCE_MAX_MS, SILENCE_MAX_MS + 1])
+def test_no_lease_runs_while_nobody_can_write(silent_ms: int) -> None:
+    """The leader of the topic has gone, and all are heard again when there is another. Whoever
+    joins first then takes nothing away (issue 14, 5)."""
+    view = FleetView()
+    view.apply(registration("w1", claims=(0,)), 0, 0, 10)
+    view.apply(beat("w1", 0), 1, 0, 20)
+    stands, now_ms = silent_ms <= SILENCE_MAX_MS, 20 + silent_ms
+    view.apply(registration("w2", claims=(0,)), 2, now_ms, now_ms)
+    assert holder(view, 0, now_ms) == ("w1" if stands else "w2")
+    others_beat(view, now_ms, now_ms + LEASE_MS)
+    assert view.apply(beat("w1", 1), 9, now_ms + LEASE_MS, now_ms + LEASE_MS) is stands
+
+
+def test_a_silence_saves_nobody_who_was_lost_before_nor_who_stays_away_after_it() -> None:
+    """(issue 14, 5)"""
+    view = FleetView()
+    for name in ("w1", "w2"):
+        view.apply(registration(name), 0, 0, 0)
+        view.apply(beat(name, 0), 1, 0, 0)
+    others_beat(view, 0, 2_000)
+    view.apply(beat("w2", 1), 2, 2_000, 2_000)
+    others_beat(view, 2_000, 2 * LEASE_MS)
+    back_ms = 4 * LEASE_MS
+    others_beat(view, back_ms, back_ms + LEASE_MS + DEAF_MS)
+    assert not view.apply(beat("w1", 1), 8, back_ms, back_ms)
+    late_ms = back_ms + LEASE_MS + DEAF_MS
+    assert not view.members["w1"].lives(back_ms)
+    assert not view.apply(beat("w2", 2), 9, late_ms, late_ms)
 
 
 def test_a_life_may_change_its_roles_within_its_lease() -> None:
@@ -244,3 +283,12 @@ def _check_first_claim(view: FleetView, partition: int, now_ms: int) -> None:
     held = view.holder("decode", partition, now_ms)
     assert (held.member_id if held else None) == (claims[0][1] if claims else None)
     assert (partition in view.free_partitions("decode", 3, now_ms)) == (not claims)
+
+
+def test_how_many_are_wanted_is_known_until_that_was_long_ago() -> None:
+    """(issue 14, 3)"""
+    view = FleetView()
+    assert view.wanted_now(0) is None
+    view.wanted = Wanted(written_by="up", at_ms=1_000, pools=())
+    assert view.wanted_now(1_000 + 3 * WANTED_MS) is view.wanted
+    assert view.wanted_now(1_001 + 3 * WANTED_MS) is None

@@ -11,29 +11,22 @@ from schemas.errors import RecordError
 from schemas.log.admin import wanted_topics
 from schemas.records import Heartbeat, Load, MemberState
 from schemas.settings import LogSettings
-from schemas.topics import (
-    DAY_MS,
-    DEAD_LETTER_SUFFIX,
-    HOUR_MS,
-    TOPICS,
-    Topic,
-    check_record,
-    partition_of,
-)
+from schemas.topic import DAY_MS, HOUR_MS, Topic
+from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS, check_record, partition_of
 from tests.schemas.examples import RECORDS, class_of
 
 ROWS = list(TOPICS.values())
 BEAT = Heartbeat(
     member_id="w", epoch=1, seq=0, at_ms=0, state=MemberState.READY, grants=(), load=Load()
 )
-ACTORS = {"gateway", "router", "worker", "replay", "anyone"}
+ACTORS = {"bridge", "gateway", "router", "worker", "replay", "anyone"}
 
 
 @pytest.mark.parametrize("topic", ROWS, ids=lambda t: t.name)
 def test_rows_are_whole(topic: Topic) -> None:
     assert TOPICS[topic.name] is topic
     assert topic.records and set(topic.records) <= set(RECORDS)
-    assert topic.partition_by in ("session", "lease", "single", "retrieval", "document")
+    assert topic.partition_by in ("session", "lease", "single", "retrieval", "document", "prompt")
     assert topic.cleanup in ("delete", "compact", "compact,delete")
     short = {
         "retrieval.prefill",
@@ -53,6 +46,7 @@ def test_whoever_owns_a_session_partition_owns_all_of_it() -> None:
     by_session = {topic.name for topic in ROWS if topic.partition_by == "session"}
     assert by_session == {
         "requests", "cancellations", "phases", "outcomes", "decisions", "sessions", "responses",
+        "usage", "decisions.shadow",
     }  # fmt: skip
     assert {TOPICS[name].group for name in by_session} == {"session"}
 
@@ -62,7 +56,7 @@ def test_one_partition_where_one_is_meant(topic: Topic) -> None:
     assert (topic.group == "single") == (topic.partition_by == "single")
     leased = topic.group in ("worker", "gateway", "asker")
     assert leased == (topic.partition_by == "lease")
-    for group in ("retrieval", "document"):
+    for group in ("retrieval", "document", "prompt"):
         assert (topic.group == group) == (topic.partition_by == group)
 
 
@@ -75,11 +69,13 @@ def test_session_records_know_their_session(topic: Topic) -> None:
 
 def test_every_root_record_has_a_topic() -> None:
     nested = {
-        "Candidate", "Capability", "Chunk", "Citation", "CollectionState", "EmbedCapability",
+        "Backlog", "Candidate", "Capability", "Chunk", "Citation", "CollectionState",
+        "EmbedCapability",
         "EmbedLoad", "Estimate", "Grant", "Insert", "KvHandle", "Lease", "Load", "Passage",
-        "Probes", "Probing", "Quoted", "Retrieval", "Sampling", "SearchCapability", "SearchLoad",
-        "StreamEnd", "StreamLogprobs", "StreamRetrieved", "StreamStart", "Structured",
-        "TokenLogprob", "TopLogprob", "WireError",
+        "Probes", "Probing", "PromptMessage", "Quoted", "Retrieval", "Sampling",
+        "SearchCapability", "SearchLoad", "SearchTally", "StreamEnd", "StreamLogprobs",
+        "StreamRetrieved", "StreamStart", "StreamVoid", "Structured", "TokenLogprob", "TopLogprob",
+        "WantedPool", "WireError",
     }  # fmt: skip
     assert {name for topic in ROWS for name in topic.records} == set(RECORDS) - nested
 

@@ -7,6 +7,7 @@ from schemas.records import (
     Cancellation,
     CancelReason,
     Capability,
+    Continued,
     Endpoint,
     Grant,
     Heartbeat,
@@ -106,6 +107,18 @@ def retrieved(request_id: str, *passages: Passage, **changes: Any) -> Retrieved:
         passages=passages,
         shards=1,
         asked_ms=T0,
+        at_ms=T0,
+    )
+    return replace(base, **changes)
+
+
+def continued(request_id: str, attempt: int, **changes: Any) -> Continued:
+    """How much there is of an answer, as its gateway tells it."""
+    base = Continued(
+        request_id=request_id,
+        session_id="s-" + request_id,
+        attempt=attempt,
+        written_by="gateway-a",
         at_ms=T0,
     )
     return replace(base, **changes)

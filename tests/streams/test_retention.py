@@ -13,7 +13,7 @@ from schemas.errors import ConfigError
 from schemas.log.admin import check_retention, needs_of_requests
 from schemas.log.connecting import client_options
 from schemas.settings import LogSettings, ModelSettings
-from schemas.topics import HOUR_MS
+from schemas.topic import HOUR_MS
 from streams.agents.lives import run_router
 from streams.config import RouterSettings
 from streams.gateway.app import run_gateway
@@ -94,4 +94,6 @@ async def test_a_broker_that_may_not_be_asked_is_told_in_the_log(
     monkeypatch.setattr(AIOKafkaAdminClient, "describe_configs", refused)
     with caplog.at_level(logging.WARNING):
         await check_retention(kafka, needs_of_requests(HOUR_MS))
-    assert "tokens: its retention is not known, and not checked: TopicAuth" in caplog.text
+    assert (
+        "tokens: cleanup.policy, retention.ms not told, and not checked: TopicAuth" in caplog.text
+    )

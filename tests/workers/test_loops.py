@@ -220,6 +220,21 @@ async def test_a_frame_that_is_not_written_ends_the_life_without_an_outcome() ->
         assert worker.log.of(Outcome) == []
 
 
+async def test_nothing_follows_a_frame_that_is_not_written() -> None:
+    """What waits would leave a gap, and its end would call the answer whole."""
+    async with running_worker() as worker:
+        worker.log.held_acks["tokens"] = []
+        await worker.held(work())
+        worker.engine.say(out(ids=[5], text="a"))
+        await until(lambda: worker.log.held_acks["tokens"] != [])
+        worker.engine.say(out(ids=[6], text="b", finish_reason="stop"))
+        await until(lambda: worker.engine.is_heard)
+        worker.log.held_acks.pop("tokens")[0].set_exception(KafkaTimeoutError())
+        await worker.lives(2)
+        assert [list(frame.texts) for frame in worker.log.of(TokenFrame)] == [["a"]]
+        assert worker.log.of(Outcome) == []
+
+
 async def test_a_report_that_fails_is_sent_again() -> None:
     async with running_worker() as worker:
         worker.log.errors["outcomes"] = deque([KafkaTimeoutError(), KafkaTimeoutError()])

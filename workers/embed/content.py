@@ -69,7 +69,7 @@ def check_text(document: Document) -> None:
         )
     try:
         is_object = isinstance(json.loads(document.metadata or "{}"), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         is_object = False
     if not is_object:
         raise RecordError(

@@ -5,7 +5,7 @@ Two engines implement it, `workers/llm/vllm/engine.py` and `workers/llm/sim/engi
 of Kafka, leases or routers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -45,6 +45,10 @@ class Job:
     `concurrent` they are empty, and the engines tell each other. A prefill job may have `kv` too:
     earlier KV of the session, which an engine that cannot read it ignores.
 
+    A job may go on behind an answer's beginning: the last `said` of `prompt_tokens` are of the
+    answer then. Its first token has the number `said`; `sampling` counts the whole answer. Where
+    they end the answer, as its attempt could not tell any more, that is said at once (`over`).
+
     A job whose answer searches again while it is generated has the `work`; engines ignore it
     (`workers/llm/probing/`).
     """
@@ -58,11 +62,27 @@ class Job:
     orchestration: Orchestration = Orchestration.NONE
     kv_target: KvHandle | None = None
     work: Work | None = None
+    said: int = 0
 
     @property
     def is_paired(self) -> bool:
         """Prefill writes the KV into decode's blocks, while both have the job."""
         return is_paired(self.orchestration)
+
+    def over(self, end_ids: Container[int]) -> "Output | None":
+        """The end of the answer, where it stands in what was said of it already.
+
+        `end_ids` are the model's own ends. Nothing counts as one among the first `min_tokens`.
+        """
+        sampling, said = self.sampling, self.said
+        if not 0 < said > sampling.min_tokens:
+            return None
+        last = self.prompt_tokens[-1]
+        by_model = last in end_ids and not sampling.ignore_eos
+        if not by_model and last not in sampling.stop_token_ids:
+            return None
+        reason = "" if by_model else str(last)
+        return Output(request_id=self.request_id, finish_reason="stop", stop_reason=reason)
 
 
 @frozen

@@ -102,7 +102,11 @@ class HeldRequests:
     @property
     def decoding(self) -> int:
         """Answers that are being generated."""
-        return sum(1 for stream in self._streams.values() if stream.seq and not stream.prefill)
+        return sum(
+            1
+            for stream in self._streams.values()
+            if stream.seq > stream.said and not stream.prefill
+        )
 
     @property
     def works(self) -> list[Work]:
@@ -160,6 +164,7 @@ class HeldRequests:
             orchestration=work.orchestration,
             kv_target=work.kv_target,
             work=work if work.probes is not None and not stream.prefill else None,
+            said=work.said,
         )
 
     def _new(self, work: Work) -> bool:
@@ -211,7 +216,10 @@ class HeldRequests:
             first_char=work.first_char,
             first_token_ms=work.first_token_ms,
             cached_tokens=work.cached_tokens,
-            repeats=work.first_seq > 0 or work.first_char > 0,
+            said=work.said,
+            seq=work.said,
+            chars=work.said_chars,
+            repeats=work.first_seq > work.said or work.first_char > work.said_chars,
         )
 
     def _hold(self, stream: HeldStream) -> None:
@@ -236,7 +244,7 @@ class HeldRequests:
             if output.probed is not None:
                 stream.take(output.probed)
             token_ids, text, seq, chars = output.token_ids, output.text, stream.seq, stream.chars
-            if not seq:
+            if seq == stream.said:
                 self._first(stream, output, now_ms)
                 if stream.prefill and text:
                     text = prefill.decided_text(stream, output)

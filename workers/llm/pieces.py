@@ -33,6 +33,18 @@ def texts_of(
     return [""] * (len(pieces) - 1) + [output.text]  # text lags its tokens as it may always
 
 
+def repeated_chars(decode: Callable[[list[int]], str], prompt: Sequence[int]) -> int:
+    """How much of its prompt an answer's first text repeats in a stream of tokenizers: all whole
+    characters, where the prompt ends within one, as that of an answer that goes on may; else none.
+    """
+    if not decode(list(prompt[-_CONTEXT_TOKENS:])).endswith(_INCOMPLETE):
+        return 0
+    tokens = list(prompt)
+    while (whole := decode(tokens)).endswith(_INCOMPLETE):
+        tokens.pop()
+    return len(whole)
+
+
 def split(output: Output, texts: Sequence[str]) -> list[Output]:
     """One for each token; what the output tells besides comes with the last, or the first."""
     ids, logprobs = output.token_ids, output.logprobs

@@ -52,6 +52,7 @@ class HeldStream:
     first_seq: int  # tokens and characters before these were sent by the prefill worker as well
     first_char: int
     first_token_ms: int
+    said: int = 0  # tokens before this one are of earlier attempts, and stand in the prompt
     seq: int = 0
     chars: int = 0
     cached_tokens: int = 0
@@ -165,14 +166,15 @@ def ended(
     whole = kind is OutcomeKind.COMPLETED
     prefill_worker, decode_worker = _who(stream, me)
     probed = stream.probed or NOTHING
+    prompt_tokens = stream.prompt_tokens - stream.said
     both: dict[str, Any] = {
         "request_id": stream.request_id,
         "attempt": stream.attempt,
         "kind": kind,
         "finish_reason": finish_reason,
         "error": error,
-        "prompt_tokens": stream.prompt_tokens,
-        "cached_tokens": stream.cached_tokens,
+        "prompt_tokens": prompt_tokens,
+        "cached_tokens": min(stream.cached_tokens, prompt_tokens),
         "mode": stream.work.mode,
         "prefill_worker": prefill_worker,
         "decode_worker": decode_worker,
@@ -196,6 +198,7 @@ def ended(
         ended_ms=now_ms,
         kv=None if kv is None else mine(kv, me),
         orchestration=stream.work.orchestration,
+        worker_ms=float(max(0, now_ms - stream.started_ms)),
         **both,
     )
     return end, outcome

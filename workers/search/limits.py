@@ -8,7 +8,8 @@ DEVICES = ("cpu", "cuda", "auto")  # where searches run; auto takes a CUDA devic
 
 # Of one search.
 K_MAX = 512  # hits
-TOP_M_MAX = 512  # entries of the routing list
+TOP_M_MAX = 2_048  # entries of the routing list, on cores
+CUDA_TOP_M_MAX = 512  # likewise, on a CUDA device
 TASKS_MAX = 4_096  # rows that one extend measures: width times degree at most
 CORES_DIM_MAX = 2**31 - 1  # values of a vector on cores; a CUDA device has a setting for it
 
@@ -23,5 +24,13 @@ FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 SQUARES_MAX = FLOAT32_MAX / 4  # sum over a vector; below it every distance is finite
 
 # Of one lane of cores.
-PLACES = 12  # searches that it advances together
-SLOTS = 32  # places, and room for searches that gave their place away
+PLACES = 4  # searches that it advances together; more would take turns in the first cache
+AHEAD = 8  # searches that wait in it, to take over from what ends
+SLOTS = 32  # places, and room for searches that have none
+LANES_MAX = 1_024
+
+# Of one CUDA device.
+CUDA_PLACES = 1_024  # searches that it advances together
+CUDA_SLOTS = 2_048  # places, and room for searches that have none
+CUDA_SLOTS_MAX = 1 << 16
+CUDA_DIM_MAX = 4_096  # values of a vector that it can search, unless a setting says otherwise

@@ -1,27 +1,30 @@
-"""Conversations of many clients, drawn from a seed, for as long as a run lasts.
+"""Conversations that arrive at a rate, drawn from a seed, whatever becomes of those before.
 
-Each client talks in turns that build on each other and begins anew where an answer broke. What
-they saw is collected, and judged against what one engine alone says.
+Each call continues a conversation whose last answer is whole, or begins one. Some look something
+up, and of some the client hangs up in the middle. What clients see goes to whoever is told.
 """
 
 import asyncio
-import itertools
 import random
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from infra.bench.faults.http_clients import WHOLE, Question, Seen
-from infra.stack.engine_alone import LoneAnswer
+from infra.handbook.library import Text
 from workers.models.sim import make_tokenizer
 
+COLLECTION = "chaos"
 OPENINGS, OPENING_WORDS = 48, (8, 96)
 FOLLOW_UPS = ("And then?", "Why is that so?", "Say it again in other words.")
-ANSWER_TOKENS = (8, 32, 96, 200)  # at 20 ms each
+ANSWER_TOKENS = (8, 24, 48, 96)
+RETRIEVES, HANGS_UP, GOES_ON = 0.3, 0.05, 0.7  # shares
+UNDER_WAY_MAX = 1_500  # beyond that, what would be asked is left out and counted
 
 
 class Client(Protocol):
-    """Either of `http_clients.py`."""
+    """Any of `http_clients.py`."""
 
     async def ask(self, question: Question) -> Seen:
         """One answer as far as it came."""
@@ -30,92 +33,112 @@ class Client(Protocol):
         """Close all connections."""
 
 
-class Talks:
-    """What so many clients ask and see."""
+@dataclass(slots=True)
+class Talk:
+    """One conversation so far."""
 
-    def __init__(self, clients: Sequence[Client], seed: int) -> None:
-        self._clients = clients
-        self._seed = seed
-        self._openings = _openings(seed)
-        self.seen: list[Seen] = []
-        self.under_way = 0
+    opening: int
+    messages: list[dict[str, str]]
+    looks_up: bool
+    turns_left: int
+
+
+class Load:
+    """One client for all conversations."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        rate: float,
+        seed: int,
+        told: Callable[[Seen], None],
+        retrieves: float = RETRIEVES,
+    ) -> None:
+        self._client, self._rate, self._told = client, rate, told
+        self._retrieves = retrieves
+        self._rng = random.Random(f"load {seed}")
+        self._openings = openings(seed)
+        self._waiting: deque[Talk] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.ended: Counter[str] = Counter()
+        self.left_out = 0
         self.is_over = False
 
+    @property
+    def under_way(self) -> int:
+        """Answers that somebody waits for."""
+        return len(self._tasks)
+
     async def run(self) -> None:
-        """Talk until `is_over`; returns when the last answers have ended."""
-        talks = [self._talk(client, number) for number, client in enumerate(self._clients)]
-        await asyncio.gather(*talks)
-        for client in self._clients:
-            await client.close()
-
-    async def _talk(self, client: Client, number: int) -> None:
-        rng = random.Random(self._seed * 1_000 + number)
+        """Ask until `is_over`."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time()
         while not self.is_over:
-            opening = rng.randrange(OPENINGS)
-            messages = [{"role": "user", "content": self._openings[opening]}]
-            for follow_up in (*FOLLOW_UPS[: rng.randrange(len(FOLLOW_UPS) + 1)], ""):
-                seen = await self._ask(client, _question(messages, opening))
-                if seen.ended != WHOLE or self.is_over:
-                    break
-                messages.append({"role": "assistant", "content": seen.text})
-                messages.append({"role": "user", "content": follow_up})
+            due_s += self._rng.expovariate(self._rate)
+            await asyncio.sleep(max(0.0, due_s - loop.time()))
+            if self.under_way >= UNDER_WAY_MAX:
+                self.left_out += 1
+                continue
+            task = asyncio.create_task(self._ask(self._next()))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _ask(self, client: Client, question: Question) -> Seen:
-        self.under_way += 1
-        try:
-            seen = await client.ask(question)
-        finally:
-            self.under_way -= 1
-        self.seen.append(seen)
-        return seen
+    async def drain(self, seconds: float) -> int:
+        """Wait for what is under way; how much has not ended by then, and is given up."""
+        left: set[asyncio.Task[None]] = set()
+        if self._tasks:
+            _, left = await asyncio.wait(self._tasks, timeout=seconds)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self._client.close()
+        return len(left)
 
-    def counts(self) -> dict[str, Counter[str]]:
-        """How questions ended, by client."""
-        endings: dict[str, Counter[str]] = {}
-        for seen in self.seen:
-            endings.setdefault(seen.client, Counter())[seen.ended] += 1
-        return endings
+    def _next(self) -> Talk:
+        rng = self._rng
+        if self._waiting and rng.random() < GOES_ON:
+            return self._waiting.popleft()
+        opening, looks_up = rng.randrange(OPENINGS), rng.random() < self._retrieves
+        first = {"role": "user", "content": self._openings[opening]}
+        return Talk(opening, [first], looks_up, rng.randrange(len(FOLLOW_UPS) + 1))
 
+    async def _ask(self, talk: Talk) -> None:
+        question = self._question(talk)
+        seen = await self._client.ask(question)
+        self.ended[seen.ended] += 1
+        self._told(seen)
+        if seen.ended != WHOLE or not talk.turns_left:
+            return
+        talk.turns_left -= 1
+        talk.messages.append({"role": "assistant", "content": seen.text})
+        talk.messages.append({"role": "user", "content": FOLLOW_UPS[talk.turns_left]})
+        self._waiting.append(talk)
 
-def wrong(seen: Sequence[Seen], expected: Mapping[str, LoneAnswer]) -> list[str]:
-    """Answers, or beginnings of answers, that are not what the engine alone says."""
-    sentences = []
-    for each in seen:
-        if not each.request_id:
-            continue
-        if (answer := expected.get(each.request_id)) is None:
-            sentences.append(f"{each.request_id}: answered, but not on the log")
-            continue
-        is_right = answer.text == each.text
-        if each.ended != WHOLE:
-            is_right = answer.text.startswith(each.text)
-        if not is_right:
-            place = _same(answer.text, each.text)
-            sentences.append(
-                f"{each.request_id}: {each.client} saw {each.text[place : place + 30]!r} after "
-                f"{place} characters, expected {answer.text[place : place + 30]!r}"
-            )
-    return sentences
-
-
-def _same(left: str, right: str) -> int:
-    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))
-    return sum(1 for _ in pairs)
-
-
-def _question(messages: Sequence[dict[str, str]], opening: int) -> Question:
-    """Every third conversation is sampled, the others are greedy."""
-    turn = len(messages) // 2
-    return Question(
-        messages=list(messages),
-        max_tokens=ANSWER_TOKENS[(opening + turn) % len(ANSWER_TOKENS)],
-        temperature=0.0 if opening % 3 else 0.8,
-        seed=opening,
-    )
+    def _question(self, talk: Talk) -> Question:
+        """Every third conversation is sampled, the others are greedy."""
+        turn = len(talk.messages) // 2
+        tokens = ANSWER_TOKENS[(talk.opening + turn) % len(ANSWER_TOKENS)]
+        hangs_up = self._rng.random() < HANGS_UP
+        query = self._openings[talk.opening]
+        return Question(
+            messages=list(talk.messages),
+            max_tokens=tokens,
+            temperature=0.0 if talk.opening % 3 else 0.8,
+            seed=talk.opening,
+            retrieval={"collection": COLLECTION, "query": query} if talk.looks_up else None,
+            read_max=self._rng.randint(1, tokens - 1) if hangs_up else 0,
+        )
 
 
-def _openings(seed: int) -> list[str]:
+def openings(seed: int) -> list[str]:
+    """What conversations begin with."""
     rng = random.Random(seed)
     vocabulary = make_tokenizer().get_vocab()
     words = sorted(token[1:] for token in vocabulary if token.startswith("Ġ") and len(token) > 3)
     return [" ".join(rng.choices(words, k=rng.randint(*OPENING_WORDS))) for _ in range(OPENINGS)]
+
+
+def texts(seed: int) -> Sequence[Text]:
+    """Documents that say what openings ask."""
+    return [Text(f"d{number}", text) for number, text in enumerate(openings(seed))]

@@ -1,32 +1,35 @@
 """Clients of the benchmarks that kill processes: what they ask, and what they see of the answers.
 
-`Plain` is the `openai` package as it comes: it tries again until an answer has begun, and knows
-nothing of resuming. `Once` asks for a whole answer and never again. `Resuming` reads a stream by
-hand, and where it breaks goes on with `Last-Event-ID` at any gateway. None judges what it reads.
+`Once` asks for a whole answer and never again. `Balanced` reads a stream from the first gateway
+that takes it, as behind a load balancer, and never again. `Resuming` goes on with `Last-Event-ID`
+at any gateway where a stream breaks. None judges what it reads.
 """
 
 import asyncio
 import json
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import openai
 
 from schemas.errors import NotReady, TriviumError, from_wire
 from schemas.records import WireError
 
-WHOLE, BROKEN, ERROR = "whole", "broken off", "error event"
+WHOLE, BROKEN, HUNG_UP = "whole", "broken off", "hung up"
 REFUSED, NOT_CONNECTED, GAVE_UP = "refused", "not connected", "gave up"
+_CHAT = "/v1/chat/completions"
 _RESUME = "Last-Event-ID"
 _PUBLIC_PREFIX = "chatcmpl-"
 _PAUSE_S = 0.5  # before a client that resumes tries again
 _CONNECT_S = 10.0
 _ONCE_S, _ONCE_PAUSE_S = 30.0, 1.0
 _DETAIL_CHARS_MAX = 300
+# An unused connection, for well less than a gateway that stops waits for its last use.
+_KEPT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,35 +40,51 @@ class Question:
     max_tokens: int
     temperature: float = 0.0
     seed: int = 0
+    retrieval: Mapping[str, Any] | None = None
+    read_max: int = 0  # tokens after which the client hangs up; 0: never
+
+    def body(self, model: str, *, stream: bool) -> dict[str, Any]:
+        """Of the call."""
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": list(self.messages),
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "seed": self.seed,
+        }
+        if stream:
+            body |= {"stream": True, "return_token_ids": True}
+        return body | ({"retrieval": dict(self.retrieval)} if self.retrieval else {})
 
 
 @dataclass(slots=True, kw_only=True)
 class Seen:
     """What a client saw of one question."""
 
-    client: str  # plain or resuming
+    client: str  # its name
     ended: str = ""  # one of the words above
     detail: str = ""  # of anything but a whole answer
     request_id: str = ""  # of the last request that was made for it and answered
     text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)  # when something came
     event_id: str = ""  # of the last event that came whole
     breaks: int = 0  # tries that did not lead to the end
     resumes: int = 0
     asked_s: float = field(default_factory=time.monotonic)
     first_s: float = 0.0  # when the first text came
     ended_s: float = 0.0
-    pause_s: float = 0.0  # longest between two texts
 
     def read(self, event: dict[str, Any], now_s: float) -> None:
         """One event."""
         self.request_id = str(event.get("id", "")).removeprefix(_PUBLIC_PREFIX) or self.request_id
         for choice in event.get("choices", ()):
             if text := choice["delta"].get("content"):
-                if self.first_s:
-                    self.pause_s = max(self.pause_s, now_s - self.ended_s)
                 self.first_s = self.first_s or now_s
                 self.ended_s = now_s
+                self.times_s.append(now_s)
                 self.text += text
+            self.token_ids += choice.get("token_ids") or ()
             if choice.get("finish_reason"):
                 self.ended = WHOLE
 
@@ -82,53 +101,20 @@ class Seen:
         return self
 
 
-class Plain:
-    """The `openai` client with its defaults: two further tries before an answer begins."""
-
-    name = "plain"
-
-    def __init__(self, urls: Sequence[str], model: str, rng: random.Random) -> None:
-        self._clients = [openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") for url in urls]
-        self._model = model
-        self._rng = rng
-
-    async def ask(self, question: Question) -> Seen:
-        """One answer as far as it came."""
-        seen = Seen(client=self.name)
-        try:
-            stream: Any = await self._rng.choice(self._clients).chat.completions.create(
-                model=self._model,
-                messages=list(question.messages),  # type: ignore[arg-type]  # plain dictionaries
-                max_tokens=question.max_tokens,
-                temperature=question.temperature,
-                seed=question.seed,
-                stream=True,
-            )
-            async for chunk in stream:
-                seen.read(chunk.model_dump(), time.monotonic())
-        except openai.APIStatusError as error:
-            return seen.end(f"{REFUSED} {error.status_code}", error)
-        except openai.APIConnectionError as error:
-            return seen.end(BROKEN if seen.text else NOT_CONNECTED, error)
-        except openai.APIError as error:
-            return seen.end(ERROR, error)
-        except (httpx.HTTPError, ValueError) as error:
-            return seen.end(BROKEN, error)
-        return seen if seen.ended else seen.end(BROKEN, "ended without a finish reason")
-
-    async def close(self) -> None:
-        """Close all connections."""
-        for client in self._clients:
-            await client.close()
-
-
 class _ByHand:
     """A client that makes its own requests, each at any gateway."""
 
     timeout: httpx.Timeout
 
     def __init__(self, urls: Sequence[str], model: str, rng: random.Random) -> None:
-        self._clients = [httpx.AsyncClient(base_url=url, timeout=self.timeout) for url in urls]
+        limits = httpx.Limits(
+            max_connections=None,
+            max_keepalive_connections=100,
+            keepalive_expiry=_KEPT_S,
+        )
+        self._clients = [
+            httpx.AsyncClient(base_url=url, timeout=self.timeout, limits=limits) for url in urls
+        ]
         self._model = model
         self._rng = rng
 
@@ -136,6 +122,30 @@ class _ByHand:
         """Close all connections."""
         for client in self._clients:
             await client.aclose()
+
+    async def _read(
+        self,
+        opening: AbstractAsyncContextManager[httpx.Response],
+        seen: Seen,
+        read_max: int,
+    ) -> None:
+        """A stream to its end, or until the client hangs up; raises what breaks it."""
+        async with opening as response:
+            if response.status_code != httpx.codes.OK:
+                raise NotReady(f"{response.status_code}: {await response.aread()!r}")
+            event_id = ""
+            async for line in response.aiter_lines():
+                if line.startswith("id: "):
+                    event_id = line.removeprefix("id: ")
+                elif line.startswith("data: {"):
+                    event = json.loads(line.removeprefix("data: "))
+                    if "error" in event:
+                        raise _failure(event["error"])
+                    seen.read(event, time.monotonic())
+                    seen.event_id = event_id
+                if read_max and len(seen.token_ids) >= read_max and not seen.ended:
+                    seen.ended = HUNG_UP
+                    return
 
 
 class Once(_ByHand):
@@ -151,10 +161,10 @@ class Once(_ByHand):
     async def ask(self, question: Question) -> Seen:
         """One answer, or none."""
         seen = Seen(client=self.name)
-        body = {"model": self._model, **asdict(question)}
+        body = question.body(self._model, stream=False)
         try:
             client = self._rng.choice(self._clients)
-            response = await client.post("/v1/chat/completions", json=body)
+            response = await client.post(_CHAT, json=body)
         except httpx.HTTPError as error:
             seen.end(NOT_CONNECTED, error)
         else:
@@ -165,6 +175,32 @@ class Once(_ByHand):
         if seen.ended != WHOLE:
             await asyncio.sleep(_ONCE_PAUSE_S)
         return seen
+
+
+class Balanced(_ByHand):
+    """A client behind a load balancer: where a gateway is not there, or says that it takes nothing,
+    another one is asked at once. What has begun is never asked again.
+    """
+
+    name = "balanced"
+
+    timeout = httpx.Timeout(None, connect=_CONNECT_S)
+
+    async def ask(self, question: Question) -> Seen:
+        """One answer, or none."""
+        seen, body = Seen(client=self.name), question.body(self._model, stream=True)
+        for client in self._rng.sample(self._clients, len(self._clients)):
+            opening, seen.ended, seen.detail = client.stream("POST", _CHAT, json=body), "", ""
+            try:
+                await self._read(opening, seen, question.read_max)
+            except (httpx.ConnectError, NotReady) as error:
+                seen.end(NOT_CONNECTED, error)
+                if not seen.request_id:
+                    continue
+            except (httpx.HTTPError, TriviumError) as error:
+                seen.end(BROKEN, error)
+            break
+        return seen if seen.ended else seen.end(BROKEN, "ended without a finish reason")
 
 
 class Resuming(_ByHand):
@@ -182,7 +218,7 @@ class Resuming(_ByHand):
             async with asyncio.timeout(self.patience_s):
                 while not seen.ended:
                     try:
-                        await self._read(question, seen)
+                        await self._read(self._opening(question, seen), seen, question.read_max)
                     except (httpx.HTTPError, TriviumError) as error:
                         why = f"{type(error).__name__}: {error}"
                     if not seen.ended:
@@ -192,30 +228,15 @@ class Resuming(_ByHand):
             return seen.end(GAVE_UP, why)
         return seen
 
-    async def _read(self, question: Question, seen: Seen) -> None:
+    def _opening(
+        self, question: Question, seen: Seen
+    ) -> AbstractAsyncContextManager[httpx.Response]:
         client = self._rng.choice(self._clients)
-        if seen.event_id:
-            seen.resumes += 1
-            url, headers = f"/v1/requests/{seen.request_id}/events", {_RESUME: seen.event_id}
-            opened = client.stream("GET", url, headers=headers)
-        else:
-            opened = client.stream("POST", "/v1/chat/completions", json=self._body(question))
-        async with opened as response:
-            if response.status_code != httpx.codes.OK:
-                raise NotReady(f"{response.status_code}: {await response.aread()!r}")
-            event_id = ""
-            async for line in response.aiter_lines():
-                if line.startswith("id: "):
-                    event_id = line.removeprefix("id: ")
-                elif line.startswith("data: {"):
-                    event = json.loads(line.removeprefix("data: "))
-                    if "error" in event:
-                        raise _failure(event["error"])
-                    seen.read(event, time.monotonic())
-                    seen.event_id = event_id
-
-    def _body(self, question: Question) -> dict[str, Any]:
-        return {"model": self._model, "stream": True, **asdict(question)}
+        if not seen.event_id:
+            return client.stream("POST", _CHAT, json=question.body(self._model, stream=True))
+        seen.resumes += 1
+        url, headers = f"/v1/requests/{seen.request_id}/events", {_RESUME: seen.event_id}
+        return client.stream("GET", url, headers=headers)
 
 
 def _failure(error: dict[str, Any]) -> TriviumError:

@@ -1,4 +1,4 @@
-"""Which process is killed or frozen when, drawn from a seed; and doing it to a running stack.
+"""Which process is hurt how and when, drawn from a seed; and doing it to a running stack.
 
 `draw` is pure. `Killer` keeps count of what it did, so that a process that ended by itself can be
 told from one that was killed.
@@ -10,23 +10,21 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from infra.broker.node import Broker
 from infra.stack.launcher import Stack
 
 BROKER = "broker"
-KILL, FREEZE = "kill", "freeze"
-PAUSE_S = (2.0, 5.0)  # between two blows
+KILL, FREEZE, STOP = "kill", "freeze", "stop"  # SIGKILL; SIGSTOP, then SIGCONT; SIGTERM
 FREEZE_S = (0.3, 6.0)  # some end before a lease does, some after
-FREEZE_SHARE = 0.4
 _POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blow:
-    """One kill or freeze."""
+    """One signal."""
 
     at_s: float
     name: str
@@ -38,35 +36,28 @@ def draw(
     names: Sequence[str],
     *,
     seconds: float,
-    broker_every_s: float,
-    broker_away_s: float,
+    every_s: float,
+    broker_kills: int,
     rng: random.Random,
 ) -> list[Blow]:
-    """Every blow of a run, by time: a process every 2 to 5 s, the broker in between.
-
-    Of the broker's kills the middle one keeps it away.
-    """
-    blows, at_s = [], rng.uniform(*PAUSE_S)
-    while at_s < seconds:
+    """Every blow of a run, by time: a process at a time, and the broker in between."""
+    blows = []
+    for number in range(1, int(seconds / every_s - 1e-9) + 1):
+        how = rng.choice((KILL, FREEZE, STOP))
+        lasts_s = rng.uniform(*FREEZE_S) if how == FREEZE else 0.0
         name = rng.choice(names)
-        if rng.random() < FREEZE_SHARE:
-            blows.append(Blow(at_s=at_s, name=name, how=FREEZE, lasts_s=rng.uniform(*FREEZE_S)))
-        else:
-            blows.append(Blow(at_s=at_s, name=name, how=KILL))
-        at_s += rng.uniform(*PAUSE_S)
-    kills = int(seconds / broker_every_s - 1e-9) if broker_every_s else 0
-    for number in range(1, kills + 1):
-        away_s = broker_away_s if number == (kills + 1) // 2 else 0.0
-        at_s = number * broker_every_s
-        blows.append(Blow(at_s=at_s, name=BROKER, how=KILL, lasts_s=away_s))
+        blows.append(Blow(at_s=number * every_s, name=name, how=how, lasts_s=lasts_s))
+    for number in range(1, broker_kills + 1):
+        at_s = (number / (broker_kills + 1)) * seconds + every_s / 2
+        blows.append(Blow(at_s=at_s, name=BROKER, how=KILL))
     return sorted(blows, key=lambda blow: blow.at_s)
 
 
 class Killer:
     """Deals blows to the processes of a stack, its broker among them."""
 
-    def __init__(self, stack: Stack) -> None:
-        self._stack = stack
+    def __init__(self, stack: Stack, told: Callable[[Blow], None] = lambda blow: None) -> None:
+        self._stack, self._told = stack, told  # of each blow as it falls
         self._broker = Broker(stack.settings.broker, stack.folder / "broker")
         self._frozen: set[str] = set()
         self.dealt: Counter[tuple[str, str]] = Counter()  # by name and how
@@ -82,15 +73,20 @@ class Killer:
 
     async def deal(self, blow: Blow) -> None:
         """One blow; returns when a freeze is over, or a broker may come back."""
-        if blow.name == BROKER:
-            await self._kill_broker(blow.lasts_s)
-        elif blow.name in self._frozen or not self._stack.processes[blow.name].pid:
+        is_broker = blow.name == BROKER
+        if not is_broker and (
+            blow.name in self._frozen or not self._stack.processes[blow.name].pid
+        ):
             self.missed += 1
             return
+        self._told(blow)
+        if is_broker:
+            await self._kill_broker(blow.lasts_s)
         elif blow.how == FREEZE:
             await self._freeze(blow)
         else:
-            await self._stack.kill(blow.name)
+            number = signal.SIGTERM if blow.how == STOP else signal.SIGKILL
+            await self._stack.kill(blow.name, number)
         self.dealt[blow.name, blow.how] += 1
 
     async def _freeze(self, blow: Blow) -> None:

@@ -18,6 +18,7 @@ from schemas.errors import RecordError
 from schemas.log.clients import AssignedReader
 from schemas.log.registry import make_codec
 from schemas.records import (
+    Continued,
     Decision,
     Orchestration,
     Outcome,
@@ -65,13 +66,15 @@ class Ends:
     """No token of an attempt follows that attempt's end, and its numbers have no gap.
 
     Both workers of a pair say the first token, and prefill's may reach the log after an end
-    that decode wrote; a frame without acknowledgement is sent again. Gateways drop both.
+    that decode wrote; a frame without acknowledgement is sent again. Gateways drop both. An attempt
+    may go on behind what the log had of the one before, when that was marked void.
     """
 
     says_first: dict[tuple[str, int], str]  # prefill worker of each attempt by a pair
     violations: list[str] = field(default_factory=list)
     _ended: set[tuple[str, int]] = field(default_factory=set)
     _said: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    _marked: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
 
     def read(self, frame: TokenFrame) -> None:
         """The next frame of its partition."""
@@ -79,7 +82,7 @@ class Ends:
         rows = zip(frame.request_ids, frame.attempts, *columns, strict=True)
         for request_id, attempt, first, count, char, text in rows:
             stream = (request_id, attempt)
-            tokens, chars = self._said.get(stream, (0, 0))
+            tokens, chars = self._has(stream)
             late_copy = frame.worker_id == self.says_first.get(stream) and first + count == 1
             is_repeat = first + count <= tokens and char + len(text) <= chars
             if stream in self._ended and not late_copy and not is_repeat:
@@ -88,6 +91,12 @@ class Ends:
                 self.violations.append(f"{stream}: gap before {first}")
             self._said[stream] = (max(tokens, first + count), max(chars, char + len(text)))
         self._ended.update((end.request_id, end.attempt) for end in frame.ends)
+        for void in frame.voids:
+            following = (void.request_id, void.attempt + 1)
+            self._marked.setdefault(following, self._has((void.request_id, void.attempt)))
+
+    def _has(self, stream: tuple[str, int]) -> tuple[int, int]:
+        return self._said.get(stream) or self._marked.get(stream, (0, 0))
 
 
 @dataclass
@@ -186,7 +195,7 @@ async def read_audit(log: LogSettings) -> Audit:
     for records in read[1:4]:
         by_id: dict[str, list[Any]] = defaultdict(list)
         for record in records:
-            if not isinstance(record, Retrieved):  # which lies among the phases
+            if not isinstance(record, Retrieved | Continued):  # which lie among the phases
                 by_id[record.request_id].append(record)
         grouped.append(by_id)
     requests = {request.request_id: request for request in read[0]}

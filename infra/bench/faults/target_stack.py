@@ -13,6 +13,7 @@ from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from schemas.errors import NotReady
+from schemas.records import Priority
 from schemas.settings import LogSettings, ModelSettings
 from streams.gateway.config import GatewaySettings
 from workers.config import WorkerSettings
@@ -28,15 +29,19 @@ DEADLINE_MS = 300_000  # longer than the broker is away
 _PORT_TRIES = 20
 
 
-def make_stack(plan: StackPlan, folder: Path, **sim: Any) -> Stack:
-    """Not started; the folder is made anew."""
+def make_stack(
+    plan: StackPlan, folder: Path, *, priority: Priority = Priority.STANDARD, **sim: Any
+) -> Stack:
+    """Not started; the folder is made anew. Calls over HTTP have the class `priority`."""
     shutil.rmtree(folder, ignore_errors=True)
     model = make_sim_model(folder / "model")
     settings = Settings(
         log=LogSettings(),
         broker=BrokerSettings(port=0, heap_mb=384),
         model=ModelSettings(path=str(model), name=MODEL),
-        gateway=GatewaySettings(port=_adjacent_ports(plan.gateways), deadline_ms=DEADLINE_MS),
+        gateway=GatewaySettings(
+            port=adjacent_ports(plan.gateways), deadline_ms=DEADLINE_MS, priority=priority.value
+        ),
         worker=WorkerSettings(engine="sim"),
         engines={"sim": {**SIM, **sim}},
     )
@@ -49,7 +54,7 @@ def urls(stack: Stack) -> list[str]:
     return [f"http://{HOST}:{first + number}" for number in range(stack.plan.gateways)]
 
 
-def _adjacent_ports(count: int) -> int:
+def adjacent_ports(count: int) -> int:
     """The first of so many ports in a row that nobody listens on at this moment."""
     for _ in range(_PORT_TRIES):
         (first,) = free_ports(HOST)

@@ -51,7 +51,7 @@ class Load:
         await self.books.put_vectors(FILLER, vectors)
         pages = [Text(page.document_id, page.text, page.title) for page in handbook(_PAGES)]
         await self.books.put(COLLECTION, pages)
-        await self.books.wait_for(COLLECTION, pages[-1], _FOUND_S)
+        await self.books.wait_for_all(COLLECTION, pages, _FOUND_S)
 
     def question(self) -> Question:
         """The next one."""

@@ -1,13 +1,14 @@
 """The retrieval benchmark: what documents do for answers, and what looking them up costs.
 
 `make bench-retrieval`, or `trivium bench retrieval --quick`. Part `quality` asks a real model about
-a handbook that nobody knows, and part `probes` has it search while it answers; part `recall`
-searches Python's documentation strings, beside exact searches; part `latency` measures the time to
-the first token with and without a search, idle and beside a saturated decode queue; part
-`freshness` how soon a document is found under load, and how fast documents come in, beside the
-embedding model alone; part `kept` edits pages between questions whose answers are kept; part
-`control` plays steps of load to the control loop and to fixed settings; part `losses` kills a
-replica and a shard under load. Writes build/bench/retrieval.json.
+a handbook that nobody knows, part `probes` has it search while it answers, and part `early` gives
+it long prompts that are computed while it searches; part `recall` searches Python's documentation
+strings, beside exact searches; part `latency` measures the time to the first token with and without
+a search, idle and beside a saturated decode queue; part `freshness` how soon a document is found
+under load, and how fast documents come in, beside the embedding model alone; part `kept` edits
+pages between questions whose answers are kept; part `control` plays steps of load to the control
+loop and to fixed settings; part `losses` kills a replica and a shard under load. Writes
+build/bench/retrieval.json.
 """
 
 from collections.abc import Mapping
@@ -21,18 +22,28 @@ from rich.table import Table
 
 from infra.bench.benchmark import Benchmark, Findings, counting, offered
 from infra.bench.results import Bar, at_least
-from infra.bench.retrieval import control, freshness, kept, latency, losses, probes, quality, recall
+from infra.bench.retrieval import (
+    control,
+    early,
+    freshness,
+    kept,
+    latency,
+    losses,
+    probes,
+    quality,
+    recall,
+)
 from infra.bench.retrieval.stacks import answering_stack, running, sharded_stack, simulated_stack
 from infra.handbook.library import library
 
-QUALITY, PROBES = "quality", "probes"
+QUALITY, PROBES, EARLY = "quality", "probes", "early"
 RECALL, LATENCY, FRESHNESS, KEPT = "recall", "latency", "freshness", "kept"
 CONTROL, LOSSES = "control", "losses"
-PARTS = (QUALITY, PROBES, RECALL, LATENCY, FRESHNESS, KEPT, CONTROL, LOSSES)
+PARTS = (QUALITY, PROBES, EARLY, RECALL, LATENCY, FRESHNESS, KEPT, CONTROL, LOSSES)
 _PATIENCE_S = 600.0  # for an answer
 _MEASURED: Mapping[str, Any] = {
-    PROBES: probes, RECALL: recall, LATENCY: latency, FRESHNESS: freshness, KEPT: kept,
-    CONTROL: control, LOSSES: losses,
+    PROBES: probes, EARLY: early, RECALL: recall, LATENCY: latency, FRESHNESS: freshness,
+    KEPT: kept, CONTROL: control, LOSSES: losses,
 }  # fmt: skip
 
 
@@ -46,6 +57,7 @@ class Options:
     streams: int = offered(4, "questions at once")
     answer_tokens: int = offered(256, "of each answer with probes")
     rounds: int = offered(5, "of answers with probes in each way")
+    prompts: int = offered(20, "long ones, that are computed during a search")
     docstrings: int = offered(0, "documents that are searched; 0: all")
     rates: tuple[float, ...] = offered((1.0, 100.0), "chats a second")
     load_s: float = offered(60.0, "s of each load")
@@ -62,7 +74,7 @@ class Options:
 
 
 QUICK = Options(
-    sizes=(30,), questions=4, streams=2, answer_tokens=64, rounds=1, docstrings=150,
+    sizes=(30,), questions=4, streams=2, answer_tokens=64, rounds=1, prompts=3, docstrings=150,
     rates=(4.0, 20.0), load_s=1.5, fillers=4_000, documents=200, turns=30, pairs=100,
     phase_s=0.5, settings=1, repeats=1, kill_rate=4.0, kill_s=3.0,
 )  # fmt: skip
@@ -73,7 +85,7 @@ async def run(options: Options, console: Console) -> Findings:
     found: dict[str, Any] = {}
     wanted = options.only or PARTS
     with counting(console, 34) as progress:
-        if {QUALITY, PROBES} & set(wanted):
+        if {QUALITY, PROBES, EARLY} & set(wanted):
             found |= await _answers(options, wanted, progress)
         if {RECALL, LATENCY, FRESHNESS, KEPT} & set(wanted):
             found |= await _loads(options, wanted, progress)
@@ -103,6 +115,11 @@ async def _answers(options: Options, wanted: tuple[str, ...], progress: Progress
                 found[PROBES] = await probes.measure(
                     books, client, model, streams=options.streams, tokens=options.answer_tokens,
                     rounds=options.rounds, seed=options.seed, progress=progress,
+                )  # fmt: skip
+            if EARLY in wanted:
+                found[EARLY] = await early.measure(
+                    books, client, model, prompts=options.prompts, seed=options.seed,
+                    progress=progress,
                 )  # fmt: skip
     return found
 

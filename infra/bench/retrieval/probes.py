@@ -45,7 +45,7 @@ async def measure(
     """By way: tokens a second of so many answers at once, and the stalled share of decoding."""
     pages = [Text(page.document_id, page.text, page.title) for page in handbook(_PAGES)]
     await books.put(COLLECTION, pages)
-    await books.wait_for(COLLECTION, pages[-1], _FOUND_S)
+    await books.wait_for_all(COLLECTION, pages, _FOUND_S)
     asked = [each.text for each in questions(handbook(_PAGES), streams * rounds, seed=seed)]
     found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     task = progress.add_task("probes", total=(rounds + 1) * len(WAYS))

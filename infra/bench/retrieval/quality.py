@@ -106,7 +106,7 @@ async def measure(
         collection = f"handbook-{size}"
         pages = [Text(page.document_id, page.text, page.title) for page in handbook(size)]
         await books.put(collection, pages)
-        await books.wait_for(collection, pages[-1], _FOUND_S)
+        await books.wait_for_all(collection, pages, _FOUND_S)
         ways = (WITH, WITHOUT, WRONG) if size == sizes[0] else (WITH,)
         found[str(size)] = {
             way: figures(await questioner.ask_all(collection, asked, way)) for way in ways

@@ -80,7 +80,7 @@ async def measure(
     described = corpus()[: documents or None]
     texts = [Text(each.document_id, each.text) for each in described]
     await books.put(COLLECTION, texts)
-    await books.wait_for(COLLECTION, texts[-1], _FOUND_S)
+    await books.wait_for_all(COLLECTION, texts, _FOUND_S)
     exact = Exact(await books.passages(COLLECTION))
     asked = random.Random(seed).sample(described, min(questions, len(described)))
     task = progress.add_task("recall", total=len(asked))

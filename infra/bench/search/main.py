@@ -1,9 +1,9 @@
-"""The search benchmark: the vector engine beside hnswlib, faiss and usearch, in one run.
+"""The search benchmark: the vector engine beside hnswlib, faiss, usearch and SVS, in one run.
 
 `make bench-search`, or `trivium bench search --quick`. Parts: search speed at equal recall,
-separated clusters, build, mixed traffic of decode and prefill, warm-started probes, what the log
-adds, and the scheduler taken apart. Writes build/bench/search.json and search.png. On a GPU it
-measures nothing.
+separated clusters, every data set of the zoo, build, mixed traffic of decode and prefill,
+warm-started probes, what the log adds, and the scheduler taken apart. Writes
+build/bench/search.json and search.png. On a GPU it measures nothing.
 """
 
 import time
@@ -17,10 +17,12 @@ from infra.bench.cpu_time import CpuMeter
 from infra.bench.results import BENCH_DIR, Bar
 from infra.bench.search.options import PARTS, QUICK, Options, Progress
 from infra.bench.search.parts import (
+    every_kind,
     index_alone,
     mixed_traffic,
     scheduling,
     through_the_log,
+    updates,
     warm_probes,
 )
 from infra.bench.search.plot import plot
@@ -53,6 +55,10 @@ def measure(
             by_part["warm"] = warm_probes.warm(scene)
     if "clusters" in parts:
         by_part["clusters"] = index_alone.clusters(options, names, progress)
+    if "every-kind" in parts:
+        by_part["every-kind"] = every_kind.every_kind(options, names, progress)
+    if "updates" in parts:
+        by_part["updates"] = updates.updates(options, progress)
     if "kafka" in parts:
         by_part["kafka"] = through_the_log.kafka(options, progress)
     if "scheduler" in parts:

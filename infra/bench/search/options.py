@@ -5,9 +5,12 @@ from dataclasses import dataclass
 
 from infra.bench.benchmark import offered
 from infra.bench.search.systems import NAMES
+from infra.bench.search.zoo.kinds import KINDS
 
 Progress = Callable[[str], None]
-PARTS = ("speed", "clusters", "build", "mixed", "warm", "kafka", "scheduler")
+PARTS = (
+    "speed", "clusters", "every-kind", "build", "mixed", "warm", "updates", "kafka", "scheduler",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +27,18 @@ class Options:
     builds: int = offered(2, "of ours and of hnswlib, in turns")
     separated_rows: int = 40_000
     clusters: int = 400
+    kinds: tuple[str, ...] = offered(tuple(KINDS), "of the zoo", choices=tuple(KINDS))
+    drawn: tuple[int, ...] = offered((1, 2, 3, 4, 5, 6), "seeds of kinds that nobody chose")
+    zoo_share: float = 1.0  # of a kind's full size
+    zoo_queries: int = 1_000
     sequences: int = 500  # whose probes drift
     probes: int = 12
     load_s: float = 4.0  # of each rate of mixed traffic, over all runs
     load_runs: int = 5
     load_shares: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)  # of the capacity
+    linked_rows: tuple[int, ...] = (25_000, 100_000)  # to which more are linked
+    linked_batches: int = 8
+    updated_rows: int = 1_000_000
     kafka_rows: int = 20_000
     kafka_warm_up: int = 2_000  # retrievals before any is timed, each way
     kafka_least: int = 20  # retrievals of a repeat, however low the rate
@@ -45,10 +55,16 @@ QUICK = Options(
     builds=1,
     separated_rows=20_000,
     clusters=200,
+    drawn=(1, 2),
+    zoo_share=0.25,
+    zoo_queries=400,
     sequences=200,
     load_s=1.5,
     load_runs=3,
-    load_shares=(0.4, 0.8, 1.0),
+    load_shares=(0.4, 0.6, 0.8),
+    linked_rows=(25_000,),
+    linked_batches=4,
+    updated_rows=100_000,
     kafka_rows=5_000,
     kafka_warm_up=600,
     kafka_least=5,

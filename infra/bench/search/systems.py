@@ -1,4 +1,4 @@
-"""The vector indexes that the search benchmark compares: ours, hnswlib, faiss and usearch.
+"""The vector indexes that the search benchmark compares: ours, hnswlib, faiss, usearch and SVS.
 
 All are built with their usual settings for this size and asked the same way: arrays of queries in
 one call. What is not installed is left out; `make bench-search` installs the peers.
@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,13 @@ import numpy as np
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.kernels.arrays import Array
+from workers.search.kernels.metrics import Metric
 
 Search = Callable[[Array, int, int, int], Array]  # queries, k, effort, threads: rows
 
 OURS = "trivium"
-NAMES = (OURS, "hnswlib", "faiss", "usearch")
+_MODULES = {"hnswlib": "hnswlib", "faiss": "faiss", "usearch": "usearch.index", "svs": "svs"}
+NAMES = (OURS, *_MODULES)
 LINKS, BUILD_EFFORT = 16, 200  # of the peers: M, and the length of the list while building
 _WARM_ROWS = 24_000  # beyond which our builder takes the other of its two ways
 
@@ -38,9 +42,9 @@ class System:
 def installed() -> tuple[list[str], list[str]]:
     """Names of systems that are here, and a sentence for each that is not."""
     here, sentences = [OURS], []
-    for name in NAMES[1:]:
+    for name, module in _MODULES.items():
         try:
-            import_module(name if name != "usearch" else "usearch.index")
+            import_module(module)
         except ImportError as error:
             sentences.append(f"{name} is left out: {error}; `make bench-search` installs it.")
         else:
@@ -48,11 +52,15 @@ def installed() -> tuple[list[str], list[str]]:
     return here, sentences
 
 
-def build(name: str, vectors: Array, threads: int, seed: int) -> System:
+def build(
+    name: str, vectors: Array, threads: int, seed: int, metric: Metric = Metric.SQEUCLIDEAN
+) -> System:
     """Build one system's index of `vectors`, shape (rows, dim), and time it."""
-    make = {OURS: _ours, "hnswlib": _hnswlib, "faiss": _faiss, "usearch": _usearch}[name]
+    makers = {
+        OURS: _ours, "hnswlib": _hnswlib, "faiss": _faiss, "usearch": _usearch, "svs": _svs
+    }  # fmt: skip
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    index, search = make(vectors, threads, seed)
+    index, search = makers[name](vectors, threads, seed, metric)
     return System(
         name=name,
         build_s=time.perf_counter() - began_s,
@@ -69,8 +77,8 @@ def warm_up(dim: int) -> None:
         Index.build(vectors[:rows], degree=8).search(vectors[:8])
 
 
-def _ours(vectors: Array, threads: int, seed: int) -> tuple[Any, Search]:
-    index = Index.build(vectors, seed=seed, threads=threads)
+def _ours(vectors: Array, threads: int, seed: int, metric: Metric) -> tuple[Any, Search]:
+    index = Index.build(vectors, metric=metric, seed=seed, threads=threads)
 
     def search(queries: Array, k: int, effort: int, threads: int) -> Array:
         index.threads = threads
@@ -79,10 +87,11 @@ def _ours(vectors: Array, threads: int, seed: int) -> tuple[Any, Search]:
     return index, search
 
 
-def _hnswlib(vectors: Array, threads: int, seed: int) -> tuple[Any, Search]:
+def _hnswlib(vectors: Array, threads: int, seed: int, metric: Metric) -> tuple[Any, Search]:
     import hnswlib
 
-    index = hnswlib.Index("l2", vectors.shape[1])
+    space = {Metric.SQEUCLIDEAN: "l2", Metric.INNER_PRODUCT: "ip", Metric.COSINE: "cosine"}[metric]
+    index = hnswlib.Index(space, vectors.shape[1])
     index.init_index(len(vectors), M=LINKS, ef_construction=BUILD_EFFORT, random_seed=seed)
     index.add_items(vectors, num_threads=threads)
 
@@ -94,28 +103,32 @@ def _hnswlib(vectors: Array, threads: int, seed: int) -> tuple[Any, Search]:
     return index, search
 
 
-def _faiss(vectors: Array, threads: int, _seed: int) -> tuple[Any, Search]:
+def _faiss(vectors: Array, threads: int, _seed: int, metric: Metric) -> tuple[Any, Search]:
     import faiss
 
     faiss.omp_set_num_threads(threads)
-    index = faiss.IndexHNSWFlat(vectors.shape[1], LINKS)
+    squared = metric is Metric.SQEUCLIDEAN
+    kind = faiss.METRIC_L2 if squared else faiss.METRIC_INNER_PRODUCT
+    index = faiss.IndexHNSWFlat(vectors.shape[1], LINKS, kind)
     index.hnsw.efConstruction = BUILD_EFFORT
-    index.add(vectors)
+    index.add(_unit(vectors) if metric is Metric.COSINE else vectors)
 
     def search(queries: Array, k: int, effort: int, threads: int) -> Array:
         faiss.omp_set_num_threads(threads)
         index.hnsw.efSearch = effort
-        rows: Array = index.search(queries, k)[1]
+        asked = _unit(queries) if metric is Metric.COSINE else queries
+        rows: Array = index.search(asked, k)[1]
         return rows
 
     return index, search
 
 
-def _usearch(vectors: Array, threads: int, _seed: int) -> tuple[Any, Search]:
+def _usearch(vectors: Array, threads: int, _seed: int, metric: Metric) -> tuple[Any, Search]:
     from usearch.index import Index as Usearch
 
+    space = {Metric.SQEUCLIDEAN: "l2sq", Metric.INNER_PRODUCT: "ip", Metric.COSINE: "cos"}[metric]
     index = Usearch(
-        ndim=vectors.shape[1], metric="l2sq", dtype="f32", connectivity=LINKS,
+        ndim=vectors.shape[1], metric=space, dtype="f32", connectivity=LINKS,
         expansion_add=BUILD_EFFORT,
     )  # fmt: skip
     index.add(np.arange(len(vectors)), vectors, threads=threads)
@@ -126,6 +139,35 @@ def _usearch(vectors: Array, threads: int, _seed: int) -> tuple[Any, Search]:
         return rows
 
     return index, search
+
+
+def _svs(vectors: Array, threads: int, _seed: int, metric: Metric) -> tuple[Any, Search]:
+    """Intel's, with codes of 4 and 8 bits, and a graph of twice the degree, as it is advised."""
+    import svs
+
+    squared = metric is Metric.SQEUCLIDEAN
+    kind = svs.DistanceType.L2 if squared else svs.DistanceType.MIP
+    unit = metric is Metric.COSINE
+    settings = svs.VamanaBuildParameters(graph_max_degree=2 * LINKS, window_size=BUILD_EFFORT)
+    with TemporaryDirectory() as folder:
+        path = str(Path(folder) / "vectors.fvecs")
+        svs.write_vecs(_unit(vectors) if unit else vectors, path)
+        loader = svs.LVQLoader(
+            svs.VectorDataLoader(path, svs.DataType.float32), primary=4, residual=8
+        )
+        index = svs.Vamana.build(settings, loader, kind, num_threads=threads)
+
+    def search(queries: Array, k: int, effort: int, threads: int) -> Array:
+        index.num_threads, index.search_window_size = threads, effort
+        return np.asarray(index.search(_unit(queries) if unit else queries, k)[0], np.int64)
+
+    return index, search
+
+
+def _unit(vectors: Array) -> Array:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    scaled: Array = (vectors / np.where(lengths == 0, 1, lengths)).astype(np.float32)
+    return scaled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

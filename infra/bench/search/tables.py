@@ -5,13 +5,18 @@ from typing import Any
 from rich.table import Table
 
 from infra.bench.results import number
+from infra.bench.search.parts import every_kind
+from infra.bench.search.parts.updates import DEAD_SHARE
+from infra.bench.search.systems import OURS
+from workers.search.index.index import LINK_BATCH
 
 
 def tables(figures: dict[str, Any]) -> list[Table]:
     """One table for each part that was measured."""
     makers = {
-        "speed": _speed, "clusters": _clusters, "build": _build, "mixed": _mixed, "warm": _warm,
-        "kafka": _kafka, "scheduler": _scheduler,
+        "speed": _speed, "clusters": _clusters, "every-kind": _every_kind, "build": _build,
+        "mixed": _mixed, "warm": _warm, "updates": _updates, "kafka": _kafka,
+        "scheduler": _scheduler,
     }  # fmt: skip
     return [makers[part](found) for part, found in figures.items() if part in makers]
 
@@ -38,12 +43,44 @@ def _clusters(figures: dict[str, Any]) -> Table:
     return table
 
 
+def _every_kind(figures: dict[str, Any]) -> Table:
+    first = next(iter(figures.values()))
+    table = Table(
+        "data", "recall@10", "ours is faster", *(f"{name}/s" for name in first["systems"]),
+        "at 64", "build of hnswlib's",
+        title="Every kind of data: queries per CPU second at equal recall, worst first",
+    )  # fmt: skip
+    rows = [(every_kind.times(found, recall), recall, name) for name, found in figures.items()
+            for recall in every_kind.RECALLS]  # fmt: skip
+    for faster, recall, name in sorted(rows, key=lambda row: (row[0] is None, row[0] or 0, row[2])):
+        systems = figures[name]["systems"]
+        rates = (row["queries_per_cpu_s"][str(recall)] for row in systems.values())
+        table.add_row(
+            name, str(recall), "nobody" if faster is None else f"{faster:.2f}",
+            *("never" if rate is None else f"{rate:.0f}" for rate in rates),
+            f"{systems[OURS]['recall_at_64']:.3f}", number(every_kind.build_times(figures[name])),
+        )  # fmt: skip
+    return table
+
+
 def _build(figures: dict[str, Any]) -> Table:
     table = Table("index", "s", "CPU s", "builds", title="Build on two threads")
     for name, row in figures.items():
         table.add_row(
             name, f"{row['build_s']:.1f}", f"{row['build_cpu_s']:.1f}", str(len(row["builds_s"]))
         )
+    return table
+
+
+def _updates(figures: dict[str, Any]) -> Table:
+    table = Table("what", "", title="Rows that come and go")
+    for row in figures["links"]:
+        linked = f"{number(row['batch_cpu_s'])} CPU s, {number(row['rows_per_cpu_s'])} rows/CPU s"
+        table.add_row(f"{LINK_BATCH} rows are linked to {row['rows']}", linked)
+    table.add_section()
+    for name, stall_ms in figures["stalls_ms"].items():
+        table.add_row(f"stall of the event loop: {name}", f"{number(stall_ms)} ms")
+    table.caption = f"Stalls are those of {figures['rows']} rows, {DEAD_SHARE:.0%} of them deleted."
     return table
 
 

@@ -1,8 +1,8 @@
 """The records of a request's whole way, made quickly: encoded once, then with other names in them.
 
 A request is prefilled, handed over and decoded: what gateways, routers and workers write on the
-topics of sessions. The router's are those of the core itself, over a small fleet. Used by
-`infra/bench/takeover/main.py`.
+topics of sessions. The router's are those of the core itself, over a small fleet; all usage has one
+number. Used by `infra/bench/takeover/main.py`.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from schemas.records import PhaseKind, Work
 from schemas.rules.outcomes import outcome_key
 from schemas.rules.tokens import pack_tokens
 from streams.config import RouterSettings
-from streams.core.effects import Decide, Dispatch, SaveSession
+from streams.core.effects import Decide, Dispatch, SaveSession, Use
 from streams.core.events import (
     Event,
     FleetRecordArrived,
@@ -47,12 +47,18 @@ class RecordSource:
         """Whose turn it is."""
         return f"session-{number // self._turns:012d}"
 
+    def session(self, number: int) -> tuple[bytes, bytes]:
+        """Key and value of what is remembered of its conversation."""
+        _, key, value = next(each for each in self._templates if each[0] == "sessions")
+        session_id = self.session_id(number).encode()
+        return _named(key, b"", session_id), _named(value, b"", session_id)
+
     def records(self, number: int, *, has_ended: bool) -> Iterator[tuple[str, bytes, bytes]]:
         """Topic, key and value, as they are written; without its end for one that still lives."""
         request_id = f"req-{number:020d}".encode()
         session_id = self.session_id(number).encode()
         for topic, key, value in self._templates:
-            if has_ended or topic not in ("outcomes", "sessions"):
+            if has_ended or topic not in ("outcomes", "usage", "sessions"):
                 yield (
                     topic,
                     _named(key, request_id, session_id),
@@ -92,8 +98,9 @@ def _records(prompt_tokens: int) -> Iterator[tuple[str, str, Any]]:
     yield "phases", _SESSION, received
     outcome = answered(work, 2_000)
     yield "outcomes", outcome_key(outcome), outcome
-    (saved,) = router.apply(OutcomeArrived(outcome, 0), 0)
-    assert isinstance(saved, SaveSession)
+    saved, used = router.apply(OutcomeArrived(outcome, 0), 0)
+    assert isinstance(saved, SaveSession) and isinstance(used, Use)
+    yield "usage", _ID, replace(used.usage, number=0)
     yield "sessions", _SESSION, saved.session
 
 

@@ -1,9 +1,9 @@
 """How long a router takes to take partitions over, after an hour of traffic.
 
 `make bench-takeover`, or `trivium bench takeover`. Writes the records of such an hour to a
-broker of its own, as their processes would have written them, and has a router rebuild from them:
-once where all that lives is a few seconds old, and once where a request is as old as the traffic.
-Writes build/bench/takeover.json.
+broker of its own, as their processes would have written them, and before it the conversations of a
+day's other hours. A router rebuilds from them: once where all that lives is a few seconds old, and
+once where a request is as old as the traffic. Writes build/bench/takeover.json.
 """
 
 import asyncio
@@ -42,6 +42,7 @@ class Traffic:
     live_s: int = 5  # requests that are not older than that have not ended
     prompt_tokens: int = 300
     turns: int = 4  # of each conversation
+    earlier_hours: int = 23  # of which conversations are still on the log, and nothing else
 
 
 def chunks(traffic: Traffic) -> Iterator[range]:
@@ -59,6 +60,7 @@ async def write_traffic(log: LogSettings, traffic: Traffic) -> dict[int, int]:
     last = (traffic.seconds - traffic.live_s) * traffic.requests_per_s
     await producer.start()
     try:
+        await write_conversations(producer, log, traffic, source)
         for second, numbers in enumerate(chunks(traffic)):
             at_ms = began_ms + second * 1_000
             batches: dict[tuple[str, int], Any] = {}
@@ -78,6 +80,28 @@ async def write_traffic(log: LogSettings, traffic: Traffic) -> dict[int, int]:
     finally:
         await producer.stop()
     return ended
+
+
+async def write_conversations(
+    producer: AIOKafkaProducer, log: LogSettings, traffic: Traffic, source: RecordSource
+) -> None:
+    """Those of the hours before, each as its last turn has left it."""
+    number = traffic.seconds * traffic.requests_per_s  # so their names are their own
+    began_ms = wall_ms() - traffic.seconds * 1_000
+    for minute in range(-60 * traffic.earlier_hours, 0):
+        at_ms, batches = began_ms + minute * 60_000, dict[int, Any]()
+        for _ in range(60 * traffic.requests_per_s // traffic.turns):
+            number += traffic.turns
+            partition = partition_of(source.session_id(number), log.session_partitions)
+            key, value = source.session(number)
+            if partition not in batches:
+                batches[partition] = producer.create_batch()
+            if batches[partition].append(key=key, value=value, timestamp=at_ms) is None:
+                await _send(producer, log, ("sessions", partition), batches.pop(partition))
+                batches[partition] = producer.create_batch()
+                batches[partition].append(key=key, value=value, timestamp=at_ms)
+        for partition, batch in batches.items():
+            await _send(producer, log, ("sessions", partition), batch)
 
 
 async def _send(
@@ -161,6 +185,6 @@ BENCHMARK = Benchmark(
     about=__doc__,
     run=run,
     full=Traffic(),
-    quick=Traffic(seconds=120),
-    quick_said="two minutes of traffic, not an hour",
+    quick=Traffic(seconds=120, earlier_hours=0),
+    quick_said="two minutes of traffic, not an hour, and nothing before",
 )

@@ -54,12 +54,12 @@ def explain(
         show(story, stdout_console())
 
 
-def duration_ms(text: str) -> int:
+def duration_ms(text: str, option: str = "--since") -> int:
     """A duration such as 30m; raises ConfigError."""
     duration = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text.strip())
     if duration is None:
         raise ConfigError(
-            f"--since: expected a duration such as 90s, 30m, 2h or 1d, found {text!r}"
+            f"{option}: expected a duration such as 90s, 30m, 2h or 1d, found {text!r}"
         )
     return int(duration[1]) * _UNITS_MS[duration[2]]
 

@@ -1,17 +1,41 @@
-"""`trivium topics`: the topics of the table, on whichever cluster."""
+"""`trivium topics`: the topics of the table: what each is for, and how they are on a cluster."""
 
 import asyncio
 from dataclasses import asdict
 
 import typer
 
-from infra.cli.options import AsJson, Bootstrap, Config, Quiet, settings_of_running
+from infra.cli.options import AsJson, Bootstrap, Config, Quiet, settings_from, settings_of_running
 from infra.terminal.output import print_json, stdout_console
 
-app = typer.Typer(
-    help="Create the topics, check them, show them.",
-    no_args_is_help=True,
-)
+app = typer.Typer(invoke_without_command=True)
+
+
+@app.callback()
+def topics(context: typer.Context, config: Config = None, as_json: AsJson = False) -> None:
+    """Say what topics are for; create them, check them, show them as they are."""
+    if context.invoked_subcommand is None:
+        list_(config, as_json)
+
+
+@app.command("list", epilog="Example: trivium topics --json | jq '.[] | select(.key == \"any\")'")
+def list_(config: Config = None, as_json: AsJson = False) -> None:
+    """Say of every topic who writes it and who reads it, its key, records, and how long it is kept.
+
+    Up to one of what it scales can work on each of its partitions. No broker is asked.
+    """
+    from rich.table import Table
+
+    from schemas.generate.topics_table import COLUMNS, about_topics, cells
+
+    rows = about_topics(settings_from(config).log)
+    if as_json:
+        print_json(rows)
+        return
+    table = Table(*COLUMNS, box=None)
+    for row in rows:
+        table.add_row(*cells(row))
+    stdout_console().print(table)
 
 
 @app.command(epilog="Example: trivium topics create --bootstrap kafka:9092")

@@ -17,12 +17,16 @@ BENCHMARKS = {
     "decisions": "infra.bench.decisions.main",
     "chaos": "infra.bench.faults.chaos",
     "kills": "infra.bench.faults.kills",
+    "rolling": "infra.bench.faults.rolling",
+    "pauses": "infra.bench.faults.pauses",
+    "soak": "infra.bench.faults.soak",
     "takeover": "infra.bench.takeover.main",
     "vllm": "infra.bench.vllm.main",
     "attempts": "infra.bench.vllm.batch_effects",
     "search": "infra.bench.search.main",
     "search-gpu": "infra.bench.search.gpu.main",
     "retrieval": "infra.bench.retrieval.main",
+    "platform": "infra.bench.platform.main",
 }
 _BENCH_USAGE = """Usage: trivium bench NAME [OPTIONS]
 
@@ -30,14 +34,18 @@ Run a benchmark; what follows its name goes to it. Results lie in build/bench.
 
   serving     Trivium beside a direct engine and two HTTP proxies
   decisions   placement in a fleet of 200 workers, 100 000 sessions, 1 M known KV blocks
-  chaos       processes and the broker killed and frozen under load; what is lost or wrong
+  chaos       processes and the broker die under load; what is lost, double, wrong or late
   kills       Dynamo's protocol: one process of each kind killed, failed requests of 800
+  rolling     every process restarted under load, then brokers killed; requests that fail
+  pauses      how long answers stand still when their worker is killed
+  soak        memory of gateway and router over 100 000 streams
   takeover    how long a router takes to rebuild its partitions, after an hour of traffic
   vllm        Trivium beside vLLM's own serving, with the same engines
   attempts    how often vLLM answers otherwise in another batch
   search      the vector engine beside hnswlib, faiss and usearch
   search-gpu  the same on a CUDA device, beside cuVS where that is installed
   retrieval   right answers with documents, and what looking them up costs
+  platform    prompts on a topic and batches while processes die: one answer each, who used what
 
 Examples: `trivium bench serving --quick`, `trivium bench serving --help`"""
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -45,13 +53,21 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 
 def demo(
     engine: Annotated[str, typer.Option(help="vllm, or sim for a quick look.")] = "vllm",
+    platform: Annotated[
+        bool, typer.Option("--platform", help="With PostgreSQL and Kafka Connect instead.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Hold conversations through Kafka, real engines and NIXL, look answers up, and explain one.
 
-    Examples: `trivium demo`, `trivium demo --engine sim --json | jq .good`
+    With `--platform`: rows of a database are looked up, and its table of questions gets answers.
+    Examples: `trivium demo`, `trivium demo --engine sim --json | jq .good`,
+    `trivium demo --platform`
     """
-    from infra.demo.main import run
+    if platform:
+        from infra.platform.demo import run
+    else:
+        from infra.demo.main import run
 
     raise typer.Exit(run(engine=engine, as_json=as_json))
 

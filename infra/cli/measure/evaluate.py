@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from infra.cli.measure import evaluate_prediction, evaluate_scaling
 from infra.cli.options import AsJson, Seed, in_panel
 from infra.terminal.output import stdout_console
 from schemas.errors import ConfigError
@@ -46,6 +47,9 @@ trivium evaluate trinity --live [dim](a) and (c) on this machine's cores[/]
 """
 
 app = typer.Typer(help="Published evaluations, on simulated or live engines.")
+app.command("scaling")(evaluate_scaling.scaling)
+app.command("interruptions")(evaluate_scaling.interruptions)
+app.command("prediction")(evaluate_prediction.prediction)
 
 
 @app.callback()

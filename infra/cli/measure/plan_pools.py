@@ -33,7 +33,7 @@ def pools(
     answer: Annotated[float | None, _TRAFFIC(help="Tokens of an answer, mean.")] = None,
     trace: Annotated[
         Path | None,
-        _TRAFFIC(help="A traffic log: .csv as Azure's, .jsonl as Mooncake's."),
+        _TRAFFIC(help="A traffic log, in a format that `trivium trace` reads."),
     ] = None,
     searched: Annotated[
         float, _TRAFFIC(min=0, max=1, help="Share of requests that search first.")

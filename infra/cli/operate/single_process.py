@@ -16,7 +16,14 @@ from typing import Annotated, Any
 
 import typer
 
-from infra.cli.options import Bootstrap, Config, Engine, roles_from, settings_from
+from infra.cli.options import (
+    Bootstrap,
+    Config,
+    Engine,
+    given_settings,
+    roles_from,
+    settings_from,
+)
 from infra.processes import garbage, log_lines
 from infra.processes.identity import PRIVATE
 from infra.stack.configuration import Settings
@@ -144,22 +151,47 @@ def embedding(
 
 def router(
     member_id: Id = None,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="Decide beside those that route, and do nothing else.")
+    ] = False,
+    policy: Annotated[str, typer.Option(help="Of a shadow.", show_default="theirs")] = "",
+    changed: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Of a shadow: this of \\[router]."),
+    ] = None,
     config: Config = None,
     bootstrap: Bootstrap = None,
     log_level: LogLevel = "info",
 ) -> None:
     """Run one router; several share the sessions among them.
 
-    Example: `trivium router --id router-1 --bootstrap kafka:9092`
+    With `--shadow` it follows the journals of all others, and writes where it would have placed
+    their requests to `decisions.shadow`, for `trivium compare`. Nobody waits for it or hears it.
+
+    Examples: `trivium router --id router-1 --bootstrap kafka:9092`,
+    `trivium router --shadow --policy static --set local_share=0.5`
     """
-    settings = settings_from(config, bootstrap)
+    settings, given = settings_from(config, bootstrap), given_settings(policy, changed or [])
+    if given and not shadow:
+        raise ConfigError("--policy, --set: expected with --shadow; others have a settings file")
 
     async def run(stop: asyncio.Event) -> None:
+        from infra.replay.shadowing import run_shadow
         from schemas.log.registry import make_codec
         from streams.agents.lives import run_router
 
-        name = member_id or _default_id("router")
+        name = member_id or _default_id("shadow" if shadow else "router")
         codec = await asyncio.to_thread(make_codec, settings.log)
+        if shadow:
+            await run_shadow(
+                settings.log,
+                given,
+                shadow_id=name,
+                stop=stop,
+                codec=codec,
+                snapshot_ms=settings.router.snapshot_ms,
+            )
+            return
         await run_router(
             settings.log,
             settings.router,
@@ -199,6 +231,37 @@ def gateway(
             dataclasses.replace(resolved.gateway, event_key=key),
             resolved.model,
             gateway_id=name,
+            stop=stop,
+            codec=await asyncio.to_thread(make_codec, resolved.log),
+        )
+
+    _serve(run, log_level)
+
+
+def bridge(
+    member_id: Id = None,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Run one bridge: prompts from topics, one answer each, to topics.
+
+    Several share the partitions among them. Example:
+    `trivium bridge --id bridge-1 --bootstrap kafka:9092`
+    """
+    settings = settings_from(config, bootstrap)
+
+    async def run(stop: asyncio.Event) -> None:
+        from schemas.log.registry import make_codec
+        from streams.bridge.process import run_bridge
+
+        resolved = await asyncio.to_thread(_with_model_folder, settings)
+        await run_bridge(
+            resolved.log,
+            resolved.bridge,
+            resolved.gateway,
+            resolved.model,
+            bridge_id=member_id or _default_id("bridge"),
             stop=stop,
             codec=await asyncio.to_thread(make_codec, resolved.log),
         )

@@ -15,7 +15,7 @@ from schemas.settings import LogSettings
 
 if TYPE_CHECKING:
     from infra.stack.fleet_watch import FleetWatch
-    from schemas.records import Capability
+    from schemas.records import Capability, Registration
 
 _REFRESH_S = 0.5
 _MISSED_TOLD = 0.01  # share of documents that searches for them do not find
@@ -29,7 +29,7 @@ def status(
     config: Config = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """Show workers, routers and gateways: states, credits, queues, tokens per second, KV.
+    """Show workers, routers, gateways and bridges: states, credits, queues, tokens per second, KV.
 
     Examples: `trivium status`, `trivium status --json | jq '.[].state'`
     """
@@ -102,7 +102,7 @@ def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
         rows.append(
             {
                 "member_id": member.member_id,
-                "kind": registration.kind.value,
+                "kind": _kind(registration),
                 "roles": [role.value for role in registration.roles],
                 "state": member.state.value if member.lives(now_ms) else "lost",
                 "epoch": member.epoch,
@@ -124,6 +124,14 @@ def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
             }
         )
     return sorted(rows, key=lambda each: (each["kind"] == "worker", each["member_id"]))
+
+
+def _kind(registration: "Registration") -> str:
+    """A bridge is a gateway that nobody calls."""
+    from schemas.records import MemberKind
+
+    is_bridge = registration.kind is MemberKind.GATEWAY and not registration.url
+    return "bridge" if is_bridge else registration.kind.value
 
 
 def _abilities(capability: "Capability | None") -> dict[str, Any]:

@@ -19,6 +19,7 @@ from schemas.errors import NotReady
 from schemas.settings import home, private_folder
 
 if TYPE_CHECKING:
+    from infra.stack.autoscaler import Autoscaler
     from infra.stack.launcher import Stack
     from infra.terminal.stack_display import PlainLines
 
@@ -39,6 +40,7 @@ def up(
     ] = None,
     routers: Annotated[int, typer.Option(help="Routers.")] = 1,
     gateways: Annotated[int, typer.Option(help="Gateways, on ports from --port on.")] = 1,
+    bridges: Annotated[int, typer.Option(help="Bridges, from topics of prompts to answers.")] = 1,
     engine: Engine = None,
     model: Annotated[
         str | None,
@@ -53,18 +55,26 @@ def up(
     port: Annotated[int | None, typer.Option(help="Of the gateway.", show_default="8000")] = None,
     config: Config = None,
     bootstrap: Bootstrap = None,
+    autoscale: Annotated[
+        bool, typer.Option("--autoscale", help="Start, drain and move workers by what waits.")
+    ] = False,
+    workers_max: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most LLM workers of --autoscale.", show_default="8"),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when ready.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live table.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="A line of JSON per change; with -d, the stack's state.")
     ] = False,
 ) -> None:
-    """Start broker, routers, workers and gateways; Ctrl-C drains and stops them.
+    """Start broker, routers, workers, gateways and bridges; Ctrl-C drains and stops them.
 
     Examples: `trivium up --engine sim --prefill 2`, `trivium up --replica 1 -d`,
-    `trivium up --retrieval 4 --shards 2`,
+    `trivium up --retrieval 4 --shards 2`, `trivium up --autoscale --workers-max 6`,
     `trivium up --bootstrap kafka:9092`, `trivium up -d --json | jq -r .gateways[0]`
     """
+    from infra.stack.autoscaler import Autoscaler
     from infra.stack.launcher import Stack
     from infra.stack.plan import StackPlan
     from infra.terminal.stack_display import JsonLines, LiveTable, PlainLines
@@ -75,6 +85,7 @@ def up(
         worker={"engine": engine},
         model={"path": model, "revision": revision},
         gateway={"port": port},
+        scaling={"workers_max": workers_max},
     )
     os.umask(PRIVATE)
     if detach:
@@ -90,11 +101,13 @@ def up(
         embedding=min(1, retrieval) if embedding is None else embedding,
         routers=routers,
         gateways=gateways,
+        bridges=bridges,
         broker=bootstrap is None,
     )
     stack = Stack(settings, plan)
+    scaler = Autoscaler(stack) if autoscale else None
     lines = PlainLines if plain or not sys.stdout.isatty() else LiveTable
-    asyncio.run(_run(stack, JsonLines(stack) if as_json else lines(stack)))
+    asyncio.run(_run(stack, JsonLines(stack) if as_json else lines(stack), scaler))
 
 
 def down(quiet: Quiet = False, as_json: AsJson = False) -> None:
@@ -113,7 +126,7 @@ def down(quiet: Quiet = False, as_json: AsJson = False) -> None:
         print("stopped" if state else f"nothing runs in {home()}")
 
 
-async def _run(stack: "Stack", display: "PlainLines") -> None:
+async def _run(stack: "Stack", display: "PlainLines", scaler: "Autoscaler | None" = None) -> None:
     stop = asyncio.Event()
     hurry = asyncio.Event()
 
@@ -128,7 +141,7 @@ async def _run(stack: "Stack", display: "PlainLines") -> None:
         try:
             if await _unless(stop, stack.start()):
                 display.ready()
-                await stop.wait()
+                await _until(stop, scaler)
         finally:
             if stop.is_set():
                 display.stopping()
@@ -136,6 +149,14 @@ async def _run(stack: "Stack", display: "PlainLines") -> None:
                 await stack.stop(grace_s=0)
             showing.cancel()
     display.stopped()
+
+
+async def _until(stop: asyncio.Event, scaler: "Autoscaler | None") -> None:
+    """Wait for the end, and have the stack scaled meanwhile."""
+    if scaler is None:
+        await stop.wait()
+    else:
+        await _unless(stop, scaler.run())
 
 
 async def _unless(event: asyncio.Event, work: Any) -> bool:

@@ -77,7 +77,7 @@ def _json_rows(file: Path) -> Iterator[Row]:
                 continue
             try:
                 yield _row(json.loads(line))
-            except (ValueError, TypeError, KeyError, OverflowError) as error:
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
                 found = f"{error} is missing" if isinstance(error, KeyError) else error
                 raise ConfigError(
                     f"{file}, line {number}: expected an object with an id, a vector of numbers "

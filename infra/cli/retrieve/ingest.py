@@ -66,7 +66,7 @@ def _target(collection: str, tenant: str, metadata: str) -> "Target":
         )
     try:
         facts = json.loads(metadata or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--metadata: expected a JSON object: {error}") from error
     if not isinstance(facts, dict):
         raise ConfigError(f"--metadata: expected a JSON object, found {metadata!r:.80}")

@@ -147,6 +147,7 @@ def make_cluster(spec: Spec, *checkers: Checker, faults: Sequence[Fault] = ()) -
         local_share=_share(config.share),
         table="given" if spec.table is not None else "",
         orchestration="prefill_first" if config.plain else "auto",
+        lends_after_ms=0,  # pools are compared as they are named
         tick_ms=TICK_MS,
     )
     shape, placer = Shape.parse(config.pools), None

@@ -12,7 +12,9 @@ from infra.evaluate.points.runs import Runner
 from infra.simulator.cluster import READY_MS
 from infra.simulator.machine.latency import Setup
 from infra.simulator.traffic import traces
-from infra.simulator.traffic.traces import FILES, Arrival
+from infra.simulator.traffic.traces import FILES
+from infra.traces.formats import read
+from infra.traces.trace import Arrival
 from schemas.errors import ConfigError
 
 POOLS = "2P2D"
@@ -53,12 +55,14 @@ class Traffic:
 def traffic(runner: Runner, folder: Path, seed: int, *, quick: bool) -> list[Traffic]:
     """Every trace in the folder and every policy; ConfigError where a trace is missing."""
     tasks = []
-    for name, (file, read) in FILES.items():
+    for name, file in FILES.items():
         if not (folder / file).is_file():
             raise ConfigError(
                 f"evaluate: expected {file} in {folder}; name its folder with --traces"
             )
-        arrivals = traces.window(read(folder / file), WINDOW_MS[name][quick] * FASTER[name], seed)
+        arrivals = traces.window(
+            read(folder / file).arrivals, WINDOW_MS[name][quick] * FASTER[name], seed
+        )
         tasks += [(name, config, arrivals, seed) for config in CONFIGS]
     return runner.map("real traffic", _run, tasks)
 

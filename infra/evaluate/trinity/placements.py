@@ -12,7 +12,8 @@ import math
 from dataclasses import dataclass
 
 from infra.evaluate.trinity.hardware import NODE_GPUS, SearchCosts
-from infra.evaluate.trinity.pools import BUSY_MAX, Traffic, split
+from infra.evaluate.trinity.pools import Traffic, split
+from infra.scaling.queueing import BUSY_MAX
 from infra.simulator.machine.latency import Setup
 from schemas.errors import ConfigError
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from infra.evaluate.trinity.hardware import SearchCosts
 from infra.evaluate.trinity.probing import Probing
+from infra.scaling.queueing import BUSY_MAX, waits_ms
 from infra.simulator.machine.latency import Setup, StepCosts
 from schemas.errors import ConfigError
 
-BUSY_MAX = 0.85  # of any pool: beyond it, waits follow from chance
 WORKERS_MAX = 4_096
 
 
@@ -121,15 +121,15 @@ def prefill(
         busy = offered / workers
         if busy > BUSY_MAX:
             continue
-        waits_ms = alone_ms * busy / (2 * workers * (1 - busy))
-        if fixed_ms + waits_ms <= targets.ttft_ms:
+        queue_ms = waits_ms(alone_ms, busy, workers)
+        if fixed_ms + queue_ms <= targets.ttft_ms:
             break
     reason = "its compute" if workers == math.ceil(offered / BUSY_MAX) else "its queue"
     why = (
         f"{offered:.2f} GPUs' time of prompts ({alone_ms:.1f} ms each); {reason} decides: with "
-        f"{workers} a prompt waits {waits_ms:.1f} ms"
+        f"{workers} a prompt waits {queue_ms:.1f} ms"
     )
-    return _pool("prefill", workers, gpus_each, busy, fixed_ms + waits_ms, why)
+    return _pool("prefill", workers, gpus_each, busy, fixed_ms + queue_ms, why)
 
 
 def tpot_ms(setup: Setup, traffic: Traffic, batch: float) -> float:

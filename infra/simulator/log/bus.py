@@ -1,13 +1,15 @@
 """The log on virtual time: a record reaches its readers after the log's latency, in order.
 
-One channel is one partition of one topic. `delay_ms` may be changed while it runs, by a fault; the
-order within a channel stays. With a limit it takes records by the log's own rule; without one no
-size is worked out, which would cost more than all else here.
+One channel is one partition of one topic. Faults may change `delay_ms`, have a topic take longer
+than others (`slow`), have a record come again, or hold everything; the order within a channel
+stays. With a limit it takes records by the log's own rule; without one no size is worked out, which
+would cost more than all else here.
 """
 
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from infra.simulator.log.clock import Clock
@@ -18,6 +20,8 @@ from schemas.rules.sizes import check_size
 Channel = tuple[str, int]  # topic and partition
 Wrote = Callable[[str, object, float], None]  # topic, record, when
 
+LOST = "lost"  # what who looks on is told as the topic of what comes to nobody
+
 
 @dataclass(slots=True)
 class _Written:
@@ -27,6 +31,12 @@ class _Written:
     last_ms: float = 0.0  # when the last one is delivered
 
 
+@cache
+def shared_codec() -> Codec:
+    """One for all clusters, since making it takes longer than serving many requests."""
+    return Codec()
+
+
 class Bus:
     """Carries calls instead of bytes: what a reader does with the record."""
 
@@ -34,39 +44,66 @@ class Bus:
         """`record_bytes_max` is the broker's limit; 0: any size passes."""
         self.clock = clock
         self.delay_ms = delay_ms
+        self.drawn_ms: Callable[[str], float] | None = (
+            None  # in its place, for each record of a topic
+        )
         self.record_bytes_max = record_bytes_max
         self.twice: set[str] = set()  # topics whose next record is delivered twice
+        self.again: dict[str, float] = {}  # topics whose next one is, so many ms later
+        self.slow: dict[str, float] = {}  # topics that take so much longer than others
+        self.losing: dict[str, int] = {}  # so many of a topic's next records come to nobody
+        self.lost = 0
+        self.held_until_ms = 0.0  # nothing is delivered before that
         self.on_wrote: list[Wrote] = []
-        self._codec = Codec() if record_bytes_max else None
+        self._codec = shared_codec() if record_bytes_max else None
         self._written: defaultdict[Channel, _Written] = defaultdict(_Written)
 
     def sent(self, topic: str, partition: int) -> int:
         """The offset of the channel's next record."""
         return self._written[topic, partition].records
 
-    def send(self, channel: Channel, record: Any, deliver: Callable[[], None]) -> None:
+    def send(
+        self, channel: Channel, record: Any, deliver: Callable[[], None], *, forged: bool = False
+    ) -> None:
         """Deliver later, never before what was sent to the channel earlier.
 
-        Raises RecordTooLarge, as `LogProducer.send` does, and then delivers nothing.
+        Raises RecordTooLarge, as `LogProducer.send` does, and then delivers nothing. Of what is
+        forged nobody is told who looks on.
         """
-        if self._codec is not None:
-            self._check(record, len(self._codec.encode(record)))
-        written, at_ms = self._written[channel], self.clock.now_ms + self.delay_ms
+        self.check(record)
+        topic, written = channel[0], self._written[channel]
         written.records += 1
-        written.last_ms = at_ms = max(at_ms, written.last_ms)
+        is_lost = bool(self.losing.get(topic))
+        if is_lost:
+            self.losing[topic] -= 1
+            self.lost += 1
+        else:
+            self._deliver(channel, deliver)
+        if topic in self.twice:
+            self.twice.discard(topic)
+            self._deliver(channel, deliver)
+        if topic in self.again:
+            self.clock.after(self.again.pop(topic), lambda: self._deliver(channel, deliver))
+        if self.on_wrote and not forged:
+            self.note(LOST if is_lost else topic, record)
+
+    def _deliver(self, channel: Channel, deliver: Callable[[], None]) -> None:
+        written, topic = self._written[channel], channel[0]
+        delay_ms = self.drawn_ms(topic) if self.drawn_ms is not None else self.delay_ms
+        at_ms = self.clock.now_ms + delay_ms + self.slow.get(topic, 0.0)
+        written.last_ms = at_ms = max(at_ms, written.last_ms, self.held_until_ms)
         self.clock.at(at_ms, deliver)
-        if channel[0] in self.twice:
-            self.twice.discard(channel[0])
-            self.clock.at(at_ms, deliver)
-        if self.on_wrote:
-            self.note(channel[0], record)
 
     def note(self, topic: str, record: Any) -> None:
         """Tell who looks on that a record stands in the log, of whose readers there is no model."""
         for wrote in self.on_wrote:
             wrote(topic, record, self.clock.now_ms)
 
-    def _check(self, record: Any, record_bytes: int) -> None:
+    def check(self, record: Any) -> None:
+        """Raise RecordTooLarge where the log would not take it."""
+        if self._codec is None:
+            return
+        record_bytes = len(self._codec.encode(record))
         check_size(record, record_bytes)
         if record_bytes > self.record_bytes_max:
             raise RecordTooLarge(

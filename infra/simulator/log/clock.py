@@ -1,7 +1,11 @@
-"""Virtual time: calls in order of their time, and of their making where times are equal."""
+"""Virtual time: calls in order of their time, and of their making where times are equal.
+
+A process may sleep, and its wall clock may be wrong: that is for faults.
+"""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
+from math import inf, nextafter
 
 
 class Alarm:
@@ -45,3 +49,79 @@ class Clock:
                 alarm.call()
                 return True
         return False
+
+    def defers(self, call: Callable[[], None]) -> bool:
+        """Whether the process sleeps, and makes the call when it wakes."""
+        return False
+
+
+class ProcessClock(Clock):
+    """What happens in one process; all of it waits while that sleeps."""
+
+    def __init__(self, true: Clock) -> None:
+        self._true = true
+        self._asleep: list[Alarm] | None = None  # what is to be done when it wakes
+
+    @property
+    def now_ms(self) -> float:  # type: ignore[override]  # it has no time of its own
+        return self._true.now_ms
+
+    def at(self, at_ms: float, call: Callable[[], None]) -> Alarm:
+        """Run a call at a time, or when it wakes."""
+        alarm = Alarm(call)
+        self._true.at(at_ms, lambda: self._ring(alarm))
+        return alarm
+
+    def _ring(self, alarm: Alarm) -> None:
+        if self._asleep is not None:
+            self._asleep.append(alarm)
+        elif alarm.call is not None:
+            alarm.call()
+
+    @property
+    def is_asleep(self) -> bool:
+        return self._asleep is not None
+
+    def defers(self, call: Callable[[], None]) -> bool:
+        """Whether the process sleeps, and makes the call when it wakes."""
+        if self._asleep is None:
+            return False
+        self._asleep.append(Alarm(call))
+        return True
+
+    def sleep(self) -> None:
+        """Nothing happens from now on."""
+        self._asleep = self._asleep or []
+
+    def wake(self) -> None:
+        """What should have happened meanwhile happens now, in order."""
+        late, self._asleep = self._asleep or [], None
+        for alarm in late:
+            self._ring(alarm)
+
+    def end(self) -> None:
+        """The process is gone, and another comes."""
+        self._asleep = None
+
+
+class WallClock(Clock):
+    """What a process takes for the time of day; `ahead_ms` is what it is wrong by."""
+
+    def __init__(self, process: ProcessClock) -> None:
+        self._process = process
+        self.ahead_ms = 0.0
+
+    @property
+    def now_ms(self) -> float:  # type: ignore[override]  # it has no time of its own
+        return self._process.now_ms + self.ahead_ms
+
+    def at(self, at_ms: float, call: Callable[[], None]) -> Alarm:
+        """Run a call at a time of this clock, and never before it."""
+        due_ms = at_ms - self.ahead_ms
+        while due_ms + self.ahead_ms < at_ms:  # it was rounded: who wakes would wait again
+            due_ms = nextafter(due_ms, inf)
+        return self._process.at(due_ms, call)
+
+    def defers(self, call: Callable[[], None]) -> bool:
+        """Whether the process sleeps, and makes the call when it wakes."""
+        return self._process.defers(call)

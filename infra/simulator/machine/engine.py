@@ -63,7 +63,7 @@ class TimedEngine:
     def add(self, job: Job) -> None:
         """Take a job."""
         computation = Computation(
-            job, self._hashes(job), len(job.prompt_tokens), job.sampling.max_tokens
+            job, self._hashes(job), len(job.prompt_tokens), job.sampling.max_tokens - job.said
         )
         most = self.state.cache.blocks_max
         if self.state.blocks_of(computation) <= most:

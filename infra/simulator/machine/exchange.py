@@ -3,7 +3,7 @@
 prefill_first: the decode engine reads what it lacks. decode_first: the prefill engine reads what
 only the decode engine has, computes, and writes the rest. concurrent: both start at once, the
 decode engine says what it has, the prefill engine writes the rest. Nothing is read from an engine
-that has ended, nor written by one.
+that has ended, nor written by one. A fault may have moves fail.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from infra.simulator.machine.computation import Computation
 from infra.simulator.machine.latency import Setup
 from infra.simulator.machine.links import Links
 from infra.simulator.machine.state import EngineState
+from schemas.errors import KvUnavailable
 from schemas.records import KvHandle, Orchestration
 from workers.llm.engine import Output
 
@@ -46,6 +47,7 @@ class Exchange:
     def __init__(self, clock: Clock, setup: Setup, links: Links) -> None:
         self.engines: dict[str, EngineState] = {}
         self.on_move: list[Callable[[Move], None]] = []
+        self.failures = 0  # so many of the next moves come to nothing
         self.setup = setup
         self._clock, self._links = clock, links
 
@@ -106,7 +108,7 @@ class Exchange:
         partner = peer.computations.get(computation.job_id)
         if computation.job.orchestration is Orchestration.DECODE_FIRST:
             computation.valid_tokens = target.tokens
-            if target.tokens > computation.cached_tokens:
+            if target.tokens > computation.cached_tokens and partner is not None:
                 self._read_back(here, computation, peer)
                 return
         elif partner is not None and partner.pinned is not None:  # its word came first
@@ -195,12 +197,16 @@ class Exchange:
         source, target, into = move.source, move.target, move.into
         into.incoming = True
         self._tell(move)
+        fails, self.failures = self.failures > 0, max(0, self.failures - 1)
 
         def arrived(took_ms: float) -> None:
             if self.on_move:
                 self._tell(replace(move, done=True, at_ms=self._clock.now_ms))
             target.arrived(into)
-            done(took_ms)
+            if fails:
+                _failed(move)
+            else:
+                done(took_ms)
 
         request_id = into.request_id
         self._links.move(request_id, source.engine_id, target.engine_id, kv_bytes, arrived)
@@ -218,6 +224,17 @@ class Exchange:
 
     def _bytes(self, tokens: int) -> int:
         return max(0, tokens) * self.setup.model.kv_bytes_per_token
+
+
+def _failed(move: Move) -> None:
+    """Whoever moved the KV gives the job up, as engines do when their tries are used up."""
+    here = move.target if move.kind is MoveKind.READ else move.source
+    computation = here.computations.get(move.job_id)
+    if computation is not None:
+        error = KvUnavailable(f"{move.job_id}: its KV did not get through").to_wire()
+        here.say(Output(request_id=move.job_id, finish_reason="error", error=error))
+        here.drop(computation)
+        here.wake()
 
 
 def _target(computation: Computation) -> KvHandle:

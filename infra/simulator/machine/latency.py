@@ -89,6 +89,7 @@ class Setup:
     mixed_chunk_tokens: int = 512
     running_max: int = 256  # sequences in a batch; vLLM's default
     prefill_credits: int = 16  # prompts that a prefill worker holds at once
+    decode_credits: int = 0  # answers that other workers hold at once; 0: as many as fit a batch
     prefill_running_max: int = 0  # of these, in the engine at once; 0: as fit into a step
     block_tokens: int = 64  # granularity of prefix caches
     bus_ms: float = 3.0  # one hop over the log, produce to consume

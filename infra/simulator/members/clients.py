@@ -16,6 +16,7 @@ from infra.simulator.members.gateways import Answer
 from infra.simulator.members.searches import wish
 from infra.simulator.members.worker import MODEL
 from infra.simulator.traffic.script import Conversation, Turn
+from schemas.errors import AttemptsDiffer, EngineFailed
 from schemas.prefix import chain
 from schemas.records import (
     Endpoint,
@@ -51,6 +52,7 @@ class Served:
     outcome: Outcome | None = None
     refused: bool = False  # its gateway could not put it into the log
     differs: bool = False  # its answer was not the same again
+    lacks_tokens: bool = False  # its gateway waited for some in vain
     left: bool = False  # its gateway was lost, and nobody resumes
     begun_ms: dict[str, float] = field(default_factory=dict)  # first tokens, by who sent them
 
@@ -182,8 +184,12 @@ class Clients:
             served.decode_first_ms = served.begun_ms.get(stream.end.decode_worker)
             self._ended(served, whole=stream.end.kind is OutcomeKind.COMPLETED)
         elif answer.failure is not None:
-            served.differs = True
-            self._ended(served, whole=False)
+            if isinstance(answer.failure, AttemptsDiffer):
+                served.differs = True
+                self._ended(served, whole=False)
+            else:  # its gateway gave it up, and it ends some other way
+                served.lacks_tokens = isinstance(answer.failure, EngineFailed)
+                self.left(served.request_id)
 
     def outcome(self, outcome: Outcome) -> None:
         """It stands in the log; that of the highest attempt counts."""

@@ -6,6 +6,7 @@ from infra.simulator.members.life import Life
 from infra.simulator.members.worker import SimWorker
 from schemas import prefix
 from schemas.records import (
+    Backlog,
     Heartbeat,
     KvEvents,
     Lease,
@@ -31,7 +32,7 @@ def registration(worker: SimWorker, orchestrations: tuple[Orchestration, ...]) -
         kind=MemberKind.WORKER,
         roles=worker.roles,
         leases=[Lease(topic=topic, partition=worker.partition) for topic in topics],
-        started_ms=int(worker.clock.now_ms),
+        started_ms=int(worker.wall.now_ms),
         capability=capability,
     )
 
@@ -43,7 +44,7 @@ def heartbeat(worker: SimWorker, seq: int) -> Heartbeat:
         member_id=worker.worker_id,
         epoch=worker.epoch,
         seq=seq,
-        at_ms=int(worker.clock.now_ms),
+        at_ms=int(worker.wall.now_ms),
         state=_state(worker.life),
         grants=worker.grants,
         load=load_of(life.engine.load(), life.held, 0.0),
@@ -64,7 +65,7 @@ def kv_events(worker: SimWorker, seq: int, *, snapshot: bool) -> KvEvents:
         worker_id=worker.worker_id,
         epoch=worker.epoch,
         seq=seq,
-        at_ms=int(worker.clock.now_ms),
+        at_ms=int(worker.wall.now_ms),
         block_size=worker.setup.block_tokens,
         snapshot=snapshot,
         stored=prefix.pack(cache.named() if snapshot else stored),
@@ -77,7 +78,9 @@ def joins(member_id: str, epoch: int, kind: MemberKind, started_ms: int) -> Regi
     return Registration(member_id=member_id, epoch=epoch, kind=kind, started_ms=started_ms)
 
 
-def lives(member_id: str, epoch: int, seq: int, now_ms: float) -> Heartbeat:
+def lives(
+    member_id: str, epoch: int, seq: int, now_ms: float, backlog: Backlog | None = None
+) -> Heartbeat:
     """And beats."""
     return Heartbeat(
         member_id=member_id,
@@ -86,4 +89,5 @@ def lives(member_id: str, epoch: int, seq: int, now_ms: float) -> Heartbeat:
         at_ms=int(now_ms),
         state=MemberState.READY,
         load=Load(),
+        backlog=backlog,
     )

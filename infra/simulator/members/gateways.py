@@ -8,12 +8,17 @@ client resumes, from the log, behind what it has; and by nobody else.
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from zlib import crc32
 
 from infra.simulator.log.clock import Clock
-from schemas.records import Request, Resumption, TokenFrame
+from schemas.records import Continued, Request, Resumption, TokenFrame
+from streams.gateway.config import GatewaySettings
+from streams.gateway.log.answers import answer_so_far
 from streams.gateway.stream.event_id import Position, StreamKey
 from streams.gateway.stream.hub import Call, CallStream, Hub
+from streams.gateway.stream.overdue import failure_of
 
+GAP_MS = GatewaySettings().gap_ms
 KEEPS_RUNNING_EVERY = 5  # so many requests, one asks to go on without its client
 
 
@@ -31,6 +36,7 @@ class Answer(Call):
         has: Position | None = None,
         *,
         wants_ids: bool,
+        is_whole: bool,
     ) -> None:
         key = StreamKey(
             parent_id=request.request_id,
@@ -45,10 +51,10 @@ class Answer(Call):
             token_ids=wants_ids,
         )
         super().__init__(
-            key, deadline_ms=request.deadline_ms, arrived_s=now_ms / 1000, waits_for_end=False
+            key, deadline_ms=request.deadline_ms, arrived_s=now_ms / 1000, waits_for_end=is_whole
         )
         self.request, self.touched = request, touched
-        self.add(request.request_id, 0, has)
+        self.add(request.request_id, 0, None if is_whole else has)
 
     @property
     def stream(self) -> CallStream:
@@ -76,18 +82,40 @@ class Gateways:
     """All of them. With a count of 0 there is one that nobody hears of, and that never dies."""
 
     def __init__(
-        self, clock: Clock, count: int, told: Callable[[Answer], None], *, wants_ids: bool
+        self,
+        clock: Clock,
+        count: int,
+        told: Callable[[Answer], None],
+        write: Callable[[Continued], None],
+        *,
+        wants_ids: bool,
     ) -> None:
-        """`told` is called for each answer that has grown or ended, if it is so with its ids."""
+        """`told` is called for each answer that has grown or ended, if it is so with its ids;
+        `write` puts a record into the log."""
+        self._write = write
         self._clock, self._told, self._wants_ids = clock, told, wants_ids
+        self.reads_whole = False  # every second answer, with nothing of it written before its end
         self._accepted = 0
         self._touched: dict[str, Answer] = {}
         self._logged: defaultdict[int, list[TokenFrame]] = defaultdict(list)
-        self._alone = None if count else SimGateway("clients", 0)
+        self._alone = None if count else self._made("clients", 0)
         self.by_id = {
-            f"gateway-{number}": SimGateway(f"gateway-{number}", number + 1, number)
+            f"gateway-{number}": self._made(f"gateway-{number}", number + 1, number)
             for number in range(count)
         }
+
+    def _made(
+        self, gateway_id: str, started_ms: int, partition: int = 0, epoch: int = 1
+    ) -> SimGateway:
+        """One that says what there is of answers whose attempts are void."""
+        gateway = SimGateway(gateway_id, started_ms, partition, epoch)
+
+        def on_void(stream: CallStream, attempt: int) -> None:
+            now_ms = int(self._clock.now_ms)
+            self._write(answer_so_far(stream, attempt, gateway_id, now_ms))
+
+        gateway.hub.on_void = on_void
+        return gateway
 
     @property
     def living(self) -> list[SimGateway]:
@@ -108,10 +136,14 @@ class Gateways:
                 keeps_running=not self._accepted % KEEPS_RUNNING_EVERY,
             )
         offset = len(self._logged[gateway.partition]) if self._alone is None else 0
-        gateway.hub.add(
-            Answer(found, self._touched, offset, self._clock.now_ms, wants_ids=self._wants_ids)
-        )
+        gateway.hub.add(self._answer(found, offset))
         return found
+
+    def _answer(self, request: Request, offset: int, has: Position | None = None) -> Answer:
+        now_ms, is_even = self._clock.now_ms, crc32(request.request_id.encode()) % 2 == 0
+        whole = self.reads_whole and is_even
+        ids = self._wants_ids
+        return Answer(request, self._touched, offset, now_ms, has, wants_ids=ids, is_whole=whole)
 
     def refused(self, request: Request) -> None:
         """It could not be put into the log."""
@@ -150,6 +182,18 @@ class Gateways:
         if answer is not None:
             gateway.hub.remove(answer)
 
+    def sweep(self) -> None:
+        """Gateways end what is late, and what lacks tokens."""
+        now_ms = self._clock.now_ms
+        for gateway in self.living:
+            for call in gateway.hub.calls():
+                failure = failure_of(call, now_ms / 1000, int(now_ms), GAP_MS)
+                if failure is not None and isinstance(call, Answer):
+                    call.fail(failure)
+                    self._touched.clear()
+                    gateway.hub.remove(call)
+                    self._told(call)
+
     def reading(self, gateway_id: str) -> list[Answer]:
         """What is read there."""
         return [call for call in self.by_id[gateway_id].hub.calls() if isinstance(call, Answer)]
@@ -158,11 +202,7 @@ class Gateways:
         """The client of a gateway that was lost goes on at one that lives, behind what it has."""
         gateway, request, key = self.living[0], answer.request, answer.key
         now_ms = self._clock.now_ms
-        position = answer.stream.position()
-        again = Answer(
-            request, self._touched, key.offset, now_ms, position, wants_ids=self._wants_ids
-        )
-        gateway.hub.add(again)
+        gateway.hub.add(self._answer(request, key.offset, answer.stream.position()))
         for frame in self._logged[key.partition][key.offset :]:
             self._take(gateway, frame)
         return Resumption(
@@ -186,6 +226,6 @@ class Gateways:
     def restart(self, gateway_id: str) -> SimGateway:
         """Another process takes the name."""
         former = self.by_id[gateway_id]
-        found = SimGateway(gateway_id, int(self._clock.now_ms), former.partition, former.epoch + 1)
+        found = self._made(gateway_id, int(self._clock.now_ms), former.partition, former.epoch + 1)
         self.by_id[gateway_id] = found
         return found

@@ -75,21 +75,21 @@ class Life:
 
     def take(self, work: Work) -> None:
         """A piece of work comes from the log."""
-        if self.alive:
+        if self.alive and not self._clock.defers(lambda: self.take(work)):
             self.held.take(work, (), int(self._clock.now_ms))
             self._go_on()
             self._watch_deadlines()
 
     def cancel(self, order: CancelWork) -> None:
         """So does an order to stop."""
-        if self.alive:
+        if self.alive and not self._clock.defers(lambda: self.cancel(order)):
             self.held.cancel(order, int(self._clock.now_ms))
             self._go_on()
 
     def warm(self, order: WarmPrefix) -> None:
         """So does a prompt's beginning, to be computed."""
         is_known = f"warm.{order.request_id}" in self.engine.state.computations
-        if self.alive and not is_known:
+        if self.alive and not is_known and not self._clock.defers(lambda: self.warm(order)):
             warm(order, self.engine, self.held, int(self._clock.now_ms))
             self._go_on()
 
@@ -113,7 +113,7 @@ class Life:
         """Time has brought something."""
         if self.engine.state.is_dead:
             self.alive = False
-        if self.alive and not self._at_work:
+        if self.alive and not self._at_work and not self._clock.defers(self._wake):
             self._go_on()
 
     def _go_on(self) -> None:
@@ -137,7 +137,8 @@ class Life:
 
     def _found(self, found: Retrieved, seeds: Sequence[str]) -> None:
         """A search of an answer has ended."""
-        self._say(lambda now_ms: self.probing.found(found, seeds, now_ms))
+        if not self._clock.defers(lambda: self._found(found, seeds)):
+            self._say(lambda now_ms: self.probing.found(found, seeds, now_ms))
 
     def _written(self, record: Retrieved) -> None:
         """What became of a search stands in the log."""

@@ -1,5 +1,6 @@
 """Members of a simulated cluster on the fleet's topics: they join, beat, tell their KV, leave."""
 
+from collections import defaultdict, deque
 from collections.abc import Callable
 
 from infra.simulator.log.clock import Clock
@@ -8,11 +9,27 @@ from infra.simulator.members.gateways import Gateways, SimGateway
 from infra.simulator.members.router import ROUTER, SimRouter
 from infra.simulator.members.worker import SimWorker
 from schemas.fleet import HEARTBEAT_MS, FleetView
-from schemas.records import KvEvents, MemberKind, Orchestration, Registration
+from schemas.records import AssignRoles, Heartbeat, KvEvents, MemberKind, Orchestration
 from streams.core.events import FleetRecordArrived, KvEventsArrived
 
 KV_EVENTS_MS = 100.0  # between two batches of a worker
 Send = Callable[[str, object, Callable[[int], None]], None]  # topic, record, deliver from an offset
+
+
+class Known:
+    """What a worker knows of others, as `workers/presence.py` tells it."""
+
+    def __init__(self, view: FleetView, me: str) -> None:
+        self._view, self._me = view, me
+
+    def epoch_of(self, worker_id: str) -> int:
+        """The latest."""
+        member = self._view.members.get(worker_id)
+        return 0 if member is None else member.epoch
+
+    def apart_ms(self, worker_id: str) -> int:
+        """By how much its clock differs."""
+        return self._view.apart_ms(worker_id, self._me)
 
 
 class Membership:
@@ -30,18 +47,15 @@ class Membership:
         self.view = FleetView()
         self._clock, self._router, self._gateways = clock, router, gateways
         self._orchestrations, self._send = orchestrations, send
+        self.told: defaultdict[str, deque[Heartbeat]] = defaultdict(lambda: deque(maxlen=8))
         self._beats = 0
         self._kv_seqs: dict[str, int] = {}
         self._kv_due: set[str] = set()
+        self.unheard: set[str] = set()  # workers of which no heartbeat gets through
 
-    def epoch_of(self, worker_id: str) -> int:
-        """As workers know it."""
-        member = self.view.members.get(worker_id)
-        return 0 if member is None else member.epoch
-
-    def apart_ms(self, worker_id: str) -> int:
-        """All clocks are one."""
-        return 0
+    def known_to(self, worker_id: str) -> "Known":
+        """What a worker knows of others."""
+        return Known(self.view, worker_id)
 
     def join(self, worker: SimWorker) -> None:
         """A worker's life begins: it registers and tells what its cache holds."""
@@ -60,6 +74,12 @@ class Membership:
         for worker in self.workers.values():
             self._tell_blocks(worker, snapshot=True)
 
+    def assign(self, worker: SimWorker, order: AssignRoles) -> None:
+        """A worker takes other roles, in the same life; one of another life ignores that."""
+        if worker.alive and worker.epoch == order.worker_epoch:
+            worker.assign(tuple(order.roles))
+            self._write(fleet.registration(worker, self._orchestrations))
+
     def leave(self, worker: SimWorker) -> None:
         """A worker gives back what it holds, and is gone."""
         worker.life.leave()
@@ -70,22 +90,47 @@ class Membership:
         """All members beat together, again and again; the dead do not."""
         self._beats += 1
         now_ms = self._clock.now_ms
-        if self._router.alive:
-            self._write(fleet.lives(ROUTER, self._router.epoch, self._beats, now_ms))
+        if self._router.alive and not self._router.is_asleep:
+            backlog = self._router.core.backlog(int(now_ms))
+            self._write(fleet.lives(ROUTER, self._router.epoch, self._beats, now_ms, backlog))
         for gateway in self._gateways.living:
             self._write(fleet.lives(gateway.gateway_id, gateway.epoch, self._beats, now_ms))
         for worker in self.workers.values():
-            if worker.alive:
-                self._write(fleet.heartbeat(worker, self._beats))
+            if not worker.is_silent and worker.worker_id not in self.unheard:
+                worker.beat_ms = now_ms
+                beat = fleet.heartbeat(worker, self._beats)
+                self.told[worker.worker_id].append(beat)
+                self._write(beat)
         self._clock.after(HEARTBEAT_MS, self.beat)
 
     def _write(self, record: fleet.FleetRecord) -> None:
         def deliver(offset: int) -> None:
-            if isinstance(record, Registration):  # nobody asks when others were last heard of
-                self.view.apply(record, offset, int(self._clock.now_ms))
-            self._router.apply(FleetRecordArrived(record, offset))
+            now_ms, name = int(self._clock.now_ms), record.member_id
+            if not self.view.apply(record, offset, now_ms, logged_ms=now_ms):
+                self._fenced(name, record.epoch)
+                return
+            member = self.view.members.get(name)
+            is_its = member is not None and member.epoch == record.epoch
+            ahead_ms = member.ahead_ms if member is not None and is_its else 0
+            self._router.apply(FleetRecordArrived(record, offset, ahead_ms))
 
         self._send("fleet", record, deliver)
+
+    def _fenced(self, member_id: str, epoch: int) -> None:
+        """A member reads in the log that it was silent for too long, and joins again."""
+        gateway = self._gateways.by_id.get(member_id)
+        if gateway is not None and gateway.alive and gateway.epoch == epoch:
+            gateway.epoch += 1
+            self.join_gateway(gateway)
+        worker = self.workers.get(member_id)
+        if worker is not None and worker.alive and worker.epoch == epoch:
+            self.rejoin(worker)
+
+    def rejoin(self, worker: SimWorker) -> None:
+        """A life is over, without a word of it; the next one begins at once."""
+        worker.crash()
+        worker.restart()
+        self.join(worker)
 
     def blocks_changed(self, worker_id: str) -> None:
         """Publish what a worker caches, not more often than once in a while."""

@@ -2,28 +2,44 @@
 
 What it answers is carried out as the agents' outbox does: what was decided first, orders to workers
 after it. A router may die in the middle of that. Another one then reads what the log holds, in the
-order of `streams/agents/takeover.py`, and goes on.
+order of `streams/agents/takeover.py`, and goes on. What requests have used is written a little
+later, as `streams/agents/usage.py` does; what a router that dies has not written is lost with it.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from infra.simulator.log.clock import Clock
 from schemas.errors import RecordTooLarge
-from schemas.records import Decision, Outcome, Phase, Retrieved, Session, TokenFrame
-from streams.agents.records import end_frame, retrieved_frame, unsent_phase
+from schemas.records import (
+    Continued,
+    Decision,
+    Outcome,
+    Phase,
+    Retrieved,
+    Session,
+    TokenFrame,
+    Usage,
+)
+from streams.agents.outbox import is_order, waits_for_decisions
+from streams.agents.records import end_frame, retrieved_frame, unsent_phase, void_frame
 from streams.agents.takeover import ORDER
+from streams.agents.usage import COMMIT_S
 from streams.core.effects import (
     Ask,
+    AskSaid,
     Decide,
     Dispatch,
     Effect,
     End,
     Forget,
+    GoAnew,
     GoWithout,
+    Lend,
     SaveSession,
     Tell,
+    Use,
     Warm,
 )
 from streams.core.events import (
@@ -33,28 +49,33 @@ from streams.core.events import (
     PartitionTaken,
     Placed,
     SessionLoaded,
+    UsageTold,
 )
 from streams.core.router import Router
 
 ROUTER = "router-0"
 PARTITION = 0  # all sessions lie there
+Late = tuple[Event, int | None, float]  # with its number, and when it came
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carriers:
     """Who carries effects out; `order` raises RecordTooLarge."""
 
-    order: Callable[[Dispatch | Warm], None]
-    report: Callable[[Outcome | Phase | Retrieved], None]
+    order: Callable[[Dispatch | Warm | Lend], None]
+    report: Callable[[Outcome | Phase | Retrieved | Continued], None]
     ask: Callable[[Ask], None]
     frame: Callable[[int, TokenFrame], None]
     decided: Callable[[Decision], None]
+    used: Callable[[Usage], None]
     applied: Sequence[Callable[[Event, Sequence[Effect], float], None]]  # who look on
     died: Callable[[], None]
 
 
 class SimRouter:
     """One process after the other; with `keeps_log` what was written is kept, to be taken over."""
+
+    writes_only_while_leased = True
 
     def __init__(
         self, make: Callable[[], Router], clock: Clock, carriers: Carriers, *, keeps_log: bool
@@ -66,16 +87,27 @@ class SimRouter:
         self._past: defaultdict[str, list[tuple[int, Event]]] = defaultdict(list)  # by topic
         self._fleet: list[tuple[FleetRecordArrived, int]] = []  # with when it was heard of
         self._sessions: dict[str, Session] = {}
+        self._unwritten: list[Usage] = []
+        self._used = 0  # records of usage
         self._count = 0
         self._read_to = 0  # what was written before that, it has read by itself
         self._seen: set[int] = set()
         self._last_sends: int | None = None  # after which it dies
+        self._orders_first = False
+        self._died: Callable[[], None] | None = None  # to be told when that has happened
+        self._asleep: list[Late] | None = None  # what it hears when it wakes
+        self._slept: tuple[Router, list[Late]] | None = None  # one that was replaced meanwhile
         self.core = make()
 
     def begin(self) -> None:
         """Own the partition, of which nothing is in the log."""
         self.apply(PartitionTaken(PARTITION))
         self.apply(PartitionReady(PARTITION))
+
+    @property
+    def owes(self) -> bool:
+        """Whether it, or whoever comes after it, has something to write yet."""
+        return bool(self._unwritten) or not self.alive
 
     def noted(self, topic: str, event: Event) -> Callable[[], None]:
         """An event's record stands in the log; the call delivers it."""
@@ -86,38 +118,46 @@ class SimRouter:
 
         def deliver() -> None:
             if self.alive and number >= self._read_to:
-                self._seen.add(number)
-                self.apply(event)
+                self._hear(event, number)
 
         return deliver
 
     def apply(self, event: Event) -> None:
-        """Take one event in, and carry out what follows."""
+        """Tell it something, and have it carry out what follows."""
         now_ms = int(self._clock.now_ms)
         if self._keeps_log and isinstance(event, FleetRecordArrived):
             self._fleet.append((event, now_ms))
             if not self.alive:
                 self._show(event, ())
-        if not self.alive:
+        if self.alive:
+            self._hear(event, None)
+
+    def _hear(self, event: Event, number: int | None) -> None:
+        """Take one event in; of the partition they have numbers."""
+        if self._asleep is not None:
+            self._asleep.append((event, number, self._clock.now_ms))
             return
+        if number is not None:
+            self._seen.add(number)
+        now_ms = int(self._clock.now_ms)
         effects: Sequence[Effect] = self.core.apply(event, now_ms)
-        if self._last_sends is not None and effects:
-            effects = sorted(effects, key=lambda effect: isinstance(effect, Dispatch))
-            effects = effects[: self._last_sends]
+        first = _alone(effects) if self._orders_first else []
+        if self._last_sends is not None and (first if self._orders_first else effects):
+            effects = sorted(effects, key=lambda effect: _rank(effect, first))[: self._last_sends]
             self._end()
         self._show(event, effects)
         for effect in effects:
             self._carry_out(effect)
 
-    def _show(self, event: Event, effects: Sequence[Effect]) -> None:
+    def _show(self, event: Event, effects: Sequence[Effect], at_ms: float | None = None) -> None:
         for applied in self._carriers.applied:
-            applied(event, effects, self._clock.now_ms)
+            applied(event, effects, self._clock.now_ms if at_ms is None else at_ms)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Dispatch():
                 self._dispatch(effect)
-            case Warm():
+            case Warm() | Lend():
                 self._carriers.order(effect)
             case Decide(decision):
                 if self._keeps_log:
@@ -127,6 +167,8 @@ class SimRouter:
                 self._carriers.report(outcome)
                 last = end_frame(effect, ROUTER, int(self._clock.now_ms))
                 self._carriers.frame(gateway_partition, last)
+            case Use(usage):
+                self._use(usage)
             case Ask():
                 self._carriers.ask(effect)
             case GoWithout(retrieved):
@@ -134,6 +176,11 @@ class SimRouter:
             case Tell(retrieved, gateway_partition):
                 told = retrieved_frame(retrieved, ROUTER, int(self._clock.now_ms))
                 self._carriers.frame(gateway_partition, told)
+            case AskSaid(void, gateway_partition):
+                mark = void_frame(void, ROUTER, int(self._clock.now_ms))
+                self._carriers.frame(gateway_partition, mark)
+            case GoAnew(continued):
+                self._carriers.report(continued)
             case SaveSession(session):
                 self._sessions[session.session_id] = session
             case Forget(session_id):
@@ -149,19 +196,82 @@ class SimRouter:
                 raise
             self._carriers.report(phase)
 
-    def die(self, sends: int) -> None:
-        """Die over the next event that leads to anything, after so many of its effects."""
-        self._last_sends = sends
+    def _use(self, usage: Usage) -> None:
+        if not self.alive:  # it has died over this, and would have written it later
+            return
+        if not self._unwritten:
+            self._clock.after(COMMIT_S * 1000, lambda epoch=self.epoch: self._commit(epoch))  # type: ignore[misc]  # bound now
+        self._unwritten.append(usage)
+
+    def _commit(self, epoch: int) -> None:
+        """Number them and write them, unless another router has fenced this one."""
+        if not self.alive or epoch != self.epoch:
+            return
+        unwritten, self._unwritten = self._unwritten, []
+        for usage in unwritten:
+            if self._keeps_log:
+                self.noted("usage", UsageTold(usage.request_id, PARTITION))
+            self._carriers.used(replace(usage, number=self._used))
+            self._used += 1
+
+    def die(
+        self,
+        sends: int,
+        *,
+        orders_first: bool = False,
+        died: Callable[[], None] | None = None,
+    ) -> None:
+        """Die over the next event that leads to anything, after so many of its effects. Or over the
+        next one with orders that wait for no decision, of which these are in the log first."""
+        if self.alive:  # who comes after a dead one does not inherit that
+            self._last_sends, self._orders_first, self._died = sends, orders_first, died
+
+    def sleep(self) -> None:
+        """Its process is stopped; what it is told waits for it."""
+        if self.alive and self._asleep is None:
+            self._asleep = []
+
+    @property
+    def is_asleep(self) -> bool:
+        return self._asleep is not None
+
+    def wake(self) -> None:
+        """It goes on where it was. If another has taken over, its lease is over, and nothing leaves
+        (`streams/agents/outbox.py`)."""
+        if self._slept is not None:
+            (core, late), self._slept = self._slept, None
+            if not self.writes_only_while_leased:
+                for event, _, _ in late:
+                    for effect in core.apply(event, int(self._clock.now_ms)):
+                        self._carry_out(effect)
+            return
+        late, self._asleep = self._asleep or [], None
+        for event, number, at_ms in late:
+            if self.alive:
+                self._hear(event, number)
+            elif isinstance(event, FleetRecordArrived):  # it has died over what it heard before
+                self._show(event, (), at_ms)
 
     def _end(self) -> None:
-        self.alive, self._last_sends = False, None
+        late, self._asleep = self._asleep, None
+        if late is not None:
+            self._slept = self.core, late
+        self.alive, self._last_sends, self._orders_first = False, None, False
+        self._unwritten.clear()
+        died, self._died = self._died, None
+        if died is not None:
+            died()
         self._carriers.died()
+        for event, _, at_ms in late or ():
+            if isinstance(event, FleetRecordArrived):  # which whoever comes next has heard
+                self._show(event, (), at_ms)
 
     def take_over(self) -> None:
         """Another process reads the log and goes on, also where the last one lives still."""
         assert self._keeps_log, "who is to take over needs a log"
         now_ms = int(self._clock.now_ms)
         if self.alive:
+            self._died = None
             self._end()
         self.alive = True
         self.epoch += 1
@@ -175,6 +285,26 @@ class SimRouter:
             for number, event in self._past[topic]:
                 self.core.apply(event, now_ms)
                 if number not in self._seen:
+                    self._seen.add(number)
                     self._show(event, ())
         self._read_to = self._count
         self.apply(PartitionReady(PARTITION))
+
+
+def _alone(effects: Sequence[Effect]) -> list[Effect]:
+    """Orders that wait for nothing else of these to be in the log (`streams/agents/outbox.py`)."""
+    told = {each.retrieved.request_id for each in effects if isinstance(each, Tell)}
+    return [
+        each
+        for each in effects
+        if isinstance(each, Dispatch)
+        and not waits_for_decisions(each)
+        and each.record.request_id not in told
+    ]
+
+
+def _rank(effect: Effect, first: Sequence[Effect]) -> int:
+    """What is in the log before what, when a router dies over it."""
+    if not is_order(effect):
+        return 1
+    return 0 if any(effect is each for each in first) else 2

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from infra.simulator.log.clock import Clock
+from infra.simulator.log.clock import Clock, ProcessClock, WallClock
 from infra.simulator.machine.engine import Hashes, TimedEngine
 from infra.simulator.machine.exchange import Exchange
 from infra.simulator.machine.gpu import Gpu
@@ -35,26 +35,45 @@ class SimWorker:
         make_gpu: Callable[..., Gpu] = Gpu,
     ) -> None:
         self.worker_id, self.roles, self.partition = worker_id, roles, partition
-        self.clock, self.setup = clock, exchange.setup
+        self.clock, self.setup = ProcessClock(clock), exchange.setup
+        self.wall = WallClock(self.clock)
+        self.is_mute = False  # its heartbeats do not get through
+        self.beat_ms = 0.0  # when the last one was sent that did
         self.epoch = 0
         self._exchange, self._hashes = exchange, hashes
         self._known, self._ports, self._make_gpu = known, ports, make_gpu
-        prefill, rest = self.setup.prefill_credits, self.setup.running_max
-        # How much work of each role it takes at once.
-        self.capacities = {role: prefill if role is Role.PREFILL else rest for role in roles}
-        self.grants = credits.grants(self.capacities, [ROUTER])
+        self._offer()
         self.restart()
+
+    def _offer(self) -> None:
+        """How much work of each role it takes at once."""
+        prefill = self.setup.prefill_credits
+        rest = self.setup.decode_credits or self.setup.running_max
+        self.capacities = {role: prefill if role is Role.PREFILL else rest for role in self.roles}
+        self.grants = credits.grants(self.capacities, [ROUTER])
+
+    def assign(self, roles: tuple[Role, ...]) -> None:
+        """Other roles from now on, also in later lives."""
+        self.roles = roles
+        self._offer()
+        limits = self._limits()
+        self.life.held.assign(limits.roles, limits.held_max)
 
     @property
     def alive(self) -> bool:
         return self.life.alive
 
+    @property
+    def is_silent(self) -> bool:
+        return not self.alive or self.is_mute or self.clock.is_asleep
+
     def restart(self) -> None:
         """Come back with nothing, as a new life."""
+        self.clock.end()
         self.epoch += 1
         identity = WorkerIdentity(worker_id=self.worker_id, epoch=self.epoch)
         self.life = Life(
-            identity, self.clock, self._limits(), self._engine, self._known, self._ports
+            identity, self.wall, self._limits(), self._engine, self._known, self._ports
         )
 
     def crash(self) -> None:

@@ -1,73 +1,27 @@
 """Real traffic as scripts: the Azure 2023 code trace and Mooncake's synthetic trace.
 
-Both are open loop: requests come when they came. Text is not in the traces; tokens are made from
-lengths and block ids. Azure's requests stand alone. Mooncake names blocks of 512 tokens, equal ids
-being equal prefixes, and no sessions. They are told by this: a turn goes on with the last prompt
-that it extends as a whole, in all of that prompt's own blocks, and has room for its answer. Where
-prompts of the stretch part, what lies before is a shared opening (a system prompt, a document
-that many ask about) and belongs to nobody; a prompt that is no more than that begins no session.
+`infra/traces` reads the files. Both are open loop: requests come when they came. Text is not in
+them; tokens are made from lengths and block ids. Azure's requests stand alone. Mooncake names
+blocks of 512 tokens, equal ids being equal prefixes, and no sessions. They are told by this: a turn
+goes on with the last prompt that it extends as a whole, in all of that prompt's own blocks, and has
+room for its answer. Where prompts of the stretch part, what lies before is a shared opening (a
+system prompt, a document that many ask about) and belongs to nobody; a prompt that is no more than
+that begins no session.
 """
 
-import csv
-import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 
 from infra.simulator.traffic.poisson import unlike_others
 from infra.simulator.traffic.script import Conversation, Tokens, Turn, conversation
+from infra.traces.trace import BLOCK_TOKENS, Arrival
 
-MOONCAKE_BLOCK = 512
 _OWN_TOKENS = 1 << 29  # names of requests; block ids are below
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
-    """One request of a trace."""
-
-    at_ms: float
-    prompt_tokens: int
-    output_tokens: int
-    blocks: Sequence[int] = ()
-
-
-def azure(path: Path) -> list[Arrival]:
-    """Columns TIMESTAMP, ContextTokens, GeneratedTokens (Azure Public Dataset, CC-BY 4.0)."""
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    times = [datetime.fromisoformat(row["TIMESTAMP"][:26]) for row in rows]
-    return [
-        Arrival(
-            at_ms=(time - times[0]).total_seconds() * 1e3,
-            prompt_tokens=int(row["ContextTokens"]),
-            output_tokens=max(1, int(row["GeneratedTokens"])),
-        )
-        for time, row in zip(times, rows, strict=True)
-    ]
-
-
-def mooncake(path: Path) -> list[Arrival]:
-    """Lines of timestamp, input_length, output_length, hash_ids (Mooncake, Apache-2.0)."""
-    with path.open() as file:
-        rows = [json.loads(line) for line in file]
-    return [
-        Arrival(
-            at_ms=float(row["timestamp"]),
-            prompt_tokens=row["input_length"],
-            output_tokens=max(1, row["output_length"]),
-            blocks=row["hash_ids"],
-        )
-        for row in rows
-    ]
-
-
-FILES: dict[str, tuple[str, Callable[[Path], list[Arrival]]]] = {
-    "azure code": ("azure_llm_2023_code.csv", azure),
-    "mooncake synthetic": ("mooncake_synthetic.jsonl", mooncake),
+FILES = {
+    "azure code": "azure_llm_2023_code.csv",
+    "mooncake synthetic": "mooncake_synthetic.jsonl",
 }
 
 
@@ -79,21 +33,27 @@ def window(arrivals: Sequence[Arrival], duration_ms: float, seed: int) -> list[A
 
 
 def script(
-    arrivals: Sequence[Arrival], *, begin_ms: float, faster: float, block_tokens: int
+    arrivals: Sequence[Arrival],
+    *,
+    begin_ms: float,
+    faster: float,
+    block_tokens: int,
+    named_tokens: int = BLOCK_TOKENS,
 ) -> list[Conversation]:
-    """The stretch as conversations of one request each, `faster` times as dense as it was."""
+    """The stretch as conversations of one request each, `faster` times as dense as it was;
+    `named_tokens` is what a block id of the trace stands for."""
     found: list[Conversation] = []
     first_ms = arrivals[0].at_ms
     for number, (arrival, (first, before)) in enumerate(
         zip(arrivals, sessions(arrivals), strict=True)
     ):
-        turn = Turn(prompt_tokens=arrival.prompt_tokens, output_tokens=arrival.output_tokens)
+        turn = Turn(prompt_tokens=arrival.prompt_tokens, output_tokens=_answer_tokens(arrival))
         found.append(
             conversation(
                 f"r{number}",
                 begin_ms + (arrival.at_ms - first_ms) / faster,
                 [turn],
-                _tokens(arrival, number),
+                _tokens(arrival, number, named_tokens),
                 block_tokens,
                 session_id=f"s{first}",
                 turns_before=before,
@@ -104,6 +64,8 @@ def script(
 
 def sessions(arrivals: Sequence[Arrival]) -> list[tuple[int, int]]:
     """Of each request: the number of its session's first one, and how many turns came before."""
+    if any(each.session_id for each in arrivals):
+        return _told_sessions(arrivals)
     shared = _shared_openings(arrivals)
     found: list[tuple[int, int]] = []
     last: dict[int, int] = {}  # by the last block of a session's last prompt: its number
@@ -120,13 +82,23 @@ def sessions(arrivals: Sequence[Arrival]) -> list[tuple[int, int]]:
     return found
 
 
+def _told_sessions(arrivals: Sequence[Arrival]) -> list[tuple[int, int]]:
+    turns: defaultdict[str, list[int]] = defaultdict(list)
+    found = []
+    for number, arrival in enumerate(arrivals):
+        before = turns[arrival.session_id] if arrival.session_id else []
+        found.append((before[0] if before else number, len(before)))
+        before.append(number)
+    return found
+
+
 def _whole_blocks(arrival: Arrival) -> Sequence[int]:
     """Without the block that the prompt's end cuts: it has another name once there is more."""
-    return arrival.blocks[: arrival.prompt_tokens // MOONCAKE_BLOCK]
+    return arrival.blocks[: arrival.prompt_tokens // BLOCK_TOKENS]
 
 
 def _has_room(arrival: Arrival, earlier: Arrival) -> bool:
-    return arrival.prompt_tokens >= earlier.prompt_tokens + earlier.output_tokens
+    return arrival.prompt_tokens >= earlier.prompt_tokens + _answer_tokens(earlier)
 
 
 def _shared_openings(arrivals: Sequence[Arrival]) -> set[int]:
@@ -145,9 +117,15 @@ def _shared_openings(arrivals: Sequence[Arrival]) -> set[int]:
     return shared
 
 
-def _tokens(arrival: Arrival, number: int) -> Tokens:
+def _tokens(arrival: Arrival, number: int, named_tokens: int) -> Tokens:
     """A prompt and its answer: each known block a run of its id, the rest unlike all others."""
-    own = unlike_others(_OWN_TOKENS + number, arrival.prompt_tokens + arrival.output_tokens)
-    named = np.repeat(np.asarray(arrival.blocks, np.int32), MOONCAKE_BLOCK)[: arrival.prompt_tokens]
+    length = arrival.prompt_tokens + _answer_tokens(arrival)
+    own = unlike_others(_OWN_TOKENS + number, length)
+    named = np.repeat(np.asarray(arrival.blocks, np.int32), named_tokens)[: arrival.prompt_tokens]
     own[: len(named)] = named
     return own
+
+
+def _answer_tokens(arrival: Arrival) -> int:
+    """An engine answers with one token at least."""
+    return max(1, arrival.output_tokens)

@@ -55,13 +55,14 @@ def _credentials(log: LogSettings) -> Any:
 
 def make_app(
     log: LogSettings, *, group: str, member_id: str, buffer_max: int = 4_096,
-    leaves_group: bool = False,
+    leaves_group: bool = False, reads_committed: bool = False,
 ) -> faust.App:  # fmt: skip
     """An app with no agents yet; `add_agents` follows. `buffer_max` records wait for each agent.
 
     A member that stops keeps its place in the group until its session ends, ten seconds later: if
     it starts again by then, nobody else has to move. With `leaves_group` it says goodbye instead,
-    and the others take its partitions at their next heartbeats.
+    and the others take its partitions at their next heartbeats. With `reads_committed` records of
+    transactions come when these are committed.
     """
     patches.check()
     private_folder(home())
@@ -98,7 +99,7 @@ def make_app(
         worker_redirect_stdouts=False,
         datadir=datadir,
     )
-    patches.install(app, leaves_group=leaves_group)
+    patches.install(app, leaves_group=leaves_group, reads_committed=reads_committed)
     return app
 
 

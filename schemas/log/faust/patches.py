@@ -36,11 +36,12 @@ def check() -> None:
         raise ConfigError("faust's streams have no sleep; check schemas/log/faust/patches.py")
 
 
-def install(app: Any, *, leaves_group: bool) -> None:
+def install(app: Any, *, leaves_group: bool, reads_committed: bool = False) -> None:
     """Give an app that was just made the changed consumer, and all apps the changed streams."""
     cython_streams.sleep = _turn_now_and_then
     app.transport = _Transport(app.conf.broker_consumer, app)
     app.transport.leaves_group = leaves_group
+    app.transport.reads_committed = reads_committed
 
 
 class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has no types here
@@ -78,9 +79,11 @@ class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has
 
     def _create_worker_consumer(self, transport: Any) -> Any:
         consumer = super()._create_worker_consumer(transport)
+        committed = "read_committed" if transport.reads_committed else "read_uncommitted"
         for name, value in (
             ("_fetch_max_wait_ms", FETCH_MAX_WAIT_MS),
             ("_partition_assignment_strategy", (RangePartitionAssignor,)),
+            ("_isolation_level", committed),
         ):
             if not hasattr(consumer, name):
                 raise ConfigError(
@@ -142,3 +145,4 @@ class _Consumer(driver.Consumer):  # type: ignore[misc]  # faust has no types he
 class _Transport(driver.Transport):  # type: ignore[misc]  # faust has no types here
     Consumer = _Consumer
     leaves_group = False
+    reads_committed = False

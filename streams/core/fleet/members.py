@@ -6,13 +6,11 @@ appears once per role. Decides nothing; `streams/core/placement/placer.py` choos
 workers, `streams/core/router.py` keeps the counts.
 """
 
-from schemas.fleet import HEARTBEAT_MS, LEASE_MS, FleetView
+from schemas.fleet import DEAF_MS, LEASE_MS, FleetView
 from schemas.records import Heartbeat, MemberKind, MemberState, Registration, Role
 from schemas.topics import WORK_TOPICS
 from streams.core.fleet.workers import NOT_LISTED, Gateway, Life, Pool, Worker
 
-# No record from anyone for so long: it is this router, or the broker, that is deaf.
-DEAF_MS = 2 * HEARTBEAT_MS
 FORGET_MS = 600_000
 
 

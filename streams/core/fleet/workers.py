@@ -19,6 +19,7 @@ Flags = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
 NOT_LISTED = -1
+DECODERS = (Role.DECODE, Role.REPLICA)  # whoever of these has a request ends it
 _NEVER_MS = -(1 << 60)
 
 

@@ -7,10 +7,11 @@ what is learned. Called by `streams/core/router.py` for live requests only.
 
 from schemas.errors import EngineFailed, RouterFailed
 from schemas.records import Mode, Phase, PhaseKind, Reason, Role
-from streams.core.fleet.workers import Life
+from streams.core.fleet.workers import DECODERS, Life
 from streams.core.handlers import observations
+from streams.core.handlers.continuing import Continuing
 from streams.core.handlers.endings import Endings
-from streams.core.handlers.orders import DECODERS, Orders
+from streams.core.handlers.orders import Orders
 from streams.core.handlers.retrievals import Retrievals
 from streams.core.placement.estimates import Estimates
 from streams.core.requests.live import LiveRequest, note, step
@@ -29,12 +30,14 @@ class Attempts:
         orders: Orders,
         endings: Endings,
         retrievals: Retrievals,
+        continuing: Continuing,
         estimates: Estimates,
     ) -> None:
         self._tables = tables
         self._orders = orders
         self._endings = endings
         self._retrievals = retrievals
+        self._continuing = continuing
         self._estimates = estimates
 
     def cancel(self, live: LiveRequest, now_ms: int) -> None:
@@ -98,10 +101,12 @@ class Attempts:
 
     def overdue(self, live: LiveRequest, now_ms: int) -> None:
         """Workers end what they hold at the deadline; should one not, the router does, later. What
-        waits for a search goes on without, sooner."""
+        waits for a search goes on without, sooner, and what waits to go on begins anew."""
         if now_ms < live.request.deadline_ms:
             if live.state is State.RETRIEVING:
                 self._retrievals.overdue(live, now_ms)
+            elif live.state is State.CONTINUING:
+                self._continuing.overdue(live, now_ms)
             return
         over_ms = live.request.deadline_ms + self._tables.settings.deadline_grace_ms
         if now_ms < over_ms and (live.state in ON_WORKERS or live.state is State.CANCELLING):
@@ -133,6 +138,8 @@ class Attempts:
             self.cancel(live, now_ms)
         elif live.state is State.RETRIEVING:
             self._retrievals.begin(live, now_ms)
+        elif live.state is State.CONTINUING:
+            self._endings.again(live, now_ms)
         elif live.state is State.QUEUED:
             self._endings.enqueue(live, now_ms)
         for life in live.holders:

@@ -114,6 +114,7 @@ class Dispatcher:
         self._tell_again(live)
         kv = self._session_kv(live, case.session, now_ms)
         self._charge(live, placement)
+        self._count(live, placement, now_ms)
         tables.requests.move(live, BEGINS[live.orchestration])
         self._orders.dispatch(live, now_ms, kv=kv)
         return True
@@ -133,10 +134,22 @@ class Dispatcher:
             tokens = 0 if live.is_paired else live.prompt_tokens
             self._orders.charge(live, placement.decode, tokens)
 
+    def _count(self, live: LiveRequest, placement: Placement, now_ms: int) -> None:
+        """Note what the prompt takes of the worker that computes it, as far as is known."""
+        speeds, tokens = self._placer.estimates.speeds, live.prompt_tokens
+        prefill_ms = append_ms = 0.0
+        if placement.prefill is not None:
+            tokens -= placement.prefill_cached_tokens
+            prefill_ms = speeds.prefill_base_ms + tokens * speeds.prefill_ms_per_token
+        else:
+            tokens -= placement.decode_cached_tokens
+            append_ms = speeds.append_base_ms + tokens * speeds.append_ms_per_token
+        self._tables.demand.placed.add(now_ms, prefill_ms=prefill_ms, append_ms=append_ms)
+
     def _case(self, live: LiveRequest, now_ms: int) -> Case:
         """What placement has to know; what it computed for the request stays with it."""
         if live.case is None:
-            live.case = Case.of(live.request)
+            live.case = Case.of(live.request, live.said)
             live.case.warm = live.warm
         live.case.session = self._session(live, now_ms)
         live.case.waiting = len(self._tables.admission)
@@ -215,11 +228,11 @@ class Dispatcher:
 
 
 def _begin(live: LiveRequest, placement: Placement, now_ms: int) -> None:
-    """A new attempt starts from nothing."""
+    """A new attempt starts from nothing, or behind what there is of the answer."""
     live.attempt, live.unheard, live.placed_ms = live.next_attempt, 0, now_ms
     live.mode, live.orchestration = placement.mode, placement.orchestration
     live.prefill = NOBODY if placement.prefill is None else placement.prefill.life
     live.decode = NOBODY if placement.decode is None else placement.decode.life
     live.kv, live.kv_received, live.handed_unheard = None, False, False
-    live.sent_tokens = live.sent_chars = live.cached_tokens = 0
-    live.first_token_ms = live.first_heard_ms = 0
+    live.sent_tokens, live.sent_chars = live.said, live.said_chars
+    live.first_token_ms = live.first_heard_ms = live.cached_tokens = 0

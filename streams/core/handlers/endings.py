@@ -1,28 +1,35 @@
 """How an attempt or a request ends: in the queue again, or with its outcome.
 
 A router ends what no worker ends. `close` is the end of all of them: what the request held is free,
-and its id is remembered. Called by the other handlers and by `streams/core/router.py`.
+its id is remembered, and what it has used is told. Called by the other handlers and by
+`streams/core/router.py`.
 """
+
+from collections.abc import Callable
 
 from schemas.errors import Cancelled, DeadlineExceeded, QueueFull, WorkerLost
 from schemas.records import (
     CancelReason,
     Candidate,
     DecisionKind,
+    Outcome,
     OutcomeKind,
     Reason,
     Session,
     WireError,
 )
-from streams.core.effects import Decide, End
+from streams.core.effects import Decide, End, Use
+from streams.core.fleet.workers import DECODERS
 from streams.core.handlers import decisions
-from streams.core.handlers.orders import DECODERS, Orders
+from streams.core.handlers.orders import Orders
 from streams.core.placement.answer import Placement
 from streams.core.requests.admission import CLASSES
 from streams.core.requests.live import LiveRequest
+from streams.core.requests.usage import usage_of
 from streams.core.states import State
 from streams.core.tables import Tables
 
+_AsksSaid = Callable[[LiveRequest, int], bool]
 _DECISION_OF = {
     OutcomeKind.SHED: DecisionKind.SHED,
     OutcomeKind.EXPIRED: DecisionKind.EXPIRE,
@@ -34,14 +41,17 @@ _DECISION_OF = {
 class Endings:
     """Ends attempts and requests, over the router's tables."""
 
-    def __init__(self, tables: Tables, orders: Orders) -> None:
+    def __init__(self, tables: Tables, orders: Orders, asks_said: _AsksSaid) -> None:
+        """`asks_said` begins to ask how much there is of an answer, if that can go on."""
         self._tables = tables
         self._orders = orders
+        self._asks_said = asks_said
 
     def enqueue(self, live: LiveRequest, now_ms: int) -> None:
         """Put a request into admission; what has been placed before goes to the best class."""
         tables, settings, request = self._tables, self._tables.settings, live.request
         tables.requests.move(live, State.QUEUED)
+        tables.demand.queued.add(now_ms, prompt_tokens=live.prompt_tokens)
         prefill_ms = live.prompt_tokens * 1000 // settings.assumed_prefill_tokens_per_s
         decode_ms = int(request.sampling.max_tokens * settings.assumed_step_ms)
         shed = tables.admission.arrive(
@@ -81,6 +91,11 @@ class Endings:
             self.decide(live, DecisionKind.VOID, reason, now_ms)  # before anybody drops it
             self._orders.void(live, now_ms)
             live.replaced_for, live.kv = reason, None
+            self.again(live, now_ms)
+
+    def again(self, live: LiveRequest, now_ms: int) -> None:
+        """Its attempt is void: queue it, at once or when it is known how much there is of it."""
+        if not self._asks_said(live, now_ms):
             self.enqueue(live, now_ms)
 
     def stop(self, live: LiveRequest, now_ms: int) -> None:
@@ -121,23 +136,32 @@ class Endings:
         self._orders.void(live, now_ms)
         end = End(outcome, live.partition, live.request.gateway_partition)
         self._tables.effects.append(end)
-        self.close(live, now_ms)
+        self.close(live, outcome, now_ms)
 
-    def ended_by_worker(self, live: LiveRequest, now_ms: int) -> None:
+    def ended_by_worker(self, live: LiveRequest, outcome: Outcome, now_ms: int) -> None:
         """A worker ended the request; what a pair's prefill worker still does is useless."""
         if live.is_paired:
             self._orders.refund(live, live.decode)
             self._orders.void(live, now_ms)
-        self.close(live, now_ms)
+        self.close(live, outcome, now_ms)
 
-    def close(self, live: LiveRequest, now_ms: int) -> None:
-        """The request has ended, by whomever: free what it held and remember its id."""
+    def close(self, live: LiveRequest, outcome: Outcome, now_ms: int) -> None:
+        """The request has ended, by whomever: free what it held, remember its id, and tell what it
+        has used."""
         tables = self._tables
         tables.admission.remove(live.request_id)
         self._orders.refund(live)
         tables.requests.drop(live)
+        if outcome.kind is OutcomeKind.COMPLETED:
+            tables.demand.answered.add(now_ms, answer_tokens=outcome.completion_tokens)
         until_ms = max(live.request.deadline_ms, now_ms) + tables.settings.deadline_grace_ms
         tables.ended.add(live.request_id, until_ms, live.partition)
+        self.tell_usage(live, outcome)
+
+    def tell_usage(self, live: LiveRequest, outcome: Outcome) -> None:
+        """Have it written what an ended request has used, unless that is."""
+        if not live.is_told:
+            self._tables.effects.append(Use(usage_of(live, outcome), live.partition))
 
     def decide(
         self,

@@ -32,11 +32,11 @@ def transferred(estimates: Estimates, live: LiveRequest, phase: Phase) -> None:
 def answered(
     estimates: Estimates, live: LiveRequest, worker: Worker, outcome: Outcome, now_ms: int
 ) -> None:
-    """How fast a whole answer was; nothing where it has one token."""
+    """How fast a whole answer was; nothing where it has one token, or went on behind others."""
     decoded_tokens = outcome.completion_tokens - 1
     if live.case is None or live.case.note is None or not live.placed_ms:
         return
-    if not outcome.first_token_ms or decoded_tokens < 1:
+    if live.said or not outcome.first_token_ms or decoded_tokens < 1:
         return
     answered_ms = outcome.ended_ms - outcome.first_token_ms  # as its only worker says
     if live.first_heard_ms:  # the client had the first token from prefill

@@ -10,12 +10,10 @@ Decides nothing: the other handlers call, after they have moved the request.
 from schemas.records import CancelWork, KvHandle, Mode, Orchestration, Role, Work, WorkPhase
 from streams.core.effects import Dispatch, Effect
 from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import Life, Worker
+from streams.core.fleet.workers import DECODERS, Life, Worker
 from streams.core.requests.live import NOBODY, Charge, LiveRequest
 from streams.core.requests.probed import probes_of
 from streams.core.states import State
-
-DECODERS = (Role.DECODE, Role.REPLICA)
 
 
 class Orders:
@@ -67,8 +65,7 @@ class Orders:
             return
         if live.state is State.DECODING and live.mode is Mode.REMOTE and live.kv is None:
             return
-        if live.state is not State.HANDING_OVER:
-            self.dispatch(live, now_ms)
+        self.dispatch(live, now_ms)
 
     def _send_waiting(
         self, live: LiveRequest, decode: Worker | None, prefill: Worker, now_ms: int
@@ -163,13 +160,15 @@ def work(
         gateway_partition=request.gateway_partition,
         prefill_worker=live.prefill[0],
         first_token_ms=live.first_token_ms,
-        first_seq=0 if paired else live.sent_tokens,
-        first_char=0 if paired else live.sent_chars,
+        first_seq=live.said if paired else live.sent_tokens,
+        first_char=live.said_chars if paired else live.sent_chars,
         cached_tokens=live.cached_tokens,
         kv=kv,
         dispatched_ms=now_ms,
         kv_target=kv_target,
         probes=None if worker.role is Role.PREFILL else probes_of(request, live.known, live.probed),
+        said=live.said,
+        said_chars=live.said_chars,
     )
     return Dispatch(worker.topic, worker.partition, record)
 

@@ -64,7 +64,7 @@ class Case:
 
     request: Request
     prompt_tokens: int
-    max_tokens: int
+    max_tokens: int  # that are still to be said
     session: Session | None = None
     waiting: int = 0  # requests in admission
     before_decode: int = 0  # remote placements that wait for their decode worker
@@ -76,9 +76,10 @@ class Case:
     _chains: dict[int, Words] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, request: Request) -> "Case":
-        """The lasting part, from the request."""
-        return cls(request, token_count(request.prompt_tokens), request.sampling.max_tokens)
+    def of(cls, request: Request, said: int = 0) -> "Case":
+        """The lasting part, from the request; so many tokens of its answer stand in its prompt."""
+        max_tokens = request.sampling.max_tokens - said
+        return cls(request, token_count(request.prompt_tokens), max_tokens)
 
     def chain(self, block_size: int, is_held: Callable[[int, int], bool]) -> Sequence[int]:
         """Hashes of the prompt's first blocks, as far as somebody may hold them.

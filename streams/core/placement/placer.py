@@ -272,22 +272,7 @@ class Placer:
         way: Way = _NO_PAIR,
     ) -> Placement:
         case = view.case
-        now_ms = view.now_ms
-        if prefill is not None:
-            case.note = self.estimates.remote(
-                prefill,
-                decode,
-                view.to_compute_at(prefill),
-                case.max_tokens,
-                now_ms,
-                view.lacking(decode),
-            )
-        elif decode is not None:
-            until_ms = now_ms + view.append_at_ms(decode)
-            tokens = view.to_compute_at(decode)
-            case.note = self.estimates.in_place(decode, tokens, case.max_tokens, now_ms)
-            token_ms = self.estimates.speeds.append_ms_per_token * decode.pace
-            view.fleet.occupy(decode, until_ms, token_ms)
+        self._dispatched(view, prefill, decode)
         w_ttft, w_tpot = self._weights_of(case)
         policy = "replica" if mode is Mode.REPLICA else case.policy or self.settings.policy
         return Placement(
@@ -308,6 +293,27 @@ class Placer:
                 self.settings, case.request, self._policies, policy=policy, mode=mode, way=way
             ),
         )
+
+    def _dispatched(self, view: View, prefill: Worker | None, decode: Worker | None) -> None:
+        """Note what lies before the request there, and count it."""
+        case = view.case
+        now_ms = view.now_ms
+        if prefill is not None:
+            case.note = self.estimates.remote(
+                prefill,
+                decode,
+                view.to_compute_at(prefill),
+                case.max_tokens,
+                now_ms,
+                view.lacking(decode),
+            )
+        else:
+            assert decode is not None
+            until_ms = now_ms + view.append_at_ms(decode)
+            tokens = view.to_compute_at(decode)
+            case.note = self.estimates.in_place(decode, tokens, case.max_tokens, now_ms)
+            token_ms = self.estimates.speeds.append_ms_per_token * decode.pace
+            view.fleet.occupy(decode, until_ms, token_ms)
 
 
 def _policies(settings: RouterSettings, table: PpdTable | None) -> dict[str, Policy]:

@@ -16,7 +16,7 @@ A hint only: what is lost or late costs a recomputation, nothing else. Called by
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -69,6 +69,27 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return len(self._masks)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without what a snapshot's reader finds anew from the rest."""
+        return {**self.__dict__, "_slots_of": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._slots_of = WeakKeyDictionary()
+
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """Of all workers of which something is known."""
+        return tuple(self._of_size)
+
+    def renamed(self, names: Callable[[int], Iterable[int]]) -> "PrefixIndex":
+        """The same knowledge of blocks under other names, one or more for each."""
+        masks = {name: mask for value, mask in self._masks.items() for name in names(value)}
+        segments = deque([n for value in each for n in names(value)] for each in self._segments)
+        other = PrefixIndex(self.blocks_max)
+        other.__setstate__({**self.__getstate__(), "_masks": masks, "_segments": segments})
+        return other
 
     def apply(self, record: KvEvents) -> None:
         """Fold one batch. Repeated batches are nothing new; after a lost one the worker is unknown
@@ -189,8 +210,8 @@ class PrefixIndex:
             while mask:
                 holder = self._slots[(mask & -mask).bit_length() - 1]
                 mask &= mask - 1
-                if holder is not None:
-                    found[holder.life] = tokens // block_size
+                assert holder is not None, "bits of slots that are free are masked out"
+                found[holder.life] = tokens // block_size
         return found
 
     def sweep(self, segments: int = 1) -> None:

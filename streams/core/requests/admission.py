@@ -10,6 +10,7 @@ are rebuilt. Every operation is O(log n), amortised.
 Knows nothing of workers, credits or records; `streams/core/router.py` calls it.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -66,6 +67,9 @@ class Admission:
     def __len__(self) -> int:
         return len(self._items)
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._items
 
@@ -101,13 +105,12 @@ class Admission:
         if not self._items:
             return None
         self._age(now_ms)
-        for queue in self._classes:
-            heap = queue.front
-            while heap and _left(heap[0][2], queue, self._classes):
-                heappop(heap)
-            if heap:
-                return heap[0][2].request_id
-        return None
+        return self._first((queue, queue.front) for queue in self._classes)
+
+    def slack_ms(self, now_ms: int) -> int:
+        """The least time that is left beyond the work; 0 where nobody waits, or it is too late."""
+        keys_ms = (item.key_ms for item in self._items.values())
+        return max(0, min(keys_ms, default=now_ms) - now_ms)
 
     def remove(self, request_id: str) -> bool:
         """Take a request out, whether served, cancelled or ended; whether it was there."""
@@ -157,19 +160,19 @@ class Admission:
         while len(self._items) > 1 and (
             len(self._items) > self.requests_max or self.tokens > self.tokens_max
         ):
-            worst = self._worst()
+            worst = self._first((queue, queue.back) for queue in reversed(self._classes))
             self.remove(worst)
             shed.append(worst)
         return shed
 
-    def _worst(self) -> str:
-        for queue in reversed(self._classes):
-            heap = queue.back
+    def _first(self, heaps: Iterable[tuple[_Class, _Heap]]) -> str:
+        """Who is the first in the first heap with anybody in it; somebody waits."""
+        for queue, heap in heaps:
             while heap and _left(heap[0][2], queue, self._classes):
                 heappop(heap)
             if heap:
                 return heap[0][2].request_id
-        raise AssertionError("the queue is empty")
+        raise AssertionError("somebody waits, and is in no heap")
 
     def _clear(self) -> None:
         """Nobody waits, so that all heaps hold nothing but marks."""

@@ -20,7 +20,7 @@ Pure; `streams/core/handlers/retrievals.py` and `streams/core/requests/recovery.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
@@ -154,8 +154,8 @@ def _put_in(plain: bytes, inserts: Sequence[Insert]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _History:
-    """What stands in a session's last prompt."""
+class History:
+    """What stands in a session's last prompt, and a digest of the plain one."""
 
     partition: int
     plain_bytes: int
@@ -172,11 +172,16 @@ class Histories:
 
     def __init__(self, *, sessions_max: int, bytes_max: int) -> None:
         self._sessions_max, self._bytes_max = sessions_max, bytes_max
-        self._known: OrderedDict[_Key, _History] = OrderedDict()
+        self._known: OrderedDict[_Key, History] = OrderedDict()
         self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._known)
+
+    @property
+    def known(self) -> Mapping[_Key, History]:
+        """All that is remembered, by tenant and session."""
+        return self._known
 
     def of(self, request: Request) -> tuple[Insert, ...]:
         """What earlier turns had put into the request's plain prompt; nothing where its history is
@@ -186,7 +191,7 @@ class Histories:
             return ()
         if known.plain_bytes > _TOKEN_BYTES * min(retrieval.history_tokens, retrieval.at):
             return ()
-        same = _digest(request.prompt_tokens[: known.plain_bytes]) == known.digest
+        same = digest_of(request.prompt_tokens[: known.plain_bytes]) == known.digest
         return known.inserts if same else ()
 
     def remember(self, request: Request, inserts: tuple[Insert, ...], partition: int) -> None:
@@ -199,7 +204,7 @@ class Histories:
         if len(quoted_in(inserts)) > QUOTED_MAX:
             return
         plain = request.prompt_tokens
-        history = _History(partition, len(plain), _digest(plain), inserts, cost_bytes)
+        history = History(partition, len(plain), digest_of(plain), inserts, cost_bytes)
         self._known[_key(request)] = history
         self._bytes += cost_bytes
         while len(self._known) > self._sessions_max or self._bytes > self._bytes_max:
@@ -229,5 +234,6 @@ def _key(request: Request) -> _Key:
     return request.tenant, request.session_id
 
 
-def _digest(plain: bytes) -> bytes:
+def digest_of(plain: bytes) -> bytes:
+    """By which what a session said before is known again."""
     return blake2b(plain, digest_size=_DIGEST_BYTES).digest()

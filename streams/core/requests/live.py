@@ -6,7 +6,7 @@ Only `streams/core/handlers` and `router.py` change what is here.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, TypeVar
 from zlib import crc32
@@ -37,7 +37,11 @@ Key = TypeVar("Key")
 NOBODY: Life = ("", 0)
 READERS_MAX = 8  # gateways of one request; where it was resumed last counts
 _DEADLINES_SPARE = 1_024  # of ended requests, kept beside as many of live ones
+_LAST_WORDS = (PhaseKind.PREFILL_DONE, PhaseKind.FAILED)
 _BEFORE_DECODE = (State.PREFILLING, State.HANDING_OVER)
+_TOKEN_BYTES = 4
+_LEFT = (State.CONTINUING, State.QUEUED, State.ENDED)
+UNPLACED = (State.RETRIEVING, State.CONTINUING, State.QUEUED)
 _WITH_DECODE = {state for state in ON_WORKERS if Side.DECODE in STANDS_ON[state]}
 
 
@@ -87,6 +91,12 @@ class LiveRequest:
     known: tuple[str, ...] = ()  # passages that were found for its prompt and stand in it
     warm: Warmed | None = None  # a hint for placement, which no rebuild knows
     probed: tuple[Probed, ...] = ()  # what searches during its answer have come to
+    retrieved_tokens: int = 0  # of its prompt
+    said: int = 0  # how many tokens of its prompt, the last ones, are of its answer
+    said_chars: int = 0
+    said_by_ms: int = 0  # so long it is waited for word of them
+    worked_ms: dict[tuple[int, str], int] = field(default_factory=dict)  # by attempt and worker
+    is_told: bool = False  # what it has used is written already
 
     @property
     def next_attempt(self) -> int:
@@ -132,16 +142,28 @@ class LiveRequest:
 
     def take(self, context: Context) -> None:
         """From now on this is its prompt."""
+        plain_tokens = token_count(self.request.prompt_tokens)
         self.request, self.told = context.request, context.told
         self.known = tuple(citation.passage_id for citation in context.told.citations)
         self.prompt_tokens = token_count(context.request.prompt_tokens)
+        self.retrieved_tokens = self.prompt_tokens - plain_tokens
+
+    def go_on_behind(self, said: bytes, chars: int) -> None:
+        """From now on its prompt ends with these tokens of its answer."""
+        if not self.said and not said:
+            return
+        plain = self.request.prompt_tokens
+        plain = plain[: len(plain) - self.said * _TOKEN_BYTES]
+        self.request = replace(self.request, prompt_tokens=plain + said)
+        self.said, self.said_chars, self.case = token_count(said), chars, None
+        self.prompt_tokens = token_count(self.request.prompt_tokens)
 
     def view(self) -> tuple[object, ...]:
         """What a rebuild from the log has to give again; a queued request starts from nothing."""
         known = (self.request_id, self.partition, self.state, self.attempt)
         prompt = crc32(self.request.prompt_tokens)
-        put_in = (prompt, self.known, self.probed)
-        if self.state in (State.RETRIEVING, State.QUEUED):
+        put_in = (prompt, self.known, self.probed, self.said, self.said_chars)
+        if self.state in UNPLACED:
             return (*known, self.cancel, self.readers, put_in)
         return (
             *known,
@@ -183,6 +205,7 @@ def may_cancel(cancellation: Cancellation, request: Request) -> bool:
 
 def note(live: LiveRequest, phase: Phase) -> None:
     """What a phase of the attempt tells, whatever the state that it finds."""
+    note_work(live, phase)
     life = phase.worker_id, phase.worker_epoch
     if phase.kind is PhaseKind.KV_RECEIVED and life == live.decode:
         live.kv_received = True
@@ -192,6 +215,13 @@ def note(live: LiveRequest, phase: Phase) -> None:
             live.cached_tokens = phase.cached_tokens
             writing_ms = int(phase.transfer_ms) if live.is_paired else 0  # after the first token
             live.first_token_ms = phase.ended_ms - writing_ms
+
+
+def note_work(live: LiveRequest, phase: Phase) -> None:
+    """How long a worker had an attempt, where it has not written the outcome that tells so."""
+    if phase.kind in _LAST_WORDS:
+        spent_ms = max(0, phase.ended_ms - phase.started_ms)
+        live.worked_ms[phase.attempt, phase.worker_id] = spent_ms
 
 
 def step(live: LiveRequest, life: Life, word: Word, kv: KvHandle | None = None) -> State | None:
@@ -257,13 +287,13 @@ class LiveRequests:
             heapify(self._deadlines)
 
     def due(self, now_ms: int) -> list[LiveRequest]:
-        """Live requests whose watched time has come."""
-        found = []
+        """Live requests whose watched time has come, each once."""
+        found: dict[LiveRequest, None] = {}
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             live = self.by_id.get(heappop(self._deadlines)[2])
             if live is not None:
-                found.append(live)
-        return found
+                found[live] = None
+        return list(found)
 
     def move(self, live: LiveRequest, state: State) -> None:
         """Change a request's state, and with it its place in all indexes."""
@@ -288,7 +318,7 @@ class LiveRequests:
             pass  # it got no further than it was to its session
         elif state in _WITH_DECODE:
             self.by_session[session_id] = live
-        elif state in (State.QUEUED, State.ENDED) and self.by_session.get(session_id) is live:
+        elif state in _LEFT and self.by_session.get(session_id) is live:
             del self.by_session[session_id]
 
     def drop(self, live: LiveRequest) -> None:

@@ -5,8 +5,9 @@ known, so the fold does not depend on it: per request it keeps the latest attemp
 whether it was given up, its hand-over and phases, a cancellation, and the outcome. An attempt is
 taken through its phases by the same `note` and `step` that the live state uses; one that was given
 up waits to be placed again, whatever its workers said. An outcome counts unless a later attempt was
-placed, exactly as in the live state, and so live state equals a rebuild.
-To keep memory low, feed outcomes first: what has ended is then not kept at all.
+placed, exactly as in the live state, and so live state equals a rebuild. What has ended without a
+word of what it has used, as its router died over that, is told of now.
+To keep memory low, feed first what was told, then outcomes: what has ended is then not kept at all.
 
 Pure, and knows nothing of workers: whether those that hold a request still live is
 `streams/core/router.py`'s question.
@@ -16,18 +17,22 @@ from dataclasses import dataclass, field, replace
 
 from schemas.records import (
     Cancellation,
+    Continued,
     Decision,
     DecisionKind,
     Mode,
     Orchestration,
+    Outcome,
     Phase,
     Reason,
     Request,
     Retrieved,
     Session,
 )
+from schemas.rules.continuing import may_continue, said_of
 from streams.core.events import (
     CancellationArrived,
+    ContinuedArrived,
     OutcomeArrived,
     PartitionEvent,
     PhaseArrived,
@@ -36,6 +41,7 @@ from streams.core.events import (
     ResumptionArrived,
     RetrievedArrived,
     SessionLoaded,
+    UsageTold,
 )
 from streams.core.fleet.workers import Gateway, Life
 from streams.core.requests.context import with_context
@@ -45,13 +51,14 @@ from streams.core.requests.live import (
     arrived,
     may_cancel,
     note,
+    note_work,
     resumed_at,
     step,
 )
 from streams.core.requests.probed import with_probe
 from streams.core.states import BEGINS, State
 
-_PLACING = (DecisionKind.PLACE, DecisionKind.REPLACE)
+PLACING = (DecisionKind.PLACE, DecisionKind.REPLACE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +88,26 @@ class _Trace:
     losses: set[int] = field(default_factory=set)  # those that were lost with their workers
     retrieved: Retrieved | None = None  # the first in the log, for the prompt
     probes: list[Retrieved] = field(default_factory=list)  # found during the answer
+    continued: dict[int, Continued] = field(default_factory=dict)  # the first of each attempt
     phases: list[Phase] = field(default_factory=list)
     cancels: dict[str, Cancellation] = field(default_factory=dict)  # the first of each tenant
     resumed: list[Gateway] = field(default_factory=list)
-    outcome_attempt: int = -1
+    outcome: Outcome | None = None  # that of the highest attempt
+    is_told: bool = False  # what it has used is written
     failed_tries: int = 0
+
+    @property
+    def outcome_attempt(self) -> int:
+        return -1 if self.outcome is None else self.outcome.attempt
 
     @property
     def has_ended(self) -> bool:
         return self.outcome_attempt >= self.placed.attempt
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it matters but its id."""
+        return self.is_told and self.has_ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +118,7 @@ class Rebuilt:
         tuple[LiveRequest, Phase | None]
     ]  # with the phase by which the attempt failed, if it did
     ended: list[tuple[str, int]]  # ids with their deadlines
+    untold: list[tuple[LiveRequest, Outcome]]  # of these, that have not told what they have used
     early: list[Cancellation]  # of requests that were never seen
     sessions: list[Session]
 
@@ -107,8 +126,10 @@ class Rebuilt:
 class Rebuild:
     """Folds records of one partition; `result` once all are in."""
 
-    def __init__(self, partition: int) -> None:
+    def __init__(self, partition: int, *, continues: bool) -> None:
+        """`continues`: what is placed again goes on where its answer stopped."""
         self.partition = partition
+        self._continues = continues
         self._traces: dict[str, _Trace] = {}
         self._sessions: dict[str, Session] = {}
 
@@ -117,8 +138,9 @@ class Rebuild:
         match event:
             case RequestArrived(request):
                 trace = self._trace(request.request_id)
-                trace.deadline_ms = request.deadline_ms
-                trace.request = None if trace.has_ended else request
+                if trace.request is None:  # of several the first counts, as in the live state
+                    trace.deadline_ms = request.deadline_ms
+                    trace.request = None if trace.is_over else request
             case CancellationArrived(cancellation):
                 cancels = self._trace(cancellation.request_id).cancels
                 cancels.setdefault(cancellation.tenant, cancellation)
@@ -127,19 +149,26 @@ class Rebuild:
                 self._trace(resumption.request_id).resumed.append(place)
             case PhaseArrived(phase):
                 trace = self._trace(phase.request_id)
-                if phase.attempt > trace.outcome_attempt:
+                if not trace.is_over:
                     trace.phases.append(phase)
             case RetrievedArrived(retrieved):
                 trace = self._trace(retrieved.request_id)
-                if retrieved.probe and not trace.has_ended:
-                    trace.probes.append(retrieved)
-                elif trace.retrieved is None and not trace.has_ended:
+                if retrieved.probe:
+                    trace.probes += () if trace.has_ended else (retrieved,)
+                elif trace.retrieved is None and not trace.is_over:
                     trace.retrieved = retrieved
+            case ContinuedArrived(continued):
+                trace = self._trace(continued.request_id)
+                if not trace.is_over:
+                    trace.continued.setdefault(continued.attempt, continued)
             case Placed(decision):
                 self._decided(decision)
             case OutcomeArrived(outcome):
                 trace = self._trace(outcome.request_id)
-                trace.outcome_attempt = max(trace.outcome_attempt, outcome.attempt)
+                if outcome.attempt > trace.outcome_attempt:
+                    trace.outcome = outcome
+            case UsageTold(request_id):
+                self._trace(request_id).is_told = True
             case SessionLoaded(session):
                 # whether its KV was used since is not known, and KV is used once
                 self._sessions[session.session_id] = replace(session, kv=None)
@@ -161,7 +190,7 @@ class Rebuild:
             (decision.prefill_worker, decision.prefill_epoch),
             (decision.decode_worker, decision.decode_epoch),
         )
-        if decision.kind in _PLACING and decision.attempt >= trace.placed.attempt:
+        if decision.kind in PLACING and decision.attempt >= trace.placed.attempt:
             trace.placed = placing
         elif decision.kind is DecisionKind.HANDOFF and decision.attempt >= trace.handed.attempt:
             trace.handed = placing
@@ -176,12 +205,18 @@ class Rebuild:
 
     def result(self) -> Rebuilt:
         """The partition's state as of all records folded so far."""
-        rebuilt = Rebuilt([], [], [], [])
+        rebuilt = Rebuilt([], [], [], [], [])
         for request_id, trace in self._traces.items():
             if trace.has_ended:
                 rebuilt.ended.append((request_id, trace.deadline_ms))
+                if trace.request is not None and trace.outcome is not None and not trace.is_told:
+                    live = _known(trace.request, trace, self.partition)
+                    rebuilt.untold.append((live, trace.outcome))
             elif trace.request is not None:
-                rebuilt.live.append(_live(trace.request, trace, self.partition))
+                live, failed = _live(trace.request, trace, self.partition)
+                if _is_to_continue(live, trace) and self._continues:
+                    live.enter(State.CONTINUING)
+                rebuilt.live.append((live, failed))
             else:
                 rebuilt.early.extend(trace.cancels.values())
         rebuilt.live.sort(key=lambda pair: (pair[0].queued_ms, pair[0].request_id))
@@ -189,13 +224,22 @@ class Rebuild:
         return rebuilt
 
 
-def _live(request: Request, trace: _Trace, partition: int) -> tuple[LiveRequest, Phase | None]:
-    """The request as its latest attempt left it, not yet in any index."""
+def _known(request: Request, trace: _Trace, partition: int) -> LiveRequest:
+    """The request with its prompt and with what was spent on it, wherever it is."""
     live = arrived(request, partition)
-    placed = trace.placed
+    live.is_told = trace.is_told
     if request.retrieval is not None and trace.retrieved is not None:
         live.take(with_context(request, trace.retrieved))
-    elif request.retrieval is not None and not placed.attempt:
+    for phase in trace.phases:
+        note_work(live, phase)
+    return live
+
+
+def _live(request: Request, trace: _Trace, partition: int) -> tuple[LiveRequest, Phase | None]:
+    """The request as its latest attempt left it, not yet in any index."""
+    live = _known(request, trace, partition)
+    placed = trace.placed
+    if request.retrieval is not None and trace.retrieved is None and not placed.attempt:
         live.enter(State.RETRIEVING)
     for probe in trace.probes:
         live.probed = with_probe(live.probed, request, probe)
@@ -209,12 +253,22 @@ def _live(request: Request, trace: _Trace, partition: int) -> tuple[LiveRequest,
         return live, None
     live.mode, live.orchestration = placed.mode, placed.orchestration
     live.prefill, live.decode = placed.prefill, placed.decode
-    if trace.void_attempt >= placed.attempt:
+    is_void = trace.void_attempt >= placed.attempt
+    behind = trace.continued.get(placed.attempt - (not is_void))
+    live.go_on_behind(*said_of(live.request, behind))
+    if is_void:
         errors = [phase.error for phase in trace.phases if phase.attempt == placed.attempt]
         live.error = next(filter(None, errors), None)
         return live, None
+    live.sent_tokens, live.sent_chars = live.said, live.said_chars
     live.enter(BEGINS[placed.orchestration])
     return live, _replay(live, trace)
+
+
+def _is_to_continue(live: LiveRequest, trace: _Trace) -> bool:
+    """Whether its attempt was given up, and nothing says yet how much there is of its answer."""
+    is_void = 0 < live.attempt <= trace.void_attempt
+    return is_void and live.attempt not in trace.continued and may_continue(live.request)
 
 
 def _replay(live: LiveRequest, trace: _Trace) -> Phase | None:

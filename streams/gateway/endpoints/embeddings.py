@@ -15,6 +15,7 @@ from schemas.errors import InvalidRequest, UnknownModel
 from schemas.log.retrieval.embedding import EmbeddedTexts
 from streams.gateway.http.exchange import Exchange
 from streams.gateway.ids import new_request_id
+from streams.gateway.log.pool import Pool
 from streams.gateway.request.body import Body, parse
 from streams.gateway.request.embed_body import EmbeddingsBody, RerankBody, documents_of, texts_of
 from streams.gateway.request.fields import refuse_extras
@@ -26,26 +27,38 @@ from streams.gateway.stream.delivery import COMPLETED
 async def embeddings(gateway: Gateway, exchange: Exchange) -> str:
     """Vectors of texts; returns the outcome, raises what is the caller's to know."""
     body = await _body(gateway, exchange, EmbeddingsBody)
-    found = await _embed(gateway, exchange, body.model, texts_of(body.input))
+    found = await embedded(gateway.pool, body, _deadline_ms(gateway, exchange))
+    await exchange.send_whole(vectors_body(found, body), exchange.reply_headers)
+    return COMPLETED
+
+
+async def embedded(pool: Pool, body: EmbeddingsBody, deadline_ms: int) -> EmbeddedTexts:
+    """What a body asks for; raises what `Pool.embed` does, InvalidRequest, UnknownModel."""
+    found = await _embed(pool, body.model, texts_of(body.input), deadline_ms)
     dim = found.vectors.shape[1]
     if body.dimensions not in (None, dim):
         raise InvalidRequest(
             f"dimensions: the model has {dim}, found {body.dimensions}; leave it out", "dimensions"
         )
+    return found
+
+
+def vectors_body(found: EmbeddedTexts, body: EmbeddingsBody) -> bytes:
+    """The answer to a body."""
     data = [
         {"object": "embedding", "index": i, "embedding": _written(vector, body.encoding_format)}
         for i, vector in enumerate(np.ascontiguousarray(found.vectors, "<f4"))
     ]
     answer = {"object": "list", "data": data, "model": found.embedder, "usage": _usage(found)}
-    await exchange.send_whole(_json(answer), exchange.reply_headers)
-    return COMPLETED
+    return _json(answer)
 
 
 async def rerank(gateway: Gateway, exchange: Exchange) -> str:
     """Documents by their similarity to a query, the most similar first."""
     body = await _body(gateway, exchange, RerankBody)
     texts = documents_of(body)
-    found = await _embed(gateway, exchange, body.model, [body.query, *texts])
+    deadline_ms = _deadline_ms(gateway, exchange)
+    found = await _embed(gateway.pool, body.model, [body.query, *texts], deadline_ms)
     scores = found.vectors[1:] @ found.vectors[0]
     order = sorted(range(len(texts)), key=lambda i: (-scores[i], i))[: body.top_n]
     answer = {
@@ -75,13 +88,14 @@ async def _body(gateway: Gateway, exchange: Exchange, kind: type[Body]) -> Body:
     return body
 
 
-async def _embed(
-    gateway: Gateway, exchange: Exchange, model: str, texts: Sequence[str]
-) -> EmbeddedTexts:
+def _deadline_ms(gateway: Gateway, exchange: Exchange) -> int:
     settings = gateway.settings
     relative_ms = exchange.number(DEADLINE_HEADER, 1, settings.deadline_ms_max)
-    deadline_ms = exchange.arrived_ms + (relative_ms or settings.deadline_ms)
-    found = await gateway.pool.embed(texts, deadline_ms=deadline_ms)
+    return exchange.arrived_ms + (relative_ms or settings.deadline_ms)
+
+
+async def _embed(pool: Pool, model: str, texts: Sequence[str], deadline_ms: int) -> EmbeddedTexts:
+    found = await pool.embed(texts, deadline_ms=deadline_ms)
     if model not in (found.embedder, found.embedder.partition("@")[0]):
         raise UnknownModel(
             f"model: expected {found.embedder.partition('@')[0]!r}, found {model[:80]!r}"

@@ -22,7 +22,7 @@ from streams.gateway.objects.shapes import file_json, page
 from streams.gateway.objects.table import STORED, UPLOADING
 from streams.gateway.state import Gateway
 
-PURPOSES = ("assistants", "user_data")
+PURPOSES = ("assistants", "batch", "user_data")
 FILENAME_CHARS_MAX = 255
 _EXPIRY = ("expires_after[anchor]", "expires_after[seconds]")
 _EXPIRY_S = (3_600, 2_592_000)

@@ -83,7 +83,7 @@ async def accept(gateway: Gateway, exchange: Exchange, inquiry: Inquiry) -> Call
     intake = inquiry.intake
     gateway.admit(choices := len(intake.prompts) * intake.n)
     key = _stream_key(gateway, exchange, inquiry, choices)
-    requests = _requests(gateway, exchange, inquiry, key)
+    requests = requests_of(gateway, inquiry, key, exchange.arrived_ms)
     call = Call(
         key,
         deadline_ms=key.deadline_ms,
@@ -124,9 +124,10 @@ def _stream_key(gateway: Gateway, exchange: Exchange, inquiry: Inquiry, choices:
     )
 
 
-def _requests(
-    gateway: Gateway, exchange: Exchange, inquiry: Inquiry, key: StreamKey
+def requests_of(
+    gateway: Gateway, inquiry: Inquiry, key: StreamKey, arrived_ms: int
 ) -> list[Request]:
+    """One for each choice, as they go to routers."""
     intake, options = inquiry.intake, inquiry.options
     first = Request(
         request_id=key.parent_id,
@@ -139,7 +140,7 @@ def _requests(
         model=key.model,
         prompt_tokens=pack_tokens(intake.prompts[0]),
         sampling=intake.samplings[0],
-        arrived_ms=exchange.arrived_ms,
+        arrived_ms=arrived_ms,
         deadline_ms=key.deadline_ms,
         gateway_id=gateway.gateway_id,
         gateway_partition=key.partition,
@@ -149,7 +150,7 @@ def _requests(
         orchestration=options.orchestration,
         gateway_started_ms=gateway.started_ms,
         keeps_running=options.keeps_running,
-        retrieval=_retrieval(gateway, exchange, intake),
+        retrieval=_retrieval(gateway, intake, arrived_ms),
     )
     if key.choices == 1:
         return [first]
@@ -169,12 +170,12 @@ def _requests(
     return requests
 
 
-def _retrieval(gateway: Gateway, exchange: Exchange, intake: Intake) -> Retrieval | None:
+def _retrieval(gateway: Gateway, intake: Intake, arrived_ms: int) -> Retrieval | None:
     """What is to be found first, if anything is."""
     if intake.search is None:
         return None
     limit, sampling = gateway.served.max_model_len, intake.samplings[0]
-    return intake.search.record(gateway.settings, sampling, limit, exchange.arrived_ms)
+    return intake.search.record(gateway.settings, sampling, limit, arrived_ms)
 
 
 def _trace_headers(exchange: Exchange) -> Headers:
@@ -203,7 +204,7 @@ async def answer(
         outcome = await write()
     finally:
         watcher.cancel()
-        if outcome == CLIENT_GONE and keeps_running:
+        if outcome == CLIENT_GONE and (keeps_running or gateway.is_resumed(call)):
             gateway.detach(call)
         else:
             gateway.release(call)

@@ -12,11 +12,15 @@ from pydantic.json_schema import models_json_schema
 
 from schemas.records import Priority
 from streams.config import ORCHESTRATIONS, POLICIES
-from streams.gateway.objects.described import BODIES, CONTENT, SHAPES, UPLOAD, UPLOAD_FORM
+from streams.gateway.batches import shapes as batch_shapes
+from streams.gateway.objects import described
+from streams.gateway.objects.described import CONTENT, UPLOAD, UPLOAD_FORM
 from streams.gateway.request.body import ChatBody, CompletionBody, TokenizeBody
 from streams.gateway.request.embed_body import EmbeddingsBody, RerankBody
 from streams.gateway.request.responses_body import INCLUDE, ResponsesBody
 
+BODIES = described.BODIES | batch_shapes.BODIES
+SHAPES = described.SHAPES | batch_shapes.SHAPES
 _REF = "#/components/schemas/{model}"
 _BODIES: dict[str, tuple[type[BaseModel], str, str]] = {
     "/v1/chat/completions": (ChatBody, "Answer a chat, whole or as a stream.", "OpenAI"),

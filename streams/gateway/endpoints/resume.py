@@ -116,7 +116,7 @@ def resumed_call(
 
 async def _read_frames(gateway: Gateway, call: Call, after_frame: Callable[[], None]) -> None:
     """Frames of the call's partition to the call alone."""
-    hub = Hub()
+    hub = Hub(on_void=gateway.hub.on_void)
     hub.add(call)
     try:
         async for frame in gateway.backend.read_frames(call.key.partition, call.key.offset):

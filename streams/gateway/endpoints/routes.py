@@ -12,6 +12,7 @@ from schemas.errors import InvalidRequest, NotFound, UnknownModel
 from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, CancelReason
 from streams.gateway.config import GatewaySettings
+from streams.gateway.endpoints.batches import call_batch_routes
 from streams.gateway.endpoints.files import file_routes
 from streams.gateway.endpoints.kept import drop
 from streams.gateway.endpoints.store_files import batch_routes, store_file_routes
@@ -78,7 +79,10 @@ def make_router(gateway: Gateway) -> APIRouter:
         await drop(gateway, entry_id, gateway.keys.tenant(headers_of(request.scope)))
         return {"id": entry_id, "object": "cache.entry", "deleted": True}
 
-    for add_routes in (file_routes, store_routes, store_file_routes, batch_routes):
+    for add_routes in (
+        *(file_routes, call_batch_routes),
+        *(store_routes, store_file_routes, batch_routes),
+    ):
         add_routes(gateway, guarded)
 
     @router.get("/health/live", tags=["Operations"])

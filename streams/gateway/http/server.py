@@ -20,6 +20,7 @@ from streams.gateway.http.slow_clients import PatientProtocol
 
 logger = logging.getLogger(__name__)
 BACKLOG = 2_048
+_LOOK_S = 0.1
 OTHER_FILES = 512  # besides connections of clients
 
 
@@ -30,13 +31,39 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    is_leaving = False
+
     async def on_tick(self, counter: int) -> bool:
         """End connections that make us wait, too."""
         now_s = asyncio.get_running_loop().time()
-        for connection in list(self.server_state.connections):
-            if isinstance(connection, PatientProtocol):
-                connection.end_if_late(now_s)
-        return await super().on_tick(counter)
+        for connection in self._connections():
+            connection.end_if_late(now_s)
+        should_exit = await super().on_tick(counter)
+        if self.is_leaving:
+            self.leave()  # uvicorn has made its headers anew
+        return should_exit
+
+    def leave(self) -> None:
+        """From now on each answer is the last one of its connection, and says so."""
+        self.is_leaving = True
+        self.server_state.default_headers = [(b"connection", b"close")]
+
+    async def linger(self, most_ms: int) -> None:
+        """Wait until no client is likely to use a connection again; `leave` comes first.
+
+        One that is closed at the moment of a request leaves its client without any answer.
+        """
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + most_ms / 1000
+        while True:
+            now_s = loop.time()
+            if now_s >= end_s or not any(each.is_kept(now_s) for each in self._connections()):
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    def _connections(self) -> list[PatientProtocol]:
+        connections = self.server_state.connections
+        return [each for each in connections if isinstance(each, PatientProtocol)]
 
 
 def make_server(app: ASGIApp, settings: GatewaySettings, *, grace_ms: int = 1_000) -> Server:

@@ -28,11 +28,13 @@ class PatientProtocol(HttpToolsProtocol):
         self._since_s = 0.0
         self._unread_s = 0.0  # since when the client has not read; 0: it reads
         self._closing_s = 0.0  # since when the rest is being sent before the end; likewise
+        self._free_s = 0.0  # since when a request may come
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Wait for a head; one connection too many is told so and closed."""
         super().connection_made(transport)
         self._wait_for(_HEAD)
+        self._free_s = self.loop.time()
         most = self._limits.connections_max
         if len(self.connections) > most:
             self._answer_and_close(
@@ -55,6 +57,11 @@ class PatientProtocol(HttpToolsProtocol):
         """The request is whole."""
         super().on_message_complete()
         self._wait_for("")
+
+    def on_response_complete(self) -> None:
+        """The next request may come."""
+        super().on_response_complete()
+        self._free_s = self.loop.time()
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it is written to."""
@@ -83,6 +90,12 @@ class PatientProtocol(HttpToolsProtocol):
             self._refuse_late(limits.body_ms)
         elif self._waits_for == _HEAD and late_ms > limits.head_ms and self._is_free:
             self._refuse_late(limits.head_ms)
+
+    def is_kept(self, now_s: float) -> bool:
+        """Whether its client may be about to use it, and does not know that we stop."""
+        if self.transport.is_closing() or not self._is_free:
+            return False
+        return (now_s - self._free_s) * 1000 < self._limits.linger_ms
 
     @property
     def _is_free(self) -> bool:

@@ -13,13 +13,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from aiokafka.errors import KafkaError
-
 from schemas.codec import Codec
 from schemas.errors import OverloadError, TriviumError
 from schemas.log.clock import wall_ms
 from schemas.log.ingester import Ingester
-from schemas.log.patience import TROUBLE, Pauses
+from schemas.log.patience import TROUBLE, over_every_trouble
 from schemas.records import Document, StoreFileResult, VectorStore
 from schemas.settings import LogSettings
 from streams.gateway.indexing.documents import declaration, document_id, documents_of
@@ -72,18 +70,15 @@ class Indexer:
 
     async def run(self) -> None:
         """Over every trouble of the log."""
-        loop, pauses = asyncio.get_running_loop(), Pauses()
+        troubles = (*TROUBLE, TriviumError)
+        await over_every_trouble(self._follow_news, "vector stores", logger, troubles=troubles)
+
+    async def _follow_news(self) -> None:
         while True:
-            began_s = loop.time()
-            try:
-                while True:
-                    await self._news()
-                    if self._is_first():
-                        await self._tending.tend()
-                        await self._index_all()
-            except (*TROUBLE, TriviumError, KafkaError) as error:
-                logger.warning("vector stores: %s: %s", type(error).__name__, error)
-            await asyncio.sleep(pauses.after(loop.time() - began_s))
+            await self._news()
+            if self._is_first():
+                await self._tending.tend()
+                await self._index_all()
 
     async def _news(self) -> None:
         with contextlib.suppress(TimeoutError):

@@ -30,7 +30,7 @@ class Tending:
         for file in table.every_file():
             if file.state == STORED and 0 < file.expires_ms <= now_ms:
                 await self._objects.put(*table.without_file(file))
-            elif file.state == DELETED or (
+            elif (file.state == DELETED and not table.batches.needs(file)) or (
                 file.state == UPLOADING and now_ms - file.created_ms > UPLOAD_MS
             ):
                 await self._objects.drop_parts(file)

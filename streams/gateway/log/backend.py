@@ -43,6 +43,7 @@ from schemas.records import (
 )
 from schemas.settings import LogSettings
 from streams.gateway.config import GatewaySettings
+from streams.gateway.log.answers import AnswersSoFar
 from streams.gateway.log.frames import FRAMES_MAX, decode_frame, frame_reader, frames_from
 from streams.gateway.log.objects import ObjectLog
 from streams.gateway.log.responses import ResponseStore, ResponseTopic
@@ -88,7 +89,11 @@ class Backend(Protocol):
 
 
 class LogBackend:
-    """The Kafka log. `run` keeps it alive; everything else answers from what is known."""
+    """The Kafka log. `run` keeps it alive; everything else answers from what is known.
+
+    Without a `url` it serves no callers over HTTP, as that of a bridge: it reads nothing that only
+    they need, and never is the first of the gateways.
+    """
 
     def __init__(
         self,
@@ -112,6 +117,7 @@ class LogBackend:
         self._models = models
         self._hub = hub
         self._metrics = metrics
+        metrics.fleet = lambda: None if self._membership is None else self._membership.view
         self._codec = codec
         self.turns = TurnTopic(
             log,
@@ -137,6 +143,7 @@ class LogBackend:
             producer=lambda: self._producer,
             bury=self._bury,
         )
+        self._answers = AnswersSoFar(gateway_id, hub, producer=lambda: self._producer)
         self._producer: LogProducer | None = None
         self._membership: Membership | None = None
         self._readers: dict[int, asyncio.Task[None]] = {}
@@ -147,19 +154,29 @@ class LogBackend:
     # Asked by the endpoints
 
     def reply_position(self) -> tuple[int, int]:
-        membership = self._valid_membership()
-        partition = membership.leases["tokens"]
+        position, membership = self.tokens_position(), self._valid_membership()
         if not self._has_ready_worker(membership, Role.DECODE, Role.REPLICA):
             raise NotReady("no worker serves the model at the moment; try again later")
+        return position
+
+    def tokens_position(self) -> tuple[int, int]:
+        """The same, whether or not a worker is there; raises BrokerUnavailable."""
+        partition = self._valid_membership().leases["tokens"]
         return partition, self._positions[partition]
+
+    @property
+    def tokens_read(self) -> dict[int, int]:
+        """The partitions of `tokens` that are read here, and how far."""
+        return dict(self._positions)
 
     def _valid_membership(self) -> Membership:
         membership = self._membership
         recently = asyncio.get_running_loop().time() - self._failed_s < RECONNECT_S
-        if membership is None or recently or not membership.is_valid():
+        waits = membership is not None and membership.waits_for_leader()  # as calls do
+        if membership is None or recently or not (waits or membership.is_valid()):
             raise BrokerUnavailable(f"the log cannot be written: {self._trouble}")
         itself = membership.view.members.get(self._gateway_id)
-        if itself is None or not itself.lives(wall_ms()):
+        if itself is None or not (waits or itself.lives(wall_ms())):
             raise BrokerUnavailable("nothing of the log is heard; is the broker away?")
         return membership
 
@@ -182,8 +199,20 @@ class LogBackend:
         if membership is None or not membership.is_valid():
             return False
         living = self._living(membership, MemberKind.GATEWAY)
-        names = [member.member_id for member in living]
+        names = [member.member_id for member in living if member.registration.url]
         return min(names, default="") == self._gateway_id
+
+    @property
+    def epoch(self) -> int:
+        """Of the membership that stands; 0 while there is none."""
+        return 0 if self._membership is None else self._epoch
+
+    def living(self, kind: MemberKind) -> list[Member]:
+        """Members of one kind; nobody while the log is away."""
+        membership = self._membership
+        if membership is None or self._gateway_id not in membership.view.members:
+            return []
+        return list(self._living(membership, kind))
 
     def publish_turn(self, turn: Turn) -> None:
         self.turns.publish(turn)
@@ -204,22 +233,24 @@ class LogBackend:
             ]
         return problems
 
+    @property
+    def producer(self) -> LogProducer:
+        """Raises BrokerUnavailable while there is none."""
+        if self._producer is None:
+            raise BrokerUnavailable(f"the log cannot be written: {self._trouble}")
+        return self._producer
+
     async def send(self, record: ToRouter, headers: Headers = ()) -> None:
-        topic = "cancellations"
+        topic, session_id = "cancellations", record.session_id
         if isinstance(record, Request):  # the others are worth the wait
             self._valid_membership()
             topic = "requests"
-        producer = self._producer
-        if producer is None:
-            raise BrokerUnavailable(f"the log cannot be written: {self._trouble}")
+        producer = self.producer
+        partition = producer.session_partition(session_id)
         try:
             async with asyncio.timeout(self._settings.accept_ms / 1000):
                 ack = await producer.send(
-                    topic,
-                    record,
-                    key=record.session_id,
-                    partition=producer.session_partition(record.session_id),
-                    headers=headers,
+                    topic, record, key=session_id, partition=partition, headers=headers
                 )
                 await ack
         except MessageSizeTooLargeError as error:  # the broker's own limit is lower
@@ -239,8 +270,6 @@ class LogBackend:
         client_id = f"{self._gateway_id}-resume"
         return frames_from(self._log, self._codec, partition, offset, client_id, live=live)
 
-    # The connection's life
-
     async def run(self) -> None:
         """Join, and join again after every trouble, however long it lasts; ends by cancellation.
 
@@ -249,10 +278,12 @@ class LogBackend:
         loop, pauses = asyncio.get_running_loop(), Pauses()
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.turns.read())
-                tasks.create_task(self.responses.follow())
-                tasks.create_task(self.turns.publish_pending())
                 tasks.create_task(self.objects.read())
+                tasks.create_task(self._answers.write())
+                if self._url:
+                    tasks.create_task(self.turns.read())
+                    tasks.create_task(self.responses.follow())
+                    tasks.create_task(self.turns.publish_pending())
                 while True:
                     began_s = loop.time()
                     try:
@@ -292,7 +323,7 @@ class LogBackend:
             await membership.join()
             await self._read_partition(membership.leases["tokens"], tasks)
             membership.set_state(MemberState.READY)
-            self._membership = membership
+            self._membership, self._epoch = membership, membership.epoch
             self._trouble = "no heartbeat was acknowledged"
             await membership.run()
         finally:

@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaError
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, NotReady, RecordError, TooManyRequests, TopicError
 from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.patience import TROUBLE, Pauses
+from schemas.log.patience import TROUBLE, over_every_trouble
 from schemas.records import FilePart, StoredFile
 from schemas.settings import LogSettings
 from schemas.topics import check_record, partition_of
@@ -126,7 +126,7 @@ class ObjectLog:
         try:
             async for data in parts:
                 part = FilePart(file_id=file.file_id, number=len(offsets), data=data)
-                key = _part_key(file.file_id, part.number)
+                key = part_key(file.file_id, part.number)
                 async with asyncio.timeout(self._wait_s):
                     ack = await producer.send("files", part, key=key, partition=file.partition)
                     offsets.append((await ack).offset)
@@ -138,7 +138,7 @@ class ObjectLog:
         """The bytes of a file are no more; those of an upload that broke off, either."""
         producer, topic = self.started(), self._log.topic_prefix + "files"
         for number in range(len(file.parts)):
-            key = _part_key(file.file_id, number).encode()
+            key = part_key(file.file_id, number).encode()
             ack = await producer.send_raw(topic, None, key=key, partition=file.partition)
             await ack
 
@@ -170,19 +170,12 @@ class ObjectLog:
 
     async def read(self) -> None:
         """Follow the topic over every trouble of the log, until cancelled."""
-        loop, pauses = asyncio.get_running_loop(), Pauses()
-        while True:
-            began_s = loop.time()
-            try:
-                await self._read_topic()
-            except _TROUBLE as error:
-                logger.warning("objects: %s: %s", type(error).__name__, error)
-            await asyncio.sleep(pauses.after(loop.time() - began_s))
+        await over_every_trouble(self._read_topic, "objects", logger, troubles=_TROUBLE)
 
     async def _read_topic(self) -> None:
         """Read it whole each time: what was deleted long ago is not on it any more."""
         table = Table()
-        reader = AssignedReader(self._log, "objects", [0], client_id=self._client_id)
+        reader = AssignedReader(self._log, "objects", [0], client_id=self._client_id, decided=True)
         async with reader.reading("earliest"):
             applied = 0
             async for records in reader.until(await reader.end_offsets()):
@@ -207,5 +200,6 @@ class ObjectLog:
         return records[-1].offset + 1 if records else self._applied
 
 
-def _part_key(file_id: str, number: int) -> str:
+def part_key(file_id: str, number: int) -> str:
+    """Of a part on `files`."""
     return f"{file_id}/{number}"

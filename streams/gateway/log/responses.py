@@ -17,7 +17,7 @@ from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, NotFound, RecordError, TopicError
 from schemas.log.clients import Ack, AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.patience import TROUBLE, Pauses
+from schemas.log.patience import TROUBLE, over_every_trouble
 from schemas.records import ResponseDeleted, StoredResponse
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
@@ -133,14 +133,7 @@ class ResponseTopic:
 
     async def follow(self) -> None:
         """Know what any gateway deletes, over every trouble of the log, until cancelled."""
-        loop, pauses = asyncio.get_running_loop(), Pauses()
-        while True:
-            began_s = loop.time()
-            try:
-                await self._follow()
-            except _TROUBLE as error:
-                logger.warning("%s: %s: %s", DELETED, type(error).__name__, error)
-            await asyncio.sleep(pauses.after(loop.time() - began_s))
+        await over_every_trouble(self._follow, DELETED, logger, troubles=_TROUBLE)
 
     async def _follow(self) -> None:
         client_id = f"{self._gateway_id}-deleted"

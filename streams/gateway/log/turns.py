@@ -16,7 +16,7 @@ from schemas.codec import Codec
 from schemas.errors import RecordError, TopicError
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.patience import TROUBLE, Pauses
+from schemas.log.patience import TROUBLE, over_every_trouble
 from schemas.records import TurnBatch
 from schemas.settings import LogSettings
 from schemas.topics import check_record
@@ -83,14 +83,7 @@ class TurnTopic:
 
     async def read(self) -> None:
         """Read what gateways publish, over every trouble of the log, until cancelled."""
-        loop, pauses = asyncio.get_running_loop(), Pauses()
-        while True:
-            began_s = loop.time()
-            try:
-                await self._read_topic()
-            except _TROUBLE as error:
-                logger.warning("turns: %s: %s", type(error).__name__, error)
-            await asyncio.sleep(pauses.after(loop.time() - began_s))
+        await over_every_trouble(self._read_topic, "turns", logger, troubles=_TROUBLE)
 
     async def _read_topic(self) -> None:
         reader = AssignedReader(self._log, "turns", [0], client_id=f"{self._gateway_id}-turns")

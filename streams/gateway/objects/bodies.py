@@ -18,7 +18,7 @@ QUERY_CHARS_MAX, QUERIES_MAX, RESULTS_MAX = 8_192, 16, 50
 Values = dict[str, str | float | bool]
 _Id = Annotated[str, Field(min_length=1, max_length=64)]
 _Key = Annotated[str, Field(min_length=1, max_length=KEY_CHARS_MAX)]
-_Texts = Annotated[
+Texts = Annotated[
     dict[_Key, Annotated[str, Field(max_length=VALUE_CHARS_MAX)]],
     Field(max_length=PAIRS_MAX),
 ]
@@ -110,7 +110,7 @@ class StoreBody(_Body):
     name: str | None = Field(None, max_length=NAME_CHARS_MAX)
     description: str | None = Field(None, max_length=NAME_CHARS_MAX)
     file_ids: list[_Id] | None = Field(None, max_length=FILES_MAX)
-    metadata: _Texts | None = None
+    metadata: Texts | None = None
     expires_after: Expiry | None = None
     chunking_strategy: Chunks | None = None
 
@@ -119,7 +119,7 @@ class StoreChangeBody(_Body):
     """POST /v1/vector_stores/{id}; what is left out stays as it is."""
 
     name: str | None = Field(None, max_length=NAME_CHARS_MAX)
-    metadata: _Texts | None = None
+    metadata: Texts | None = None
     expires_after: Expiry | None = None
 
 

@@ -26,76 +26,76 @@ BODIES: dict[str, type[BaseModel]] = {
     _OF_STORE: AttributesBody,
     _BATCHES: BatchBody,
 }
-_TEXT: dict[str, Any] = {"type": "string"}
+TEXT: dict[str, Any] = {"type": "string"}
 _NUMBER = {"type": "number"}
-_COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
+COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
 UPLOAD_FORM: dict[str, Any] = {
     "type": "object",
-    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": _TEXT},
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": TEXT},
     "required": ["file", "purpose"],
 }
 
 
-def _object(kind: str, **properties: Any) -> dict[str, Any]:
+def shape_of(kind: str, **properties: Any) -> dict[str, Any]:
     properties = {"object": {"const": kind}, **properties}
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-def _list(items: dict[str, Any], kind: str = "list") -> dict[str, Any]:
+def listed(items: dict[str, Any], kind: str = "list") -> dict[str, Any]:
     data = {"type": "array", "items": items}
-    return _object(kind, data=data, has_more={"type": "boolean"})
+    return shape_of(kind, data=data, has_more={"type": "boolean"})
 
 
 def _deleted(kind: str) -> dict[str, Any]:
-    return _object(kind, id=_TEXT, deleted={"const": True})
+    return shape_of(kind, id=TEXT, deleted={"const": True})
 
 
 def _counts() -> dict[str, Any]:
     names = ("in_progress", "completed", "failed", "cancelled", "total")
-    return {"type": "object", "properties": dict.fromkeys(names, _COUNT), "required": [*names]}
+    return {"type": "object", "properties": dict.fromkeys(names, COUNT), "required": [*names]}
 
 
-_FILE_SHAPE = _object(
-    "file", id=_TEXT, bytes=_COUNT, created_at=_COUNT, filename=_TEXT, purpose=_TEXT, status=_TEXT
+_FILE_SHAPE = shape_of(
+    "file", id=TEXT, bytes=COUNT, created_at=COUNT, filename=TEXT, purpose=TEXT, status=TEXT
 )
-_STORE_SHAPE = _object(
-    *("vector_store",), id=_TEXT, created_at=_COUNT, name=_TEXT, usage_bytes=_COUNT, status=_TEXT,
+_STORE_SHAPE = shape_of(
+    *("vector_store",), id=TEXT, created_at=COUNT, name=TEXT, usage_bytes=COUNT, status=TEXT,
     file_counts=_counts(), metadata={"type": "object"},
 )  # fmt: skip
-_STORE_FILE = _object(
-    *("vector_store.file",), id=_TEXT, created_at=_COUNT, vector_store_id=_TEXT, status=_TEXT,
-    usage_bytes=_COUNT, attributes={"type": "object"},
+_STORE_FILE = shape_of(
+    *("vector_store.file",), id=TEXT, created_at=COUNT, vector_store_id=TEXT, status=TEXT,
+    usage_bytes=COUNT, attributes={"type": "object"},
 )  # fmt: skip
-_BATCH_SHAPE = _object(
-    *("vector_store.files_batch",), id=_TEXT, created_at=_COUNT, vector_store_id=_TEXT,
-    status=_TEXT, file_counts=_counts(),
+_BATCH_SHAPE = shape_of(
+    *("vector_store.files_batch",), id=TEXT, created_at=COUNT, vector_store_id=TEXT,
+    status=TEXT, file_counts=_counts(),
 )  # fmt: skip
 _RESULT = {
     "type": "object",
-    "properties": {"file_id": _TEXT, "filename": _TEXT, "score": _NUMBER},
+    "properties": {"file_id": TEXT, "filename": TEXT, "score": _NUMBER},
     "required": ["file_id", "filename", "score", "attributes", "content"],
 }
-_PIECE = {"type": "object", "properties": {"text": _TEXT}, "required": ["type", "text"]}
+_PIECE = {"type": "object", "properties": {"text": TEXT}, "required": ["type", "text"]}
 SHAPES: dict[tuple[str, str], dict[str, Any]] = {
     (_FILES, "post"): _FILE_SHAPE,
-    (_FILES, "get"): _list(_FILE_SHAPE),
+    (_FILES, "get"): listed(_FILE_SHAPE),
     (_FILE, "get"): _FILE_SHAPE,
     (_FILE, "delete"): _deleted("file"),
     (_STORES, "post"): _STORE_SHAPE,
-    (_STORES, "get"): _list(_STORE_SHAPE),
+    (_STORES, "get"): listed(_STORE_SHAPE),
     (_STORE, "get"): _STORE_SHAPE,
     (_STORE, "post"): _STORE_SHAPE,
     (_STORE, "delete"): _deleted("vector_store.deleted"),
-    (_STORE + "/search", "post"): _list(_RESULT, "vector_store.search_results.page"),
+    (_STORE + "/search", "post"): listed(_RESULT, "vector_store.search_results.page"),
     (_IN_STORE, "post"): _STORE_FILE,
-    (_IN_STORE, "get"): _list(_STORE_FILE),
+    (_IN_STORE, "get"): listed(_STORE_FILE),
     (_OF_STORE, "get"): _STORE_FILE,
     (_OF_STORE, "post"): _STORE_FILE,
     (_OF_STORE, "delete"): _deleted("vector_store.file.deleted"),
-    (_OF_STORE + "/content", "get"): _list(_PIECE, "vector_store.file_content.page"),
+    (_OF_STORE + "/content", "get"): listed(_PIECE, "vector_store.file_content.page"),
     (_BATCHES, "post"): _BATCH_SHAPE,
     (_BATCH, "get"): _BATCH_SHAPE,
     (_BATCH + "/cancel", "post"): _BATCH_SHAPE,
-    (_BATCH + "/files", "get"): _list(_STORE_FILE),
+    (_BATCH + "/files", "get"): listed(_STORE_FILE),
 }
 CONTENT = (_FILE + "/content", "get")

@@ -5,24 +5,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from schemas.errors import InvalidRequest
+from schemas.rules import filters
 from streams.gateway.http.errors import shown
 
-DEPTH_MAX = 8
-PARTS_MAX = 256  # of one filter
-_COMPARISONS = ("eq", "ne", "gt", "gte", "lt", "lte", "in", "nin")
+_COMPARISONS = ("eq", "ne", "gt", "gte", "lt", "lte")
+_OF_LISTS = ("in", "nin", "contains_any", "contains_all")
+COMPARISONS = (*_COMPARISONS, *_OF_LISTS, "contains", "exists")
 
 
-def filter_text(filters: Mapping[str, Any] | None) -> str:
-    """The expression of a filter, empty for none; raises InvalidRequest."""
-    if filters is None:
+def filter_text(given: Mapping[str, Any] | None, where: str = "filters") -> str:
+    """The expression of a filter, empty for none; raises InvalidRequest.
+
+    `where` is the filter's place in the body.
+    """
+    if given is None:
         return ""
-    return json.dumps(_expression(filters, DEPTH_MAX, [PARTS_MAX]), ensure_ascii=False)
+    try:
+        text = json.dumps(_expression(given, filters.DEPTH_MAX), ensure_ascii=False)
+    except ValueError as error:
+        raise InvalidRequest(f"{where}: {error}", where) from error
+    filters.parse(text)
+    return text
 
 
-def _expression(node: Any, depth: int, left: list[int]) -> dict[str, Any]:
-    left[0] -= 1
-    if not depth or left[0] < 0:
-        raise _wrong(f"at most {DEPTH_MAX} levels and {PARTS_MAX} parts", "more")
+def _expression(node: Any, depth: int) -> dict[str, Any]:
+    if not depth:
+        raise _wrong(f"at most {filters.DEPTH_MAX} levels", "more")
     if not isinstance(node, dict):
         raise _wrong('an object such as {"type": "eq", "key": "year", "value": 2020}', node)
     kind = node.get("type")
@@ -31,9 +39,9 @@ def _expression(node: Any, depth: int, left: list[int]) -> dict[str, Any]:
         parts = node.get("filters")
         if not isinstance(parts, list) or not parts:
             raise _wrong(f"a list of filters in one of type {kind}", parts)
-        return {f"${kind}": [_expression(each, depth - 1, left) for each in parts]}
-    if kind not in _COMPARISONS:
-        raise _wrong(f"a type of and, or, {', '.join(_COMPARISONS)}", kind)
+        return {f"${kind}": [_expression(each, depth - 1) for each in parts]}
+    if kind not in COMPARISONS:
+        raise _wrong(f"a type of and, or, {', '.join(COMPARISONS)}", kind)
     _only(node, "type", "key", "value")
     return {_key(node.get("key")): {f"${kind}": _value(kind, node.get("value"))}}
 
@@ -51,16 +59,21 @@ def _key(key: Any) -> str:
 
 
 def _value(kind: str, value: Any) -> Any:
-    if kind in ("in", "nin"):
+    if kind == "exists":
+        if not isinstance(value, bool):
+            raise _wrong("true or false in a filter of type exists", value)
+        return value
+    if kind in _OF_LISTS:
         if not isinstance(value, list) or not all(isinstance(v, str | int | float) for v in value):
             raise _wrong(f"a list of texts or numbers in a filter of type {kind}", value)
         return value
     if not isinstance(value, str | int | float):
         raise _wrong("a text, a number or a truth value", value)
-    if kind[0] in "gl" and (isinstance(value, str | bool)):
-        raise _wrong(f"a number in a filter of type {kind}", value)
+    is_date = isinstance(value, str) and filters.moment_us(value) is not None
+    if kind[0] in "gl" and isinstance(value, str | bool) and not is_date:
+        raise _wrong(f"a number or a date in ISO 8601 in a filter of type {kind}", value)
     return value
 
 
-def _wrong(expected: str, found: Any) -> InvalidRequest:
-    return InvalidRequest(f"filters: expected {expected}, found {shown(found)}", "filters")
+def _wrong(expected: str, found: Any) -> ValueError:
+    return ValueError(f"expected {expected}, found {shown(found)}")

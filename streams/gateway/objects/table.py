@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from schemas.records import (
+    Batch,
+    BatchProgress,
     FileBatch,
     StoredFile,
     StoreFile,
@@ -17,6 +19,7 @@ from schemas.records import (
     VectorStore,
 )
 from schemas.topics import object_key
+from streams.gateway.objects import batches
 
 DAY_MS = 86_400_000
 UPLOADING, STORED, DELETED = "uploading", "stored", "deleted"  # of a file
@@ -24,7 +27,8 @@ PRESENT, CANCELLED = "present", "cancelled"  # or deleted: what is wanted of a s
 IN_PROGRESS, COMPLETED, FAILED = "in_progress", "completed", "failed"
 STATUSES = (IN_PROGRESS, COMPLETED, FAILED, CANCELLED)
 RESULT, USED = "result", "used"  # last parts of keys
-Kept = StoredFile | VectorStore | StoreUsed | StoreFile | StoreFileResult | FileBatch
+OfStore = VectorStore | StoreUsed | StoreFile | StoreFileResult | FileBatch
+Kept = StoredFile | OfStore | Batch | BatchProgress
 
 
 def key_of(record: Kept) -> str:
@@ -42,6 +46,10 @@ def key_of(record: Kept) -> str:
             return object_key(record.tenant, record.store_id, record.file_id, RESULT)
         case FileBatch():
             return object_key(record.tenant, record.store_id, record.batch_id)
+        case Batch():
+            return batches.batch_key(record.tenant, record.batch_id)
+        case BatchProgress():
+            return batches.progress_key(record.tenant, record.batch_id)
 
 
 @dataclass(slots=True)
@@ -84,6 +92,7 @@ class Table:
     """Everything by tenant and id; `apply` records in the order of the log."""
 
     def __init__(self) -> None:
+        self.batches = batches.BatchTable()
         self._files: dict[tuple[str, str], StoredFile] = {}
         self._stores: dict[tuple[str, str], _Store] = {}
         self._keys: set[str] = set()
@@ -122,6 +131,9 @@ class Table:
         if isinstance(record, StoredFile):
             self._files[record.tenant, record.file_id] = record
             return
+        if isinstance(record, Batch | BatchProgress):
+            self.batches.set(record)
+            return
         store = self._stores.setdefault((record.tenant, record.store_id), _Store())
         match record:
             case VectorStore():
@@ -139,6 +151,8 @@ class Table:
         match names:
             case [tenant, name] if (tenant, name) in self._files:
                 del self._files[tenant, name]
+            case [tenant, name, *rest] if name.startswith(batches.PREFIX):
+                self.batches.drop(tenant, name, *rest)
             case [tenant, store_id, *rest] if store := self._stores.get((tenant, store_id)):
                 match rest:
                     case []:
@@ -167,6 +181,11 @@ class Table:
             for (owner, _), each in self._files.items()
             if owner == tenant and each.state == STORED
         ]
+
+    def batch_file(self, batch: Batch) -> StoredFile | None:
+        """The file of a batch's calls; until the batch ends it is there, even if deleted."""
+        found = self._files.get((batch.tenant, batch.input_file_id))
+        return found if found is not None and found.state in (STORED, DELETED) else None
 
     def store(self, tenant: str, store_id: str) -> VectorStore | None:
         """A store that its owner has not deleted."""

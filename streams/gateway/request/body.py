@@ -278,7 +278,7 @@ def parse(kind: type[Body], raw: bytes, values_max: int) -> Body:
 
     What a value costs to read is microseconds, so their number is bounded before any is read.
     """
-    if (values := _values_of(raw, values_max)) > values_max:
+    if (values := values_of(raw, values_max)) > values_max:
         raise InvalidRequest(f"the body: expected at most {values_max} values, found {values}")
     try:
         return kind.model_validate_json(raw)
@@ -286,7 +286,7 @@ def parse(kind: type[Body], raw: bytes, values_max: int) -> Body:
         raise from_validation(error) from error
 
 
-def _values_of(raw: bytes, enough: int) -> int:
+def values_of(raw: bytes, enough: int) -> int:
     """How many values a JSON text holds, at most; exact where there are more than enough."""
     count = sum(map(raw.count, _SEPARATORS))
     if count <= enough:

@@ -49,12 +49,14 @@ class CheckProcess:
             self._known.popitem(last=False)
         return answer
 
-    async def ask(self, name: str, *arguments: Any, limit_ms: int) -> Any:
+    async def ask(
+        self, name: str, *arguments: Any, limit_ms: int, waiting_max: int = WAITING_MAX
+    ) -> Any:
         """The answer; raises InvalidRequest where it takes longer, TooManyRequests where too many
         wait.
         """
-        if self._waiting >= WAITING_MAX:
-            raise TooManyRequests(f"{WAITING_MAX} calls for {self._doing} wait; try again")
+        if self._waiting >= waiting_max:
+            raise TooManyRequests(f"{waiting_max} calls for {self._doing} wait; try again")
         line = json.dumps([name, arguments]).encode() + b"\n"
         self._waiting += 1
         try:
@@ -116,3 +118,5 @@ class CheckProcess:
 
 # One for a process, however many gateways a test has in it.
 CHECK_PROCESS = CheckProcess("streams.gateway.request.checks", "checking it")
+# Of what bridges were answered, which would keep calls waiting.
+ANSWER_PROCESS = CheckProcess("streams.gateway.request.checks", "checking the answer's form")

@@ -10,21 +10,28 @@ import os
 import re
 import resource
 import sys
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from jsonschema import SchemaError  # type: ignore[import-untyped]  # ships no types
+from jsonschema import (  # type: ignore[import-untyped]  # ships no types
+    SchemaError,
+    ValidationError,
+)
 from jsonschema.validators import (  # type: ignore[import-untyped]  # the same
     Draft7Validator,
     Draft202012Validator,
 )
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 from tokenizers import Tokenizer
 
 from schemas.errors import InvalidRequest
 from streams.gateway.request.tokenizer import Tokenizer as ModelTokenizer
 
 MEMORY_BYTES_MAX = 4 << 30
+SCHEMAS_MAX = 256  # that are kept ready
+REASON_CHARS_MAX = 1_000
 READY = "ready"
 
 
@@ -54,6 +61,30 @@ def regex(text: str) -> str:
     except (re.error, RecursionError, OverflowError) as error:
         return f"not a regular expression: {error}"
     return ""
+
+
+def breaks(schema: str, text: str) -> str:
+    """Why a text is no JSON value that keeps to a schema; empty where it is one.
+
+    References lead nowhere outside of the schema.
+    """
+    try:
+        _validator(schema).validate(json.loads(text, parse_constant=_refused))
+    except (ValueError, RecursionError, ValidationError, Unresolvable) as error:
+        return str(getattr(error, "message", error))[:REASON_CHARS_MAX]
+    return ""
+
+
+@lru_cache(SCHEMAS_MAX)
+def _validator(schema: str) -> Any:
+    value = json.loads(schema)
+    is_former = not Draft202012Validator(Draft202012Validator.META_SCHEMA).is_valid(value)
+    kind = Draft7Validator if is_former else Draft202012Validator
+    return kind(value, registry=Registry())
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def encode(text: str, file: str, special: bool) -> list[int]:
@@ -90,7 +121,9 @@ def _tokenizer(file: str) -> Tokenizer:
     return raw
 
 
-CHECKS: dict[str, Any] = {check.__name__: check for check in (json_schema, regex, encode, chat)}
+CHECKS: dict[str, Any] = {
+    check.__name__: check for check in (json_schema, regex, breaks, encode, chat)
+}
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ its last answer: every gateway finds the same one. `streams/gateway/README.md` s
 ends.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -58,15 +58,19 @@ def session_of(headers: Mapping[bytes, bytes]) -> str | None:
     for name in HEADERS:
         value = headers.get(name)
         if value is not None:
-            text = value.decode("latin-1").strip()
-            if 0 < len(text) <= SESSION_CHARS_MAX and text.isascii() and text.isprintable():
-                return text
-            raise InvalidRequest(
-                f"{name.decode()}: expected 1 to {SESSION_CHARS_MAX} printable ASCII characters, "
-                f"found {text[:40]!r}",
-                name.decode(),
-            )
+            return checked_session(name.decode(), value.decode("latin-1").strip())
     return None
+
+
+def checked_session(name: str, text: str) -> str:
+    """A session's id that `name` brought; raises InvalidRequest for one that cannot be."""
+    if 0 < len(text) <= SESSION_CHARS_MAX and text.isascii() and text.isprintable():
+        return text
+    raise InvalidRequest(
+        f"{name}: expected 1 to {SESSION_CHARS_MAX} printable ASCII characters, "
+        f"found {text[:40]!r}",
+        name,
+    )
 
 
 def _chain(digest: bytes, role: str, content: str) -> bytes:
@@ -77,12 +81,15 @@ def _chain(digest: bytes, role: str, content: str) -> bytes:
 
 
 class Conversations:
-    """The bounded table from hashes to sessions; the least recently used go first."""
+    """The bounded table from hashes to sessions; the least recently used go first.
+
+    An entry takes about 340 bytes, so the table's bound says what it takes in all.
+    """
 
     def __init__(self, *, entries_max: int, idle_ms: int) -> None:
         self._entries_max = entries_max
         self._idle_ms = idle_ms
-        self._table: OrderedDict[bytes, tuple[int, deque[str]]] = OrderedDict()
+        self._table: OrderedDict[bytes, tuple[int, tuple[str, ...]]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._table)
@@ -106,10 +113,10 @@ class Conversations:
         entry = self._table.get(digest)
         if entry is None or now_ms - entry[0] > self._idle_ms:
             return None
-        self._table[digest] = (now_ms, entry[1])
+        taken, *others = entry[1]
+        self._table[digest] = (now_ms, (*others, taken))
         self._table.move_to_end(digest)
-        entry[1].rotate(-1)
-        return entry[1][-1]
+        return taken
 
     def remember(self, conversation: Conversation, answer: str, now_ms: int) -> Turn | None:
         """Let the next turn of this conversation find it; returns what others are to be told."""
@@ -122,9 +129,9 @@ class Conversations:
 
     def add(self, turn: Turn) -> None:
         """Know what a gateway has remembered; also again."""
-        at_ms, sessions = self._table.pop(turn.digest, (0, deque(maxlen=_SAME_WORDS_MAX)))
+        at_ms, sessions = self._table.pop(turn.digest, (0, ()))
         if turn.session_id not in sessions:
-            sessions.appendleft(turn.session_id)
+            sessions = (turn.session_id, *sessions)[:_SAME_WORDS_MAX]
         self._table[turn.digest] = (max(at_ms, turn.at_ms), sessions)
         while len(self._table) > self._entries_max:
             self._table.popitem(last=False)

@@ -8,12 +8,12 @@ stands before the last user message is the same with and without passages, so KV
 stays of use.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.errors import InvalidRequest, UnknownModel
 from schemas.records import Retrieval, Sampling, Structured
+from schemas.rules import filters
 from schemas.rules.tokens import pack_tokens
 from streams.gateway.config import GatewaySettings
 from streams.gateway.request.body import ChatBody, SearchBody
@@ -74,7 +74,7 @@ class Search:
             query=self.query,
             k=self.k,
             mode=body.mode or settings.retrieval_mode,
-            filter=_filter_text(body.filter),
+            filter=filters.text_of(body.filter),
             min_score=settings.retrieval_min_score if body.min_score is None else body.min_score,
             by_ms=arrived_ms + round(settings.ttft_ms * settings.retrieval_share),
             tokens_max=max(0, self.passage_tokens - max(0, self.tokens - room)),
@@ -170,9 +170,3 @@ def _last_user(messages: Sequence[Mapping[str, str]]) -> int:
         if messages[index]["role"] == "user":
             return index
     raise InvalidRequest("retrieval: needs a user message that asks for something", "retrieval")
-
-
-def _filter_text(value: object) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    return json.dumps(value, ensure_ascii=False)

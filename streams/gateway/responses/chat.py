@@ -5,6 +5,7 @@ from typing import Any
 
 from schemas.errors import InvalidRequest
 from streams.gateway.http.errors import shown
+from streams.gateway.objects.filters import filter_text
 from streams.gateway.request.body import ChatBody
 from streams.gateway.request.responses_body import (
     EXTENSIONS,
@@ -15,7 +16,6 @@ from streams.gateway.request.responses_body import (
     parsed,
     refuse_extras,
 )
-from streams.gateway.responses.filters import filter_of
 
 
 def chat_body(body: ResponsesBody, messages: Sequence[dict[str, str]]) -> ChatBody:
@@ -64,7 +64,7 @@ def _retrieval(tool: FileSearchTool) -> dict[str, Any]:
     if tool.max_num_results is not None:
         wished["k"] = tool.max_num_results
     if tool.filters is not None:
-        wished["filter"] = filter_of(tool.filters, "tools.0.filters")
+        wished["filter"] = filter_text(tool.filters, "tools.0.filters")
     if tool.ranking_options is not None and tool.ranking_options.score_threshold is not None:
         wished["min_score"] = tool.ranking_options.score_threshold
     return wished

@@ -5,7 +5,7 @@ before it; the answer is on `tokens` already.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -15,7 +15,7 @@ from schemas.records import CancelReason, StoredResponse
 from streams.gateway.endpoints.generate import Inquiry, accept, answer, conversation_of
 from streams.gateway.http.exchange import Exchange
 from streams.gateway.ids import new_request_id
-from streams.gateway.request.body import parse
+from streams.gateway.request.body import ChatBody, parse
 from streams.gateway.request.conversation import Conversation
 from streams.gateway.request.intake import Intake, options_of, take_in_body
 from streams.gateway.request.responses_body import ResponsesBody, refuse_fields
@@ -26,6 +26,7 @@ from streams.gateway.responses.items import Item, items_of, messages_of
 from streams.gateway.responses.stored import Earlier, continued
 from streams.gateway.state import Gateway
 from streams.gateway.stream.delivery import COMPLETED, reply_headers, write_stream, write_whole
+from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.hub import Call
 
 Messages = Sequence[dict[str, str]]
@@ -33,12 +34,12 @@ ACCEPTED = "accepted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ResponseCall:
     """A call's body, its items, and the messages before them."""
 
     body: ResponsesBody
     items: Sequence[Item]
-    earlier: Earlier
+    earlier: Earlier = field(default_factory=Earlier)
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -46,6 +47,30 @@ class Asked:
         instructions = self.body.instructions
         system = [{"role": "system", "content": instructions}] if instructions else []
         return [*system, *self.earlier.messages, *messages_of(self.items)]
+
+    def chat(self) -> ChatBody:
+        """What answers it; raises InvalidRequest."""
+        if not (messages := self.messages):
+            raise InvalidRequest("input: expected a message, found none", "input")
+        return chat_body(self.body, messages)
+
+    def record(self, intake: Intake, key: StreamKey) -> StoredResponse:
+        """As it is kept, and told of."""
+        search = intake.search
+        return StoredResponse(
+            request_id=key.parent_id,
+            session_id=key.session_id,
+            tenant=key.tenant,
+            created_ms=key.created_s * 1000,
+            deadline_ms=key.deadline_ms,
+            token_partition=key.partition,
+            token_offset=key.offset,
+            query="" if search is None else search.query,
+            options=options_text(_options(self.body, intake)),
+            include=self.body.include or (),
+            input=orjson.dumps(self.items).decode(),
+            history=orjson.dumps(self.earlier.messages).decode(),
+        )
 
 
 async def create(gateway: Gateway, exchange: Exchange) -> str:
@@ -63,23 +88,19 @@ async def create(gateway: Gateway, exchange: Exchange) -> str:
     earlier = Earlier()
     if body.previous_response_id is not None:
         earlier = await continued(gateway, exchange, body.previous_response_id)
-    asked = Asked(body=body, items=items, earlier=earlier)
+    asked = ResponseCall(body=body, items=items, earlier=earlier)
     inquiry = await _inquiry(gateway, exchange, asked)
     call = await accept(gateway, exchange, inquiry)
-    record = _record(asked, inquiry.intake, call)
+    record = asked.record(inquiry.intake, call.key)
     form = Form(await _stored(gateway, call, record, body.store is not False), record)
     return await _answer(gateway, exchange, inquiry, call, form)
 
 
-async def _inquiry(gateway: Gateway, exchange: Exchange, asked: Asked) -> Inquiry:
-    messages = asked.messages
-    if not messages:
-        raise InvalidRequest("input: expected a message, found none", "input")
-    chat = chat_body(asked.body, messages)
-    intake = await take_in_body(chat, gateway.served, gateway.settings)
+async def _inquiry(gateway: Gateway, exchange: Exchange, asked: ResponseCall) -> Inquiry:
+    intake = await take_in_body(asked.chat(), gateway.served, gateway.settings)
     conversation = conversation_of(gateway, exchange, intake)
     if asked.earlier.session_id:  # there lies the KV of what was said
-        turn = sum(message["role"] == "assistant" for message in messages)
+        turn = sum(message["role"] == "assistant" for message in asked.messages)
         conversation = Conversation(session_id=asked.earlier.session_id, turn=turn)
     exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
     options = options_of(exchange, intake, gateway.settings)
@@ -122,24 +143,6 @@ async def _answer(
         await exchange.send_whole(orjson.dumps(form.begun()), reply_headers(call))
         return ACCEPTED
     return await answer(gateway, exchange, call, write, keeps_running=inquiry.options.keeps_running)
-
-
-def _record(asked: Asked, intake: Intake, call: Call) -> StoredResponse:
-    key, search = call.key, intake.search
-    return StoredResponse(
-        request_id=key.parent_id,
-        session_id=key.session_id,
-        tenant=key.tenant,
-        created_ms=key.created_s * 1000,
-        deadline_ms=key.deadline_ms,
-        token_partition=key.partition,
-        token_offset=key.offset,
-        query="" if search is None else search.query,
-        options=options_text(_options(asked.body, intake)),
-        include=asked.body.include or (),
-        input=orjson.dumps(asked.items).decode(),
-        history=orjson.dumps(asked.earlier.messages).decode(),
-    )
 
 
 def _options(body: ResponsesBody, intake: Intake) -> Json:

@@ -23,10 +23,11 @@ from streams.gateway.request.responses_body import INCLUDE
 from streams.gateway.responses.events import ResponseEvents
 from streams.gateway.responses.form import Form, whole_of
 from streams.gateway.responses.items import messages_of
-from streams.gateway.state import DEADLINE_GRACE_MS, Gateway
+from streams.gateway.state import Gateway
 from streams.gateway.stream.delivery import COMPLETED, call_error
 from streams.gateway.stream.event_id import Position
 from streams.gateway.stream.hub import Call, Hub
+from streams.gateway.stream.overdue import DEADLINE_GRACE_MS
 
 _INCLUDED = ("include", "include[]")
 _NUMBER_MAX = 1 << 53
@@ -196,7 +197,11 @@ async def _answer_by_now(
 
 
 async def _read(gateway: Gateway, call: Call, *, live: bool) -> None:
-    hub = Hub()
+    """What there is, or with `live` until its end.
+
+    Of marks that are read again only one behind which nothing goes on yet is worth a word.
+    """
+    hub, tell = Hub(), gateway.hub.on_void
     hub.add(call)
     loop, key = asyncio.get_running_loop(), call.key
     async with aclosing(
@@ -206,6 +211,9 @@ async def _read(gateway: Gateway, call: Call, *, live: bool) -> None:
             hub.apply(frame, loop.time())
             if not call.open_streams or call_error(call) is not None:
                 return
+    for stream in call.streams:
+        if stream.given_up and tell is not None:
+            tell(stream, stream.given_up)
 
 
 async def _give_up(gateway: Gateway, form: Form) -> None:

@@ -12,6 +12,8 @@ from array import array
 from collections.abc import Sequence
 from zlib import crc32
 
+from schemas.rules.tokens import pack_tokens
+
 
 class Delivered:
     """Token ids and texts of one answer, from its start; who adds to it appends to both."""
@@ -33,10 +35,25 @@ class Delivered:
         if text:
             self._text_crc = crc32(_bytes(text), self._text_crc)
 
+    def first(self, tokens: int, chars: int) -> "Delivered":
+        """Its first tokens and characters, of which nothing was handed out."""
+        found = Delivered()
+        found.ids, found.texts = self.ids[:tokens], ["".join(self.texts)[:chars]]
+        return found
+
+    def begins(self, other: "Delivered") -> bool:
+        """Whether the other is longer, and goes on behind this one."""
+        is_shorter = len(self.ids) < len(other.ids)
+        return is_shorter and other.differs(0, self.ids, 0, "".join(self.texts)) is None
+
     @property
     def digest(self) -> int:
         """Of what was handed out."""
         return self._ids_crc ^ self._text_crc
+
+    def packed(self) -> bytes:
+        """The token ids, as little-endian int32."""
+        return pack_tokens(self.ids)
 
     def resumed(self, chars: int) -> None:
         """So much text was handed out by another gateway."""

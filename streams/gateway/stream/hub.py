@@ -39,6 +39,20 @@ class CallStream(Stream):
         self.grew_s = 0.0
         self.start: StreamStart | None = None  # of the highest attempt that has sent one
 
+    def is_by_prefill(self, writer: str) -> bool:
+        start = self.start
+        if start is None or start.attempt != self.attempt:
+            return False
+        return writer == start.prefill_worker != start.decode_worker
+
+    @property
+    def is_told_of(self) -> bool:
+        """Whether any frame has named it."""
+        return bool(self.attempt or self._void_attempt or self.retrieved or self.start is not None)
+
+
+OnVoid = Callable[[CallStream, int], None]
+
 
 def _nothing() -> None:
     pass
@@ -123,6 +137,8 @@ class Call:
     async def wait_for_end(self) -> None:
         """Wait until nothing more comes, without anybody to write it to."""
         self.waits_for_end = True
+        for stream in self.streams:
+            stream.restarts = True
         while self.open_streams and self.failure is None and self.failed_end is None:
             await self.next_change()
 
@@ -135,8 +151,10 @@ class Call:
 class Hub:
     """All streams that wait for frames."""
 
-    def __init__(self, metrics: Metrics | None = None) -> None:
+    def __init__(self, metrics: Metrics | None = None, on_void: OnVoid | None = None) -> None:
+        """`on_void` is told of each stream whose attempt was given up, and of the attempt."""
         self._metrics = metrics
+        self.on_void = on_void
         self._streams: dict[str, CallStream] = {}
         self._calls: dict[str, Call] = {}
 
@@ -202,6 +220,7 @@ class Hub:
                 text,
                 token_ids[at : at + count],
                 logprobs.get((request_id, attempt, first_seq), ()) if logprobs else (),
+                frame.worker_id,
             )
             at += count
             if new:
@@ -225,6 +244,10 @@ class Hub:
                 self._close_stream(ending)
             if ending.differs_at is not None:
                 self._report_difference(ending)
+        for void in frame.voids:
+            given_up = streams.get(void.request_id)
+            if given_up is not None and given_up.void(void.attempt) and self.on_void is not None:
+                self.on_void(given_up, void.attempt)
         if self._metrics is not None:
             self._metrics.frame(tokens=tokens, foreign_rows=foreign_rows, waits=waits, now_s=now_s)
 

@@ -8,7 +8,8 @@ with what was taken before (`delivered.py`). The hub feeds it; the writers drain
 A higher attempt repeats; so does decode, which draws prefill's first token again and continues from
 its own. If something else is repeated, the stream breaks, or continues if it
 `tolerates_difference`; `differs_at` tells either way. A stream that `restarts`, because nothing is
-written before its end, takes a higher attempt, or decode's longer row, from the beginning.
+written before its end, takes a higher attempt that begins anew, or decode's own token, instead.
+What comes of an attempt that was marked void waits, and counts only if its end comes after all.
 """
 
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ class Row(NamedTuple):
     text: str
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprob]
+    writer: str = ""  # the worker
 
 
 class Stream:
@@ -45,10 +47,13 @@ class Stream:
         "_client_position",
         "_delivered",
         "_early_rows",
+        "_former",
         "_keeps_ids",
+        "_late_rows",
         "_pending_end",
-        "_restarts",
         "_tolerates_difference",
+        "_void_attempt",
+        "anew",
         "attempt",
         "broken",
         "choice",
@@ -59,6 +64,7 @@ class Stream:
         "next_seq",
         "repeated_rows",
         "request_id",
+        "restarts",
         "retrieved",
         "texts",
         "token_ids",
@@ -88,13 +94,19 @@ class Stream:
         self.repeated_rows = 0  # of which nothing was new
         self.differs_at: int | None = None  # the first token that was repeated as another one
         self.broken = False  # by that; nothing is taken any more
+        self.anew = 0  # how often something was taken back, where it restarts
         self._delivered = Delivered()
-        self._tolerates_difference, self._restarts = tolerates_difference, restarts
+        # The longest that was taken back, where it restarts.
+        self._former: tuple[Delivered, list[TokenLogprob]] | None = None
+        self._tolerates_difference = tolerates_difference
+        self.restarts = restarts  # may be set where nobody reads any more
         self._keeps_ids = keeps_ids  # somebody takes `token_ids`
         begun = client_position and (client_position.next_seq or client_position.next_char)
         self._client_position = client_position if begun else None
         self._attempt_began_at = 0  # tokens before this one are of lower attempts
         self._early_rows: list[Row] = []
+        self._void_attempt = 0  # this one and those before it were given up
+        self._late_rows: list[tuple[int, Row]] = []  # of these, after they were
         self._pending_end: StreamEnd | None = None
 
     @property
@@ -116,13 +128,19 @@ class Stream:
         text: str,
         token_ids: Sequence[int],
         logprobs: Sequence[TokenLogprob] = (),
+        writer: str = "",
     ) -> int:
         """Take a row of `count` tokens; returns how many tokens are new, rows that waited for it
         included.
         """
         over = self.end is not None or self.broken
+        if attempt <= self._void_attempt and not over:
+            if len(self._late_rows) < EARLY_ROWS_MAX:
+                row = Row(first_seq, first_char, count, text, token_ids, logprobs, writer)
+                self._late_rows.append((attempt, row))
+            return 0
         if attempt > self.attempt and not over:
-            self._begin_attempt(attempt)
+            self._begin_attempt(attempt, first_seq)
         if over or attempt < self.attempt:
             self.repeated_rows += 1
             return 0
@@ -137,7 +155,7 @@ class Stream:
             if logprobs:
                 self.logprobs += logprobs
         else:
-            row = Row(first_seq, first_char, count, text, token_ids, logprobs)
+            row = Row(first_seq, first_char, count, text, token_ids, logprobs, writer)
             if first_seq > self.next_seq or first_char > self.next_char:
                 if len(self._early_rows) < EARLY_ROWS_MAX:
                     self._early_rows.append(row)
@@ -157,37 +175,91 @@ class Stream:
         if self.end is not None or self.broken or end.attempt < self.attempt:
             self.repeated_rows += 1
             return False
-        if end.attempt > self.attempt:
-            self._begin_attempt(end.attempt)
+        if end.attempt <= self._void_attempt and end.kind is OutcomeKind.COMPLETED:
+            self._take_late_rows(end.attempt)
+        if end.attempt > self.attempt:  # which had nothing more to say
+            self._begin_attempt(end.attempt, end.seq)
         self._pending_end = end
         self._close_if_complete()
         return self.end is not None
+
+    def void(self, attempt: int) -> bool:
+        """The attempt was given up: nothing of it counts from here on. False where the stream is
+        past it, or has its end, and nothing is to go on behind it."""
+        if self.end is not None or self.broken or self._pending_end is not None:
+            return False
+        if attempt < self.attempt:
+            return False
+        self._void_attempt = max(attempt, self._void_attempt)
+        self._late_rows += [(self.attempt, row) for row in self._early_rows]
+        self._early_rows.clear()
+        former, self._former = self._former, None
+        if former is not None and self._delivered.begins(former[0]):
+            self._put_back(*former)
+        return True
+
+    @property
+    def given_up(self) -> int:
+        """The attempt that was marked void and is the last one so far; 0: none is."""
+        goes_on = self.end is None and not self.broken and self.attempt <= self._void_attempt
+        return self._void_attempt if goes_on else 0
+
+    def said(self) -> tuple[bytes, int]:
+        """All tokens that were taken, packed, and how many characters."""
+        return self._delivered.packed(), self.next_char
+
+    def _take_late_rows(self, attempt: int) -> None:
+        """The attempt had ended when it was given up; it goes on behind nothing that came late."""
+        late_rows, self._late_rows, self._void_attempt = self._late_rows, [], 0
+        for of, row in late_rows:
+            if of == attempt:
+                self.push(of, *row)
 
     def note_retrieved(self, retrieved: StreamRetrieved) -> None:
         """What was put in: the first word of each counts, routers and later attempts repeat it."""
         if retrieved.probe <= PROBES_MAX:
             self.retrieved.setdefault(retrieved.probe, retrieved)
 
-    def _begin_attempt(self, attempt: int) -> None:
+    def _begin_attempt(self, attempt: int, first_seq: int = 0) -> None:
         self.attempt = attempt
         self._early_rows.clear()
+        self._late_rows.clear()
         self._pending_end = None
-        if self._restarts:
+        if self.restarts and not first_seq:
+            if self._former is None or len(self._former[0].ids) < self.next_seq:
+                self._former = self._delivered, self.logprobs
             self._start_over()
         self._attempt_began_at = self.next_seq
 
-    def _start_over(self) -> None:
-        self.next_seq = self.next_char = 0
-        self.texts, self.token_ids, self.logprobs = [], [], []
-        self.differs_at, self._delivered = None, Delivered()
+    def _start_over(self, seq: int = 0, char: int = 0) -> None:
+        """Take back what nobody has read, from there on."""
+        self.next_seq, self.next_char, self.anew = seq, char, self.anew + 1
+        self.texts = ["".join(self.texts)[:char]]
+        self.token_ids, self.logprobs = self.token_ids[:seq], self.logprobs[:seq]
+        self.differs_at = None
+        self._delivered = self._delivered.first(seq, char)
+
+    def _put_back(self, former: Delivered, logprobs: list[TokenLogprob]) -> None:
+        """The attempt that began anew said less, and the same: what an earlier one has said is the
+        answer so far. So it is for readers that do not restart, and all must say the same."""
+        self._delivered, self.texts, self.logprobs = former, former.texts[:], logprobs
+        self.token_ids = list(former.ids) if self._keeps_ids else []
+        self.next_seq, self.next_char = len(former.ids), len("".join(former.texts))
+
+    def is_by_prefill(self, writer: str) -> bool:
+        """Whether the worker has no more of the present attempt than its first token."""
+        return False
 
     def _append_new_part(self, row: Row) -> None:
         differs_at = self._delivered.differs(row.first_seq, row.token_ids, row.first_char, row.text)
         if differs_at is not None:
-            if self._restarts and self.next_seq == 1 < row.tokens and not row.first_seq:
-                self._start_over()
-            else:
+            if not self.restarts:
                 self._note_difference(differs_at)
+            elif self.is_by_prefill(row.writer):  # late: decode goes on behind its own
+                self.repeated_rows += 1
+                return
+            else:
+                self._start_over(row.first_seq, row.first_char)
         skip = self.next_seq - row.first_seq
         skip_chars = self.next_char - row.first_char
         chars = len(row.text)
@@ -235,7 +307,10 @@ class Stream:
                 return
             self._early_rows = [row for row in self._early_rows if row not in ready]
             for row in ready:
-                self._append_new_part(row)
+                if row.first_seq <= self.next_seq and row.first_char <= self.next_char:
+                    self._append_new_part(row)
+                else:  # something was taken back meanwhile
+                    self._early_rows.append(row)
 
     def _close_if_complete(self) -> None:
         """The end holds once everything before it is here; 0 and 0 mean as many as there are."""
@@ -247,7 +322,9 @@ class Stream:
             if not whole:
                 return
             behind = self._client_position is not None  # a client has read on
-            if behind or 0 < end.seq < self._attempt_began_at:  # it went on before
+            if self.restarts and 0 < end.seq < self.next_seq:
+                self._start_over(end.seq, end.chars)
+            elif behind or 0 < end.seq < self._attempt_began_at:  # it went on before
                 if behind:
                     self._client_position = None
                     self.texts, self.token_ids, self.logprobs = [], [], []

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from infra.handbook.library import Library, Text, library
@@ -20,6 +21,7 @@ from tests.waiting import until
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
 TOWN = "town"
+_SEARCHES = "trivium_retrieval_searches_total"
 FERRY = Text("ferry", "The ferry to Ondry leaves pier seven at noon.")
 LIGHT = Text("light", "The lighthouse of Ondry is lit by Marta at dusk.")
 EDITED = Text("ferry", "No boat has left the town since the storm.")
@@ -104,3 +106,14 @@ async def test_what_was_edited_or_deleted_leaves_the_conversation(
         fourth = await talk.ask("When does a boat leave the town since the storm?")
         assert ferry not in fourth and light not in fourth
         assert (await tokens_of(shelf, "ferry"))[0] in fourth
+        await until(lambda: is_scraped(running.gateway_urls[0]))
+
+
+async def is_scraped(url: str) -> bool:
+    """What the retrieval worker's heartbeats tell of its searches (issue 15, 2.4)."""
+    async with httpx.AsyncClient() as http:
+        lines = (await http.get(f"{url}/metrics")).text.splitlines()
+    ended = [each for each in lines if each.startswith(_SEARCHES) and "completed" in each]
+    counts = [float(each.split()[-1]) for each in ended]
+    rows = [each for each in lines if each.startswith("trivium_retrieval_rows{") and TOWN in each]
+    return bool(rows) and sum(counts) >= 4  # one for each turn

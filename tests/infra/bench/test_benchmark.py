@@ -1,7 +1,10 @@
 """A benchmark as a command: its options, its report, and what it prints."""
 
+import asyncio
 import json
-from dataclasses import dataclass
+import os
+import signal
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -80,3 +83,27 @@ def test_the_report_is_written_and_shown(
         assert json.loads(told.out) == report
     else:
         assert told.err == ""
+
+
+async def ended(options: Options, console: Console) -> Findings:
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+        raise AssertionError
+    finally:
+        await asyncio.sleep(0)
+        console.print("all is stopped")
+
+
+def test_one_that_is_told_to_end_stops_what_it_has_started(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A process that it has frozen does not end by itself. What runs in the background of a script
+    ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            replace(EXAMPLE, run=ended).main([])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "all is stopped" in capsys.readouterr().out

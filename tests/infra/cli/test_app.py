@@ -13,8 +13,8 @@ from schemas.errors import ConfigError
 from tests.infra.cli.running import PLAIN, trivium, trivium_here
 
 COMMANDS = (
-    "up down status chat pool demo bench broker topics tail explain asyncapi worker router gateway "
-    "retrieval embedding search ingest documents index version"
+    "up down restart status chat pool demo bench broker topics tail explain asyncapi worker router "
+    "gateway retrieval embedding search ingest documents index version"
 ).split()
 NOWHERE = "127.0.0.1:1"
 

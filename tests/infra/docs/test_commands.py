@@ -17,7 +17,7 @@ from tests import tidy_pages
 from tests.page_blocks import TRIVIUM, Block, blocks, inline_commands
 
 ROOT_COMMAND: Any = typer.main.get_command(app)
-PROGRAMS = {TRIVIUM, "make", "git", "cd", "curl"}
+PROGRAMS = {TRIVIUM, "make", "git", "cd", "curl", "java", "kcat", "echo"}
 TARGETS_OF_BENCHMARKS = {f"bench-{name}": name for name in BENCHMARKS}
 TARGETS = TARGETS_OF_BENCHMARKS | {"up": "up", "down": "down", "demo": "demo"}
 

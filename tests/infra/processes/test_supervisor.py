@@ -1,5 +1,6 @@
 """The supervisor with small processes: start, restart, stop, logs, and nothing left behind."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -20,6 +21,10 @@ POLITE = (
 )
 STUBBORN = (
     "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    "print('up', flush=True)\nwhile True: signal.pause()"
+)
+COUNTING = (
+    "import signal; signal.signal(signal.SIGTERM, lambda *_: print('told', flush=True));"
     "print('up', flush=True)\nwhile True: signal.pause()"
 )
 PARENT = (
@@ -77,12 +82,36 @@ async def test_a_stop_lets_the_process_finish(tmp_path: Path) -> None:
     assert not process.failed
 
 
+async def test_who_is_frozen_is_let_go_so_that_it_can_finish(tmp_path: Path) -> None:
+    keeper = Supervisor()
+    process = keeper.start(spec(tmp_path, POLITE))
+    await is_up(process)
+    process.kill(signal.SIGSTOP)
+    await keeper.stop(grace_s=120)
+    assert (process.exit_code, process.tail().split()[-1]) == (0, "bye")
+
+
 async def test_who_does_not_listen_is_killed_after_the_grace(tmp_path: Path) -> None:
     keeper = Supervisor()
     process = keeper.start(spec(tmp_path, STUBBORN))
     await is_up(process)
     await keeper.stop(grace_s=0.1)
     assert process.exit_code == -signal.SIGKILL
+
+
+async def test_who_is_asked_twice_to_stop_is_told_once_and_has_the_shorter_grace(
+    tmp_path: Path,
+) -> None:
+    """A worker that drains takes a second signal for an order to end at once (issue 14, 3)."""
+    keeper = Supervisor()
+    process = keeper.start(spec(tmp_path, COUNTING))
+    await is_up(process)
+    draining = asyncio.create_task(process.stop())
+    await until(lambda: process.tail().endswith("told"))
+    await process.stop(grace_s=0.1)
+    await draining
+    assert process.exit_code == -signal.SIGKILL
+    assert process.tail().count("told") == 1
 
 
 @pytest.mark.parametrize(

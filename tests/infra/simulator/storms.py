@@ -3,7 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from infra.simulator.checkers.answers import Heard, Logged
+from infra.simulator.checkers.bounds import Bounds
+from infra.simulator.checkers.continuing import Goings
+from infra.simulator.checkers.credits import Credits, Idle
+from infra.simulator.checkers.handles import Handles
+from infra.simulator.checkers.readers import Readers
+from infra.simulator.checkers.reasons import Reasons
+from infra.simulator.checkers.rebuild import Rebuilds
+from infra.simulator.checkers.usage import Used
 from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Checker, Cluster
+from infra.simulator.faults.losses import lose_asking_router
+from infra.simulator.faults.storm import storm
 from infra.simulator.machine.latency import Setup
 from infra.simulator.members.router import ROUTER
 from infra.simulator.outcomes import OneOutcome
@@ -12,15 +23,6 @@ from infra.simulator.traffic.poisson import Profile
 from infra.simulator.traffic.poisson import Shape as TurnShape
 from streams.config import RouterSettings
 from streams.core.router import Router
-from tests.infra.simulator.checkers.answers import Heard, Logged
-from tests.infra.simulator.checkers.bounds import Bounds
-from tests.infra.simulator.checkers.credits import Credits, Idle
-from tests.infra.simulator.checkers.handles import Handles
-from tests.infra.simulator.checkers.readers import Readers
-from tests.infra.simulator.checkers.reasons import Reasons
-from tests.infra.simulator.checkers.rebuild import Rebuilds
-from tests.infra.simulator.faults.losses import lose_asking_router
-from tests.infra.simulator.faults.storm import storm
 from tests.infra.simulator.serving import serve_all
 
 SHAPES = [Shape.parse(name) for name in ("2P2D", "1P3D", "2B", "1P1D2R")]
@@ -64,7 +66,7 @@ def weathered(
         keeps_log=True,
         checkers=[
             *(OneOutcome(), Reasons(), Logged(), Heard(), Credits(), Idle(), Handles()),
-            *(Readers(GRACE_MS), Bounds(settings.queue_requests_max)),
+            *(Readers(GRACE_MS), Bounds(settings.queue_requests_max), Used(), Goings()),
             Rebuilds(lambda: Router(ROUTER, settings)),
             *more,
         ],
@@ -78,4 +80,5 @@ def weathered(
         searches_seed=seed if searching else None,
         probes=probing,
     )
+    cluster.gateways.reads_whole = True
     return serve_all(cluster, PROFILE, per_s=5.0, duration_ms=DURATION_MS, seed=seed)

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from infra.simulator.checkers.credits import Credits
 from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster, Fault
+from infra.simulator.faults import losses as faults
 from infra.simulator.machine.latency import Setup
 from infra.simulator.outcomes import OneOutcome
 from infra.simulator.shape import Shape
@@ -15,8 +17,6 @@ from infra.simulator.traffic.script import Turn, conversation
 from schemas.errors import PromptTooLong
 from schemas.records import Mode, Orchestration
 from streams.config import RouterSettings
-from tests.infra.simulator.checkers.credits import Credits
-from tests.infra.simulator.faults import losses as faults
 from tests.infra.simulator.serving import serve_all
 
 SETUP = Setup()

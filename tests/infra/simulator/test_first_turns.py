@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from infra.simulator.checkers.credits import Credits
 from infra.simulator.cluster import Cluster
 from infra.simulator.machine.latency import Setup
 from infra.simulator.outcomes import OneOutcome
@@ -11,7 +12,6 @@ from infra.simulator.traffic.poisson import Profile
 from infra.simulator.traffic.poisson import Shape as Turns
 from schemas.records import Mode
 from streams.config import RouterSettings
-from tests.infra.simulator.checkers.credits import Credits
 from tests.infra.simulator.serving import serve_all
 
 SETUP = Setup()

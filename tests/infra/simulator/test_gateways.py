@@ -2,7 +2,10 @@
 
 import pytest
 
+from infra.simulator.checkers.credits import Credits
+from infra.simulator.checkers.readers import Readers
 from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster, Fault
+from infra.simulator.faults.losses import cut_gateway, gateway_losses, lose_gateway
 from infra.simulator.machine.latency import Setup
 from infra.simulator.outcomes import OneOutcome
 from infra.simulator.shape import Shape
@@ -11,9 +14,6 @@ from infra.simulator.traffic.poisson import Shape as TurnShape
 from schemas.records import OutcomeKind
 from streams.config import RouterSettings
 from streams.core.fleet.readers import ReaderWatch
-from tests.infra.simulator.checkers.credits import Credits
-from tests.infra.simulator.checkers.readers import Readers
-from tests.infra.simulator.faults.losses import cut_gateway, gateway_losses, lose_gateway
 from tests.infra.simulator.serving import serve_all
 
 SETUP = Setup()

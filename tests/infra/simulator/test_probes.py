@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from tests.infra.simulator.checkers.contexts import Contexts
-from tests.infra.simulator.checkers.probes import Probed
-from tests.infra.simulator.checkers.repeats import Repeats
+from infra.simulator.checkers.contexts import Contexts
+from infra.simulator.checkers.probes import Probed
+from infra.simulator.checkers.repeats import Repeats
 from tests.infra.simulator.storms import weathered
 from workers.llm.stream import HeldStream
 

@@ -7,11 +7,11 @@ from types import ModuleType
 
 import pytest
 
+from infra.simulator.checkers.contexts import Contexts
 from schemas.records import OutcomeKind
 from streams.core import router
 from streams.core.handlers import attempts, retrievals
 from streams.core.requests import recovery
-from tests.infra.simulator.checkers.contexts import Contexts
 from tests.infra.simulator.storms import weathered
 
 
@@ -49,7 +49,7 @@ BUGS = {
         *(0, "charged twice"),
     ),
     "a rebuild takes the last answer": (
-        *(recovery, "trace.retrieved is None and not trace.has_ended:", "not trace.has_ended:"),
+        *(recovery, "trace.retrieved is None and not trace.is_over:", "not trace.is_over:"),
         *(0, "the log tells"),
     ),
     "a rebuild has the plain prompt": (

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from infra.simulator.traffic import traces
-from infra.simulator.traffic.traces import Arrival
+from infra.traces.formats import read
+from infra.traces.trace import Arrival
 
 
 def test_traces_become_sessions(tmp_path: Path) -> None:
@@ -16,21 +17,22 @@ def test_traces_become_sessions(tmp_path: Path) -> None:
     ]
     file = tmp_path / "mooncake.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)))
-    said = traces.script(traces.mooncake(file), begin_ms=10.0, faster=2.0, block_tokens=64)
+    said = traces.script(read(file).arrivals, begin_ms=10.0, faster=2.0, block_tokens=64)
     assert [(c.session_id, c.turns_before, c.at_ms) for c in said] == [
         ("s0", 0, 10.0),
         ("s1", 0, 460.0),
         ("s0", 1, 1_010.0),
     ]
     assert said[2].hashes[:16] == said[0].hashes[:16]
+    assert said[1].turns[0].output_tokens == 1  # an engine answers something
     assert said[2].hashes[16] != said[0].hashes[16]
     rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,48,10\n"
     file = tmp_path / "azure.csv"
     file.write_text(rows + "2023-11-16 18:17:04.9799600,7,0\n")
-    arrivals = traces.azure(file)
+    arrivals = read(file).arrivals
     assert [(a.at_ms, a.prompt_tokens, a.output_tokens) for a in arrivals] == [
         (0.0, 48, 10),
-        (1_000.0, 7, 1),
+        (1_000.0, 7, 0),
     ]
     assert traces.window(arrivals, 2_000.0, 1) == arrivals
 

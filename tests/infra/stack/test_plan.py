@@ -82,6 +82,17 @@ def test_a_moved_worker_is_started_anew_with_its_roles() -> None:
         assert with_roles(found[name], ("prefill",)) == found[name]
 
 
+def test_workers_come_and_go_under_the_first_name_that_is_free() -> None:
+    """(issue 14, 3)"""
+    plan = StackPlan(prefill=2, decode=2).without("decode-0")
+    assert [name for name in plan.names() if "code" in name] == ["decode-1"]
+    plan, name = plan.with_worker("decode")
+    assert (name, plan) == ("decode-0", StackPlan(prefill=2, decode=2))
+    plan, name = plan.with_worker("decode")
+    assert (name, plan.decode) == ("decode-2", 3)
+    assert specs(plan)["decode-2"].command[7] == "decode"
+
+
 def test_gateways_on_any_port_are_told_none() -> None:
     assert "--port" not in specs(StackPlan(), port=0)["gateway-0"].command
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
+from uuid import UUID
 
 
 class StubRegistry:
@@ -31,14 +32,20 @@ class StubRegistry:
         if method == "PUT" and (found := re.fullmatch(r"/config/([^/]+)", path)) and body:
             self.compatibility[unquote(found[1])] = body["compatibility"]
             return 200, body
+        if path == "/subjects":
+            return 200, list(self.subjects)
         if found := re.fullmatch(r"/subjects/([^/]+)/versions", path):
             subject = unquote(found[1])
             if method == "GET":
-                return 200, list(range(1, len(self.subjects.get(subject, [])) + 1))
+                if subject not in self.subjects:
+                    return 404, {"error_code": 40401, "message": "Subject not found"}
+                return 200, list(range(1, len(self.subjects[subject]) + 1))
             return self._register(subject, (body or {})["schema"])
         if found := re.fullmatch(r"/subjects/([^/]+)/versions/(\d+)", path):
             schema_id = self.subjects[unquote(found[1])][int(found[2]) - 1]
             return 200, {"id": schema_id, "schema": self.schemas[schema_id - 1]}
+        if found := re.fullmatch(r"/schemas/guids/([0-9a-f-]+)", path):
+            path = f"/schemas/ids/{UUID(found[1]).int}"
         if found := re.fullmatch(r"/schemas/ids/(\d+)", path):
             index = int(found[1]) - 1
             if 0 <= index < len(self.schemas):
@@ -58,7 +65,7 @@ class StubRegistry:
         schema_id = self.schemas.index(text) + 1
         if schema_id not in versions:
             versions.append(schema_id)
-        return 200, {"id": schema_id}
+        return 200, {"id": schema_id, "guid": str(UUID(int=schema_id))}
 
     def _reads(self, new: str, old: str) -> bool:
         known = {field["name"] for field in json.loads(old)["fields"]}
@@ -72,7 +79,8 @@ def _handler(stub: StubRegistry) -> type[BaseHTTPRequestHandler]:
             length = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length)) if length else None
             stub.authorizations.add(self.headers.get("Authorization"))
-            status, found = stub.answer(self.command, self.path, body)
+            path = self.path.partition("?")[0]  # some clients say more than we know of
+            status, found = stub.answer(self.command, path, body)
             data = json.dumps(found).encode()
             if stub.answer_instead is not None:
                 status, data = stub.answer_instead

@@ -27,6 +27,7 @@ from schemas.records import (
     MemberState,
     Registration,
     Role,
+    Wanted,
 )
 from schemas.settings import LogSettings
 from tests.long_leases import long_leases
@@ -223,8 +224,9 @@ async def test_the_lease_dies_with_the_heartbeat_and_a_goodbye_is_seen_at_once(
 
 
 async def test_a_member_that_was_silent_for_a_lease_is_fenced_everywhere(
-    kafka: LogSettings,
+    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("schemas.fleet.SILENCE_MAX_MS", 0)  # as if others had been heard
     async with fleet_of(kafka, leases_last=False) as fleet:
         frozen, watcher = fleet.member("w1", "decode"), fleet.member("w2", "decode")
         third = fleet.member("w3")
@@ -246,6 +248,7 @@ async def test_a_member_that_was_silent_for_a_lease_is_fenced_everywhere(
 async def test_an_undecodable_fleet_record_is_buried_and_the_rest_goes_on(
     kafka: LogSettings,
 ) -> None:
+    wanted = Wanted(written_by="up", at_ms=1, pools=())
     async with fleet_of(kafka) as fleet:
         watcher, other = fleet.member("w1"), fleet.member("w2")
         dead = AssignedReader(kafka, "fleet.dlq", [0], client_id="dead")
@@ -257,7 +260,7 @@ async def test_an_undecodable_fleet_record_is_buried_and_the_rest_goes_on(
                 forged = Registration(
                     member_id="w9", epoch=1, kind=MemberKind.WORKER, leases=[astray], started_ms=0
                 )
-                for value in (b"garbage", Codec().encode(forged)):
+                for value in (b"garbage", Codec().encode(wanted), Codec().encode(forged)):
                     await (await fleet.producer.send_raw(topic, value, key=b"w9", partition=0))
                 await other.join()
                 await until(lambda: "w2" in watcher.view.members)
@@ -268,3 +271,4 @@ async def test_an_undecodable_fleet_record_is_buried_and_the_rest_goes_on(
             await dead.stop()
         assert [record.value for record in buried] == [b"garbage", Codec().encode(forged)]
         assert "w9" not in watcher.view.members, "nobody could send work to it (issue 10, 24)"
+        assert watcher.view.wanted == wanted

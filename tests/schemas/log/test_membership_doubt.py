@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -11,13 +11,14 @@ from aiokafka.errors import KafkaTimeoutError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, LeaseError, NameTaken, TopicError
-from schemas.fleet import LEASE_MS
+from schemas.fleet import DEAF_MS, LEASE_MS, SILENCE_MAX_MS
 from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.membership import LEASES_MAX, Membership
+from schemas.log.doubt import LEASES_MAX
+from schemas.log.membership import Membership
 from schemas.log.patience import outlive
 from schemas.records import Heartbeat, MemberKind, Registration
 from schemas.settings import LogSettings
-from tests.virtual import virtual
+from tests.virtual import run_virtual, virtual
 from tests.waiting import pass_time, until
 
 CODEC, EPOCH = Codec(), 5
@@ -38,9 +39,10 @@ class Log:
         return ack
 
 
-def member(log: Log) -> Membership:
+def member(log: Log, copies: int = 1) -> Membership:
+    settings = LogSettings(replication_factor=copies)
     found = Membership(
-        LogSettings(), CODEC, cast(LogProducer, log), member_id="w", kind=MemberKind.WORKER
+        settings, CODEC, cast(LogProducer, log), member_id="w", kind=MemberKind.WORKER
     )
     found.epoch = EPOCH
     return found
@@ -85,9 +87,61 @@ async def test_doubt_ends_when_the_log_shows_that_the_lease_stood() -> None:
 async def test_doubt_ends_the_life_when_the_log_shows_a_gap() -> None:
     """The beat came, and too late (issue 10, 4)."""
     found, _, beat = await in_doubt()
+    for seq in range(1, 3):  # others could write
+        await read(found, replace(beat, member_id="other", seq=seq), 1_000 + seq * DEAF_MS)
     with pytest.raises(LeaseError, match="fenced"):
         await read(found, beat, 1_001 + LEASE_MS)
     assert not found.is_valid()
+
+
+@dataclass
+class Fleet:
+    """Brings a record whenever `heard` is set."""
+
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def batch(self, **_: Any) -> list[ConsumerRecord]:
+        await self.heard.wait()
+        self.heard.clear()
+        return [ConsumerRecord("fleet", 0, 0, 0, 1, b"w", None, None, 1, 0, ())]
+
+
+@virtual
+async def test_a_member_waits_for_another_leader_while_it_hears_nobody() -> None:
+    """Where the log has copies; and when others are heard, for a lease more (issue 14, 5)."""
+    log, fleet = Log(), Fleet()
+    found = member(log, copies=3)
+    found._reader = cast(AssignedReader, fleet)
+    await found.beat_now()
+    assert found.is_valid()
+    log.answers = False
+    beating = asyncio.create_task(found._beat_forever())
+    await pass_time((LEASES_MAX + 2) * LEASE_MS / 1000)
+    assert not beating.done() and found.waits_for_leader() and not found.is_valid()
+    fleet.heard.set()
+    await found._read_on()
+    assert found.waits_for_leader(), "its own heartbeat may not be read back yet"
+    for _ in range(8):  # others are heard, and it is not
+        fleet.heard.set()
+        await found._read_on()
+        await pass_time(0.5)
+    assert not found.waits_for_leader()
+    with pytest.raises(LeaseError, match="no acknowledged heartbeat"):
+        await beating
+
+
+def test_a_silence_that_lasts_is_no_change_of_leaders() -> None:
+    """(issue 14, 5)"""
+
+    async def main() -> None:
+        log = Log()
+        found = member(log, copies=3)
+        await found.beat_now()
+        log.answers = False
+        with pytest.raises(LeaseError, match=f"for {SILENCE_MAX_MS} ms"):
+            await found._beat_forever()
+
+    run_virtual(main(), seconds=(SILENCE_MAX_MS + 2 * LEASE_MS) / 1000)
 
 
 @virtual

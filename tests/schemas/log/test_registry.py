@@ -10,7 +10,7 @@ import pytest
 
 from schemas.codec import Codec, full_schema
 from schemas.errors import BrokerUnavailable, ConfigError
-from schemas.log.registry import Registry, make_codec, register_all, subjects
+from schemas.log.registry import NotRegistered, Registry, make_codec, register_all, subjects
 from schemas.records import Cancellation, CancelReason, Reason, WireError
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
@@ -29,20 +29,22 @@ def stub() -> Iterator[StubRegistry]:
         yield found
 
 
-def test_subjects_follow_topic_and_record() -> None:
+def test_subjects_follow_the_topic_or_topic_and_record() -> None:
+    """Kafka's default name where a topic has one kind of record (issue 13, 2)."""
     found = subjects("dev.")
-    assert found["dev.requests-trivium.Request"] == "Request"
+    assert found["dev.requests-value"] == "Request" and found["dev.prompts-value"] == "Prompt"
     assert found["dev.prefill-trivium.Work"] == found["dev.decode-trivium.Work"] == "Work"
     assert set(found.values()) == {name for t in TOPICS.values() for name in t.records}
 
 
 def test_every_record_gets_an_id(stub: StubRegistry) -> None:
     ids = register_all(stub.url, prefix="dev.", **PATIENT)
-    assert set(ids) == set(subjects().values()) and len(set(ids.values())) == len(ids)
-    assert set(stub.subjects) == set(subjects("dev."))
+    assert set(ids) == set(subjects("dev.")) == set(stub.subjects)
+    assert len(set(ids.values())) == len(set(subjects().values()))
     assert set(stub.compatibility.values()) == {"BACKWARD_TRANSITIVE"}
     assert set(stub.compatibility) == set(stub.subjects)
-    assert json.loads(stub.schemas[ids["Work"] - 1]) == full_schema("Work")
+    work = stub.schemas[ids["dev.decode-trivium.Work"] - 1]
+    assert json.loads(work) == full_schema("Work")
 
 
 def test_registering_again_gives_the_same_ids(stub: StubRegistry) -> None:
@@ -53,15 +55,34 @@ def test_registering_again_gives_the_same_ids(stub: StubRegistry) -> None:
 def test_fetch_gives_the_schema(stub: StubRegistry) -> None:
     ids = register_all(stub.url, **PATIENT)
     registry = Registry(stub.url, **PATIENT)
-    assert registry.fetch(ids["Phase"]) == full_schema("Phase")
-    with pytest.raises(ConfigError, match="schema id 999: the schema registry at .* answered 404"):
+    assert registry.fetch(ids["phases-trivium.Phase"]) == full_schema("Phase")
+    why = "schema id 999: the schema registry at .* answered 404"
+    with pytest.raises(NotRegistered, match=why):
         registry.fetch(999)
 
 
-def test_the_codec_writes_registered_ids_and_reads_older_versions(stub: StubRegistry) -> None:
+def test_only_schemas_of_avro_are_read(stub: StubRegistry) -> None:
+    """Of JSON there is none to read with; others are refused (issue 13, 2)."""
+    registry = Registry(stub.url, **PATIENT)
+    stub.answer_instead = (200, b'{"schemaType": "JSON", "schema": "{}"}')
+    assert registry.fetch(1) is None
+    stub.answer_instead = (200, b'{"schemaType": "PROTOBUF", "schema": "syntax"}')
+    with pytest.raises(ConfigError, match="schema id 1: expected one of Avro or JSON"):
+        registry.fetch(1)
+
+
+def test_what_is_not_registered_has_no_versions(stub: StubRegistry) -> None:
+    assert Registry(stub.url, **PATIENT).versions("nobody's") == []
+
+
+@pytest.mark.parametrize("subject", ["dev.decisions-value", "dev.decisions-trivium.Decision"])
+def test_the_codec_writes_registered_ids_and_reads_older_versions(
+    subject: str, stub: StubRegistry
+) -> None:
+    """Also where they were registered when all subjects had the record's name (issue 13, 2)."""
     current = full_schema("Decision")
     older = {**current, "fields": current["fields"][:-1]}  # before policies' reasons were told
-    old_id = Registry(stub.url, **PATIENT).register("dev.decisions-trivium.Decision", older)
+    old_id = Registry(stub.url, **PATIENT).register(subject, older)
     log = LogSettings(schema_registry=stub.url, topic_prefix="dev.", request_timeout_ms=60_000)
     codec = make_codec(log)
     decision = dataclasses.replace(example("trivium.Decision"), policy_reason=Reason.UNKNOWN)
@@ -79,8 +100,8 @@ def test_without_a_registry_the_codec_is_plain(stub: StubRegistry) -> None:
 
 def test_incompatible_schemas_stop_the_start(stub: StubRegistry) -> None:
     schema = {**full_schema("Outcome"), "fields": full_schema("Outcome")["fields"][:1]}
-    Registry(stub.url, **PATIENT).register("outcomes-trivium.Outcome", schema)
-    with pytest.raises(ConfigError, match=r"outcomes-trivium\.Outcome: .*answered 409.*incompat"):
+    Registry(stub.url, **PATIENT).register("outcomes-value", schema)
+    with pytest.raises(ConfigError, match="outcomes-value: .*answered 409.*incompat"):
         register_all(stub.url, **PATIENT)
 
 
@@ -116,7 +137,7 @@ def test_a_bad_url_is_refused(url: str) -> None:
 
 def test_ids_of_other_versions_of_a_record_read(stub: StubRegistry) -> None:
     ids = register_all(stub.url, **PATIENT)
-    codec = Codec(ids)
+    codec = Codec({record: ids[subject] for subject, record in subjects().items()})
     schema = {**full_schema("WireError"), "fields": full_schema("WireError")["fields"][:2]}
     codec.learn(77, schema)
     assert codec.decode(b"\x00\x00\x00\x00\x4d\x02a\x02b") == WireError(code="a", message="b")

@@ -116,6 +116,7 @@ def test_names_are_bounded_in_what_is_about_requests(kind: str) -> None:
     [
         ("Registration", "roles", FLEET_BYTES_MAX),
         ("Heartbeat", "grants", FLEET_BYTES_MAX),
+        ("Wanted", "pools", FLEET_BYTES_MAX),
         ("RetrievalRequest", "seeds", RETRIEVAL_BYTES_MAX),
         ("Hits", "document_ids", RETRIEVAL_BYTES_MAX),
         ("AssignRoles", "roles", REST_BYTES_MAX),

@@ -2,13 +2,16 @@
 
 import asyncio
 import dataclasses
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from schemas.codec import Codec
+from schemas.log.faust.receipts import Place
 from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
 from streams.agents.partitions import OwnedPartitions
 from streams.agents.router import RouterProcess
+from streams.agents.usage import UsageWriter
 from streams.config import RouterSettings
 from streams.core.events import PartitionReady, PartitionTaken
 from tests.streams.builders import T0
@@ -64,11 +67,27 @@ class FakeEvent:
         self.acks.append(self.offset)
 
 
+class FakeUsage(UsageWriter):
+    """Writes nothing; outcomes before `since` were written before usage was told."""
+
+    since = 0
+
+    async def take(self, partitions: Collection[int]) -> None:
+        """Nobody is fenced."""
+
+    async def begin(self, partitions: Iterable[int], read_to: dict[Place, int]) -> None:
+        """Nothing is committed."""
+
+    def is_older(self, partition: int, offset: int) -> bool:
+        return offset < self.since
+
+
 async def router_with_partition() -> tuple[OwnedPartitions, FakeProducer]:
     """A router that owns partition 0, which is rebuilt."""
     process = RouterProcess(LOG, RouterSettings(), router_id="router-a")
     producer = FakeProducer()
     process.producer = producer  # type: ignore[assignment]  # a fake
+    process.usage = FakeUsage(LOG, CODEC, "router-a")
     process.outbox._producer = producer  # type: ignore[assignment]  # a fake
     process.outbox._lease_stands = standing  # it never joined a fleet
     process.apply(PartitionTaken(0), "taken", 0, 0)

@@ -9,7 +9,7 @@ from schemas.codec import Codec
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
-from schemas.records import Grant, MemberKind, MemberState, Request, Role
+from schemas.records import Grant, JournalBatch, MemberKind, MemberState, Request, Role
 from schemas.settings import LogSettings
 from streams.agents.lives import run_router
 from streams.config import RouterSettings
@@ -118,3 +118,8 @@ def fresh(request_id: str, **changes: Any) -> Request:
 
 def of(request_id: str, kind: type) -> Callable[[Any], bool]:
     return lambda record: isinstance(record, kind) and record.request_id == request_id  # type: ignore[attr-defined]
+
+
+def applied(topic: str) -> Callable[[Any], bool]:
+    """Lines of a journal with something from there."""
+    return lambda record: isinstance(record, JournalBatch) and topic in record.topics

@@ -23,7 +23,7 @@ from schemas.records import (
 from schemas.settings import LogSettings
 from streams.agents.app import TOPICS
 from tests.streams import builders
-from tests.streams.agents.stage import fresh, of, router, stage, worker
+from tests.streams.agents.stage import applied, fresh, of, router, stage, worker
 from tests.waiting import run
 
 pytestmark = pytest.mark.kafka
@@ -52,7 +52,7 @@ def test_remote_request_from_arrival_to_session(kafka: LogSettings) -> None:
             assert (session.decode_worker, session.turns) == ("decode-a", 1)
             decisions = await on.until("decisions", of("r1", Decision), 2)
             assert [d.kind for d in decisions] == [DecisionKind.PLACE, DecisionKind.HANDOFF]
-            journal = await on.until("journal", lambda r: "outcomes" in r.topics)
+            journal = await on.until("journal", applied("outcomes"))
             assert journal[0].router_id == "router-a"
 
     run(main())
@@ -70,10 +70,10 @@ def test_a_router_follows_prefix_caches_and_buries_what_is_none(kafka: LogSettin
             stored=prefix.pack(prefix.chain(range(64), 16)),
         )
         async with stage(kafka) as on, worker(on, "replica-a", Role.REPLICA, 4), router(kafka):
-            await on.until("journal", lambda r: "ready" in r.topics)
+            await on.until("journal", applied("ready"))
             for record in (replace(held, stored=b"odd"), held):
                 await (await on.producer.send("prefixes", record, key="decode-a", partition=0))
-            await on.until("journal", lambda r: "prefixes" in r.topics)
+            await on.until("journal", applied("prefixes"))
             (buried,) = await on.until("prefixes.dlq", lambda r: True)
             assert dict(buried.headers)["x-dlq-error-class"] == b"RecordError"
 

@@ -14,7 +14,8 @@ from schemas.log.clock import wall_ms
 from schemas.log.connecting import client_options
 from schemas.records import OutcomeKind, Session
 from schemas.settings import LogSettings
-from schemas.topics import HOUR_MS, REBUILT_FROM, TOPICS, live_ms_max
+from schemas.topic import HOUR_MS
+from schemas.topics import REBUILT_FROM, TOPICS, live_ms_max
 from streams.agents.app import group_id
 from streams.agents.marks import Marks, keep_marks, marks_group
 from streams.agents.takeover import _committed, past_records

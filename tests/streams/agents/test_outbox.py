@@ -9,13 +9,16 @@ from aiokafka.errors import MessageSizeTooLargeError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordTooLarge
+from schemas.log.clients import Ack
 from schemas.log.faust.receipts import Receipts
 from schemas.records import (
+    AssignRoles,
     Outcome,
     OutcomeKind,
     Phase,
     PhaseKind,
     Request,
+    Role,
     Session,
     WarmPrefix,
     Work,
@@ -30,12 +33,14 @@ from streams.core.effects import (
     End,
     Forget,
     GoWithout,
+    Lend,
     SaveSession,
     Tell,
+    Use,
     Warm,
 )
 from streams.core.events import PhaseArrived, Tick
-from tests.schemas.examples import TRACEPARENT
+from tests.schemas.examples import TRACEPARENT, example
 from tests.streams import builders
 from tests.streams.agents.fakes import (
     FakeProducer,
@@ -48,6 +53,13 @@ from tests.waiting import run, until
 
 PLACE = ("requests", 0)
 asked: list[Ask] = []
+
+
+def use(effect: Use, outcome: Ack | None) -> Ack:
+    """What has been used is written at once."""
+    told: Ack = asyncio.get_running_loop().create_future()
+    told.set_result(None)
+    return told
 
 
 class SmallProducer(FakeProducer):
@@ -68,7 +80,7 @@ class SmallProducer(FakeProducer):
 
 
 def outbox(producer: Any, pending_max: int = 100) -> Outbox:
-    return Outbox(producer, "test.", "router-a", pending_max, standing, asked.append)
+    return Outbox(producer, "test.", "router-a", pending_max, standing, asked.append, use)
 
 
 def effects(count: int = 1) -> list[Any]:
@@ -178,7 +190,7 @@ def test_a_first_attempt_waits_for_nothing_and_a_later_one_for_its_decision() ->
     assert [e.record.attempt for e in again if isinstance(e, Dispatch)] == [2]
     assert run(sent_before_any_acknowledgement(first)) == (["decisions", "decode"],) * 2
     at_once, in_the_end = run(sent_before_any_acknowledgement(again))
-    assert (at_once, in_the_end) == (["decisions"] * 2, ["decisions"] * 2 + ["decode"])
+    assert (at_once, in_the_end) == (["decisions"] * 2, ["decisions"] * 2 + ["tokens", "decode"])
 
 
 def test_a_void_order_waits_for_whatever_ends_its_attempt() -> None:
@@ -204,7 +216,7 @@ def test_a_router_writes_nothing_while_its_lease_is_in_doubt() -> None:
         async def stands() -> None:
             await leased.wait()
 
-        box = Outbox(producer, "", "router-a", 100, stands, asked.append)  # type: ignore[arg-type]  # a fake
+        box = Outbox(producer, "", "router-a", 100, stands, asked.append, use)  # type: ignore[arg-type]  # a fake
         task = asyncio.create_task(box.run())
         box.put(effects)
         await turns(9)
@@ -266,6 +278,17 @@ def test_work_carries_the_trace_of_its_request() -> None:
         task.cancel()
 
     run(main())
+
+
+async def test_a_trace_is_forgotten_with_its_request_whoever_ended_it() -> None:
+    """issue 14, 6) It was kept until 100 000 others had come, where a worker ended the request."""
+    box, usage = outbox(FakeProducer()), example("trivium.Usage")
+    box.remember_trace(usage.request_id, (("traceparent", TRACEPARENT),))
+    task = asyncio.create_task(box.run())
+    box.put([Use(usage, 0)])
+    await box.drain()
+    assert not box.traces
+    task.cancel()
 
 
 def test_sessions_are_saved_once_and_forgotten_with_a_tombstone() -> None:
@@ -382,7 +405,7 @@ def test_what_goes_without_is_written_where_answers_are() -> None:
     run(main())
 
 
-def test_a_prompts_beginning_goes_to_its_worker() -> None:
+def test_a_prompts_beginning_and_other_roles_go_to_their_workers() -> None:
     async def main() -> None:
         producer = FakeProducer()
         box = outbox(producer)
@@ -391,9 +414,13 @@ def test_a_prompts_beginning_goes_to_its_worker() -> None:
             request_id="r1", session_id="s", worker_id="p0", worker_epoch=1, model="tiny",
             prompt_tokens=b"aaaa", deadline_ms=T0,
         )  # fmt: skip
-        box.put([Warm("prefill", 3, record)])
+        order = AssignRoles(worker_id="p0", worker_epoch=1, roles=(Role.PREFILL,), at_ms=T0)
+        box.put([Warm("prefill", 3, record), Lend("decode", 4, order)])
         await box.drain()
-        assert producer.sent == [("prefill", record, "r1", 3, ())]
+        assert producer.sent == [
+            ("prefill", record, "r1", 3, ()),
+            ("decode", order, "p0", 4, ()),
+        ]
         task.cancel()
 
     run(main())

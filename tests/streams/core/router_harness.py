@@ -12,6 +12,7 @@ from schemas.fleet import LEASE_MS
 from schemas.records import (
     Cancellation,
     CancelWork,
+    Continued,
     Decision,
     DecisionKind,
     MemberKind,
@@ -26,14 +27,30 @@ from schemas.records import (
     Retrieved,
     Role,
     StreamRetrieved,
+    StreamVoid,
+    Usage,
     WarmPrefix,
     Work,
     WorkPhase,
 )
+from schemas.rules.tokens import pack_tokens
 from streams.config import RouterSettings
-from streams.core.effects import Ask, Decide, Dispatch, Effect, End, GoWithout, Tell, Warm
+from streams.core.effects import (
+    Ask,
+    AskSaid,
+    Decide,
+    Dispatch,
+    Effect,
+    End,
+    GoAnew,
+    GoWithout,
+    Tell,
+    Use,
+    Warm,
+)
 from streams.core.events import (
     CancellationArrived,
+    ContinuedArrived,
     Event,
     FleetRecordArrived,
     OutcomeArrived,
@@ -45,6 +62,7 @@ from streams.core.events import (
     ResumptionArrived,
     RetrievedArrived,
     Tick,
+    UsageTold,
 )
 from streams.core.router import Router
 from tests.streams import builders
@@ -57,7 +75,10 @@ PARTITION = 0
 class RouterHarness:
     """Feeds one router, keeps the log and checks the books."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, says_at_once: bool = True, **settings: Any) -> None:
+        """With `says_at_once` readers of answers whose attempts are void have nothing yet."""
+        self.says_at_once = says_at_once
+        self.voids: list[StreamVoid] = []  # of which no reader has said anything
         self.settings = RouterSettings(**{"policy": "static", **settings})
         self.router = Router(ROUTER, self.settings)
         self.twin = Router(ROUTER, self.settings)
@@ -71,13 +92,14 @@ class RouterHarness:
         self.cancels: list[CancelWork] = []
         self.decisions: list[Decision] = []
         self.outcomes: dict[str, Outcome] = {}
+        self.used: dict[str, Usage] = {}
         self.accepted: dict[str, Request] = {}
         self.attempts: dict[str, int] = {}
         self.prompts: dict[str, bytes] = {}
         self.asks: list[Ask] = []
         self.warms: list[WarmPrefix] = []
         self.told: list[StreamRetrieved] = []
-        self.on_the_way: list[Retrieved] = []  # written, and not read yet
+        self.on_the_way: list[Retrieved | Continued] = []  # written, and not read yet
         self._beats = 0
         self.apply(PartitionTaken(PARTITION))
         self.apply(PartitionReady(PARTITION))
@@ -88,6 +110,9 @@ class RouterHarness:
         assert self.twin.apply(event, self.now_ms) == effects
         for effect in effects:
             self._account(effect)
+        while self.says_at_once and self.voids:
+            void = self.voids.pop(0)
+            effects = effects + self.said(void.request_id, void.attempt)
         return effects
 
     def _account(self, effect: Effect) -> None:
@@ -112,12 +137,20 @@ class RouterHarness:
                 self.asks.append(effect)
             case GoWithout(retrieved):
                 self.on_the_way.append(retrieved)
+            case AskSaid(void):
+                self.voids.append(void)
+            case GoAnew(continued):
+                self.on_the_way.append(continued)
             case Tell(retrieved):
                 self.told.append(retrieved)
             case End(outcome, partition):
                 self._check_void(outcome.request_id)
                 self._end(outcome)
                 self.log.append(OutcomeArrived(outcome, partition))
+            case Use(usage, partition):
+                assert usage.request_id not in self.used, "usage twice"
+                self.used[usage.request_id] = usage
+                self.log.append(UsageTold(usage.request_id, partition))
 
     def _dispatched(self, topic: str, partition: int, work: Work) -> None:
         worker = self.workers[work.worker_id]
@@ -136,8 +169,9 @@ class RouterHarness:
 
     def _check_prompt(self, work: Work) -> None:
         """A request has one prompt, and its reader knew of it before."""
-        prompt = self.prompts.setdefault(work.request_id, work.prompt_tokens)
-        assert work.prompt_tokens == prompt, "another prompt in another attempt"
+        plain = work.prompt_tokens[: len(work.prompt_tokens) - 4 * work.said]
+        prompt = self.prompts.setdefault(work.request_id, plain)
+        assert plain == prompt, "another prompt in another attempt"
         if self.accepted[work.request_id].retrieval is not None:
             mine = [each for each in self.told if each.request_id == work.request_id]
             told = [each for each in mine if not each.probe]
@@ -301,11 +335,24 @@ class RouterHarness:
         said = {"attempt": work.attempt, "probe": probe, "seq": 8 * probe, "tokens": tokens}
         return self.retrieved(work.request_id, *passages, **{"history": (), **said, **changes})
 
+    def said(
+        self, request_id: str, attempt: int, *tokens: int, chars: int = 0, **changes: Any
+    ) -> list[Effect]:
+        """A gateway has written how much there is of an answer."""
+        found = builders.continued(
+            request_id, attempt, tokens=pack_tokens(tokens), chars=chars, **changes
+        )
+        return self.record(ContinuedArrived(found, PARTITION))
+
     def read(self) -> list[Effect]:
         """What the router itself wrote is read back."""
-        effects = []
+        effects: list[Effect] = []
         while self.on_the_way:
-            effects += self.record(RetrievedArrived(self.on_the_way.pop(0), PARTITION))
+            record = self.on_the_way.pop(0)
+            if isinstance(record, Continued):
+                effects += self.record(ContinuedArrived(record, PARTITION))
+            else:
+                effects += self.record(RetrievedArrived(record, PARTITION))
         return effects
 
     def phase(self, work: Work, kind: PhaseKind, **changes: Any) -> list[Effect]:

@@ -26,7 +26,8 @@ def following(state: State) -> set[State]:
     steps = {to for (at, _, _), to in TRANSITIONS.items() if at is state}
     steps |= {CANCELS[state]} if state in CANCELS else set()
     steps |= set(BEGINS.values()) if state is State.QUEUED else set()
-    steps |= {State.QUEUED} if state is State.RETRIEVING else set()
+    steps |= {State.QUEUED} if state in (State.RETRIEVING, State.CONTINUING) else set()
+    steps |= {State.CONTINUING} if State.QUEUED in steps and state in ON_WORKERS else set()
     return steps | ({State.DECODING} if state is State.HANDING_OVER else set())
 
 

@@ -1,5 +1,9 @@
 """What /metrics shows."""
 
+from schemas.fleet import FleetView
+from schemas.log.clock import wall_ms
+from schemas.records import Role, Wanted, WantedPool
+from streams.gateway.metrics import Metrics
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import chat
 
@@ -20,3 +24,16 @@ async def test_metrics() -> None:
         "trivium_gateway_in_flight 0.0",
     ):
         assert line in text
+
+
+def test_metrics_tell_how_many_workers_are_wanted_where_somebody_says_so() -> None:
+    """(issue 14, 3)"""
+    metrics = Metrics()
+    assert "trivium_workers" not in metrics.render().decode()
+    pool = WantedPool(role=Role.DECODE, present=2, workers=3, work=2.4, why="")
+    view = FleetView()
+    view.wanted = Wanted(written_by="up", at_ms=wall_ms(), pools=[pool])
+    metrics.fleet = lambda: view
+    text = metrics.render().decode()
+    assert 'trivium_workers_wanted{pool="decode"} 3.0' in text
+    assert 'trivium_workers_present{pool="decode"} 2.0' in text

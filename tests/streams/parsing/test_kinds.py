@@ -63,6 +63,13 @@ def test_the_end_of_a_name_says_how_a_file_is_read() -> None:
             kind_of(name)
 
 
+@pytest.mark.usefixtures("recursion_limit")
+def test_a_line_that_is_nested_too_deeply_is_named() -> None:
+    first, second = parse(".jsonl", b'{"id": 1, "text": "a"}\n' + b"[" * 5_000)
+    assert (first.wrong, second.place) == ("", "line 2")
+    assert second.wrong.startswith("expected a JSON object: maximum recursion depth")
+
+
 def test_a_pdf_of_too_many_pages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdf_module, "PAGES_MAX", 1)
     with pytest.raises(Unreadable, match="at most 1 pages, found 2; divide it"):

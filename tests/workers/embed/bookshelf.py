@@ -12,10 +12,11 @@ from typing import Any
 from schemas.codec import Codec
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
-from schemas.records import Document, DocumentPassages, MemberState
+from schemas.records import Document, DocumentPassages
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
 from tests.long_leases import LONG_LEASES
+from tests.seen import is_seen_ready
 from tests.waiting import until
 from workers.embed.embedders.hashed import HashEmbedder
 from workers.embed.embedders.protocol import Embedder
@@ -116,7 +117,7 @@ async def worker(
     running = EmbeddingWorker(log, settings, embedder or HashEmbedder(), name, CODEC)
     life = asyncio.create_task(running.run(stop))
     try:
-        await until(lambda: life.done() or running.membership.state is MemberState.READY)
+        await until(lambda: life.done() or is_seen_ready(running.membership))
         yield running
     finally:
         stop.set()

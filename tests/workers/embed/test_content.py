@@ -88,6 +88,7 @@ def test_what_cannot_be_cut_is_refused_with_its_reason() -> None:
         (document("a" * (DOCUMENT_CHARS_MAX + 1)), RecordTooLarge, "divide it into several"),
         (document(metadata="[]"), RecordError, "a JSON object as metadata, found '\\[\\]'"),
         (document(metadata="{"), RecordError, "a JSON object as metadata"),
+        (document(metadata="[" * 5_000), RecordError, "a JSON object as metadata"),
     ]
     for wrong, error, said in cases:
         with pytest.raises(error, match=said):

@@ -17,6 +17,7 @@ from workers.llm.sim.engine import SimEngine, start
 from workers.llm.sim.settings import SimSettings
 from workers.llm.vllm import start as vllm_start
 from workers.llm.vllm.settings import VllmSettings
+from workers.models.tiny import END_ID
 
 DECODE, PREFILL = WorkPhase.DECODE, WorkPhase.PREFILL
 FAST = SimSettings(
@@ -93,6 +94,11 @@ ENGINES: dict[str, Callable[[], Awaitable[Engine]]] = {
 }
 
 
+def end_id(engine: Engine) -> int:
+    """The token with which its model ends answers."""
+    return engine._vocabulary.end_ids[0] if isinstance(engine, SimEngine) else END_ID
+
+
 def prompt(tokens: int, salt: int = 0) -> list[int]:
     """A prompt of so many tokens; another salt gives another one."""
     return [10 + (salt * 131 + i * 7) % 400 for i in range(tokens)]
@@ -107,6 +113,7 @@ def job(
     kv_target: KvHandle | None = None,
     orchestration: Orchestration = Orchestration.NONE,
     timeout_ms: int = 60_000,
+    said: int = 0,
     **sampling: Any,
 ) -> Job:
     """A greedy job of 12 tokens; any field of Sampling can be given."""
@@ -119,6 +126,7 @@ def job(
         kv=kv,
         kv_target=kv_target,
         orchestration=orchestration,
+        said=said,
     )
 
 

@@ -12,12 +12,14 @@ from schemas.records import Orchestration
 from tests.waiting import until
 from tests.workers.llm.engine_pair import Pair
 from tests.workers.llm.engines import (
+    DECODE,
     ENGINES,
     PREFILL,
     Answer,
     allocated,
     answered,
     collected,
+    end_id,
     handed_over,
     job,
     paired,
@@ -51,6 +53,48 @@ def test_greedy_answers_repeat(pair: Pair) -> None:
 def test_answer_depends_on_the_prompt(pair: Pair) -> None:
     other = [*make_prompt(39), 99]
     assert pair.answer().token_ids != pair.answer(prompt_tokens=other).token_ids
+
+
+@pytest.mark.parametrize("said", [1, 8, 15])
+def test_an_answer_goes_on_behind_its_beginning(pair: Pair, said: int) -> None:
+    """(issue 14, 1)"""
+    whole = pair.answer(max_tokens=16, min_tokens=12)
+    behind = [*make_prompt(40), *whole.token_ids[:said]]
+    rest = pair.answer(prompt_tokens=behind, said=said, max_tokens=16, min_tokens=12)
+    assert rest.token_ids == whole.token_ids[said:]
+    assert whole.text.endswith(rest.text) and rest.text
+    assert rest.last.finish_reason == "length"
+
+
+def test_behind_its_end_an_answer_goes_nowhere(pair: Pair) -> None:
+    """Where the attempt that drew the end could not tell it any more."""
+    end = end_id(pair.consumer)
+    behind: dict[str, Any] = {"prompt_tokens": [*make_prompt(40), 5, end], "said": 2}
+    for phase in (PREFILL, DECODE):
+        answer = pair.answer(**behind, phase=phase, ignore_eos=False)
+        assert (answer.token_ids, answer.last.finish_reason) == ([], "stop")
+    answer = pair.answer(**behind, stop_token_ids=(end,))
+    assert (answer.token_ids, answer.last.stop_reason) == ([], str(end))
+    assert len(pair.answer(**behind).token_ids) == 10
+
+
+def test_what_is_drawn_behind_it_repeats(pair: Pair) -> None:
+    def rest() -> list[int]:
+        behind = [*make_prompt(40), 5, 6]
+        tokens = pair.answer(prompt_tokens=behind, said=2, max_tokens=9, temperature=1.0, seed=3)
+        return tokens.token_ids
+
+    assert rest() == rest() and len(rest()) == 7
+
+
+def test_handing_over_behind_it_changes_nothing(pair: Pair) -> None:
+    whole = pair.answer(max_tokens=16)
+    behind = [*make_prompt(40), *whole.token_ids[:6]]
+    prefilled, decoded = pair.run(
+        handed_over(pair.producer, pair.consumer, behind, said=6, max_tokens=16)
+    )
+    assert prefilled.token_ids == whole.token_ids[6:7]
+    assert decoded.token_ids == whole.token_ids[6:]
 
 
 def test_seeds_repeat_and_differ(pair: Pair) -> None:

@@ -17,7 +17,9 @@ from schemas.records import (
     TokenLogprob,
     WireError,
     Work,
+    WorkPhase,
 )
+from schemas.rules.tokens import pack_tokens
 from tests.schemas.examples import TRACEPARENT
 from tests.workers.fakes import EPOCH, WORKER, cancel_work, handle, out, work
 from tests.workers.llm.worker_in_memory import DECODE, NOW_MS, PREFILL, WorkerInMemory
@@ -210,6 +212,52 @@ def test_a_replica_runs_the_whole_answer() -> None:
         NOW_MS + 5,
     )
     assert (outcome.cached_tokens, outcome.prompt_tokens, outcome.kv_bytes) == (2, 3, 0)
+
+
+def test_an_answer_goes_on_behind_what_earlier_attempts_have_sent() -> None:
+    """Rows count from there; what its reader is told of the prompt is without it (issue 14, 1)."""
+    worker = WorkerInMemory(4, 64, Role.REPLICA)
+    worker.work(prompt_tokens=pack_tokens([1, 2, 3, 8, 9]), said=2, said_chars=5)
+    assert worker.engine.jobs[0].said == 2
+    worker.step(out(ids=[5], text="a", cached_tokens=4))
+    worker.step(out(ids=[6], text="bc", finish_reason="stop"))
+    (batch,) = worker.frames.take(NOW_MS)
+    frame = batch.frame
+    assert (list(frame.first_seqs), list(frame.first_chars)) == ([2], [5])
+    assert (list(frame.token_ids), list(frame.texts)) == ([5, 6], ["abc"])
+    assert len(frame.starts) == 1
+    (end,), ((outcome, _),) = frame.ends, batch.reports
+    assert isinstance(outcome, Outcome)
+    assert (end.seq, end.chars, end.prompt_tokens) == (4, 8, 3)
+    assert (outcome.completion_tokens, outcome.prompt_tokens, outcome.cached_tokens) == (4, 3, 3)
+
+
+@pytest.mark.parametrize("phase", [PREFILL, DECODE])
+def test_an_answer_that_was_over_ends_with_what_was_said(phase: WorkPhase) -> None:
+    """Its attempt drew its end, and could not tell."""
+    worker = WorkerInMemory()
+    worker.work("r1", phase, said=2, said_chars=5)
+    worker.step(out("r1.1", ids=[], text="", finish_reason="stop", stop_reason="9"))
+    (batch,) = worker.frames.take(NOW_MS)
+    (end,), ((outcome, _),) = batch.frame.ends, batch.reports
+    assert isinstance(outcome, Outcome) and outcome.completion_tokens == 2
+    assert (end.kind, end.seq, end.chars, end.stop_reason) == (OutcomeKind.COMPLETED, 2, 5, "9")
+    assert not batch.frame.token_ids and not worker.phases
+
+
+def test_a_hand_over_goes_on_there_too() -> None:
+    """Prefill counts its token from there, and decode repeats that alone."""
+    worker = WorkerInMemory()
+    worker.work("r1", PREFILL, said=2, said_chars=5)
+    worker.step(out(ids=[5], text="ab", finish_reason="handover", kv=handle(NOW_MS + 9_000)))
+    assert list(worker.frame().first_seqs) == [2]
+    assert (worker.phases[-1].sent_tokens, worker.phases[-1].sent_chars) == (3, 7)
+    worker = WorkerInMemory()
+    worker.take(remote(said=2, said_chars=5, first_seq=3, first_char=7))
+    worker.step(out(ids=[5], text="ab"))
+    assert not worker.frames.pending()
+    worker.step(out(ids=[6], text="c"))
+    assert (list(worker.frame().first_seqs)) == [2]
 
 
 def remote(**changes: Any) -> Work:

@@ -1,9 +1,12 @@
 """Outputs of several tokens, taken apart."""
 
+from tokenizers.decoders import DecodeStream
+
 from schemas.records import TokenLogprob
 from tests.workers.fakes import handle
 from workers.llm.engine import Output
-from workers.llm.pieces import split, texts_of
+from workers.llm.pieces import repeated_chars, split, texts_of
+from workers.models.sim import make_tokenizer
 
 WORDS = {1: b"It", 2: b" costs", 3: b" \xe2\x82", 4: b"\xac", 5: b"", 6: b"9"}
 
@@ -46,3 +49,25 @@ def test_what_an_output_tells_besides_comes_once() -> None:
     assert (last.token_ids, last.text, last.logprobs) == ((2,), " costs", logprobs[1:])
     assert (last.finish_reason, last.stop_reason, last.kv) == ("stop", "x", handle(9))
     assert (last.kv_bytes, last.transfer_ms) == (0, 0.0)
+
+
+def test_what_a_stream_of_tokenizers_repeats_of_a_prompt_is_known() -> None:
+    """vLLM's texts come from such a stream. Behind half a character, as an answer may stop, it
+    begins with the whole prompt (issue 14, 1)."""
+    tokenizer, answer = make_tokenizer(), "naïve 漢字, 🦊 and 👩\u200d🚀."
+    prompt = tokenizer.encode("Tell me: ").ids
+    ids = tokenizer.encode(answer).ids
+
+    def streamed(before: list[int], token_ids: list[int]) -> list[str]:
+        stream = DecodeStream(ids=before, skip_special_tokens=True)
+        return [stream.step(tokenizer, token) or "" for token in token_ids]
+
+    whole, cuts = streamed(prompt, ids), 0
+    assert "".join(whole) == answer
+    for place in range(1, len(ids)):
+        before = prompt + ids[:place]
+        repeated = repeated_chars(tokenizer.decode, before)
+        rest = "".join(streamed(before, ids[place:]))[repeated:]
+        assert "".join(whole[:place]) + rest == answer
+        cuts += repeated > 0
+    assert 0 < cuts < len(ids)

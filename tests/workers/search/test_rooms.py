@@ -12,6 +12,7 @@ ROOMS = (
     "kernels",
     "walk",
     "graph",
+    "metadata",
     "index",
     "words",
     "cuda",

@@ -82,9 +82,10 @@ class Answers:
     def _looked_at(self, i: int, pick: int, raw: int, plain: Output) -> Output:
         """The output of a row that reached an event or has a writer."""
         run, drawn = self._batch.rows[i], self._batch.drawn(i)
-        finish, stop, text = "", None, plain.text
+        finish, stop, text, token_ids = "", None, plain.text, plain.token_ids
         if run.writer is not None:
             text, stop = run.writer.feed(pick, drawn)
+            token_ids = (run.writer.said(pick, drawn)[0],)
         if stop is not None or pick == self._vocabulary.size:
             finish = "stop"
         elif drawn >= run.limit:
@@ -93,13 +94,14 @@ class Answers:
             return plain
         if finish and run.writer is not None:
             text += run.writer.flush()
-        if pick == self._vocabulary.size and run.job.sampling.include_stop:
-            text += self._vocabulary.special_texts[pick]
+        is_end = token_ids == self._vocabulary.ids[self._vocabulary.size]
+        if is_end and run.job.sampling.include_stop:
+            text += self._vocabulary.special_texts[self._vocabulary.size]
         return Output(
             request_id=run.request_id,
-            token_ids=plain.token_ids,
+            token_ids=token_ids,
             text=text,
-            logprobs=run.writer.logprobs(pick, raw) if run.writer is not None else (),
+            logprobs=run.writer.logprobs(pick, raw, drawn) if run.writer is not None else (),
             finish_reason=finish,
             stop_reason=stop or "",
             cached_tokens=run.cached_tokens,

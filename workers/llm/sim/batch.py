@@ -35,11 +35,13 @@ class BatchRow:
     """What the batch must know of a request, besides the state that it reads from the arena."""
 
     table: BlockTable
-    prompt_tokens: int
+    prompt_tokens: int  # with those of the answer that it goes on behind
     limit: int  # answer tokens at most
     min_tokens: int
     seed: int
     ignore_end: bool
+    said: int = 0  # so many
+    script: Sequence[int] = ()  # tokens that are said in place of drawn ones; `limit` at least
 
 
 AnyRow = TypeVar("AnyRow", bound=BatchRow)
@@ -67,6 +69,7 @@ class RunningBatch(Generic[AnyRow]):
         end_every_tokens: int,
     ) -> None:
         self.rows: list[AnyRow] = []
+        self._scripted = 0  # rows with a script; most often none
         self._blocks, self._arena = blocks, arena
         self._end = len(token_ids) - 1
         self._size = np.uint64(self._end)
@@ -84,16 +87,18 @@ class RunningBatch(Generic[AnyRow]):
         state = self._arena.state(row.table.blocks, tail_tokens)
         a["folded"][i], a["chain"][i], a["tail"][i] = state
         a["place"][i] = (row.prompt_tokens + 1) * int(STRIDE) & MASK
-        a["seed"][i], a["drawn"][i] = row.seed, 0
-        a["may_end"][i] = not row.ignore_end and row.min_tokens == 0
+        a["seed"][i], a["drawn"][i] = row.seed, row.said
+        a["may_end"][i] = not row.ignore_end and row.min_tokens <= row.said
         self.rows.append(row)
+        self._scripted += bool(row.script)
         if not tail_tokens:
             self._blocks.grow(row.table)  # the answer's first token opens a block
-        a["event"][i] = self._next_event(row, 0)
+        a["event"][i] = self._next_event(row, row.said)
 
     def leave(self, i: int) -> None:
         """Remove a row; the last one moves into its place. The table stays the caller's."""
         last = len(self.rows) - 1
+        self._scripted -= bool(self.rows[i].script)
         self.rows[i] = self.rows[last]
         self.rows.pop()
         for column in self._a.values():
@@ -116,7 +121,12 @@ class RunningBatch(Generic[AnyRow]):
             ended = ((raw >> _S40) % self._end_every == 0) & a["may_end"][rows]
             picks[ended] = self._end
             due |= ended
-        tail += (self._token_ids[picks] + _ONE) * mix_all(place)
+        token_ids = self._token_ids[picks]
+        if self._scripted:
+            for i, row in enumerate(self.rows[rows]):
+                if row.script:
+                    token_ids[i] = row.script[drawn[i] - 1]
+        tail += (token_ids + _ONE) * mix_all(place)
         place += STRIDE
         return Drawn(picks.tolist(), raw, (np.flatnonzero(due) + first).tolist())
 
@@ -125,7 +135,7 @@ class RunningBatch(Generic[AnyRow]):
         size, full = self._arena.block_tokens, []
         for i in due:
             row, drawn = self.rows[i], self.drawn(i)
-            if not (row.prompt_tokens + drawn) % size:
+            if not (row.prompt_tokens + drawn - row.said) % size:
                 full.append(i)
             if drawn >= row.min_tokens and not row.ignore_end:
                 self._a["may_end"][i] = True
@@ -150,5 +160,6 @@ class RunningBatch(Generic[AnyRow]):
 
     def _next_event(self, row: AnyRow, drawn: int) -> int:
         size = self._arena.block_tokens
-        event = min(row.limit, drawn + size - (row.prompt_tokens + drawn) % size)
+        filled = (row.prompt_tokens + drawn - row.said) % size
+        event = min(row.limit, drawn + size - filled)
         return min(event, row.min_tokens) if drawn < row.min_tokens else event

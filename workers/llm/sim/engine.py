@@ -122,6 +122,10 @@ class SimEngine:
         if job.request_id in self._schedule.runs:  # delivered twice; the one that runs will answer
             _log.warning("request %s: already here", job.request_id)
             return
+        over = job.over(self._vocabulary.end_ids)
+        if over is not None:
+            self._emit([over])
+            return
         try:
             self._schedule.take(self._checked(job))
         except TriviumError as error:
@@ -207,11 +211,6 @@ class SimEngine:
             )
         if sampling.max_tokens < 1:
             return InvalidRequest(f"{job.request_id}: expected max_tokens of at least 1")
-        if sampling.structured is not None:
-            return InvalidRequest(
-                f"{job.request_id}: response_format: the simulated engine constrains no answers; "
-                "leave it out, or start workers with --engine vllm"
-            )
         if self._schedule.waiting >= self._settings.waiting_max:
             return WorkerRefused(f"{job.request_id}: {self._settings.waiting_max} jobs are waiting")
         return None

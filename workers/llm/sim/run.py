@@ -6,12 +6,13 @@ from enum import Enum
 
 from schemas.records import WorkPhase
 from workers.llm.engine import Job
-from workers.llm.sim.arena import Digest, mix
+from workers.llm.sim.arena import MASK, Digest, mix
 from workers.llm.sim.batch import BatchRow
 from workers.llm.sim.blocks import BlockTable
+from workers.llm.sim.forms.form import drawn_text
 from workers.llm.sim.moves import Moving
 from workers.llm.sim.settings import SimSettings
-from workers.llm.sim.vocabulary import Vocabulary, Writer
+from workers.llm.sim.vocabulary import Script, Vocabulary, Writer
 
 
 class Stage(Enum):
@@ -51,7 +52,7 @@ class SimRun(BatchRow):
 
     def blocks_max(self, block_size: int) -> int:
         """Blocks that the job can come to hold."""
-        answer = 1 if self.job.phase is WorkPhase.PREFILL else self.limit
+        answer = 1 if self.job.phase is WorkPhase.PREFILL else self.limit - self.said
         return (self.prompt_tokens + answer - 1) // block_size + 1
 
 
@@ -60,19 +61,34 @@ def make_run(
 ) -> SimRun:
     """Start of a job whose answer has room for so many tokens."""
     sampling = job.sampling
-    limit = min(sampling.max_tokens, room_tokens)
+    limit = min(sampling.max_tokens, room_tokens + job.said)
     own = settings.answer_tokens if not sampling.ignore_eos else 0
+    script = _script(job, digest, vocabulary)
+    if script:
+        own = len(script) if len(script) <= limit else 0
     seed = mix((sampling.seed or 0) % (1 << 64)) | 1 if sampling.temperature > 0 else 0
     return SimRun(
         table=BlockTable(),
         prompt_tokens=len(job.prompt_tokens),
         limit=min(limit, own) if own else limit,
+        said=job.said,
+        script=[token_id for token_id, _ in script],
         min_tokens=sampling.min_tokens,
         seed=seed,
-        ignore_end=sampling.ignore_eos,
+        ignore_end=sampling.ignore_eos or bool(script),
         request_id=job.request_id,
         job=job,
         digest=digest,
-        writer=Writer(sampling, vocabulary) if Writer.is_needed(sampling) else None,
-        by_itself=bool(own) and own < limit,
+        writer=Writer(sampling, vocabulary, script) if Writer.is_needed(sampling) else None,
+        by_itself=bool(own) and (own < limit or bool(script)),
     )
+
+
+def _script(job: Job, digest: Digest, vocabulary: Vocabulary) -> Script:
+    """What an answer of a certain form says: it follows from prompt and seed, not from KV."""
+    sampling = job.sampling
+    if sampling.structured is None:
+        return ()
+    drawn = (sampling.seed or 0) if sampling.temperature > 0 else 0
+    seed = mix((drawn + digest.tail + sum(digest.chain[-1:])) & MASK)
+    return vocabulary.script(drawn_text(sampling.structured, seed))

@@ -1,14 +1,15 @@
 """What the simulated engine says: which tokens it draws, and the text of each.
 
 It draws only tokens whose text is whole characters, so an answer's text never lags its tokens. A
-`Writer` serves answers that need more: stop strings, stop tokens, made-up log-probabilities. Pure,
-but for reading the model's folder.
+`Writer` serves answers that need more: stop strings, stop tokens, made-up log-probabilities, and
+tokens that are set and not drawn (`Script`). Pure, but for reading the model's folder.
 """
 
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -21,6 +22,7 @@ from workers.models.sim import END, SIM_MODEL, WORDS, make_tokenizer
 
 _WORDS_MIN = 64  # a folder with fewer of our words as tokens draws from all of its pieces
 _UNIT = float(1 << 64)
+Script = Sequence[tuple[int, str]]  # token ids with their texts; the end of sequence comes last
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,27 @@ class Vocabulary:
     texts: tuple[str, ...]
     special_texts: tuple[str, ...]  # as `texts`, with the end of sequence spelled out
     size: int
+    tokenizer: Tokenizer = field(compare=False)
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The end of sequence."""
+        return self.ids[self.size]
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Of drawn tokens."""
+        """Of drawn tokens, or of a script's."""
         known = {token[0]: text for token, text in zip(self.ids, self.texts, strict=True)}
-        return "".join(known.get(token, "") for token in token_ids)
+        if known.keys() >= set(token_ids):
+            return "".join(known[token] for token in token_ids)
+        return str(self.tokenizer.decode(list(token_ids)))
+
+    def script(self, text: str) -> Script:
+        """The tokens that say it; a character of several tokens comes with the last of them."""
+        encoded = self.tokenizer.encode(text, add_special_tokens=False)
+        starts = [start for start, _ in encoded.offsets[1:]]
+        pieces = [text[a:b] for a, b in pairwise([0, *starts, len(text)])]
+        end = (self.ids[self.size][0], "")
+        return (*zip(encoded.ids, pieces, strict=True), end) if encoded.ids else (end,)
 
 
 def load_vocabulary(path: str, size_max: int) -> Vocabulary:
@@ -61,6 +79,7 @@ def load_vocabulary(path: str, size_max: int) -> Vocabulary:
         texts=(*texts, ""),
         special_texts=(*texts, end),
         size=len(drawn),
+        tokenizer=tokenizer,
     )
 
 
@@ -95,37 +114,50 @@ def _pieces(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[int, str]]:
 class Writer:
     """Text, log-probabilities and stop conditions of one answer that needs them."""
 
-    def __init__(self, sampling: Sampling, vocabulary: Vocabulary) -> None:
-        self._sampling, self._vocabulary = sampling, vocabulary
+    def __init__(self, sampling: Sampling, vocabulary: Vocabulary, script: Script = ()) -> None:
+        self._sampling, self._vocabulary, self._script = sampling, vocabulary, script
         self._text = StopText(sampling.stop, include_stop=sampling.include_stop)
         self._stop_ids = frozenset(sampling.stop_token_ids)
 
     @staticmethod
     def is_needed(sampling: Sampling) -> bool:
-        """Whether an answer needs one: it has stop conditions or log-probabilities."""
-        return bool(sampling.stop or sampling.stop_token_ids or sampling.logprobs is not None)
+        """Whether an answer needs one: it has stop conditions, log-probabilities or a form."""
+        asks = sampling.logprobs is not None or sampling.structured is not None
+        return bool(sampling.stop or sampling.stop_token_ids or asks)
+
+    def said(self, pick: int, drawn: int) -> tuple[int, str, str]:
+        """Id and text of the latest token, and its text with special tokens spelled out."""
+        if self._script and drawn < len(self._script):
+            token_id, text = self._script[drawn - 1]
+            return token_id, text, text
+        if self._script:
+            pick = self._vocabulary.size
+        known = self._vocabulary
+        return known.ids[pick][0], known.texts[pick], known.special_texts[pick]
 
     def feed(self, pick: int, drawn: int) -> tuple[str, str | None]:
         """The text that may be shown, and the reason to stop, if any."""
-        token_id, may_stop = self._vocabulary.ids[pick][0], drawn > self._sampling.min_tokens
+        token_id, said, special = self.said(pick, drawn)
+        may_stop = drawn > self._sampling.min_tokens
         if token_id in self._stop_ids and may_stop:
-            piece = self._vocabulary.special_texts[pick] if self._sampling.include_stop else ""
+            piece = special if self._sampling.include_stop else ""
             return self._text.feed(piece, may_stop=False) + self._text.flush(), str(token_id)
-        text = self._text.feed(self._vocabulary.texts[pick], may_stop=may_stop)
+        text = self._text.feed(said, may_stop=may_stop)
         return text, self._text.matched or None
 
     def flush(self) -> str:
         """Text held back; the answer has ended."""
         return self._text.flush()
 
-    def logprobs(self, pick: int, raw: int) -> Sequence[TokenLogprob]:
+    def logprobs(self, pick: int, raw: int, drawn: int) -> Sequence[TokenLogprob]:
         """The drawn token and rivals that share what probability it leaves."""
         count = self._sampling.logprobs
         if count is None:
             return ()
         size = self._vocabulary.size + 1
         share = 0.35 + 0.6 * mix(raw) / _UNIT
-        chosen = self._top(pick, share)
+        token_id, _, token = self.said(pick, drawn)
+        chosen = TopLogprob(token_id=token_id, token=token, logprob=math.log(share))
         rivals_count = max(0, min(count, size) - 1)
         first = pick + 1 + mix((raw + 1) & MASK) % (size - rivals_count)
         rivals = [(first + i) % size for i in range(rivals_count)]

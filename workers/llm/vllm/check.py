@@ -6,8 +6,10 @@ error. So nothing reaches it that is not exactly what a peer's engine returned.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Annotated, Any
+from zlib import crc32
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -87,6 +89,24 @@ def job_problem(job: Job, *, max_model_len: int, vocab_size: int) -> TriviumErro
             f"found {job.sampling.min_tokens}"
         )
     return None
+
+
+def rest_of(job: Job) -> Job:
+    """The job as vLLM takes it: what was said of its answer is prompt, and counts no more.
+
+    Nor can the draws that it took be taken again; what is drawn next follows from the seed and the
+    place, and is the same wherever an answer goes on there.
+    """
+    if not job.said:
+        return job
+    sampling, seed = job.sampling, job.sampling.seed
+    rest = replace(
+        sampling,
+        max_tokens=sampling.max_tokens - job.said,
+        min_tokens=max(0, sampling.min_tokens - job.said),
+        seed=None if seed is None else crc32(f"{seed}.{job.said}".encode()),
+    )
+    return replace(job, sampling=rest)
 
 
 class HandleGate:

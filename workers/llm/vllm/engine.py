@@ -19,7 +19,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from importlib import import_module
 from types import ModuleType
@@ -38,8 +38,8 @@ from schemas.log.clock import wall_ms
 from schemas.records import WorkPhase
 from workers.kv.block_log import BlockLog
 from workers.llm.engine import EngineLoad, Job, Output, PeerMetadata
-from workers.llm.pieces import texts_of
-from workers.llm.vllm.check import HandleGate, job_problem
+from workers.llm.pieces import repeated_chars, texts_of
+from workers.llm.vllm.check import HandleGate, job_problem, rest_of
 from workers.llm.vllm.endings import KvEndings
 from workers.llm.vllm.handover import Handover, Releases
 from workers.llm.vllm.receive import Receiver
@@ -106,9 +106,12 @@ class VllmEngine:
             raise
 
     def add(self, job: Job) -> None:
-        name = job.request_id
+        name, over, job = job.request_id, job.over(self._launched.end_ids), rest_of(job)
         if name in self._runs.active or name in self._writes:  # delivered twice; one will answer
             log.warning("request %s: already here", name)
+            return
+        if over is not None:
+            self._put(over)
             return
         max_tokens = min(
             job.sampling.max_tokens, self.capability.max_model_len - len(job.prompt_tokens)
@@ -120,6 +123,8 @@ class VllmEngine:
         if error is not None:
             self._put(Output.failed(name, error))
             return
+        if job.said:
+            run.repeated_chars = repeated_chars(self._decoder(job), job.prompt_tokens)
         self._receiver.prepare(run, now_ms)
         self._runs.add(run, now_s)
         left_s = max(0.0, (job.deadline_ms - now_ms) / 1_000)
@@ -164,6 +169,12 @@ class VllmEngine:
     def texts(self, before: Sequence[int], output: Output) -> list[str]:
         decode = self._llm.get_tokenizer().decode
         return texts_of(lambda ids: decode(ids, skip_special_tokens=True), before, output)
+
+    def _decoder(self, job: Job) -> Callable[[list[int]], str]:
+        decode, skip = self._llm.get_tokenizer().decode, job.sampling.skip_special_tokens
+        return lambda ids: str(
+            decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+        )
 
     def set_peer_metadata(self, peer_metadata: PeerMetadata) -> None:
         """How to find a peer engine's `Capability.nixl_metadata`, say in the fleet."""
@@ -292,7 +303,7 @@ class VllmEngine:
         output = Output(
             request_id=job.request_id,
             token_ids=token_ids,
-            text=part.text,
+            text=run.new_text(part.text),
             logprobs=()
             if job.sampling.logprobs is None
             else self._api.token_logprobs(token_ids, part.logprobs, job.sampling.logprobs),

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm.config import KVEventsConfig, KVTransferConfig
+from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from schemas.records import Capability
@@ -60,6 +61,7 @@ class Launched:
     capability: Capability
     kv_blocks: int
     vocab_size: int
+    end_ids: frozenset[int]
     has_transfer: bool
     events_endpoint: str  # "": it tells nothing of its prefix cache
 
@@ -73,7 +75,7 @@ def launch(
     with _side_channel_port(settings) as port:
         with _environment:  # else it may be another engine's
             variables = environment(settings, side_channel_port=port if has_transfer else 0)
-        llm = _constructed(args, meter, variables)
+        llm = _constructed(args, settings, meter, variables)
     meter.listen(llm.output_processor)
     config = llm.vllm_config
     capability = Capability(
@@ -95,6 +97,7 @@ def launch(
         capability=capability,
         kv_blocks=config.cache_config.num_gpu_blocks,
         vocab_size=config.model_config.get_vocab_size(),
+        end_ids=_end_ids(llm.input_processor),
         has_transfer=has_transfer,
         events_endpoint=args.kv_events_config.endpoint if settings.kv_events else "",
     )
@@ -187,7 +190,18 @@ def forget(launched: Launched) -> None:
     launched.llm = None  # its finalizer must not run when the interpreter is half gone
 
 
-def _constructed(args: AsyncEngineArgs, meter: Meter, variables: Mapping[str, str]) -> Any:
+def _engine_config(args: AsyncEngineArgs, settings: VllmSettings) -> VllmConfig:
+    """All that vLLM makes of the arguments."""
+    config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    if settings.compact_json:
+        # Both backends that "auto" prefers heed it; as an argument it wants one of them by name.
+        config.structured_outputs_config.disable_any_whitespace = True
+    return config
+
+
+def _constructed(
+    args: AsyncEngineArgs, settings: VllmSettings, meter: Meter, variables: Mapping[str, str]
+) -> Any:
     """Run the constructor in a thread of its own, and hold the environment until it has spawned.
 
     The thread's end does not end its children: they watch this process, not the thread.
@@ -197,7 +211,11 @@ def _constructed(args: AsyncEngineArgs, meter: Meter, variables: Mapping[str, st
 
     def construct() -> None:
         try:
-            result.append(AsyncLLM.from_engine_args(args, stat_loggers=loggers))
+            made = _engine_config(args, settings)
+            quiet = args.disable_log_stats
+            result.append(
+                AsyncLLM.from_vllm_config(made, stat_loggers=loggers, disable_log_stats=quiet)
+            )
         except BaseException as error:  # raised again where it was asked for
             result.append(error)
 
@@ -229,6 +247,14 @@ def _bytes_per_token(config: Any) -> int:
     heads = model.get_num_kv_heads(parallel) * parallel.tensor_parallel_size
     values = 2 * heads * model.get_head_size() * model.get_total_num_hidden_layers()
     return int(values * model.dtype.itemsize)
+
+
+def _end_ids(processor: Any) -> frozenset[int]:
+    """The tokens at which vLLM ends an answer by itself."""
+    found = processor.generation_config_fields.get("eos_token_id") or ()
+    own = processor.renderer.get_eos_token_id()
+    ids = {found} if isinstance(found, int) else {*found}
+    return frozenset(ids if own is None else ids | {own})
 
 
 def _peer_metadata(config: Any, variables: Mapping[str, str]) -> bytes:

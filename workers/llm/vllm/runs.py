@@ -38,6 +38,13 @@ class VllmRun:
     cached_tokens: int = 0
     task: asyncio.Task[None] | None = None
     deadline: asyncio.TimerHandle | None = None
+    repeated_chars: int = 0  # of the prompt, with which the first text begins
+
+    def new_text(self, text: str) -> str:
+        """What of a text is the answer's."""
+        if self.repeated_chars and text:
+            text, self.repeated_chars = text[self.repeated_chars :], 0
+        return text
 
 
 @dataclass(slots=True)

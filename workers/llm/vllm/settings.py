@@ -26,6 +26,7 @@ class VllmSettings:
     kv_cache_bytes: Natural = 256 << 20  # 0: vLLM takes its share of the memory
     running_max: Positive = 64  # most requests in the batch
     enforce_eager: bool = True  # no compilation: a quick start, slower steps on GPUs
+    compact_json: bool = True  # none of the spaces and lines between parts that models run on with
     cpu_bind: str = ""  # cores of the compute threads, as VLLM_CPU_OMP_THREADS_BIND; "": as set
     spin_ms: int = 0  # how long idle processes spin between steps; below 0: vLLM's second
     # of the engine's processes, up to 19: whoever keeps leases goes first

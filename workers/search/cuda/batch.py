@@ -8,6 +8,7 @@ next. The device writes hits to host memory, so reading them is reading an array
 active, a search's result is that of `steps.py`, to the last bit.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -21,24 +22,37 @@ from workers.search.cuda.device import Device, Event, Launch, pinned, uploaded
 from workers.search.cuda.rings import DEPTH, Assignment, Rings
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.keys import EMPTY
-from workers.search.limits import K_MAX, TASKS_MAX, TOP_M_MAX
+from workers.search.limits import (
+    CUDA_DIM_MAX,
+    CUDA_PLACES,
+    CUDA_SLOTS,
+    CUDA_TOP_M_MAX,
+    K_MAX,
+    TASKS_MAX,
+)
 from workers.search.walk import fields
 from workers.search.walk.slots import hash_places
 
 _MEASURE_THREADS = 256
 _MEASURE_BLOCKS = 4  # of a multiprocessor
+_SMALL_SIZES = (64, 256)  # slots of turns that are cheaper where few searches run
+
+
+def sizes_up_to(places: int) -> tuple[int, ...]:
+    """Slots that turns can step, ascending, where so many searches are advanced together."""
+    return (*(size for size in _SMALL_SIZES if size < places), places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSettings:
     """Sizes of a batch on a device."""
 
-    slots: int = 2_048
-    sizes: tuple[int, ...] = (64, 256, 1_024)  # slots that a turn can step, ascending
+    slots: int = CUDA_SLOTS
+    sizes: tuple[int, ...] = sizes_up_to(CUDA_PLACES)  # slots that a turn can step, ascending
     steps: tuple[int, ...] = (4, 16)  # extends of a turn, ascending
-    top_m_max: int = TOP_M_MAX
+    top_m_max: int = CUDA_TOP_M_MAX
     k_max: int = K_MAX
-    dim_max: int = 4_096
+    dim_max: int = CUDA_DIM_MAX
     tasks_max: int = TASKS_MAX  # of one slot in an extend
     seed_rows: int = 256  # of a list, that a seeding slot takes in an extend
     merge_max: int = 512  # distances of a slot that are merged together
@@ -88,20 +102,18 @@ class Batch:
             for steps in settings.steps
         }
         self._serials = [0] * slots
-        self._waiting: list[Assignment] = []
+        self._waiting: dict[int, Assignment] = {}  # by slot, of the next turn
         self._under_way: deque[tuple[int, Event]] = deque()
 
     def assign(self, slot: int, row: Array, query: Array, warm: Array) -> None:
         """Give a slot a search; `row` has device addresses. It begins with the next turn."""
         self._serials[slot] += 1
-        assignment = Assignment(slot, self._serials[slot], row, query, warm)
-        self._waiting = [each for each in self._waiting if each.slot != slot]
-        self._waiting.append(assignment)
+        self._waiting[slot] = Assignment(slot, self._serials[slot], row, query, warm)
 
     def give_up(self, slot: int) -> None:
         """What the slot holds is not waited for any more; turns under way may still step it."""
         self._serials[slot] += 1
-        self._waiting = [each for each in self._waiting if each.slot != slot]
+        self._waiting.pop(slot, None)
 
     @property
     def under_way(self) -> int:
@@ -111,11 +123,11 @@ class Batch:
     def launch(self, active: list[int], extends: int) -> None:
         """Begin a turn of at most `places` slots and about `extends` extends."""
         assert self.under_way < DEPTH, "the ring is full: collect first"
-        fitting = [steps for steps in self.settings.steps if steps <= extends]
-        steps = fitting[-1] if fitting else self.settings.steps[0]
-        size = min(size for size in self.settings.sizes if size >= len(active))
-        self._rings.write(self.turns, active, self._waiting)
-        self._waiting = []
+        offered = self.settings.steps
+        steps = offered[max(0, bisect_right(offered, extends) - 1)]
+        size = self.settings.sizes[bisect_left(self.settings.sizes, len(active))]
+        self._rings.write(self.turns, active, self._waiting.values())
+        self._waiting = {}
         event = self._graphs[size, steps].launch()
         self._under_way.append((self.turns, event))
         self.turns += 1

@@ -8,9 +8,11 @@ import weakref
 from dataclasses import dataclass
 
 from workers.search.cuda.device import Device, Memory
-from workers.search.index.ways import Search
+from workers.search.index.ways import Search, Way
 from workers.search.kernels.arrays import Array
 from workers.search.walk import fields
+
+_WAYS_MAX = 64  # whose rows are kept
 
 
 @dataclass(slots=True)
@@ -24,9 +26,25 @@ class Copies:
 
     def __init__(self, device: Device) -> None:
         self._device, self._copies = device, dict[int, _Copy]()
+        self._rows: dict[int, tuple[Way, Array]] = {}  # by the way's place
 
     def __len__(self) -> int:
         return len(self._copies)
+
+    def shared(self, search: Search) -> Array:
+        """What the rows of all searches that go one way have in common, with device addresses.
+
+        A way belongs to one view, which lives as long as a search of it, and with it the copies.
+        """
+        way = search.way
+        if way.where is not None:
+            return self.row(way.row, search)
+        known = self._rows.get(way.place)
+        if known is None or known[0] is not way:
+            while len(self._rows) >= _WAYS_MAX:
+                self._rows.pop(next(iter(self._rows)))
+            self._rows[way.place] = known = (way, self.row(way.row, search))
+        return known[1]
 
     def row(self, row: Array, search: Search) -> Array:
         """A slot's row of a search, with device addresses in place of those of host arrays."""
@@ -36,6 +54,8 @@ class Copies:
             row[fields.GRAPH] = self.address(view.graph)
         if row[fields.REPS_COUNT]:
             row[fields.REPS] = self.address(view.entries)
+        if row[fields.CHAIN] and view.chain is not None:
+            row[fields.CHAIN] = self.address(view.chain)
         if view.alive is not None:
             row[fields.ALIVE] = self.address(view.alive)
         if where is not None:

@@ -18,7 +18,7 @@ from workers.search.limits import SCANNED_ROWS_MAX
 from workers.search.walk import fields
 
 _CHUNK_QUERIES = 65_536  # of a bulk search, in pinned memory at a time
-_NOTHING = np.empty(0, np.int64)
+_NO_QUERY, _NOT_WARM = np.empty(0, np.float32), np.empty(0, np.int64)
 
 
 class Feed:
@@ -42,7 +42,7 @@ class Feed:
         row = row.copy()
         row[fields.FEED], row[fields.FEED_PLACE] = self._shared.address, -1
         row[fields.STATUS] = fields.DONE  # with the query before the first
-        batch.assign(slot, row, _NOTHING, _NOTHING)
+        batch.assign(slot, row, _NO_QUERY, _NOT_WARM)
 
 
 def search_all(

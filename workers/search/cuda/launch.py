@@ -48,11 +48,17 @@ class CudaDevice:
             raise ConfigError(f"device cuda: {why}; or choose device cpu")
         import cupy
 
+        if number >= (count := cupy.cuda.runtime.getDeviceCount()):
+            raise ConfigError(
+                f"cuda_device: expected a number below {count}, as many devices as are visible, "
+                f"found {number}; `nvidia-smi -L` lists them"
+            )
         self._cupy, self._card = cupy, cupy.cuda.Device(number)
         self.multiprocessors = int(self._card.attributes["MultiProcessorCount"])
         self.name = str(cupy.cuda.runtime.getDeviceProperties(number)["name"].decode())
         with self._card:
             self._stream = cupy.cuda.Stream(non_blocking=True)
+            self._copies = cupy.cuda.Stream(non_blocking=True)  # beside the turns under way
             self._module = cupy.RawModule(code=layout.source(), options=OPTIONS)
             self._kernels = {name: self._module.get_function(name) for name in layout.KERNELS}
 
@@ -61,7 +67,8 @@ class CudaDevice:
         try:
             with self._card, self._stream:
                 found = cupy.cuda.alloc(size_bytes)
-                found.memset_async(0, size_bytes, self._stream)
+                found.memset_async(0, size_bytes, self._copies)
+                self._copies.synchronize()
         except cupy.cuda.memory.OutOfMemoryError as error:
             why = f"{self.name}: {error}; use fewer slots, or smaller shards"
             raise EngineFailed(why) from None
@@ -78,8 +85,8 @@ class CudaDevice:
         runtime = self._cupy.cuda.runtime
         with self._card:
             kind = runtime.memcpyDefault
-            runtime.memcpyAsync(target, source, size_bytes, kind, self._stream.ptr)
-            self._stream.synchronize()
+            runtime.memcpyAsync(target, source, size_bytes, kind, self._copies.ptr)
+            self._copies.synchronize()
 
     def graph(self, launches: Sequence[Launch]) -> "CudaGraph":
         """Capture, which must not load code: every kernel is prepared before."""

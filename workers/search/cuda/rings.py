@@ -4,19 +4,21 @@ Pinned memory, one entry for each turn under way. An entry is written before its
 and read after its turn's event, so neither side waits for a flag.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
 from workers.search.cuda.device import Device, pinned
-from workers.search.kernels.arrays import Array
+from workers.search.kernels.arrays import Array, address_of
+from workers.search.kernels.jit import kernel
+from workers.search.kernels.memory import address, get_i64, put_i64
 from workers.search.walk import fields
 
 DEPTH = 2  # turns under way: one runs while the host deals with the one before
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Assignment:
+class Assignment(NamedTuple):
     """A search on its way into a slot; `row` has addresses of device memory."""
 
     slot: int
@@ -34,22 +36,38 @@ class Rings:
         self.record_words = self._warm_at + top_m_max
         self.into = pinned(device, (DEPTH, 2 + slots + slots * self.record_words), np.int64)
         self.out = pinned(device, (DEPTH, 2 + slots), np.int64)
+        self._records = [address_of(entry[2 + slots :]) for entry in self.into]
+        row, nothing = np.zeros(fields.COUNT, np.int64), np.empty(0, np.int64)
+        self.write(0, [], [Assignment(0, 0, row, np.empty(0, np.float32), nothing)])  # compiled
 
-    def write(self, turn: int, active: list[int], assignments: list[Assignment]) -> None:
+    def write(self, turn: int, active: list[int], assignments: Iterable[Assignment]) -> None:
         """What the turn begins with; the turn `DEPTH` before must be over."""
-        entry = self.into[turn % DEPTH]
-        entry[0], entry[1] = len(active), len(assignments)
+        entry, record, count = self.into[turn % DEPTH], self._records[turn % DEPTH], 0
+        for each in assignments:
+            _write(record + 8 * self.record_words * count, 8 * self._warm_at, *each)
+            count += 1
+        entry[0], entry[1] = len(active), count
         entry[2 : 2 + len(active)] = active
-        records = entry[2 + self.slots :].reshape(self.slots, self.record_words)
-        for record, each in zip(records, assignments, strict=False):
-            record[0], record[1] = each.slot, each.serial
-            record[2 : 2 + fields.COUNT] = each.row
-            first = 2 + fields.COUNT
-            record[first : first + len(each.query) // 2] = each.query.view(np.int64)
-            record[self._warm_at : self._warm_at + len(each.warm)] = each.warm
 
     def read(self, turn: int) -> tuple[list[tuple[int, int]], int]:
         """Slots that ended in a turn with their serials, ascending, and its number of tasks."""
         entry = self.out[turn % DEPTH]
         ended = [(each & 0xFFFFFFFF, each >> 32) for each in entry[2 : 2 + entry[0]].tolist()]
         return sorted(ended), int(entry[1])
+
+
+@kernel
+def _write(
+    record: int, warm_at: int, slot: int, serial: int, row: Array, query: Array, warm: Array
+) -> None:
+    """Fill in the record at an address; `warm_at` is the offset of its warm start."""
+    put_i64(record, 0, slot)
+    put_i64(record, 1, serial)
+    for field in range(fields.COUNT):
+        put_i64(record, 2 + field, row[field])
+    put_i64(record, 2 + fields.WARM_COUNT, len(warm))
+    values = address(query)
+    for i in range(len(query) // 2):
+        put_i64(record, 2 + fields.COUNT + i, get_i64(values, i))
+    for i in range(len(warm)):
+        put_i64(record + warm_at, i, warm[i])

@@ -110,7 +110,7 @@ __device__ int take_in(const Machine* m, Work& w, u64* list, int size, int pendi
         __syncthreads();
         u64 limit = list[size - 1] & ~FLAG;
         for (int i = at + threadIdx.x; i < last; i += blockDim.x) {
-            u64 key = key_of(distances[i], rows[i]);
+            u64 key = rows[i] == NOWHERE ? EMPTY : key_of(distances[i], rows[i]);
             if (key < limit && (!screens || may_return(w.f, rows[i])))
                 w.fresh[atomicAdd(w.count, 1)] = key;
         }
@@ -121,6 +121,21 @@ __device__ int take_in(const Machine* m, Work& w, u64* list, int size, int pendi
         if (place < first) first = place;
     }
     return first;
+}
+
+// Put in place of each row the next of its chain, NOWHERE where that is too far for the hits; whether
+// there are some. Chains ascend, so what comes after one that is too far is farther.
+__device__ bool follow(const Machine* m, Work& w, int pending) {
+    u32* rows = (u32*)m->rows + (u64)w.slot * m->tasks_max;
+    const float* distances = (const float*)m->distances + (u64)w.slot * m->tasks_max;
+    u64 limit = w.hits[w.f[K] - 1] & ~FLAG;
+    int some = 0;
+    for (int i = threadIdx.x; i < pending; i += blockDim.x) {
+        if (rows[i] != NOWHERE) rows[i] = ((const u32*)w.f[CHAIN])[rows[i]];
+        if (rows[i] != NOWHERE && key_of(distances[i], rows[i]) >= limit) rows[i] = NOWHERE;
+        some |= rows[i] != NOWHERE;
+    }
+    return __syncthreads_or(some);
 }
 
 // Whether an entry is left to expand.
@@ -152,8 +167,9 @@ __device__ void absorb(const Machine* m, Work& w, int pending) {
     bool walking = f[STATUS] == WALKING;
     Seeds s = seeds_of(m, f);
     int size = walking ? f[TOP_M] : s.room, first = size;
-    if (f[SCREENED]) take_in(m, w, w.hits, f[K], pending, true);
     if (size) first = take_in(m, w, w.list, size, pending, false);
+    if (f[SCREENED]) do take_in(m, w, w.hits, f[K], pending, true);
+        while (size && f[CHAIN] && follow(m, w, pending));
     __syncthreads();
     if (threadIdx.x == 0) {
         f[EXTENDS] += 1;

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 BUILDERS = ("own", "cuvs")
 
 
-def cuda_device(device: str) -> "Device | None":
-    """The CUDA device that `device` asks for, opened, or None for cores; raises ConfigError."""
+def cuda_device(device: str, number: int = 0) -> "Device | None":
+    """The CUDA device that `device` asks for, opened, or None for cores; raises ConfigError.
+
+    `number` says which of those that are visible.
+    """
     if device not in DEVICES:
         raise ConfigError(f"device: expected one of {', '.join(DEVICES)}, found {device!r}")
     if device == "cpu":
@@ -26,7 +29,7 @@ def cuda_device(device: str) -> "Device | None":
 
     if device == "auto" and reason_against() is not None:
         return None
-    return CudaDevice()
+    return CudaDevice(number)
 
 
 def graph_builder(device: str, builder: str = "own") -> GraphOf:

@@ -16,25 +16,31 @@ from workers.search.engine import lane_loop
 from workers.search.engine.lanes import LaneFigures
 from workers.search.index.ways import Search
 from workers.search.kernels.arrays import address_of
-from workers.search.limits import CORES_DIM_MAX, TASKS_MAX
+from workers.search.limits import CORES_DIM_MAX, TASKS_MAX, TOP_M_MAX
 from workers.search.walk import fields
 from workers.search.walk.slots import Slots
 
 
 class CoreLanes:
-    """`Lanes` of `count` threads, among which `slots` are dealt out; raises ConfigError."""
+    """`Lanes` of `count` threads, among which `slots` are dealt out; raises ConfigError.
 
-    backend, dim_max, tasks_max = "cpu", CORES_DIM_MAX, TASKS_MAX
+    Each advances up to `places` slots together.
+    """
 
-    def __init__(self, slots: Slots, count: int, *, extends_max: int, name: str) -> None:
-        self.count, self.slots_each = count, slots.count // count
+    backend, dim_max, tasks_max, top_m_max = "cpu", CORES_DIM_MAX, TASKS_MAX, TOP_M_MAX
+    feed_queries = 8  # then it is somebody else's turn
+
+    def __init__(
+        self, slots: Slots, count: int, *, places: int, extends_max: int, name: str
+    ) -> None:
+        self.count, self.feeds, self.slots_each = count, count, slots.count // count
         if self.slots_each & (self.slots_each - 1):
             raise ConfigError(
                 f"engine.slots: expected a power of two for each lane, found {self.slots_each}"
             )
         self.bell = os.eventfd(0, os.EFD_NONBLOCK)
         self.failure: BaseException | None = None
-        self._slots, self._extends_max = slots, extends_max
+        self._slots, self._sizes = slots, (places, extends_max)
         self._bells = [os.eventfd(0) for _ in range(count)]
         self._owner = np.zeros(lane_loop.OWNER_SIZE, np.int64)
         self._owner[lane_loop.OWN_BELL] = self.bell
@@ -112,11 +118,12 @@ class CoreLanes:
 
     def _run(self, lane: int) -> None:
         slots, room = self._slots, self._slots.count
+        places, extends_max = self._sizes
         try:
             lane_loop.serve(
-                self._blocks[lane], self.slots_each, slots.fields, slots.top, slots.found,
+                self._blocks[lane], self.slots_each, places, slots.fields, slots.top, slots.found,
                 slots.visited, slots.tasks, np.empty(room, np.int64),
-                np.empty(room, np.int64), np.zeros(room, np.int64), self._extends_max,
+                np.empty(room, np.int64), np.zeros(room, np.int64), extends_max,
                 self._attention[lane],
             )  # fmt: skip
         except BaseException as error:

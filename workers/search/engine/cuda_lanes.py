@@ -27,6 +27,7 @@ from workers.search.kernels.arrays import Array
 from workers.search.walk import fields
 from workers.search.walk.slots import SlotRows
 
+_FEEDS, _FEED_QUERIES = 32, 64
 _NO_WARM = np.empty(0, np.int64)
 
 
@@ -34,11 +35,13 @@ class CudaLanes:
     """`Lanes` of one device, all of whose slots are one lane's."""
 
     backend, count = "cuda", 1
+    feeds, feed_queries = _FEEDS, _FEED_QUERIES
 
     def __init__(self, device: Device, sizes: BatchSettings, *, name: str) -> None:
         self.batch = Batch(device, sizes)
         self.slots, self.slots_each = SlotRows(self.batch.top, self.batch.found), sizes.slots
         self.dim_max, self.tasks_max = sizes.dim_max, sizes.tasks_max
+        self.top_m_max = sizes.top_m_max
         self.bell = os.eventfd(0, os.EFD_NONBLOCK)
         self.failure: BaseException | None = None
         self._told: SimpleQueue[tuple[int, int, Any]] = SimpleQueue()
@@ -54,7 +57,7 @@ class CudaLanes:
 
     def start(self, slot: int, search: Search) -> None:
         search.enter(self.slots, slot)
-        self.run(slot, search)
+        self._told.put((RUN, slot, (None, search)))
 
     def run(self, slot: int, search: Search) -> None:
         self._told.put((RUN, slot, (self.slots.fields[slot].copy(), search)))
@@ -66,9 +69,10 @@ class CudaLanes:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.bell)
         found = [self._ended.popleft() for _ in range(len(self._ended))]
-        columns = [fields.EXTENDS, fields.DISTANCES]
-        for slot in found:
-            self.slots.fields[slot, columns] = self.batch.counts[slot]
+        if found:
+            counts = self.batch.counts[found]
+            self.slots.fields[found, fields.EXTENDS] = counts[:, 0]
+            self.slots.fields[found, fields.DISTANCES] = counts[:, 1]
         return found
 
     def ms_per_extend(self) -> float | None:
@@ -126,9 +130,10 @@ class CudaLanes:
             if not batch.under_way:
                 self._since_ns = perf_counter_ns()
             active = list(self._active)[: batch.places]
-            fed = all(self._active.values())  # slots that refill themselves need no host soon
+            # slots that refill themselves need no host soon, and a few have little that may end
+            is_long = len(active) <= batch.settings.sizes[0] or all(self._active.values())
             before = batch.extends
-            batch.launch(active, batch.settings.steps[-1 if fed else 0])
+            batch.launch(active, batch.settings.steps[-1 if is_long else 0])
             self._places_used += (batch.extends - before) * len(active)
         if batch.under_way == DEPTH or (batch.under_way and not self._active):
             ended = batch.collect()
@@ -138,17 +143,21 @@ class CudaLanes:
             self._say(ended)
             self._let_go()
 
-    def _assign(self, slot: int, row: Array, search: Search) -> None:
-        batch, source = self.batch, int(row[fields.FEED])
-        on_device = batch.copies.row(row, search)
+    def _assign(self, slot: int, row: Array | None, search: Search) -> None:
+        """`row` is the slot's, None where it is like all of the search's way."""
+        batch, warm = self.batch, _NO_WARM if search.warm is None else search.warm
+        self._active[slot] = False
+        if row is None:
+            batch.assign(slot, batch.copies.shared(search), search.query[0], warm)
+            return
+        on_device, source = batch.copies.row(row, search), int(row[fields.FEED])
         if source:
             feed = self._feed(row, search, source)
             self._feeds[slot] = (feed, source)
             feed.assign(batch, slot, on_device)
+            self._active[slot] = True
         else:
-            warm = _NO_WARM if search.warm is None else search.warm
-            batch.assign(slot, on_device, search.query[0], warm)
-        self._active[slot] = bool(source)
+            batch.assign(slot, on_device, search.query[0], warm[: row[fields.WARM_COUNT]])
 
     def _feed(self, row: Array, search: Search, source: int) -> Feed:
         """The part of a host's feed that is left, of which the slot took one query already."""

@@ -119,8 +119,8 @@ class Dispatcher:
         now_ms = self._clock_ms()
         goes_on = self.held.free_slots >= len(ended)
         wake_ms = self._plan(now_ms, ended) if goes_on else math.inf  # lanes work on meanwhile
-        for slot in ended:
-            self._ended(slot)
+        if ended:
+            self._answer(ended)
         if not goes_on:
             wake_ms = self._plan(now_ms, ())
         for ticket in self._deadlines.passed(now_ms):
@@ -149,7 +149,7 @@ class Dispatcher:
         What ended gives back its place now, and its slot when it is answered, later in this tick.
         """
         held = self.held
-        if not len(self.scheduler) and not held.parked:
+        if not self.scheduler.queues.total and not held.parked:
             return math.inf
         with held.without(ended) as (in_places, parked):
             plan = self.scheduler.plan(
@@ -173,22 +173,24 @@ class Dispatcher:
         self.waits.append((ticket.kind, ticket.waited_ms, now_ms))
         self._deadlines.add(ticket.deadline_ms, ticket)
 
-    def _ended(self, slot: int) -> None:
-        """A lane has let go of a search."""
-        ticket = self.held.tickets[slot]
-        if ticket.is_over:
-            self.held.release(ticket)
-            return
-        outcome: Any = ticket.source
-        if outcome is None:
-            outcome = ways.answered(ticket.search, self._slots, slot, self._reader)
-            if outcome is None:
-                self.held.run_again(ticket)
-                return
-            outcome.waited_ms = ticket.waited_ms
-        self.searches += 1
-        _settle(ticket, outcome)
-        self.held.release(ticket, was_read=ticket.source is None)
+    def _answer(self, ended: Sequence[int]) -> None:
+        """Lanes have let go of some searches."""
+        held = self.held
+        for slot, found in zip(ended, self._reader.read(ended), strict=True):
+            ticket = held.tickets[slot]
+            if not ticket.is_over:
+                outcome: Any = ticket.source
+                if outcome is None:
+                    if found is None:
+                        assert ways.rescanned(ticket.search, self._slots, slot)
+                        held.run_again(ticket)
+                        continue
+                    outcome = ways.answer(ticket.search, found)
+                    outcome.waited_ms = ticket.waited_ms
+                self.searches += 1
+                if not ticket.reply.done():
+                    ticket.reply.set_result(outcome)
+            held.release(ticket, was_read=found is not None)
 
     def _why(self, why: Drop) -> TriviumError:
         if why is Drop.QUEUE_FULL:

@@ -16,7 +16,7 @@ import numpy as np
 
 from schemas.errors import ConfigError, QueueFull, TriviumError
 from schemas.log.clock import wall_ms
-from schemas.sections import Positive, section
+from schemas.sections import Natural, Positive, section
 from workers.deadlines import NEVER_MS
 from workers.search.cuda.batch import BatchSettings
 from workers.search.engine import backend
@@ -34,10 +34,16 @@ from workers.search.index.view import IndexView
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.metrics import Metric
 from workers.search.kernels.parallel import thread_count
-from workers.search.limits import K_MAX, PLACES, SCANNED_ROWS_MAX, SLOTS, TOP_M_MAX
+from workers.search.limits import (
+    AHEAD,
+    CUDA_TOP_M_MAX,
+    K_MAX,
+    PLACES,
+    SCANNED_ROWS_MAX,
+    SLOTS,
+    TOP_M_MAX,
+)
 from workers.search.walk.slots import SlotRows, Slots
-
-_LINKED_TOGETHER = 8  # rows that are linked in one place before it is somebody else's turn
 
 
 @section("engine")
@@ -46,13 +52,16 @@ class EngineSettings:
 
     lanes: int = 0  # threads; 0: as many as there are cores
     places: Positive = PLACES  # searches that a lane advances together
-    slots: int = SLOTS  # of a lane: places, and room for searches that gave theirs away
+    slots: int = SLOTS  # of a lane: places, and room for searches that have none
+    # searches that wait in a lane, to take over from what ends; at most half of the room
+    ahead: Natural = AHEAD
     extends_max: Positive = 64  # of a lane, before it looks what it has been told
     inbox_max: Positive = 8_192  # searches that wait, over all lanes
     top_m_max: Positive = TOP_M_MAX
     k_max: Positive = K_MAX
     scanned_rows_max: int = SCANNED_ROWS_MAX
     device: str = "cpu"  # or cuda, or auto
+    cuda_device: Natural = 0  # which of those that are visible
     cuda: BatchSettings = field(default_factory=BatchSettings)  # in place of lanes, places, slots
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
 
@@ -84,15 +93,16 @@ class SearchEngine:
         self, settings: EngineSettings | None = None, *, clock_ms: Callable[[], float] = wall_ms
     ) -> None:
         self.settings = settings = settings or EngineSettings()
-        slots, lanes, places = _lanes(settings)
+        slots, lanes, places, ahead = _lanes(settings)
         inputs.prepared(np.zeros(1), 1, Metric.SQEUCLIDEAN)  # compiled here, as lanes are
         self._clock_ms, self._lanes, self._places = clock_ms, lanes.count, places * lanes.count
         self._inbox_max = settings.inbox_max
         self._limits = ways.SearchLimits(
-            settings.top_m_max, settings.k_max, lanes.tasks_max, lanes.dim_max,
-            settings.scanned_rows_max,
+            min(settings.top_m_max, lanes.top_m_max), settings.k_max, lanes.tasks_max,
+            lanes.dim_max, settings.scanned_rows_max,
         )  # fmt: skip
-        self._dispatcher = Dispatcher(slots, lanes, self._places, settings.scheduler, clock_ms)
+        admitted = (places + ahead) * lanes.count
+        self._dispatcher = Dispatcher(slots, lanes, admitted, settings.scheduler, clock_ms)
 
     async def search(self, index: Index, query: Query) -> Answer:
         """The nearest rows as the index is now.
@@ -105,7 +115,12 @@ class SearchEngine:
             await asyncio.to_thread(view.allowed, query.where)
         way = ways.way(query, view, self._limits)
         vector = inputs.prepared(query.vector, view.dim, view.metric)
-        search = ways.new_search(view, way, vector, query.seeds)
+        seeds = query.seeds
+        search = (
+            ways.new_search(view, way, vector, seeds)
+            if len(seeds)
+            else ways.Search(view, way, vector)
+        )
         ticket = self._asked(search, query.kind, query.deadline_ms)
         try:
             answer: Answer = await ticket.reply
@@ -117,10 +132,11 @@ class SearchEngine:
     async def neighbours(self, view: IndexView, queries: Array, effort: Effort) -> Array:
         """Rows nearest to prepared queries, shape (queries, k), for `Index.link`: the lowest class.
 
-        Places beyond the last hit hold -1. One place a lane at most, and none while other searches
+        Places beyond the last hit hold -1. Few places (`Lanes.feeds`), none while other searches
         lack one. Raises what `search` does; then the rest of the queries is given up.
         """
-        way = ways.way(effort, view, self._limits)
+        most = self._limits.top_m_max
+        way = ways.way(replace(effort, top_m=min(effort.top_m, most)), view, self._limits)
         rows = await self._rows(way, view, queries)
         if len(short := way.too_short(rows)):
             scan = ways.way(effort, view, self._limits._replace(scanned_rows_max=view.count))
@@ -173,10 +189,11 @@ class SearchEngine:
         search = ways.new_search(view, way, queries)
         rows = np.empty((len(queries), way.k), np.int64)
         distances = np.empty((len(queries), way.k), np.float32)
-        room = asyncio.Semaphore(self._lanes)
+        lanes = self._dispatcher.lanes
+        room, size = asyncio.Semaphore(lanes.feeds), lanes.feed_queries
 
         async def chunk(first: int) -> None:
-            last = min(len(queries), first + _LINKED_TOGETHER)
+            last = min(len(queries), first + size)
             async with room:
                 source = bulk.feed(queries, rows, distances, first, last)
                 keeps = (queries, rows, distances)
@@ -189,7 +206,7 @@ class SearchEngine:
 
         try:
             async with asyncio.TaskGroup() as together:
-                for first in range(0, len(queries), _LINKED_TOGETHER):
+                for first in range(0, len(queries), size):
                     together.create_task(chunk(first))
         except* TriviumError as errors:
             raise errors.exceptions[0] from None
@@ -201,7 +218,7 @@ class SearchEngine:
     ) -> Ticket:  # fmt: skip
         """A search on its way; raises QueueFull and others."""
         dispatcher, loop = self._dispatcher, asyncio.get_running_loop()
-        if (waiting := len(dispatcher.scheduler)) >= self._inbox_max:
+        if (waiting := dispatcher.scheduler.queues.total) >= self._inbox_max:
             raise QueueFull(
                 f"expected fewer than {self._inbox_max} waiting searches, found {waiting}; "
                 "try again later"
@@ -220,14 +237,17 @@ class SearchEngine:
         return ticket
 
 
-def _lanes(settings: EngineSettings) -> tuple[SlotRows, Lanes, int]:
-    """Slots, who runs them, and how many each lane advances together."""
-    device = backend.cuda_device(settings.device)
+def _lanes(settings: EngineSettings) -> tuple[SlotRows, Lanes, int, int]:
+    """Slots, who runs them, how many each lane advances together, and how many wait there."""
+    device = backend.cuda_device(settings.device, settings.cuda_device)
     if device is not None:
-        sizes = replace(settings.cuda, top_m_max=settings.top_m_max, k_max=settings.k_max)
+        top_m_max = min(settings.top_m_max, CUDA_TOP_M_MAX)
+        sizes = replace(settings.cuda, top_m_max=top_m_max, k_max=settings.k_max)
         on_device = CudaLanes(device, sizes, name="search-cuda")
-        return on_device.slots, on_device, sizes.sizes[-1]
-    count = thread_count(settings.lanes)
+        return on_device.slots, on_device, sizes.sizes[-1], 0
+    count, room = thread_count(settings.lanes), settings.slots - settings.places
     slots = Slots(settings.slots * count, top_m_max=settings.top_m_max, k_max=settings.k_max)
-    lanes = CoreLanes(slots, count, extends_max=settings.extends_max, name="search")
-    return slots, lanes, settings.places
+    lanes = CoreLanes(
+        slots, count, places=settings.places, extends_max=settings.extends_max, name="search"
+    )
+    return slots, lanes, settings.places, min(settings.ahead, room // 2)

@@ -2,8 +2,10 @@
 
 Theory of operation. A lane's thread stays in `serve`, without the interpreter's lock, until it is
 told to close. Before each extend it looks whether its owner has `told` it something: to run a slot,
-to park or resume one, to end one. Slots that end are said in the order of their ending, and the
-owner is woken unless it has been and has not `heard` yet. A lane with nothing to run sleeps. All
+to park or resume one, to end one. At most `places` slots are advanced together, those that were
+told first; what was told beyond that takes over from what ends, without the owner. Slots that end
+are said in the order of their ending. The owner is woken for some of them together, a little late
+while others run, unless it has been and has not `heard` yet. A lane with nothing to run sleeps. All
 that passes between the threads is in the lane's block, an array of int64. Every slot that was run
 ends exactly once, whatever it is told meanwhile; its row and what that points to are the lane's
 until then.
@@ -22,8 +24,9 @@ ASLEEP = 8  # 1 while the lane sleeps; who wakes it sets it to 0
 BELL, OWNER_BELL = 16, 17  # event counters of the kernel, as file descriptors
 OWNER_CALLED = 18  # address of CALLED in the owner's array
 ENDED, EXTENDS, PLACES_USED, BUSY_NS = 24, 25, 26, 27  # sums since the start; read by the owner
-_TAKEN, _RUNNING = 28, 29  # how much of what was told is done; slots that are advanced
+_TAKEN, _RUNNING = 28, 29  # how much of what was told is done; slots in `active`
 _CLOCK, _ONE, _DRAIN = 30, 32, 33  # seconds and nanoseconds; the number 1; what a counter held
+_UNTOLD, _UNTOLD_NS = 34, 35  # endings since the owner was last called; when the first was
 HEARD = 40  # how many ended slots the owner has heard of
 HEAD = 48  # then a ring of what was told, then a ring of slots that ended
 _TOLD_PER_SLOT = 8  # a slot is run again when it has ended, so more is never under way
@@ -38,6 +41,8 @@ OWNER_SIZE = 8
 # What is told of a slot.
 RUN, PARK, RESUME, END, CLOSE = range(5)
 _KINDS = 8
+_TOGETHER, _TOGETHER_NS = 4, 50_000  # endings of one call, unless they are so far apart
+_EXTENDS_UNTOLD = 4  # made at a time while an ending waits for that
 _AWAY, _ACTIVE, _PARKED = range(3)
 
 
@@ -48,15 +53,16 @@ def block_size(slots: int) -> int:
 
 @kernel
 def serve(
-    block: Array, slots: int, rows: Array, top: Array, found: Array, visited: Array, tasks: Array,
-    active: Array, finished: Array, where: Array, extends_max: int, attention: Array,
+    block: Array, slots: int, places: int, rows: Array, top: Array, found: Array, visited: Array,
+    tasks: Array, active: Array, finished: Array, where: Array, extends_max: int, attention: Array,
 ) -> None:  # fmt: skip
     """Run what is told until told to close: the whole life of a lane's thread.
 
     `block` is the lane's, int64, shape (block_size(slots),), and `slots` how many it has. `rows` to
     `tasks` are those of `Slots`, of all lanes. `active`, `finished` and `where` are int64, shape
-    (all slots,), and the lane's own: which slots it advances, which ended just now, and of each
-    slot whether it is away, active or parked. In the kernels below `b` is the block's address.
+    (all slots,), and the lane's own: which slots it advances, the first `places` of them now, which
+    ended just now, and of each slot whether it is away, active or parked. In the kernels below `b`
+    is the block's address.
     """
     b = address(block)
     put_i64(b, _ONE, 1)
@@ -64,25 +70,28 @@ def serve(
         attention[0] = 0
         if _obey(b, slots, rows, active, where):
             return
-        count = get_i64(b, _RUNNING)
+        count, most = min(places, get_i64(b, _RUNNING)), extends_max
         if count == 0:
+            _call_for(b, 0, 0)  # what else ran was parked
             exchange(b, ASLEEP, 1)
             if load(b, TOLD) == get_i64(b, _TAKEN):
                 sleep(get_i64(b, BELL), b + 8 * _DRAIN)
             store(b, ASLEEP, 0)
             continue
+        if get_i64(b, _UNTOLD) > 0:
+            most = min(most, _EXTENDS_UNTOLD)
         began_ns = _now_ns(b)
         ended, extends = steps.advance(
-            rows, top, found, visited, active, count, tasks, finished, extends_max, attention
+            rows, top, found, visited, active, count, tasks, finished, most, attention
         )
-        put_i64(b, BUSY_NS, get_i64(b, BUSY_NS) + _now_ns(b) - began_ns)
+        now_ns = _now_ns(b)
+        put_i64(b, BUSY_NS, get_i64(b, BUSY_NS) + now_ns - began_ns)
         put_i64(b, PLACES_USED, get_i64(b, PLACES_USED) + extends * count)
         store(b, EXTENDS, get_i64(b, EXTENDS) + extends)
         for i in range(ended):
             _leave(b, active, where, finished[i], _AWAY)
             _say(b, slots, finished[i])
-        if ended > 0:
-            _call(b)
+        _call_for(b, ended, now_ns)
 
 
 @kernel
@@ -137,6 +146,20 @@ def _call(b: int) -> None:
     """Wake the owner, unless it has been called already."""
     if exchange(get_i64(b, OWNER_CALLED), 0, 1) == 0:
         wake(get_i64(b, OWNER_BELL), b + 8 * _ONE)
+
+
+@kernel
+def _call_for(b: int, ended: int, now_ns: int) -> None:
+    """Wake the owner for slots that ended: some together, or what is left before the lane rests."""
+    untold = get_i64(b, _UNTOLD) + ended
+    if untold == ended:
+        put_i64(b, _UNTOLD_NS, now_ns)
+    if untold > 0:
+        late = now_ns - get_i64(b, _UNTOLD_NS) >= _TOGETHER_NS
+        if late or untold >= _TOGETHER or get_i64(b, _RUNNING) == 0:
+            _call(b)
+            untold = 0
+    put_i64(b, _UNTOLD, untold)
 
 
 @kernel

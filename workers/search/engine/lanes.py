@@ -27,7 +27,10 @@ class Lanes(Protocol):
     count: int
     slots_each: int
     dim_max: int  # values of a vector that it can search
+    top_m_max: int  # entries of a routing list
     tasks_max: int  # rows that a slot can measure in one extend
+    feeds: int  # of links, that run at a time where nobody else lacks a place
+    feed_queries: int  # that such a feed has, one after the other in one slot
     bell: int  # a file descriptor, readable while slots ended that `ended` has not returned
     failure: BaseException | None  # what ended a lane; the bell rings then
 

@@ -43,6 +43,7 @@ class Occupancy:
         self.active = [0] * lanes.count  # searches in a place, by lane
         each = lanes.slots_each
         self.free = [list(range(i * each, (i + 1) * each))[::-1] for i in range(lanes.count)]
+        self._lane = [slot // each for slot in range(lanes.count * each)]  # by slot
         self._slots, self._lanes = slots, lanes
 
     @property
@@ -73,7 +74,7 @@ class Occupancy:
         Meanwhile what ended holds no place; it keeps its slot until it is released.
         """
         over = set(ended)
-        left = [self._lane(slot) for slot in over.difference(self.parked)]
+        left = [self._lane[slot] for slot in over.difference(self.parked)]
         for lane in left:
             self.active[lane] -= 1
         in_places = self.tickets.keys() - over.union(self.parked)
@@ -100,13 +101,13 @@ class Occupancy:
         """A search gives its place away."""
         self.tickets[slot].was_parked = True
         self.parked.append(slot)
-        self.active[self._lane(slot)] -= 1
+        self.active[self._lane[slot]] -= 1
         self._lanes.tell(slot, PARK)
 
     def resume(self, slot: int) -> None:
         """A parked search has a place again."""
         self.parked.remove(slot)
-        self.active[self._lane(slot)] += 1
+        self.active[self._lane[slot]] += 1
         self._lanes.tell(slot, RESUME)
 
     def run_again(self, ticket: Ticket) -> None:
@@ -127,10 +128,7 @@ class Occupancy:
         if slot in self.parked:
             self.parked.remove(slot)
         else:
-            self.active[self._lane(slot)] -= 1
+            self.active[self._lane[slot]] -= 1
         if not was_read:
             self._slots.fields[slot] = fields.FREE  # it points to nothing any more
-        self.free[self._lane(slot)].append(slot)
-
-    def _lane(self, slot: int) -> int:
-        return slot // self._lanes.slots_each
+        self.free[self._lane[slot]].append(slot)

@@ -111,16 +111,16 @@ class Waiting:
         self.prefill, self.late, self.decode, self.link = BySlack(), InOrder(), InOrder(), InOrder()
         self.counts = dict.fromkeys(Kind, 0)
         self.deadlines = Deadlines[QueuedSearch](lambda item: item.waits)
-        self._total = 0
+        self.total = 0  # searches
         self._cancelled = 0  # since the last sweep
 
     def __len__(self) -> int:
-        return self._total
+        return self.total
 
     def add(self, item: QueuedSearch) -> None:
         """It waits from now on."""
         self.counts[item.kind] += 1
-        self._total += 1
+        self.total += 1
         item.waits = True
         if item.kind is _PREFILL:
             self.prefill.add(item)
@@ -133,7 +133,7 @@ class Waiting:
         assert item.waits
         item.waits = False
         self.counts[item.kind] -= 1
-        self._total -= 1
+        self.total -= 1
 
     def take_prefill(self, ms_per_extend: float) -> QueuedSearch | None:
         """The one with the least slack of those that can meet their deadline."""

@@ -118,7 +118,7 @@ class Scheduler:
         """Whether a plan would just admit a search that arrives now, if a place is free and no
         search is parked."""
         return (
-            not len(self.queues)
+            not self.queues.total
             and self._passes
             and item.kind is not _LINK
             and item.deadline_ms > item.arrived_ms

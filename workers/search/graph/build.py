@@ -13,6 +13,7 @@ import numpy as np
 
 from workers.search.graph import knn
 from workers.search.kernels.arrays import Array
+from workers.search.kernels.forests import join
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.keys import LIMIT, NOWHERE, row_of
 from workers.search.kernels.parallel import over_rows
@@ -151,17 +152,7 @@ def components(graph: Array) -> Array:
     parent = np.arange(len(graph))
     for row in range(len(graph)):
         for other in graph[row]:
-            one, two = row, np.int64(other)
-            while parent[one] != one:
-                parent[one] = parent[parent[one]]
-                one = parent[one]
-            while parent[two] != two:
-                parent[two] = parent[parent[two]]
-                two = parent[two]
-            if one < two:
-                parent[two] = one
-            else:
-                parent[one] = two
+            join(parent, row, np.int64(other))
     for row in range(len(graph)):
         parent[row] = parent[parent[row]]  # smaller rows come first, and are settled
     return parent

@@ -12,6 +12,7 @@ import numpy as np
 from workers.search.graph.build import components
 from workers.search.kernels.arrays import Array, stored_bits
 from workers.search.kernels.distances import distance, load
+from workers.search.kernels.forests import join
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.memory import address
 
@@ -20,23 +21,24 @@ _SAMPLED_PER_REPRESENTATIVE = 32
 
 
 def representatives(
-    vectors: Array, graph: Array, metric: int, stored: int, *, seed: int = 0
+    vectors: Array, graph: Array, nodes: Array, metric: int, stored: int, *, seed: int = 0
 ) -> Array:
     """Entry rows, ascending: shape (count,), int64.
 
-    `vectors` has shape (rows, padded dim), `graph` shape (rows, degree), uint32.
+    `vectors` has shape (rows, padded dim), `graph` shape (rows, degree), uint32; `nodes`, int64,
+    are the rows to choose from.
     About sqrt(rows) of them, from a sample where there are many rows, as many random ones, and the
     smallest row of each weak component that has none.
     """
-    rows, wanted = len(vectors), usual_count(len(vectors))
-    if wanted >= rows:
-        return np.arange(rows)
-    random, sampled = np.random.default_rng(seed), np.arange(rows)
-    if rows > wanted * _SAMPLED_PER_REPRESENTATIVE:
-        sampled = np.sort(random.choice(rows, wanted * _SAMPLED_PER_REPRESENTATIVE, replace=False))
+    wanted = usual_count(len(nodes))
+    if wanted >= len(nodes):
+        return nodes
+    random, sampled = np.random.default_rng(seed), nodes
+    if len(nodes) > wanted * _SAMPLED_PER_REPRESENTATIVE:
+        sampled = np.sort(random.choice(nodes, wanted * _SAMPLED_PER_REPRESENTATIVE, replace=False))
     spread = _farthest(stored_bits(vectors), sampled, wanted, metric, stored)
-    drawn = random.choice(rows, wanted, replace=False)
-    return _covering(np.union1d(spread, drawn), graph)
+    drawn = random.choice(nodes, wanted, replace=False)
+    return covering(np.union1d(spread, drawn), graph)
 
 
 def usual_count(rows: int) -> int:
@@ -45,19 +47,45 @@ def usual_count(rows: int) -> int:
 
 
 def extended(
-    entries: Array, first: int, vectors: Array, graph: Array, metric: int, stored: int
+    entries: Array, first: int, added: Array, vectors: Array, graph: Array, metric: int, stored: int
 ) -> Array:
-    """`entries`, int64, with some for the rows from `first` on, and for components that are new."""
-    added = np.arange(first, len(vectors))
+    """`entries`, int64, with some for the rows from `first` on, and for islands of these alone.
+
+    `added`, int64, are the rows to choose from. Islands of older rows, whose edges to others gave
+    way, wait for `covering`.
+    """
     wanted = min(len(added), int(np.ceil(np.sqrt(len(added)))))
     chosen = _farthest(stored_bits(vectors), added, wanted, metric, stored)
-    return _covering(np.union1d(entries, chosen), graph)
+    roots = _islands(graph, first)
+    lone = np.setdiff1d(roots, roots[chosen - first])
+    return np.union1d(np.union1d(entries, chosen), lone[lone >= first])
 
 
-def _covering(chosen: Array, graph: Array) -> Array:
+def covering(chosen: Array, graph: Array) -> Array:
     """Entry rows and one for each weak component that has none, ascending."""
     roots = components(graph)
     return np.union1d(chosen, np.setdiff1d(roots, roots[chosen]))
+
+
+@kernel
+def _islands(graph: Array, first: int) -> Array:
+    """The smallest row of each island among the rows from `first` on, and -1 for all others.
+
+    An island has no edge to an older row: shape (rows from `first` on,), int64 (union-find).
+    `graph` is uint32 (rows, degree).
+    """
+    parent = np.arange(len(graph) - first + 1)  # place 0 stands for all older rows
+    for row in range(first, len(graph)):
+        for other in graph[row]:
+            one, two = row - first + 1, np.int64(other) - first + 1
+            if two < 0:
+                two = np.int64(0)
+            join(parent, one, two)
+    out = np.empty(len(graph) - first, np.int64)
+    for place in range(1, len(parent)):
+        parent[place] = parent[parent[place]]
+        out[place - 1] = first + parent[place] - 1 if parent[place] else -1
+    return out
 
 
 @kernel

@@ -34,16 +34,17 @@ from workers.search.kernels.keys import (
 from workers.search.kernels.memory import address, get_i64, get_u32, prefetch_row, put_i64, put_u32
 from workers.search.kernels.parallel import over_rows
 
-EXACT_ROWS_MAX = 20_000
+EXACT_ROWS_MAX = 12_000
 TREES = 3
 SAMPLE = 26  # entries of a list, and of a reverse list, that take part in a round
 ROUNDS_MAX = 8
 ENOUGH = 0.005  # changed share of all entries below which another round is not worth it
 _SPARE = 8  # candidates beyond the wanted ones: the matrix product rounds differently
-_BLOCK_ROWS = 1_024
+_BLOCK_ROWS = 256
 _SIFTED_ROWS = 64  # between two looks at how far the end of a list is
 _AHEAD = 6  # rows that are on their way from memory
 _NO_CODES = codes.Codes(np.empty((0, 0), np.uint8), np.empty(0, np.float32))
+_NONE_WILD = np.empty(0, np.uint32)
 
 
 def neighbours(
@@ -65,18 +66,39 @@ def _exact(vectors: Array, count: int, metric: int, stored: int, threads: int) -
     single = vectors.astype(np.float32, copy=False)
     norms = np.einsum("ij,ij->i", single, single) if metric == 0 else np.zeros(rows, np.float32)
     wanted = min(rows, count + 1 + _SPARE)
+    products = np.empty((min(rows, _BLOCK_ROWS), rows), np.float32)
+    found = np.empty((len(products), wanted), np.int64)
     for first in range(0, rows, _BLOCK_ROWS):
-        last = min(rows, first + _BLOCK_ROWS)
-        scores = norms - 2 * (single[first:last] @ single.T)
-        if wanted < rows:
-            found = np.argpartition(scores, wanted - 1, axis=1)[:, :wanted]
-        else:
-            found = np.broadcast_to(np.arange(rows), scores.shape)
+        size = min(rows - first, _BLOCK_ROWS)
+        np.matmul(single[first : first + size], single.T, out=products[:size])
+        over_rows(_nearest, size, products, norms, found, threads=threads)
         introduce(
-            stored_bits(vectors), np.arange(first, last), found.astype(np.int64).ravel(),
-            even_spans(*found.shape), keys, metric, stored, threads=threads,
+            stored_bits(vectors), np.arange(first, first + size), found[:size].ravel(),
+            even_spans(size, wanted), keys, metric, stored, threads=threads,
         )  # fmt: skip
     return keys
+
+
+@kernel
+def _nearest(first: int, last: int, products: Array, norms: Array, found: Array) -> None:
+    """The rows that are nearest by their `norms` and `products` with others, nearest first.
+
+    For others `first` to `last`: `products` is float32 (others, rows), `found` int64 (others, list
+    length), of at most so many rows.
+    """
+    size = found.shape[1]
+    held = np.empty(size, np.uint64)
+    for i in range(first, last):
+        held[:] = EMPTY
+        worst = np.float32(np.inf)
+        for row in range(products.shape[1]):
+            far = norms[row] - np.float32(2) * products[i, row]
+            if far <= worst:
+                insert(address(held), size, key_of(far, row))
+                if held[size - 1] < LIMIT:
+                    worst = distance_of(held[size - 1])
+        for place in range(size):
+            found[i, place] = row_of(held[place])
 
 
 def introduce(
@@ -147,7 +169,7 @@ def _descend(
         after = keys | FLAG
         changed = over_rows(
             _round, rows, vectors, keys, near, counts, after, metric, stored, known.codes,
-            known.ruler, threads=threads,
+            known.ruler, _NONE_WILD if known.wild is None else known.wild, threads=threads,
         )  # fmt: skip
         keys = after
         if sum(changed) < ENOUGH * rows * count:
@@ -199,12 +221,13 @@ def _sampled(
 @kernel
 def _round(
     first: int, last: int, vectors: Array, keys: Array, near: Array, counts: Array, after: Array,
-    metric: int, stored: int, known: Array, ruler: Array,
+    metric: int, stored: int, known: Array, ruler: Array, wild: Array,
 ) -> int:  # fmt: skip
     """Rows first to last gather from their neighbours' lists; how many entries are new.
 
     `near` and `counts` are those of `_sampled`. Lists of `keys` are read, and those of `after`, of
     the same shape, are written. `known` are codes and `ruler` what they stand for; no rows: none.
+    `wild` is the bit set of rows whose codes say nothing; no words: none.
     """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     seen = np.full(len(keys), NOWHERE, np.uint32)
@@ -225,7 +248,7 @@ def _round(
             rows, total = address(pending) + 8 * begin, min(_SIFTED_ROWS, found - begin)
             if len(known) and after[row, size - 1] < LIMIT:
                 worst = distance_of(after[row, size - 1])
-                total = _sifted(rows, total, worst, known, address(coded), metric)
+                total = _sifted(rows, total, worst, known, wild, address(coded), metric)
             for i in range(total):
                 if i + _AHEAD < total:
                     prefetch_row(start + get_i64(rows, i + _AHEAD) * row_bytes, row_bytes)
@@ -238,11 +261,14 @@ def _round(
 
 
 @inlined
-def _sifted(rows: int, total: int, worst: Any, known: Array, query: int, metric: int) -> int:
+def _sifted(
+    rows: int, total: int, worst: Any, known: Array, wild: Array, query: int, metric: int
+) -> int:
     """`codes.sifted` of `total` rows, int64 at an address, whose codes are on their way by then."""
     for i in range(total):
         prefetch_row(address(known) + get_i64(rows, i) * known.strides[0], known.strides[0])
-    return sifted(rows, total, worst, address(known), known.strides[0], query, metric)
+    passing = address(wild) if len(wild) else 0
+    return sifted(rows, total, worst, address(known), known.strides[0], passing, query, metric)
 
 
 @inlined

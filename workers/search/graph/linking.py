@@ -6,7 +6,7 @@ themselves into the middle of their neighbours' lists: the nearest half of a lis
 last entry goes. Deleted rows: who had an edge to one takes the nearest of that one's neighbours
 instead (Singh et al., "FreshDiskANN", arXiv:2105.09613, without its slack factor).
 
-Graphs are never changed in place; searches may be walking them.
+A graph that searches may be walking is never changed: `versions.py` has room for the next one.
 """
 
 import numpy as np
@@ -19,28 +19,30 @@ from workers.search.kernels.keys import EMPTY, LIMIT, insert, key_of, row_of
 from workers.search.kernels.memory import address
 from workers.search.kernels.parallel import over_rows
 
+_SCATTER = np.uint64(0x9E3779B97F4A7C15)
+
 
 def extended(
-    graph: Array, vectors: Array, found: Array, metric: int, stored: int, *, threads: int = 0
-) -> Array:
-    """The graph with rows len(graph) to len(graph) + len(found) added.
+    graph: Array, linked: int, new: Array, vectors: Array, found: Array, metric: int, stored: int,
+    *, threads: int = 0,
+) -> Array:  # fmt: skip
+    """Fill in a graph from row `linked` on, in place; which older rows have other edges now.
 
+    `new`, int64, are those of the rows that get edges; all places of the others hold themselves.
     `found` has shape (new rows, list length), int64: the linked rows that are nearest to each new
     one, -1 at the end of short lists.
     """
-    linked, added, degree = len(graph), len(found), graph.shape[1]
-    keys = np.full(found.shape, EMPTY, np.uint64)
-    new = np.arange(linked, linked + added)
-    candidates = np.hstack([found, np.broadcast_to(new, (added, added))])
+    added = len(graph) - linked
+    keys = np.full((added, found.shape[1]), EMPTY, np.uint64)
+    candidates = np.hstack([found, np.broadcast_to(new, (len(new), len(new)))])
     introduce(
         stored_bits(vectors), new, candidates.ravel(), even_spans(*candidates.shape), keys, metric,
         stored, base=linked, threads=threads,
     )  # fmt: skip
-    out = np.empty((linked + added, degree), np.uint32)
-    out[:linked] = graph
-    over_rows(_forward, added, keys, out, linked, threads=threads)
-    _backward(out, linked)
-    return out
+    over_rows(_forward, added, keys, graph, linked, threads=threads)
+    _backward(graph, linked)
+    pushed = np.unique(graph[linked:, : graph.shape[1] // 2])
+    return pushed[pushed < linked]
 
 
 @kernel
@@ -52,23 +54,35 @@ def _forward(first: int, last: int, keys: Array, graph: Array, linked: int) -> N
     """
     size, degree = keys.shape[1], graph.shape[1]
     detours = np.empty(size, np.int64)
+    bits = 2
+    while 1 << bits < 4 * size:
+        bits += 1
+    mask, shift = (1 << bits) - 1, np.uint64(64 - bits)
+    rows, ranks = np.empty(mask + 1, np.int64), np.empty(mask + 1, np.int64)  # a hash table
     for i in range(first, last):
         found = 0
+        rows[:] = -1
         while found < size and keys[i, found] < LIMIT:
-            detours[found] = 0
+            row = np.int64(row_of(keys[i, found]))
+            place = np.int64(np.uint64(row) * _SCATTER >> shift)
+            while rows[place] >= 0:
+                place = (place + 1) & mask
+            rows[place], ranks[place], detours[found] = row, found, 0
             found += 1
         for rank in range(found):
             between = row_of(keys[i, rank])
-            for place in range(degree if between < linked else size):
+            for edge in range(degree if between < linked else size):
                 if between < linked:
-                    far = np.int64(graph[between, place])
-                elif keys[between - linked, place] < LIMIT:
-                    far = np.int64(row_of(keys[between - linked, place]))
+                    far = np.int64(graph[between, edge])
+                elif keys[between - linked, edge] < LIMIT:
+                    far = np.int64(row_of(keys[between - linked, edge]))
                 else:
                     break
-                for other in range(rank + 1, found):
-                    if row_of(keys[i, other]) == far:
-                        detours[other] += 1
+                place = np.int64(np.uint64(far) * _SCATTER >> shift)
+                while rows[place] >= 0 and rows[place] != far:
+                    place = (place + 1) & mask
+                if rows[place] == far and ranks[place] > rank:
+                    detours[ranks[place]] += 1
         kept, fewest = 0, 0
         while kept < degree and kept < found:
             for rank in range(found):
@@ -106,13 +120,21 @@ def _backward(graph: Array, linked: int) -> None:
 
 
 def mended(
-    graph: Array, vectors: Array, live: Array, metric: int, stored: int, *, threads: int = 0
-) -> Array:
+    graph: Array, vectors: Array, live: Array, metric: int, stored: int, *,
+    heads: Array | None = None, threads: int = 0,
+) -> Array:  # fmt: skip
     """The graph of the live rows alone, renumbered in their order: row i is what live[i] was.
 
     `graph` is uint32 (rows, degree), `live` int64, ascending; shape (len(live), degree), uint32.
+    `heads` are the nodes of live rows, where there are copies: who heads the live copies of a
+    deleted node takes its place.
     """
     renumbered = np.full(len(graph), -1, np.int64)
+    if heads is not None:
+        dead, heirs = np.unique(heads, return_index=True)
+        renumbered[dead] = heirs
+        graph = graph.copy()
+        graph[live[heirs]] = graph[dead]
     renumbered[live] = np.arange(len(live))
     out = np.empty((len(live), graph.shape[1]), np.uint32)
     over_rows(

@@ -1,41 +1,195 @@
 """Searches an index for rows of its own, and makes those that are not found entry points.
 
-A graph of near neighbours has islands: clusters of other scales, copies, outliers. How a row is
-reached depends on where searches begin, and no rule of distance alone knows that beforehand. So it
-is tried: a row is missed where a search for it finds nothing as near as itself. Rounds follow each
-other until few are missed, each with other rows; what is missed in the last is the index's
-`missed_share`. By inner product a row may rightly find a longer one; then it says less.
+A graph of near neighbours has islands, and no rule of distance alone knows where walks must begin
+to reach all. So it is tried: a row is missed where a search for it finds nothing as near as itself.
+Rounds follow each other until few are missed, each with other rows; what is missed in the last is
+the index's `missed_share`. By inner product a row may rightly find a longer one.
+
+How long a routing list must be for a wanted recall is measured with rows that are held out, as if
+they had never been added: no edge leads to them. What a scan of all others finds is the truth.
+Where the usual list finds too few of the nearest rows, those that it misses become entry points,
+as long as that does more than to add rows at random.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
+from workers.search.graph import copies
 from workers.search.index.query import Effort
 from workers.search.index.view import Audit, IndexView
-from workers.search.kernels.arrays import Array, stored_bits
+from workers.search.kernels.arrays import Array, all_but, stored_bits
 from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.memory import address
+from workers.search.limits import SCANNED_ROWS_MAX, TOP_M_MAX
 
 Neighbours = Callable[[IndexView, Array, Effort], Array]  # rows for prepared queries: (queries, k)
 
 ROUNDS_MAX = 8
+HELD_OUT = 200  # rows that lists of several lengths are tried on
+_HELD_OUT_OFTEN = 400  # in each round for those that such rows miss
+LENGTHS = (16, 32, 64, 128, 256, 512, 1_024, TOP_M_MAX)
+RECALL_ENOUGH = 0.995  # of the nearest 10, beyond which no longer list is tried
 ENOUGH = 0.002  # share of missed rows that ends the rounds
 _SEARCHED_MIN, _SEARCHED_PER_ROOT = 1_024, 4  # rows of a round, and times sqrt(rows)
 _EFFORT = Effort(k=1, top_m=64)
+REACHED = 0.975  # share of the nearest of held-out rows that ends the rounds
+_WORTH = 4  # times what random entry points would find
+_FEW, _MOST = 10, 100  # nearest rows of which the share is told
+_OF_MOST_ENOUGH = 0.97
+_LONG, _GAIN = 256, 0.002  # entries of a list, from which another is tried only if it gains so much
 
 
-def audited(view: IndexView, neighbours: Neighbours, *, seed: int) -> tuple[Array, Audit]:
-    """Entry points with those that searches of `view` needed; all its rows are linked and live."""
+def audited(
+    view: IndexView, neighbours: Neighbours, *, seed: int, before: Audit | None = None
+) -> tuple[Array, Audit]:
+    """Entry points with those that searches of `view` needed; all its rows are linked and live.
+
+    What was measured `before` of lists is kept, unless there are many more rows now.
+    """
     random, rounds, share = np.random.default_rng(seed), 0, 1.0
     while rounds < ROUNDS_MAX and share > ENOUGH:
         rounds += 1
         missed, share = tried(view, neighbours, random)
+        if view.chain is not None:
+            missed = copies.heads(view.chain)[missed]
         view = replace(view, entries=np.union1d(view.entries, missed), ways={})
-    last = Audit(rows=view.linked, entries=len(view.entries), rounds=rounds, missed_share=share)
-    return view.entries, last
+    calibrated, efforts = view.linked, tuple[tuple[int, float, float], ...]()
+    if before is not None and not before.is_uncalibrated(view.linked):
+        calibrated, efforts = before.calibrated, before.efforts
+    elif view.linked > max(SCANNED_ROWS_MAX, 8 * HELD_OUT):  # of few rows, which are scanned, none
+        held = HeldOut.of(view, neighbours, random, HELD_OUT, _MOST)
+        if held.share(neighbours, view.entries) < REACHED:
+            view = replace(view, entries=reached(view, neighbours, random), ways={})
+        efforts = recalls(held, neighbours, view.entries)
+    return view.entries, Audit(
+        rows=view.linked, entries=len(view.entries), rounds=rounds, missed_share=share,
+        calibrated=calibrated, efforts=efforts,
+    )  # fmt: skip
+
+
+def reached(view: IndexView, neighbours: Neighbours, random: np.random.Generator) -> Array:
+    """Entry points with those of the nearest rows of held-out ones that searches missed.
+
+    Each round tries on other rows whether the last ones find more than as many random ones would;
+    those that do not are left out again.
+    """
+    kept = entries = view.entries
+    for _ in range(ROUNDS_MAX):
+        held = HeldOut.of(view, neighbours, random, _HELD_OUT_OFTEN, _FEW)
+        share, missed = held.share(neighbours, entries), held.missed(neighbours, entries)
+        if len(entries) > len(kept):
+            before = held.share(neighbours, kept)
+            added = (len(entries) - len(kept)) / view.linked
+            if share - before <= _WORTH * added * (1 - before):
+                break
+            kept = entries
+        if share >= REACHED:
+            break
+        entries = np.union1d(kept, missed)
+    return kept
+
+
+class HeldOut(NamedTuple):
+    """Some rows that are searched for as if they had never been added."""
+
+    view: IndexView  # no edge leads to them
+    hidden: Array  # bool (rows,): which rows are hidden in it
+    rows: Array
+    queries: Array
+    nearest: Array  # of the others by a scan, int64 (held out, k)
+    far: Array  # their distances, float32
+
+    @classmethod
+    def of(
+        cls, view: IndexView, neighbours: Neighbours, random: np.random.Generator, count: int,
+        k: int,
+    ) -> "HeldOut":  # fmt: skip
+        """So many are drawn, and their k nearest rows."""
+        rows = np.sort(random.choice(view.linked, count, replace=False))
+        hidden = np.zeros(view.linked, bool)
+        hidden[rows] = True if view.chain is None else copies.are_lone(view.chain)[rows]
+        graph, others = view.graph.copy(), all_but(rows, view.linked)
+        _hide(graph, hidden)
+        alive = None if view.chain is None else others
+        scanned = replace(
+            view, graph=view.graph[:0], entries=view.entries[:0], chain=None, linked=0, codes=None,
+            ways={}, live=view.linked - count, alive=others,
+        )  # fmt: skip
+        queries = view.vectors[rows].astype(np.float32)
+        nearest = neighbours(scanned, queries, Effort(k=k, top_m=k))
+        walked = replace(view, graph=graph, alive=alive)
+        return cls(walked, hidden, rows, queries, nearest, _far(view, rows, nearest))
+
+    def found(self, neighbours: Neighbours, entries: Array, k: int, top_m: int) -> Array:
+        """Rows that searches from these entry points find, (held out, k)."""
+        view = replace(self.view, entries=entries[~self.hidden[entries]], ways={})
+        return neighbours(view, self.queries, Effort(k=k, top_m=top_m))
+
+    def share(self, neighbours: Neighbours, entries: Array) -> float:
+        """Of the nearest rows, that the usual searches find."""
+        far = _far(self.view, self.rows, self.found(neighbours, entries, _FEW, _EFFORT.top_m))
+        return float((far <= self.far[:, [_FEW - 1]]).mean())
+
+    def missed(self, neighbours: Neighbours, entries: Array) -> Array:
+        """Nodes of the nearest rows that these do not find."""
+        found = self.found(neighbours, entries, _FEW, _EFFORT.top_m)
+        nearest, chain = self.nearest[:, :_FEW], self.view.chain
+        rows = np.unique(nearest[(nearest[:, :, None] != found[:, None]).all(2)])
+        return rows if chain is None else copies.heads(chain)[rows]
+
+
+def recalls(
+    held: HeldOut, neighbours: Neighbours, entries: Array
+) -> tuple[tuple[int, float, float], ...]:
+    """Lengths of routing lists, ascending, and the share of the 10 and 100 nearest rows that each
+    finds for rows that are held out."""
+    found: list[tuple[int, float, float]] = []
+    for length in LENGTHS:
+        k = min(_MOST, length)
+        far = _far(held.view, held.rows, held.found(neighbours, entries, k, length))
+        shares = [float((far[:, :few] <= held.far[:, [few - 1]]).mean()) for few in (_FEW, k)]
+        found.append((length, shares[0], shares[1] if k == _MOST else 0.0))
+        if k == _MOST and shares[0] >= RECALL_ENOUGH and shares[1] >= _OF_MOST_ENOUGH:
+            break
+        if length >= _LONG and shares[0] - found[-2][1] < _GAIN:
+            break
+    return tuple(found)
+
+
+def _far(view: IndexView, held: Array, found: Array) -> Array:
+    """Distances of found rows from those held out, float32 (held out, k); infinite for row -1."""
+    out = np.full(found.shape, np.inf, np.float32)
+    _distances(stored_bits(view.vectors), held, found, view.metric.number, view.storage.number, out)
+    return out
+
+
+@kernel
+def _distances(
+    vectors: Array, held: Array, found: Array, metric: int, stored: int, out: Array
+) -> None:
+    """To `out`, float32, the distances of the rows `found`, int64 of the same shape (held, k), from
+    the rows `held`, int64; what is -1 is passed over. `vectors` are stored bits."""
+    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
+    query = np.empty(length, np.float32)
+    for i in range(len(held)):
+        load(start + held[i] * row_bytes, address(query), length, stored)
+        for place in range(found.shape[1]):
+            if found[i, place] >= 0:
+                at = start + found[i, place] * row_bytes
+                out[i, place] = distance(at, address(query), length, metric, stored)
+
+
+@kernel
+def _hide(graph: Array, hidden: Array) -> None:
+    """Lead edges to `hidden` rows, bool (rows,), back to where they begin, in place."""
+    for row in range(len(graph)):
+        for place in range(graph.shape[1]):
+            if hidden[graph[row, place]]:
+                graph[row, place] = row
 
 
 def tried(

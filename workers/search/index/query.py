@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workers.search.index.filters import Filter
 from workers.search.index.kinds import Kind
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.keys import rows_and_distances
+from workers.search.metadata.filters import Filter
 
 ExternalId = int | str | bytes
 
@@ -22,6 +22,7 @@ class Effort:
 
     k: int = 10
     top_m: int = 64  # entries of the routing list: more of them, more recall and more time
+    recall: float = 0.0  # aimed at, in place of `top_m`, by what the index measured; 0: `top_m`
     width: int = 1  # entries expanded per extend: more of them, fewer extends
     patience: int = 0  # stop after so many extends without change; 0: when nothing is left
     where: Filter | None = None

@@ -1,19 +1,21 @@
 """Rows of an index: vectors, external ids, metadata, payloads, and which rows are deleted.
 
-Rows are numbers that count up; a row never changes once it is appended, only its bit in `dead`, so
-views share this memory. Not safe for several threads: `Index` holds its lock.
+Rows are numbers that count up; a row never changes once it is appended, only whether it is alive,
+so views share this memory. They read copies of the bits of live rows, made when one is wanted after
+a deletion. Not safe for several threads: `Index` holds its lock.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from schemas.errors import InvalidRequest
-from workers.search.index.columns import Columns, Value
 from workers.search.index.query import ExternalId
-from workers.search.kernels.arrays import Array, aligned, all_but
+from workers.search.kernels.arrays import WORD_BITS, Array, aligned, packed
 from workers.search.limits import ROWS_MAX
+from workers.search.metadata.columns import Columns, Metadata
+from workers.search.metadata.filters import CompiledFilters
 
 _CAPACITY_MIN = 1_024
 ID_BYTES_MAX = 1_024
@@ -35,21 +37,30 @@ class Rows:
         self.ids: list[ExternalId] = list(ids)
         self.payloads = [b""] * len(self.ids) if payloads is None else list(payloads)
         assert len(self.payloads) == len(self.ids), "a payload for each row"
-        self.dead = list(dead)
-        gone = set(self.dead)
+        self._payload_bytes = sum(map(len, self.payloads))
+        gone = set(dead)
         self.row_of = {name: row for row, name in enumerate(self.ids) if row not in gone}
         assert len(self.row_of) == len(self.ids) - len(gone), "a live id stands twice"
+        self.filters = CompiledFilters(columns)
+        self.dead_count = len(gone)
+        self._dead = packed(np.isin(np.arange(len(vectors)), list(gone)))
+        self._alive: Array | None = None  # what it comes to, until it changes
 
     @property
     def count(self) -> int:
         """Rows, deleted ones too."""
         return len(self.ids)
 
+    @property
+    def bytes_held(self) -> int:
+        """Memory of vectors, metadata and payloads, with room for more rows."""
+        return self.vectors.nbytes + self.columns.bytes_held + self._payload_bytes
+
     def append(
         self,
         vectors: Array,
         ids: Sequence[ExternalId],
-        metadata: Sequence[Mapping[str, Value]],
+        metadata: Sequence[Metadata],
         payloads: Sequence[bytes] | None = None,
     ) -> None:
         """Add rows; those that had these ids before are deleted."""
@@ -61,9 +72,13 @@ class Rows:
             grown = aligned(capacity, self.vectors.shape[1], self.vectors.dtype)
             grown[:first] = self.vectors[:first]
             self.vectors = grown
+            room = np.zeros(-(-capacity // WORD_BITS), np.uint32)
+            room[: len(self._dead)] = self._dead
+            self._dead, self._alive = room, None
         self.vectors[first:count] = vectors
         self.columns.append(first, metadata, len(self.vectors))
         self.payloads += [b""] * len(ids) if payloads is None else payloads
+        self._payload_bytes += sum(map(len, payloads or ()))
         for row, external in enumerate(ids, first):
             self.delete(external)
             self.row_of[external] = row
@@ -74,12 +89,16 @@ class Rows:
         row = self.row_of.pop(external, None)
         if row is None:
             return False
-        self.dead.append(row)
+        self.dead_count += 1
+        self._dead[row // WORD_BITS] |= np.uint32(1 << row % WORD_BITS)
+        self._alive = None
         return True
 
     def alive(self) -> Array | None:
-        """The bit set of live rows, or None where no row was deleted."""
-        return all_but(np.array(self.dead), self.count) if self.dead else None
+        """The bit set of live rows, maybe with more bits; None where no row was deleted."""
+        if self.dead_count and self._alive is None:
+            self._alive = ~self._dead
+        return self._alive
 
 
 def check_ids(ids: Sequence[Any], count: int) -> None:

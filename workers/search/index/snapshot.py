@@ -20,21 +20,26 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import InvalidRequest, SnapshotError
-from workers.search.index import snapshot_checks
-from workers.search.index.columns import Columns
+from workers.search.graph.links import Kept, Links
+from workers.search.index import packing, snapshot_checks
 from workers.search.index.index import Index
-from workers.search.index.query import ExternalId
 from workers.search.index.rows import Rows
 from workers.search.index.view import Audit, IndexView
 from workers.search.kernels import codes
-from workers.search.kernels.arrays import Array
+from workers.search.kernels.arrays import Array, unpacked
 from workers.search.kernels.metrics import Metric, Storage
+from workers.search.metadata.columns import Columns
+from workers.search.metadata.further import Further
 
 MAGIC = b"TRIVIDX\n"
-VERSION, _READ = 2, (1, 2)  # 1 had no payloads
+VERSION, _READ = 4, (1, 2, 3, 4)  # payloads since 2, nodes of several rows 3, lists in metadata 4
 _HEAD = struct.Struct("<8sII32s")
 _PAGE = snapshot_checks.PAGE
 _CRAFTED = (KeyError, TypeError, ValueError, AttributeError, RecursionError, InvalidRequest)
+
+
+class Unfit(SnapshotError):
+    """A snapshot that may be whole, and is not for this reader."""
 
 
 def save(index: Index, path: Path, notes: Mapping[str, Any] | None = None) -> None:
@@ -63,11 +68,12 @@ def save(index: Index, path: Path, notes: Mapping[str, Any] | None = None) -> No
         "rows": view.count,
         "live": view.live,
         "audit": view.audit and asdict(view.audit),
-        "labels": {field: list(labels) for field, labels in view.columns.labels.copy().items()},
         "notes": dict(notes or {}),
         "sections": sections,
     }
-    _write(path, json.dumps(header).encode(), list(arrays.values()))
+    labels = packing.labels_json(view.columns.labels.copy())
+    whole = f'{json.dumps(header)[:-1]}, "labels": {{{labels}}}}}'
+    _write(path, whole.encode(), list(arrays.values()))
 
 
 def info(path: Path) -> dict[str, Any]:
@@ -75,70 +81,52 @@ def info(path: Path) -> dict[str, Any]:
     return _header(path)[0]
 
 
-def load(path: Path, *, verify: bool = True, threads: int = 0) -> Index:
-    """The index of a file; raises SnapshotError. `verify` reads all of it once, for the sums."""
+def load(path: Path, *, verify: bool = True, threads: int = 0, mapped: bool = True) -> Index:
+    """The index of a file; raises SnapshotError. `verify` reads all of it once, for the sums.
+
+    Not `mapped`, it is read into memory, and the file may go away on whatever disk it is.
+    """
     header, begin = _header(path)
     try:
-        arrays = {each["name"]: _section(path, begin, each, verify) for each in header["sections"]}
+        arrays = {
+            each["name"]: _section(path, begin, each, verify, mapped) for each in header["sections"]
+        }
         return _index(header, arrays, threads)
     except _CRAFTED as error:
         raise _refused(path, f"it does not make sense: {error!r}") from error
 
 
 def _arrays(view: IndexView) -> dict[str, Array]:
-    ids, blob = _packed_ids(view.ids[: view.count])
+    ids, blob = packing.packed_ids(view.ids, view.count)
+    ends, payloads = packing.joined(view.payloads, view.count)
     arrays = {
         "vectors": view.vectors[: view.count],
         "graph": view.graph,
         "entries": view.entries,
-        "dead": np.setdiff1d(np.arange(view.count), view.live_rows()),
+        "dead": _dead(view),
         "ids": ids,
         "id_bytes": blob,
     }
-    if any(payloads := view.payloads[: view.count]):
-        arrays["payload_ends"] = np.cumsum([len(each) for each in payloads])
-        arrays["payload_bytes"] = np.frombuffer(b"".join(payloads), np.uint8)
+    if view.chain is not None:
+        arrays["chain"] = view.chain
+    if len(payloads):
+        arrays["payload_ends"], arrays["payload_bytes"] = ends, payloads
     for name, columns in (("number", view.columns.numbers), ("code", view.columns.label_codes)):
         for field, column in columns.copy().items():
             arrays[f"{name}:{field}"] = column[: view.count]
+            if (further := view.columns.further.get(field)) is not None:
+                rows, values = further.arrays
+                last = np.searchsorted(rows, view.count)
+                arrays[f"{name}_rows:{field}"] = rows[:last]
+                arrays[f"{name}_more:{field}"] = values[:last]
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
 
-def _packed_ids(ids: list[ExternalId]) -> tuple[Array, Array]:
-    """(kind and end of each id in a row of bytes): numbers are 8 bytes."""
-    kinds = {int: 0, str: 1, bytes: 2}
-    parts = [
-        each.to_bytes(8, "little", signed=True)
-        if isinstance(each, int)
-        else each.encode()
-        if isinstance(each, str)
-        else each
-        for each in ids
-    ]
-    table = np.empty((2, len(ids)), np.int64)
-    table[0] = [kinds[type(each)] for each in ids]
-    table[1] = np.cumsum([len(part) for part in parts]) if parts else 0
-    return table, np.frombuffer(b"".join(parts), np.uint8)
-
-
-def _unpacked_ids(table: Array, blob: Array) -> list[ExternalId]:
-    data, begin = blob.tobytes(), 0
-    ids: list[ExternalId] = []
-    for kind, end in table.T.tolist():
-        part = data[begin:end]
-        begin = end
-        if kind == 0:
-            ids.append(int.from_bytes(part, "little", signed=True))
-        else:
-            ids.append(part.decode() if kind == 1 else part)
-    return ids
-
-
-def _unpacked_payloads(arrays: dict[str, Array]) -> list[bytes] | None:
-    if "payload_ends" not in arrays:
-        return None
-    data, ends = arrays["payload_bytes"].tobytes(), arrays["payload_ends"].tolist()
-    return [data[first:end] for first, end in zip([0, *ends], ends, strict=False)]
+def _dead(view: IndexView) -> Array:
+    """Deleted rows, ascending."""
+    if view.alive is None:
+        return np.empty(0, np.int64)
+    return np.flatnonzero(~unpacked(view.alive, view.count))
 
 
 def _write(path: Path, header: bytes, arrays: list[Array]) -> None:
@@ -157,7 +145,12 @@ def _write(path: Path, header: bytes, arrays: list[Array]) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Have the disk know the names in a folder."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
@@ -173,7 +166,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
         _, version, length, digest = _HEAD.unpack(head)
         length = min(length, path.stat().st_size)
         if version not in _READ:
-            raise _refused(path, f"expected format version {VERSION}, found {version}")
+            raise Unfit(f"{path}: expected format version {VERSION}, found {version}")
         text = file.read(length)
     if len(text) < length or hashlib.sha256(text).digest() != digest:
         raise _refused(path, "its header is damaged or cut off")
@@ -185,7 +178,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
     return header, -(-(_HEAD.size + length) // _PAGE) * _PAGE
 
 
-def _section(path: Path, begin: int, section: dict[str, Any], verify: bool) -> Array:
+def _section(path: Path, begin: int, section: dict[str, Any], verify: bool, mapped: bool) -> Array:
     dtype, shape = np.dtype(section["dtype"]), tuple(section["shape"])
     first, size = begin + section["offset"], math.prod(shape) * dtype.itemsize
     if not size:
@@ -195,7 +188,11 @@ def _section(path: Path, begin: int, section: dict[str, Any], verify: bool) -> A
         raise _refused(
             path, f"expected {first + size} bytes up to section {section['name']}, found {found}"
         )
-    array: Array = np.memmap(path, dtype, "r", first, shape).view(np.ndarray)
+    array: Array
+    if mapped:
+        array = np.memmap(path, dtype, "r", first, shape).view(np.ndarray)
+    else:
+        array = np.fromfile(path, dtype, math.prod(shape), offset=first).reshape(shape)
     if verify and _sum(array) != section["sum"]:
         raise _refused(path, f"the sum of section {section['name']} is wrong")
     return array
@@ -214,17 +211,22 @@ def _index(header: dict[str, Any], arrays: dict[str, Array], threads: int) -> In
             columns.numbers[field] = np.array(array)
         elif kind == "code":
             columns.label_codes[field] = np.array(array)
+        elif kind in ("number_more", "code_more"):
+            rows = arrays[f"{kind.removesuffix('more')}rows:{field}"]
+            columns.further[field] = Further(np.array(rows), np.array(array))
     for field, labels in header["labels"].items():
-        columns.labels[field] = {label: code for code, label in enumerate(labels)}
-    ids = _unpacked_ids(arrays["ids"], arrays["id_bytes"])
+        columns.keep_labels(field, labels)
+    ids = packing.unpacked_ids(arrays["ids"], arrays["id_bytes"])
     dead = arrays["dead"].tolist()
     snapshot_checks.ids(ids, dead)
-    payloads = _unpacked_payloads(arrays)
+    payloads = packing.unpacked_payloads(arrays)
     index.rows = Rows(arrays["vectors"], ids, columns, dead, payloads)
-    index.graph, index.entries = arrays["graph"], arrays["entries"]
+    index.links = Kept(Links(arrays["graph"], arrays["entries"], arrays.get("chain")))
     linked = index.rows.vectors[: len(index.graph)]
     index.codes = codes.coded(linked, index.metric.number, threads=threads)
-    index.audit = Audit(**found) if (found := header.get("audit")) else None
+    if found := header.get("audit"):
+        efforts = tuple(tuple(each) for each in found.get("efforts", ()))
+        index.audit = Audit(**{**found, "efforts": efforts})
     index.epoch = header["epoch"]
     return index
 

@@ -14,14 +14,17 @@ import numpy as np
 from workers.search.index.query import ExternalId
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.distances import padded
+from workers.search.kernels.keys import NOWHERE
 from workers.search.limits import DEGREE_MAX, DIM_MAX, ROWS_MAX, SQUARES_MAX
 
 PAGE = 4_096
 _BLOCK_ROWS = 4_096
 _DTYPES = {  # of sections, and how many axes they have
-    "graph": ("<u4", 2), "entries": ("<i8", 1), "dead": ("<i8", 1), "ids": ("<i8", 2),
-    "id_bytes": ("|u1", 1), "payload_ends": ("<i8", 1), "payload_bytes": ("|u1", 1),
-    "number": ("<f8", 1), "code": ("<i4", 1),
+    "graph": ("<u4", 2), "chain": ("<u4", 2), "entries": ("<i8", 1), "dead": ("<i8", 1),
+    "ids": ("<i8", 2), "id_bytes": ("|u1", 1), "payload_ends": ("<i8", 1),
+    "payload_bytes": ("|u1", 1), "number": ("<f8", 1), "code": ("<i4", 1),
+    "number_rows": ("<i8", 1), "number_more": ("<f8", 1), "code_rows": ("<i8", 1),
+    "code_more": ("<i4", 1),
 }  # fmt: skip
 _VECTORS = {"float32": "<f4", "float16": "<f2"}
 
@@ -43,6 +46,10 @@ def header(found: Any) -> None:
             _whole(found["audit"][name], f"audit.{name}", 0, ROWS_MAX)
         share = found["audit"]["missed_share"]
         expect(isinstance(share, float | int) and 0 <= share <= 1, "a missed share", share)
+        for each in found["audit"].get("efforts", ()):
+            fits = all(isinstance(value, float | int) for value in each) and len(each) == 3
+            fits = fits and each[0] >= 1 and 0 <= min(each[1:]) and max(each[1:]) <= 1
+            expect(fits, "the length of a routing list and two shares", each)
     for each in found["sections"]:
         section(each, found["storage"])
 
@@ -72,6 +79,12 @@ def arrays(header: Mapping[str, Any], found: Mapping[str, Array]) -> None:
     expect(linked <= rows and graph.shape[1] == header["degree"], "a graph of rows", graph.shape)
     _within(graph, "graph", linked)
     _within(found["entries"], "entries", linked)
+    if "chain" in found:
+        _shape(found, "chain", (linked, 1))
+        rest = np.flatnonzero(found["chain"][:, 0] != NOWHERE)
+        following = found["chain"][rest, 0]
+        ascends = bool((following > rest).all() and (following < linked).all())
+        expect(ascends, "a chain that ascends to its end", following)
     expect(len(found["entries"]) > 0 or not linked, "entry points", 0)
     _within(found["dead"], "dead", rows)
     dead = np.unique(found["dead"])
@@ -84,9 +97,16 @@ def arrays(header: Mapping[str, Any], found: Mapping[str, Array]) -> None:
         kind, _, field = name.partition(":")
         if kind in ("number", "code"):
             expect(len(column) <= rows, f"at most {rows} values in {name}", len(column))
-        if kind == "code" and len(column):
+        least = {"code": -1, "code_more": 0}.get(kind)
+        if least is not None and len(column):
             most = len(header["labels"][field])
-            expect(column.min() >= -1 and column.max() < most, f"labels in {name}", column.max())
+            expect(column.min() >= least and column.max() < most, f"labels in {name}", column.max())
+        if kind in ("number_more", "code_more"):
+            base = kind.removesuffix("_more")
+            of = found[f"{base}_rows:{field}"]
+            expect(len(of) == len(column), f"a row for each value in {name}", len(of))
+            expect(bool((np.diff(of) >= 0).all()), f"{name} in order of rows", of)
+            _within(of, name, len(found[f"{base}:{field}"]))
     for first in range(0, rows, _BLOCK_ROWS):
         block = found["vectors"][first : first + _BLOCK_ROWS].astype(np.float64)
         squares = np.einsum("ij,ij->i", block, block)

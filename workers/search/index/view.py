@@ -4,23 +4,29 @@ Nothing in a view changes once it is made. Upserts, deletes, linking and compact
 searches that run keep theirs, and with it the memory that their slots point to.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from workers.search.index.columns import Columns
-from workers.search.index.filters import Allowed, Filter, compiled
+from workers.search.graph.links import Links
 from workers.search.index.query import ExternalId
-from workers.search.kernels.arrays import Array, address_of, unpacked
+from workers.search.kernels.arrays import Array, address_of, packed, unpacked
 from workers.search.kernels.codes import Codes
 from workers.search.kernels.metrics import Metric, Storage
+from workers.search.metadata.columns import Columns
+from workers.search.metadata.filters import COMPILED_MAX, Allowed, CompiledFilters, Filter
 from workers.search.walk import fields
 
-COMPILED_MAX = 64  # filters that a view remembers, and ways to search it
-LONG = 10_000_000  # comparisons of a filter, about 10 ms
+WAYS_MAX = 64  # to search a view, that it remembers
+LONG = 1_000_000  # comparisons of a filter, about 1 ms
+UNCALIBRATED = 128  # entries of the routing list for any recall, where none was measured
+_OF_ENTRIES = ("entry_vectors", "entry_codes", "entry_wild")
 _GROWN = 8  # an index that has grown by this part is audited again
+_LEAST_MISSED = 1e-4
+_GROWN_EFFORTS = 1.5  # times as many rows: recall of routing lists is measured again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +37,32 @@ class Audit:
     entries: int  # entry points after it
     rounds: int
     missed_share: float  # of the rows that the last round searched for
+    calibrated: int = 0  # linked rows when `efforts` were measured
+    # lengths of routing lists, and their recall of the 10 and 100 nearest, of rows held out
+    efforts: tuple[tuple[int, float, float], ...] = ()
 
     def is_old(self, rows: int) -> bool:
         """Whether so many linked rows are to be audited again."""
         return rows - self.rows > self.rows // _GROWN
+
+    def is_uncalibrated(self, rows: int) -> bool:
+        """Whether so many linked rows want efforts to be measured again."""
+        return rows > _GROWN_EFFORTS * self.calibrated
+
+    def top_m(self, recall: float, k: int, most: int) -> int:
+        """The shortest routing list that has this recall of the k nearest, as far as is measured.
+
+        The logarithm of what is missed against that of the length is close to a line.
+        """
+        column, of = (1, 10) if k <= 10 else (2, 100)
+        points = [each for each in self.efforts if each[column] > 0]
+        if not points:
+            return min(UNCALIBRATED, most)
+        missed = [-math.log(max(_LEAST_MISSED, 1 - each[column])) for each in points]
+        lengths = [math.log(each[0]) for each in points]
+        wanted = -math.log(max(_LEAST_MISSED, 1 - recall))
+        length = math.exp(np.interp(wanted, np.maximum.accumulate(missed), lengths))
+        return min(most, math.ceil(length * max(1.0, k / of)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,14 +79,16 @@ class IndexView:
     graph: Array  # (linked, degree), uint32
     alive: Array | None  # bit set of live rows; None: all
     entries: Array  # rows where searches begin, int64
+    chain: Array | None  # (linked, 1), uint32: what leads to equal rows; None: there are none
     ids: list[ExternalId]
     columns: Columns
+    filters: CompiledFilters  # over `columns`
     epoch: int
     codes: Codes | None = None  # of the linked rows
     audit: Audit | None = None  # of the entry points; None: not made yet
     payloads: list[bytes] = field(default_factory=list)  # of all rows
     ways: dict[Any, Any] = field(default_factory=dict)  # of `ways.py`
-    _filters: dict[str, Allowed] = field(default_factory=dict)
+    _allowed: dict[str, Allowed] = field(default_factory=dict)
 
     @cached_property
     def entry_vectors(self) -> Array:
@@ -70,6 +100,13 @@ class IndexView:
         """Codes of `entries`, side by side."""
         assert self.codes is not None
         return np.ascontiguousarray(self.codes.codes[self.entries])
+
+    @cached_property
+    def entry_wild(self) -> Array | None:
+        """Bit set of places in `entries` whose rows pass whatever their codes say."""
+        if self.codes is None or self.codes.wild is None:
+            return None
+        return packed(unpacked(self.codes.wild, self.linked)[self.entries])
 
     @cached_property
     def template(self) -> Array:
@@ -87,36 +124,58 @@ class IndexView:
         row[fields.REPS], row[fields.REPS_COUNT] = address_of(self.entries), len(self.entries)
         row[fields.REPS_VECTORS] = address_of(self.entry_vectors)
         row[fields.SCREENED] = self.alive is not None or self.linked < self.count
+        if self.chain is not None:
+            row[fields.CHAIN], row[fields.SCREENED] = address_of(self.chain), 1
         if self.codes is not None:
             row[fields.CODES], row[fields.CODE_BYTES] = (
                 address_of(self.codes.codes), self.codes.codes.shape[1]
             )  # fmt: skip
             row[fields.RULER] = address_of(self.codes.ruler)
             row[fields.REPS_CODES] = address_of(self.entry_codes)
+            if self.codes.wild is not None and self.entry_wild is not None:
+                row[fields.WILD] = address_of(self.codes.wild)
+                row[fields.REPS_WILD] = address_of(self.entry_wild)
         if self.alive is not None:
             row[fields.ALIVE] = address_of(self.alive)
         return row
 
-    def linked_part(self, graph: Array, entries: Array, coded: Codes | None) -> "IndexView":
-        """Nothing but the first rows, deleted or not, with this graph over them."""
+    @property
+    def links(self) -> Links:
+        """Of the linked rows."""
+        return Links(self.graph, self.entries, self.chain)
+
+    def linked_part(self, links: Links, coded: Codes | None) -> "IndexView":
+        """Nothing but the first rows, deleted or not, with these links."""
+        rows = len(links.graph)
         return replace(
-            self, count=len(graph), linked=len(graph), live=len(graph), graph=graph, alive=None,
-            entries=entries, ids=[], columns=Columns(), codes=coded, ways={}, _filters={},
-            payloads=[],
+            self, count=rows, linked=rows, live=rows, graph=links.graph, alive=None,
+            entries=links.entries, chain=links.chain, ids=[], columns=Columns(), codes=coded,
+            ways={}, _allowed={}, filters=CompiledFilters(Columns()), payloads=[],
         )  # fmt: skip
+
+    def ready(self, before: "IndexView | None") -> "IndexView":
+        """The same, when all that the first search would make is there.
+
+        What `before` has made of the same entry points is taken over.
+        """
+        if before is not None and before.entries is self.entries and before.codes is self.codes:
+            made = {name: before.__dict__[name] for name in _OF_ENTRIES if name in before.__dict__}
+            self.__dict__.update(made)
+        assert len(self.template)
+        return self
 
     def takes_long(self, where: Filter) -> bool:
         """Whether `allowed` would hold up whoever else waits for this thread."""
-        return where.values_count * self.count > LONG and repr(where) not in self._filters
+        return self.filters.compared(where, self.count) > LONG
 
     def allowed(self, where: Filter) -> Allowed:
         """A filter compiled for these rows; raises UnknownFilterField."""
-        key = repr(where)  # equal values of different kinds, as 1 and True, are different filters
-        if (known := self._filters.get(key)) is None:
-            known = compiled(where, self.columns, self.alive, self.count)
-            while len(self._filters) >= COMPILED_MAX:
-                self._filters.pop(next(iter(self._filters)), None)
-            self._filters[key] = known
+        key = repr(where)
+        if (known := self._allowed.get(key)) is None:
+            known = self.filters.allowed(where, self.alive, self.count)
+            while len(self._allowed) >= COMPILED_MAX:
+                self._allowed.pop(next(iter(self._allowed)), None)
+            self._allowed[key] = known
         return known
 
     def live_rows(self) -> Array:

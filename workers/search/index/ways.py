@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from schemas.errors import EmptyIndex, InvalidRequest
-from workers.search.index.filters import Allowed
 from workers.search.index.query import Answer, Effort
-from workers.search.index.view import COMPILED_MAX, IndexView
+from workers.search.index.view import UNCALIBRATED, WAYS_MAX, IndexView
 from workers.search.kernels.arrays import Array, address_of
 from workers.search.kernels.keys import LIMIT
 from workers.search.limits import CORES_DIM_MAX, K_MAX, SCANNED_ROWS_MAX, TASKS_MAX, TOP_M_MAX
+from workers.search.metadata.filters import Allowed
 from workers.search.walk import fields
-from workers.search.walk.results import SlotReader
+from workers.search.walk.results import SlotHits
 from workers.search.walk.slots import ROWS_A_STEP, SlotRows, fill, hash_places
 
 ENTRIES = 16  # representatives that a walk begins at
@@ -102,10 +102,11 @@ def way(effort: Effort, view: IndexView, limits: SearchLimits = _LIMITS) -> Way:
     """How searches of an effort go; raises InvalidRequest, UnknownFilterField or EmptyIndex."""
     if effort.where is not None:
         return _way(effort, view, limits)
-    ways, key = view.ways, (effort.k, effort.top_m, effort.width, effort.patience, limits)
+    ways = view.ways
+    key = (effort.k, effort.top_m, effort.recall, effort.width, effort.patience, limits)
     known: Way | None = ways.get(key)
     if known is None:
-        while len(ways) >= COMPILED_MAX:
+        while len(ways) >= WAYS_MAX:
             ways.pop(next(iter(ways)), None)
         ways[key] = known = _way(effort, view, limits)
     return known
@@ -129,6 +130,8 @@ def _check(effort: Effort, view: IndexView, limits: SearchLimits) -> None:
     ):
         if not 1 <= value <= most:
             raise InvalidRequest(f"expected {name} from 1 to {most}, found {value}", name)
+    if not 0 <= effort.recall < 1:
+        raise InvalidRequest(f"expected recall from 0 to below 1, found {effort.recall}", "recall")
     if effort.patience < 0:
         raise InvalidRequest(f"expected patience >= 0, found {effort.patience}", "patience")
     if view.live == 0:
@@ -136,7 +139,7 @@ def _check(effort: Effort, view: IndexView, limits: SearchLimits) -> None:
     if view.vectors.shape[1] > limits.dim_max:
         raise InvalidRequest(
             f"expected vectors of up to {limits.dim_max} values, found {view.dim}; raise the "
-            "engine's cuda.dim_max, or choose device cpu"
+            "setting retrieval.cuda_dim_max, or choose device cpu"
         )
 
 
@@ -145,7 +148,8 @@ def _way(effort: Effort, view: IndexView, limits: SearchLimits) -> Way:
     row = view.template.copy()
     row[fields.K], row[fields.WIDTH] = effort.k, effort.width
     row[fields.PATIENCE] = effort.patience
-    top_m, allowed, where = max(effort.top_m, effort.k), view.live, None
+    top_m = min(max(_top_m(effort, view, limits), effort.k), limits.top_m_max)
+    allowed, where = view.live, None
     if effort.where is not None:
         where = view.allowed(effort.where)
         row[fields.SCREENED], row[fields.ALLOWED] = 1, address_of(where.bits)
@@ -167,10 +171,17 @@ def _way(effort: Effort, view: IndexView, limits: SearchLimits) -> Way:
         row[fields.REPS_COUNT] + row[fields.LOOSE_LAST] - row[fields.LOOSE_FIRST]
     )
     extends = -(-seeds // ROWS_A_STEP) + (0 if exact else top_m // effort.width + 3)
-    return Way(
-        row, address_of(row), effort.k, top_m, 0 if exact else min(effort.k, allowed),
-        int(extends), exact, allowed, where,
-    )  # fmt: skip
+    row[fields.WANTED] = wanted = 0 if exact else min(effort.k, allowed)
+    return Way(row, address_of(row), effort.k, top_m, wanted, int(extends), exact, allowed, where)
+
+
+def _top_m(effort: Effort, view: IndexView, limits: SearchLimits) -> int:
+    """Entries of the routing list for the recall that is aimed at, or those asked for."""
+    if not effort.recall:
+        return effort.top_m
+    if view.audit is None:
+        return min(UNCALIBRATED, limits.top_m_max)
+    return view.audit.top_m(effort.recall, effort.k, limits.top_m_max)
 
 
 def _longer(top_m: int, k: int, share: float) -> int:
@@ -181,7 +192,7 @@ def _longer(top_m: int, k: int, share: float) -> int:
 def _list(row: Array, rows: Array) -> None:
     row[fields.LIST], row[fields.LIST_COUNT] = address_of(rows), len(rows)
     row[fields.REPS_COUNT] = row[fields.LOOSE_LAST] = row[fields.LOOSE_FIRST] = 0
-    row[fields.WARM_COUNT] = row[fields.NEEDED] = 0
+    row[fields.WARM_COUNT] = row[fields.NEEDED] = row[fields.CHAIN] = 0
 
 
 def _scan(row: Array, view: IndexView, where: Allowed | None) -> None:
@@ -209,14 +220,9 @@ def keys_of(slots: SlotRows, slot: int) -> Array:
     return found
 
 
-def answered(search: Search, slots: SlotRows, slot: int, reader: SlotReader) -> Answer | None:
-    """The answer of a search that is done, whose slot is free then; None if it is to be run again,
-    as a scan."""
-    view, way = search.view, search.way
-    found = reader.read(slot, way.k, way.top_m, way.wanted)
-    if found is None:
-        assert rescanned(search, slots, slot)
-        return None
+def answer(search: Search, found: SlotHits) -> Answer:
+    """The answer of a search that is done."""
+    view = search.view
     rows, distances, top_keys, extends, computed, is_scan = found
     return Answer(
         rows=rows,

@@ -10,6 +10,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 LINE_BYTES = 64  # of the processor's cache
+WORD_BITS = 32  # of a bit set
 
 
 def aligned(rows: int, columns: int, dtype: Any) -> Array:
@@ -19,6 +20,24 @@ def aligned(rows: int, columns: int, dtype: Any) -> Array:
     first = -room.ctypes.data % LINE_BYTES
     matrix: Array = room[first : first + size].view(dtype).reshape(rows, columns)
     return matrix
+
+
+def grown(matrix: Array, rows: int) -> Array:
+    """A matrix of more rows, of which the first are those of `matrix`, made by `aligned`.
+
+    It shares their memory where there is room behind them. So of several matrices in one memory,
+    only the longest may grow.
+    """
+    memory = matrix.base
+    if memory is not None and memory.dtype == np.uint8 and memory.flags.writeable:
+        first = address_of(matrix) - address_of(memory)
+        size = rows * matrix.strides[0]
+        if first + size <= memory.nbytes:
+            longer: Array = memory[first : first + size].view(matrix.dtype).reshape(rows, -1)
+            return longer
+    room = aligned(rows + rows // 2, matrix.shape[1], matrix.dtype)
+    room[: len(matrix)] = matrix
+    return room[:rows]
 
 
 def address_of(array: Array) -> int:
@@ -46,6 +65,23 @@ def packed(mask: Array) -> Array:
 def unpacked(bits: Array, count: int) -> Array:
     """The first `count` bits of a bit set: shape (count,), bool."""
     return np.unpackbits(bits.view(np.uint8), count=count, bitorder="little").astype(bool)
+
+
+def members(bits: Array) -> Array:
+    """Rows in a bit set, ascending, int64."""
+    words = np.flatnonzero(bits)
+    each = np.unpackbits(bits[words].view(np.uint8), bitorder="little").reshape(-1, WORD_BITS)
+    word, bit = np.nonzero(each)
+    rows: Array = words[word] * WORD_BITS + bit
+    return rows
+
+
+def first_bits(bits: Array, count: int) -> Array:
+    """The first `count` bits of a bit set, as one of its own."""
+    first = bits[: -(-count // WORD_BITS)].copy()
+    if count % WORD_BITS:
+        first[-1] &= np.uint32((1 << count % WORD_BITS) - 1)
+    return first
 
 
 def all_but(dead: Array, count: int) -> Array:

@@ -9,9 +9,16 @@ farther than the worst of a list by more than both is itself farther. It is left
 changes: codes say which vectors need not be read, never how far a row is. Distances of codes are
 sums of integers, and a fifth of the work.
 
+One row of huge values must not make the steps coarse for all others. So the range is that of nearly
+all rows. What lies outside is cut to it. By squared distance a cut row, and then a cut query, are
+nearer to each other than before (projections onto a box never move two points apart), so the bound
+holds for all rows. By inner product it holds for rows whose error is usual; a bit for each other
+row, the *wild* ones, says that it always passes.
+
 A ruler says what codes stand for: float32, the least value of each dimension, then SIMD_FLOATS
-constants (step, error, radius, least). A coded query is float32 constants (scale, shift, beyond) in
-64 bytes, then an int16 per value. All bounds are widened by more than float32 is rounded.
+constants (step, error, radius, least, cut). A coded query is float32 constants (scale, shift,
+beyond) in 64 bytes, then an int16 per value. All bounds are widened by more than float32 is
+rounded.
 """
 
 from dataclasses import dataclass
@@ -19,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from workers.search.kernels.arrays import Array, aligned
+from workers.search.kernels.arrays import Array, aligned, grown, packed, unpacked
 from workers.search.kernels.distances import SIMD_FLOATS, distance
 from workers.search.kernels.integers import SIMD_CODES, product_sum, square_sum
 from workers.search.kernels.jit import inlined, kernel
-from workers.search.kernels.memory import get_f32, get_i64, put_f32, put_i16, put_i64
+from workers.search.kernels.memory import get_f32, get_i64, has_bit, put_f32, put_i16, put_i64
 from workers.search.kernels.metrics import INNER_PRODUCT, SINGLE, SQUARED_L2
 from workers.search.kernels.parallel import over_rows
 
@@ -31,16 +38,22 @@ CODED_DIM_MAX = 4_096  # beyond it sums would not fit 32 bits
 _CODED_BYTES_MIN = 256  # of a vector: shorter ones are read as fast as codes
 _LEVELS, _QUERY_LEVELS = 255, 2_047  # the latter of inner products
 _STEP, _ERROR, _RADIUS, _LEAST = 0, 1, 2, 3  # of a ruler, after the least values
+_CUT, _CUT_SHARE, _LIMIT = 4, 5, 6  # likewise: 1 where rows were cut, how many, error of wild ones
+_OF_ROW, _OF_CUT, _RADIUS_OF, _SIZE = range(4)  # told of a row: error, cut, length of code, length
+_TOLD = 4
 _SCALE, _SHIFT, _BEYOND = 0, 1, 2  # of a coded query
 _HEADER_BYTES = 64
 CODED_QUERY_BYTES = _HEADER_BYTES + 2 * CODED_DIM_MAX
 _WIDER = np.float32(1.001)
 _ROUNDED = np.float32(1e-4)
+_INFINITY = np.float32(np.inf)
 _SUM_MAX = 2.0**31 - 256
 _VALUE_MAX, _STEP_MIN = 1e15, 1e-15  # float32 holds their squares
 _LENGTH_MAX = 1e30  # of vectors of larger values, which get no codes
 _BLOCK_ROWS = 512
-_RECODED = 1.5  # times the error, at which rows that came later are worth a new ruler
+_SAMPLED_ROWS, _BEYOND_SHARE, _MARGIN = 4_096, 0.001, 0.25  # what the range is taken from
+_WILD_SHARE, _USUAL = 0.02, 1.5  # at most so many rows are wild: those of so many usual errors
+_RECODED = 0.1  # share of rows that came later and do not fit, at which a new ruler is made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,10 +62,16 @@ class Codes:
 
     codes: Array  # (rows, code bytes), uint8
     ruler: Array  # (padded dim + SIMD_FLOATS,), float32
+    wild: Array | None = None  # bit set of rows that always pass; None: there are none
+
+    @property
+    def bytes_held(self) -> int:
+        """Memory of the codes."""
+        return self.codes.nbytes + (0 if self.wild is None else self.wild.nbytes)
 
     @property
     def error(self) -> float:
-        """The farthest that a row is from what its code stands for."""
+        """The farthest that a row is from what its code stands for, if it is not wild or cut."""
         return float(self.ruler[len(self.ruler) - SIMD_FLOATS + _ERROR])
 
 
@@ -64,74 +83,125 @@ def coded(vectors: Array, metric: int, *, threads: int = 0) -> Codes | None:
     rows, length = vectors.shape
     if not rows or vectors.strides[0] < _CODED_BYTES_MIN or length > CODED_DIM_MAX:
         return None
-    low, high = (edge.astype(np.float32) for edge in (vectors.min(0), vectors.max(0)))
-    if max(-low.min(), high.max()) > _VALUE_MAX:
+    low, step = _range(vectors)
+    if max(np.abs(low).max(), _LEVELS * step / 2) > _VALUE_MAX:
         return None
     constants = np.zeros(SIMD_FLOATS, np.float32)
-    constants[_STEP] = max(float((high - low).max()) / _LEVELS, _STEP_MIN)
-    constants[_LEAST] = np.linalg.norm(low.astype(np.float64))
+    constants[_STEP], constants[_LEAST] = step, np.linalg.norm(low.astype(np.float64))
     return _coded(vectors, np.concatenate([low, constants]), None, metric, threads)
+
+
+def _range(vectors: Array) -> tuple[Array, float]:
+    """Where codes begin, float32 (padded dim,), and their step: of nearly all rows."""
+    least, most = (edge.astype(np.float32) for edge in (vectors.min(0), vectors.max(0)))
+    sample = vectors[:: max(1, len(vectors) // _SAMPLED_ROWS)].astype(np.float32)
+    edge = int(len(sample) * _BEYOND_SHARE)
+    places = (edge, len(sample) - 1 - edge)
+    low, high = np.partition(sample, places, axis=0)[list(places)].astype(np.float64)
+    margin = _MARGIN * (high - low)
+    low, high = np.maximum(least, low - margin), np.minimum(most, high + margin)
+    if not (high - low).max() > 0:
+        low, high = least.astype(np.float64), most.astype(np.float64)
+    step = max(float((high - low).max()) / _LEVELS, _STEP_MIN)
+    centred = (low + high) / 2 - step * _LEVELS / 2
+    return np.maximum(least, centred).astype(np.float32), step
 
 
 def extended(known: Codes | None, vectors: Array, metric: int, *, threads: int = 0) -> Codes | None:
     """Codes of `vectors`, of whose first rows the codes are known.
 
-    The ruler stays, unless some of the other rows fit it badly.
+    The ruler stays, unless many of the other rows fit it badly.
     """
     if known is None:
         return coded(vectors, metric, threads=threads)
-    more = _coded(vectors, known.ruler, known, metric, threads)
-    if more.error > _RECODED * known.error:
-        return coded(vectors, metric, threads=threads)
-    return more
+    return _coded(vectors, known.ruler, known, metric, threads) or coded(
+        vectors, metric, threads=threads
+    )
 
 
-def _coded(vectors: Array, ruler: Array, known: Codes | None, metric: int, threads: int) -> Codes:
+def _coded(
+    vectors: Array, ruler: Array, known: Codes | None, metric: int, threads: int
+) -> Codes | None:
+    """Codes by a ruler that has the least values and the step; None where new rows do not fit."""
     rows, length = vectors.shape
-    codes = aligned(rows, -(-length // SIMD_CODES) * SIMD_CODES, np.uint8)
-    first = 0 if known is None else len(known.codes)
-    if known is not None:
-        codes[:first] = known.codes
+    first, code_bytes = 0, -(-length // SIMD_CODES) * SIMD_CODES
+    if known is None:
+        codes = aligned(rows, code_bytes, np.uint8)
+    else:
+        first, codes = len(known.codes), grown(known.codes, rows)
     codes[first:, length:] = 0
+    told = np.zeros((rows - first, _TOLD), np.float32)
 
-    def encode(begin: int, end: int) -> Array:
-        blocks = range(first + begin, first + end, _BLOCK_ROWS)
-        most: Array = np.max(
-            [_encode(vectors, codes, ruler, b, min(first + end, b + _BLOCK_ROWS)) for b in blocks],
-            axis=0, initial=0,
-        )  # fmt: skip
-        return most
+    def encode(begin: int, end: int) -> None:
+        for block in range(first + begin, first + end, _BLOCK_ROWS):
+            last = min(first + end, block + _BLOCK_ROWS)
+            told[block - first : last - first] = _encode(vectors, codes, ruler, block, last)
 
-    found = over_rows(encode, rows - first, threads=threads) if first < rows else [np.zeros(3)]
-    error, radius, size = (min(float(each), _LENGTH_MAX) for each in np.max(found, axis=0))
-    if metric == INNER_PRODUCT:
-        error += float(_ROUNDED) * size
+    if first < rows:
+        over_rows(encode, rows - first, threads=threads)
     ruler = ruler.copy()
     constants = ruler[length:]
-    constants[_ERROR] = max(float(constants[_ERROR]), error * float(_WIDER))
-    constants[_RADIUS] = max(float(constants[_RADIUS]), radius * float(_WIDER))
-    return Codes(codes, ruler)
+    was_cut = told[:, _OF_ROW] > told[:, _OF_CUT] * _WIDER
+    share = was_cut.mean() if len(told) else 0.0
+    if known is None:
+        constants[_CUT_SHARE], constants[_LIMIT] = share, _limit(told[:, _OF_ROW])
+    elif share > max(_RECODED, 2 * constants[_CUT_SHARE]):
+        return None
+    wild = told[:, _OF_ROW] > (constants[_LIMIT] if metric == INNER_PRODUCT else np.inf)
+    if metric == SQUARED_L2:
+        constants[_CUT] = max(constants[_CUT], was_cut.any())
+    _widen(constants, told[~wild], metric)
+    return Codes(codes, ruler, _bits(known, first, wild))
+
+
+def _limit(errors: Array) -> float:
+    """Of what rows miss by their codes, the most that is not wild."""
+    return float(min(errors.max(initial=0), _USUAL * np.quantile(errors, 1 - _WILD_SHARE)))
+
+
+def _widen(constants: Array, told: Array, metric: int) -> None:
+    """Make a ruler's constants hold for these rows, too."""
+    error, radius, size = told[:, [_OF_ROW, _RADIUS_OF, _SIZE]].max(0, initial=0)
+    if metric == SQUARED_L2:
+        error = told[:, _OF_CUT].max(initial=0)
+    else:
+        error += _ROUNDED * size
+    constants[_ERROR] = max(constants[_ERROR], error * _WIDER)
+    constants[_RADIUS] = max(constants[_RADIUS], radius * _WIDER)
+
+
+def _bits(known: Codes | None, first: int, wild: Array) -> Array | None:
+    """The bit set of wild rows: those known, and of the rows from `first` on."""
+    before = None if known is None else known.wild
+    if before is None and not wild.any():
+        return None
+    all_before = np.zeros(first, bool) if before is None else unpacked(before, first)
+    return packed(np.concatenate([all_before, wild]))
 
 
 def _encode(vectors: Array, codes: Array, ruler: Array, first: int, last: int) -> Array:
     """Write codes of rows `first` to `last`, uint8; `ruler` has the least values and the step.
 
-    Returns the largest error, distance of a code from the least values, and length of a vector:
-    float64 (3,).
+    Returns what is told of each row: float32 (rows, _TOLD).
     """
     length = vectors.shape[1]
     exact = vectors[first:last].astype(np.float32)
-    size = np.einsum("ij,ij->i", exact, exact, dtype=np.float64).max()
+    told = np.empty((last - first, _TOLD), np.float32)
+    told[:, _SIZE] = _lengths(exact)
     exact -= ruler[:length]
     step = ruler[length + _STEP]
     levels = np.clip(np.rint(exact / step), 0, _LEVELS)
     codes[first:last, :length] = levels
     levels *= step
-    radius = np.einsum("ij,ij->i", levels, levels, dtype=np.float64).max()
-    exact -= levels
-    error = np.einsum("ij,ij->i", exact, exact, dtype=np.float64).max()
-    lengths: Array = np.sqrt([error, radius, size])
-    return lengths
+    told[:, _RADIUS_OF] = _lengths(levels)
+    told[:, _OF_ROW] = _lengths(exact - levels)
+    told[:, _OF_CUT] = _lengths(np.clip(exact, 0, _LEVELS * step) - levels)
+    return told
+
+
+def _lengths(rows: Array) -> Array:
+    lengths: Array = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+    return np.minimum(lengths, _LENGTH_MAX)
 
 
 @kernel
@@ -142,6 +212,10 @@ def encode_query(query: int, ruler: int, length: int, metric: int, out: int, roo
     """
     step, error = get_f32(ruler, length + _STEP), get_f32(ruler, length + _ERROR)
     low, high, unit = np.float32(-_LEVELS), np.float32(2 * _LEVELS), step
+    least, most = -_INFINITY, _INFINITY
+    if get_f32(ruler, length + _CUT) != 0:
+        low, high = np.float32(0), np.float32(_LEVELS)
+        least, most = np.float32(0), np.float32(_LEVELS) * step
     if metric != SQUARED_L2:
         largest = np.float32(0)
         for i in range(length):
@@ -150,7 +224,7 @@ def encode_query(query: int, ruler: int, length: int, metric: int, out: int, roo
         low, high = np.float32(-_QUERY_LEVELS), np.float32(_QUERY_LEVELS)
     codes, begins = out + _HEADER_BYTES, np.float32(metric == SQUARED_L2)
     for i in range(length):
-        exact = get_f32(query, i) - begins * get_f32(ruler, i)
+        exact = min(most, max(least, get_f32(query, i) - begins * get_f32(ruler, i)))
         level = np.floor(min(high, max(low, exact / unit + np.float32(0.5))))
         put_i16(codes, i, np.int16(level))
         put_f32(room, i, exact - level * unit)
@@ -192,18 +266,25 @@ def code_limit(worst: Any, query: int, metric: int) -> Any:
 
 
 @inlined
-def sifted(rows: int, count: int, worst: Any, codes: int, code_bytes: int, query: int,
+def sifted(rows: int, count: int, worst: Any, codes: int, code_bytes: int, wild: int, query: int,
            metric: int) -> int:  # fmt: skip
     """Drop those of `count` rows, int64 at an address, that are farther than `worst`.
 
     The first ones are left, in order; how many. `codes` is the address of uint8, `code_bytes` for
-    each row, and `query` of a coded query.
+    each row, `wild` of the bit set of rows that always pass (0: none), `query` of a coded query.
     """
     kept, limit = 0, code_limit(worst, query, metric)
+    if wild == 0:
+        for i in range(count):
+            row = get_i64(rows, i)
+            put_i64(rows, kept, row)  # no branch: which are near enough cannot be predicted
+            kept += code_distance(codes + row * code_bytes, query, code_bytes, metric) <= limit
+        return kept
     for i in range(count):
         row = get_i64(rows, i)
-        put_i64(rows, kept, row)  # no branch: which are near enough cannot be predicted
-        kept += code_distance(codes + row * code_bytes, query, code_bytes, metric) <= limit
+        put_i64(rows, kept, row)
+        near = code_distance(codes + row * code_bytes, query, code_bytes, metric) <= limit
+        kept += near | has_bit(wild, row)
     return kept
 
 

@@ -72,3 +72,10 @@ def prefetch_row(row: int, row_bytes: int) -> None:
 def address(array: Any) -> Any:
     """Where an array begins; the kernel keeps the array alive while it uses the number."""
     return np.intp(array.ctypes.data)
+
+
+@inlined
+def has_bit(bits: int, row: int) -> bool:
+    """Whether a row is in the bit set at an address (`arrays.packed`)."""
+    bit: bool = (get_u32(bits, row >> 5) >> np.uint32(row & 31)) & np.uint32(1) != np.uint32(0)
+    return bit

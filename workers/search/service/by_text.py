@@ -19,18 +19,17 @@ from schemas.retrieval import MODES, WORDS, pack_vector, unpack_vector
 from schemas.rules.ranks import candidates, depth_of
 from schemas.rules.sizes import RETRIEVAL_BYTES_MAX
 from workers.search.engine.engine import SearchEngine
-from workers.search.index import expressions
-from workers.search.index.filters import Filter
 from workers.search.index.index import Index
 from workers.search.index.query import Answer, ExternalId, Query
 from workers.search.index.rows import Rows
 from workers.search.limits import K_MAX
+from workers.search.metadata import expressions
+from workers.search.metadata.filters import Filter
 from workers.search.words.index import Allowed, WordIndex, listed_or_none
 from workers.search.words.texts import unpacked
 
 Array = np.ndarray[Any, Any]
 Scored = Mapping[ExternalId, float]
-_THREADS = 2
 _PASSAGE_BYTES_MAX = RETRIEVAL_BYTES_MAX * 3 // 4  # of all in one answer
 _REST_BYTES = 64  # of each, beside text, tokens and names
 
@@ -38,10 +37,10 @@ _REST_BYTES = 64  # of each, beside text, tokens and names
 class TextSearches:
     """`find` any number of times at once, then `close`."""
 
-    def __init__(self, engine: SearchEngine, waiting_max: int) -> None:
+    def __init__(self, engine: SearchEngine, waiting_max: int, threads: int) -> None:
         self._engine = engine
         self._waiting, self._waiting_max = 0, waiting_max
-        self._threads = ThreadPoolExecutor(_THREADS, "search-words")
+        self._threads = ThreadPoolExecutor(threads, "search-words")
 
     def close(self) -> None:
         """What waits is given up."""

@@ -6,6 +6,7 @@ and by which model its passages are to be embedded.
 """
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,11 +16,13 @@ from schemas.errors import InvalidRequest, InvalidVector, TriviumError, UnknownC
 from schemas.records import CollectionDeclared, CollectionMade, CollectionState
 from schemas.retrieval import unpack_vector
 from schemas.rules.sizes import DIM_MAX, FLEET_BYTES_MAX
-from workers.search.index.columns import TENANT
-from workers.search.index.filters import Equal, Filter, Unset
 from workers.search.index.index import Index
 from workers.search.index.query import ExternalId
-from workers.search.kernels.metrics import Metric
+from workers.search.index.view import UNCALIBRATED
+from workers.search.kernels.metrics import Metric, Storage
+from workers.search.limits import CUDA_TOP_M_MAX, TOP_M_MAX
+from workers.search.metadata.columns import TENANT
+from workers.search.metadata.filters import Equal, Exists, Filter
 from workers.search.service.declared import Declarations
 from workers.search.service.settings import RetrievalSettings
 from workers.search.words.changes import (
@@ -36,7 +39,7 @@ from workers.search.words.index import WordIndex
 from workers.search.words.shelf import Shelf
 
 NAME_CHARS_MAX = 128
-_TOLD_BYTES, _STATE_BYTES = FLEET_BYTES_MAX * 3 // 4, 64  # of a heartbeat; of each beside its name
+_TOLD_BYTES, _STATE_BYTES = FLEET_BYTES_MAX * 3 // 4, 112  # of a heartbeat; of each beside its name
 _DIMS_MAX = 10_000  # remembered of collections, most of which may have no documents
 
 
@@ -49,9 +52,24 @@ class Collections:
         self.shelves: dict[str, Shelf] = {}
         self.declared = Declarations()
         self.turn = asyncio.Lock()  # of those who change something
+        self.linked: asyncio.Event | None = None  # when some were; None while nobody links
+        self.held_back_ms = 0.0  # for which the feeds of both topics had to wait, in all
         self.since: dict[str, dict[str, dict[int, int]]] = {}  # by collection and topic
         self._dims: dict[str, int] = {}  # as this shard has told them
         self._dims_elsewhere: dict[str, int] = {}
+
+    async def room(self) -> None:
+        """Wait while more rows are to be linked than searches are to scan."""
+        while self.linked is not None and self.are_behind():
+            began_s = time.monotonic()
+            self.linked.clear()
+            await self.linked.wait()
+            self.held_back_ms += 1_000 * (time.monotonic() - began_s)
+
+    def are_behind(self) -> bool:
+        """Whether rows come faster than they are linked."""
+        held = list(self.indexes.values())
+        return any(index.loose > self._settings.loose_max for index in held)
 
     def clear(self) -> None:
         """Forget all documents, and what was declared."""
@@ -117,7 +135,7 @@ class Collections:
         """Which rows a tenant may find, whatever it asks for; None: all."""
         if not tenant or TENANT not in index.rows.columns.label_codes:
             return None
-        return Unset(TENANT) | Equal(TENANT, tenant)
+        return ~Exists(TENANT) | Equal(TENANT, tenant)
 
     def check_embedder(self, name: str, embedder: str) -> None:
         """Raise InvalidVector for a vector that is by another model than the collection's."""
@@ -137,22 +155,33 @@ class Collections:
         """What is held, for the fleet: as much of it as a heartbeat has room for."""
         told, room = [], _TOLD_BYTES
         for name, index in sorted(self.indexes.items()):
-            embedder, shelf = self.embedder_of(name)[:128], self.shelves.get(name)
-            room -= len(name.encode()) + len(embedder.encode()) + _STATE_BYTES
+            state = self._state(name, index)
+            room -= len(name.encode()) + len(state.embedder.encode()) + _STATE_BYTES
             if room < 0:
                 break
-            passages = shelf.passages if shelf else 0
-            state = CollectionState(
-                name=name,
-                dim=index.dim,
-                metric=index.metric.value,
-                documents=max(0, len(index) - passages) + (shelf.documents if shelf else 0),
-                missed_share=index.audit.missed_share if index.audit else 0.0,
-                passages=passages,
-                embedder=embedder,
-            )  # fmt: skip
             told.append(state)
         return tuple(told)
+
+    def _state(self, name: str, index: Index) -> CollectionState:
+        shelf, audit, recall = self.shelves.get(name), index.audit, self._settings.recall_of(name)
+        passages = shelf.passages if shelf else 0
+        most = TOP_M_MAX if self._settings.device == "cpu" else CUDA_TOP_M_MAX
+        measured = audit.top_m(recall, 10, most) if audit else UNCALIBRATED
+        return CollectionState(
+            name=name,
+            dim=index.dim,
+            metric=index.metric.value,
+            documents=max(0, len(index) - passages) + (shelf.documents if shelf else 0),
+            missed_share=audit.missed_share if audit else 0.0,
+            passages=passages,
+            embedder=self.embedder_of(name)[:128],
+            rows=index.rows.count,
+            dead_rows=index.rows.dead_count,
+            loose_rows=max(0, index.loose),
+            bytes_held=index.bytes_held,
+            recall=recall,
+            top_m=measured if recall else self._settings.top_m,
+        )
 
     def apply(self, changes: Iterable[Change]) -> Failed[Change]:
         """Bring the indexes up to date, and return what could not be done; the last change of a
@@ -301,7 +330,10 @@ class Collections:
             raise InvalidRequest(f"expected vectors of at most {DIM_MAX} values, found {dim}")
         self._make_room(name)
         settings = self._settings
-        return Index(dim, metric=Metric(settings.metric_of(name)), degree=settings.degree)
+        return Index(
+            dim, metric=Metric(settings.metric_of(name)), degree=settings.degree,
+            storage=Storage(settings.storage_of(name)), threads=settings.lanes,
+        )  # fmt: skip
 
     def _make_room(self, name: str) -> None:
         """Forget an empty collection where no other fits."""

@@ -4,6 +4,7 @@ Every retrieval gets its hits, failed ones too; nothing that is asked ends the w
 """
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from workers.search.index.query import Answer, ExternalId, Query
 from workers.search.service.by_text import TextSearches, about, rows_allowed, texts_of
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings, ShardPlace
+from workers.search.service.tallies import Tallies
 from workers.search.words.quoted import changed
 
 log = logging.getLogger("trivium.retrieval")
@@ -37,17 +39,22 @@ class Responder:
         place: ShardPlace,
     ) -> None:
         self._engine = engine
-        self.texts = TextSearches(engine, settings.queue_max)
+        self.texts = TextSearches(engine, settings.queue_max, settings.word_threads)
         self._collections = collections
         self._settings = settings
         self._worker_id, self._place = worker_id, place
-        self.searches_total = 0
-        self.misses_total = 0
+        self.tallies = Tallies()
 
     async def hits(self, request: RetrievalRequest, kind: Kind) -> Hits:
         """The hits, or the error that stands in their place; raises nothing."""
+        began_s = time.perf_counter()
+        hits = await self._hits(request, kind)
+        if request.mode != CHECK:
+            self.tallies.of[kind].add(hits, 1_000 * (time.perf_counter() - began_s))
+        return hits
+
+    async def _hits(self, request: RetrievalRequest, kind: Kind) -> Hits:
         began_ms = wall_ms()
-        self.searches_total += request.mode != CHECK
         told: dict[str, Any] = {}
         try:
             if request.deadline_ms <= began_ms:
@@ -58,7 +65,6 @@ class Responder:
             told["changed"] = self._changed(request)
             found = {"mode": CHECK} if request.mode == CHECK else await self._found(request, kind)
         except TriviumError as error:
-            self.misses_total += isinstance(error, DeadlineExceeded)
             return self._record(request, began_ms, error=error.to_wire(), **told)
         except Exception:
             log.exception("retrieval %s failed", request.retrieval_id)
@@ -103,6 +109,7 @@ class Responder:
             vector=unpack_vector(request.vector),
             k=request.k,
             top_m=request.top_m or self._settings.top_m,
+            recall=0.0 if request.top_m else self._settings.recall_of(request.collection),
             width=request.width or self._settings.width,
             patience=request.patience or self._settings.patience,
             where=rows_allowed(request, tenants),

@@ -1,7 +1,8 @@
 """Section [retrieval] of the settings: what a retrieval worker holds, and how it serves."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Annotated
 
 from pydantic import Field
@@ -11,8 +12,24 @@ from schemas.rules.sizes import SHARDS_MAX
 from schemas.sections import Natural, NonNegative, Positive, Share, Texts, one_of, section
 from workers.search.engine.control import ControlSettings
 from workers.search.engine.scheduler import SchedulerSettings
-from workers.search.kernels.metrics import Metric
-from workers.search.limits import DEGREE, DEGREE_MAX, DEVICES, PLACES, SLOTS, TASKS_MAX, TOP_M_MAX
+from workers.search.kernels.metrics import Metric, Storage
+from workers.search.limits import (
+    AHEAD,
+    CUDA_DIM_MAX,
+    CUDA_PLACES,
+    CUDA_SLOTS,
+    CUDA_SLOTS_MAX,
+    CUDA_TOP_M_MAX,
+    DEGREE,
+    DEGREE_MAX,
+    DEVICES,
+    LANES_MAX,
+    PLACES,
+    SCANNED_ROWS_MAX,
+    SLOTS,
+    TASKS_MAX,
+    TOP_M_MAX,
+)
 
 
 @section("retrieval")
@@ -25,16 +42,31 @@ class RetrievalSettings(ControlSettings):
     # whether the control loop runs; off, for share and flush_ms as they are miss less
     is_controlled: bool = False
     metrics: Texts = ()  # "collection=metric"; other collections are cosine
+    # "collection=float16": how vectors are kept; other collections have float32
+    storages: Texts = ()
     # where searches run; cuda needs CuPy, auto takes cuda where it can
     device: Annotated[str, one_of(*DEVICES)] = "cpu"
+    cuda_device: Natural = 0  # which of the devices that are visible
+    # searches that a device advances together, in place of lanes and places
+    cuda_places: Positive = CUDA_PLACES
+    # of a device: places, and room for searches that gave theirs away
+    cuda_slots: Annotated[int, Field(ge=1, le=CUDA_SLOTS_MAX)] = CUDA_SLOTS
+    # values of a vector that a device can search; the room for queries grows with it
+    cuda_dim_max: Annotated[int, Field(ge=16, le=1 << 16, multiple_of=16)] = CUDA_DIM_MAX
     degree: Annotated[int, Field(ge=2, le=DEGREE_MAX)] = DEGREE  # edges of a row in the graph
     # length of the routing list where a retrieval names none
     top_m: Annotated[int, Field(ge=1, le=TOP_M_MAX)] = 64
+    # "collection=0.95": the recall that its searches aim at, where a retrieval names no length
+    recalls: Texts = ()
     width: Positive = 1  # entries expanded per extend where a retrieval names none
     collections_max: Positive = 256
     pending_max: Positive = 4_096  # retrievals taken and not acknowledged; then the log waits
     # extends without change after which a search stops, likewise; 0: never
     patience: Natural = 0
+    # threads that search, and that build at the start; 0: as many as there are cores
+    lanes: Annotated[int, Field(ge=0, le=LANES_MAX)] = 0
+    word_threads: Annotated[int, Field(ge=1, le=LANES_MAX)] = 2  # threads that search by words
+    ahead: Natural = AHEAD  # searches that wait in a lane, in slots that are no places
     places: Positive = PLACES  # searches that a core advances together; of device cpu, as slots are
     slots: int = SLOTS  # of a core: places, and room for searches that gave theirs away
     # Half of the places for prefill, and 5 ms, missed four times as many deadlines: a prefill
@@ -49,8 +81,12 @@ class RetrievalSettings(ControlSettings):
     parked_max: Natural = 64
     drops_late: bool = False  # refuse prefill searches that can no longer meet their deadline
     upkeep_interval_ms: Positive = 500  # between looks for documents to link
+    # rows without edges, which every search scans; more of them are taken when these are linked
+    loose_max: Annotated[int, Field(ge=SCANNED_ROWS_MAX)] = 2_048
     compact_share: NonNegative = 0.2  # of deleted rows, from which an index is compacted
     snapshot_folder: str = ""  # empty: no snapshots, an index is rebuilt from `documents`
+    # one folder in it for all replicas of a shard: the first of them writes, the others read
+    shares_snapshots: bool = False
     snapshot_interval_s: Positive = 300
     drain_timeout_ms: Natural = 10_000
     close_timeout_ms: Positive = 10_000
@@ -66,25 +102,76 @@ class RetrievalSettings(ControlSettings):
                 f"retrieval.slots: expected a power of two, and at least retrieval.places "
                 f"({self.places}), found {self.slots}"
             )
-        for each in self.metrics:
-            name, _, metric = each.partition("=")
-            if not name or metric not in set(Metric):
+        if self.cuda_slots < self.cuda_places:
+            raise ConfigError(
+                f"retrieval.cuda_slots: expected at least retrieval.cuda_places "
+                f"({self.cuda_places}), found {self.cuda_slots}"
+            )
+        if self.device != "cpu" and self.top_m > CUDA_TOP_M_MAX:
+            raise ConfigError(
+                f"retrieval.top_m: expected at most {CUDA_TOP_M_MAX} on device {self.device}, "
+                f"found {self.top_m}"
+            )
+        if self.shares_snapshots and not self.snapshot_folder:
+            raise ConfigError(
+                "retrieval.shares_snapshots: expected a retrieval.snapshot_folder beside it, which "
+                "all workers of a shard see"
+            )
+        _check_named("metric", self.metrics, [*Metric])
+        _check_named("storage", self.storages, [*Storage])
+        for each in self.recalls:
+            name, _, recall = each.partition("=")
+            if not name or not _is_recall(recall):
                 raise ConfigError(
-                    f"retrieval.metrics: expected collection=metric with a metric of "
-                    f"{', '.join(Metric)}, found {each!r}"
+                    "retrieval.recalls: expected collection=recall with a recall above 0 and below "
+                    f"1, found {each!r}"
                 )
         ControlSettings.__post_init__(self)
 
+    def recall_of(self, collection: str) -> float:
+        """What a collection's searches aim at; 0: a routing list of `top_m`."""
+        return _recalls(self.recalls).get(collection, 0.0)
+
     def metric_of(self, collection: str) -> str:
         """What a collection's distances are."""
-        named: Mapping[str, str] = dict(each.split("=", 1) for each in self.metrics)
-        return named.get(collection, "cosine")
+        return _named(self.metrics).get(collection, "cosine")
+
+    def storage_of(self, collection: str) -> str:
+        """How a collection's vectors are kept."""
+        return _named(self.storages).get(collection, "float32")
 
     def scheduler(self) -> SchedulerSettings:
         """The queues' part: what has the same name here."""
         ours = {each.name for each in fields(self)}
         shared = [each.name for each in fields(SchedulerSettings) if each.name in ours]
         return SchedulerSettings(**{name: getattr(self, name) for name in shared})
+
+
+def _check_named(what: str, pairs: Sequence[str], known: Sequence[str]) -> None:
+    for each in pairs:
+        name, _, value = each.partition("=")
+        if not name or value not in known:
+            raise ConfigError(
+                f"retrieval.{what}s: expected collection={what} with a {what} of "
+                f"{', '.join(known)}, found {each!r}"
+            )
+
+
+@cache
+def _named(pairs: tuple[str, ...]) -> Mapping[str, str]:
+    return dict(each.split("=", 1) for each in pairs)
+
+
+def _is_recall(text: str) -> bool:
+    try:
+        return 0 < float(text) < 1
+    except ValueError:
+        return False
+
+
+@cache
+def _recalls(named: tuple[str, ...]) -> Mapping[str, float]:
+    return {name: float(recall) for name, recall in _named(named).items()}
 
 
 @dataclass(frozen=True, slots=True)

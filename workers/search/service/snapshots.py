@@ -1,16 +1,17 @@
-"""A worker's snapshots: one file per collection, with the offsets of both topics that it holds.
+"""Snapshots of a shard: one file per collection, all with the offsets of both topics they hold.
 
-A file says where in the log it stands, so files of different moments fit together: the tail is read
-from the lowest offsets, and what a collection holds already is passed over. Texts lie beside their
-rows; the words of passages are looked up anew. What operators declared, and which documents wait
-for their passages, stands in every file. What cannot be used, for whatever reason, is left alone,
-and the indexes are rebuilt from the topics.
+A worker keeps them for itself, or the first of a shard's replicas writes them for all. What came
+while one was written may be in it, and is read again: that changes nothing. Texts lie beside their
+rows; the words of passages are looked up anew. What operators declared, which documents wait for
+their passages, and which collections there are, stands in every file. What is damaged is put aside,
+and the snapshot before it is taken. What is of other settings is left alone. Where none is left,
+the indexes are rebuilt from the topics.
 """
 
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from typing import Any
 from schemas.errors import SnapshotError
 from schemas.log.clock import wall_ms
 from schemas.records import CollectionDeclared
-from schemas.topics import HOUR_MS
+from schemas.topic import HOUR_MS
 from workers.search.index import snapshot
 from workers.search.index.index import Index
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings, ShardPlace
+from workers.search.service.snapshot_folder import SnapshotFolder
 from workers.search.words.shelf import Shelf
 from workers.search.words.texts import passages_of
 
@@ -30,94 +32,125 @@ Offsets = dict[str, dict[int, int]]  # by topic and partition
 log = logging.getLogger("trivium.retrieval")
 # The log keeps the mark of a deleted document for a day; an older snapshot might bring it back.
 AGE_MAX_MS = 20 * HOUR_MS
+_KEPT_SHARED = 2  # so that who reads one while the next is written need not begin again
+_DAMAGED = (SnapshotError, KeyError, TypeError, ValueError, AttributeError)
 
 
 class Snapshots:
-    """Files in `folder`/`worker_id`; without a folder, none."""
+    """In `snapshot_folder`, below the worker's or the shard's name; without a folder, none."""
 
     def __init__(
         self,
         settings: RetrievalSettings,
         collections: Collections,
         place: ShardPlace,
-        worker_id: str,
         offsets: Callable[[], Offsets],
+        *,
+        worker_id: str,
+        shard_name: str,
+        is_first: Callable[[], bool],
     ) -> None:
         self._settings = settings
         self._collections = collections
         self._place = place
-        self._folder = Path(settings.snapshot_folder) / worker_id
         self._offsets = offsets
+        self._is_first = is_first
+        self._is_shared = settings.shares_snapshots
+        path = Path(settings.snapshot_folder) / (shard_name if self._is_shared else worker_id)
+        self._folder = SnapshotFolder(path, worker_id, _KEPT_SHARED if self._is_shared else 1)
 
     def load(self) -> Offsets | None:
         """Fill the collections; where to read on, or None where nothing can be used. Blocks."""
         if not self._settings.snapshot_folder:
             return None
+        self._folder.forget_own()
+        tried: set[Path] = set()
+        while len(tried) <= _KEPT_SHARED:  # while this one is read, another writes new ones
+            if (found := next((p for p in self._folder.found() if p not in tried), None)) is None:
+                break
+            tried.add(found)
+            try:
+                return self._loaded(found)
+            except (snapshot.Unfit, OSError) as error:
+                log.warning("a snapshot is not used: %s", error)
+            except _DAMAGED as error:
+                self._folder.put_aside(found, error)
+        if tried:
+            log.warning("no snapshot is used: documents are read from the log")
+        return None
+
+    def _loaded(self, path: Path) -> Offsets:
         loaded: dict[str, Index] = {}
-        notes_of: dict[str, dict[str, Any]] = {}
-        since: dict[str, Offsets] = {}
-        try:
-            for path in sorted(self._folder.glob("*.index")):
-                notes = snapshot.info(path)["notes"]
-                self._check(path, notes)
-                name = notes["collection"]
-                index = loaded[name] = snapshot.load(path)
-                notes_of[name], since[name] = notes, _offsets(notes["offsets"])
-                log.info("%s: %d rows of %s", path, len(index), name)
-            last = max(notes_of.values(), key=lambda each: each["taken_ms"], default=None)
-            if last is None:
-                return None
-            declared = [CollectionDeclared(**each) for each in last["declared"]]
-            shelves = {name: shelf_of(index) for name, index in loaded.items()}
-            for name, shelf in shelves.items():
-                shelf.embedder = str(notes_of[name]["embedder"])
-            for name in {*last["waiting"], *loaded}:
-                shelf = shelves.setdefault(name, Shelf())
-                for document_id in notes_of.get(name, last)["waiting"].get(name, ()):
-                    shelf.lives(document_id)
-        except (SnapshotError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-            log.warning("no snapshot is used: %s", error)
-            return None
+        notes: dict[str, Any] = {}
+        embedders: dict[str, str] = {}
+        for file in sorted(path.glob("*.index")):
+            header = snapshot.info(file)
+            notes = header["notes"]
+            self._check(file, header["storage"], notes)
+            name = notes["collection"]
+            index = loaded[name] = snapshot.load(
+                file, threads=self._settings.lanes, mapped=not self._is_shared
+            )
+            embedders[name] = str(notes["embedder"])
+            log.info("%s: %d rows of %s", file, len(index), name)
+        if not loaded:
+            raise FileNotFoundError(f"{path} has no files; another worker removes it")
+        if missing := set(notes["collections"]) - set(loaded):
+            raise SnapshotError(f"{path} lacks collections: {', '.join(sorted(missing)):.200}")
+        offsets = _offsets(notes["offsets"])
+        declared = [CollectionDeclared(**each) for each in notes["declared"]]
+        shelves = {name: shelf_of(index) for name, index in loaded.items()}
+        for name, embedder in embedders.items():
+            shelves[name].embedder = embedder
+        for name, waiting in notes["waiting"].items():
+            shelf = shelves.setdefault(name, Shelf())
+            for document_id in waiting:
+                shelf.lives(document_id)
         self._collections.indexes.update(loaded)
         self._collections.shelves.update(shelves)
-        self._collections.since.update(since)
+        self._collections.since.update(dict.fromkeys(loaded, offsets))
         for each in declared:
             self._collections.declared.set(each.collection, each)
-        return _lowest(list(since.values()))
+        return offsets
 
-    def _check(self, path: Path, notes: dict[str, Any]) -> None:
+    def _check(self, path: Path, storage: str, notes: dict[str, Any]) -> None:
         if notes.get("shard") != str(self._place):
-            raise SnapshotError(f"{path} is of shard {notes.get('shard')}, not of {self._place}")
+            raise snapshot.Unfit(f"{path} is of shard {notes.get('shard')}, not of {self._place}")
         if wall_ms() - notes["taken_ms"] > AGE_MAX_MS:
-            raise SnapshotError(f"{path} is older than {AGE_MAX_MS // HOUR_MS} hours")
+            raise snapshot.Unfit(f"{path} is older than {AGE_MAX_MS // HOUR_MS} hours")
         known = self._settings.metric_of(notes["collection"])
         if notes["metric"] != known:
-            raise SnapshotError(f"{path} has the metric {notes['metric']}, the settings {known}")
+            raise snapshot.Unfit(f"{path} has the metric {notes['metric']}, the settings {known}")
+        known = self._settings.storage_of(notes["collection"])
+        if storage != known:
+            raise snapshot.Unfit(f"{path} has vectors of {storage}, the settings {known}")
 
     def save(self) -> None:
         """Write all collections as they are now. Blocks."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        offsets = self._offsets()  # before all else is looked at: that holds all of these
+        indexes, shelves = dict(self._collections.indexes), dict(self._collections.shelves)
+        if not indexes:
+            return
         shared = {
+            "collections": list(indexes),
+            "shard": str(self._place),
+            "taken_ms": wall_ms(),
+            "offsets": offsets,
             "declared": [asdict(each) for each in self._collections.declared.every()],
             "waiting": {
-                name: waiting
-                for name, shelf in list(self._collections.shelves.items())
-                if (waiting := shelf.waiting())
+                name: waiting for name, shelf in shelves.items() if (waiting := shelf.waiting())
             },
         }
-        shelves = self._collections.shelves
-        for name, index in list(self._collections.indexes.items()):
-            notes = {
-                "collection": name,
-                "metric": index.metric.value,
-                "shard": str(self._place),
-                "taken_ms": wall_ms(),
-                "embedder": held.embedder if (held := shelves.get(name)) else "",
-                "offsets": self._offsets(),  # before the index is looked at: it holds all of these
-                **shared,
-            }
-            file = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
-            snapshot.save(index, self._folder / f"{file}.index", notes)
+        with self._folder.writing() as folder:
+            for name, index in indexes.items():
+                notes = {
+                    "collection": name,
+                    "metric": index.metric.value,
+                    "embedder": held.embedder if (held := shelves.get(name)) else "",
+                    **shared,
+                }
+                file = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+                snapshot.save(index, folder / f"{file}.index", notes)
 
     async def run(self) -> None:
         """Save every interval, until cancelled."""
@@ -127,26 +160,18 @@ class Snapshots:
 
     async def save_if_wanted(self) -> None:
         """Save; a disk that is full or away costs the snapshot, not the worker."""
-        if not self._settings.snapshot_folder:
+        if not self._settings.snapshot_folder or (self._is_shared and not self._is_first()):
             return
         try:
             await asyncio.to_thread(self.save)
         except OSError as error:
-            log.error("no snapshot was written to %s: %s", self._folder, error)
+            log.error("no snapshot was written to %s: %s", self._folder.path, error)
 
 
 def _offsets(found: Mapping[str, Any]) -> Offsets:
     return {
         topic: {int(partition): int(at) for partition, at in by_partition.items()}
         for topic, by_partition in found.items()
-    }
-
-
-def _lowest(found: Sequence[Offsets]) -> Offsets:
-    """Where to read on, so that no collection lacks anything."""
-    return {
-        topic: {partition: min(each[topic][partition] for each in found) for partition in places}
-        for topic, places in found[0].items()
     }
 
 

@@ -1,13 +1,16 @@
 """Links new documents and compacts deleted ones away, in the background and on one core.
 
-The searches that linking needs go through the engine as its lowest class.
-An index that is small enough to be scanned needs no edges. Few new rows wait until no more come:
-to link some copies the graph.
+The searches that linking needs go through the engine as its lowest class, which gets the time that
+others leave. Where that is not enough and rows wait, they are made here, on a thread of its own:
+the system then shares the cores fairly. Where even that is not enough, the feed waits
+(`Collections.room`). An index that is small enough to be scanned needs no edges. Few new rows wait
+until no more come.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from schemas.errors import QueueFull
@@ -23,6 +26,7 @@ from workers.search.words.texts import passages_of
 
 log = logging.getLogger("trivium.retrieval")
 LOOSE_MIN = 256  # rows to link though more are coming
+_STARVED_S = 0.1  # between looks whether the engine's lowest class is enough
 Neighbours = Callable[[IndexView, Array, Effort], Coroutine[Any, Any, Array]]  # an engine's
 
 
@@ -44,19 +48,26 @@ class Upkeep:
                 await asyncio.to_thread(index.link)
 
     async def run(self) -> None:
-        """Look now and then."""
+        """Look now and then, and again at once where rows wait to be linked."""
+        linked = self._collections.linked = self._collections.linked or asyncio.Event()
         while True:
-            await asyncio.sleep(self._settings.upkeep_interval_ms / 1000)
-            for name, index in list(self._collections.indexes.items()):
+            looks = [
                 await self._look(name, index)
+                for name, index in list(self._collections.indexes.items())
+            ]
+            linked.set()
+            if not any(looks):
+                await asyncio.sleep(self._settings.upkeep_interval_ms / 1000)
 
-    async def _look(self, name: str, index: Index) -> None:
+    async def _look(self, name: str, index: Index) -> bool:
+        """Whether rows were linked and more wait."""
         index.threads = 1  # the others are for searches
         count = index.rows.count
         rests = self._before.get(name) == count
         self._before[name] = count
+        goes_on = False
         if self._needs_links(index) and (rests or index.loose >= LOOSE_MIN):
-            await self._link(name, index)
+            goes_on = await self._link(name, index) and index.loose >= LOOSE_MIN
         if index.dead_share > self._settings.compact_share:
             await asyncio.to_thread(index.compact)
             log.info("%s: compacted from %d to %d rows", name, count, index.rows.count)
@@ -64,18 +75,31 @@ class Upkeep:
         if shelf is not None and shelf.words.dead_share > self._settings.compact_share:
             async with self._collections.turn:
                 await asyncio.to_thread(_compact_words, index, shelf)
+        return goes_on
 
-    async def _link(self, name: str, index: Index) -> None:
+    async def _link(self, name: str, index: Index) -> bool:
+        """Link a batch; whether that was possible."""
         loop = asyncio.get_running_loop()
 
+        def rows_wait() -> bool:
+            return index.loose > self._settings.loose_max // 2
+
         def neighbours(view: IndexView, queries: Array, effort: Effort) -> Array:
-            searching = self._neighbours(view, queries, effort)
-            return asyncio.run_coroutine_threadsafe(searching, loop).result()
+            if not rows_wait():
+                searching = self._neighbours(view, queries, effort)
+                found = asyncio.run_coroutine_threadsafe(searching, loop)
+                while not rows_wait():
+                    with suppress(TimeoutError):
+                        return found.result(_STARVED_S)
+                found.cancel()
+            return index.searched(view, queries, effort)
 
         try:
             await asyncio.to_thread(index.link, neighbours=neighbours)
         except QueueFull as error:
             log.warning("%s: new documents are linked later: %s", name, error.message)
+            return False
+        return True
 
     @staticmethod
     def _needs_links(index: Index) -> bool:

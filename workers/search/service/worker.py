@@ -11,6 +11,7 @@ and reads on where it stood.
 
 import asyncio
 import logging
+import sys
 
 from schemas.codec import Codec
 from schemas.log.clients import LogProducer
@@ -31,6 +32,7 @@ from schemas.records import (
 from schemas.settings import LogSettings
 from workers import tasks
 from workers.agent_life import AgentLife
+from workers.search.cuda.batch import BatchSettings, sizes_up_to
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.kinds import Kind
 from workers.search.service import group
@@ -38,6 +40,7 @@ from workers.search.service.collections import Collections
 from workers.search.service.control_loop import ControlLoop
 from workers.search.service.feed.documents import DocumentFollower
 from workers.search.service.feed.passages import PassageFollower
+from workers.search.service.feed.refusals import is_first
 from workers.search.service.fleet_figures import FleetFigures
 from workers.search.service.intake import TOPICS, Intake
 from workers.search.service.responder import Responder
@@ -47,6 +50,9 @@ from workers.search.service.upkeep import Upkeep
 
 log = logging.getLogger("trivium.retrieval")
 _STALL_MS = 30_000  # lag without progress for so long ends a life
+# A thread of documents, snapshots or links that wants the interpreter has it for so long at most
+# while the event loop waits for it; Python's own 5 ms would be most of a search's time.
+SWITCH_S = 0.000_5
 _BUFFERED_MAX = 64  # records that Faust holds for each agent; the rest stays in the log
 
 
@@ -75,16 +81,28 @@ class RetrievalWorker:
         self.collections = Collections(settings)
         self.engine = SearchEngine(
             EngineSettings(
+                lanes=settings.lanes,
                 places=settings.places,
                 slots=settings.slots,
+                ahead=settings.ahead,
                 device=settings.device,
+                cuda_device=settings.cuda_device,
+                cuda=BatchSettings(
+                    slots=settings.cuda_slots,
+                    sizes=sizes_up_to(settings.cuda_places),
+                    dim_max=settings.cuda_dim_max,
+                ),
                 scheduler=settings.scheduler(),
             )  # fmt: skip
         )
         self.responder = Responder(
             self.engine, self.collections, settings, worker_id=worker_id, place=place
         )
-        self._snapshots = Snapshots(settings, self.collections, place, worker_id, self._offsets)
+        self._snapshots = Snapshots(
+            settings, self.collections, place, self._offsets,
+            worker_id=worker_id, shard_name=group.group_id(log_settings, place),
+            is_first=self._is_first,
+        )  # fmt: skip
         self._upkeep = Upkeep(settings, self.collections, self.engine.neighbours)
         self.membership = self._new_membership()
         parts = (log_settings, codec, self._producer, self.collections, place, self.membership)
@@ -144,6 +162,7 @@ class RetrievalWorker:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Life after life, with the same documents and engine, until one is drained."""
+        sys.setswitchinterval(SWITCH_S)
         try:
             await outlive(self._worker_id, lambda: self._live(stop), stop)
         finally:
@@ -204,11 +223,13 @@ class RetrievalWorker:
         await group.begin(self._log_settings, self._place)
 
     def _offsets(self) -> Offsets:
-        """Up to where both topics are in the collections."""
-        return {
-            "documents": dict(self._documents.offsets),
-            "passages": dict(self._passages.offsets),
-        }
+        """Up to where both topics are in the collections; passages are never ahead of documents."""
+        passages = dict(self._passages.offsets)
+        return {"documents": dict(self._documents.offsets), "passages": passages}
+
+    def _is_first(self) -> bool:
+        view, now_ms = self.membership.view, wall_ms()
+        return is_first(view, self._place, self._worker_id, now_ms, of_ready=True)
 
     def _serve(self) -> None:
         spawn = self._life.tasks.spawn
@@ -257,8 +278,10 @@ class RetrievalWorker:
             decode_wait_ms_p95=decode[1],
             share=self._control.share,
             flush_ms=self._control.flush_ms,
-            searches_total=self.responder.searches_total,
-            misses_total=self.responder.misses_total,
+            searches_total=self.responder.tallies.searches,
+            misses_total=self.responder.tallies.misses,
             collections=self.collections.states(),
             behind=self._documents.behind + self._passages.behind,
+            tallies=self.responder.tallies.told(),
+            held_back_ms=round(self.collections.held_back_ms),
         )

@@ -33,6 +33,7 @@ row keeps the array alive until the slot has ended. On a CUDA device addresses a
     STORED,  # SINGLE or HALF
     GRAPH,  # address, uint32 (linked rows, DEGREE)
     DEGREE,  # edges of a row
+    CHAIN,  # address, uint32 (linked rows,): from each row to the next equal one; 0: none
     ALIVE,  # address of a bit set, uint32: rows that are not deleted; 0: all
     LOOSE_FIRST,  # rows from here to LOOSE_LAST have no edges, and are scanned
     LOOSE_LAST,
@@ -40,7 +41,9 @@ row keeps the array alive until the slot has ended. On a CUDA device addresses a
     REPS_COUNT,  # how many; 0: nothing is walked
     REPS_VECTORS,  # address, as VECTORS: the entry points' vectors, side by side
     REPS_CODES,  # address, uint8: and their codes; 0: none
+    REPS_WILD,  # address of a bit set, uint32: which of them pass whatever their code says; 0: none
     CODES,  # address, uint8 (linked rows, CODE_BYTES); 0: none
+    WILD,  # address of a bit set, uint32: rows that pass whatever their code says; 0: none
     CODE_BYTES,  # of a row's code; 0: none
     RULER,  # address, float32: what codes stand for (`codes.py`)
     # the request
@@ -54,8 +57,9 @@ row keeps the array alive until the slot has ended. On a CUDA device addresses a
     FEED,  # address of a feed's row; 0: one search
     FEED_PLACE,  # which of the feed's queries this is
     NEEDED,  # hits that must be nearer than the routing list's end, else the walk was in vain
-) = range(44)
-COUNT = 44
+    WANTED,  # hits; a walk that finds fewer is to be done again, as a scan
+) = range(48)
+COUNT = 48
 
 # Columns of a feed: queries that slots take one after the other.
 (

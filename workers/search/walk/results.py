@@ -1,8 +1,10 @@
-"""Takes from a slot that is done what it has found, in one kernel call; NumPy would need many."""
+"""Takes from slots that are done what they have found, in one kernel call for all of them."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
-from workers.search.kernels.arrays import Array, row_addresses
+from workers.search.kernels.arrays import Array, address_of
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.keys import LIMIT, distance_of, row_of
 from workers.search.kernels.memory import address, get_i64, get_u64, put_f32, put_i64, put_u64
@@ -10,64 +12,95 @@ from workers.search.walk import fields
 from workers.search.walk.slots import SlotRows
 
 # Rows, nearest first, and distances as kernels give them; keys of the whole routing list; extends;
-# distances computed; 1 where rows were scanned and nothing was walked. All of one search.
+# distances computed; 1 where rows were scanned and nothing was walked. All of one search; its
+# arrays are parts of those of all that were read together.
 SlotHits = tuple[Array, Array, Array, int, int, int]
 
 _INT64, _FLOAT32, _UINT64 = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.uint64)
+_COLUMNS = 7  # of what `_read` tells of a slot
 
 
 class SlotReader:
-    """Reads some slots, one at a time."""
+    """Reads some slots at a time."""
 
     def __init__(self, slots: SlotRows) -> None:
-        counts = np.zeros(5, np.int64)
-        self._counts = counts.data
-        lists = (row_addresses(slots.top), row_addresses(slots.found))
-        ours = row_addresses(counts[None]) * slots.count
-        self._places = list(zip(slots.addresses, *lists, ours, strict=True))
-        self.read(0, 1, 1, 0)  # compile here, not in somebody's event loop
+        self._rows = address_of(slots.fields), slots.fields.strides[0]
+        self._top = address_of(slots.top), slots.top.strides[0]
+        self._found = address_of(slots.found), slots.found.strides[0]
+        self.read([0])  # compile here, not in somebody's event loop
 
-    def read(self, slot: int, k: int, top_m: int, wanted: int) -> SlotHits | None:
-        """What a slot found, which is free then; None, and as it was, where a walk found fewer hits
-        than are `wanted`. `k` and `top_m` are at least the slot's."""
-        rows, distances, keys = np.empty(k, _INT64), np.empty(k, _FLOAT32), np.empty(top_m, _UINT64)
-        if not _read(*self._places[slot], wanted, rows, distances, keys):
-            return None
-        hits, entries, extends, computed, is_scan = self._counts.tolist()
-        if hits < k:
-            rows, distances = rows[:hits], distances[:hits]
-        if entries < top_m:
-            keys = keys[:entries]
-        return rows, distances, keys, extends, computed, is_scan
+    def read(self, ended: Sequence[int]) -> list[SlotHits | None]:
+        """What slots found, whose rows are cleared then; None, and as it was, of a walk that found
+        fewer hits than are wanted."""
+        slots = np.array(ended, _INT64)
+        hits, entries = _room(*self._rows, slots)
+        rows, distances = np.empty(hits, _INT64), np.empty(hits, _FLOAT32)
+        keys, told = np.empty(entries, _UINT64), np.empty((len(slots), _COLUMNS), _INT64)
+        _read_all(*self._rows, *self._top, *self._found, slots, rows, distances, keys, told)
+        return [
+            (rows[first:last], distances[first:last], keys[begin:end], extends, computed, is_scan)
+            if is_scan >= 0 else None
+            for first, last, begin, end, extends, computed, is_scan in told.tolist()
+        ]  # fmt: skip
+
+
+@kernel
+def _room(base: int, row_bytes: int, slots: Array) -> tuple[int, int]:
+    """How many hits and keys some slots can have in all; address and strides of slots' rows."""
+    hits, entries = 0, 0
+    for i in range(len(slots)):
+        f = base + slots[i] * row_bytes
+        hits += get_i64(f, fields.K)
+        entries += get_i64(f, fields.TOP_M)
+    return hits, entries
+
+
+@kernel
+def _read_all(
+    base: int, row_bytes: int, top: int, top_bytes: int, found: int, found_bytes: int, slots: Array,
+    rows: Array, distances: Array, keys: Array, told: Array,
+) -> None:  # fmt: skip
+    """Copy out what slots have found: addresses and strides of their rows and lists.
+
+    `told` is int64, shape (slots, _COLUMNS): where a slot's hits begin and end in `rows` and
+    `distances`, its keys in `keys`, then what `_read` tells.
+    """
+    hit, key = 0, 0
+    for i in range(len(slots)):
+        slot, t = slots[i], address(told) + i * told.strides[0]
+        put_i64(t, 0, hit)
+        put_i64(t, 2, key)
+        f, lists = base + slot * row_bytes, top + slot * top_bytes
+        _read(f, lists, found + slot * found_bytes, t, rows, distances, keys)
+        hit, key = get_i64(t, 1), get_i64(t, 3)
 
 
 @kernel
 def _read(
-    f: int, top: int, found: int, counts: int, wanted: int, rows: Array, distances: Array,
-    keys: Array,
-) -> bool:  # fmt: skip
-    """Whether there are hits enough; then they are copied out, and the slot's row is cleared.
+    f: int, top: int, found: int, t: int, rows: Array, distances: Array, keys: Array
+) -> None:  # fmt: skip
+    """One slot: hits are copied out and its row is cleared, if there are hits enough.
 
-    Addresses of the slot's row, its routing list and its `found` (uint64), and of five int64 where
-    hits, entries, extends, distances and whether rows were scanned go.
+    Addresses of the slot's row, its routing list and its `found` (uint64), and of seven int64: the
+    first and third say where to write; the others get the ends, extends, distances, and whether
+    rows were scanned, -1 where there are too few hits.
     """
+    first, begin = get_i64(t, 0), get_i64(t, 2)
     entries, k, hits = 0, get_i64(f, fields.K), 0
     while entries < get_i64(f, fields.TOP_M) and get_u64(top, entries) < LIMIT:
-        put_u64(address(keys), entries, get_u64(top, entries))
+        put_u64(address(keys), begin + entries, get_u64(top, entries))
         entries += 1
     source, most = (found, k) if get_i64(f, fields.SCREENED) else (top, min(k, entries))
     while hits < most and get_u64(source, hits) < LIMIT:
-        put_i64(address(rows), hits, row_of(get_u64(source, hits)))
-        put_f32(address(distances), hits, distance_of(get_u64(source, hits)))
+        put_i64(address(rows), first + hits, row_of(get_u64(source, hits)))
+        put_f32(address(distances), first + hits, distance_of(get_u64(source, hits)))
         hits += 1
-    is_scan = get_i64(f, fields.REPS_COUNT) == 0
-    if hits < wanted and not is_scan:
-        return False
-    put_i64(counts, 0, hits)
-    put_i64(counts, 1, entries)
-    put_i64(counts, 2, get_i64(f, fields.EXTENDS))
-    put_i64(counts, 3, get_i64(f, fields.DISTANCES))
-    put_i64(counts, 4, 1 if is_scan else 0)
-    for field in range(fields.COUNT):
-        put_i64(f, field, 0)  # it points to nothing any more
-    return True
+    is_scan = 1 if get_i64(f, fields.REPS_COUNT) == 0 else 0
+    put_i64(t, 1, first + hits)
+    put_i64(t, 3, begin + entries)
+    put_i64(t, 4, get_i64(f, fields.EXTENDS))
+    put_i64(t, 5, get_i64(f, fields.DISTANCES))
+    put_i64(t, 6, is_scan if is_scan or hits >= get_i64(f, fields.WANTED) else -1)
+    if get_i64(t, 6) >= 0:
+        for field in range(fields.COUNT):
+            put_i64(f, field, 0)  # it points to nothing any more

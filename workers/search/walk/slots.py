@@ -14,7 +14,6 @@ import numpy as np
 from workers.search.kernels.arrays import Array, aligned, row_addresses
 from workers.search.kernels.codes import CODED_QUERY_BYTES
 from workers.search.kernels.jit import kernel
-from workers.search.kernels.keys import EMPTY, NOWHERE
 from workers.search.kernels.memory import address, get_i64, put_i64
 from workers.search.limits import TASKS_MAX
 from workers.search.walk import fields
@@ -44,13 +43,12 @@ class Slots(SlotRows):
     """
 
     def __init__(self, count: int, *, top_m_max: int, k_max: int) -> None:
+        # A search clears what it uses. So room for long lists takes no memory until there are some.
         super().__init__(
-            np.full((count, top_m_max + _APART // 8), EMPTY, np.uint64),
-            np.full((count, k_max + _APART // 8), EMPTY, np.uint64),
+            np.empty((count, top_m_max + _APART // 8), np.uint64),
+            np.empty((count, k_max + _APART // 8), np.uint64),
         )
-        self.visited: Array = np.full(
-            (count, hash_places(top_m_max) + _APART // 4), NOWHERE, np.uint32
-        )
+        self.visited: Array = np.empty((count, hash_places(top_m_max) + _APART // 4), np.uint32)
         self.tasks: Array = aligned(count, TASKS_MAX + -(-CODED_QUERY_BYTES // 8), np.int64)
         self.attention: Array = np.zeros(1, np.int64)  # set it to end a step early
 

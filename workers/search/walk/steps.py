@@ -12,10 +12,10 @@ visited table that fails open: a row whose place another one took is measured ag
 equal in the merge, never lost.
 
 Rows that a filter or a tombstone excludes are walked through, and kept out of `found`, the list of
-results; scanned rows go there only. Where all rows are walked and may be returned, the routing list
-has the results and `found` is not kept. A slot with a feed takes its next query by itself, so that
-a bulk search returns to the interpreter once. `reference.py`, in the tests, is the same search in
-NumPy, one at a time.
+results; scanned rows go there only, and so do copies of a row that was measured. Where all rows are
+walked and may be returned, the routing list has the results and `found` is not kept. A slot with a
+feed takes its next query by itself, so that a bulk search returns to the interpreter once.
+`reference.py`, in the tests, is the same search in NumPy, one at a time.
 """
 
 from typing import Any
@@ -26,12 +26,22 @@ from workers.search.kernels.arrays import Array
 from workers.search.kernels.codes import encode_query, sifted
 from workers.search.kernels.distances import distance
 from workers.search.kernels.jit import inlined, kernel
-from workers.search.kernels.keys import EMPTY, FLAG, LIMIT, distance_of, insert, key_of, row_of
+from workers.search.kernels.keys import (
+    EMPTY,
+    FLAG,
+    LIMIT,
+    NOWHERE,
+    distance_of,
+    insert,
+    key_of,
+    row_of,
+)
 from workers.search.kernels.memory import (
     address,
     get_i64,
     get_u32,
     get_u64,
+    has_bit,
     prefetch_row,
     put_f32,
     put_i64,
@@ -197,7 +207,7 @@ def _seed(f: int, keys: int, hits: int, seen: int, tasks: int) -> None:
         put_i64(tasks, i - first, i)
     total = last - first
     if beside and get_i64(f, fields.REPS_CODES):
-        total = _sifted(f, keys, hits, room, tasks, total, get_i64(f, fields.REPS_CODES))
+        total = _sifted(f, keys, hits, room, tasks, total, fields.REPS_CODES)
     for task in range(total):
         i = get_i64(tasks, task)
         row = get_i64(listed, i) if listed else offset + i
@@ -205,8 +215,8 @@ def _seed(f: int, keys: int, hits: int, seen: int, tasks: int) -> None:
             prefetch_row(vectors + get_i64(listed, i + _AHEAD) * row_bytes, row_bytes)
         at = vectors + (i if beside else row) * row_bytes
         key = key_of(distance(at, query, length, metric, stored), row)
-        if screened and _may_return(f, row):
-            insert(hits, k, key)
+        if screened:
+            _return(f, hits, k, key, get_i64(f, fields.CHAIN) if room > 0 else 0)
         if room > 0:
             insert(keys, room, key)
     put_i64(f, done, last)
@@ -287,7 +297,7 @@ def _request(f: int, tasks: int, count: int) -> None:
 def _sift(f: int, keys: int, hits: int, tasks: int) -> None:
     """Drop the tasks whose codes say that no list would take them."""
     m, total = get_i64(f, fields.TOP_M), get_i64(f, fields.TASKS)
-    total = _sifted(f, keys, hits, m, tasks, total, get_i64(f, fields.CODES))
+    total = _sifted(f, keys, hits, m, tasks, total, fields.CODES)
     put_i64(f, fields.TASKS, total)
     _request(f, tasks, min(total, _ROWS_AHEAD))
 
@@ -296,15 +306,16 @@ def _sift(f: int, keys: int, hits: int, tasks: int) -> None:
 def _sifted(
     f: int, keys: int, hits: int, room: int, tasks: int, total: int, codes: int
 ) -> int:  # fmt: skip
-    """How many tasks are left; each is a row of the codes at an address, uint8."""
+    """How many tasks are left; each is a row of the codes in a field, and of the wild ones in the
+    field behind it."""
     last = get_u64(keys, room - 1)
     if get_i64(f, fields.SCREENED):
         last = max(last, get_u64(hits, get_i64(f, fields.K) - 1))
     if last >= LIMIT:
         return total
     return sifted(
-        tasks, total, distance_of(last), codes, get_i64(f, fields.CODE_BYTES),
-        tasks + _CODED_QUERY, get_i64(f, fields.METRIC),
+        tasks, total, distance_of(last), get_i64(f, codes), get_i64(f, fields.CODE_BYTES),
+        get_i64(f, codes + 1), tasks + _CODED_QUERY, get_i64(f, fields.METRIC),
     )  # fmt: skip
 
 
@@ -322,8 +333,8 @@ def _merge(f: int, keys: int, hits: int, tasks: int) -> None:
             prefetch_row(vectors + get_i64(tasks, i + _AHEAD) * row_bytes, row_bytes)
         row = get_i64(tasks, i)
         key = key_of(distance(vectors + row * row_bytes, query, length, metric, stored), row)
-        if screened and _may_return(f, row):
-            insert(hits, k, key)
+        if screened:
+            _return(f, hits, k, key, get_i64(f, fields.CHAIN))
         at = insert(keys, m, key)
         if at >= 0:
             lowest = min(lowest, at)
@@ -359,16 +370,23 @@ def _settle(f: int, keys: int, place: int, m: int) -> None:
 
 
 @inlined
-def _may_return(f: int, row: int) -> bool:
-    """Whether a row is neither deleted nor excluded by the filter."""
-    alive, allowed = get_i64(f, fields.ALIVE), get_i64(f, fields.ALLOWED)
-    if alive != 0 and not _has_bit(alive, row):
-        return False
-    return allowed == 0 or _has_bit(allowed, row)
+def _return(f: int, hits: int, k: int, key: Any, chain: int) -> None:
+    """Insert a row into the hits, and those that a chain leads to from there, at an address, 0 for
+    none. They come in ascending order, so the first that is too far is the last."""
+    while key < (get_u64(hits, k - 1) & ~FLAG):
+        row = row_of(key)
+        if _may_return(f, row):
+            insert(hits, k, key)
+        following: Any = get_u32(chain, row) if chain != 0 else NOWHERE
+        if following == NOWHERE:
+            break
+        key = key_of(distance_of(key), following)
 
 
 @inlined
-def _has_bit(bits: int, row: int) -> bool:
-    """Whether a row is in the bit set at an address (`arrays.packed`)."""
-    bit: bool = (get_u32(bits, row >> 5) >> np.uint32(row & 31)) & np.uint32(1) != np.uint32(0)
-    return bit
+def _may_return(f: int, row: int) -> bool:
+    """Whether a row is neither deleted nor excluded by the filter."""
+    alive, allowed = get_i64(f, fields.ALIVE), get_i64(f, fields.ALLOWED)
+    if alive != 0 and not has_bit(alive, row):
+        return False
+    return allowed == 0 or has_bit(allowed, row)

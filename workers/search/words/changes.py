@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from schemas.errors import InvalidRequest, RecordError, TriviumError
 from schemas.records import Document
 from schemas.records import DocumentPassages as Passages
-from workers.search.index.columns import TENANT, Value
+from schemas.rules.filters import Value
+from workers.search.metadata.columns import TENANT, Metadata, values_of
 from workers.search.words.texts import PassageText
 
 METADATA_CHARS_MAX = 65_536
@@ -63,6 +64,7 @@ def texts_of(found: Passages) -> list[PassageText]:
     """What is kept of each passage."""
     named = metadata_of(found.metadata)
     source = next((named[each] for each in ("source", "path", "url") if each in named), "")
+    title = named.get("title", "")
     return [
         PassageText(
             document_id=found.document_id,
@@ -70,8 +72,8 @@ def texts_of(found: Passages) -> list[PassageText]:
             start=chunk.start,
             text=chunk.text,
             tokens=chunk.tokens,
-            title=str(named.get("title", "")),
-            source=str(source),
+            title=_spelled(title),
+            source=_spelled(source),
             offset=found.documents_offset,
             content=found.content_hash,
         )
@@ -94,9 +96,13 @@ def text_beside(document: Document) -> PassageText:
     )
 
 
-def metadata_of(text: str, tenant: str = "") -> dict[str, Value]:
+def _spelled(value: Value | list[Value]) -> str:
+    return ", ".join(map(str, values_of(value)))
+
+
+def metadata_of(text: str, tenant: str = "") -> Metadata:
     """Values by field, and the tenant as one that no filter can name."""
-    ours: dict[str, Value] = {TENANT: tenant} if tenant else {}
+    ours: Metadata = {TENANT: tenant} if tenant else {}
     if not text:
         return ours
     if len(text) > METADATA_CHARS_MAX:
@@ -115,7 +121,7 @@ def metadata_of(text: str, tenant: str = "") -> dict[str, Value]:
             f"metadata: {TENANT} is no name for a field; a document's tenant is a field of its own",
             "metadata",
         )
-    return {name: value for name, value in found.items() if value is not None} | ours
+    return {name: value for name, value in found.items() if value is not None} | dict(ours)
 
 
 def names_of(topic: str, key: bytes | None) -> tuple[str, str]:

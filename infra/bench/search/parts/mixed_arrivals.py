@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from infra.bench.results import median, percentiles
-from infra.bench.search.parts.mixed_servers import PLACES, THREADS, TOP_M, Server
+from infra.bench.search.parts.mixed_servers import BATCH, THREADS, TOP_M, Server
 from schemas.errors import TriviumError
 from schemas.log.clock import wall_ms
 from workers.search.index.kinds import Kind
@@ -24,7 +24,7 @@ PREFILL_SHARE = 0.2
 DEADLINE_MS = (20, 80)  # of prefill, after arrival; an idle engine needs about 1 ms
 _TIMER_S = 0.001
 _IN_FLIGHT_MAX = 4_096  # of an open loop; what comes beyond is counted as a miss
-_CALLERS = 2 * PLACES * THREADS
+_CALLERS = 2 * BATCH * THREADS
 _DRAWN = 1_024  # searches that are drawn at once
 _SUMMED = ("prefill_misses", "errors", "decode_searches", "prefill_searches")
 

@@ -1,33 +1,31 @@
 """Three ways to serve searches that come one by one, for the mixed traffic of the search benchmark.
 
-Our engine; static batches, the same kernels on the same index and threads, but each thread takes
-what waits up to a full batch and answers all of it when its last search has ended; and hnswlib, one
-call per query on as many threads.
+Our engine; static batches on the engine's own lanes, so that nothing but the policy differs: a lane
+takes what waits, up to a full batch, and goes on with the next when its last search has ended; and
+hnswlib, one call per query on as many threads.
 """
 
 import asyncio
-import queue
-import threading
-from collections.abc import Sequence
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
+from workers.search.engine.core_lanes import CoreLanes
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index import inputs, ways
 from workers.search.index.index import Index
 from workers.search.index.kinds import Kind
 from workers.search.index.query import Query
 from workers.search.kernels.arrays import Array
-from workers.search.walk import steps
 from workers.search.walk.results import SlotReader
 from workers.search.walk.slots import Slots
 
 K, THREADS = 10, 2
-PLACES = EngineSettings().places
+PLACES = EngineSettings().places  # that a lane of ours advances together
+BATCH = 12  # of static batches
+_ROOM = 16  # slots of a lane: a power of two, at least a batch
 TOP_M = {Kind.DECODE: 32, Kind.PREFILL: 128}
 
 
@@ -68,20 +66,24 @@ class _Waiting:
 
 
 class StaticBatches:
-    """Batches that complete as a whole; first come first served."""
+    """Batches that complete as a whole, first come first served, on the engine's own lanes.
+
+    A lane whose batch has ended takes what waits, up to a full batch. Nothing else differs from
+    the engine: threads that never take the interpreter's lock, kernels, slots, bell.
+    """
 
     def __init__(self, index: Index) -> None:
         self._index = index
+        slots = Slots(THREADS * _ROOM, top_m_max=max(TOP_M.values()), k_max=K)
+        sizes = {"places": BATCH, "extends_max": EngineSettings().extends_max}
+        self._slots, self._reader = slots, SlotReader(slots)
+        self._lanes = CoreLanes(slots, THREADS, **sizes, name="static")
+        self._waiting: deque[_Waiting] = deque()
+        self._batches: list[dict[int, _Waiting]] = [{} for _ in range(THREADS)]  # by slot
+        self._ended: list[list[int]] = [[] for _ in range(THREADS)]
         self._loop = asyncio.get_running_loop()
-        self._inbox: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
-        self._used = [0] * THREADS
-        self._rounds = [0] * THREADS
-        self._threads = [
-            threading.Thread(target=self._run, args=(number,), daemon=True)
-            for number in range(THREADS)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._loop.add_reader(self._lanes.bell, self._hear)
+        self._is_due = False
 
     async def search(self, vector: Array, kind: Kind, deadline_ms: int | None) -> Array:
         view = self._index.view()
@@ -89,55 +91,45 @@ class StaticBatches:
         query = Query(vector=vector, k=K, top_m=TOP_M[kind], kind=kind)
         search = ways.new_search(view, ways.way(query, view), prepared)
         waiting = _Waiting(search, self._loop.create_future())
-        self._inbox.put(waiting)
+        self._waiting.append(waiting)
+        if not self._is_due and not all(self._batches):
+            self._is_due = True  # what arrives in this iteration of the loop goes together
+            self._loop.call_soon(self._begin)
         return await waiting.reply
 
     def places_used(self) -> tuple[int, int]:
-        return sum(self._used), sum(self._rounds) * PLACES
+        figures = self._lanes.figures()
+        return figures.places_used, figures.extends * BATCH
 
     async def close(self) -> None:
-        for _ in self._threads:
-            self._inbox.put(None)
-        for thread in self._threads:
-            await asyncio.to_thread(thread.join)
+        self._loop.remove_reader(self._lanes.bell)
+        await asyncio.to_thread(self._lanes.close)
 
-    def _run(self, number: int) -> None:
-        slots = Slots(PLACES, top_m_max=max(TOP_M.values()), k_max=K)
-        reader = SlotReader(slots)
-        while (first := self._inbox.get()) is not None:
-            batch = [first]
-            while len(batch) < PLACES and not self._inbox.empty():
-                try:
-                    another = self._inbox.get_nowait()
-                except queue.Empty:
-                    break
-                if another is None:
-                    self._inbox.put(None)
-                    break
-                batch.append(another)
-            self._complete(slots, batch, number)
-            answers = [ways.answered(w.search, slots, i, reader) for i, w in enumerate(batch)]
-            rows = [answer.rows for answer in answers if answer is not None]
-            self._loop.call_soon_threadsafe(_resolve, batch, rows)
+    def _begin(self) -> None:
+        """Every lane without a batch takes what waits."""
+        self._is_due = False
+        for lane, batch in enumerate(self._batches):
+            if not batch:
+                for slot in range(lane * _ROOM, lane * _ROOM + min(BATCH, len(self._waiting))):
+                    batch[slot] = self._waiting.popleft()
+                    self._lanes.start(slot, batch[slot].search)
 
-    def _complete(self, slots: Slots, batch: Sequence[_Waiting], number: int) -> None:
-        for slot, waiting in enumerate(batch):
-            waiting.search.enter(slots, slot)
-        active, finished = np.arange(len(batch)), np.empty(len(batch), np.int64)
-        while len(active):
-            ended, rounds = steps.advance(
-                slots.fields, slots.top, slots.found, slots.visited, active, len(active),
-                slots.tasks, finished, 1 << 30, slots.attention,
-            )  # fmt: skip
-            self._used[number] += rounds * len(active)
-            self._rounds[number] += rounds
-            active = np.setdiff1d(active, finished[:ended])
-
-
-def _resolve(batch: Sequence[_Waiting], rows: Sequence[Array]) -> None:
-    for waiting, found in zip(batch, rows, strict=True):
-        if not waiting.reply.done():
-            waiting.reply.set_result(found)
+    def _hear(self) -> None:
+        """Lanes go on with what waits before the batches that have ended are answered."""
+        over = []
+        for slot in self._lanes.ended():
+            self._ended[slot // _ROOM].append(slot)
+        for lane, ended in enumerate(self._ended):
+            if ended and len(ended) == len(self._batches[lane]):
+                over.append(self._batches[lane])
+                self._batches[lane], self._ended[lane] = {}, []
+        found = [self._reader.read(list(batch)) for batch in over]
+        self._begin()
+        for batch, hits in zip(over, found, strict=True):
+            for waiting, each in zip(batch.values(), hits, strict=True):
+                assert each is not None, "no walk over these data finds less than is wanted"
+                if not waiting.reply.done():
+                    waiting.reply.set_result(ways.answer(waiting.search, each).rows)
 
 
 class Hnswlib:

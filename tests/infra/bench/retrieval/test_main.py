@@ -3,6 +3,7 @@
 import pytest
 
 from infra.bench.retrieval.control import LOOP
+from infra.bench.retrieval.early import BOTH, PROMPT, SEARCH
 from infra.bench.retrieval.latency import IDLE, SATURATED
 from infra.bench.retrieval.losses import NO_SHARD, ONE_REPLICA, WHOLE
 from infra.bench.retrieval.main import bars, tables
@@ -39,6 +40,11 @@ FOUND = {
         NONE: {"tokens_per_s": 100.0, "stalled_share": 0.0, "probes": 0.0, "put_in": 0.0},
         USUAL: {"tokens_per_s": 95.0, "stalled_share": 0.06, "probes": 8.0, "put_in": 2.0},
     },
+    "early": {
+        "ms": {PROMPT: 100.0, SEARCH: 20.0, BOTH: 110.0},
+        "prompt_tokens": 1_200.0,
+        "prompts": 3,
+    },
     "control": {
         "searches_per_s": {"prefill": 1.0, "decode": 1.0},
         "steps": {"step": {LOOP: ROW, "share 0": {**ROW, "missed_share": 0.25}}},
@@ -56,6 +62,7 @@ def test_bars_are_of_300_pages_a_full_queue_and_freshness() -> None:
         "right answers, 300 pages": (0.7, False),
         "tokens/s with probes every 32 beside none": (0.95, True),
         "decode time stalled by probes": (0.06, False),
+        "TTFT of a long prompt with a search": (pytest.approx(1.1), False),
         "TTFT p99 with a search, decode queue full: 1 chats/s": (2.0, False),
         "document found under load, p99": (20.0, True),
         "ingest beside the embedding model alone": (0.9, True),
@@ -68,4 +75,4 @@ def test_bars_are_of_300_pages_a_full_queue_and_freshness() -> None:
 
 def test_a_part_that_did_not_run_has_no_bar_and_no_table() -> None:
     assert bars({}) == [] and tables({}) == []
-    assert len(tables(FOUND)) == 6
+    assert len(tables(FOUND)) == 7

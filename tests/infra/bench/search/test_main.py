@@ -25,7 +25,8 @@ TOY = replace(
     QUICK, rows=2_000, dim=32, queries=60, efforts=(10, 16, 32, 96), repeats=1,
     separated_rows=1_500, clusters=10, sequences=10, probes=3, load_s=0.2, load_runs=2,
     load_shares=(0.8,), sched_seeds=1, sched_ms=400, kafka_rows=300, kafka_warm_up=20,
-    kafka_least=3,
+    kafka_least=3, kinds=("copies", "log_normal_norms"), drawn=(1,), zoo_share=0.05, zoo_queries=40,
+    linked_rows=(1_500,), linked_batches=2, updated_rows=3_000,
 )  # fmt: skip
 
 
@@ -47,6 +48,9 @@ def test_every_part_runs_and_is_reported(
     assert set(parts) <= set(figures) and told["load"]["parts"] == parts
     assert set(figures["speed"]["curves"]) == set(told["load"]["indexes"])
     assert figures["clusters"]["trivium"]["recall"] >= 0.99
+    assert set(figures["every-kind"]) == {*TOY.kinds, "drawn 1"}
+    for kind, found in figures["every-kind"].items():
+        assert found["systems"]["trivium"]["recall_at_64"] >= 0.95, kind
     assert figures["warm"]["warm_distances"] > 0
     for name, server in figures["mixed"]["servers"].items():
         unloaded = server["unloaded"]
@@ -88,7 +92,7 @@ def test_a_peer_that_is_missing_is_left_out_with_a_sentence(
     monkeypatch.setattr(systems, "import_module", missing)
     names, sentences = systems.installed()
     assert names == ["trivium"]
-    assert len(sentences) == 3
+    assert len(sentences) == 4
     assert sentences[0].startswith("hnswlib is left out: No module named 'hnswlib'")
 
 

@@ -11,14 +11,13 @@ CODEC = Codec()
 def test_a_request_has_its_whole_way_under_its_own_name() -> None:
     source = RecordSource(prompt_tokens=300, turns=4)
     told = list(source.records(7, has_ended=True))
-    topics = ["requests", "decisions", "phases", "decisions", "phases", "outcomes", "sessions"]
-    assert [topic for topic, _, _ in told] == topics
-    request, placed, done, handed, received, outcome, session = (
+    topics = ["requests", "decisions", "phases", "decisions", "phases", "outcomes"]
+    assert [topic for topic, _, _ in told] == [*topics, "usage", "sessions"]
+    request, placed, done, handed, received, outcome, usage, session = (
         CODEC.decode(value) for _, _, value in told
     )
-    assert {each.request_id for each in (request, placed, done, handed, received, outcome)} == {
-        "req-00000000000000000007"
-    }
+    of_it = (request, placed, done, handed, received, outcome, usage)
+    assert {each.request_id for each in of_it} == {"req-00000000000000000007"}
     assert (
         session.session_id == request.session_id == source.session_id(7) == "session-000000000001"
     )
@@ -34,3 +33,11 @@ def test_one_that_lives_has_no_end_yet() -> None:
     source = RecordSource(prompt_tokens=3, turns=1)
     topics = {topic for topic, _, _ in source.records(0, has_ended=False)}
     assert topics == {"requests", "decisions", "phases"}
+
+
+def test_a_conversation_of_an_earlier_hour_has_its_own_name() -> None:
+    """issue 14, 6) A day's conversations are on the log when a router takes over."""
+    source = RecordSource(prompt_tokens=3, turns=4)
+    key, value = source.session(9)
+    assert key.decode() == CODEC.decode(value).session_id == source.session_id(9)
+    assert (key, value) == list(source.records(9, has_ended=True))[-1][1:]

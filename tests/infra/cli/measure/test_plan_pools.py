@@ -78,10 +78,14 @@ def test_what_cannot_be_is_said_in_words(arguments: tuple[str, ...], message: st
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.txt", "", "expected a .csv file as Azure publishes"),
-        ("a.csv", "TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,x\n", "not a trace of its kind"),
-        ("a.jsonl", "{", "not a trace of its kind"),
-        ("b.jsonl", "", "expected at least two requests, found 0"),
+        ("a.txt", "", "expected a trace: Azure's CSV"),
+        ("a.csv", "TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,x\n", "expected a trace"),
+        ("a.jsonl", "{", "a.jsonl:1: expected a trace"),
+        (
+            "b.jsonl",
+            '{"timestamp": 0, "input_length": 9, "output_length": 1}',
+            "expected at least two requests, found 1",
+        ),
         ("away.csv", None, "no such file or directory"),
     ],
 )

@@ -41,11 +41,22 @@ def check_pool(home: Path, env: dict[str, str]) -> None:
     assert "replica-0 replica ready" in trivium_here("pool", "list", home=home, env=env)[1]
 
 
+def check_scale(home: Path, env: dict[str, str]) -> None:
+    """One replica has nothing to do (issue 14, 3)."""
+    code, output, errors = trivium_here("scale", "--json", home=home, env=env)
+    assert code == 0, errors
+    found = json.loads(output)
+    (pool,) = found["pools"]
+    assert (pool["role"], pool["present"], pool["workers"]) == ("replica", 1, 1)
+    assert found["backlog"]["waiting"] == 0 and found["backlog"]["step_ms"] > 0
+    assert "replica 1 1" in " ".join(trivium_here("scale", home=home, env=env)[1].split())
+
+
 def check_commands(home: Path, env: dict[str, str]) -> None:
     _, output, _ = trivium_here("status", "--json", home=home, env=env)
     members = {row["member_id"]: row for row in json.loads(output)}
     assert {row["state"] for row in members.values()} == {"ready"}
-    assert set(members) == {"router-0", "replica-0", "gateway-0"}
+    assert set(members) == {"router-0", "replica-0", "gateway-0", "bridge-0"}
 
     ask = ["chat", "-m", "Why a log?", "--max-tokens", "4", "--temperature", "0"]
     code, text, errors = trivium_here(*ask, home=home, env=env)
@@ -69,6 +80,7 @@ def check_commands(home: Path, env: dict[str, str]) -> None:
     code, _, errors = trivium_here("explain", "r" + "0" * 26, home=home, env=env)
     assert (code, "no such request on" in errors) == (2, True)
 
+    check_scale(home, env)
     check_pool(home, env)
     code, again, errors = trivium_here(*ask, home=home, env=env)  # placed by old roles or new ones
     assert (code, again) == (0, text), errors

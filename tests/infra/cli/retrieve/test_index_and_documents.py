@@ -123,6 +123,7 @@ def test_documents_of_several_dimensions_are_not_loaded() -> None:
         '{"id": "a", "vector": [1e39]}', '{"id": "a", "vector": [[1]]}',
         '{"id": "a", "vector": "12"}', '{"id": "\\ud800", "vector": [1]}',
         '{"id": "a", "vector": [1], "metadata": [1]}',
+        pytest.param('{"id": "a", "vector": ' + "[" * 5_000 + "]" * 5_000 + "}", id="nested"),
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_document_is_named(tmp_path: Path, line: str) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from infra.evaluate.trinity.hardware import QWEN_30B, Index, SearchCosts
 from infra.evaluate.trinity.pools import (
-    BUSY_MAX,
     Targets,
     Traffic,
     batch_of,
@@ -17,6 +16,7 @@ from infra.evaluate.trinity.pools import (
     tpot_ms,
 )
 from infra.evaluate.trinity.probing import Probing
+from infra.scaling.queueing import BUSY_MAX
 from infra.simulator.machine.latency import Setup
 
 TRAFFIC = Traffic(per_s=60, prompt_tokens=1_000, answer_tokens=256)

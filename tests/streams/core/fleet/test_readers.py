@@ -84,7 +84,11 @@ def test_it_ends_in_every_state(state: State) -> None:
     (issue 10, 13)."""
     orders = {State.ALLOCATING: "decode_first"}
     orders |= dict.fromkeys((State.PAIRED, State.RECEIVED), "concurrent")
-    on = RouterHarness(gateway_grace_ms=GRACE_MS, orchestration=orders.get(state, "prefill_first"))
+    on = RouterHarness(
+        gateway_grace_ms=GRACE_MS,
+        orchestration=orders.get(state, "prefill_first"),
+        says_at_once=state is not State.CONTINUING,
+    )
     on.worker("p0", Role.PREFILL, window=1, can=ALL)
     on.worker("d0", Role.DECODE, window=0 if state is State.HANDING_OVER else 1, can=ALL)
     gateway = with_gateway(on)
@@ -94,8 +98,10 @@ def test_it_ends_in_every_state(state: State) -> None:
             on.beat(worker)
     searched = {"retrieval": retrieval(on.now_ms + 60_000)} if state is State.RETRIEVING else {}
     on.asked_at(gateway, "r1", **searched)
-    if state in (State.HANDING_OVER, State.DECODING, State.CANCELLING):
+    if state in (State.HANDING_OVER, State.DECODING, State.CANCELLING, State.CONTINUING):
         on.phase(on.works[0], PhaseKind.PREFILL_DONE)
+    if state is State.CONTINUING:
+        on.phase(on.works[-1], PhaseKind.FAILED)
     if state is State.RECEIVED:
         on.phase(work_of(on, WorkPhase.DECODE), PhaseKind.KV_RECEIVED)
     if state is State.CANCELLING:

@@ -222,7 +222,7 @@ def test_a_rebuild_places_again_what_a_lost_worker_held(state: State) -> None:
     on.worker("p0", Role.PREFILL)
     on.worker("d0", Role.DECODE)
     router = on.rebuilt(past)
-    assert router.view()["r1"][:5] == ("r1", PARTITION, State.QUEUED, 1, None)
+    assert router.view()["r1"][:5] == ("r1", PARTITION, State.CONTINUING, 1, None)
     again = router.tables.requests.by_id["r1"].replaced_for
     expected = Reason.KV_PRODUCER_GONE if state is State.HANDING_OVER else Reason.WORKER_LOST
     assert again is expected

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from schemas.records import Cancellation, OutcomeKind, PhaseKind, Quoted, Work
+from schemas.records import Cancellation, OutcomeKind, PhaseKind, Quoted, Retrieved, Work
 from schemas.rules.tokens import pack_tokens, token_count, unpack_tokens
-from streams.core.effects import Ask, Decide, Dispatch, End, GoWithout, Tell
+from streams.core.effects import Ask, Decide, Dispatch, End, GoWithout, Tell, Use
 from streams.core.events import (
     CancellationArrived,
     PartitionLost,
@@ -129,7 +129,8 @@ def test_more_searches_than_may_be_under_way_go_on_without() -> None:
     for number in range(4):
         ask(on, f"r{number}")
     assert [ask.request.request_id for ask in on.asks] == ["r0", "r1"]
-    assert [each.error and each.error.code for each in on.on_the_way] == ["queue_full"] * 2
+    errors = [each.error for each in on.on_the_way if isinstance(each, Retrieved)]
+    assert [error and error.code for error in errors] == ["queue_full"] * 2
     on.read()
     assert on.router.tables.requests.retrieving == 2
     on.retrieved("r0")
@@ -143,7 +144,8 @@ def test_more_searches_than_may_be_under_way_go_on_without() -> None:
 def test_a_cancellation_ends_it_while_it_waits() -> None:
     """(issue 12, 3)"""
     on = asking()
-    *_, end = on.cancel("r1")
+    *_, end, used = on.cancel("r1")
+    assert isinstance(used, Use)
     assert isinstance(end, End) and end.outcome.kind is OutcomeKind.CANCELLED
     assert on.retrieved("r1", passage(1)) == [] and not on.told
     on.pass_ms(2_000)

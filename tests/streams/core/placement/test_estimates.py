@@ -47,6 +47,25 @@ def test_paces_of_lives_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(known._paces) == 3
 
 
+def test_a_prefill_of_what_was_to_run_in_place_teaches_nothing() -> None:
+    scene = pair(policy="static")
+    known = scene.placer.estimates
+    note = known.in_place(scene.worker("d0"), 1_000, 10, scene.now_ms)
+    known.prefill_done(note, ("p0", 1), 1_000, 100.0)
+    assert known.prefill.samples == 0 and not note.prefill_ms
+
+
+def test_without_the_word_of_prefill_nothing_is_known_of_the_hand_over() -> None:
+    scene = pair(policy="static")
+    known, decode = scene.placer.estimates, scene.worker("d0")
+    note = known.remote(scene.worker("p0"), decode, 1_000, 10, scene.now_ms)
+    before_ms = known.hop_ms
+    known.finished(
+        note, decode, computed_tokens=0, ttft_ms=500.0, tpot_ms=5.0, now_ms=scene.now_ms + 600
+    )
+    assert known.hop_ms == before_ms and known.decode.samples == 1
+
+
 def test_an_answer_of_another_worker_than_the_chosen_teaches_nothing() -> None:
     scene = pair(decodes=2, policy="static", local_share=1.0)
     asked = case(2_000, session("d0"))

@@ -106,6 +106,14 @@ def test_the_table(changes: dict[str, Any], local: bool, reason: Reason, samples
         assert score == pytest.approx(estimate.score)
 
 
+def test_a_bin_has_the_same_cell_every_time() -> None:
+    table = PpdTable(EDGES, CELLS)
+    for at in ((1, 0, 1, 2), (1, 0, 1, 0), (0, 0, 0, 0)):
+        assert table.find(at) == table.find(at)
+    assert table.find((1, 0, 1, 2)) == table.cells[1, 0, 1, 2]
+    assert table.find((0, 0, 0, 0)) is None
+
+
 def test_a_table_comes_back_from_json() -> None:
     table = PpdTable(EDGES, CELLS)
     again = PpdTable.from_dict(table.to_dict())

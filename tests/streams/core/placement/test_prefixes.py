@@ -53,6 +53,18 @@ def test_depths_of_each_worker() -> None:
     assert index.depths(PROMPT, 2 * BLOCK) == {}
 
 
+def test_blocks_can_have_other_names() -> None:
+    """One or more each; what is known of them stays, and the index is as it was (issue 14, 2)."""
+    index = two_workers()
+    other = index.renamed(lambda value: (value + 1, value + 2))
+    for more in (1, 2):
+        renamed = [value + more for value in PROMPT]
+        assert other.depths(renamed, BLOCK) == {("a", 1): 10, ("b", 1): 25}
+    assert not other.depths(PROMPT, BLOCK)
+    assert index.depths(PROMPT, BLOCK) == {("a", 1): 10, ("b", 1): 25}
+    assert other.block_sizes == (BLOCK,)
+
+
 def test_what_workers_hold_are_the_depths() -> None:
     """Also while slots are added."""
     index = PrefixIndex(1_000)
@@ -121,6 +133,16 @@ def test_the_oldest_blocks_leave_at_the_bound() -> None:
     assert index.depths(hashes(*range(500, 600)), BLOCK) == {("a", 1): 25}
 
 
+def test_a_sweep_that_is_elsewhere_leaves_room_for_new_blocks() -> None:
+    index = PrefixIndex(8 * 25)  # of which 25 are swept at a time
+    for seq, swept in enumerate((0, 0, 2, 0)):
+        stored = hashes(*range(1_000 * seq, 1_000 * seq + 100))
+        index.apply(events("a", seq, snapshot=not seq, stored=stored))
+        index.sweep(swept)
+        assert index.depths(stored, BLOCK) == {("a", 1): 25}
+    assert len(index) == 100
+
+
 def test_slots_are_used_again_after_a_sweep() -> None:
     index = two_workers()
     for epoch in range(2, 3 * SLOTS_MAX):
@@ -167,6 +189,12 @@ def test_many_distinct_depths_are_never_overstated() -> None:
     for (worker_id, _), depth in found.items():
         true = int(worker_id[1:])
         assert depth == true if true > 16 else 0 < depth <= true
+
+
+def test_blocks_that_a_worker_never_had_are_removed_from_nobody() -> None:
+    index = two_workers()
+    index.apply(events("a", 1, removed=[*PROMPT[9:12], *hashes(7, 7, 7, 7)]))
+    assert index.depths(PROMPT, BLOCK) == {("a", 1): 9, ("b", 1): 25}
 
 
 def test_blocks_of_nobody_leave_the_table() -> None:

@@ -63,3 +63,18 @@ def test_short_prompts_do_not_undo_what_is_known_of_long_ones() -> None:
     for _ in range(20):
         learn(100, 0.1)
         assert model.predict((4.0, 1.0, 0.0)) == pytest.approx(156, rel=0.15)
+
+
+def test_what_says_nothing_teaches_nothing() -> None:
+    model = Regression((100.0, 1.0), (300.0, 10.0))
+    model.observe((0.0, 0.0), 70.0)
+    assert (model.coefficients, model.samples) == ([100.0, 1.0], 1)
+
+
+def test_no_coefficient_is_less_known_than_before_anything_was() -> None:
+    """Where what is observed is small and far off, more is forgotten of it than is learned."""
+    random, model = Random(3), Regression((1.0, 1.0), (2.0, 3.0))
+    for _ in range(500):
+        model.observe((0.01, random.uniform(0.0, 0.01)), random.uniform(0.0, 20.0))
+        assert all(model._covariance[i][i] <= (4.0, 9.0)[i] * (1 + 1e-9) for i in range(2))
+        assert model._covariance[0][1] == pytest.approx(model._covariance[1][0])

@@ -39,6 +39,12 @@ def test_passages_stand_at_their_place_and_the_tail_at_its_own() -> None:
     assert (first.text, first.score, first.seq) == ("text 1", 1.0, 0)
 
 
+def test_without_a_tail_nothing_stands_but_the_passages() -> None:
+    context = with_context(asked(tail=b""), retrieved("r1", passage(1, 1)))
+    assert prompt(context) == [0, 1, 2, 3, 901, 1000, 903, 4, 5, 6, 7, 8, 9]
+    assert len(context.inserts) == 1
+
+
 @pytest.mark.parametrize(
     ("tokens_max", "cited"),
     [(34, [1, 2]), (33, [1, 3]), (7, [1, 3]), (6, [1]), (4, [1]), (3, [3]), (2, []), (-1, [])],

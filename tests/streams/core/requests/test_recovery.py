@@ -5,7 +5,7 @@ from itertools import permutations
 from schemas.records import CancelWork, DecisionKind, OutcomeKind, PhaseKind, Reason, Work
 from schemas.rules.outcomes import counting, outcome_key
 from schemas.topics import TOPICS
-from streams.core.effects import Dispatch
+from streams.core.effects import Dispatch, Use
 from streams.core.events import OutcomeArrived, Placed, Tick
 from tests.streams import builders
 from tests.streams.core.router_harness import RouterHarness
@@ -126,7 +126,16 @@ def test_an_end_by_the_last_router_has_workers_drop_what_they_hold() -> None:
     on = replicas(1)
     on.request("r1")
     end = builders.outcome(on.works[0], on.now_ms, attempt=2, kind=OutcomeKind.CANCELLED)
-    (order,) = on.record(OutcomeArrived(end, 0))
+    order, used = on.record(OutcomeArrived(end, 0))
+    assert isinstance(used, Use) and used.usage.attempt == 2
     assert isinstance(order, Dispatch) and isinstance(order.record, CancelWork)
     assert order.record.void
     assert not on.router.view()
+
+
+def test_of_several_requests_under_one_name_the_first_counts_for_the_next_router_too() -> None:
+    """(issue 14, 4)"""
+    on = replicas(1)
+    on.request("r1", tokens=10)
+    on.request("r1", tokens=20)
+    assert on.rebuilt().view() == on.router.view()

@@ -1,12 +1,13 @@
 """The documentation."""
 
+import re
+
 from tests.streams.gateway.in_process import InProcessGateway
 
 
 async def test_the_documentation_names_every_endpoint() -> None:
     async with InProcessGateway().client() as client:
         document = (await client.get("/openapi.json")).json()
-        assert (await client.get("/docs")).status_code == 200
     assert {
         "/v1/chat/completions",
         "/v1/completions",
@@ -24,3 +25,17 @@ async def test_the_documentation_names_every_endpoint() -> None:
     } <= set(document["paths"])
     body = document["components"]["schemas"]["ChatBody"]["properties"]
     assert {"messages", "temperature", "response_format"} <= set(body)
+
+
+async def test_the_page_asks_nobody_else() -> None:
+    """It can be saved, and works without the internet (issue 13, 2)."""
+    async with InProcessGateway().client() as client:
+        document = (await client.get("/openapi.json")).text
+        page = (await client.get("/docs")).text
+        assert (await client.get("/redoc")).status_code == 404, "it would come from elsewhere"
+    elements = re.sub(r"(?s)<(style|script)>.*?</\1>", "", page)
+    assert "<script" not in elements and "src=" not in elements and "http" not in elements
+    style, program, start = re.findall(r"(?s)<(?:style|script)>(.*?)</(?:style|script)>", page)
+    assert len(program) > 1_000_000 and not re.search(r"@import|url\((?!.?data:)", style)
+    assert document[:40] in start.replace(": ", ":").replace(", ", ",")
+    assert not re.search(r"<!--|</?script", program + start), "it would end the element"

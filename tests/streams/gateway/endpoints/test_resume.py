@@ -99,6 +99,27 @@ async def test_a_resumed_stream_follows_live_and_hanging_up_cancels_nothing() ->
     assert second.log.sent == second.log.resumptions
 
 
+async def test_a_connection_that_ends_after_its_client_has_resumed_cancels_nothing() -> None:
+    """The gateway hears of a broken one late, and by then reads the answer for the next one."""
+    gateway = InProcessGateway()
+    async with streamed_call(gateway, chat(stream=True)) as stream:
+        (request,) = await accepted_requests(gateway)
+        await gateway.log.push(frame(request.request_id, TEXTS[:2]))
+        await until(lambda: len(stream.ids) == 1)
+        path = f"/v1/requests/{request.request_id}/events"
+        async with streamed_call(gateway, path=path, Last_Event_ID=stream.ids[0]) as again:
+            await until(lambda: len(gateway.state.resumed) == 1)
+            stream.hang_up()
+            await until(lambda: stream.over or bool(gateway.state.detached))
+            end = ended(request.request_id, TEXTS)
+            await gateway.log.push(
+                frame(request.request_id, TEXTS[2:], first_seq=2, first_char=5, end=end)
+            )
+            await until(lambda: again.over and not gateway.state.in_flight)
+    assert text_of(events_of(again.text)) == " wörld"
+    assert not gateway.log.cancellations
+
+
 async def test_without_an_event_id_the_own_gateway_starts_from_the_beginning() -> None:
     gateway = InProcessGateway()
     async with streamed_call(gateway, chat(stream=True)) as stream, gateway.client() as client:

@@ -23,10 +23,16 @@ from tests.streams.builders import T0
 from tests.streams.gateway.in_process import log_backend
 
 
-def joined(view: FleetView) -> LogBackend:
-    """A backend that is a member with this view, and whose heartbeats are acknowledged."""
+def joined(view: FleetView, *, leader: bool = True) -> LogBackend:
+    """A backend that is a member with this view; its heartbeats are acknowledged where the topic
+    has a leader."""
     log = log_backend()
-    member: Any = SimpleNamespace(view=view, leases={"tokens": 1}, is_valid=lambda: True)
+    member: Any = SimpleNamespace(
+        view=view,
+        leases={"tokens": 1},
+        is_valid=lambda: leader,
+        waits_for_leader=lambda: not leader,
+    )
     log._membership, log._positions = member, {1: 7}
     return log
 
@@ -53,6 +59,21 @@ async def test_workers_are_silent_only_while_the_log_is_heard(
     view.apply(builders.beat("gateway-a", 1), 3, now_ms + LEASE_MS)
     with pytest.raises(NotReady, match="no worker serves the model"):
         log.reply_position()
+
+
+async def test_calls_are_taken_while_the_leader_of_the_fleet_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No heartbeat is acknowledged, and nobody heard, for longer than a lease (issue 14, 5)."""
+    view = FleetView()
+    capability = builders.capability("replica-a")
+    view.apply(builders.registration("replica-a", Role.REPLICA, capability=capability), 0, T0)
+    view.apply(builders.beat("replica-a", 1), 1, T0)
+    view.apply(builders.registration("gateway-a", kind=MemberKind.GATEWAY), 2, T0)
+    monkeypatch.setattr(backend, "wall_ms", lambda: T0 + 3 * LEASE_MS)
+    assert joined(view, leader=False).reply_position() == (1, 7)
+    with pytest.raises(BrokerUnavailable, match="nothing of the log is heard"):
+        joined(view).reply_position()
 
 
 class RefusingProducer:

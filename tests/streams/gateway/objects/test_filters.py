@@ -1,13 +1,14 @@
 """OpenAI's filters as ours."""
 
 import json
+import math
 from typing import Any
 
 import pytest
 
 from schemas.errors import InvalidRequest
 from streams.gateway.objects.filters import filter_text
-from workers.search.index.expressions import parse
+from workers.search.metadata.expressions import parse
 
 
 def one(kind: str, value: Any, key: Any = "year") -> dict[str, Any]:
@@ -24,6 +25,11 @@ def one(kind: str, value: Any, key: Any = "year") -> dict[str, Any]:
         (one("eq", True), {"year": {"$eq": True}}),
         (one("in", ["a", "b"]), {"year": {"$in": ["a", "b"]}}),
         (one("nin", [1]), {"year": {"$nin": [1]}}),
+        (one("gte", "2024-05-31"), {"year": {"$gte": "2024-05-31"}}),
+        (one("exists", False), {"year": {"$exists": False}}),
+        (one("contains", "a"), {"year": {"$contains": "a"}}),
+        (one("contains_any", ["a", 1]), {"year": {"$contains_any": ["a", 1]}}),
+        (one("contains_all", ["a"]), {"year": {"$contains_all": ["a"]}}),
         (
             {"type": "and", "filters": [one("gt", 1), {"type": "or", "filters": [one("eq", 2)]}]},
             {"$and": [{"year": {"$gt": 1}}, {"$or": [{"year": {"$eq": 2}}]}]},
@@ -52,9 +58,14 @@ def deep(levels: int) -> dict[str, Any]:
     [
         ({}, "filters: expected a type of and, or, eq"),
         ([], "filters: expected an object such as"),
-        (one("like", 1), "a type of and, or, eq, ne, gt, gte, lt, lte, in, nin, found 'like'"),
+        (
+            one("like", 1),
+            "or, eq, ne, gt, gte, lt, lte, in, nin, contains_any, .*exists, found 'like'",
+        ),
         (one("eq", None), "expected a text, a number or a truth value, found None"),
-        (one("gt", "a"), "expected a number in a filter of type gt, found 'a'"),
+        (one("gt", "a"), "expected a number or a date in ISO 8601 in a filter of type gt, found"),
+        (one("exists", 1), "expected true or false in a filter of type exists, found 1"),
+        (one("contains_all", "a"), "expected a list of texts or numbers"),
         (one("in", "a"), "expected a list of texts or numbers in a filter of type in"),
         (one("in", [{}]), "expected a list of texts or numbers"),
         (one("eq", 1, key=""), "the name of an attribute as key"),
@@ -63,8 +74,10 @@ def deep(levels: int) -> dict[str, Any]:
         ({**one("eq", 1), "more": 1}, "type, key, value and nothing else, found 'more'"),
         ({"type": "and", "filters": []}, "a list of filters in one of type and"),
         ({"type": "or", "filters": [1]}, "an object such as"),
-        (deep(8), "at most 8 levels"),
-        ({"type": "and", "filters": [one("eq", 1)] * 256}, "and 256 parts"),
+        (deep(16), "at most 16 levels"),
+        ({"type": "and", "filters": [one("eq", 1)] * 1_000}, "at most 16384 characters"),
+        (one("lt", math.nan), "a number that a float can hold, found nan"),
+        (one("in", [10**400]), "a number that a float can hold, found 1000"),
     ],
 )
 def test_what_is_no_filter_is_refused(filters: Any, message: str) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from schemas.errors import InvalidRequest, TooManyRequests
-from streams.gateway.request import check_process
 from streams.gateway.request.check_process import CheckProcess
 from tests.stalls import unstalled
 from tests.streams.gateway.in_process import InProcessGateway, call
@@ -62,7 +61,7 @@ async def test_a_check_that_takes_too_long_is_ended_and_the_next_one_answered() 
         one.close()
 
 
-async def test_only_so_many_checks_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_process, "WAITING_MAX", 0)
-    with pytest.raises(TooManyRequests, match="wait; try again"):
-        await CheckProcess(CHECKS, "checking it").check("regex", "never seen", 1)
+async def test_only_so_many_checks_wait() -> None:
+    one = CheckProcess(CHECKS, "checking it")
+    with pytest.raises(TooManyRequests, match="0 calls for checking it wait; try again"):
+        await one.ask("regex", "never seen", limit_ms=1, waiting_max=0)

@@ -2,8 +2,12 @@
 
 import json
 import time
+import warnings
+from pathlib import Path
 
-from streams.gateway.request.checks import json_schema, regex
+import pytest
+
+from streams.gateway.request.checks import breaks, json_schema, regex
 
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 QUADRATIC = {"$schema": DRAFT_4, "enum": [{"a": i} for i in range(2_000)]}
@@ -20,3 +24,34 @@ def test_the_meta_schema_is_fixed() -> None:
     assert time.process_time() - before_s < 1
     assert regex("[a-z]+") == ""
     assert regex("(") != ""
+
+
+@pytest.mark.usefixtures("recursion_limit")
+@pytest.mark.parametrize(
+    ("schema", "text", "why"),
+    [
+        ({"type": "integer"}, "7", ""),
+        ({"type": "integer"}, '"7"', "is not of type 'integer'"),
+        ({}, "{", "Expecting property name"),
+        ({}, "NaN", "NaN is no JSON"),
+        ({}, "[" * 9_000, "recursion"),
+        ({"items": [{"type": "string"}]}, "[7]", "is not of type 'string'"),  # of draft 7
+        ({"prefixItems": [{"type": "string"}]}, "[7]", "is not of type 'string'"),
+        ({"$ref": "http://127.0.0.1:9/schema.json"}, "7", "Unresolvable"),
+        ({"$ref": "#"}, "7", "recursion"),
+        ({"enum": ["x" * 9_000]}, '"x"', "is not one of"),
+    ],
+)
+def test_what_an_answer_is_checked_for(schema: object, text: str, why: str) -> None:
+    """issue 13, 6)."""
+    found = breaks(json.dumps(schema), text)
+    assert (found == "") == (why == "") and why in found and len(found) <= 1_000
+
+
+def test_a_schema_has_nothing_read_or_fetched(tmp_path: Path) -> None:
+    """It would say what lies in our files, and who answers in our network."""
+    (tmp_path / "schema.json").write_text('{"type": "string"}')
+    with warnings.catch_warnings():  # here they are errors, in that process not
+        warnings.simplefilter("ignore")
+        found = breaks(json.dumps({"$ref": (tmp_path / "schema.json").as_uri()}), "7")
+    assert "Unresolvable" in found

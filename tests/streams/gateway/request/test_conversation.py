@@ -1,9 +1,11 @@
 """Conversations derived from what was said, without a header."""
 
+import tracemalloc
+
 import pytest
 
 from schemas.errors import InvalidRequest
-from streams.gateway.request.conversation import Conversation, Conversations, session_of
+from streams.gateway.request.conversation import Conversation, Conversations, Turn, session_of
 
 Messages = list[dict[str, str]]
 
@@ -165,3 +167,18 @@ def test_headers_that_name_a_session(headers: dict[bytes, bytes], expected: str 
 def test_a_header_that_cannot_be_an_id_is_refused(value: bytes) -> None:
     with pytest.raises(InvalidRequest, match="1 to 128 printable ASCII"):
         session_of({b"x-session-id": value})
+
+
+def test_a_remembered_conversation_takes_so_many_bytes_as_the_page_says() -> None:
+    """issue 14, 6) A gateway's memory is bounded by its table, and entries are small."""
+    count, sessions = 5_000, table(entries_max=5_000)
+    turns = [Turn(number.to_bytes(16), f"s{number:026d}", number) for number in range(2 * count)]
+    tracemalloc.start()
+    try:
+        for each in turns:
+            sessions.add(each)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(sessions) == count
+    assert taken / count < 250  # and about 110 for its hash and its session's name, made before

@@ -68,6 +68,25 @@ async def test_a_filter_is_an_object_or_its_text(value: Any) -> None:
     assert retrieval_of(request).filter == '{"year": {"$gte": 2020}}'
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"year": {"$near": 1}}, "or $exists, found '$near'"),
+        ('{"year": {"$gt": "May"}}', "a number, or a date such as 2024-05-31T12:00:00Z"),
+        ({}, "expected an object such as"),
+        ("rubbish", "expected a JSON object"),
+    ],
+)
+async def test_a_filter_that_means_nothing_is_refused_at_once(value: Any, said: str) -> None:
+    """(issue 15, 2.4)"""
+    body = chat("x", retrieval={**BOOKS, "filter": value})
+    async with InProcessGateway().client() as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("filter: expected")
+    assert said in answer.json()["error"]["message"]
+
+
 async def test_the_last_question_is_looked_up_and_marked() -> None:
     messages = [
         {"role": "user", "content": "first"},

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import InvalidRequest
 from schemas.records import Request, StreamRetrieved, WireError
-from streams.gateway.responses.filters import DEPTH_MAX, filter_of
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.responses.answering import (
     PASSAGES,
@@ -155,17 +153,10 @@ WRONG: list[Any] = [
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda each: str(each)[:40])
 async def test_filters_that_mean_nothing_are_refused(wrong: Any) -> None:
-    with pytest.raises(InvalidRequest, match="tools"):
-        filter_of(wrong, "tools.0.filters")
-
-
-def test_filters_are_bounded_in_depth() -> None:
-    nested: Any = EQ
-    for _ in range(DEPTH_MAX):
-        nested = {"type": "or", "filters": [nested]}
-    assert filter_of(nested, "f")
-    with pytest.raises(InvalidRequest, match="fewer levels"):
-        filter_of({"type": "or", "filters": [nested]}, "f")
+    gateway = answering()
+    status, found = await call(gateway, body(tools=[TOOL | {"filters": wrong}]), PATH)
+    assert status == 400 and found["error"]["param"] == "tools.0.filters", found
+    assert not gateway.log.sent
 
 
 @pytest.mark.parametrize(

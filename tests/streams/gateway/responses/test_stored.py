@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from schemas.records import OutcomeKind
+from schemas.records import OutcomeKind, StreamVoid
 from schemas.rules.tokens import unpack_tokens
+from streams.agents.records import void_frame
 from streams.gateway import app
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.responses.answering import (
@@ -63,6 +64,47 @@ async def test_another_gateway_tells_a_response_as_it_is_by_now() -> None:
         assert found["output"][0]["content"][0]["text"] == "".join(TEXTS)
     assert not other.log.sent and not first.log.cancellations
     await until(lambda: not first.state.in_flight)
+
+
+async def test_a_poll_says_what_there_is_only_where_nothing_goes_on_yet() -> None:
+    """Its router waits for that word only until it has placed the request again."""
+    first = InProcessGateway()
+    name = await begun(first)
+    (request,) = first.log.requests
+    other, told = beside(first), list[tuple[int, int]]()
+    other.state.hub.on_void = lambda stream, attempt: told.append((attempt, stream.next_seq))
+    await first.log.push(frame(request.request_id, TEXTS[:2]))
+    void = StreamVoid(request_id=request.request_id, attempt=1)
+    await first.log.push(void_frame(void, "router-a", 1))
+    assert (await get(other, name))[1]["status"] == "in_progress"
+    assert told == [(1, 2)]
+    later = frame(request.request_id, TEXTS[2:3], attempt=2, first_seq=2, first_char=5)
+    await first.log.push(later)
+    assert (await get(other, name))[1]["status"] == "in_progress"
+    assert told == [(1, 2)]
+
+
+async def test_what_nobody_reads_any_more_fails_for_no_difference() -> None:
+    """The client of a stream in the background has gone; polls tell the answer of the last
+    attempt."""
+    gateway = InProcessGateway()
+    async with streamed_call(gateway, body(stream=True, background=True), PATH) as stream:
+        await until(lambda: bool(stream.writes))
+        (request,) = gateway.log.requests
+        await gateway.log.push(frame(request.request_id, TEXTS[:2]))
+        await until(lambda: len(stream.writes) == 2)
+    name = checked(stream.text)[0]["response"]["id"]
+    await until(lambda: bool(gateway.state.detached))
+    whole = ["North", " ", "of it."]
+    end = ended(request.request_id, whole, attempt=2)
+    await gateway.log.push(frame(request.request_id, whole[:2], attempt=2))
+    last = frame(request.request_id, whole[2:], attempt=2, first_seq=2, first_char=6, end=end)
+    await gateway.log.push(last)
+    await until(lambda: not gateway.state.in_flight)
+    assert not gateway.log.cancellations
+    found = (await get(gateway, name))[1]
+    assert found["status"] == "completed"
+    assert found["output"][0]["content"][0]["text"] == "".join(whole)
 
 
 async def test_another_gateway_goes_on_after_any_event() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import AttemptsDiffer
 from schemas.records import OutcomeKind, TokenFrame
+from schemas.rules.tokens import pack_tokens
 from streams.gateway.stream.stream import Stream
 from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.samples import chat, ended, events_of, frame, text_of
@@ -152,6 +153,34 @@ def test_a_whole_answer_is_decodes_where_its_first_token_is_another_one() -> Non
     assert stream.finish(ended("r1", "Xbc"))
     assert (stream.drain(), stream.token_ids) == ("Xbc", [88, 98, 99])
     assert (stream.differs_at, stream.broken) == (None, False)
+
+
+@pytest.mark.parametrize("begins", [0, 3])
+@pytest.mark.parametrize("decoded", ["X", "Xb", "Xbc"])
+def test_so_it_is_wherever_an_attempt_goes_on_and_however_short_it_is(
+    begins: int, decoded: str
+) -> None:
+    """A near tie fails no call of which nothing was shown."""
+    stream = Stream("r1", restarts=True)
+    said(stream, 1, 0, "abc"[:begins])
+    assert stream.void(1)
+    said(stream, 2, begins, "d")
+    said(stream, 2, begins, decoded)
+    whole = "abc"[:begins] + decoded
+    assert stream.said() == (pack_tokens([*map(ord, whole)]), len(whole))
+    assert stream.finish(ended("r1", whole, attempt=2)) and not stream.broken
+    assert (stream.drain(), stream.token_ids) == (whole, [*map(ord, whole)])
+    assert stream.differs_at is None
+
+
+def test_what_waits_behind_a_token_that_is_taken_back_waits_on() -> None:
+    stream = Stream("r1", restarts=True)
+    said(stream, 1, 0, "a")
+    assert stream.void(1)
+    said(stream, 2, 3, "de")
+    said(stream, 2, 1, "bc")
+    assert stream.finish(ended("r1", "abcde", attempt=2))
+    assert stream.drain() == "abcde"
 
 
 @given(deliveries(), st.integers(1, len(ANSWER)), st.booleans())

@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.records import OutcomeKind
+from schemas.rules.tokens import pack_tokens
+from streams.gateway.stream.event_id import Position
 from streams.gateway.stream.stream import EARLY_ROWS_MAX, Stream
 from tests.streams.gateway.samples import ended
 
@@ -163,3 +166,146 @@ def test_rows_that_wait_are_bounded() -> None:
         said(stream, 1, seq, "x")
     said(stream, 1, 0, "x")
     assert stream.next_seq == EARLY_ROWS_MAX + 1
+
+
+# Attempts that were given up (issue 14, 1)
+
+
+def test_nothing_of_a_void_attempt_is_taken_behind_its_mark() -> None:
+    stream = Stream("r1")
+    said(stream, 1, 0, "abc")
+    assert stream.void(1) and stream.said() == (pack_tokens([*map(ord, "abc")]), 3)
+    assert said(stream, 1, 3, "xyz") == 0 and not stream.has_gap
+    assert stream.drain() == "abc"
+    assert said(stream, 2, 3, "def") == 3  # where the first stopped
+    assert stream.drain() == "def" and stream.differs_at is None
+    assert stream.finish(ended("r1", list("abcdef"), attempt=2))
+
+
+@given(deliveries(), st.integers(0, 40))
+def test_what_all_readers_have_at_a_mark_is_the_same_and_in_a_row(
+    delivery: tuple[list[Piece], list[Piece]], at: int
+) -> None:
+    rows, last = delivery
+    attempt = last[0].attempt
+    has = Position(2, 3, False, 0)  # of a client that resumes, whatever it has
+    one, other = Stream("r1"), Stream("r1", client_position=has, tolerates_difference=True)
+    for row in rows[:at]:
+        row.push(one)
+        row.push(other)
+    assert one.void(attempt) and other.void(attempt)
+    tokens, chars = one.said()
+    assert (tokens, chars) == other.said()
+    assert tokens == pack_tokens(IDS[: len(tokens) // 4])
+    assert "".join(ANSWER).startswith("".join(one.texts)) and chars == len("".join(one.texts))
+    for row in rows[at:]:
+        row.push(one)
+    assert one.said() == (tokens, chars)
+
+
+def test_a_void_attempt_that_was_whole_all_the_same_is_taken() -> None:
+    """Its router has read the outcome before it placed the request again."""
+    stream = Stream("r1")
+    said(stream, 1, 0, "ab")
+    stream.void(1)
+    said(stream, 1, 2, "cd")
+    assert stream.finish(ended("r1", list("abcd")))
+    assert stream.drain() == "abcd"
+
+
+def test_what_came_late_of_the_attempt_before_is_no_part_of_it() -> None:
+    """It was told of what its readers had; sampled anew, the rest is another one. (issue 14, 1)"""
+    stream = Stream("r1")
+    said(stream, 1, 0, "ab")
+    stream.void(1)
+    said(stream, 1, 2, "xy")
+    stream.void(2)
+    said(stream, 2, 2, "cd")
+    assert stream.finish(ended("r1", list("abcd"), attempt=2)) and not stream.broken
+    assert stream.drain() == "abcd"
+
+
+def test_what_waited_before_the_mark_is_no_gap_behind_it() -> None:
+    stream = Stream("r1")
+    said(stream, 1, 0, "a")
+    said(stream, 1, 3, "x")
+    assert stream.has_gap and stream.void(1)
+    assert not stream.has_gap and stream.said()[1] == 1
+
+
+def test_a_mark_of_an_attempt_that_is_past_or_over_means_nothing() -> None:
+    stream = Stream("r1")
+    said(stream, 2, 0, "a")
+    assert not stream.void(1)
+    said(stream, 2, 1, "b")
+    assert stream.drain() == "ab"
+    assert stream.finish(ended("r1", list("ab"), attempt=2)) and not stream.void(2)
+
+
+def test_an_attempt_of_which_nothing_came_yet_can_be_void() -> None:
+    stream = Stream("r1")
+    assert stream.void(1) and stream.said() == (b"", 0)
+    assert said(stream, 1, 0, "xy") == 0
+    assert said(stream, 2, 0, "ab") == 2 and stream.drain() == "ab"
+
+
+def test_late_rows_of_an_attempt_do_not_start_anything_over() -> None:
+    stream = Stream("r1", restarts=True)
+    said(stream, 1, 0, "abc")
+    stream.void(1)
+    stream.void(2)
+    said(stream, 2, 0, "xyz")
+    assert stream.said()[1] == 3
+    said(stream, 3, 3, "d")
+    assert stream.drain() == "abcd"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_attempt_that_had_nothing_more_to_say_ends_what_there_is(restarts: bool) -> None:
+    """The one before it had drawn the answer's end, and could not tell."""
+    stream = Stream("r1", restarts=restarts)
+    said(stream, 1, 0, "abc")
+    stream.void(1)
+    assert stream.finish(ended("r1", list("abc"), attempt=2))
+    assert stream.drain() == "abc"
+
+
+@pytest.mark.parametrize("second", ["", "a", "ab", "aX", "abcd"])
+def test_what_restarts_has_as_much_as_who_does_not(second: str) -> None:
+    """Else they would tell different things of an answer, and one of them would lack tokens."""
+    streams = [Stream("r1"), Stream("r1", restarts=True)]
+    has = "abc" if "abc".startswith(second) else second
+    for stream in streams:
+        said(stream, 1, 0, "abc")
+        stream.void(1)
+        said(stream, 2, 0, second)  # anew: nobody had told in time
+        stream.void(2)
+    whole, restarted = streams
+    assert whole.broken or whole.said() == restarted.said()
+    assert restarted.said() == (pack_tokens([*map(ord, has)]), len(has))
+    said(restarted, 3, len(has), "e")
+    assert restarted.finish(ended("r1", has + "e", attempt=3)) and not restarted.broken
+    assert (restarted.drain(), restarted.token_ids) == (has + "e", [*map(ord, has + "e")])
+
+
+def test_what_restarts_ends_where_its_attempt_does() -> None:
+    stream = Stream("r1", restarts=True)
+    said(stream, 1, 0, "abcd")
+    stream.void(1)
+    said(stream, 2, 0, "a")
+    stream.void(2)
+    said(stream, 2, 1, "b")
+    assert stream.finish(ended("r1", "ab", attempt=2))  # late, and whole all the same
+    assert (stream.drain(), stream.broken) == ("ab", False)
+
+
+def test_what_restarts_goes_on_where_a_higher_attempt_does() -> None:
+    """It begins at the beginning only where that one does."""
+    stream = Stream("r1", restarts=True)
+    said(stream, 1, 0, "abc")
+    stream.void(1)
+    said(stream, 2, 3, "d")
+    assert stream.drain() == "abcd"
+    stream.void(2)
+    said(stream, 3, 0, "xyz")
+    assert (stream.next_seq, stream.differs_at) == (3, None)

@@ -12,8 +12,10 @@ SIZE = 4
 TOKENS = list(range(100, 120))
 
 
-def drawn(tokens: list[int], count: int, *, seed: int = 0, spoiled: bool = False) -> list[int]:
-    """Answer tokens drawn from the KV of this prompt."""
+def drawn(
+    tokens: list[int], count: int, *, seed: int = 0, spoiled: bool = False, said: int = 0
+) -> list[int]:
+    """Answer tokens drawn from the KV of this prompt, whose last ones may be the answer's."""
     arena, manager = KvArena(16, SIZE, 16), block_manager(16)
     batch: RunningBatch[BatchRow] = RunningBatch(
         2, manager, arena, token_ids=[*range(200, 300), 7], end_every_tokens=0
@@ -32,10 +34,11 @@ def drawn(tokens: list[int], count: int, *, seed: int = 0, spoiled: bool = False
         min_tokens=0,
         seed=seed,
         ignore_end=True,
+        said=said,
     )
     batch.join(row)
     picks = []
-    for _ in range(count):
+    for _ in range(count - said):
         step = batch.step()
         picks.append(200 + step.picks[0])
         batch.settle(step.due)
@@ -47,6 +50,13 @@ def test_going_on_equals_starting_over() -> None:
     whole = drawn(TOKENS[:6], 12)
     for n in range(1, 12):
         assert drawn(TOKENS[:6] + whole[:n], 12 - n) == whole[n:]
+
+
+def test_so_it_does_with_a_seed_where_the_answer_has_that_beginning() -> None:
+    """What is drawn follows from the place in the answer, too (issue 14, 1)."""
+    whole = drawn(TOKENS[:6], 12, seed=3)
+    for n in range(1, 12):
+        assert drawn(TOKENS[:6] + whole[:n], 12, seed=3, said=n) == whole[n:]
 
 
 def test_greedy_depends_on_bytes_only_and_seeds_differ() -> None:

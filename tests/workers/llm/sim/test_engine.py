@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from schemas.records import KvHandle, Structured, StructuredKind
+from schemas.records import KvHandle
 from tests.virtual import run_virtual
 from tests.waiting import pass_time, until
 from tests.workers.llm.engines import (
@@ -160,17 +160,6 @@ def test_memory_that_is_full_makes_wait_and_evicts() -> None:
         assert engine.load().extra["evictions_total"] > 0
         too_long = await answered(engine, job(prompt(120), max_tokens=30))
         assert too_long.error_code == "context_length_exceeded"
-        await closed(engine)
-
-    run_virtual(main())
-
-
-def test_structured_answers_are_refused() -> None:
-    async def main() -> None:
-        engine = await start_sim()
-        structured = Structured(kind=StructuredKind.REGEX, value="a+")
-        answer = await answered(engine, job(prompt(20), structured=structured))
-        assert answer.error_code == "invalid_request"
         await closed(engine)
 
     run_virtual(main())

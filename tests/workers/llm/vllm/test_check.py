@@ -10,7 +10,7 @@ from schemas import prefix
 from schemas.errors import KvUnavailable, StaleEpoch
 from tests.workers.llm.engines import job
 from tests.workers.llm.vllm.handles import PARAMS, PEER, gate, handle, kept_handle
-from workers.llm.vllm.check import HandleGate, checked_params, job_problem
+from workers.llm.vllm.check import HandleGate, checked_params, job_problem, rest_of
 
 
 def test_a_good_handle_passes_once() -> None:
@@ -188,3 +188,17 @@ def test_jobs(fields: dict[str, Any], code: str) -> None:
     one = job(fields.pop("prompt_tokens", [1, 2, 3]), **fields)
     error = job_problem(one, max_model_len=100, vocab_size=500)
     assert (error.code if error else "") == code
+
+
+def test_what_was_said_of_an_answer_counts_no_more() -> None:
+    """Its draws go on from the seed and the place, the same wherever that is (issue 14, 1)."""
+    one = job(range(9), said=4, max_tokens=12, min_tokens=6, seed=3)
+    rest = rest_of(one)
+    assert (rest.sampling.max_tokens, rest.sampling.min_tokens) == (8, 2)
+    assert rest.prompt_tokens == one.prompt_tokens and rest.request_id == one.request_id
+    assert rest.sampling.seed == rest_of(one).sampling.seed != 3
+    other = job(range(9), said=5, max_tokens=12, min_tokens=2, seed=3)
+    assert rest_of(other).sampling.seed != rest.sampling.seed
+    assert rest_of(other).sampling.min_tokens == 0
+    whole = job(range(9))
+    assert rest_of(whole) is whole

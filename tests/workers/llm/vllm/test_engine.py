@@ -197,7 +197,7 @@ def test_an_abandoned_hand_over_is_freed_at_once(engines: Engines) -> None:
             StructuredKind.JSON_SCHEMA,
             '{"type": "object", "properties": {"ok": {"type": "boolean"}}, '
             '"required": ["ok"], "additionalProperties": false}',
-            lambda text: set(json.loads(text)) == {"ok"},
+            lambda text: text in ('{"ok":true}', '{"ok":false}'),  # compact: it always ends
         ),
     ],
 )

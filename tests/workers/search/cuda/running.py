@@ -8,9 +8,9 @@ from tests.workers.search.data import gaussian
 from tests.workers.search.walk.reference import hits_of
 from workers.search.cuda.batch import Batch, BatchSettings
 from workers.search.index import inputs, ways
-from workers.search.index.filters import Equal, OneOf, Range
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
+from workers.search.metadata.filters import Equal, OneOf, Range
 from workers.search.walk import fields
 
 SIZES = BatchSettings(

@@ -11,11 +11,11 @@ from workers.search.cuda import feeds
 from workers.search.cuda.batch import Batch
 from workers.search.cuda.device import Device
 from workers.search.index import bulk, inputs
-from workers.search.index.filters import Equal
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
 from workers.search.kernels.metrics import Metric, Storage
+from workers.search.metadata.filters import Equal
 
 
 @pytest.mark.parametrize("team", [4, 8, 16])
@@ -89,3 +89,29 @@ def test_bulk_searches_equal_the_cpus(device: Device, view: IndexView) -> None:
         gpu = feeds.search_all(Batch(device, SIZES), effort, queries, view)
         assert gpu.rows.tobytes() == cpu.rows.tobytes()
         assert gpu.distances.tobytes() == cpu.distances.tobytes()
+
+
+def test_copies_are_found_as_on_cores(device: Device) -> None:
+    """Those of deleted nodes, behind filters, and more of one vector than there are tasks
+    (issue 15, 1)."""
+    distinct = gaussian(700, 20)
+    of = np.random.default_rng(0).integers(0, 700, 4_000)
+    of[:900] = np.arange(900) % 3
+    metadata = [{"part": i % 5} for i in range(4_000)]
+    index = Index.build(distinct[of[:3_500]], metadata=metadata[:3_500], degree=16)
+    index.upsert(range(3_500, 4_000), distinct[of[3_500:]], metadata[3_500:])
+    index.link(batch=400)
+    index.delete(range(0, 4_000, 7))
+    view = index.view()
+    queries = inputs.prepared(distinct[:20] + gaussian(20, 20, seed=1) / 20, 20, index.metric)
+    batch = Batch(device, SIZES)
+    for effort in (
+        Effort(k=10, top_m=20),
+        Effort(k=90, top_m=96, width=3),
+        Effort(k=5, top_m=16, where=~Equal("part", 3)),
+    ):
+        cpu = bulk.search_all(effort, queries, view)
+        gpu = feeds.search_all(batch, effort, queries, view)
+        assert gpu.rows.tobytes() == cpu.rows.tobytes()
+        assert gpu.distances.tobytes() == cpu.distances.tobytes()
+        assert len(np.unique(of[cpu.rows[0]])) < effort.k, "several of one vector"

@@ -1,5 +1,9 @@
 """Where searches run: what is said where the device that is asked for is missing."""
 
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from schemas.errors import ConfigError
@@ -17,3 +21,17 @@ def test_without_a_device_cuda_says_what_is_missing(monkeypatch: pytest.MonkeyPa
         backend.cuda_device("tpu")
     with pytest.raises(ConfigError, match="builder cuvs: expected device cuda"):
         backend.graph_builder("cpu", "cuvs")
+
+
+def test_a_device_is_chosen_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """(issue 15, 2.4)"""
+    cupy: Any = SimpleNamespace(
+        cuda=SimpleNamespace(runtime=SimpleNamespace(getDeviceCount=lambda: 2))
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    for device in ("cuda", "auto"):
+        with pytest.raises(ConfigError, match="cuda_device: expected a number below 2.*found 2"):
+            SearchEngine(EngineSettings(device=device, cuda_device=2))
+    monkeypatch.setattr(launch, "CudaDevice", lambda number: number)
+    opened: Any = backend.cuda_device("cuda", 1)
+    assert opened == 1

@@ -12,12 +12,13 @@ from tests.workers.search.data import clustered_index, gaussian
 from tests.workers.search.engine.test_engine import assert_nothing_is_left
 from workers.search.cuda.device import Device
 from workers.search.engine import backend
+from workers.search.engine.cuda_lanes import CudaLanes
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index import inputs
-from workers.search.index.filters import Equal
 from workers.search.index.index import Index
 from workers.search.index.kinds import Kind
 from workers.search.index.query import Effort, Query
+from workers.search.metadata.filters import Equal
 
 QUERIES = gaussian(60, 20, seed=6)
 SETTINGS = EngineSettings(device="cuda", cuda=SIZES, top_m_max=96, k_max=200)
@@ -32,7 +33,8 @@ def index() -> Index:
 
 @pytest.fixture
 async def engine(device: Device, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SearchEngine]:
-    monkeypatch.setattr(backend, "cuda_device", lambda name: device if name == "cuda" else None)
+    found = {"cuda": device}
+    monkeypatch.setattr(backend, "cuda_device", lambda name, _number=0: found.get(name))
     engine = SearchEngine(SETTINGS)
     assert engine.backend == "cuda"
     yield engine
@@ -72,14 +74,26 @@ async def test_answers_equal_the_cpus(
     assert engine.figures().extends > 0
 
 
+@pytest.mark.parametrize("together", [7, 64])
 async def test_bulk_calls_equal_the_cpus(
-    engine: SearchEngine, cpu: SearchEngine, index: Index
-) -> None:
+    engine: SearchEngine, cpu: SearchEngine, index: Index, together: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Whether one slot takes all queries or several share them (issue 15, 4)."""
+    monkeypatch.setattr(CudaLanes, "feed_queries", together)
     effort = Effort(k=7, top_m=32)
     view, given = index.view(), inputs.prepared(QUERIES, 20, index.metric)
     ours, theirs = [await each.neighbours(view, given, effort) for each in (engine, cpu)]
     assert ours.tobytes() == theirs.tobytes()
+    assert engine.load().searches_total == -(-len(QUERIES) // together)
     assert_nothing_is_left(engine)
+
+
+async def test_a_few_searches_take_long_turns(engine: SearchEngine, index: Index) -> None:
+    """Whose launches are what a lone search waits for (issue 15, 4)."""
+    for vector in QUERIES[:4]:
+        await engine.search(index, Query(vector=vector, k=3, top_m=30))
+        assert engine.figures().extends % SIZES.steps[-1] == 0
 
 
 async def test_walks_that_find_too_little_become_scans(
@@ -136,7 +150,7 @@ async def test_what_does_not_fit_is_refused(engine: SearchEngine, index: Index) 
 async def test_a_closed_engine_ends_what_waits(
     device: Device, monkeypatch: pytest.MonkeyPatch, index: Index
 ) -> None:
-    monkeypatch.setattr(backend, "cuda_device", lambda _name: device)
+    monkeypatch.setattr(backend, "cuda_device", lambda *_: device)
     engine = SearchEngine(SETTINGS)
     waiting = [
         asyncio.ensure_future(engine.search(index, Query(vector=vector))) for vector in QUERIES

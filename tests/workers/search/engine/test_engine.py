@@ -21,10 +21,10 @@ from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.engine.lane_loop import END, RUN
 from workers.search.engine.scheduler import SchedulerSettings
 from workers.search.index import inputs, view, ways
-from workers.search.index.filters import Equal, OneOf, Range, compiled
 from workers.search.index.index import Index
 from workers.search.index.kinds import Kind
 from workers.search.index.query import Effort, Query
+from workers.search.metadata.filters import CompiledFilters, Equal, OneOf, Range
 
 QUERIES = gaussian(64, 20, seed=2)
 
@@ -114,8 +114,8 @@ async def test_stale_and_foreign_seeds_are_harmless(engine: SearchEngine, index:
 async def test_bad_requests_are_refused_at_once(engine: SearchEngine, index: Index) -> None:
     with pytest.raises(WrongDimension):
         await engine.search(index, Query(vector=[1.0]))
-    with pytest.raises(InvalidRequest, match="expected top_m from 1 to 512, found 513"):
-        await engine.search(index, Query(vector=QUERIES[0], top_m=513))
+    with pytest.raises(InvalidRequest, match="expected top_m from 1 to 2048, found 2049"):
+        await engine.search(index, Query(vector=QUERIES[0], top_m=2_049))
     assert (await linked(engine, index, np.empty((0, 20)), Effort())).shape == (0, 10)
     assert_nothing_is_left(engine)
 
@@ -291,7 +291,7 @@ def test_nothing_is_compiled_in_somebody_elses_event_loop() -> None:
         "from workers.search.index import inputs\n"
         "from workers.search.walk import results\n"
         "engine.SearchEngine(engine.EngineSettings(lanes=1))\n"
-        "kernels = [inputs._squares, results._read]\n"
+        "kernels = [inputs._squares, results._room, results._read_all]\n"
         "kernels += [lane_loop.start, lane_loop.tell, lane_loop.hear]\n"
         "assert all(each.signatures for each in kernels), [each.signatures for each in kernels]\n"
         "import os; os._exit(0)"
@@ -303,20 +303,23 @@ async def test_a_filter_that_takes_long_is_compiled_beside_the_loop(
     engine: SearchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A list of values is compared with every row (issue 10, 24)."""
-    index = Index.build(gaussian(100, 8), metadata=[{"n": i} for i in range(100)])
     where = OneOf("n", range(4)) & ~(Equal("n", 2) | Range("n", low=3))
     assert where.values_count == 6
-    threads = []
+    threads, allowed = [], CompiledFilters.allowed
 
     def seen(*arguments: Any) -> Any:
         threads.append(threading.current_thread())
-        return compiled(*arguments)
+        return allowed(*arguments)
 
-    monkeypatch.setattr(view, "compiled", seen)
-    for longest, expected in ((10**7, [True]), (6 * 100 - 1, [True, False])):
+    monkeypatch.setattr(CompiledFilters, "allowed", seen)
+    for longest, is_here in ((6 * 100, True), (6 * 100 - 1, False)):
         monkeypatch.setattr(view, "LONG", longest)
-        for _ in range(2):
-            answer = await engine.search(index, Query(vector=QUERIES[0][:8], where=where))
-            assert sorted(map(int, answer.ids)) == [0, 1]
-        assert [thread is threading.current_thread() for thread in threads] == expected
-        index.upsert(["another"], gaussian(1, 8), [{"n": 50}])  # a new snapshot
+        index = Index.build(gaussian(100, 8), metadata=[{"n": i} for i in range(100)])
+        for _ in range(2):  # the second time few rows are new
+            for _ in range(2):
+                answer = await engine.search(index, Query(vector=QUERIES[0][:8], where=where))
+                assert sorted(map(int, answer.ids)) == [0, 1]
+            index.upsert([200], gaussian(1, 8), [{"n": 50}])
+        here = [thread is threading.current_thread() for thread in threads]
+        assert here == [is_here, True]
+        threads.clear()

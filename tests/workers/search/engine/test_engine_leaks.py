@@ -9,11 +9,11 @@ from schemas.errors import TriviumError
 from schemas.log.clock import wall_ms
 from tests.workers.search.data import clustered_index, gaussian
 from workers.search.engine.engine import EngineSettings, SearchEngine
-from workers.search.index.filters import Equal
 from workers.search.index.index import Index
 from workers.search.index.inputs import prepared
 from workers.search.index.kinds import Kind
 from workers.search.index.query import Effort, Query
+from workers.search.metadata.filters import Equal
 
 ONE_BY_ONE, IN_BULK, TOGETHER = 12_000, 45_000, 100
 QUERIES = gaussian(TOGETHER, 20, seed=2)

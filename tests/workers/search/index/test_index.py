@@ -9,10 +9,10 @@ import pytest
 from schemas.errors import InvalidRequest, UnknownFilterField
 from tests.workers.search.data import gaussian, nearest, overlapping, recall
 from workers.search.graph import build
-from workers.search.index.filters import Equal, OneOf, Range
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.kernels.arrays import unpacked
+from workers.search.metadata.filters import Equal, OneOf, Range
 
 VECTORS, QUERIES = overlapping(6_000, 200, dim=24)
 
@@ -184,7 +184,8 @@ def test_bad_documents_change_nothing() -> None:
         (["\ud800"], [{}]),
         ([1, 2], [{}]),
         ([9], [{"n": "text"}]),
-        ([9], [{"n": [1]}]),
+        ([9], [{"n": [[1]]}]),
+        ([9], [{"n": [1, "text"]}]),
         ([9], [{"n": 2**60}]),
         ([9], [{f"f{i}": 1 for i in range(100)}]),
         ([9], [{}, {}]),

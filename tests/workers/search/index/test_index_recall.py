@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from infra.bench.search import vectors as drawn
-from tests.workers.search import bundled
+from infra.bench.search.zoo import bundled
 from tests.workers.search.data import gaussian, nearest, overlapping, recall, separated
 from workers.search.graph import build
-from workers.search.index.filters import Equal
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.kernels.metrics import Metric, Storage
+from workers.search.metadata.filters import Equal
 
 
 def test_separated_clusters() -> None:

@@ -1,40 +1,59 @@
 """Floors of recall on kinds of data that graph searches fail on, on new kinds drawn by seed, and
 behind filters that exclude what is near the query."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.workers.search import zoo
+from infra.bench.search.zoo import drawn, truth
+from infra.bench.search.zoo import kinds as zoo
 from tests.workers.search.data import gaussian, nearest, overlapping, recall
+from workers.search.graph import knn
 from workers.search.index import audit, snapshot, ways
-from workers.search.index.filters import Range
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.kernels.metrics import Metric
+from workers.search.metadata.filters import Range
 
 USUAL = Effort(k=10, top_m=64)
 
 
+ROWS, QUERIES = 6_000, 100
+FLOOR = 0.95
+
+
+def measured(kind: zoo.Kind, top_m: Sequence[int] = (64,)) -> list[float]:
+    """Recall on a small version of a kind, at each effort."""
+    vectors, queries = kind.draw(ROWS, QUERIES)
+    limits = truth.farthest(vectors, queries, 10, kind.metric)
+    index = Index.build(vectors, metric=kind.metric)
+    found = [index.search(queries, Effort(k=10, top_m=each))[0] for each in top_m]
+    return [truth.recall(vectors, queries, rows, limits, kind.metric) for rows in found]
+
+
 @pytest.mark.parametrize("name", zoo.KINDS)
 def test_recall_on_every_kind_of_the_zoo(name: str) -> None:
-    """Spread by distance alone, entry points found 0.16 to 0.95 here (issue 10, 31)."""
-    rows, kind = zoo.KINDS[name]
-    vectors, queries = kind(rows, 200)
-    found, _ = Index.build(vectors).search(queries, USUAL)
-    assert zoo.recall(vectors, queries, found, 10) >= 0.95
+    """Spread by distance alone, entry points found 0.16 to 0.95 (issue 10, 31; issue 15, 1)."""
+    assert measured(zoo.KINDS[name])[0] >= FLOOR
+
+
+@pytest.mark.parametrize("name", ["many_scales", "copies", "equal_features", "mixture"])
+def test_recall_of_graphs_that_are_built_as_large_ones(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By NN-descent, whose lists are not exact (issue 15, 1)."""
+    monkeypatch.setattr(knn, "EXACT_ROWS_MAX", 2_000)
+    assert measured(zoo.KINDS[name])[0] >= FLOOR
 
 
 @pytest.mark.parametrize("seed", range(6, 18))
 def test_recall_on_kinds_that_nobody_chose(seed: int) -> None:
-    """Structure is found with the usual effort, and none, as noise of 160 dimensions, with four
-    times as much (issue 10, 31)."""
-    vectors, queries = zoo.drawn(seed, 6_000, 100)
-    index = Index.build(vectors)
-    for top_m, floor in ((64, 0.92), (256, 0.98)):
-        found, _ = index.search(queries, Effort(k=10, top_m=top_m))
-        assert zoo.recall(vectors, queries, found, 10) >= floor
+    """With the usual effort, and with four times as much (issue 10, 31; issue 15, 1)."""
+    usual, more = measured(drawn.drawn(seed), (64, 256))
+    assert usual >= FLOOR
+    assert more >= 0.98
 
 
 def test_filters_that_exclude_what_is_near() -> None:
@@ -108,20 +127,37 @@ def test_an_audit_mends_what_it_finds_and_says_what_is_left() -> None:
     """Entry points that lie in one corner: the others are found, and the share goes down
     (issue 10, 31)."""
     index = Index.build(islands(60, 50), degree=16)
-    index.entries = np.arange(3)
+    index.links.entries = np.arange(3)
     index._changed()
     before = index.missed_share()
     assert before > 0.8
-    entries, found = audit.audited(index.view(), index._searched, seed=1)
+    entries, found = audit.audited(index.view(), index.searched, seed=1)
     assert len(entries) >= 60
     assert found.rounds >= 2
     assert found.missed_share <= audit.ENOUGH
 
 
+def test_nearest_rows_that_held_out_ones_miss_become_entry_points_where_that_helps() -> None:
+    """Narrow clusters inside of wide ones: what a query of a wide one is nearest to lies at the rim
+    of a narrow one, where hardly any edge leads. In noise there are no better entry points
+    (issue 15, 1)."""
+    for vectors, helps in ((zoo.close_scales(4_000, 0)[0], True), (gaussian(2_000, 200), False)):
+        index = Index.build(vectors, degree=16)
+        index.links.entries = np.arange(0, len(vectors), 50)
+        index._changed()
+        random = np.random.default_rng(0)
+        entries = audit.reached(index.view(), index.searched, random)
+        held = audit.HeldOut.of(index.view(), index.searched, random, 200, 10)
+        shares = [held.share(index.searched, each) for each in (index.entries, entries)]
+        assert (len(entries) > len(index.entries)) == helps
+        assert shares[0] < 0.9
+        assert shares[1] >= (0.95 if helps else shares[0])
+
+
 def test_the_audit_is_kept_in_snapshots_and_shown(tmp_path: Path) -> None:
     """`trivium index info` shows the header (issue 10, 31)."""
-    index = Index.build(islands(30, 50), degree=16, metric=Metric.COSINE)
-    assert index.audit is not None
+    index = Index.build(islands(30, 70), degree=16, metric=Metric.COSINE)
+    assert index.audit is not None and index.audit.efforts
     snapshot.save(index, tmp_path / "index")
     header = snapshot.info(tmp_path / "index")
     assert header["audit"]["missed_share"] == index.audit.missed_share

@@ -9,10 +9,10 @@ import pytest
 from schemas.errors import SnapshotError
 from tests.workers.search.data import gaussian
 from workers.search.index import snapshot
-from workers.search.index.filters import Equal, Range
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.kernels.metrics import Metric, Storage
+from workers.search.metadata.filters import Equal, Range
 
 IDS: list[Any] = [1, "uno", b"\x00\xff", -(2**63)]
 
@@ -58,6 +58,14 @@ def test_a_loaded_index_goes_on(tmp_path: Path) -> None:
     assert len(index) == index.rows.count == 1_299
 
 
+def test_a_file_of_a_version_before_lists_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "VERSION", 3)
+    snapshot.save(made(), tmp_path / "index")
+    assert len(snapshot.load(tmp_path / "index")) == 1_299
+
+
 def test_an_empty_index(tmp_path: Path) -> None:
     snapshot.save(Index(4), tmp_path / "index")
     assert len(snapshot.load(tmp_path / "index")) == 0
@@ -70,7 +78,7 @@ def test_damage_is_refused(tmp_path: Path) -> None:
     pages = len(whole) // 4_096
     cases = {
         "does not begin with": [b"", whole[:20], b"x" + whole[1:], b"\x93NUMPY" + whole],
-        "expected format version 2, found 0": [whole[:8] + bytes(4) + whole[12:]],
+        "expected format version 4, found 0": [whole[:8] + bytes(4) + whole[12:]],
         "header is damaged or cut off": [
             whole[:60], whole[:100] + b"!" + whole[101:], whole[:16] + bytes(32) + whole[48:],
         ],

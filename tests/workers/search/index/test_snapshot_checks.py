@@ -15,18 +15,25 @@ from tests.workers.search.data import gaussian
 from workers.search.index import snapshot
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
+from workers.search.kernels.keys import NOWHERE
 
 Array = np.ndarray[Any, Any]
 ROWS = 1_100
 CONTENT: dict[str, Callable[[Array], Any]] = {
     "graph": lambda graph: np.full_like(graph, 2**31),
     "entries": lambda entries: entries - 5_000,
+    "chain": lambda chain: np.zeros_like(chain),
+    "chain/beyond": lambda chain: np.where(chain == NOWHERE, chain, 5_000).astype(np.uint32),
     "dead": lambda _: np.array([-9, 2**40]),
     "ids": lambda ids: ids + [[0], [2**40]],
     "id_bytes": lambda ids: np.tile(ids[-8:], len(ids) // 8),
     "vectors": lambda vectors: vectors * np.nan,
     "code:kind": lambda codes: codes + 99,
     "number:year": lambda numbers: np.tile(numbers, 3),
+    "code_rows:tags": lambda rows: rows[::-1],
+    "code_more:tags": lambda codes: codes - 99,
+    "number_rows:sizes": lambda rows: rows + 5_000,
+    "number_more:sizes": lambda numbers: numbers[1:],
 }
 HEADERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "dim": lambda found: found | {"dim": 2_000},
@@ -57,8 +64,14 @@ SECTIONS: dict[str, Any] = {
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    metadata = [{"year": i, "kind": "even" if i % 2 else "odd"} for i in range(ROWS)]
-    index = Index.build(gaussian(ROWS, 9), metadata=metadata, degree=8)
+    lists: dict[str, Any] = {"tags": ["a", "b"], "sizes": [1, 2, 3]}
+    metadata = [
+        {"year": i, "kind": "even" if i % 2 else "odd", **(lists if i < 9 else {})}
+        for i in range(ROWS)
+    ]
+    vectors = gaussian(ROWS, 9)
+    vectors[700:710] = vectors[3]
+    index = Index.build(vectors, metadata=metadata, degree=8)
     index.delete([0, 1])
     snapshot.save(index, tmp_path / "index")
     return tmp_path / "index"
@@ -88,8 +101,8 @@ def test_what_points_beyond_is_refused(
     index, arrays = snapshot.load(path), snapshot._arrays
 
     def changed(view: Any) -> dict[str, Array]:
-        found = arrays(view)
-        return found | {name: np.ascontiguousarray(CONTENT[name](found[name]))}
+        found, section = arrays(view), name.partition("/")[0]
+        return found | {section: np.ascontiguousarray(CONTENT[name](found[section]))}
 
     monkeypatch.setattr(snapshot, "_arrays", changed)
     snapshot.save(index, path)

@@ -14,11 +14,12 @@ from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.retrieval.asker import Asker
 from schemas.log.retrieval.member import asking
-from schemas.records import Document, MemberState
+from schemas.records import Document
 from schemas.retrieval import Found, layout_of, pack_vector
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
 from tests.long_leases import LONG_LEASES, long_leases
+from tests.seen import is_seen_ready
 from tests.waiting import until
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.service.settings import RetrievalSettings, ShardPlace
@@ -98,7 +99,7 @@ async def worker(
     running = RetrievalWorker(log, settings, ShardPlace.parse(place), name, CODEC)
     life = asyncio.create_task(running.run(stop))
     try:
-        await until(lambda: life.done() or running.membership.state is MemberState.READY)
+        await until(lambda: life.done() or is_seen_ready(running.membership))
         yield running
     finally:
         stop.set()

@@ -37,6 +37,30 @@ def test_one_wrong_document_of_many_is_left_out_alone() -> None:
     assert held.apply([Change("nowhere", "x", None)]) == []
 
 
+def test_a_collection_tells_its_rows_memory_and_effort() -> None:
+    """(issue 15, 2.4)"""
+    held = Collections(RetrievalSettings(recalls=("c=0.9",), top_m=50))
+    many = np.random.default_rng(1).normal(size=(600, 64)).astype(np.float32)
+    held.apply([change(f"a{i}", row) for i, row in enumerate(many)])
+    held.apply([Change("c", f"a{i}", None) for i in range(7)])
+    held.apply([change("x", [1.0], "d")])
+    c, d = held.states()
+    assert (c.rows, c.dead_rows, c.loose_rows, c.documents) == (600, 7, 600, 593)
+    assert (c.recall, c.top_m) == (0.9, 128), "nothing is measured yet"
+    assert (d.rows, d.recall, d.top_m) == (1, 0.0, 50)
+    index = held.get("c")
+    assert c.bytes_held >= many.nbytes > d.bytes_held - many.nbytes
+    index.link()
+    linked = held.states()[0]
+    assert linked.loose_rows == 0
+    graph_and_codes = index.graph.nbytes + 600 * 64
+    assert linked.bytes_held >= c.bytes_held + graph_and_codes
+    held.apply([change("b", many[0], metadata='{"year": 1}', text="t" * 5_000)])
+    assert held.states()[0].bytes_held >= linked.bytes_held + 5_000
+    index.compact()
+    assert (held.states()[0].rows, held.states()[0].dead_rows) == (594, 0)
+
+
 def test_an_empty_collection_makes_room_and_may_begin_anew() -> None:
     held = Collections(RetrievalSettings(collections_max=1))
     assert held.apply([change("a", [1, 0])]) == []

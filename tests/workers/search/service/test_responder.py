@@ -16,7 +16,7 @@ from schemas.records import (
     Hits,
     RetrievalRequest,
 )
-from schemas.retrieval import pack_vector, unpack_vector
+from schemas.retrieval import CHECK, pack_vector, unpack_vector
 from tests.workers.search.data import gaussian, nearest
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.kinds import Kind
@@ -115,7 +115,7 @@ BAD: list[tuple[dict[str, Any], type[errors.TriviumError], str]] = [
     ({"filter": "tenant"}, errors.InvalidRequest, "expected a JSON object"),
     ({"k": 0}, errors.InvalidRequest, "expected k from 1 to 512, found 0"),
     ({"k": 10**6}, errors.InvalidRequest, "expected k from 1 to 512, found 1000000"),
-    ({"top_m": 10**6}, errors.InvalidRequest, "expected top_m from 1 to 512, found 1000000"),
+    ({"top_m": 10**6}, errors.InvalidRequest, "expected top_m from 1 to 2048, found 1000000"),
     ({"width": -1}, errors.InvalidRequest, "expected width from 1 to .*, found -1"),
     ({"seeds": ("x",) * 5_000}, errors.InvalidRequest, "at most 4096 seeds, found 5000"),
     ({"deadline_ms": 1}, errors.DeadlineExceeded, "passed .* ms before the retrieval was read"),
@@ -131,10 +131,25 @@ async def test_what_cannot_be_answered_says_why(
     assert found.error.code == error.code
     with pytest.raises(errors.TriviumError, match=said):
         raise error(found.error.message)
-    assert responder.searches_total == 1
-    assert responder.misses_total == (error is errors.DeadlineExceeded)
+    assert responder.tallies.searches == 1
+    assert responder.tallies.misses == (error is errors.DeadlineExceeded)
     again = await responder.hits(request(), Kind.DECODE)
     assert again.error is None and again.document_ids[0] == "b0"
+
+
+async def test_what_became_of_retrievals_is_counted_by_class(responder: Responder) -> None:
+    """(issue 15, 2.4)"""
+    for k in (1, 2, 0):
+        await responder.hits(request(k=k), Kind.PREFILL)
+    await responder.hits(request(deadline_ms=1), Kind.DECODE)
+    await responder.hits(request(mode=CHECK), Kind.DECODE)
+    prefill, decode = responder.tallies.told()
+    assert (prefill.kind, prefill.outcomes) == ("prefill", {"completed": 2, "invalid_request": 1})
+    assert (sum(prefill.waits), sum(prefill.times)) == (2, 3)
+    assert prefill.took_ms > prefill.waited_ms >= 0
+    assert (decode.kind, decode.outcomes) == ("decode", {"deadline_exceeded": 1})
+    assert (sum(decode.waits), sum(decode.times)) == (0, 1)
+    assert (responder.tallies.searches, responder.tallies.misses) == (4, 1)
 
 
 async def test_a_defect_in_a_search_is_hits_with_an_error_too(

@@ -9,6 +9,7 @@ from schemas.codec import Codec
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 from workers.deadlines import NEVER_MS
+from workers.search.cuda.batch import sizes_up_to
 from workers.search.engine.control import ControlSettings
 from workers.search.engine.engine import EngineSettings
 from workers.search.engine.queues import QueuedSearch
@@ -26,8 +27,20 @@ def test_settings_are_checked() -> None:
     assert settings.scheduler().share == 0.25 and settings.wait_target_ms == 7
     cases: list[tuple[dict[str, Any], str]] = [
         ({"metrics": ("a=euclid",)}, "collection=metric .* found 'a=euclid'"),
+        ({"storages": ("a=int8",)}, "collection=storage .* float32, float16, found 'a=int8'"),
+        ({"storages": ("float16",)}, "collection=storage .* found 'float16'"),
+        ({"lanes": 1_025}, "lanes: expected at most 1024"),
+        ({"word_threads": 0}, "word_threads: expected at least 1"),
+        ({"cuda_device": -1}, "cuda_device: expected at least 0"),
+        ({"cuda_places": 65, "cuda_slots": 64}, "at least retrieval.cuda_places .65., found 64"),
+        ({"cuda_slots": 1 << 17}, "cuda_slots: expected at most 65536"),
+        ({"cuda_dim_max": 100}, "cuda_dim_max: expected a multiple of 16"),
+        ({"recalls": ("a=95",)}, "collection=recall .* below 1, found 'a=95'"),
+        ({"recalls": ("a",)}, "collection=recall .* below 1, found 'a'"),
+        ({"shares_snapshots": True}, "expected a retrieval.snapshot_folder beside it"),
         ({"top_m": 0}, "top_m: expected at least 1"),
-        ({"top_m": 513}, "top_m: expected at most 512, found 513"),
+        ({"top_m": 2_049}, "top_m: expected at most 2048, found 2049"),
+        ({"top_m": 513, "device": "auto"}, "top_m: expected at most 512 on .* auto, found 513"),
         ({"degree": 342}, "degree: expected at most 341, found 342"),
         ({"degree": 64, "width": 65}, "width: expected at most 64 with degree 64, found 65"),
         ({"share": 2.0}, "share: expected at most 1"),
@@ -65,8 +78,15 @@ def test_every_knob_of_scheduler_and_control_loop_is_a_setting() -> None:
             RetrievalSettings(**wrong)
 
 
+def test_a_collection_may_aim_at_a_recall() -> None:
+    """(Issue 15, 1)"""
+    settings = RetrievalSettings(recalls=("books=0.95", "news=0.9"))
+    assert [settings.recall_of(name) for name in ("books", "news", "other")] == [0.95, 0.9, 0]
+
+
 def test_what_is_set_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Places, slots and the scheduler's settings (issue 10, 27)."""
+    """Places, slots and the scheduler's settings (issue 10, 27); lanes and devices
+    (issue 15, 2.4)."""
     found: list[EngineSettings] = []
 
     def engine(settings: EngineSettings) -> None:
@@ -74,12 +94,28 @@ def test_what_is_set_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None
         raise ConfigError("it was told")
 
     monkeypatch.setattr(worker, "SearchEngine", engine)
-    settings = RetrievalSettings(places=5, slots=64, gather_min=3, share=0.25)
+    settings = RetrievalSettings(
+        places=5, slots=64, gather_min=3, share=0.25, lanes=3, ahead=7, cuda_device=1,
+        cuda_places=100, cuda_slots=300, cuda_dim_max=512,
+    )  # fmt: skip
     with pytest.raises(ConfigError, match="it was told"):
         worker.RetrievalWorker(LogSettings(), settings, ShardPlace(0, 1), "r", Codec())
     (told,) = found
     assert (told.places, told.slots) == (5, 64)
     assert (told.scheduler.gather_min, told.scheduler.share) == (3, 0.25)
+    assert (told.lanes, told.ahead, told.cuda_device) == (3, 7, 1)
+    assert (told.cuda.slots, told.cuda.sizes, told.cuda.dim_max) == (300, (64, 100), 512)
+
+
+def test_what_is_not_set_is_what_an_engine_has_anyway() -> None:
+    """So benchmarks measure what workers run (issue 15, 2.4)."""
+    settings, engine = RetrievalSettings(), EngineSettings()
+    assert (settings.lanes, settings.places, settings.slots, settings.ahead) == (
+        engine.lanes, engine.places, engine.slots, engine.ahead
+    )  # fmt: skip
+    assert (settings.cuda_slots, settings.cuda_dim_max) == (engine.cuda.slots, engine.cuda.dim_max)
+    assert sizes_up_to(settings.cuda_places) == engine.cuda.sizes == (64, 256, 1_024)
+    assert sizes_up_to(64) == (64,) and sizes_up_to(3_000) == (64, 256, 3_000)
 
 
 def test_the_global_flush_ends_gathering() -> None:

@@ -13,7 +13,7 @@ from tests.workers.search.data import gaussian
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings
-from workers.search.service.upkeep import Upkeep
+from workers.search.service.upkeep import LOOSE_MIN, Upkeep
 from workers.search.words.changes import Change
 
 
@@ -61,4 +61,40 @@ async def test_an_engine_that_is_full_is_asked_to_link_again_later() -> None:
     running = asyncio.create_task(upkeep.run())
     await until(lambda: refused >= 2)
     assert held.get("c").loose == 1 and not running.done()
+    running.cancel()
+
+
+async def test_rows_that_wait_are_linked_without_the_engine_and_the_feed_waits_for_that() -> None:
+    """Where all places are taken links would starve, and every search scan more rows
+    (issue 15, 2.3)."""
+    settings = RetrievalSettings(upkeep_interval_ms=1, loose_max=1_024)
+    held, asked, over = Collections(settings), 0, asyncio.Event()
+    held.apply([change(str(i), row) for i, row in enumerate(gaussian(2_500, 4))])
+    await held.room()  # at the start all rows are read, then linked
+    assert held.held_back_ms == 0
+
+    async def starving(*_: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        await over.wait()
+        raise QueueFull("expected fewer than 1 waiting searches")
+
+    upkeep = Upkeep(settings, held, starving)
+    await upkeep.finish()
+    held.apply([change(f"new{i}", row) for i, row in enumerate(gaussian(1_030, 4, seed=1))])
+    held.linked = asyncio.Event()
+    feed = asyncio.create_task(held.room())
+    await asyncio.sleep(0)
+    held.linked.set()  # somebody linked, not enough
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert held.are_behind() and not feed.done()
+    running = asyncio.create_task(upkeep.run())
+    await feed
+    assert held.held_back_ms > 0
+    index = held.get("c")
+    await until(lambda: index.loose < LOOSE_MIN and asked > 0)
+    held.apply([change(f"last{i}", row) for i, row in enumerate(gaussian(600, 4, seed=2))])
+    await until(lambda: index.loose == 0)
+    over.set()
     running.cancel()

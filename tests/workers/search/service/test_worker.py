@@ -55,8 +55,12 @@ async def calm_members() -> AsyncIterator[None]:
         yield
 
 
-async def test_documents_are_found_as_they_come_and_go(kafka: LogSettings, tmp_path: Path) -> None:
-    settings = dataclasses.replace(SETTINGS, snapshot_folder=str(tmp_path))
+async def test_documents_are_found_as_they_come_and_go(
+    kafka: LogSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another replica reads the snapshot of one that left (issue 15, 2.4)."""
+    caplog.set_level("INFO", "trivium.retrieval")
+    settings = dataclasses.replace(SETTINGS, snapshot_folder=str(tmp_path), shares_snapshots=True)
     axes = {f"d{i}": row for i, row in enumerate(np.eye(DIM))}
     async with library(kafka) as books:
         async with worker(kafka, "r", settings=settings) as running:
@@ -93,16 +97,18 @@ async def test_documents_are_found_as_they_come_and_go(kafka: LogSettings, tmp_p
             assert any(said in reason for reason in reasons), reasons
         await books.put({"after": axes["d2"]})  # into the tail, behind the snapshot
         await books.drop("d4")
-        (file,) = (tmp_path / "r").glob("*.index")
+        (file,) = tmp_path.glob("*retrieval-0of1/*.snapshot/*.index")
         async with (
-            worker(kafka, "r", settings=settings) as snapped,
+            worker(kafka, "replica", settings=settings) as snapped,
             worker(kafka, "fresh") as rebuilt,
         ):
             assert sorted(index_ids(snapped)) == sorted(index_ids(rebuilt))
             assert sorted(index_ids(snapped)) == [
                 "after", "d0", "d1", "d5", "d6", "d7", "e", "last",
             ]  # fmt: skip
-        file.write_bytes(file.read_bytes()[:-100])
+        assert f"{file}: {DIM} rows of books" in caplog.text
+        for file in tmp_path.glob("*/*.snapshot/*.index"):
+            file.write_bytes(file.read_bytes()[:-100])
         async with worker(kafka, "r", settings=settings) as running:
             assert len(index_ids(running)) == DIM, "rebuilt from the topic"
 
@@ -161,7 +167,7 @@ async def bad_records(books: Library, running: RetrievalWorker) -> None:
         asked_ms=0,
         deadline_ms=wall_ms() - 1,
     )
-    misses = running.responder.misses_total
+    misses = running.responder.tallies.misses
     for wrong in (
         request,
         dataclasses.replace(request, reply_partition=99),
@@ -176,7 +182,7 @@ async def bad_records(books: Library, running: RetrievalWorker) -> None:
         return [len(set(reasons[topic])) for topic in TOPICS] == [1, 3]
 
     await until(all_buried)
-    await until(lambda: running.responder.misses_total > misses)
+    await until(lambda: running.responder.tallies.misses > misses)
 
 
 async def test_a_worker_that_lost_its_lease_keeps_its_documents(

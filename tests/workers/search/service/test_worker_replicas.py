@@ -92,7 +92,7 @@ async def test_every_retrieval_is_answered_while_a_replica_dies(
             wrong = [each for each in ended if not (isinstance(each, Found) and each.is_complete)]
             assert not wrong, "the others stand in for the dead one"
             for each in (left, right_a, right_b):
-                assert each.responder.searches_total > 0
+                assert each.responder.tallies.searches > 0
 
 
 class Reader:
@@ -133,14 +133,14 @@ async def test_replicas_join_leave_and_are_replaced_while_retrievals_go_on(
         one = await first.enter_async_context(worker(kafka, "one"))
         reader = await served_by(one, books, vectors)
         async with worker(kafka, "two") as two:
-            await reader.until(lambda: two.responder.searches_total > 20)
+            await reader.until(lambda: two.responder.tallies.searches > 20)
             owned = [each._intake.group for each in (one, two)]
             await reader.until(lambda: [len(each.owned) for each in owned] == [2, 2])  # two topics
             await first.aclose()
             assert one.membership.state is MemberState.GONE
             assert await members(kafka) == ["two"], "the group need not wait for one that left"
             async with worker(kafka, "three") as three:
-                await reader.until(lambda: three.responder.searches_total > 20)
+                await reader.until(lambda: three.responder.tallies.searches > 20)
                 await reader.more(100)
                 await told(books, three)
                 await reader.stop()
@@ -155,10 +155,10 @@ async def test_the_number_of_shards_changes_while_retrievals_go_on(kafka: LogSet
             await ready(books, 2)
             await reader.more(2)  # what was asked of the whole is answered: nobody else would
             await before.aclose()
-            served = [each.responder.searches_total for each in (one, two)]
+            served = [each.responder.tallies.searches for each in (one, two)]
             await reader.more(100)
-            assert one.responder.searches_total >= served[0] + 99
-            assert two.responder.searches_total >= served[1] + 99
+            assert one.responder.tallies.searches >= served[0] + 99
+            assert two.responder.tallies.searches >= served[1] + 99
             held_by = [sum(s.documents for s in each.collections.states()) for each in (one, two)]
             assert 0 < held_by[0] < 50 and sum(held_by) == 50
             await reader.stop()

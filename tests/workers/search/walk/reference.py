@@ -13,7 +13,7 @@ from workers.search.index.ways import Search
 from workers.search.kernels.arrays import stored_bits, unpacked
 from workers.search.kernels.distances import distance
 from workers.search.kernels.jit import kernel
-from workers.search.kernels.keys import EMPTY, LIMIT, key_of, rows_and_distances
+from workers.search.kernels.keys import EMPTY, LIMIT, NOWHERE, key_of, rows_and_distances
 from workers.search.kernels.memory import address
 from workers.search.walk import fields
 
@@ -84,11 +84,19 @@ class Reference:
         keys = _keys(
             stored_bits(view.vectors), rows, self.query, view.metric.number, view.storage.number
         )
-        returned = [key for key in keys.tolist() if self._may_return(_row(key))]
+        measured = [each for key in keys.tolist() for each in self._copies(key, room)]
+        returned = [key for key in measured if self._may_return(_row(key))]
         self.found = sorted({*self.found, *returned})[:k]
         if room:
             kept = self.top[room:]
             self.top = sorted({*self.top[:room], *keys.tolist()})[:room] + kept
+
+    def _copies(self, key: int, room: int) -> list[int]:
+        """Keys of a row and of those that are equal to it, if it is walked to."""
+        out, chain = [key], self.view.chain
+        while chain is not None and room and chain[_row(out[-1]), 0] != NOWHERE:
+            out.append(key - 2 * _row(key) + 2 * int(chain[_row(out[-1]), 0]))
+        return out
 
     def _may_return(self, row: int) -> bool:
         where, view = self.search.way.where, self.view

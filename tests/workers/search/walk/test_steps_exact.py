@@ -7,10 +7,10 @@ from schemas.errors import EmptyIndex, InvalidRequest, InvalidVector, WrongDimen
 from tests.workers.search.data import clustered_index, gaussian, nearest
 from tests.workers.search.walk.reference import Reference
 from workers.search.index import bulk, inputs, ways
-from workers.search.index.filters import Equal, OneOf, Range
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.kernels.metrics import Metric, Storage
+from workers.search.metadata.filters import Equal, OneOf, Range
 
 SIZES = [1, 2, 3, 5, 31, 33, 127, 1_000]
 

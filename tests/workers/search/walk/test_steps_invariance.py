@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.workers.search.data import clustered_index, gaussian
 from workers.search.index import bulk, inputs, ways
-from workers.search.index.filters import Equal, OneOf
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
 from workers.search.kernels.metrics import Metric
+from workers.search.metadata.filters import Equal, OneOf
 from workers.search.walk import fields, steps
 from workers.search.walk.slots import Slots
 

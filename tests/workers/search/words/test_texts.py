@@ -25,6 +25,11 @@ def test_passages_are_kept_as_they_are() -> None:
         unpacked(b"\xff" * 12)
 
 
+def test_a_title_that_is_a_list_reads_as_one() -> None:
+    found = texts_of(record("d", "zwölf", metadata='{"title": ["A", "B"], "source": []}'))[0]
+    assert (found.title, found.source) == ("A, B", "")
+
+
 def test_passages_of_older_snapshots_are_still_read() -> None:
     """Issue 12, 3: in place of the content they tell the offset, which changes with it."""
     text = texts_of(record("d", "zwölf", offset=7))[0]

@@ -130,6 +130,7 @@ class Follower(ABC, Generic[AnyChange]):
                 key = (change.collection, change.document_id)
                 before = changes.pop(key, None)  # it stands where it was written last
                 changes[key] = (self._after(before and before[0], change), record)
+        await self._collections.room()
         async with self._collections.turn:
             work = asyncio.to_thread(self._done, [change for change, _ in changes.values()])
             self._applying = asyncio.ensure_future(work)

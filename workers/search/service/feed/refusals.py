@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaError
 from schemas.errors import TriviumError
 from schemas.fleet import FleetView
 from schemas.log.clients import AssignedReader, LogProducer, bury
-from schemas.records import MemberKind
+from schemas.records import MemberKind, MemberState
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_SUFFIX
 from workers.search.service.settings import ShardPlace
@@ -105,10 +105,14 @@ def _origin(record: ConsumerRecord) -> Any:
     return tuple((told.get(name) or b"").decode(errors="replace") for name in names)
 
 
-def is_first(view: FleetView, place: ShardPlace, member_id: str, now_ms: int) -> bool:
-    """Whether no replica of a shard that lives has a smaller id."""
+def is_first(
+    view: FleetView, place: ShardPlace, member_id: str, now_ms: int, *, of_ready: bool = False
+) -> bool:
+    """Whether no replica of a shard that lives (and is ready) has a smaller id."""
     for member in view.living(MemberKind.WORKER, now_ms):
         search = member.registration.search
+        if of_ready and member.state is not MemberState.READY:
+            continue
         if search is not None and (search.shard, search.shards) == (place.shard, place.shards):
             return member.member_id >= member_id
     return True

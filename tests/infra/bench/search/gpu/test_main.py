@@ -96,7 +96,7 @@ def test_every_part_runs_and_is_reported(
     toy(monkeypatch, tmp_path)
     monkeypatch.setattr(builder, "graph_on", lambda _device: own_graph)  # all pairs take long
     monkeypatch.setattr(search_gpu, "reason_against", lambda: None)
-    monkeypatch.setattr(backend, "cuda_device", lambda _name: Emulated())
+    monkeypatch.setattr(backend, "cuda_device", lambda *_: Emulated())
     monkeypatch.setattr(search_gpu, "Cagra", Brute)
     replace(search_gpu.BENCHMARK, quick=TOY).main(["--quick", "--json"])
     told = shown(tmp_path, capsys)

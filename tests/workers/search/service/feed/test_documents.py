@@ -132,6 +132,19 @@ async def test_the_dimension_of_a_snapshot_stands(monkeypatch: pytest.MonkeyPatc
         assert found == ({"c": (4, 2)}, ["c/older"])
 
 
+async def test_documents_wait_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that come faster than they are linked would slow every search (issue 15, 2.3)."""
+    held, documents = Collections(RetrievalSettings()), list[int]()
+
+    async def room() -> None:
+        documents.append(sum(len(index) for index in held.indexes.values()))
+
+    monkeypatch.setattr(held, "room", room)
+    monkeypatch.setattr(DocumentFollower, "history_batch", 2)
+    await read(log_of(*((0, at, f"a{at}", GOOD) for at in range(4))), 0, monkeypatch, held)
+    assert documents[:3] == [0, 2, 4], "asked before each batch"
+
+
 async def test_few_records_wait_for_older_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """One partition is far ahead of the other in time."""
     old = [(0, at, f"o{at}", GOOD) for at in range(50)]

@@ -1,0 +1,93 @@
+"""Asks `checker.py`, a program of its own, what became of a run; and what must hold of that."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from infra.bench.results import Bar, at_most
+from infra.stack.configuration import Settings
+from schemas.codec import AVRO_DIR
+from schemas.errors import NotReady
+from schemas.sections import build
+from workers.llm.sim.settings import SimSettings
+from workers.llm.sim.vocabulary import load_vocabulary
+
+CHECKER = Path(__file__).with_name("checker.py")
+WORKER_STALL_S, OTHER_STALL_S = 6.0, 12.0  # at the 99th percentile
+_NOUGHT = {  # what is counted, and where
+    "accepted requests without an outcome": ("outcomes", "without"),
+    "accepted requests with several outcomes": ("outcomes", "double"),
+    "outcomes of no request": ("outcomes", "of_no_request"),
+    "accepted requests that failed or expired": ("outcomes", "lost"),
+    "outcomes of other lengths": ("outcomes", "of_other_lengths"),
+    "answers with a gap": ("clients", "gaps"),
+    "answers with a repeat": ("clients", "repeats"),
+    "answers with wrong tokens": ("clients", "wrong"),
+    "answers that are not on the log": ("clients", "not_on_the_log"),
+    "clients that were not answered": ("clients", "not_answered"),
+    "gaps on the log": ("frames", "gaps"),
+    "wrong rows on the log": ("frames", "wrong"),
+    "rows beyond an end on the log": ("frames", "beyond_the_end"),
+}
+_STALLS = {"worker": WORKER_STALL_S, "router": OTHER_STALL_S, "gateway": OTHER_STALL_S}
+
+
+def write_task(settings: Settings, history: Path) -> Path:
+    """What is to be checked, in a file beside the history."""
+    engine = build("sim", SimSettings, settings.engines["sim"])
+    words = load_vocabulary(settings.model.path, engine.vocabulary)
+    drawn = zip(words.ids[: words.size], words.texts, strict=False)
+    task = {
+        "bootstrap": settings.log.bootstrap,
+        "prefix": settings.log.topic_prefix,
+        "schemas": str(AVRO_DIR),
+        "history": str(history),
+        "engine": {
+            "block_size": engine.block_size,
+            "vocabulary": [(token_id, text) for (token_id,), text in drawn],
+        },
+    }
+    file = history.with_name("task.json")
+    file.write_text(json.dumps(task))
+    return file
+
+
+async def judged(task: Path) -> dict[str, Any]:
+    """What the checker finds."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, str(CHECKER), str(task), stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await child.communicate()
+    if child.returncode:
+        raise NotReady(f"{CHECKER.name} ended with {child.returncode}; it says why above")
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+def noughts(found: Mapping[str, Any]) -> list[Bar]:
+    """What must not be, whatever dies."""
+    counted = {name: found[part][what]["count"] for name, (part, what) in _NOUGHT.items()}
+    counted["orders that contradict a request"] = found["orders"]["count"]
+    return [at_most(name, count, 0, "") for name, count in counted.items()]
+
+
+def bars(found: Mapping[str, Any]) -> list[Bar]:
+    """That, and how long answers stall. What stalled nobody is within its bound."""
+    judged = noughts(found)
+    for kind, most_s in _STALLS.items():
+        p99_s = found["stalls"].get(kind, {}).get("p99_s", 0.0)
+        judged.append(at_most(f"stalls by a {kind}, p99", p99_s, most_s, "s"))
+    return judged
+
+
+def examples(found: Mapping[str, Any]) -> list[str]:
+    """Some of what must not be, in words."""
+    places = {**_NOUGHT, "orders": ("orders", "")}
+    told = []
+    for name, (part, what) in places.items():
+        counted = found[part][what] if what else found[part]
+        told += [f"{name}: {each}" for each in counted["some"]]
+    return told

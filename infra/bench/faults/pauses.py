@@ -1,0 +1,146 @@
+"""How long an answer stands still when its decode worker is killed in the middle.
+
+`trivium bench pauses`. Answers of several lengths are streamed, half of which go on on another
+worker, and half begin anew there, since they have a stop string. When all have their length, one of
+two decode workers is killed. Engines are simulated, with the speeds of a small model on a GPU: 10
+ms per token, 10 000 prompt tokens/s. Writes build/bench/pauses.json.
+"""
+
+import asyncio
+import json
+import signal
+import statistics
+import time
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from infra.bench.benchmark import Benchmark, Findings, offered
+from infra.bench.faults.http_clients import WHOLE, Seen
+from infra.bench.faults.target_stack import MODEL, make_stack
+from infra.bench.results import BENCH_DIR, Bar, at_most
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
+
+PLAN = StackPlan(prefill=1, decode=2)
+SPEEDS: dict[str, Any] = {"prefill_ms_per_token": 0.1, "decode_step_ms": 10.0}
+GOES_ON, ANEW = "goes on", "begins anew"
+NEVER_SAID = "\x01"  # a stop string makes an answer begin anew
+REST = 300  # tokens that are left when the worker dies
+PROMPT_MAX = 100
+PAUSE_S = 2.0  # less is no loss of a worker: that takes a lease
+PATIENCE_S = 300.0
+_LOOK_S = 0.01
+GROWTH_MAX = 1.5  # of the pause, from the shortest to the longest answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How much."""
+
+    tokens: tuple[int, ...] = offered((100, 1_000, 4_000), "of an answer when its worker dies")
+    streams: int = offered(4, "of each kind, at once")
+
+
+async def run(options: Options, console: Console) -> Findings:
+    """All lengths on one stack; whoever was killed is back before the next."""
+    stack = make_stack(PLAN, BENCH_DIR.absolute() / "pauses", **SPEEDS)
+    model = replace(stack.settings.model, max_model_len=max(options.tokens) + REST + PROMPT_MAX)
+    stack.settings = replace(stack.settings, model=model)
+    rows: dict[str, dict[str, Any]] = {}
+    try:
+        await stack.start()
+        async with httpx.AsyncClient(base_url=stack.gateway_urls[0], timeout=PATIENCE_S) as client:
+            for tokens in options.tokens:
+                rows[str(tokens)] = await _row(stack, client, tokens, options.streams)
+                console.print(f"{tokens} tokens: {rows[str(tokens)]}", soft_wrap=True)
+    finally:
+        await stack.stop(grace_s=10)
+    return Findings(figures=rows, bars=bars(rows), shown=[table(rows)], load={"sim": SPEEDS})
+
+
+async def _row(stack: Stack, client: httpx.AsyncClient, tokens: int, count: int) -> dict[str, Any]:
+    kinds = [GOES_ON, GOES_ON, ANEW, ANEW] * ((count + 1) // 2)  # workers get them by turns
+    seen = [Seen(client=kind) for kind in kinds]
+    asking = [
+        asyncio.create_task(_ask(client, each, tokens + REST, f"{tokens}: {number}?"))
+        for number, each in enumerate(seen)
+    ]
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if all(len(each.token_ids) >= tokens for each in seen):
+                break
+            if failed := [each for each in asking if each.done()]:
+                await asyncio.gather(*failed)
+            await asyncio.sleep(_LOOK_S)
+        await stack.kill("decode-0", signal.SIGKILL)
+        await asyncio.gather(*asking)
+        await stack.wait_ready()
+    return {kind: pauses([s for s in seen if s.client == kind]) for kind in (GOES_ON, ANEW)}
+
+
+async def _ask(client: httpx.AsyncClient, seen: Seen, tokens: int, question: str) -> None:
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    if seen.client == ANEW:
+        body["stop"] = [NEVER_SAID]
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                seen.read(json.loads(line.removeprefix("data: ")), time.monotonic())
+
+
+def pauses(seen: list[Seen]) -> dict[str, Any]:
+    """The longest silence in each answer that had one."""
+    longest = [max(b - a for a, b in pairwise(each.times_s)) for each in seen]
+    found = [round(each, 2) for each in longest if each > PAUSE_S]
+    return {
+        "interrupted": len(found),
+        "not_whole": sum(each.ended != WHOLE for each in seen),
+        "median_s": statistics.median(found) if found else None,
+        "max_s": max(found, default=None),
+    }
+
+
+def bars(rows: dict[str, dict[str, Any]]) -> list[Bar]:
+    """All answers are whole, and the pause hardly grows with what there is of an answer."""
+    lost = sum(each["not_whole"] for row in rows.values() for each in row.values())
+    medians = [row[GOES_ON]["median_s"] for row in rows.values()]
+    ends = medians[0], medians[-1]
+    growth = ends[1] / ends[0] if all(ends) else None
+    return [
+        at_most("answers that are not whole", lost, 0, ""),
+        at_most(
+            "pause of answers that go on, longest over shortest answer", growth, GROWTH_MAX, ""
+        ),
+    ]
+
+
+def table(rows: dict[str, dict[str, Any]]) -> Table:
+    """Medians."""
+    shown = Table("tokens of the answer", GOES_ON, ANEW, title="Median pause, s")
+    for tokens, row in rows.items():
+        told = [row[kind]["median_s"] for kind in (GOES_ON, ANEW)]
+        shown.add_row(tokens, *("-" if each is None else f"{each:.1f}" for each in told))
+    return shown
+
+
+BENCHMARK = Benchmark(
+    name="pauses",
+    about=__doc__,
+    run=run,
+    full=Options(),
+    quick=Options(tokens=(100, 1_000)),
+    quick_said="100 and 1 000 tokens",
+)

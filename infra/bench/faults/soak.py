@@ -1,0 +1,209 @@
+"""What gateway and router keep in memory over a hundred thousand short streams.
+
+`make soak`, or `trivium bench soak --quick`. Each stream begins a conversation of its own, which is
+the most that a request can leave behind. First as many as fill the tables of conversations: what is
+kept per request is bounded by settings. Then the memory of both processes has to stay as it is.
+Writes build/bench/soak.json.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from infra.bench.benchmark import Benchmark, Findings, counting, offered
+from infra.bench.faults.target_stack import HOST, MODEL, make_stack
+from infra.bench.memory import growth, resident_mib
+from infra.bench.results import BENCH_DIR, Bar, at_most
+from infra.bench.serving.sse_client import Connection, StreamedAnswer
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
+from streams.gateway.config import GatewaySettings
+
+PLAN = StackPlan(prefill=0, decode=0, replica=1)
+WATCHED = ("gateway-0", "router-0")
+TOKENS, STEP_MS = 4, 1.0
+GROWTH_MAX = 1.05  # last over first
+_SHARE = 0.1  # of the samples: what the first and the last ones are
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How many."""
+
+    requests: int = offered(100_000, "measured")
+    warm_up: int = offered(110_000, "before; more conversations than any table holds")
+    streams: int = offered(64, "at once")
+    table: int = offered(0, "conversations that are remembered; 0: as deployed")
+
+
+@dataclass(slots=True)
+class Watch:
+    """MiB of each process, and after how many answers."""
+
+    answers: list[int] = field(default_factory=list)
+    mib: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in WATCHED})
+
+    async def run(self, stack: Stack, answered: Callable[[], int]) -> None:
+        """Look now and then, until cancelled."""
+        while True:
+            self.answers.append(answered())
+            for name, samples in self.mib.items():
+                samples.append(resident_mib(stack.processes[name].pid))
+            await asyncio.sleep(_LOOK_S)
+
+    def since(self, answers: int) -> dict[str, list[float]]:
+        """Only what was seen after so many."""
+        first = next((n for n, seen in enumerate(self.answers) if seen >= answers), 0)
+        return {name: samples[first:] for name, samples in self.mib.items()}
+
+
+class ShortStreams:
+    """Streams one after the other on each of several connections."""
+
+    def __init__(self, port: int, told: Callable[[int], None]) -> None:
+        self._port, self._told = port, told
+        self._asked = self.answered = 0
+        self.errors: Counter[str] = Counter()
+        self._last, self._over = 0, asyncio.Event()
+        self._connecting: set[asyncio.Task[None]] = set()
+
+    async def send(self, count: int, at_once: int) -> None:
+        """So many more; returns when the last has ended."""
+        self._last = self._asked + count
+        self._over.clear()
+        await asyncio.gather(*(self._begin() for _ in range(at_once)))
+        await self._over.wait()
+
+    async def _begin(self) -> None:
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: Connection(self._ended, {}, TOKENS), HOST, self._port
+        )
+        self._next(connection)
+
+    def _next(self, connection: Connection) -> None:
+        if self._asked >= self._last:
+            connection.close()
+            if self.answered >= self._last:
+                self._over.set()
+            return
+        self._asked += 1
+        body = json.dumps(
+            {
+                "model": MODEL,
+                "messages": [{"role": "user", "content": f"Question {self._asked}"}],
+                "max_tokens": TOKENS,
+                "temperature": 0,
+                "stream": True,
+            }
+        )
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {HOST}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        answer = StreamedAnswer(due_s=0.0, prompt=self._asked)
+        connection.send((head + body).encode(), answer)
+
+    def _ended(self, connection: Connection, answer: StreamedAnswer) -> None:
+        self.answered += 1
+        self._told(self.answered)
+        if answer.error:
+            self.errors[answer.error] += 1
+        if connection.usable:
+            self._next(connection)
+        elif self._asked < self._last:
+            task = asyncio.create_task(self._begin())
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+        elif self.answered >= self._last:
+            self._over.set()
+
+
+async def run(options: Options, console: Console) -> Findings:
+    """Warm up, and watch."""
+    stack, watch = _stack(options), Watch()
+    with counting(console, 16) as progress:
+        try:
+            await stack.start()
+            streams = await _ask(stack, watch, options, progress)
+        finally:
+            await stack.stop(grace_s=10)
+    measured = watch.since(options.warm_up)
+    grown = {name: growth(samples, _SHARE) for name, samples in measured.items()}
+    return Findings(
+        figures=_figures(watch, measured, streams.errors),
+        bars=bars(grown, streams.errors),
+        shown=[table(measured)],
+        load={"tokens": TOKENS, "step_ms": STEP_MS},
+    )
+
+
+def _stack(options: Options) -> Stack:
+    stack = make_stack(PLAN, BENCH_DIR.absolute() / "soak", decode_step_ms=STEP_MS)
+    settings = stack.settings
+    gateway = replace(settings.gateway, deadline_ms=GatewaySettings().deadline_ms)
+    router = settings.router
+    if options.table:
+        gateway = replace(gateway, sessions_max=options.table)
+        router = replace(router, sessions_max=options.table, ended_max=options.table)
+    stack.settings = replace(settings, gateway=gateway, router=router)
+    return stack
+
+
+async def _ask(stack: Stack, watch: Watch, options: Options, progress: Progress) -> ShortStreams:
+    task = progress.add_task("streams", total=options.warm_up + options.requests)
+    port = stack.settings.gateway.port
+    streams = ShortStreams(port, lambda done: progress.update(task, completed=done))
+    watching = asyncio.create_task(watch.run(stack, lambda: streams.answered))
+    try:
+        for count in (options.warm_up, options.requests):
+            await streams.send(count, options.streams)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    return streams
+
+
+def bars(grown: dict[str, float | None], errors: Counter[str]) -> list[Bar]:
+    """Flat, and no stream failed."""
+    return [
+        *(at_most(f"growth of {name}", value, GROWTH_MAX, "") for name, value in grown.items()),
+        at_most("streams that failed", errors.total(), 0, ""),
+    ]
+
+
+def _figures(
+    watch: Watch, measured: dict[str, list[float]], errors: Counter[str]
+) -> dict[str, Any]:
+    every = max(1, len(watch.answers) // 50)
+    return {
+        "growth": {name: growth(samples, _SHARE) for name, samples in measured.items()},
+        "answers": watch.answers[::every],
+        "mib": {name: samples[::every] for name, samples in watch.mib.items()},
+        "errors": dict(errors),
+    }
+
+
+def table(measured: dict[str, list[float]]) -> Table:
+    """First and last."""
+    shown = Table("process", "first, MiB", "last, MiB", "growth", title="Memory after the warm-up")
+    for name, samples in measured.items():
+        grown = growth(samples, _SHARE)
+        told = "-" if grown is None else f"{grown:.3f}"
+        shown.add_row(name, f"{samples[0]:.0f}", f"{samples[-1]:.0f}", told)
+    return shown
+
+
+BENCHMARK = Benchmark(
+    name="soak",
+    about=__doc__,
+    run=run,
+    full=Options(),
+    quick=Options(requests=4_000, warm_up=3_000, table=1_000),
+    quick_said="4 000 streams after 3 000, with tables of 1 000 conversations",
+)

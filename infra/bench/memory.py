@@ -1,0 +1,52 @@
+"""How much memory processes hold, while they work; of all of a kind, twice a second.
+
+A process that was killed begins anew, so a figure is of the largest at each time.
+"""
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from infra.stack.launcher import Stack
+
+_EVERY_S = 0.5
+_MIB = 1 << 20
+
+
+class Memory:
+    """Until it is cancelled."""
+
+    def __init__(self, stack: Stack, kind: str) -> None:
+        self._stack, self._kind = stack, kind
+        self.samples_mib: list[float] = []
+
+    async def run(self) -> None:
+        """Look now and then."""
+        while True:
+            held = [
+                resident_mib(process.pid)
+                for name, process in self._stack.processes.items()
+                if name.partition("-")[0] == self._kind and process.pid
+            ]
+            if any(held):
+                self.samples_mib.append(max(held))
+            await asyncio.sleep(_EVERY_S)
+
+
+def resident_mib(pid: int) -> float:
+    """Of a process; 0 where it has just ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0.0
+    lines = (line.split() for line in status.splitlines() if line.startswith("VmRSS:"))
+    return next((int(line[1]) * 1024 / _MIB for line in lines), 0.0)
+
+
+def growth(samples: Sequence[float], share: float = 1 / 3) -> float | None:
+    """The last share of them beside the first, by their medians: 1 is flat."""
+    count = int(len(samples) * share + 1e-9)
+    if not count:
+        return None
+    return statistics.median(samples[-count:]) / statistics.median(samples[:count])

@@ -1,0 +1,71 @@
+"""Asks `checker.py`, a program of its own, and waits until what was given up is settled."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from schemas.codec import AVRO_DIR
+from schemas.errors import NotReady
+from schemas.settings import LogSettings
+
+_CHECKER = Path(__file__).with_name("checker.py")
+_TRIES, _PAUSE_S = 12, 5.0  # what a gateway that died had under way ends by itself, after 30 s
+
+
+def task(
+    log: LogSettings,
+    *,
+    notes: Path,
+    http: Path,
+    ordered: bool = True,
+    batches: Sequence[Mapping[str, str]] = (),
+) -> dict[str, Any]:
+    """What is to be checked."""
+    prefix = log.topic_prefix
+    return {
+        "bootstrap": log.bootstrap,
+        "prefix": prefix,
+        "schemas": str(AVRO_DIR),
+        "group": f"{prefix}bridge",
+        "pairs": [
+            {
+                "prompts": f"{prefix}prompts",
+                "answers": f"{prefix}answers",
+                "notes": str(notes),
+                "ordered": ordered,
+            },
+            {
+                "prompts": f"{prefix}batch.prompts",
+                "answers": f"{prefix}batch.answers",
+                "ordered": False,
+            },
+        ],
+        "http": str(http),
+        "batches": list(batches),
+    }
+
+
+async def checked(wanted: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What the checker finds, once every request has its usage, or after a while."""
+    file = folder / "task.json"
+    file.write_text(json.dumps(wanted, indent=1))
+    for _ in range(_TRIES):
+        found = await _run(file)
+        if not found["usage"]["requests_without_record"]["count"]:
+            break
+        await asyncio.sleep(_PAUSE_S)
+    return found
+
+
+async def _run(file: Path) -> dict[str, Any]:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, str(_CHECKER), str(file), stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await child.communicate()
+    if child.returncode:
+        raise NotReady(f"{_CHECKER.name} ended with {child.returncode}; it says why above")
+    found: dict[str, Any] = json.loads(said)
+    return found

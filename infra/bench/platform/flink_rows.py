@@ -1,0 +1,91 @@
+"""What became of Flink's rows, counted from the raw topics by nothing of Trivium's.
+
+A reader of its own reads committed records only, and JSON as it lies there.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord
+
+Key = tuple[str, int, int] | str
+
+
+@dataclass(slots=True)
+class Seen:
+    """Of one topic: how often each row was there, and what was wrong with it."""
+
+    rows: Counter[Key] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    times_ms: list[int] = field(default_factory=list)  # of the records, as they were read
+
+    @property
+    def double(self) -> int:
+        """Records beyond the first of each row."""
+        return sum(self.rows.values()) - len(self.rows)
+
+    def missing(self, wanted: Sequence[Key]) -> int:
+        """Rows that are not there."""
+        return sum(row not in self.rows for row in wanted)
+
+
+def steady_rate(times_ms: Sequence[int], until_ms: int) -> float:
+    """How many came per second, from the first of them on until then; 0 where that is no time."""
+    counted = [each for each in times_ms if each <= until_ms]
+    seconds = (until_ms - min(counted, default=until_ms)) / 1_000
+    return (len(counted) - 1) / seconds if seconds else 0.0
+
+
+Look = Callable[[ConsumerRecord, dict[str, Any]], tuple[Key, str]]
+
+
+def own_row(record: ConsumerRecord, value: dict[str, Any]) -> tuple[Key, str]:
+    """A row that Flink wrote: its id, and the error that it saw."""
+    return str(value["id"]), value.get("error") or ("" if value.get("answer") else "empty")
+
+
+def prompt_row(record: ConsumerRecord, value: dict[str, Any]) -> tuple[Key, str]:
+    """A prompt by where it is."""
+    return (record.topic, record.partition, record.offset), ""
+
+
+def answer_row(record: ConsumerRecord, value: dict[str, Any]) -> tuple[Key, str]:
+    """An answer by where its prompt is."""
+    prompt = (value["prompt_topic"], value["prompt_partition"], value["prompt_offset"])
+    return prompt, value.get("error_code") or ""
+
+
+class RowReader:
+    """Reads some topics on and on; `read` takes what has come since."""
+
+    def __init__(self, bootstrap: str, topics: dict[str, Look]) -> None:
+        self.seen = {topic: Seen() for topic in topics}
+        self._topics = topics
+        self._consumer = AIOKafkaConsumer(  # without a group: all partitions of the topics
+            *topics,
+            bootstrap_servers=bootstrap,
+            isolation_level="read_committed",
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._consumer.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._consumer.stop()
+
+    async def read(self, *, wait_ms: int = 500) -> None:
+        """Take in what is there."""
+        for records in (await self._consumer.getmany(timeout_ms=wait_ms)).values():
+            for record in records:
+                row, error = self._topics[record.topic](record, json.loads(record.value))
+                seen = self.seen[record.topic]
+                seen.rows[row] += 1
+                seen.times_ms.append(record.timestamp)
+                if error:
+                    seen.errors[error] += 1

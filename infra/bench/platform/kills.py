@@ -1,0 +1,63 @@
+"""A bridge, a router, a worker or a gateway killed every 5 s, and the broker twice.
+
+The kinds take turns in an order drawn from a seed. The broker is killed when a third of the work is
+done, and again at two thirds. `infra/bench/faults/kill_schedule.py` does it.
+"""
+
+import asyncio
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+
+from infra.bench.faults.kill_schedule import BROKER, KILL, Blow, Killer
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
+
+EVERY_S = 5.0
+BROKER_AT = (1 / 3, 2 / 3)  # of the work
+_LOOK_S = 0.2
+
+
+class Kills:
+    """All that are dealt to one stack."""
+
+    def __init__(self, stack: Stack, seed: int, every_s: float = EVERY_S) -> None:
+        self._killer, self._every_s = Killer(stack), every_s
+        self._names = victims(stack.plan, seed)
+
+    @property
+    def dealt(self) -> dict[str, int]:
+        """How often each process was killed."""
+        return {name: count for (name, _), count in sorted(self._killer.dealt.items())}
+
+    async def run(self, done: Callable[[], float]) -> None:
+        """Until it is cancelled; `done` says which share of the work is."""
+        loop, broker_at = asyncio.get_running_loop(), list(BROKER_AT)
+        due_s = loop.time() + self._every_s
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if broker_at and done() >= broker_at[0]:
+                broker_at.pop(0)
+                await self._deal(BROKER)
+            if loop.time() >= due_s:
+                due_s += self._every_s
+                await self._deal(next(self._names))
+
+    async def _deal(self, name: str) -> None:
+        await self._killer.deal(Blow(at_s=0.0, name=name, how=KILL))
+
+
+def victims(plan: StackPlan, seed: int) -> Iterator[str]:
+    """Names without end: each kind in turn, in it anyone."""
+    rng = random.Random(f"kills {seed}")
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for name, kind in plan.names().items():
+        kinds["bridge" if name.startswith("bridge-") else kind].append(name)
+    while True:
+        for names in rng.sample(list(kinds.values()), len(kinds)):
+            yield rng.choice(names)
+
+
+def beyond(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
+    """What was dealt in between."""
+    return dict(Counter(after) - Counter(before))

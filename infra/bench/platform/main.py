@@ -1,0 +1,115 @@
+"""The platform benchmark: prompts on a topic, a batch, and who counts what, while processes die.
+
+`make bench-platform`, or `trivium bench platform --quick`. Part `answers` sends prompts through the
+log while a bridge, a router, a worker or a gateway is killed every 5 s and the broker twice, and as
+many calls over HTTP under the same kills; chats beside it tell how long the first token takes. Part
+`batch` has a file of lines answered under the same kills. Then a program that shares nothing with
+Trivium (`checker.py`) counts answers, order, forms and usage in the raw topics. Part `flink` gives
+Flink five times the capacity; part `vllm` asks a real engine by a JSON schema. Writes
+build/bench/platform.json.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from infra.bench.benchmark import Benchmark, Findings, counting, offered
+from infra.bench.platform import figures, flink_overload, vllm
+from infra.bench.platform.checking import checked, task
+from infra.bench.platform.run import Run
+from infra.bench.platform.stacks import hurt_stack
+from infra.bench.results import BENCH_DIR
+from infra.bench.retrieval.stacks import running
+from schemas.log.registry import make_codec
+
+ANSWERS, BATCH, FLINK, VLLM = "answers", "batch", "flink", "vllm"
+PARTS = (ANSWERS, BATCH, FLINK, VLLM)
+_WARM_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How much is asked."""
+
+    only: tuple[str, ...] = offered((), "these parts", choices=PARTS)
+    prompts: int = offered(100_000, "through the log while processes die")
+    calls: int = offered(0, "over HTTP under the same kills; 0: as many as prompts")
+    calm: int = offered(10_000, "prompts while nothing dies")
+    watch_s: float = offered(60.0, "s of chats alone")
+    hurt_s: float = offered(120.0, "s of chats alone, with kills")
+    probes: float = offered(5.0, "chats a second beside everything else")
+    lines: int = offered(50_000, "of the batch")
+    forms: int = offered(200, "answers of a real engine by a JSON schema")
+    overload_s: float = offered(300.0, "s in which Flink offers five times the capacity")
+    seed: int = offered(1)
+
+
+async def run(options: Options, console: Console) -> Findings:
+    """The parts that are wanted."""
+    found: dict[str, Any] = {}
+    wanted = options.only or tuple(part for part in PARTS if part != VLLM or options.forms)
+    with counting(console, 34) as progress:
+        if {ANSWERS, BATCH} & set(wanted):
+            found |= await _hurt(options, wanted, progress)
+        if VLLM in wanted:
+            found[VLLM] = await vllm.measure(options.forms, options.seed, progress)
+    bars = figures.bars(found)
+    if FLINK in wanted:
+        overload = flink_overload.Overload(seconds=options.overload_s)
+        folder = BENCH_DIR.absolute() / "flink"
+        found[FLINK] = await flink_overload.measure(overload, folder, console)
+        bars += flink_overload.bars(found[FLINK])
+    return Findings(figures=found, bars=bars, shown=figures.tables(found))
+
+
+async def _hurt(options: Options, wanted: tuple[str, ...], progress: Progress) -> dict[str, Any]:
+    """Prompts, calls and a batch, on one stack."""
+    found: dict[str, Any] = {}
+    starting = progress.add_task("starting the stack", total=1)
+    async with running(hurt_stack()) as stack:
+        progress.update(starting, completed=1)
+        codec = await asyncio.to_thread(make_codec, stack.settings.log)
+        on = Run(stack, codec, progress, seed=options.seed, rate=options.probes)
+        if ANSWERS in wanted:
+            await on.watch("first chats", _WARM_S, kill=False)
+            steps = {
+                "idle": await on.watch("chats alone", options.watch_s, kill=False),
+                "idle_hurt": await on.watch("chats alone, kills", options.hurt_s, kill=True),
+                "calm": await on.prompts("prompts", options.calm, kill=False),
+                "log": await on.prompts("prompts, kills", options.prompts, kill=True),
+                "http": await on.http("HTTP, kills", options.calls or options.prompts, kill=True),
+            }
+            found[ANSWERS] = {name: step.figures() for name, step in steps.items()}
+        if BATCH in wanted:
+            step = await on.batch("batch, kills", options.lines, kill=True)
+            found[BATCH] = step.figures()
+        await stack.wait_ready()
+        checking = progress.add_task("reading the raw topics", total=1)
+        wish = task(stack.settings.log, notes=on.notes, http=on.http_notes, batches=on.batches)
+        found["checker"] = await checked(wish, stack.folder)
+        progress.update(checking, completed=1)
+    return found
+
+
+QUICK = Options(
+    only=(ANSWERS, BATCH),
+    overload_s=8.0,
+    prompts=3_000,
+    calm=1_500,
+    watch_s=5.0,
+    hurt_s=20.0,
+    lines=800,
+    forms=0,
+)
+
+BENCHMARK = Benchmark(
+    name="platform",
+    about=__doc__,
+    run=run,
+    full=Options(),
+    quick=QUICK,
+    quick_said="small numbers, without vLLM and Flink",
+)

@@ -1,0 +1,97 @@
+"""Prompts onto their topic as fast as the broker takes them, and how many answers are there.
+
+Notes which prompts the broker has acknowledged; whether each has its answer says `checker.py`.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from infra.bench.platform.questions import Question
+from schemas.codec import Codec
+from schemas.log.connecting import client_options, stopped
+from schemas.settings import LogSettings
+
+_AT_ONCE = 2_000  # sent and not acknowledged
+_PATIENCE_MS = 180_000  # a prompt that the broker has not taken by then ends the run
+_OFFSET = "trivium-prompt-offset"
+
+
+class TopicLoad:
+    """One run of prompts."""
+
+    def __init__(self, log: LogSettings, notes: Path) -> None:
+        self._log, self._notes = log, notes
+        self.answered: set[tuple[int, bytes]] = set()  # partition and offset of prompts
+        self.sent = 0
+        self.began_s = self.sent_s = self.ended_s = 0.0
+
+    async def run(
+        self, asked: Iterable[Question], count: int, codec: Codec, told: Callable[[int], None]
+    ) -> None:
+        """Send all; returns when as many answers are there."""
+        answers = await self._follow()
+        self.began_s = time.monotonic()
+        sending = asyncio.create_task(self._send(asked, codec))
+        try:
+            while len(self.answered) < count:
+                if sending.done():
+                    sending.result()
+                for got in (await answers.getmany(timeout_ms=250)).values():
+                    for each in got:
+                        offset = dict(each.headers).get(_OFFSET, b"")
+                        self.answered.add((each.partition, offset))
+                told(len(self.answered))
+            self.ended_s = time.monotonic()
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            await stopped(answers, _PATIENCE_MS / 1000)  # the broker may be away
+
+    async def _follow(self) -> AIOKafkaConsumer:
+        """From the end of the answers on."""
+        consumer = AIOKafkaConsumer(
+            **client_options(self._log),
+            isolation_level="read_committed",
+            enable_auto_commit=False,
+            client_id="bench-answers",
+        )
+        await consumer.start()
+        topic = f"{self._log.topic_prefix}answers"
+        places = [TopicPartition(topic, n) for n in range(self._log.prompt_partitions)]
+        consumer.assign(places)
+        await consumer.seek_to_end(*places)
+        return consumer
+
+    async def _send(self, asked: Iterable[Question], codec: Codec) -> None:
+        producer = AIOKafkaProducer(
+            **client_options(self._log) | {"request_timeout_ms": _PATIENCE_MS},
+            client_id="bench-prompts",
+            enable_idempotence=True,
+            linger_ms=5,
+        )
+        await producer.start()
+        room, topic = asyncio.Semaphore(_AT_ONCE), f"{self._log.topic_prefix}prompts"
+        try:
+            with self._notes.open("a") as notes:
+
+                async def send(question: Question) -> None:
+                    key, value = question.key.encode(), question.prompt(codec)
+                    ack = await producer.send(topic, value, key=key)
+                    at = await ack
+                    room.release()
+                    note = {"p": at.partition, "o": at.offset, "number": question.number}
+                    notes.write(json.dumps(note) + "\n")
+                    self.sent += 1
+
+                async with asyncio.TaskGroup() as group:
+                    for question in asked:
+                        await room.acquire()
+                        group.create_task(send(question))
+        finally:
+            await producer.stop()
+        self.sent_s = time.monotonic()

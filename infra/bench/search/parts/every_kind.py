@@ -1,0 +1,153 @@
+"""Part of the search benchmark: speed at equal recall over every data set of the zoo.
+
+One thread, CPU time, k = 10, exact truth with ties counted as right. Systems take turns effort by
+effort. A rate at a recall lies between the efforts beside it; where the least effort has more
+recall, it is that effort's. What never reaches a recall has no rate there.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infra.bench.results import Bar, at_least, at_most
+from infra.bench.search.options import Options, Progress
+from infra.bench.search.systems import OURS, OperatingPoint, System, at_recall, build
+from infra.bench.search.zoo import truth
+from infra.bench.search.zoo.drawn import drawn
+from infra.bench.search.zoo.kinds import KINDS, Kind
+from workers.search.kernels.arrays import Array
+from workers.search.limits import TOP_M_MAX
+
+K = 10
+RECALLS = (0.93, 0.98)
+_EFFORTS = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024, 2_048)
+_USUAL = 64
+_ENOUGH = 0.985  # recall above which more effort tells nothing
+_REPEATS = 3
+_RIVALS = ("hnswlib", "faiss")  # that the bars are about
+_DRAWN = "drawn {}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """One data set, with the truth."""
+
+    kind: Kind
+    vectors: Array
+    queries: Array
+    limits: Array
+
+    @classmethod
+    def of(cls, kind: Kind, rows: int, queries: int) -> "Asked":
+        """A kind's vectors."""
+        vectors, asked = kind.draw(rows, queries)
+        return cls(kind, vectors, asked, truth.farthest(vectors, asked, K, kind.metric))
+
+    def point(self, system: System, effort: int) -> OperatingPoint:
+        """One call for all queries."""
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        found = system.search(self.queries, K, effort, 1)
+        took_s, took_cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+        return OperatingPoint(
+            effort=effort,
+            recall=truth.recall(self.vectors, self.queries, found, self.limits, self.kind.metric),
+            queries_per_s=len(self.queries) / took_s,
+            queries_per_cpu_s=len(self.queries) / max(took_cpu_s, 1e-9),
+        )
+
+
+def every_kind(options: Options, names: Sequence[str], progress: Progress) -> tuple[Any, list[Bar]]:
+    """Figures by data set, and the bars: the worst, and the geometric mean."""
+    kinds = {name: KINDS[name] for name in options.kinds}
+    kinds |= {_DRAWN.format(seed): drawn(seed) for seed in options.drawn}
+    figures = {}
+    for name, kind in kinds.items():
+        rows = max(2_000, int(kind.rows * options.zoo_share))
+        progress(f"{name}: {rows} vectors, true neighbours")
+        asked = Asked.of(kind, rows, options.zoo_queries)
+        figures[name] = _compared(asked, names, options.seed, progress)
+    return figures, _bars(figures)
+
+
+def _compared(asked: Asked, names: Sequence[str], seed: int, progress: Progress) -> dict[str, Any]:
+    systems = []
+    for name in names:
+        progress(f"    {name} builds")
+        systems.append(build(name, asked.vectors, 1, seed, asked.kind.metric))
+    curves = _curves(asked, systems)
+    found: dict[str, Any] = {
+        "rows": len(asked.vectors), "dim": asked.vectors.shape[1],
+        "metric": asked.kind.metric.value, "systems": {},
+    }  # fmt: skip
+    for system in systems:
+        points = curves[system.name]
+        usual = next((p.recall for p in points if p.effort == _USUAL), None)
+        found["systems"][system.name] = {
+            "build_cpu_s": system.build_cpu_s,
+            "recall_at_64": asked.point(system, _USUAL).recall if usual is None else usual,
+            "recall_most": max(point.recall for point in points),
+            "queries_per_cpu_s": {str(recall): rate(points, recall) for recall in RECALLS},
+            "curve": [[p.effort, round(p.recall, 4), round(p.queries_per_cpu_s)] for p in points],
+        }
+    return found
+
+
+def _curves(asked: Asked, systems: Sequence[System]) -> dict[str, list[OperatingPoint]]:
+    """Medians of each effort, until the recall is enough."""
+    curves: dict[str, list[OperatingPoint]] = {system.name: [] for system in systems}
+    going = list(systems)
+    for system in systems:
+        asked.point(system, _EFFORTS[0])
+    for effort in _EFFORTS:
+        going = [each for each in going if each.name != OURS or effort <= TOP_M_MAX]
+        turns = [[asked.point(system, effort) for system in going] for _ in range(_REPEATS)]
+        for system, same in zip(going, zip(*turns, strict=True), strict=True):
+            middle = sorted(same, key=lambda point: point.queries_per_cpu_s)[_REPEATS // 2]
+            curves[system.name].append(middle)
+        going = [each for each in going if curves[each.name][-1].recall < _ENOUGH]
+    return curves
+
+
+def rate(points: Sequence[OperatingPoint], recall: float) -> float | None:
+    """Queries per CPU second at a recall."""
+    if min(point.recall for point in points) >= recall:
+        return max(point.queries_per_cpu_s for point in points)
+    return at_recall(points, recall, of_cpu=True)
+
+
+def times(found: dict[str, Any], recall: float) -> float | None:
+    """Our rate over the best rival's: 0 where we never have the recall, infinite where none of them
+    has, None where nobody has."""
+    rates = {name: row["queries_per_cpu_s"][str(recall)] for name, row in found["systems"].items()}
+    theirs = [rates[name] for name in _RIVALS if rates.get(name)]
+    if not theirs:
+        return math.inf if rates[OURS] else None
+    return float((rates[OURS] or 0.0) / max(theirs))
+
+
+def build_times(found: dict[str, Any]) -> float | None:
+    """Our CPU seconds over hnswlib's."""
+    systems = found["systems"]
+    if _RIVALS[0] not in systems:
+        return None
+    return float(systems[OURS]["build_cpu_s"] / systems[_RIVALS[0]]["build_cpu_s"])
+
+
+def _bars(figures: dict[str, Any]) -> list[Bar]:
+    every = [times(found, recall) for found in figures.values() for recall in RECALLS]
+    compared = [each for each in every if each is not None]
+    builds = [each for found in figures.values() if (each := build_times(found)) is not None]
+    floor = min(found["systems"][OURS]["recall_at_64"] for found in figures.values())
+    bars = [at_least("every kind: least recall at top_m 64", floor, 0.95, "")]
+    if not compared or not builds:
+        return bars
+    both = [each for each in compared if 0 < each < math.inf]
+    mean = math.exp(sum(map(math.log, both)) / len(both)) if both else None
+    return [
+        *bars,
+        at_least("every kind: least speed, of the best rival's", min(compared), 1.0, "times"),
+        at_least("every kind: the same, geometric mean where both get there", mean, 1.5, "times"),
+        at_most("every kind: most CPU time to build, of hnswlib's", max(builds), 1.0, "times"),
+    ]

@@ -1,0 +1,135 @@
+"""Searches while rows come and go: how long the event loop stands still, and what linking takes.
+
+Stalls are those of an index of many rows, a part of which is deleted: a view after a change, a
+filter in it, a snapshot, a compaction. Its rows lie on a line, so that its graph needs no build.
+"""
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from infra.bench.results import Bar, at_most
+from infra.bench.search.options import Options, Progress
+from infra.bench.search.vectors import overlapping
+from infra.processes import garbage
+from workers.search.engine.engine import SearchEngine
+from workers.search.index import snapshot
+from workers.search.index.index import LINK_BATCH, Index
+from workers.search.index.query import Query
+from workers.search.kernels.arrays import Array
+from workers.search.metadata.filters import Equal
+from workers.search.service.worker import SWITCH_S
+
+_DIM = 64  # of rows on a line
+DEAD_SHARE = 0.15
+_LABELS, _PAYLOAD_BYTES = 8, 100
+_TICK_S, _CHANGES = 0.001, 20
+STALL_MS = 5.0
+
+
+def updates(options: Options, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
+    """Figures and bars."""
+    links = [_link_cost(options, rows, progress) for rows in options.linked_rows]
+    progress(f"updates of an index of {options.updated_rows} rows")
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    with garbage.spared():
+        stalls = asyncio.run(_stalls(_on_a_line(options.updated_rows)))
+    sys.setswitchinterval(before_s)
+    figures = {"rows": options.updated_rows, "stalls_ms": stalls, "links": links}
+    worst = max(stall for name, stall in stalls.items() if name != "nothing")
+    return figures, [at_most("longest stall of the event loop", worst, STALL_MS, "ms")]
+
+
+def _link_cost(options: Options, rows: int, progress: Progress) -> dict[str, Any]:
+    """Processor time of batches that are linked, one thread."""
+    progress(f"rows are linked to {rows}")
+    batches = options.linked_batches
+    vectors, _ = overlapping(rows + batches * LINK_BATCH, 0, dim=options.dim, seed=options.seed)
+    index = Index.build(vectors[:rows])
+    index.upsert(range(rows, len(vectors)), vectors[rows:])
+    index.threads, times = 1, []
+    for _ in range(batches):
+        before = time.process_time()
+        index.link()
+        times.append(time.process_time() - before)
+    cpu_s = median(times)
+    return {"rows": rows, "batch_cpu_s": round(cpu_s, 4), "rows_per_cpu_s": LINK_BATCH / cpu_s}
+
+
+def _on_a_line(rows: int) -> Index:
+    """Linked rows, with metadata and payloads, of which some are deleted."""
+    vectors = np.zeros((rows, _DIM), np.float32)
+    vectors[:, 0] = np.arange(rows)
+    metadata: list[dict[str, Any]] = [
+        {"part": str(row % _LABELS), "year": row % 50} for row in range(rows)
+    ]
+    payloads = [bytes([row % 256]) * _PAYLOAD_BYTES for row in range(rows)]
+    index = Index(_DIM, graph_of=_line)
+    index.upsert(list(range(rows)), vectors, metadata, payloads)
+    index.link()
+    index.delete(range(0, rows, round(1 / DEAD_SHARE)))
+    return index
+
+
+def _line(
+    vectors: Array, degree: int, metric: int, stored: int, *, seed: int, threads: int
+) -> Array:
+    """Edges of half the places to the next rows, and of the others ever farther."""
+    rows, half = len(vectors), degree // 4
+    near = np.arange(1, half + 1)
+    far = np.unique(np.geomspace(half + 1, rows // 2, degree // 2 - half).astype(np.int64))
+    steps = np.concatenate([near, -near, far, -far, np.zeros(degree - 2 * half - 2 * len(far))])
+    edges = np.clip(np.arange(rows)[:, None] + steps.astype(np.int64), 0, rows - 1)
+    graph: Array = edges.astype(np.uint32)
+    return graph
+
+
+async def _stalls(index: Index) -> dict[str, float]:
+    engine, where = SearchEngine(), Equal("part", "3")
+    query = Query(vector=np.full(_DIM, 7.0))
+    await engine.search(index, query)
+
+    async def nothing() -> None:
+        await asyncio.sleep(1)
+
+    async def changed(query: Query) -> None:
+        for number in range(_CHANGES):
+            one = np.full((1, _DIM), number, np.float32)
+            await asyncio.to_thread(index.upsert, [number], one, [{"part": "3"}])
+            await engine.search(index, query)
+
+    def saved() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            snapshot.save(index, Path(folder) / "index")
+
+    work: dict[str, Callable[[], Awaitable[Any]]] = {
+        "nothing": nothing,
+        "upserts": lambda: changed(query),
+        "filtered": lambda: changed(Query(vector=query.vector, where=where)),
+        "snapshot": lambda: asyncio.to_thread(saved),
+        "link": lambda: asyncio.to_thread(index.link),
+        "compaction": lambda: asyncio.to_thread(index.compact),
+    }
+    index.threads = 1
+    found = {name: round(await _longest(each()), 2) for name, each in work.items()}
+    await engine.close()
+    return found
+
+
+async def _longest(work: Awaitable[Any]) -> float:
+    """The longest time that the loop was late, ms, while some work was done."""
+    task, late_s = asyncio.ensure_future(work), 0.0
+    while not task.done():
+        before = time.perf_counter()
+        await asyncio.sleep(_TICK_S)
+        late_s = max(late_s, time.perf_counter() - before - _TICK_S)
+    await task
+    return 1_000 * late_s

@@ -1,0 +1,159 @@
+"""The data-set zoo: kinds of vectors on which graph searches have failed, or might.
+
+What most share is that distance alone says little about where a search should begin: some clusters
+are ten thousand times wider than others, outliers lie far from everything, rows are equal by the
+dozen. Each kind gives vectors and queries, float32 (rows, dim), by seed. Kinds that nobody chose
+are drawn in `drawn.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from infra.bench.search import vectors as plain
+from infra.bench.search.zoo import bundled
+from workers.search.kernels.arrays import Array
+from workers.search.kernels.metrics import Metric
+
+Draw = Callable[[int, int], tuple[Array, Array]]  # rows and queries, both as a count and drawn
+
+_SPLIT_SEED = 1
+_CLUSTERS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Data of one kind, and how it is usually asked."""
+
+    draw: Draw
+    rows: int  # full size
+    metric: Metric = Metric.SQEUCLIDEAN
+
+
+def few_of_each(rows: int, queries: int) -> tuple[Array, Array]:
+    """The benchmark's separated clusters, with fewer rows of each."""
+    return plain.separated(rows, queries)
+
+
+def with_outliers(rows: int, queries: int, share: float = 0.02) -> tuple[Array, Array]:
+    """Separated clusters, and rows far from all of them."""
+    near, asked = plain.separated(rows, queries)
+    random = np.random.default_rng(2)
+    far = random.random(rows) < share
+    near[far] += 200 * random.standard_normal((int(far.sum()), near.shape[1])).astype(np.float32)
+    return near, asked
+
+
+def one_wild_row(rows: int, queries: int) -> tuple[Array, Array]:
+    """Overlapping clusters, and one row multiplied by a hundred."""
+    usual, asked = plain.overlapping(rows, queries)
+    usual[rows // 2] *= 100
+    return usual, asked
+
+
+def many_scales(rows: int, queries: int, dim: int = 64, apart: float = 3) -> tuple[Array, Array]:
+    """Clusters as wide as 0.0001 to 10."""
+    random = np.random.default_rng(3)
+    scales = np.logspace(-4, 1, _CLUSTERS)
+    centres = apart * random.standard_normal((_CLUSTERS, dim))
+    of = random.integers(0, _CLUSTERS, rows + queries)
+    noise = random.standard_normal((rows + queries, dim)) * scales[of, None]
+    return split(centres[of] + noise, queries)
+
+
+def close_scales(rows: int, queries: int) -> tuple[Array, Array]:
+    """The same about centres three times closer: narrow clusters lie inside of wide ones."""
+    return many_scales(rows, queries, apart=1)
+
+
+def copies(rows: int, queries: int, dim: int = 64, each: int = 20) -> tuple[Array, Array]:
+    """Each vector about `each` times; queries lie beside them."""
+    random = np.random.default_rng(4)
+    distinct = random.standard_normal((rows // each, dim))
+    found = distinct[random.integers(0, len(distinct), rows)]
+    asked = distinct[random.integers(0, len(distinct), queries)]
+    return float32(found), float32(asked + 0.05 * random.standard_normal(asked.shape))
+
+
+def many_copies_of_few(rows: int, queries: int, dim: int = 32) -> tuple[Array, Array]:
+    """Half of all rows are copies of 20 vectors, as empty pages and default pictures are."""
+    random = np.random.default_rng(7)
+    found = random.standard_normal((rows + queries, dim))
+    often = random.random(rows + queries) < 0.5
+    found[often] = found[random.integers(0, 20, int(often.sum()))]
+    return split(found, queries)
+
+
+def equal_features(rows: int, queries: int, dim: int = 512) -> tuple[Array, Array]:
+    """Features of image patches, of which many are equal: skies and walls have one grey."""
+    patches, _ = bundled.patches(rows + queries, 0)
+    greys = np.round(patches.reshape(len(patches), 64, 3).mean(2) * 8) / 8
+    random = np.random.default_rng(5)
+    features = np.maximum(0, (greys - greys.mean(0)) @ random.standard_normal((64, dim)))
+    return split(features, queries)
+
+
+def one_dimension(rows: int, queries: int) -> tuple[Array, Array]:
+    """Points on a line."""
+    return split(np.random.default_rng(8).standard_normal((rows + queries, 1)), queries)
+
+
+def log_normal_norms(rows: int, queries: int, dim: int = 96) -> tuple[Array, Array]:
+    """Directions without structure and lengths with a long tail, for inner products."""
+    random = np.random.default_rng(9)
+    found = random.standard_normal((rows + queries, 24)) @ random.standard_normal((24, dim))
+    found += random.standard_normal(found.shape)
+    lengths = np.exp(random.normal(0, 0.4, (len(found), 1)))
+    return split(found / np.linalg.norm(found, axis=1, keepdims=True) * lengths, queries)
+
+
+def heavy_tails(rows: int, queries: int, dim: int = 48) -> tuple[Array, Array]:
+    """Student's t with two degrees of freedom in each direction of a subspace."""
+    random = np.random.default_rng(10)
+    inner = random.standard_t(2, (rows + queries, 12))
+    return split(inner @ random.standard_normal((12, dim)), queries)
+
+
+def mixture(rows: int, queries: int, dim: int = 64) -> tuple[Array, Array]:
+    """A part of each of the others, in one collection of 64 values: cut short, or zeros behind."""
+    parts = (
+        few_of_each, with_outliers, many_scales, copies, many_copies_of_few, one_dimension,
+        heavy_tails, bundled.patches,
+    )  # fmt: skip
+    found = []
+    for part in parts:
+        every = np.concatenate(part(rows // len(parts) + 1, queries // len(parts) + 1))
+        found.append(np.zeros((len(every), dim), np.float32))
+        found[-1][:, : every.shape[1]] = every[:, :dim]
+    return split(np.concatenate(found)[: rows + queries], queries)
+
+
+KINDS: dict[str, Kind] = {
+    "overlapping": Kind(plain.overlapping, 100_000),
+    "few_of_each": Kind(few_of_each, 40_000),
+    "with_outliers": Kind(with_outliers, 40_000),
+    "one_wild_row": Kind(one_wild_row, 60_000),
+    "many_scales": Kind(many_scales, 40_000),
+    "close_scales": Kind(close_scales, 40_000),
+    "copies": Kind(copies, 40_000),
+    "many_copies_of_few": Kind(many_copies_of_few, 40_000),
+    "equal_features": Kind(equal_features, 30_000),
+    "one_dimension": Kind(one_dimension, 50_000),
+    "log_normal_norms": Kind(log_normal_norms, 40_000, Metric.INNER_PRODUCT),
+    "heavy_tails": Kind(heavy_tails, 40_000),
+    "text": Kind(bundled.texts, 30_000, Metric.COSINE),
+    "patches": Kind(bundled.patches, 30_000),
+    "mixture": Kind(mixture, 40_000),
+}
+
+
+def split(drawn: Array, queries: int) -> tuple[Array, Array]:
+    """Rows and the queries that are held out of them."""
+    order = np.random.default_rng(_SPLIT_SEED).permutation(len(drawn))
+    return float32(drawn[order[queries:]]), float32(drawn[order[:queries]])
+
+
+def float32(values: Array) -> Array:
+    """As indexes want them."""
+    return np.ascontiguousarray(values, np.float32)

@@ -1,0 +1,120 @@
+"""`trivium compare`: what a shadow router would have done, beside what was done."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.cli.log.explain import duration_ms
+from infra.cli.options import AsJson, Bootstrap, Config, given_settings, settings_of_running
+from infra.terminal.output import print_json, stdout_console
+from infra.terminal.printable import printable
+from schemas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infra.prediction.comparing import Agreement
+    from schemas.records import Decision
+    from schemas.settings import LogSettings
+
+
+def compare(
+    since: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long ago it begins: 90s, 30m, 2h.")
+    ] = "10m",
+    shadow: Annotated[
+        str, typer.Option(help="Which shadow, by its id.", show_default="the only one")
+    ] = "",
+    changed: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="As the shadow was started with."),
+    ] = None,
+    as_json: AsJson = False,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Sum up what a shadow router would have done: placements, TTFT, TPOT, whole answers, KV bytes.
+
+    Where shadow and routers agree, outcomes of the log count. Where they do not, a simulator says
+    what would have followed, with workers as fast as they were: of the same requests also as they
+    were, which says how far to trust it. The shadow's policy is read off its decisions; say what
+    else it was started with.
+
+    Examples: `trivium compare`, `trivium compare --since 1h --set local_share=1 --json`
+    """
+    from infra.prediction.comparing import agreement, outcomes
+    from schemas.log.clock import wall_ms
+
+    settings = settings_of_running(config, bootstrap)
+    given, now_ms = given_settings("", changed or []), wall_ms()
+    since_ms = now_ms - duration_ms(since)
+    look_back_ms = 2 * settings.router.snapshot_ms
+    traffic, told = asyncio.run(read(settings.log, since_ms, now_ms, look_back_ms, shadow))
+    found = agreement(traffic, told)
+    policies = {each.policy for each in told if each.policy}
+    if len(policies) == 1:
+        given = {"policy": policies.pop()} | given
+    rows = outcomes(traffic, found, given)
+    if as_json:
+        print_json({"placements": _as_json(found), "settings": given, "figures": rows})
+        return
+    _show(found, rows)
+
+
+async def read(
+    log: "LogSettings", since_ms: int, until_ms: int, look_back_ms: int, shadow: str
+) -> "tuple[Any, list[Decision]]":
+    """The span's traffic, and what the shadow decided; raises ConfigError where there are several
+    shadows and none is named."""
+    from infra.prediction.traffic import read as read_file
+    from infra.replay.collecting import record
+    from infra.replay.shadowing import TOPIC
+    from infra.story.record_finder import CLOCKS_MS, LogFinder, Window
+    from schemas.log.registry import make_codec
+
+    finder = LogFinder(log, await asyncio.to_thread(make_codec, log))
+    window = Window(max(0, since_ms - CLOCKS_MS), until_ms + CLOCKS_MS)
+    told = await finder.find(TOPIC, range(log.session_partitions), "", window)
+    names = sorted({each.router_id for each in told})
+    if shadow and shadow not in names:
+        raise ConfigError(f"--shadow: expected any of {', '.join(names) or 'none'}, found {shadow}")
+    if not shadow and len(names) > 1:
+        raise ConfigError(f"--shadow: expected one of {', '.join(names)}; name it")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "span.avro"
+        await record(log, path, since_ms, until_ms, look_back_ms=look_back_ms)
+        traffic = await asyncio.to_thread(read_file, path)
+    return traffic, [each for each in told if shadow in ("", each.router_id)]
+
+
+def _as_json(found: "Agreement") -> dict[str, Any]:
+    return {
+        "placements": found.placements,
+        "same": found.same,
+        "share": found.share,
+        "modes": {f"{was} to {would}": number for (was, would), number in found.modes.items()},
+        "workers": found.workers,
+        "orchestrations": found.orchestrations,
+        "unseen": found.unseen,
+    }
+
+
+def _show(found: "Agreement", rows: dict[str, dict[str, Any]]) -> None:
+    from infra.prediction.figures import table
+
+    print(f"{found.placements:,} placements; {found.same:,} ({found.share:.1%}) are the same")
+    differing = [
+        *(
+            (number, f"{was}: would be {would}")
+            for (was, would), number in found.modes.most_common()
+        ),
+        (found.workers, "of the same mode on other workers"),
+        (found.orchestrations, "on the same workers in another order"),
+    ]
+    for number, what in differing:
+        if number:
+            print(f"  {number:,} ({number / found.placements:.1%}) {printable(what)}")
+    if found.unseen:
+        print(f"  {found.unseen:,} more the shadow has not seen")
+    stdout_console().print(table("times in ms", rows))

@@ -1,0 +1,294 @@
+"""`trivium dlq`: dead letters: records that nobody could read or answer; shown, and sent again."""
+
+import asyncio
+import json
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.cli.log.explain import duration_ms
+from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
+from infra.terminal.output import print_json, stdout_console
+from infra.terminal.printable import printable
+from schemas.errors import ConfigError, RecordError, TopicError, TriviumError
+from schemas.settings import LogSettings
+from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS
+
+if TYPE_CHECKING:
+    from infra.stack.configuration import Settings
+    from schemas.codec import Codec
+    from schemas.log.dead_letters import DeadLetter, Place, Retried, Wanted
+
+app = typer.Typer(
+    help="Dead letters: records that nobody could read or answer. Look at them, send them again.",
+    no_args_is_help=True,
+)
+Topics = Annotated[
+    list[str] | None,
+    typer.Option("--topic", help="Where they were; repeat for several.", show_default="all"),
+]
+Since = Annotated[str, typer.Option(metavar="DURATION", help="Of the last 30m, 2h, 1d.")]
+Before = Annotated[str, typer.Option(metavar="DURATION", help="Older than 30m, 2h, 1d.")]
+Error = Annotated[str, typer.Option(help="A part of what went wrong.")]
+Counts = dict[str, tuple[int, int]]  # partitions of each topic and of its dead letters
+
+
+@app.command("list", epilog="Example: trivium dlq list --topic prompts --since 1h --error template")
+def list_(
+    topic: Topics = None,
+    since: Since = "",
+    before: Before = "",
+    error: Error = "",
+    count: Annotated[int, typer.Option("-n", help="Show so many of the newest.")] = 20,
+    as_json: AsJson = False,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Count dead letters by topic, and show the newest."""
+    settings = settings_of_running(config, bootstrap)
+    wanted = _wanted(since, before, error)
+    found = asyncio.run(_listed(settings, topic, wanted, max(0, count)))
+    if as_json:
+        newest = [_about(letter) for letter in found.newest]
+        print_json({"waiting": found.waiting, "retried": found.retried, "newest": newest})
+    else:
+        _show_listed(found)
+
+
+@app.command(epilog="Example: trivium dlq show prompts/0/12")
+def show(
+    name: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="From the list.")],
+    as_json: AsJson = False,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Show one whole: what went wrong, its headers, its value as a record, JSON, text or hex."""
+    settings = settings_of_running(config, bootstrap)
+    letter, codec = asyncio.run(_one(settings, name))
+    said = {**_about(letter), "headers": _texts(letter.headers), **_value(codec, letter.value)}
+    if as_json:
+        print_json(said)
+        return
+    for label in ("name", "at", "retried", "key"):
+        print(printable(f"{label}: {said[label]}"))
+    for label, text in [*letter.said.items(), *said["headers"].items()]:
+        print(printable(f"{label}: {text}"))
+    value = said["value"]
+    text = value if isinstance(value, str) else json.dumps(value, indent=2, default=_plain)
+    print(printable(f"{said['kind']}:\n{text}", keep="\n"))
+
+
+@app.command(
+    "retry", epilog="Example: trivium dlq retry --topic prompts --error 'worker lost' --dry-run"
+)
+def retry_(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TOPIC/PARTITION/OFFSET]...", help="From the list."),
+    ] = None,
+    topic: Topics = None,
+    since: Since = "",
+    before: Before = "",
+    error: Error = "",
+    every: Annotated[bool, typer.Option("--all", help="Every one of them.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    as_json: AsJson = False,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Send dead letters to their topics again: the same value, key and headers.
+
+    They are marked in the same transaction, so none is sent twice, also where a command breaks off
+    and is repeated.
+    """
+    if not (names or topic or since or before or error or every):
+        raise ConfigError(
+            "dlq retry: expected letters' names, --topic, --since, --before, --error or --all"
+        )
+    settings = settings_of_running(config, bootstrap)
+    places = [_place(settings.log, name) for name in names or []]
+    wanted = _wanted(since, before, error, places)
+    topics = [place[0] for place in wanted.places] or topic
+    done = asyncio.run(_retried(settings, topics, wanted, dry_run))
+    if done.sent + done.already + done.impossible < len(wanted.places):
+        raise ConfigError(f"dlq: expected names that `trivium dlq list` shows, found {names}")
+    if as_json:
+        print_json({**asdict(done), "dry_run": dry_run})
+        return
+    would = "would be " * dry_run
+    print(f"{done.sent} {would}sent again; {done.already} were before")
+    if done.impossible:
+        print(f"{done.impossible} cannot be sent: their values were too large to be kept")
+
+
+@dataclass(slots=True)
+class Listed:
+    """What a list shows."""
+
+    waiting: Counter[str] = field(default_factory=Counter)
+    retried: Counter[str] = field(default_factory=Counter)
+    newest: "list[DeadLetter]" = field(default_factory=list)
+
+
+async def _listed(
+    settings: "Settings", topics: list[str] | None, wanted: "Wanted", count: int
+) -> Listed:
+    from schemas.log.dead_letters import read_letters
+
+    found = Listed()
+    for topic, (_, partitions) in (await _counts(settings, topics)).items():
+        newest = deque["DeadLetter"](maxlen=count)
+        async for letter in read_letters(settings.log, topic, partitions):
+            if letter in wanted:
+                (found.retried if letter.is_retried else found.waiting)[letter.topic] += 1
+                newest.append(letter)
+        found.newest += newest
+    found.newest.sort(key=lambda letter: letter.at_ms)
+    del found.newest[: -count or None]
+    return found
+
+
+async def _one(settings: "Settings", name: str) -> "tuple[DeadLetter, Codec]":
+    from schemas.log.dead_letters import read_letters
+    from schemas.log.registry import make_codec
+
+    place = topic, *_ = _place(settings.log, name)
+    _, partitions = (await _counts(settings, [topic])).get(topic, (0, 0))
+    async with aclosing(read_letters(settings.log, topic, partitions)) as letters:
+        async for letter in letters:
+            if letter.place == place:
+                return letter, await asyncio.to_thread(make_codec, settings.log)
+    raise ConfigError(f"dlq: expected a name that `trivium dlq list` shows, found {name!r}")
+
+
+async def _retried(
+    settings: "Settings", topics: list[str] | None, wanted: "Wanted", dry_run: bool
+) -> "Retried":
+    from schemas.log.dead_letters import Retried, rehearse, retry
+
+    done, send = Retried(), rehearse if dry_run else retry
+    try:
+        for topic, partitions in (await _counts(settings, topics)).items():
+            await send(settings.log, topic, partitions, wanted, done)
+    except TriviumError as error:
+        raise type(error)(f"{done.sent} were sent again, then: {error.message}") from error
+    return done
+
+
+async def _counts(settings: "Settings", topics: list[str] | None) -> Counts:
+    """Partitions of the topics that have dead letters, all or of the named ones."""
+    from schemas.log.admin import partition_counts
+    from schemas.log.dead_letters import holding
+    from streams.bridge.config import pairs_of
+
+    log = settings.log
+    names = [_full(log, topic) for topic in topics or []] or [
+        *(log.topic_prefix + name for name in TOPICS),
+        *(pair.prompts for pair in pairs_of(settings.bridge, log.topic_prefix)),
+    ]
+    names = list(dict.fromkeys(names))
+    found = await partition_counts(log, [*names, *(name + DEAD_LETTER_SUFFIX for name in names)])
+    missing = [name for name in names if name + DEAD_LETTER_SUFFIX not in found]
+    if topics and missing:
+        raise TopicError(f"--topic: no dead letters of {', '.join(missing)} on {log.bootstrap}")
+    of_letters = {name: found[name + DEAD_LETTER_SUFFIX] for name in names if name not in missing}
+    held = await holding(log, of_letters)
+    return {name: (found.get(name, 0), of_letters[name]) for name in of_letters if name in held}
+
+
+def _full(log: LogSettings, topic: str) -> str:
+    """A topic of the table may be named without the prefix, and any with its .dlq."""
+    name = topic.removesuffix(DEAD_LETTER_SUFFIX)
+    return log.topic_prefix + name if name in TOPICS else name
+
+
+def _place(log: LogSettings, name: str) -> "Place":
+    topic, partition, offset = (*name.rsplit("/", 2), "", "")[:3]
+    if not (topic and partition.isdigit() and offset.isdigit()):
+        raise ConfigError(f"dlq: expected TOPIC/PARTITION/OFFSET, found {name!r}")
+    return _full(log, topic), int(partition), int(offset)
+
+
+def _wanted(since: str, before: str, error: str, places: "Iterable[Place]" = ()) -> "Wanted":
+    from schemas.log.dead_letters import Wanted
+
+    now_ms = int(time.time() * 1000)
+    return Wanted(
+        places=frozenset(places),
+        since_ms=now_ms - duration_ms(since) if since else 0,
+        before_ms=now_ms - duration_ms(before, "--before") if before else 1 << 62,
+        error=error,
+    )
+
+
+def _show_listed(found: Listed) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    topics = sorted({*found.waiting, *found.retried})
+    if not topics:
+        print("no dead letters")
+        return
+    counts = Table("topic", "waiting", "sent again", box=None)
+    for topic in topics:
+        counts.add_row(topic, str(found.waiting[topic]), str(found.retried[topic]))
+    letters = Table("name", "at", "key", "was at", "attempts", "error", box=None)
+    for letter in found.newest:
+        key = (letter.key or b"").decode(errors="replace")
+        error = letter.error + " (sent again)" * letter.is_retried
+        attempts = letter.said.get("attempts", "-")
+        row = (letter.name, _time(letter.at_ms), key[:40], letter.origin, attempts, error[:200])
+        letters.add_row(*(escape(printable(cell)) for cell in row))
+    for table in (counts, letters):
+        stdout_console().print(table)
+
+
+def _about(letter: "DeadLetter") -> dict[str, Any]:
+    return {
+        "name": letter.name,
+        "topic": letter.topic,
+        "at_ms": letter.at_ms,
+        "at": _time(letter.at_ms),
+        "key": None if letter.key is None else letter.key.decode(errors="replace"),
+        "retried": letter.is_retried,
+        "dead_letter": letter.said,
+    }
+
+
+def _value(codec: "Codec", value: bytes | None) -> dict[str, Any]:
+    """The value as what it is: a record of ours, JSON, text, or bytes in hexadecimal."""
+    from schemas.codec import to_dict
+
+    if value is None:
+        return {"kind": "nothing", "value": None}
+    try:
+        record = codec.decode(value)
+        return {"kind": type(record).__name__, "value": to_dict(record)}
+    except RecordError:
+        pass
+    try:
+        return {"kind": "json", "value": json.loads(value)}
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return {"kind": "text", "value": value.decode()}
+    except ValueError:
+        return {"kind": "hex", "value": value.hex()}
+
+
+def _texts(headers: tuple[tuple[str, bytes], ...]) -> dict[str, str]:
+    return {name: value.decode(errors="replace") for name, value in headers}
+
+
+def _time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _plain(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)

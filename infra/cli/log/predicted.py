@@ -1,0 +1,32 @@
+"""`trivium replay --predict`: what other settings would lead to, at workers as recorded."""
+
+from pathlib import Path
+from typing import Any
+
+from infra.terminal.output import stdout_console
+
+
+def predicted(file: Path, given: dict[str, str]) -> dict[str, Any]:
+    """Figures as recorded, as predicted, and with what was given."""
+    from infra.prediction.figures import figures
+    from infra.prediction.predicting import predict
+    from infra.prediction.speeds import measured
+    from infra.prediction.traffic import read
+    from infra.replay.redeciding import changed
+
+    traffic = read(file)
+    speeds = measured(traffic)
+    rows = {"recorded": figures(traffic.outcomes.values())}
+    wanted = {"predicted": {}, ", ".join(f"{k}={v}" for k, v in given.items()): given}
+    for name, settings in wanted.items():
+        if name:
+            found = predict(traffic, speeds, changed(traffic.settings, settings))
+            rows[name] = figures(found.outcomes.values()) | {"unserved": found.unserved}
+    return rows
+
+
+def show(rows: dict[str, Any]) -> None:
+    """As a table."""
+    from infra.prediction.figures import table
+
+    stdout_console().print(table("times in ms", rows))

@@ -1,0 +1,83 @@
+"""`trivium record`: what routers did for some time, as a file that `trivium replay` replays."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from infra.cli.log.explain import duration_ms
+from infra.cli.log.replay import replay
+from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
+from infra.terminal.output import print_json
+from schemas.errors import ConfigError
+
+
+def record(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    since: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long ago it begins: 90s, 30m, 2h.")
+    ] = "10m",
+    until: Annotated[
+        str,
+        typer.Option(metavar="DURATION", help="How long ago it ends.", show_default="now"),
+    ] = "",
+    no_bodies: Annotated[
+        bool, typer.Option("--no-bodies", help="Without prompts, passages, answers, other texts.")
+    ] = False,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Likewise, and with other names of callers and data.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Replay it at once; exit code 1 where it differs.")
+    ] = False,
+    as_json: AsJson = False,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Record what routers did: requests, all else that they applied, decisions, outcomes, usage.
+
+    The file has all that a replay needs, prompts too. The log keeps this for a day; a file is kept
+    for as long as you wish. With --no-bodies digests by a secret salt stand for what was said, and
+    with --redact for names of sessions, tenants, collections and documents, too; a replay decides
+    the same.
+
+    Examples: `trivium record -o last.avro`, `trivium record --since 3h --until 2h -o hour.avro`,
+    `trivium record --no-bodies --check -o last.avro`
+    """
+    from infra.replay.collecting import BODIES, NAMES
+    from infra.replay.collecting import record as collect
+    from schemas.log.clock import wall_ms
+
+    now_ms = wall_ms()
+    since_ms = now_ms - duration_ms(since)
+    until_ms = now_ms - duration_ms(until, "--until") if until else now_ms
+    if since_ms >= until_ms:
+        raise ConfigError(f"--until: expected less than --since {since}, found {until}")
+    settings = settings_of_running(config, bootstrap)
+    look_back_ms = 2 * settings.router.snapshot_ms
+    leaves_out = (BODIES, NAMES) if redact else (BODIES,) if no_bodies else ()
+    span = since_ms, until_ms
+    collecting = collect(
+        settings.log, output, *span, look_back_ms=look_back_ms, leaves_out=leaves_out
+    )
+    lives = asyncio.run(collecting)
+    told = [
+        {
+            "router": life.router_id,
+            "epoch": life.epoch,
+            "events": len(life.lines),
+            "first_ms": life.lines[0][1].now_ms,
+            "last_ms": life.lines[-1][1].now_ms,
+        }
+        for life in lives
+    ]
+    size = output.stat().st_size
+    if as_json and not check:
+        print_json({"file": str(output), "bytes": size, "lives": told})
+    elif not as_json:
+        for each in told:
+            print(f"{each['router']} life {each['epoch']}: {each['events']:,} events")
+        print(f"{output}: {size / 1e6:.1f} MB; replay it with `trivium replay {output}`")
+    if check:
+        replay(output, as_json=as_json)

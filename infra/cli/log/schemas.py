@@ -1,0 +1,132 @@
+"""`trivium schemas`: what records look like, in a schema registry and since the last release."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
+
+import typer
+
+from infra.cli.options import AsJson, Config, Quiet, settings_from
+from infra.terminal.output import print_json, stdout_console
+from schemas.errors import ConfigError
+from schemas.settings import LogSettings
+
+app = typer.Typer(
+    help="Register the schemas of all records, check them, list them.",
+    no_args_is_help=True,
+)
+Url = Annotated[
+    str | None,
+    typer.Option(help="A schema registry with Confluent's API.", show_default="the settings'"),
+]
+
+
+@app.command(epilog="Example: trivium schemas register --url http://registry:8081")
+def register(config: Config = None, url: Url = None, as_json: AsJson = False) -> None:
+    """Register what is missing; safe to repeat. Every process does so when it starts."""
+    from schemas.log.registry import register_all
+
+    log = settings_from(config).log
+    ids = register_all(
+        url or _named(log), prefix=log.topic_prefix, timeout_ms=log.request_timeout_ms
+    )
+    if as_json:
+        print_json(ids)
+    else:
+        print(f"{len(ids)} subjects are registered, as {len(set(ids.values()))} schemas")
+
+
+@app.command(epilog="Example: trivium schemas check --url http://registry:8081")
+def check(
+    config: Config = None, url: Url = None, as_json: AsJson = False, quiet: Quiet = False
+) -> None:
+    """Exit with an error unless every version of every record can still be read.
+
+    Without --url nobody is asked: versions are those of the last release and of schemas/history.
+    With it they are those that the registry holds. Nothing is written.
+    """
+    from schemas.compatibility import breaks
+
+    found = list(breaks()) if url is None else _breaks_of(settings_from(config).log, url)
+    if as_json:
+        print_json({"breaks": found})
+    elif not found and not quiet:
+        print("every version of every record can be read")
+    if found and not as_json:
+        raise ConfigError("; ".join(found))
+    if found:
+        raise typer.Exit(1)
+
+
+def _breaks_of(log: LogSettings, url: str) -> list[str]:
+    from schemas.codec import full_schema
+    from schemas.compatibility import unreadable
+    from schemas.log.registry import Registry, subjects
+
+    registry = Registry(url, timeout_ms=log.request_timeout_ms)
+    there = registry.subjects()
+    return [
+        f"{subject}: the current version cannot read version {version.number}: {why}"
+        for subject, record in subjects(log.topic_prefix).items()
+        if subject in there
+        for version in registry.versions(subject)
+        if (why := unreadable(full_schema(record), version.schema))
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A row of the list; `schema_id` and `version` are of the current schema in the registry."""
+
+    subject: str
+    record: str
+    fingerprint: str
+    older: int
+    schema_id: int | None = None
+    version: int | None = None
+
+
+@app.command("list", epilog="Example: trivium schemas list --json | jq -r '.[].subject'")
+def list_(config: Config = None, url: Url = None, as_json: AsJson = False) -> None:
+    """Every subject with its record; with a registry, also which id and version it has there."""
+    from rich.table import Table
+
+    log = settings_from(config).log
+    rows = _subjects(log, url or log.schema_registry)
+    if as_json:
+        print_json([asdict(row) for row in rows])
+        return
+    table = Table("subject", "record", "fingerprint", "older", "id", "version", box=None)
+    for row in rows:
+        number = "-" if row.version is None else str(row.version)
+        schema_id = "-" if row.schema_id is None else str(row.schema_id)
+        table.add_row(row.subject, row.record, row.fingerprint, str(row.older), schema_id, number)
+    stdout_console().print(table)
+
+
+def _subjects(log: LogSettings, url: str) -> list[Subject]:
+    from schemas.codec import schema_fingerprint
+    from schemas.compatibility import current_marks, older_versions
+    from schemas.log.registry import Registry, subjects
+
+    registry = Registry(url, timeout_ms=log.request_timeout_ms) if url else None
+    there = registry.subjects() if registry is not None else set()
+    marks, older = current_marks(), older_versions()
+    rows = []
+    for subject, record in subjects(log.topic_prefix).items():
+        row = Subject(
+            subject=subject,
+            record=record,
+            fingerprint=marks[record],
+            older=len(older.get(record, {})),
+        )
+        for each in registry.versions(subject) if registry and subject in there else ():
+            if schema_fingerprint(each.schema).hex() == marks[record]:
+                row = replace(row, schema_id=each.schema_id, version=each.number)
+        rows.append(row)
+    return rows
+
+
+def _named(log: LogSettings) -> str:
+    if not log.schema_registry:
+        raise ConfigError("a schema registry: expected --url or log.schema_registry, found neither")
+    return log.schema_registry

@@ -1,0 +1,119 @@
+"""`trivium usage`: what requests have used, summed from the log."""
+
+import asyncio
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.cli.log.explain import duration_ms
+from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
+from infra.terminal.output import print_json, stdout_console
+from infra.terminal.printable import printable
+from schemas.errors import ConfigError
+from schemas.settings import LogSettings
+
+if TYPE_CHECKING:
+    from infra.story.usage import Check, Sums
+
+_COLUMNS = {
+    "requests": "requests",
+    "completed": "completed",
+    "prompt_tokens": "prompt tokens",
+    "cached_tokens": "cached",
+    "retrieved_tokens": "retrieved",
+    "completion_tokens": "completion tokens",
+    "worker_s": "worker s",
+}
+
+
+def usage(
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES", help="Any of tenant, model, class, hour, endpoint, kind; with commas."
+        ),
+    ] = "tenant,model,class",
+    since: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION", help="How far back: 90s, 30m, 2h, 7d.", show_default="all of it"
+        ),
+    ] = "",
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Look for gaps and repeats; exit code 1 if there are any."),
+    ] = False,
+    as_json: AsJson = False,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Sum what requests have used, by tenant, model, class or hour.
+
+    Examples: `trivium usage`, `trivium usage --by tenant,hour --since 1d --json`,
+    `trivium usage --check`
+    """
+    from schemas.log.clock import wall_ms
+
+    names = _names(by)
+    since_ms = wall_ms() - duration_ms(since) if since else 0
+    log = settings_of_running(config, bootstrap).log
+    sums, found = asyncio.run(_read(log, names, since_ms, check=check))
+    if as_json:
+        told: dict[str, Any] = {"by": names, "sums": sums.rows(), "total": asdict(sums.total)}
+        if found is not None:
+            told["check"] = {"gaps": found.gaps, "repeats": found.repeats}
+        print_json(told)
+    else:
+        _show(sums, found)
+    if found is not None and not found.holds:
+        raise typer.Exit(1)
+
+
+def _names(by: str) -> list[str]:
+    from infra.story.usage import BY
+
+    names = [name.strip() for name in by.split(",") if name.strip()]
+    for name in names:
+        if name not in BY:
+            raise ConfigError(f"--by: expected any of {', '.join(BY)}, found {name!r}")
+    return list(dict.fromkeys(names))
+
+
+async def _read(
+    log: LogSettings, names: list[str], since_ms: int, *, check: bool
+) -> "tuple[Sums, Check | None]":
+    from infra.story.usage import Check, Sums, read_usage
+
+    sums, found = Sums(names), Check() if check else None
+    async for partition, usage in read_usage(log, since_ms):
+        sums.add(usage)
+        if found is not None:
+            found.add(partition, usage)
+    return sums, found
+
+
+def _show(sums: "Sums", found: "Check | None") -> None:
+    from rich.table import Table
+
+    from infra.story.usage import NAMED_MAX
+
+    table = Table(*sums.by, box=None)
+    for header in _COLUMNS.values():
+        table.add_column(header, justify="right")
+    for row in sums.rows():
+        table.add_row(*(printable(row[name]) or "-" for name in sums.by), *_cells(row))
+    if sums.by:
+        names = ["all", *[""] * (len(sums.by) - 1)]
+        table.add_row(*names, *_cells(asdict(sums.total)))
+    stdout_console().print(table)
+    if found is None:
+        return
+    for what, wrong in (("gaps", found.gaps), ("repeats", found.repeats)):
+        print(f"{what}: {len(wrong) or 'none'}")
+        for line in wrong[:NAMED_MAX]:
+            print(f"  {printable(line)}")
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [f"{row[name]:,.1f}" if name == "worker_s" else f"{row[name]:,}" for name in _COLUMNS]

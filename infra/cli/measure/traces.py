@@ -1,0 +1,184 @@
+"""`trivium trace`: traffic traces of others and of this deployment, converted, shown and sent."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.cli.log.explain import duration_ms
+from infra.cli.options import (
+    ApiKey,
+    AsJson,
+    Bootstrap,
+    Config,
+    gateway_url,
+    in_panel,
+    settings_of_running,
+)
+from infra.cli.sending import pace_of, sent_to, show_report
+from infra.terminal.output import print_json, stdout_console
+from infra.terminal.printable import printable
+from schemas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infra.traces.trace import Trace
+
+LOG = "log"  # in place of a file: this deployment's own traffic
+_BARS = 60
+_FIGURES = ("prompt_tokens", "output_tokens", "ttft_ms", "total_ms")
+
+app = typer.Typer(help="Traffic traces: converted, shown, and sent to a running cluster.")
+
+_PART = in_panel("Which part")
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="TRACE", help="A file of any format that is known, or log: the own traffic."
+    ),
+]
+Since = Annotated[str, _PART(metavar="DURATION", help="Of log, how far back: 90s, 30m, 2h, 7d.")]
+Requests = Annotated[int, _PART(min=0, help="The first so many; 0: all.")]
+Scale = Annotated[float, _PART(min=0.0001, help="Of all lengths, such as 0.0625.")]
+
+
+@app.callback()
+def _group() -> None:
+    """Traffic traces: converted, shown, and sent to a running cluster.
+
+    Read are Azure's and BurstGPT's CSV, Mooncake's JSON lines, agentic Mooncake version 2,
+    dynamo.request.trace.v1, OpenTelemetry gen_ai spans as OTLP JSON, and files of trivium record.
+    """
+
+
+@app.command("convert")
+def convert(
+    source: Source,
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="mooncake, dynamo or aiperf.")],
+    model: Annotated[str, typer.Option(help="Where the trace names none.")] = "model",
+    since: Since = "1h",
+    requests: Requests = 0,
+    scale: Scale = 1.0,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Write a trace in another format. Texts are never written: lengths, times and block ids are.
+
+    Examples: `trivium trace convert azure.csv trace.jsonl --to mooncake`,
+    `trivium trace convert log today.jsonl --to dynamo --since 1d`,
+    `trivium trace convert trace.jsonl inputs.json --to aiperf --model sim`
+    """
+    from infra.traces.formats import write
+
+    trace = _part(_read(source, since, config, bootstrap), requests, scale)
+    write(trace, target, to, model)
+    print(f"{target}: {len(trace.arrivals)} requests as {to}{_left_out(trace)}")
+
+
+@app.command("show")
+def show(
+    source: Source,
+    since: Since = "1h",
+    as_json: AsJson = False,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Say what a trace holds: requests, sessions, rates, lengths, and how much begins alike.
+
+    Examples: `trivium trace show trace.jsonl`, `trivium trace show log --since 30m --json`
+    """
+    from rich.table import Table
+
+    from infra.traces.summary import bars, summary
+
+    trace = _read(source, since, config, bootstrap)
+    found = summary(trace)
+    if as_json:
+        print_json(found)
+        return
+    console = stdout_console()
+    print(
+        f"{found['format']}: {found['requests']:,} requests in {found['duration_s']:,.0f} s, "
+        f"{found['sessions']:,} sessions{_left_out(trace)}"
+    )
+    print(f"requests/s: {found['mean_per_s']:,} on average, {found['busiest_per_s']:,} at most")
+    print(f"prompt tokens behind a beginning that came before: {found['begins_alike']:.1%}")
+    table = Table("", *(found["prompt_tokens"]), box=None)
+    for name in _FIGURES:
+        if found[name]:
+            table.add_row(name, *(f"{value:,.0f}" for value in found[name].values()))
+    console.print(table)
+    print(f"requests       {bars(trace, _BARS)}")
+    print(f"prompt tokens  {bars(trace, _BARS, 'prompt_tokens')}")
+    print(f"answer tokens  {bars(trace, _BARS, 'output_tokens')}")
+
+
+@app.command("send")
+def send(
+    source: Source,
+    speed: Annotated[
+        str, typer.Option(metavar="SPEED", help="A factor such as 1 or 10, max, or closed.")
+    ] = "1",
+    streams: Annotated[
+        int, typer.Option(min=1, max=4_096, help="With closed: requests at a time.")
+    ] = 8,
+    url: Annotated[
+        str | None, typer.Option(help="Of the gateway.", show_default="the one that runs here")
+    ] = None,
+    api_key: ApiKey = "none",
+    since: Since = "1h",
+    requests: Requests = 0,
+    scale: Scale = 1.0,
+    as_json: AsJson = False,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Send a trace's traffic to a gateway, and report what came as aiperf does.
+
+    Prompts are made from lengths and block ids; answers are as long as the trace's. A turn waits
+    for the end of the one before it, at any speed. With max nothing waits for its time; with
+    closed so many requests at a time are under way. Exit code 1 if a request failed.
+
+    Examples: `trivium trace send trace.jsonl --requests 20 --scale 0.01`,
+    `trivium trace send azure.csv --speed 10 --json`,
+    `trivium trace send log --since 10m --speed closed --streams 16`
+    """
+    pace = pace_of(speed, streams)
+    trace = _part(_read(source, since, config, bootstrap), requests, scale)
+    sent, found = sent_to(url or gateway_url(config), api_key, trace, pace)
+    if as_json:
+        print_json(found)
+    else:
+        show_report(found)
+    if any(each.error for each in sent):
+        raise typer.Exit(1)
+
+
+def _read(source: str, since: str, config: Path | None, bootstrap: str | None) -> "Trace":
+    if source != LOG:
+        from infra.traces.formats import read
+
+        return read(Path(source))
+    from infra.traces.from_log import read_log
+    from schemas.log.clock import wall_ms
+
+    now_ms = wall_ms()
+    log = settings_of_running(config, bootstrap).log
+    trace = asyncio.run(read_log(log, now_ms - duration_ms(since), now_ms))
+    if not trace.arrivals:
+        raise ConfigError(f"log: expected requests that have ended within {since}, found none")
+    return trace
+
+
+def _part(trace: "Trace", requests: int, scale: float) -> "Trace":
+    from infra.traces.trace import first, scaled
+
+    if requests:
+        trace = first(trace, requests)
+    return scaled(trace, scale) if scale != 1.0 else trace
+
+
+def _left_out(trace: "Trace") -> str:
+    told = [f"{count:,} {what}" for what, count in trace.left_out.items()]
+    return f"; left out: {printable(', '.join(told))}" if told else ""

@@ -1,0 +1,38 @@
+"""`trivium restart`: processes of a running stack, one after the other."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from infra.cli.options import AsJson
+from infra.terminal.output import print_json
+
+
+def restart(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Which processes.", show_default="all")
+    ] = None,
+    each_s: Annotated[float, typer.Option(min=1, help="Seconds to wait for each.")] = 240,
+    as_json: AsJson = False,
+) -> None:
+    """Restart processes of `trivium up` one after the other, under load.
+
+    Each finishes what it has before it ends, and the next one follows when all are ready. Have two
+    of each kind, and a load balancer before the gateways. Even so a call that meets a connection
+    as it closes may get no answer: ask it again.
+
+    Examples: `trivium restart`, `trivium restart gateway-0 gateway-1`
+    """
+    from infra.stack.rolling import restart as restart_each
+
+    away_s: dict[str, float] = {}
+
+    def told(name: str, seconds: float) -> None:
+        away_s[name] = round(seconds, 1)
+        if not as_json:
+            print(f"{name} is ready again, after {seconds:.1f} s", flush=True)
+
+    asyncio.run(restart_each(names or (), folder=None, each_s=each_s, told=told))
+    if as_json:
+        print_json(away_s)

@@ -1,0 +1,110 @@
+"""`trivium scale`: how many workers each pool wants, from what waits and from what comes."""
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
+from infra.terminal.output import print_json, stdout_console
+from schemas.errors import NotReady
+
+if TYPE_CHECKING:
+    from infra.scaling.scaler import Look
+    from infra.stack.configuration import Settings
+
+_LOOK_S = 1.0
+
+
+def scale(
+    watch: Annotated[bool, typer.Option("--watch", help="Go on, once a second.")] = False,
+    publish: Annotated[
+        bool, typer.Option("--publish", help="Go on, and write it to the topic fleet.")
+    ] = False,
+    as_json: AsJson = False,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Show how many prefill, decode, replica and retrieval workers are wanted, and why.
+
+    From what waits at the routers, what comes, and how long workers take. Targets and bounds are
+    section \\[scaling] of the settings. `trivium up --autoscale` follows it. Examples:
+    `trivium scale --json | jq '.pools[] | {role, workers}'`, `trivium scale --publish`
+    """
+    settings = settings_of_running(config, bootstrap)
+    if watch or publish:
+        asyncio.run(_watch(settings, publish, as_json))
+    else:
+        asyncio.run(_once(settings, as_json))
+
+
+async def _once(settings: "Settings", as_json: bool) -> None:
+    from infra.scaling.scaler import Scaler
+    from infra.stack.fleet_watch import FleetWatch
+    from schemas.log.clock import wall_ms
+    from schemas.log.registry import make_codec
+
+    codec = await asyncio.to_thread(make_codec, settings.log)
+    async with FleetWatch(settings.log, codec) as fleet:
+        look = Scaler(settings.scaling).look(fleet.view, wall_ms())
+    if look is None:
+        raise NotReady("no router says what waits; start one with `trivium up` or `trivium router`")
+    _show(look, as_json)
+
+
+async def _watch(settings: "Settings", publish: bool, as_json: bool) -> None:
+    from infra.scaling.scaler import Scaler
+    from infra.stack.fleet_watch import FleetWatch
+    from infra.stack.wanted import Announcer
+    from schemas.log.clients import LogProducer
+    from schemas.log.clock import wall_ms
+    from schemas.log.registry import make_codec
+
+    codec = await asyncio.to_thread(make_codec, settings.log)
+    scaler = Scaler(settings.scaling)
+    making = LogProducer(settings.log, codec, durable=True, client_id="trivium-scale")
+    async with AsyncExitStack() as stack:
+        fleet = await stack.enter_async_context(FleetWatch(settings.log, codec).followed())
+        producer = await stack.enter_async_context(making) if publish else making
+        announcer = Announcer(producer, "scale")
+        while True:
+            look = scaler.look(fleet.view, wall_ms())
+            if look is not None:
+                if publish:
+                    await announcer.tell(look.pools, wall_ms())
+                if not as_json and sys.stdout.isatty():
+                    stdout_console().clear()
+                _show(look, as_json)
+            await asyncio.sleep(_LOOK_S)
+
+
+def _show(look: "Look", as_json: bool) -> None:
+    if as_json:
+        print_json(_tree(look))
+    else:
+        stdout_console().print(_table(look))
+
+
+def _tree(look: "Look") -> dict[str, Any]:
+    pools = [{**asdict(pool), "role": pool.role.value} for pool in look.pools]
+    return {"backlog": asdict(look.backlog), "pools": pools}
+
+
+def _table(look: "Look") -> Any:
+    from rich.table import Table
+
+    backlog = look.backlog
+    title = f"{backlog.requests_per_s:.1f} requests/s; {backlog.waiting} wait"
+    if backlog.waiting:
+        title += f", the oldest for {backlog.oldest_ms / 1_000:.1f} s"
+    table = Table(
+        "pool", "has", "wants", "work", "why", box=None, title=title, title_justify="left"
+    )
+    table.columns[4].overflow = "fold"
+    for pool in look.pools:
+        numbers = (str(pool.present), str(pool.workers), f"{pool.work:.2f}")
+        table.add_row(pool.role.value, *numbers, pool.why)
+    return table

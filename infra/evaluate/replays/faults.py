@@ -1,0 +1,64 @@
+"""Faults as a command line names them: `decode-1@12.5s`, or `decode-1@12.5s+4s` for so long.
+
+Called by `trivium replay`.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+from infra.simulator.cluster import READY_MS, Cluster, Fault
+from infra.simulator.faults import losses, members
+from schemas.errors import ConfigError
+
+ROUTER, BROKER = "router", "broker"
+KINDS = ("kill", "stop", "slow", "drain")
+SLOW_TIMES = 10.0
+TAKE_OVER_MS, OUTAGE_MS, STOP_MS, DRAIN_MS = 3_000.0, 3_000.0, 5_000.0, 2_000.0
+_TIME = r"(\d+(?:\.\d+)?)(ms|s|m|h)"
+_UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "h": 3_600e3}
+
+
+def faults_of(kind: str, text: str, workers: Sequence[str]) -> list[Fault]:
+    """One of `KINDS` at the member and time that the text names; the time counts from the first
+    request. Raises ConfigError."""
+    found = re.fullmatch(rf"(?P<name>[^@]+)@{_TIME}(?:\+{_TIME})?", text.strip())
+    if found is None:
+        raise ConfigError(f"--{kind}: expected NAME@TIME or NAME@TIME+DURATION, such as "
+                          f"decode-1@12.5s+4s, found {text!r}")  # fmt: skip
+    name, at, at_unit, lasts, lasts_unit = found.groups()
+    at_ms = READY_MS + float(at) * _UNITS_MS[at_unit]
+    for_ms = float(lasts) * _UNITS_MS[lasts_unit] if lasts else None
+    known = [*workers, *_MEMBERS.get(kind, ())]
+    if name not in known:
+        raise ConfigError(f"--{kind}: expected any of {', '.join(known)}, found {name!r}")
+    if name in (ROUTER, BROKER):
+        return [_of_member(kind, name, at_ms, for_ms)]
+    return _of_worker(kind, name, at_ms, for_ms)
+
+
+_MEMBERS = {"kill": (ROUTER, BROKER), "stop": (ROUTER,)}
+
+
+def _of_member(kind: str, name: str, at_ms: float, for_ms: float | None) -> Fault:
+    if name == BROKER:
+        return Fault(at_ms, lambda cluster: members.lose_broker(cluster, for_ms or OUTAGE_MS))
+    if kind == "stop":
+        return Fault(at_ms, lambda cluster: members.pause_router(cluster, for_ms or STOP_MS))
+    return losses.lose_router(at_ms, 0, for_ms or TAKE_OVER_MS)
+
+
+def _of_worker(kind: str, name: str, at_ms: float, for_ms: float | None) -> list[Fault]:
+    match kind:
+        case "kill":
+            back = [losses.restart(at_ms + for_ms, name)] if for_ms is not None else []
+            return [losses.crash(at_ms, name), *back]
+        case "stop":
+            return [Fault(at_ms, _pause(name, for_ms or STOP_MS))]
+        case "slow":
+            usual = [losses.slow_prefill(at_ms + for_ms, [name], 1.0)] if for_ms is not None else []
+            return [losses.slow_prefill(at_ms, [name], SLOW_TIMES), *usual]
+    return [losses.drain(at_ms, name, for_ms or DRAIN_MS)]
+
+
+def _pause(name: str, for_ms: float) -> Callable[[Cluster], None]:
+    return lambda cluster: members.pause_worker(cluster, cluster.workers[name], for_ms)

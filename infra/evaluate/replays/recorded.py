@@ -1,0 +1,74 @@
+"""What a recording says of the deployment: its workers, and its router's settings.
+
+Called by `trivium replay`, to simulate one like it.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.replay.recording import LINE, SNAPSHOT, opened
+from infra.simulator.shape import Shape
+from schemas.errors import RecordError
+from schemas.records import JournalSnapshot, MemberState, Registration, Role
+from streams.config import RouterSettings
+from streams.journal.inputs import STOPPED
+from streams.journal.snapshot import unpacked
+
+LLM_ROLES = (Role.PREFILL, Role.DECODE, Role.REPLICA)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers(Shape):
+    """Workers by their own names."""
+
+    named: tuple[tuple[str, tuple[Role, ...]], ...]
+
+    def roles(self) -> list[tuple[str, tuple[Role, ...]]]:
+        """Worker ids with their roles."""
+        return list(self.named)
+
+
+def workers(found: dict[str, tuple[Role, ...]]) -> Workers:
+    """These, in order of their names."""
+    roles = list(found.values())
+    return Workers(
+        prefill=roles.count((Role.PREFILL,)),
+        decode=roles.count((Role.DECODE,)),
+        both=sum(len(each) > 1 for each in roles),
+        replica=roles.count((Role.REPLICA,)),
+        named=tuple(sorted(found.items())),
+    )
+
+
+def deployment(path: Path) -> tuple[Workers, RouterSettings]:
+    """All workers that its first router knew or heard of, whenever; raises RecordError."""
+    found: dict[str, tuple[Role, ...]] = {}
+    parts: list[JournalSnapshot] = []
+    with opened(path) as recording:
+        for row in recording.rows():
+            if row.kind == SNAPSHOT:
+                if parts and row.router_epoch != parts[0].router_epoch:
+                    break
+                parts.append(recording.codec.decode(row.value))
+            elif row.kind == LINE and row.topic == "fleet":
+                record = recording.codec.decode(row.value)
+                if isinstance(record, Registration):
+                    _add(found, record)
+            elif row.topic == STOPPED:
+                break
+    if not parts:
+        raise RecordError(f"{path}: expected a router's state, found none")
+    router = unpacked(b"".join(part.state for part in parts))
+    for member in router.tables.fleet.view.members.values():
+        if member.state is not MemberState.GONE and member.registration is not None:
+            _add(found, member.registration)
+    if not found:
+        raise RecordError(f"{path}: expected workers, found none; name them with --pools")
+    return workers(found), dataclasses.replace(router.settings, table="")
+
+
+def _add(found: dict[str, tuple[Role, ...]], record: Registration) -> None:
+    roles = tuple(role for role in LLM_ROLES if role in record.roles)
+    if roles:
+        found[record.member_id] = roles

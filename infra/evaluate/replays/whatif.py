@@ -1,0 +1,100 @@
+"""What would have happened: a trace's requests through the simulator, with faults or as they came.
+
+Requests come when they came, each with its session, its class's default weights and as many tokens
+as it had; searches are left out. Times are those of the simulated GPU and model
+(`infra/simulator/machine/latency.py`). Called by `trivium replay`.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from infra.simulator.cluster import READY_MS, Cluster, Fault
+from infra.simulator.machine.latency import Setup
+from infra.simulator.members.clients import Served
+from infra.simulator.outcomes import OneOutcome
+from infra.simulator.shape import Shape
+from infra.simulator.traffic.traces import script
+from infra.traces.trace import Trace
+from streams.agents.router import load_table
+from streams.config import RouterSettings
+
+TIMEOUT_MS = 120_000
+LATE_MS = 100.0  # by so much a request is later than it was without
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """One run: who was served, and what was moved."""
+
+    served: list[Served]
+    kv_bytes: int
+
+    def figures(self) -> dict[str, float]:
+        """Counts, and times in ms of what was completed."""
+        done = [each for each in self.served if each.completed]
+        modes = Counter(each.mode.value for each in done)
+        found: dict[str, float] = {
+            "requests": len(self.served),
+            "completed": len(done),
+            "placed again": sum(e.outcome.attempt > 1 for e in self.served if e.outcome),
+            **dict(sorted(modes.items())),
+            "KV moved, MB": round(self.kv_bytes / 1e6, 1),
+        }
+        times = {
+            "TTFT": [each.ttft_ms for each in done],
+            "TPOT": [each.tpot_ms for each in done if each.output_tokens > 1],
+            "latency": [each.took_ms for each in done],
+        }
+        for name, values in times.items():
+            for percent in (50, 99) if values else ():
+                found[f"{name} p{percent}, ms"] = round(float(np.percentile(values, percent)), 2)
+        return found
+
+
+def setup_of() -> Setup:
+    """Workers hear of every fourth token, so that what dies has sent most of its answers."""
+    return Setup(ack_ms=2.0, steps_max=4)
+
+
+def happened(
+    trace: Trace,
+    shape: Shape,
+    settings: RouterSettings,
+    faults: Sequence[Fault] = (),
+    *,
+    setup: Setup,
+) -> Happened:
+    """Simulate it to its end."""
+    cluster = Cluster(
+        shape,
+        setup,
+        settings,
+        timeout_ms=TIMEOUT_MS,
+        gateways=1,
+        table=load_table(settings),
+        keeps_log=bool(faults),
+        checkers=[OneOutcome()],
+        faults=faults,
+    )
+    cluster.run(
+        script(
+            trace.arrivals,
+            begin_ms=READY_MS,
+            faster=1.0,
+            block_tokens=setup.block_tokens,
+            named_tokens=trace.block_tokens,
+        )
+    )
+    cluster.finish()
+    return Happened(served=cluster.clients.served, kv_bytes=sum(cluster.links.moved_bytes.values()))
+
+
+def later_ms(before: Happened, after: Happened) -> list[float]:
+    """By how much requests that both completed took longer, of those for which that counts."""
+    took_ms = {each.request_id: each.took_ms for each in before.served if each.completed}
+    done = [each for each in after.served if each.completed and each.request_id in took_ms]
+    late = [each.took_ms - took_ms[each.request_id] for each in done]
+    return sorted(each for each in late if each > LATE_MS)

@@ -1,0 +1,188 @@
+"""A load of day and night: worker-hours of pools that follow it, against the best fixed fleet.
+
+Requests come as a Poisson process whose rate goes from night to day and back as a squared sine.
+The same requests meet pools that follow what they want (`infra/simulator/elastic.py`) and fixed
+fleets of every split, the smallest first. A fleet holds where so large a share of all requests have
+their first token, and then each token, in time. The best fixed fleet is the smallest that holds: it
+has to be large enough for noon, and somebody has to know that before.
+
+The day is some minutes long. A real one gives pools so much more time to follow.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from infra.evaluate.points.point import TICK_MS
+from infra.evaluate.points.runs import Runner
+from infra.scaling.settings import ScalingSettings
+from infra.simulator.cluster import READY_MS, Cluster
+from infra.simulator.elastic import Elastic, FleetSeen, worker_hours
+from infra.simulator.machine.latency import Setup
+from infra.simulator.outcomes import OneOutcome
+from infra.simulator.shape import Shape
+from infra.simulator.traffic.poisson import unlike_others
+from infra.simulator.traffic.script import Conversation, Turn, conversation
+from schemas.records import Role
+from streams.config import RouterSettings
+
+TIMEOUT_MS = 120_000
+HOLDS = 0.99  # share of requests that have to be served as the targets say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Day:
+    """The traffic, what users are to see, and how long a worker takes to start."""
+
+    night_per_s: float = 1.0
+    noon_per_s: float = 24.0
+    minutes: float = 30.0
+    days: int = 1
+    prompt_tokens: int = 4_000
+    answer_tokens: int = 200
+    ttft_ms: int = 1_000
+    tpot_ms: float = 25.0
+    start_ms: float = 20_000.0
+    workers_max: int = 12
+    seed: int = 1
+    setup: Setup = field(default_factory=lambda: Setup(running_max=24))
+
+    @property
+    def day_ms(self) -> float:
+        return self.minutes * 60_000
+
+    @property
+    def end_ms(self) -> float:
+        return READY_MS + self.days * self.day_ms
+
+    def per_s(self, at_ms: float) -> float:
+        """The rate, which is lowest at 0."""
+        share = np.sin(np.pi * at_ms / self.day_ms) ** 2
+        return float(self.night_per_s + (self.noon_per_s - self.night_per_s) * share)
+
+    def requests(self) -> list[Conversation]:
+        """Of one turn each, by thinning."""
+        draw = np.random.default_rng(self.seed)
+        found: list[Conversation] = []
+        at_ms = 0.0
+        while (at_ms := at_ms + draw.exponential(1_000 / self.noon_per_s)) < self.end_ms - READY_MS:
+            name = len(found)
+            if draw.random() * self.noon_per_s > self.per_s(at_ms):
+                continue
+            turn = Turn(prompt_tokens=self.prompt_tokens, output_tokens=self.answer_tokens)
+            tokens = unlike_others(name, self.prompt_tokens + self.answer_tokens)
+            found.append(
+                conversation(
+                    f"day-{name}", READY_MS + at_ms, [turn], tokens, self.setup.block_tokens
+                )
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """How one fleet served the day."""
+
+    pools: str  # as 2P3D; empty: they follow
+    requests: int
+    in_time: float  # share of requests
+    worker_hours: float
+    ttft_p99_ms: float
+    tpot_p99_ms: float
+    counts: list[tuple[float, dict[Role, int]]]  # by time
+
+    @property
+    def holds(self) -> bool:
+        return self.in_time >= HOLDS
+
+
+def served(day: Day, pools: str) -> Fleet:
+    """A fixed fleet, or one that follows, which begins with one worker of each pool."""
+    seen = FleetSeen()
+    settings = RouterSettings(policy="static", tick_ms=TICK_MS)
+    cluster = Cluster(
+        Shape.parse(pools or "1P1D"),
+        day.setup,
+        settings,
+        timeout_ms=TIMEOUT_MS,
+        checkers=[OneOutcome(), seen],
+    )
+    elastic = Elastic(cluster, seen, _targets(day), day.start_ms)
+    if not pools:
+        cluster.clock.at(READY_MS, elastic.begin)
+    requests = day.requests()
+    cluster.run(requests)
+    cluster.finish()
+    return _fleet(day, pools, cluster, elastic, len(requests))
+
+
+def _targets(day: Day) -> ScalingSettings:
+    return ScalingSettings(
+        ttft_ms=day.ttft_ms,
+        tpot_ms=day.tpot_ms,
+        workers_max=day.workers_max,
+        start_ms=int(day.start_ms),
+        up_after_ms=1_000,
+    )
+
+
+def _fleet(day: Day, pools: str, cluster: Cluster, elastic: Elastic, requests: int) -> Fleet:
+    done = [each for each in cluster.clients.served if each.completed]
+    ttft = np.array([each.ttft_ms for each in done])
+    tpot = np.array([each.tpot_ms for each in done])
+    shape = Shape.parse(pools)
+    fixed = {Role.PREFILL: shape.prefill, Role.DECODE: shape.decode}
+    counts = elastic.counts if not pools else [(READY_MS, fixed)]
+    return Fleet(
+        pools=pools,
+        requests=requests,
+        in_time=float(np.sum((ttft <= day.ttft_ms) & (tpot <= day.tpot_ms))) / requests,
+        worker_hours=worker_hours(counts, READY_MS, day.end_ms),
+        ttft_p99_ms=float(np.percentile(ttft, 99)),
+        tpot_p99_ms=float(np.percentile(tpot, 99)),
+        counts=counts,
+    )
+
+
+def splits(workers: int) -> Iterator[str]:
+    """Every fixed fleet of so many."""
+    return (f"{prefill}P{workers - prefill}D" for prefill in range(1, workers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """The pools that follow, and the fixed fleets up to the smallest that holds as well."""
+
+    day: Day
+    following: Fleet
+    fixed: list[Fleet]
+
+    @property
+    def best(self) -> Fleet | None:
+        """The smallest fixed fleet that serves as large a share in time; of these the quickest."""
+        bar = min(HOLDS, self.following.in_time)
+        found = [fleet for fleet in self.fixed if fleet.in_time >= bar]
+        return min(found, key=lambda each: (each.worker_hours, -each.in_time), default=None)
+
+    @property
+    def saved(self) -> float:
+        """Share of the best fixed fleet's worker-hours; below 0 where following takes more."""
+        return 1 - self.following.worker_hours / self.best.worker_hours if self.best else 0.0
+
+
+def _served(task: tuple[Day, str]) -> Fleet:
+    return served(*task)
+
+
+def compared(pool: Runner, day: Day) -> Compared:
+    """Fixed fleets are tried from those as large as the pools were on average, upwards."""
+    (following,) = pool.map("following", _served, [(day, "")])
+    mean = following.worker_hours * 3_600_000 / (day.end_ms - READY_MS)
+    fixed: list[Fleet] = []
+    for workers in range(max(2, int(mean)), day.workers_max + 1):
+        tasks = [(day, pools) for pools in splits(workers)]
+        fixed += pool.map(f"{workers} workers", _served, tasks)
+        if Compared(day=day, following=following, fixed=fixed).best is not None:
+            break
+    return Compared(day=day, following=following, fixed=fixed)

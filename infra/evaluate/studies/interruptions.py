@@ -1,0 +1,106 @@
+"""How often an answer is interrupted by other prompts: a replica beside a prefill and decode pair.
+
+The Neuron guide's figure: in a continuous batch of 8 each answer is interrupted by 7 prompts, with
+disaggregation once, by its own transfer. So many clients ask again and again, with one prompt and
+one answer each. A gap between two tokens of an answer that is longer than `LONG` times a quiet one
+is an interruption; several in a row are one.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from infra.evaluate.points.point import TICK_MS
+from infra.simulator.cluster import READY_MS, Checker, Cluster
+from infra.simulator.log.clock import Clock
+from infra.simulator.machine.latency import Setup
+from infra.simulator.members.clients import Served
+from infra.simulator.outcomes import OneOutcome
+from infra.simulator.shape import Shape
+from infra.simulator.traffic.poisson import unlike_others
+from infra.simulator.traffic.script import Conversation, Turn, conversation
+from streams.config import RouterSettings
+
+BATCH = 8
+LONG = 1.5
+QUIET = 5  # percentile of gaps: beside no prompt
+POLICIES = {"1R": "replica", "1P1D": "static"}
+
+
+class Heard(Checker):
+    """When each token of each answer came."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()  # until its cluster's is known
+        self.at_ms: dict[str, list[float]] = defaultdict(list)
+
+    def heard(self, served: Served, tokens: Sequence[int], text: str) -> None:
+        """Tokens came; those that came together share their time."""
+        self.at_ms[served.request_id] += [self.clock.now_ms] * len(tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted:
+    """What clients of one fleet saw between tokens; times in ms."""
+
+    pools: str
+    answers: int
+    per_answer: float  # interruptions
+    itl_p50: float
+    itl_p99: float
+    itl_max: float
+    ttft_p50: float
+
+
+def interrupted(
+    pools: str,
+    *,
+    answers: int = 160,
+    prompt_tokens: int = 2_048,
+    answer_tokens: int = 200,
+    setup: Setup | None = None,
+) -> Interrupted:
+    """So many answers, `BATCH` of them at a time."""
+    setup = replace(setup or Setup(), steps_max=1)
+    heard = Heard()
+    cluster = Cluster(
+        Shape.parse(pools),
+        setup,
+        RouterSettings(policy=POLICIES[pools], tick_ms=TICK_MS),
+        timeout_ms=600_000,
+        conversations_max=BATCH,
+        checkers=[OneOutcome(), heard],
+    )
+    heard.clock = cluster.clock
+    cluster.run(list(_asked(answers, prompt_tokens, answer_tokens, setup.block_tokens)))
+    cluster.finish()
+    steady = [each for each in cluster.clients.served[BATCH:-BATCH] if each.completed]
+    gaps = [np.diff(heard.at_ms[each.request_id]) for each in steady]
+    every = np.concatenate(gaps)
+    long_ms = LONG * float(np.percentile(every, QUIET))
+    return Interrupted(
+        pools=pools,
+        answers=len(steady),
+        per_answer=float(np.mean([runs(list(each > long_ms)) for each in gaps])),
+        itl_p50=float(np.median(every)),
+        itl_p99=float(np.percentile(every, 99)),
+        itl_max=float(np.max(every)),
+        ttft_p50=float(np.median([each.ttft_ms for each in steady])),
+    )
+
+
+def runs(long: Sequence[bool]) -> int:
+    """How many rows of long gaps there are."""
+    return sum(now and not before for before, now in pairwise([False, *long]))
+
+
+def _asked(answers: int, prompt: int, answer: int, block_tokens: int) -> Iterator[Conversation]:
+    """All at once; the first ones are of all lengths, so that answers do not end together."""
+    for number in range(answers):
+        output = answer * (number + 1) // BATCH if number < BATCH else answer
+        turn = Turn(prompt_tokens=prompt, output_tokens=max(1, output))
+        tokens = unlike_others(number, prompt + max(1, output))
+        yield conversation(f"asked-{number}", READY_MS, [turn], tokens, block_tokens)

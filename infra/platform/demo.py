@@ -1,0 +1,313 @@
+"""`trivium demo --platform`: a database whose rows are looked up, and whose questions get answered.
+
+Starts PostgreSQL, Kafka Connect with Debezium's connectors, and a stack, each in a folder of its
+own. Rows of `documents` flow to the index; rows of `questions` flow to prompts, and the answers
+back into them. Then a row is edited, others are, one is deleted, and many questions are asked at
+once. All of it is gone at the end, however that comes.
+"""
+
+import asyncio
+import dataclasses
+import json
+import shutil
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+
+from infra.demo.documents import text_of
+from infra.demo.main import start
+from infra.handbook.handbook import Page, handbook, questions
+from infra.handbook.library import Library, Text, library
+from infra.platform.connect import connectors
+from infra.platform.connect.worker import Connect
+from infra.platform.postgres import DATABASE, Postgres
+from infra.platform.tables import (
+    COLUMNS,
+    DOCUMENTS_PUBLICATION,
+    QUESTIONS_PUBLICATION,
+    SINK_ROLE,
+    SOURCE_ROLE,
+    Answered,
+    Tables,
+)
+from infra.stack import configuration
+from infra.stack.configuration import Settings
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
+from infra.terminal.output import stdout_console
+from schemas.errors import EngineFailed
+from schemas.log.clock import wall_ms
+from schemas.settings import home
+from streams.bridge.config import BridgeSettings, DocumentSource, Pair
+
+COLLECTION = "handbook"
+PREFIX = "rows"  # of the topics of both tables
+PAGES, EDITS, LOAD = 30, 30, 40
+_ANSWER_TOKENS = 40
+_FOUND_S, _ANSWERED_S, _LOOK_S = 60.0, 120.0, 0.1
+_AIM_MS = 2_000  # from the commit of an edit until it is found
+
+
+@dataclass(slots=True)
+class Seen:
+    """What came of it."""
+
+    right: int = 0  # of the first three answers
+    edit_cited: bool = False
+    edit_answered: bool = False
+    edit_cited_ms: float = 0.0  # from the commit of the edit to the cited answer in the table
+    found_ms: list[float] = field(default_factory=list)  # from each edit's commit until it is found
+    delete_gone: bool = False
+    deleted_ms: float = 0.0
+    answers: int = 0  # of those that were asked at once
+    errors: int = 0
+    answers_per_s: float = 0.0
+    took_s: float = 0.0
+
+    @property
+    def found_ms_p50(self) -> float:
+        return statistics.median(self.found_ms)
+
+    @property
+    def found_ms_p99(self) -> float:
+        return statistics.quantiles(self.found_ms, n=100, method="inclusive")[98]
+
+    def is_good(self, *, reads: bool) -> bool:
+        """Whether the database was served; a simulated model does not read what it cites."""
+        answered = self.right > 0 and self.edit_answered
+        complete = self.answers == LOAD and not self.errors
+        return self.edit_cited and self.delete_gone and complete and (answered or not reads)
+
+
+def run(*, engine: str = "vllm", as_json: bool = False) -> int:
+    """Run the demo; 0 if every step did what it is for."""
+    console = Console(stderr=True) if as_json else stdout_console()
+    began_s = time.monotonic()
+    seen = asyncio.run(_demo(engine, console))
+    seen.took_s = time.monotonic() - began_s
+    good = seen.is_good(reads=engine == "vllm")
+    _conclude(seen, console, good=good)
+    if as_json:
+        report = {"good": good, **dataclasses.asdict(seen)}
+        report |= {"found_ms_p50": seen.found_ms_p50, "found_ms_p99": seen.found_ms_p99}
+        Console().print_json(json.dumps(report))
+    return 0 if good else 1
+
+
+async def _demo(engine: str, console: Console) -> Seen:
+    seen = Seen()
+    async with platform(engine, console) as (tables, books, connect):
+        pages = handbook(PAGES)
+        await _load(tables, books, pages, console)
+        await _first_answers(tables, pages[0], seen, console)
+        await _edit(tables, books, pages[0], seen, console)
+        await _many_edits(tables, books, pages[1:], seen, console)
+        await _delete(tables, books, pages[1], seen, console)
+        await _many_questions(tables, pages[2:], seen, console)
+        await connect.check("documents", "questions", "answers")
+        console.print("stopping: connectors, database, workers, broker", style="dim")
+    return seen
+
+
+@asynccontextmanager
+async def platform(engine: str, console: Console) -> AsyncIterator[tuple[Tables, Library, Connect]]:
+    """All of it, running and joined; gone at the end."""
+    folder = home() / "platform"
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+    async with AsyncExitStack() as opened:
+        opened.callback(shutil.rmtree, folder, ignore_errors=True)
+        console.print("[bold]1  PostgreSQL[/bold], a new server with two tables", highlight=False)
+        database = await opened.enter_async_context(Postgres())
+        tables = Tables(database)
+        await tables.create()
+        console.print("[bold]2  Trivium[/bold], with a bridge", highlight=False)
+        stack = Stack(_settings(engine), _plan(), folder=folder)
+        opened.push_async_callback(stack.stop, grace_s=20)
+        await start(stack, console)
+        console.print("[bold]3  Kafka Connect[/bold] with three connectors", highlight=False)
+        connecting = Connect(stack.bootstrap, folder / "connect")
+        connect = await opened.enter_async_context(connecting)
+        await _connect(connect, database, stack)
+        books = await opened.enter_async_context(library(stack.settings.log))
+        yield tables, books, connect
+
+
+def _plan() -> StackPlan:
+    return StackPlan(prefill=0, decode=0, replica=1, retrieval=1, embedding=1, bridges=1)
+
+
+def _settings(engine: str) -> Settings:
+    """Defaults on free ports; the bridge knows both tables."""
+    settings, replace = configuration.load(), dataclasses.replace
+    bridge = BridgeSettings(
+        documents=(
+            DocumentSource(
+                topic=f"{PREFIX}.documents",
+                collection=COLLECTION,
+                text="{body}",
+                metadata=("title",),
+            ),
+        ),
+        pairs=(
+            Pair(
+                prompts=f"{PREFIX}.questions",
+                answers=f"{PREFIX}.answers",
+                template="{question}",
+                retrieval={"collection": COLLECTION},
+                max_tokens=_ANSWER_TOKENS,
+                temperature=0.0,
+                format="json_envelope",
+            ),
+        ),
+    )
+    return replace(
+        settings,
+        log=replace(settings.log, topic_prefix=""),
+        broker=replace(settings.broker, port=0),
+        gateway=replace(settings.gateway, port=0),
+        worker=replace(settings.worker, engine=engine),
+        model=replace(settings.model, path="", name=""),  # the engine's own
+        bridge=bridge,
+    )
+
+
+async def _connect(connect: Connect, database: Postgres, stack: Stack) -> None:
+    """Changes of both tables to their topics, and answers to their questions."""
+    reader = connectors.Database(
+        host=database.host, port=database.port, name=DATABASE, user=SOURCE_ROLE
+    )
+    writer = dataclasses.replace(reader, user=SINK_ROLE)
+    log = stack.settings.log
+    documents = connectors.source(
+        reader, "documents", publication=DOCUMENTS_PUBLICATION, slot="documents",
+        partitions=log.document_partitions, prefix=PREFIX,
+    )  # fmt: skip
+    asked = connectors.source(
+        reader, "questions", publication=QUESTIONS_PUBLICATION, slot="questions",
+        partitions=log.prompt_partitions, prefix=PREFIX,
+    )  # fmt: skip
+    await connect.run("documents", documents)
+    await connect.run("questions", connectors.keys_with_schemas(asked))
+    sink = connectors.sink(writer, f"{PREFIX}.answers", table="questions", columns=COLUMNS)
+    await connect.run("answers", sink)
+
+
+async def _load(tables: Tables, books: Library, pages: Sequence[Page], console: Console) -> None:
+    console.print(f"[bold]4  {PAGES} rows of documents[/bold]", highlight=False)
+    texts = [text_of(each) for each in pages]
+    await tables.insert(texts)
+    with Progress(console=console) as bar:
+        task = bar.add_task("found by a search", total=PAGES)
+        for text in texts:
+            await books.wait_for(COLLECTION, text, _FOUND_S)
+            bar.advance(task)
+
+
+async def _first_answers(tables: Tables, page: Page, seen: Seen, console: Console) -> None:
+    console.print("[bold]5  three rows of questions[/bold]", highlight=False)
+    for question in page.questions:
+        row = await tables.answer(question.text, _ANSWERED_S)
+        seen.right += question.is_right(row.answer)
+        _print(row, console)
+
+
+async def _edit(tables: Tables, books: Library, page: Page, seen: Seen, console: Console) -> None:
+    changed = page.edited()
+    old, new = page.questions[0].value, changed.questions[0].value
+    console.print(
+        f"[bold]6  an edit[/bold]: {old} becomes {new} in {page.document_id}", highlight=False
+    )
+    committed_ms = await tables.edit(text_of(changed))
+    await books.wait_for(COLLECTION, text_of(changed), _FOUND_S)
+    seen.found_ms.append(wall_ms() - committed_ms)
+    row = await tables.answer(changed.questions[0].text, _ANSWERED_S)
+    seen.edit_cited_ms = wall_ms() - committed_ms
+    seen.edit_cited = changed.text in [each["text"] for each in row.citations]
+    seen.edit_answered = changed.questions[0].is_right(row.answer)
+    _print(row, console)
+
+
+async def _many_edits(
+    tables: Tables, books: Library, pages: Sequence[Page], seen: Seen, console: Console
+) -> None:
+    with Progress(console=console) as bar:
+        task = bar.add_task("more edits, found by a search", total=EDITS)
+        for number in range(EDITS):
+            page = pages[number % len(pages)]
+            said = page.text.replace(".", f", as of revision {number}.", 1)
+            text = Text(page.document_id, said, page.title)
+            committed_ms = await tables.edit(text)
+            await books.wait_for(COLLECTION, text, _FOUND_S)
+            seen.found_ms.append(wall_ms() - committed_ms)
+            bar.advance(task)
+
+
+async def _delete(tables: Tables, books: Library, page: Page, seen: Seen, console: Console) -> None:
+    console.print(f"[bold]7  {page.document_id} is deleted[/bold]", highlight=False)
+    committed_ms = await tables.delete(page.document_id)
+    question = page.questions[0].text
+    end_s = time.monotonic() + _FOUND_S
+    while page.document_id in await _found(books, question):
+        if time.monotonic() > end_s:
+            raise EngineFailed(f"{page.document_id}: still found after {_FOUND_S:g} s")
+        await asyncio.sleep(_LOOK_S)
+    seen.deleted_ms = wall_ms() - committed_ms
+    row = await tables.answer(question, _ANSWERED_S)
+    seen.delete_gone = page.document_id not in [each["document_id"] for each in row.citations]
+    _print(row, console)
+
+
+async def _found(books: Library, text: str) -> list[str]:
+    deadline_ms = wall_ms() + 10_000
+    found = await books.asker.search_text(text, collection=COLLECTION, k=5, deadline_ms=deadline_ms)
+    return [each.document_id for each in found.passages]
+
+
+async def _many_questions(
+    tables: Tables, pages: Sequence[Page], seen: Seen, console: Console
+) -> None:
+    console.print(f"[bold]8  {LOAD} questions at once[/bold]", highlight=False)
+    began_s = time.monotonic()
+    ids = await tables.ask(each.text for each in questions(pages, LOAD))
+    end_s = began_s + _ANSWERED_S
+    with Progress(console=console) as bar:
+        task = bar.add_task("answers in the table", total=LOAD)
+        while seen.answers < LOAD and time.monotonic() < end_s:
+            seen.answers, seen.errors = await tables.answered(ids)
+            seen.answers_per_s = seen.answers / (time.monotonic() - began_s)
+            bar.update(task, completed=seen.answers)
+            await asyncio.sleep(_LOOK_S)
+
+
+def _print(row: Answered, console: Console) -> None:
+    cited = ", ".join(dict.fromkeys(each["document_id"] for each in row.citations)) or "nothing"
+    console.print(f"  {row.question}", highlight=False, markup=False)
+    console.print(escape(f"  {(row.error or row.answer).strip()}"), style="green", highlight=False)
+    line = f"  cites {cited}; in the table after {row.waited_ms:.0f} ms"
+    console.print(line, style="dim", highlight=False, markup=False)
+
+
+def _conclude(seen: Seen, console: Console, *, good: bool) -> None:
+    mark = "[green]✓[/green]" if good else "[red]✗[/red]"
+    yes = {True: "yes", False: "no"}
+    console.print(
+        f"{mark} {seen.right} of 3 answers right; the edit is cited: {yes[seen.edit_cited]}, and "
+        f"in the answer: {yes[seen.edit_answered]}; the deleted row is gone: "
+        f"{yes[seen.delete_gone]}; nothing is left running.",
+        highlight=False,
+    )
+    for line in (
+        f"commit to searchable: p50 {seen.found_ms_p50:.0f} ms, p99 {seen.found_ms_p99:.0f} ms "
+        f"(aim: {_AIM_MS}) over {len(seen.found_ms)} edits; a deleted row was gone after "
+        f"{seen.deleted_ms:.0f} ms",
+        f"commit to the cited answer in the table: {seen.edit_cited_ms:.0f} ms",
+        f"{seen.answers} of {LOAD} answers, {seen.errors} errors: "
+        f"{seen.answers_per_s:.1f} answers/s; {seen.took_s:.0f} s in all",
+    ):
+        console.print(f"  {line}", highlight=False)

@@ -1,0 +1,124 @@
+"""The tables of the demo and what is done to them: documents, and questions whose answers come by
+themselves.
+
+Times are the database's own, right after the commit: both run on one machine.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infra.handbook.library import Text
+from infra.platform.postgres import Postgres
+from schemas.errors import EngineFailed
+
+SOURCE_ROLE, SINK_ROLE = "changes", "answers"
+DOCUMENTS_PUBLICATION, QUESTIONS_PUBLICATION = "documents_changes", "new_questions"
+# An answer changes the row of its question: were that published too, it would be asked again.
+SCHEMA = f"""
+CREATE TABLE documents (id text PRIMARY KEY, title text NOT NULL, body text NOT NULL);
+ALTER TABLE documents REPLICA IDENTITY FULL;
+CREATE TABLE questions (
+  id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, question text NOT NULL,
+  answer text, citations text, error text, answered_ms bigint
+);
+CREATE ROLE {SOURCE_ROLE} LOGIN REPLICATION;
+GRANT SELECT ON documents, questions TO {SOURCE_ROLE};
+CREATE PUBLICATION {DOCUMENTS_PUBLICATION} FOR TABLE documents;
+CREATE PUBLICATION {QUESTIONS_PUBLICATION} FOR TABLE questions WITH (publish = 'insert');
+CREATE ROLE {SINK_ROLE} LOGIN;
+GRANT SELECT, UPDATE (answer, citations, error, answered_ms) ON questions TO {SINK_ROLE};
+"""
+# Fields of answers, and the columns that they fill.
+COLUMNS = {
+    "text": "answer",
+    "citations": "citations",
+    "error_message": "error",
+    "ended_ms": "answered_ms",
+}
+_NOW = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;"
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A row of `questions` whose columns were filled."""
+
+    question: str
+    answer: str
+    error: str
+    citations: Sequence[dict[str, Any]]
+    waited_ms: float
+
+
+class Tables:
+    """Both, in one database."""
+
+    def __init__(self, database: Postgres) -> None:
+        self._database = database
+
+    async def create(self) -> None:
+        """Tables, who may read and write them, and what is published of their changes."""
+        await self._database.sql(SCHEMA)
+
+    async def insert(self, texts: Iterable[Text]) -> int:
+        """New documents; when they were committed, in ms."""
+        rows = ", ".join(
+            f"({quoted(each.document_id)}, {quoted(each.title)}, {quoted(each.text)})"
+            for each in texts
+        )
+        return await self._change(f"INSERT INTO documents VALUES {rows};")
+
+    async def edit(self, text: Text) -> int:
+        """Another text of a document; when that was committed, in ms."""
+        where = f"WHERE id = {quoted(text.document_id)}"
+        return await self._change(f"UPDATE documents SET body = {quoted(text.text)} {where};")
+
+    async def delete(self, document_id: str) -> int:
+        """A document; when that was committed, in ms."""
+        return await self._change(f"DELETE FROM documents WHERE id = {quoted(document_id)};")
+
+    async def ask(self, questions: Iterable[str]) -> list[int]:
+        """New questions; their ids."""
+        rows = ", ".join(f"({quoted(each)})" for each in questions)
+        found = await self._database.sql(
+            f"INSERT INTO questions (question) VALUES {rows} RETURNING id;"
+        )
+        return [int(row[0]) for row in found]
+
+    async def answered(self, ids: Sequence[int]) -> tuple[int, int]:
+        """How many of these questions have an answer or an error, and how many an error."""
+        among = ", ".join(map(str, ids))
+        found = await self._database.sql(
+            f"SELECT count(answered_ms), count(error) FROM questions WHERE id IN ({among});"
+        )
+        answered, failed = found[0]
+        return int(answered), int(failed)
+
+    async def answer(self, question: str, within_s: float) -> Answered:
+        """Ask, and wait until the columns are filled; raises EngineFailed where they are not."""
+        began_s = time.monotonic()
+        (number,) = await self.ask([question])
+        while (await self.answered([number]))[0] == 0:
+            if time.monotonic() - began_s > within_s:
+                raise EngineFailed(f"no answer within {within_s:g} s to {question!r}")
+            await asyncio.sleep(_POLL_S)
+        waited_ms = (time.monotonic() - began_s) * 1000
+        found = await self._database.sql(
+            "SELECT coalesce(answer, ''), coalesce(error, ''), coalesce(citations, '[]') "
+            f"FROM questions WHERE id = {number};"
+        )
+        answer, error, citations = found[0]
+        return Answered(question, answer, error, json.loads(citations), waited_ms)
+
+    async def _change(self, statement: str) -> int:
+        found = await self._database.sql(f"{statement}\n{_NOW}")
+        return int(found[0][0])
+
+
+def quoted(text: str) -> str:
+    """A text as SQL has it."""
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,108 @@
+"""What a shadow would have done, beside what was done: placements, and what would have followed.
+
+Where both agree, the request went as the shadow would have had it, so its outcome counts. Where
+they do not, the simulator says how it would have gone (`predicting.py`), all traffic being placed
+by the shadow's settings. Called by `trivium compare`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.prediction.figures import figures
+from infra.prediction.predicting import predict
+from infra.prediction.speeds import measured
+from infra.prediction.traffic import Traffic
+from infra.replay.redeciding import changed
+from schemas.errors import RecordError
+from schemas.records import Decision, Mode
+
+LIVE, SHADOW = "all, live", "all, with the shadow"
+
+
+@dataclass(slots=True)
+class Agreement:
+    """The last placement of each request beside the shadow's."""
+
+    placements: int = 0
+    same: int = 0
+    modes: Counter[tuple[str, str]] = field(default_factory=Counter)  # was, would be
+    workers: int = 0  # the same mode on other workers
+    orchestrations: int = 0  # the same workers in another order
+    unseen: int = 0  # requests of the span that the shadow has not seen
+    agreed: set[str] = field(default_factory=set)  # requests
+    differ: set[str] = field(default_factory=set)
+
+    @property
+    def share(self) -> float:
+        """Of placements that are the same."""
+        return self.same / max(1, self.placements)
+
+    def add(self, was: Decision, would: Decision) -> None:
+        """One placement."""
+        self.placements += 1
+        same = False
+        if would.mode is not was.mode:
+            mode = "wait" if would.mode is Mode.NONE else would.mode.value
+            self.modes[was.mode.value, mode] += 1
+        elif _lives(would) != _lives(was):
+            self.workers += 1
+        elif would.orchestration is not was.orchestration:
+            self.orchestrations += 1
+        else:
+            self.same, same = self.same + 1, True
+        (self.agreed if same else self.differ).add(was.request_id)
+
+
+def _lives(decision: Decision) -> tuple[tuple[str, int], ...]:
+    prefill = decision.prefill_worker, decision.prefill_epoch
+    return prefill, (decision.decode_worker, decision.decode_epoch)
+
+
+def agreement(traffic: Traffic, shadow: Iterable[Decision]) -> Agreement:
+    """Raises RecordError where the shadow decided nothing of it."""
+    would = {(each.request_id, each.attempt): each for each in shadow}
+    found = Agreement()
+    for request_id, was in traffic.placed.items():
+        decision = would.get((request_id, was.attempt))
+        if request_id not in traffic.requests:
+            continue
+        if decision is None:
+            found.unseen += 1
+        else:
+            found.add(was, decision)
+    if not found.placements:
+        raise RecordError("decisions.shadow: no shadow has decided anything of this span")
+    return found
+
+
+def outcomes(
+    traffic: Traffic, found: Agreement, given: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Figures of live requests, and with the shadow; `given` are its settings, as text."""
+    ended = traffic.outcomes
+    agreed = [ended[each] for each in found.agreed if each in ended]
+    differ = [ended[each] for each in found.differ if each in ended]
+    rows = {LIVE: figures([*agreed, *differ])}
+    predicted = []
+    if differ:
+        speeds = measured(traffic)
+        for name, settings in (("as it was", {}), ("with the shadow", given)):
+            served = predict(traffic, speeds, changed(traffic.settings, settings)).outcomes
+            predicted = [served[each] for each in found.differ if each in served]
+            rows[f"differ, simulated {name}"] = figures(predicted)
+        rows["differ, live"] = figures(differ)
+    rows["agree, live"] = figures(agreed)
+    rows[SHADOW] = figures([*agreed, *predicted])
+    return {name: rows[name] for name in _ORDER if name in rows}
+
+
+_ORDER = (
+    LIVE,
+    SHADOW,
+    "agree, live",
+    "differ, live",
+    "differ, simulated as it was",
+    "differ, simulated with the shadow",
+)

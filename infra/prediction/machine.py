@@ -1,0 +1,118 @@
+"""A simulated GPU that takes what was measured: prompts beside each other, steps of the batch.
+
+In place of the roofline of `infra/simulator/machine/gpu.py`, behind the same calls. Prompts of one
+worker do not slow each other, as many as are computed at once; what waits begins in order.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from infra.prediction.speeds import Speeds
+from infra.simulator.machine.gpu import Gpu, Sequence
+
+if TYPE_CHECKING:
+    from infra.simulator.log.clock import Alarm
+
+
+class MeasuredGpu(Gpu):
+    """One engine's prompts and answers on virtual time."""
+
+    def __init__(self, speeds: Speeds, *given: Any) -> None:
+        super().__init__(*given)
+        self._speeds = speeds
+        self._computing: dict[Sequence, Alarm] = {}
+        self._answers: dict[Sequence, int] = {}  # with the tokens that are still to come
+        self._fresh: list[Sequence] = []  # answers without a token of their own
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that are still to be computed."""
+        waiting = (*self.prompts, *self._computing)
+        return sum(each.prompt_tokens - each.computed for each in waiting)
+
+    def add_prompt(self, sequence: Sequence) -> None:
+        """Compute the prompt, and then ask whether to go on."""
+        self.prompts.append(sequence)
+        self._compute()
+
+    def add_answer(self, sequence: Sequence) -> None:
+        """Decode what has all its KV; it is in the next step that ends."""
+        sequence.computed = sequence.prompt_tokens
+        self._fresh.append(sequence)
+        self._enter(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out; nothing is called for it any more."""
+        if sequence.removed:
+            return
+        sequence.removed = True
+        if sequence in self._computing:
+            self._computing.pop(sequence).cancel()
+            self._compute()
+        elif sequence in self.prompts:
+            self.prompts.remove(sequence)
+        self._answers.pop(sequence, None)
+        self.batch = len(self._answers)
+
+    def stop(self) -> None:
+        """Forget everything; for a worker that dies."""
+        super().stop()
+        for alarm in self._computing.values():
+            alarm.cancel()
+        self._computing.clear()
+        self._answers.clear()
+        self._fresh.clear()
+
+    def _compute(self) -> None:
+        speeds = self._speeds
+        while self.prompts and len(self._computing) < speeds.prompts_max:
+            sequence = self.prompts.popleft()
+            line = speeds.append if sequence.computed else speeds.prompt
+            took_ms = line.at(sequence.prompt_tokens - sequence.computed)
+            self._computing[sequence] = self.clock.after(
+                took_ms * self.slow * self.slow_prefill,
+                lambda sequence=sequence: self._computed(sequence),  # type: ignore[misc]  # bound now
+            )
+
+    def _computed(self, sequence: Sequence) -> None:
+        del self._computing[sequence]
+        sequence.computed = sequence.prompt_tokens
+        if self._prompt_done(sequence):
+            sequence.output_tokens -= 1
+            self._enter(sequence)
+        else:
+            sequence.removed = True
+        self._step_done()
+        self._compute()
+
+    def _enter(self, sequence: Sequence) -> None:
+        sequence.joined, sequence.first_step = True, self.steps
+        self._answers[sequence] = max(1, sequence.output_tokens)
+        self.batch = len(self._answers)
+        if self._alarm is None:
+            self._plan()
+
+    def _plan(self) -> None:
+        """The next step, if there is anything to draw."""
+        self._alarm = None
+        if self._answers:
+            beside_ms = self._speeds.beside * len(self._computing)
+            self.step_ms = self.slow * (self._speeds.step.at(self.batch) + beside_ms)
+            self._alarm = self.clock.after(self.step_ms, self._stepped)
+
+    def _stepped(self) -> None:
+        self.steps += 1
+        fresh, self._fresh = self._fresh, []
+        for sequence in self._answers:
+            self._answers[sequence] -= 1
+        done = [sequence for sequence, left in self._answers.items() if not left]
+        for sequence in fresh:
+            if not sequence.removed and sequence not in done:
+                self._began(sequence)
+        for sequence in done:
+            del self._answers[sequence]
+            sequence.removed = True
+        self.batch = len(self._answers)
+        for sequence in done:
+            self._answer_done(sequence)
+        self._step_done()
+        self._plan()

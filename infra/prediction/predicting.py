@@ -1,0 +1,138 @@
+"""What recorded traffic would have seen under other settings: served again by a simulated cluster.
+
+The router's core, gateways and workers' rules are the real ones (`infra/simulator`). Workers are as
+many as were recorded, as fast as they were (`speeds.py`), and the log takes what it took, each
+record as long as one that was seen. One router stands for all of them.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from infra.prediction.machine import MeasuredGpu
+from infra.prediction.speeds import Speeds
+from infra.prediction.traffic import Traffic, script
+from infra.simulator.cluster import READY_MS, Cluster
+from infra.simulator.machine.gpu import Gpu
+from infra.simulator.machine.latency import H100, LLAMA_8B, Link, Setup
+from infra.simulator.shape import Shape
+from schemas.errors import RecordError
+from schemas.fleet import Member
+from schemas.records import Capability, Outcome, Role
+from streams.agents.router import load_table
+from streams.config import RouterSettings
+
+_KINDS = {
+    frozenset({Role.PREFILL}): "prefill",
+    frozenset({Role.DECODE}): "decode",
+    frozenset({Role.PREFILL, Role.DECODE}): "both",
+    frozenset({Role.REPLICA}): "replica",
+}
+
+
+class _Cluster(Cluster):
+    """As fast as the recorded one."""
+
+    def __init__(self, traffic: Traffic, speeds: Speeds, settings: RouterSettings) -> None:
+        self._speeds = speeds
+        told = [_capability(each) for each in traffic.workers]
+        super().__init__(
+            shape_of(traffic.workers),
+            setup_of(traffic.workers, speeds),
+            settings,
+            timeout_ms=max(
+                each.deadline_ms - each.arrived_ms for each in traffic.requests.values()
+            ),
+            table=load_table(settings),
+            gateways=1,
+            orchestrations=tuple(told[0].orchestrations),
+        )
+        self._draw = random.Random(0)
+        self.bus.drawn_ms = self._hop_ms
+
+    def _hop_ms(self, topic: str) -> float:
+        seen = self._speeds.requests_ms if topic == "requests" else self._speeds.hops_ms
+        return self._draw.choice(seen)
+
+    def gpu_of(self, worker_id: str) -> Callable[..., Gpu]:
+        """One that takes what was measured."""
+        return lambda *given: MeasuredGpu(self._speeds, *given)
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """How the same requests would have ended, by id."""
+
+    outcomes: dict[str, Outcome]
+    unserved: int  # requests that were never asked, since the turn before had no whole answer
+
+
+def predict(traffic: Traffic, speeds: Speeds, settings: RouterSettings) -> Predicted:
+    """Serve all of it once more; raises ConfigError for a table that cannot be read."""
+    cluster = _Cluster(traffic, speeds, settings)
+    block_tokens = cluster.setup.block_tokens
+    conversations, names = script(traffic, begin_ms=READY_MS, block_tokens=block_tokens)
+    cluster.run(conversations)
+    ended = {
+        names[served.request_id]: served.outcome
+        for served in cluster.clients.served
+        if served.outcome is not None
+    }
+    return Predicted(ended, len(names) - len(ended))
+
+
+def shape_of(workers: Sequence[Member]) -> Shape:
+    """How many workers of each kind; raises RecordError for roles that are not simulated."""
+    counts = Counter[str]()
+    for each in workers:
+        roles = frozenset(each.registration.roles)
+        if roles not in _KINDS:
+            names = ", ".join(sorted(role.value for role in roles))
+            raise RecordError(f"{each.member_id}: a worker with roles {names} is not simulated")
+        counts[_KINDS[roles]] += 1
+    return Shape(**counts)
+
+
+def setup_of(workers: Sequence[Member], speeds: Speeds) -> Setup:
+    """Credits, memory and links as workers told; the first one stands for all."""
+    told, bytes_per_token = _capability(workers[0]), max(2, speeds.kv_bytes_per_token)
+    blocks = max(each.load.kv_blocks_total for each in workers) or 1 << 20
+    block_bytes = bytes_per_token * told.block_size
+    return Setup(
+        gpu=replace(H100, memory_bytes=(blocks + 0.5) * block_bytes, memory_share=1.0),
+        model=replace(
+            LLAMA_8B,
+            parameters=0.0,
+            layers=1,
+            kv_heads=1,
+            head_dim=bytes_per_token // 2,
+            bytes_per_value=1,
+        ),
+        link=Link(
+            bytes_per_s=1e3 / speeds.transfer.slope if speeds.transfer.slope else 1e12,
+            share=1.0,
+            latency_ms=speeds.transfer.base,
+        ),
+        running_max=told.running_max,
+        prefill_credits=_credits(workers, Role.PREFILL) or told.running_max,
+        decode_credits=_credits(workers, Role.DECODE) or _credits(workers, Role.REPLICA),
+        block_tokens=told.block_size,
+        bus_ms=median(speeds.hops_ms),
+        ack_ms=speeds.ack_ms,
+    )
+
+
+def _capability(worker: Member) -> Capability:
+    told = worker.registration.capability
+    assert told is not None, "as `traffic.read` has it"
+    return told
+
+
+def _credits(workers: Sequence[Member], role: Role) -> int:
+    """Of one worker, for all routers together."""
+    return max(
+        sum(count for (_, granted), count in each.credits.items() if granted is role)
+        for each in workers
+    )

@@ -1,0 +1,215 @@
+"""Collects from the log what a replay needs: routers' lives with all that they applied.
+
+Of each life that has lines in the span it takes the last snapshot before the span, or the first
+that there is, and the lines from there to the span's end; then it reads back the records that those
+lines name. All of it is in memory meanwhile. Called by `trivium record` and by tests.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.replay.recording import LINE, RECORD, SNAPSHOT, Row, write
+from infra.replay.redacting import redacted
+from schemas.codec import Codec
+from schemas.errors import RecordError
+from schemas.log.clients import AssignedReader
+from schemas.log.registry import make_codec
+from schemas.records import JournalBatch, JournalSnapshot
+from schemas.settings import LogSettings
+from schemas.topics import TOPICS
+from streams.journal.inputs import READ_BACK, STOPPED
+from streams.journal.journal import Line
+
+COMPARED = ("decisions", "outcomes", "usage")  # recorded beside what was applied
+BODIES, NAMES = "bodies", "names"  # what a recording may leave out
+LATE_MS = 60_000  # so much later the log may have what a router did
+Place = tuple[str, int, int]  # topic, partition, offset
+
+
+@dataclass
+class RecordedLife:
+    """What the journal has of one life of a router."""
+
+    router_id: str
+    epoch: int
+    snapshots: list[list[JournalSnapshot]] = field(default_factory=list)
+    lines: list[tuple[int, Line]] = field(default_factory=list)  # with their numbers
+
+    def add_snapshot(self, part: JournalSnapshot) -> None:
+        """Parts come in order."""
+        if part.part == 0:
+            self.snapshots.append([])
+        if self.snapshots:  # else the first parts are no longer there
+            self.snapshots[-1].append(part)
+
+    def cut(self, since_ms: int, until_ms: int) -> bool:
+        """Keep what a replay of the span needs; false where it cannot be replayed, or has nothing
+        in it."""
+        whole = [parts for parts in self.snapshots if len(parts) == parts[0].parts]
+        before = [parts for parts in whole if parts[0].at_ms <= since_ms]
+        self.snapshots = before[-1:] or whole[:1]
+        if not self.snapshots:
+            return False
+        seq = self.snapshots[0][0].seq
+        kept = []
+        for number, line in self.lines:
+            if number == seq and line.now_ms <= until_ms:
+                kept.append((number, line))
+                seq += 1
+        self.lines = kept
+        return bool(kept) and kept[-1][1].now_ms >= since_ms
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it ended as it should."""
+        return bool(self.lines) and self.lines[-1][1].topic == STOPPED
+
+    def rows(self, codec: Codec, records: dict[Place, bytes]) -> Iterator[Row]:
+        """Its rows; `records` has what its lines name."""
+        for part in self.snapshots[0]:
+            yield Row(SNAPSHOT, self.router_id, self.epoch, part.seq, value=codec.encode(part))
+        for number, line in self.lines:
+            place = line.topic, line.partition, line.offset
+            value = records[place] if line.topic in READ_BACK else line.value
+            yield Row(
+                LINE,
+                self.router_id,
+                self.epoch,
+                number,
+                *place,
+                line.now_ms,
+                line.ahead_ms,
+                line.effects,
+                value,
+            )
+
+
+async def record(
+    log: LogSettings,
+    path: Path,
+    since_ms: int,
+    until_ms: int,
+    *,
+    look_back_ms: int,
+    leaves_out: Sequence[str] = (),
+) -> list[RecordedLife]:
+    """Write the file; returns what is in it. `look_back_ms` is how far apart snapshots may be;
+    `BODIES` and `NAMES` may be left out."""
+    codec = await asyncio.to_thread(make_codec, log)
+    lives = [
+        life
+        for life in await _lives(log, codec, since_ms - look_back_ms, until_ms)
+        if life.cut(since_ms, until_ms)
+    ]
+    if not lives:
+        raise RecordError(
+            "journal: nothing to replay in this span: no router applied anything, or no snapshot "
+            "is kept of one that did"
+        )
+    plain = Codec()
+    records = await _named(log, codec, lives)
+    begin_ms = min(life.lines[0][1].now_ms for life in lives)
+    compared = await _compared(log, codec, begin_ms, until_ms)
+
+    def rows() -> Iterator[Row]:
+        for life in lives:
+            yield from life.rows(plain, records)
+        yield from compared
+
+    def write_all() -> None:
+        about = {"since_ms": since_ms, "until_ms": until_ms, "topic_prefix": log.topic_prefix}
+        written = redacted(rows(), names=NAMES in leaves_out) if leaves_out else rows()
+        write(path, about | {"leaves_out": list(leaves_out)}, written)
+
+    await asyncio.to_thread(write_all)
+    return lives
+
+
+async def _lives(
+    log: LogSettings, codec: Codec, since_ms: int, until_ms: int
+) -> list[RecordedLife]:
+    """All lives of the journal in that time, in order of their beginning."""
+    lives: dict[tuple[str, int], RecordedLife] = {}
+    reader = AssignedReader(log, "journal", [0], client_id="trivium-record")
+    async with reader.reading("nowhere"):
+        ends = await reader.offsets_at(until_ms + LATE_MS)
+        await reader.seek(await reader.offsets_at(max(0, since_ms)))
+        async for records in reader.until(ends):
+            for each in records:
+                entry = _decoded(codec, each.value)
+                if entry is None:
+                    continue
+                key = entry.router_id, entry.router_epoch
+                life = lives.setdefault(key, RecordedLife(*key))
+                if isinstance(entry, JournalSnapshot):
+                    life.add_snapshot(entry)
+                elif entry.effects:  # older batches have no such columns
+                    life.lines += lines_of(entry)
+    return sorted(lives.values(), key=lambda life: life.epoch)
+
+
+def _decoded(codec: Codec, value: bytes | None) -> Any:
+    """None for what no router can have written or applied: routers bury it, too."""
+    with suppress(RecordError):
+        return codec.decode(value) if value else None
+    return None
+
+
+def lines_of(batch: JournalBatch) -> Iterator[tuple[int, Line]]:
+    """Its lines with their numbers."""
+    columns = batch.topics, batch.partitions, batch.offsets, batch.now_ms
+    more = batch.ahead_ms, batch.values, batch.effects
+    lines = map(Line._make, zip(*columns, *more, strict=True))
+    return enumerate(lines, batch.first_seq)
+
+
+async def _named(log: LogSettings, codec: Codec, lives: list[RecordedLife]) -> dict[Place, bytes]:
+    """The records that lines name, in a framing that needs no registry."""
+    wanted: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for life in lives:
+        for _, line in life.lines:
+            if line.topic in READ_BACK:
+                wanted[line.topic][line.partition].add(line.offset)
+    plain, found = Codec(), dict[Place, bytes]()
+    for topic, offsets in wanted.items():
+        reader = AssignedReader(log, topic, list(offsets), client_id="trivium-record")
+        async with reader.reading({p: min(each) for p, each in offsets.items()}):
+            async for records in reader.until({p: max(each) + 1 for p, each in offsets.items()}):
+                for each in records:
+                    if each.offset in offsets[each.partition]:
+                        place = topic, each.partition, each.offset
+                        found[place] = plain.encode(codec.decode(each.value))
+        for partition, each in offsets.items():
+            for offset in each:
+                if (topic, partition, offset) not in found:
+                    raise RecordError(
+                        f"{topic}[{partition}]: the record at {offset} was applied and is gone; "
+                        "the log keeps it too short, or record a later span"
+                    )
+    return found
+
+
+async def _compared(log: LogSettings, codec: Codec, since_ms: int, until_ms: int) -> list[Row]:
+    """Decisions and ends of the span, with the time at which the log took them."""
+    plain, rows = Codec(), list[Row]()
+    for topic in COMPARED:
+        partitions = range(log.partitions(TOPICS[topic].group))
+        reader = AssignedReader(
+            log, topic, partitions, client_id="trivium-record", decided=topic == "usage"
+        )
+        async with reader.reading("nowhere"):
+            ends = await reader.offsets_at(until_ms + LATE_MS)
+            await reader.seek(await reader.offsets_at(since_ms))
+            async for records in reader.until(ends):
+                for each in records:
+                    record = _decoded(codec, each.value)
+                    if each.timestamp <= until_ms and record is not None:
+                        row = Row(RECORD, "", 0, 0, topic, each.partition, each.offset)
+                        value = plain.encode(record)
+                        rows.append(row._replace(now_ms=each.timestamp, value=value))
+    return rows

@@ -1,0 +1,125 @@
+"""The prompts of a recording, each with its stand-in, and so the block hashes and digests of both.
+
+A prompt that grows (by passages, by the answer so far) grows here by the core's own functions, with
+its stand-in beside it. One hash may have several in its place: where a prompt came whole, and where
+the same one was put together. Called by `redacting.py`.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from infra.replay.standins import StandIns, blank
+from infra.replay.words import Words
+from schemas.prefix import chain
+from schemas.records import Continued, Request, Retrieved
+from schemas.rules.continuing import said_of
+from schemas.rules.tokens import token_count
+from streams.core.requests.context import Histories, digest_of, with_context
+
+_TOKEN_BYTES = 4
+_Pair = tuple[Request, Request]  # as it was, and with stand-ins
+
+
+class Prompts:
+    """All that are known so far."""
+
+    def __init__(
+        self, stand_ins: StandIns, name: Callable[[str], str], block_sizes: Iterable[int]
+    ) -> None:
+        """`name` says what stands for a name."""
+        self._stand_ins = stand_ins
+        self.words = Words(
+            tokens=lambda tokens: self._inserts.get(tokens) or stand_ins.tokens(tokens),
+            text=blank,
+            digest=stand_ins.name,
+            name=name,
+        )
+        self._block_sizes = sorted(set(block_sizes))
+        self._plain: dict[str, _Pair] = {}  # by request id
+        self._whole: defaultdict[str, list[_Pair]] = defaultdict(list)  # with what was put in
+        self._found: set[str] = set()
+        self._of_session: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+        self._blocks: dict[int, dict[int, None]] = {}
+        self._digests: dict[bytes, bytes] = {}
+        self._inserts: dict[bytes, bytes] = {}
+
+    def add(self, request: Request) -> None:
+        """One as it arrived."""
+        if request.request_id not in self._plain:
+            self._plain[request.request_id] = self._also(request)
+            self._of_session[request.tenant, request.session_id].append(request.request_id)
+
+    def held(self, request: Request, said: int) -> None:
+        """One as a state has it: with its passages, and so many tokens of its answer at its end."""
+        pair = self._also(request)
+        if said:
+            pair = _shorter(pair[0], said), _shorter(pair[1], said)
+            self._whole[request.request_id].append(pair)
+        self._plain.setdefault(request.request_id, pair)
+
+    def _also(self, request: Request) -> _Pair:
+        pair = request, self.words.within(request)
+        self._learn(pair[0].prompt_tokens, pair[1].prompt_tokens)
+        self._whole[request.request_id].append(pair)
+        return pair
+
+    def found(self, retrieved: Retrieved) -> None:
+        """Passages were put into a prompt, perhaps; the first word of that counts."""
+        name, pair = retrieved.request_id, self._plain.get(retrieved.request_id)
+        if retrieved.probe or pair is None or pair[0].retrieval is None or name in self._found:
+            return
+        self._found.add(name)
+        was, now = (
+            with_context(request, record)
+            for request, record in zip(pair, (retrieved, self.words.within(retrieved)), strict=True)
+        )
+        for insert, other in zip(was.own, now.own, strict=True):
+            self._inserts[insert.tokens] = other.tokens
+        self._learn(was.request.prompt_tokens, now.request.prompt_tokens)
+        self._whole[name].append((was.request, now.request))
+
+    def said(self, continued: Continued) -> bytes:
+        """What stands in for the answer so far: what follows its prompt."""
+        pair = self._plain.get(continued.request_id)
+        plain = b"" if pair is None else pair[0].prompt_tokens
+        said = self._stand_ins.tokens(plain + continued.tokens)[len(plain) :]
+        if pair is not None and said_of(pair[0], continued)[0]:
+            for was, now in self._whole[continued.request_id]:
+                self._learn(was.prompt_tokens + continued.tokens, now.prompt_tokens + said)
+        return said
+
+    def remembered(self, histories: Histories) -> None:
+        """What a router knew its sessions by."""
+        for key, history in histories.known.items():
+            for request_id in self._of_session[key]:
+                was, now = (each.prompt_tokens for each in self._plain[request_id])
+                if digest_of(was[: history.plain_bytes]) == history.digest:
+                    self._digests[history.digest] = digest_of(now[: history.plain_bytes])
+
+    def digest(self, digest: bytes) -> bytes:
+        """In the place of one of these; another one where nobody asks for it any more."""
+        return self._digests.get(digest) or digest_of(self._stand_ins.name(digest.hex()).encode())
+
+    def blocks(self, value: int) -> Sequence[int]:
+        """The hashes in a block's place."""
+        found = self._blocks.get(value)
+        return list(found) if found else [self._stand_ins.block(value)]
+
+    def _learn(self, was: bytes, now: bytes) -> None:
+        for block_size in self._block_sizes:
+            pairs = zip(_chain(was, block_size), _chain(now, block_size), strict=True)
+            for value, name in pairs:
+                self._blocks.setdefault(value, {})[name] = None
+
+
+def _shorter(request: Request, said: int) -> Request:
+    kept = (token_count(request.prompt_tokens) - said) * _TOKEN_BYTES
+    return replace(request, prompt_tokens=request.prompt_tokens[:kept])
+
+
+def _chain(tokens: bytes, block_size: int) -> list[int]:
+    found: list[int] = chain(np.frombuffer(tokens, "<i4", token_count(tokens)), block_size).tolist()
+    return found

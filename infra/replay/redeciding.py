@@ -1,0 +1,148 @@
+"""What other settings would have changed: every placement of a replay asked of another placer too.
+
+The replayed router decides as it did, so each question comes with the fleet, queues, caches and
+learned speeds of that moment. The other placer knows the same, decides, and changes nothing: what
+its placements would have led to later is not in the answer. Called by `trivium replay`.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any
+
+from schemas.errors import ConfigError
+from schemas.records import Estimate, Mode
+from schemas.sections import build
+from streams.agents.router import load_table
+from streams.config import RouterSettings
+from streams.core.fleet.members import Fleet
+from streams.core.fleet.workers import Worker
+from streams.core.placement.answer import Placement
+from streams.core.placement.case import Case
+from streams.core.placement.placer import Placer
+from streams.core.placement.ppd_table import PpdTable
+from streams.core.placement.selection import View
+from streams.core.router import Router
+
+# What a placement depends on, and nothing that was learned or queued before it.
+SETTABLE = frozenset(
+    {
+        *("policy", "table", "local_share", "max_local_prefill_tokens", "max_prefill_queue"),
+        *("w_ttft", "w_tpot", "weights_interactive", "weights_standard", "weights_batch"),
+        *("explore_share", "explore_slack_ms", "orchestration", "reuse_tokens_min"),
+        *("handover_ahead", "local_after_ms"),
+    }
+)
+
+
+class Beside(Placer):
+    """Another placer with the knowledge of the one that places; dispatches nothing."""
+
+    def __init__(self, settings: RouterSettings, table: PpdTable | None, placer: Placer) -> None:
+        super().__init__(settings, table)
+        self.prefixes, self.estimates = placer.prefixes, placer.estimates
+
+    def would(self, case: Case, fleet: Fleet, now_ms: int) -> Placement | None:
+        """How it would run the request now; None where it would let it wait."""
+        return self.place(copy(case), fleet, now_ms)
+
+    def _dispatched(self, view: View, prefill: Worker | None, decode: Worker | None) -> None:
+        """Nothing is."""
+
+
+@dataclasses.dataclass(slots=True)
+class Changes:
+    """Placements, and which would have been others."""
+
+    placements: int = 0
+    same: int = 0
+    modes: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)  # was, would be
+    workers: int = 0  # the same mode on other workers
+    orchestrations: int = 0  # the same workers in another order
+    expected: int = 0  # of those with another mode, that the router had estimates of
+    ttft_ms: float = 0.0  # by how much they would have been later, by these, in all
+    tpot_ms: float = 0.0
+
+    def add(self, was: Placement, would: Placement | None) -> None:
+        """One placement."""
+        self.placements += 1
+        mode = "wait" if would is None else would.mode.value
+        if would is None or would.mode is not was.mode:
+            self.modes[was.mode.value, mode] += 1
+            self._expect(was, would)
+        elif _lives(would) != _lives(was):
+            self.workers += 1
+        elif would.orchestration is not was.orchestration:
+            self.orchestrations += 1
+        else:
+            self.same += 1
+
+    def _expect(self, was: Placement, would: Placement | None) -> None:
+        estimate = was.estimate or (None if would is None else would.estimate)
+        modes = {was.mode, None if would is None else would.mode}
+        if estimate is None or not estimate.ttft_remote_ms or modes != {Mode.LOCAL, Mode.REMOTE}:
+            return
+        ttft_ms, tpot_ms = _remote_less_local(estimate)
+        sign = 1 if was.mode is Mode.LOCAL else -1
+        self.expected += 1
+        self.ttft_ms += sign * ttft_ms
+        self.tpot_ms += sign * tpot_ms
+
+
+def _remote_less_local(estimate: Estimate) -> tuple[float, float]:
+    return (
+        estimate.ttft_remote_ms - estimate.ttft_local_ms,
+        estimate.tpot_remote_ms - estimate.tpot_local_ms,
+    )
+
+
+def _lives(placement: Placement) -> tuple[Any, ...]:
+    pair = placement.prefill, placement.decode
+    return tuple(None if worker is None else worker.life for worker in pair)
+
+
+class Redeciding:
+    """Watches routers of a replay; `changes` is what the other settings would have changed."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        """Settings by name, as text; raises ConfigError for those that placements do not follow."""
+        for name in given:
+            if name not in SETTABLE:
+                raise ConfigError(
+                    f"--set {name}: expected any of {', '.join(sorted(SETTABLE))}; what else is "
+                    "set changes more than placements, and only a simulation tells what follows"
+                )
+        settings = changed(RouterSettings(), given)
+        Placer(settings, load_table(settings))  # raises for what can be no router's
+        self._given = given
+        self.changes = Changes()
+
+    def watch(
+        self, router: Router, told: Callable[[Placement | None], None] = lambda would: None
+    ) -> None:
+        """Ask about each of its placements; `told` hears what would be."""
+        settings = changed(router.settings, self._given)
+        beside = Beside(settings, load_table(settings), router.placer)
+        place = router.placer.place
+
+        def placed(case: Case, fleet: Fleet, now_ms: int) -> Placement | None:
+            would = beside.would(case, fleet, now_ms)
+            was = place(case, fleet, now_ms)
+            if was is not None:
+                self.changes.add(was, would)
+                told(would)
+            return was
+
+        router.placer.place = placed  # type: ignore[method-assign]  # both are asked
+
+
+def changed(settings: RouterSettings, given: Mapping[str, str]) -> RouterSettings:
+    """A router's settings, some of them others, as text. Where its table lay, that file need not be
+    here. Raises ConfigError for what is no setting, or no value of it."""
+    for name in given:
+        if name not in {each.name for each in dataclasses.fields(RouterSettings)}:
+            raise ConfigError(f"--set {name}: expected a setting of [router]")
+    texts = {f"TRIVIUM_ROUTER_{name.upper()}": text for name, text in given.items()}
+    known = dataclasses.asdict(settings) | {"table": ""}
+    return build("router", RouterSettings, known, environ=texts)

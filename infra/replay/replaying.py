@@ -1,0 +1,166 @@
+"""Replays a recording: every event into the core again, and every effect compared.
+
+A replay is equal where each line's effects have the checksum that the router noted. Of a life that
+differs the first difference counts; what follows it would differ over that. Pure, but for reading
+the file. Called by `trivium replay` and by tests.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infra.replay.applying import applied, content_of, event_of
+from infra.replay.recording import RECORD, SNAPSHOT, Recording, Row, opened
+from schemas.errors import RecordError
+from streams.core.effects import Effect
+from streams.core.events import Event
+from streams.core.router import Router
+from streams.journal.inputs import STOPPED
+from streams.journal.journal import effects_sum, version_of_core
+from streams.journal.snapshot import unpacked
+
+if TYPE_CHECKING:
+    from schemas.records import JournalSnapshot
+
+Watch = Callable[[Router], None]  # told of each router that a life begins with
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first line of a life from which something else followed."""
+
+    row: Row
+    event: Event
+    found: list[Effect]
+    error: str = ""  # what the core raised, if it did
+    decided: list[Any] = field(default_factory=list)  # what the log has of that moment
+
+
+@dataclass(slots=True)
+class ReplayedLife:
+    """One life of a router, replayed as far as it is the same."""
+
+    router_id: str
+    epoch: int
+    version: str = ""
+    events: int = 0
+    with_effects: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+    is_stopped: bool = False  # it ended as it should; else it went on, or died
+    difference: Difference | None = None
+    unknown: int = 0  # decisions in the log from after its last line
+
+
+@dataclass(slots=True)
+class Report:
+    """How a replay went."""
+
+    lives: list[ReplayedLife] = field(default_factory=list)
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    @property
+    def events(self) -> int:
+        return sum(life.events for life in self.lives)
+
+    @property
+    def recorded_s(self) -> float:
+        """Of all routers together."""
+        return sum(life.last_ms - life.first_ms for life in self.lives) / 1000
+
+    @property
+    def is_equal(self) -> bool:
+        return all(life.difference is None for life in self.lives)
+
+
+def replay(path: Path, watch: Watch | None = None) -> Report:
+    """Raises RecordError for a file that cannot be replayed."""
+    begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+    with opened(path) as recording:
+        replaying = _Replaying(recording, watch)
+        report = Report(list(replaying.lives()))
+        replaying.compare(report)
+    report.wall_s = time.perf_counter() - begun_s
+    report.cpu_s = time.process_time() - begun_cpu_s
+    return report
+
+
+class _Replaying:
+    """The rows of one recording, in order."""
+
+    def __init__(self, recording: Recording, watch: Watch | None) -> None:
+        self._rows = recording.rows()
+        self._codec = recording.codec
+        self._watch = watch
+        self._records: list[Row] = []
+        self._router: Router | None = None
+        self._parts: list[JournalSnapshot] = []
+
+    def lives(self) -> Iterator[ReplayedLife]:
+        """Each life once all of it is replayed."""
+        life: ReplayedLife | None = None
+        for row in self._rows:
+            if row.kind == RECORD:
+                self._records.append(row)
+                continue
+            if life is None or (life.router_id, life.epoch) != (row.router_id, row.router_epoch):
+                if life is not None:
+                    yield life
+                life, self._router, self._parts = (
+                    ReplayedLife(row.router_id, row.router_epoch),
+                    None,
+                    [],
+                )
+            if row.kind == SNAPSHOT:
+                self._begin(life, row)
+            elif life.difference is None:
+                self._step(life, row)
+        if life is not None:
+            yield life
+
+    def _begin(self, life: ReplayedLife, row: Row) -> None:
+        self._parts.append(self._codec.decode(row.value))
+        if len(self._parts) < self._parts[0].parts:
+            return
+        life.version = self._parts[0].version
+        try:
+            self._router = unpacked(b"".join(part.state for part in self._parts))
+        except RecordError as error:
+            raise RecordError(
+                f"{life.router_id}: recorded by {life.version}, replayed by {version_of_core()}: "
+                f"{error.message}"
+            ) from error
+        if self._watch is not None:
+            self._watch(self._router)
+
+    def _step(self, life: ReplayedLife, row: Row) -> None:
+        if self._router is None:
+            raise RecordError(f"{life.router_id}: the recording has no snapshot of it")
+        life.first_ms, life.last_ms = life.first_ms or row.now_ms, row.now_ms
+        if row.topic == STOPPED:
+            life.is_stopped = True
+            return
+        life.events += 1
+        event = event_of(row, content_of(self._codec, row.topic, row.value))
+        effects, error = applied(self._router, event, row.now_ms)
+        life.with_effects += bool(effects)
+        if effects_sum(self._codec, effects) != row.effects:
+            life.difference = Difference(row, event, effects, error)
+
+    def compare(self, report: Report) -> None:
+        """What the log has of differences, and of what no line tells."""
+        for life in report.lives:
+            ends = [each.epoch for each in report.lives if each.router_id == life.router_id]
+            until_ms = min((each for each in ends if each > life.epoch), default=1 << 62)
+            for row in self._records:
+                if row.topic != "decisions":
+                    continue
+                decision = self._codec.decode(row.value)
+                if decision.router_id != life.router_id:
+                    continue
+                life.unknown += life.last_ms < decision.at_ms < until_ms
+                if life.difference is not None and decision.at_ms == life.difference.row.now_ms:
+                    life.difference.decided.append(decision)

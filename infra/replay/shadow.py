@@ -1,0 +1,195 @@
+"""A shadow: a router of other settings that decides beside those that route, and does nothing else.
+
+It reads their journals and applies what they applied, as a replay does (`replaying.py`), only at
+once: so it knows their fleets, credits, queues and what they have learned, and follows what really
+became of each request. At each of their placements it asks a placer of its own (`redeciding.py`),
+and writes the answer to `decisions.shadow`. What follows from events it compares with the checksum
+that the router noted, and drops. It joins no group and no fleet, so nobody waits for it, grants it
+anything, or notices whether it is there. Called by `trivium router --shadow`.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from infra.replay.applying import applied, content_of, event_of
+from infra.replay.collecting import Place, lines_of
+from infra.replay.redeciding import Redeciding
+from schemas.codec import Codec
+from schemas.errors import RecordError
+from schemas.records import (
+    Decision,
+    JournalSnapshot,
+    Mode,
+    Reason,
+)
+from streams.core.effects import Decide, Effect
+from streams.core.placement.answer import Placement
+from streams.core.requests.recovery import PLACING
+from streams.core.router import Router
+from streams.journal.inputs import READ_BACK, STOPPED
+from streams.journal.journal import JournalEntry, Line, effects_sum
+from streams.journal.snapshot import unpacked
+
+log = logging.getLogger(__name__)
+Life = tuple[str, int]  # a router's id and epoch
+
+
+class Followed:
+    """One life of a router, applied again as it goes on."""
+
+    def __init__(self, router_id: str, redeciding: Redeciding, codec: Codec) -> None:
+        self.router_id = router_id
+        self._redeciding, self._codec = redeciding, codec
+        self._parts: list[JournalSnapshot] = []
+        self._router: Router | None = None
+        self._next_seq = 0
+        self._asked: list[Placement | None] = []
+
+    def begin(self, part: JournalSnapshot) -> None:
+        """A part of a snapshot; the first whole one counts, unless the router was lost since."""
+        if self._router is not None:
+            return
+        self._parts = [*(self._parts if part.part else ()), part]
+        if len(self._parts) < part.parts or self._parts[0].part:
+            return
+        self._router = unpacked(b"".join(each.state for each in self._parts))
+        self._next_seq, self._parts = part.seq, []
+        self._redeciding.watch(self._router, self._asked.append)
+
+    def wants(self, seq: int) -> bool:
+        """Whether a line of that number comes next, or later."""
+        return self._router is not None and seq >= self._next_seq
+
+    def step(self, seq: int, line: Line, value: bytes) -> list[tuple[Decide, Placement | None]]:
+        """Apply a line; returns each placement of the router, with what the other would have done.
+
+        Raises RecordError where something else follows than the router noted, or lines are missing:
+        then nothing more is known of it until its next snapshot.
+        """
+        router = self._router
+        assert router is not None, "`wants` has said so"
+        if seq != self._next_seq:
+            self._lose(f"lines {self._next_seq} to {seq - 1} of its journal are missing")
+        self._next_seq = seq + 1
+        self._asked.clear()
+        effects = self._applied(router, line, value)
+        if effects_sum(self._codec, effects) != line.effects:
+            self._lose(f"line {seq} of its journal, {line.topic}, has other effects here")
+        decides = [each for each in effects if isinstance(each, Decide)]
+        placed = [each for each in decides if each.decision.kind in PLACING]
+        return list(zip(placed, self._asked, strict=True))
+
+    def _applied(self, router: Router, line: Line, value: bytes) -> list[Effect]:
+        if line.topic in READ_BACK and not value:
+            self._lose(f"{line.topic}[{line.partition}] no longer has the record at {line.offset}")
+        event = event_of(line, content_of(self._codec, line.topic, value))
+        return applied(router, event, line.now_ms)[0]
+
+    def _lose(self, why: str) -> None:
+        self._router = None
+        raise RecordError(f"{self.router_id}: {why}; followed again from its next snapshot")
+
+
+def would_decide(shadow_id: str, placed: Decide, would: Placement | None) -> Decision:
+    """The router's decision as the shadow would have written it; without a mode, the request would
+    have waited."""
+    was = placed.decision
+    if would is None:
+        would = Placement(policy="", mode=Mode.NONE, reason=Reason.UNKNOWN)
+    prefill, decode = would.prefill, would.decode
+    return replace(
+        was,
+        router_id=shadow_id,
+        policy=would.policy,
+        reason=would.reason,
+        mode=would.mode,
+        orchestration=would.orchestration,
+        prefill_worker="" if prefill is None else prefill.worker_id,
+        prefill_epoch=0 if prefill is None else prefill.epoch,
+        decode_worker="" if decode is None else decode.worker_id,
+        decode_epoch=0 if decode is None else decode.epoch,
+        candidates=(),
+        w_ttft=would.w_ttft,
+        w_tpot=would.w_tpot,
+        load=would.load,
+        estimate=would.estimate,
+        wished_policy=would.missed.policy,
+        wished_orchestration=would.missed.orchestration,
+        unmet=would.missed.unmet,
+        policy_reason=would.policy_reason,
+    )
+
+
+class Shadow:
+    """All routers, followed; reads and writes nothing itself."""
+
+    def __init__(self, shadow_id: str, given: Mapping[str, str], since_ms: int) -> None:
+        """`given` are the settings that are others, as text; decisions from before `since_ms` are
+        not told. Raises ConfigError for settings that placements do not follow."""
+        self.shadow_id = shadow_id
+        self._redeciding = Redeciding(given)
+        self._since_ms = since_ms
+        # Of each router, the last line whose decisions were told, and are written.
+        self._told_ms: dict[str, int] = {}
+        self._written_ms: dict[str, int] = {}
+        self._followed: dict[Life, Followed] = {}
+        self._codec = Codec()
+
+    def begin(self) -> None:
+        """Follow nobody any more; the journal is read again from the last snapshots."""
+        self._followed.clear()
+
+    def written(self) -> None:
+        """All that was told is written, and is not told again."""
+        self._written_ms = dict(self._told_ms)
+
+    def apply(
+        self, entry: JournalEntry, records: Mapping[Place, bytes]
+    ) -> Iterator[tuple[Decision, int]]:
+        """What a journal says next, with the records that it names; yields decisions with their
+        partitions."""
+        followed = self._life((entry.router_id, entry.router_epoch))
+        try:
+            if isinstance(entry, JournalSnapshot):
+                followed.begin(entry)
+            elif entry.effects:  # older batches have no such column
+                for seq, line in lines_of(entry):
+                    yield from self._step(followed, seq, line, records)
+        except RecordError as error:
+            log.warning("%s: %s", self.shadow_id, error.message)
+
+    def _step(
+        self, followed: Followed, seq: int, line: Line, records: Mapping[Place, bytes]
+    ) -> Iterator[tuple[Decision, int]]:
+        if line.topic == STOPPED or not followed.wants(seq):
+            return
+        value = line.value
+        if line.topic in READ_BACK:
+            value = records.get((line.topic, line.partition, line.offset), b"")
+        asked = followed.step(seq, line, value)
+        router_id = followed.router_id
+        if asked and line.now_ms > self._written_ms.get(router_id, self._since_ms - 1):
+            self._told_ms[router_id] = line.now_ms
+            for placed, would in asked:
+                yield would_decide(self.shadow_id, placed, would), placed.partition
+
+    def _life(self, life: Life) -> Followed:
+        """Of each router its last life only."""
+        router_id, epoch = life
+        for each in [each for each in self._followed if each[0] == router_id and each[1] < epoch]:
+            del self._followed[each]
+        if life not in self._followed:
+            self._followed[life] = Followed(router_id, self._redeciding, self._codec)
+        return self._followed[life]
+
+
+def named(entries: list[JournalEntry]) -> list[Place]:
+    """The records that have to be read back."""
+    return [
+        (line.topic, line.partition, line.offset)
+        for entry in entries
+        if not isinstance(entry, JournalSnapshot) and entry.effects
+        for _, line in lines_of(entry)
+        if line.topic in READ_BACK
+    ]

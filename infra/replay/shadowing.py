@@ -1,0 +1,120 @@
+"""The process of a shadow: journals and what they name from the log, decisions to the log.
+
+What it makes of them is `shadow.py`'s. It reads without a group and joins no fleet; its producer
+writes one topic.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
+
+from infra.replay.collecting import Place
+from infra.replay.shadow import Shadow, named
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable, RecordError
+from schemas.log.clients import AssignedReader, LogProducer
+from schemas.log.clock import wall_ms
+from schemas.log.patience import outlive
+from schemas.settings import LogSettings
+from schemas.topics import TOPICS
+from streams.journal.inputs import READ_BACK
+from streams.journal.journal import JournalEntry
+
+TOPIC = "decisions.shadow"
+_READ_S, _LOOK_MS, _ENTRIES = 60.0, 500, 200
+
+
+async def run_shadow(
+    log: LogSettings,
+    given: Mapping[str, str],
+    *,
+    shadow_id: str,
+    stop: asyncio.Event,
+    codec: Codec,
+    snapshot_ms: int,
+) -> None:
+    """Decide beside the routers until `stop` is set; raises ConfigError for settings that are none.
+
+    `snapshot_ms` is how far apart their snapshots are.
+    """
+    shadow = Shadow(shadow_id, given, wall_ms())
+
+    async def life() -> None:
+        shadow.begin()
+        async with AsyncExitStack() as stack:
+            producer = LogProducer(log, codec, durable=True, client_id=shadow_id)
+            await stack.enter_async_context(producer)
+            records = NamedRecords(log, codec, shadow_id)
+            await records.start(stack)
+            journal = AssignedReader(log, "journal", [0], client_id=shadow_id)
+            await stack.enter_async_context(journal.reading("nowhere"))
+            since_ms = wall_ms() - 2 * snapshot_ms
+            await journal.seek(await journal.offsets_at(max(0, since_ms)))
+            while not stop.is_set():
+                batch = await journal.batch(max_records=_ENTRIES, timeout_ms=_LOOK_MS)
+                entries = list(_entries(codec, (each.value for each in batch)))
+                found = await records.read(named(entries))
+                acks = [
+                    await producer.send(
+                        TOPIC, decision, key=decision.session_id, partition=partition
+                    )
+                    for entry in entries
+                    for decision, partition in shadow.apply(entry, found)
+                ]
+                await asyncio.gather(*acks)
+                shadow.written()
+
+    await outlive(shadow_id, life, stop)
+
+
+def _entries(codec: Codec, values: Iterable[bytes | None]) -> Iterable[JournalEntry]:
+    """What no router can have written is passed over, as replays do."""
+    for value in values:
+        with suppress(RecordError):
+            if value:
+                yield codec.decode(value)
+
+
+class NamedRecords:
+    """Records that lines name, read back as the lines come."""
+
+    def __init__(self, log: LogSettings, codec: Codec, client_id: str) -> None:
+        self._log, self._codec, self._client_id = log, codec, client_id
+        self._plain = Codec()
+        self._readers: dict[str, AssignedReader] = {}
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """One reader for each topic, until the stack ends."""
+        for topic in READ_BACK:
+            partitions = range(self._log.partitions(TOPICS[topic].group))
+            reader = AssignedReader(self._log, topic, partitions, client_id=self._client_id)
+            self._readers[topic] = await stack.enter_async_context(reader.reading("latest"))
+            reader.rest()
+
+    async def read(self, places: Iterable[Place]) -> dict[Place, bytes]:
+        """Those that are still there, in a framing that needs no registry."""
+        wanted: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        for topic, partition, offset in places:
+            wanted[topic][partition].add(offset)
+        try:
+            async with asyncio.timeout(_READ_S):
+                parts = await asyncio.gather(*(self._of(*each) for each in wanted.items()))
+        except TimeoutError:
+            raise BrokerUnavailable(
+                f"records that routers have applied: not read in {_READ_S:.0f} s"
+            ) from None
+        return {place: value for part in parts for place, value in part.items()}
+
+    async def _of(self, topic: str, offsets: Mapping[int, set[int]]) -> dict[Place, bytes]:
+        reader, found = self._readers[topic], dict[Place, bytes]()
+        firsts = await reader.first_offsets()
+        ends = {p: max(offsets[p]) + 1 if p in offsets else 0 for p in firsts}
+        await reader.seek({p: max(firsts[p], min(each)) for p, each in offsets.items()})
+        async for records in reader.until(ends):
+            for each in records:
+                if each.offset in offsets.get(each.partition, ()):
+                    record = self._codec.decode(each.value)
+                    found[topic, each.partition, each.offset] = self._plain.encode(record)
+        reader.rest()
+        return found

@@ -1,0 +1,44 @@
+"""What stands in a recording for words that are left out: as long, and alike where these were.
+
+Tokens become digests of all tokens up to there, keyed by a salt that nobody keeps. So prompts begin
+alike exactly as far as they did, and nobody can try out what they said. Texts become as many bytes
+of x, names digests. Called by `redacting.py`.
+"""
+
+from hashlib import blake2b
+
+_TOKEN_BYTES = 4
+_NAME_CHARS = 16
+_HASH_BYTES = 8
+
+
+class StandIns:
+    """By one salt; `cell_tokens` is how finely prompts are told apart."""
+
+    def __init__(self, salt: bytes, cell_tokens: int) -> None:
+        self._salt, self._cell_tokens = salt, cell_tokens
+
+    def tokens(self, packed: bytes) -> bytes:
+        """Zeros, but for the last token of each whole cell: a digest of all tokens up to it."""
+        cell_bytes = self._cell_tokens * _TOKEN_BYTES
+        digest = blake2b(key=self._salt, digest_size=_TOKEN_BYTES)
+        found = bytearray(len(packed))
+        for end in range(cell_bytes, len(packed) + 1, cell_bytes):
+            digest.update(packed[end - cell_bytes : end])
+            found[end - _TOKEN_BYTES : end] = digest.copy().digest()
+            found[end - 1] &= 0x7F  # ids are not negative
+        return bytes(found)
+
+    def name(self, name: str) -> str:
+        """Another name for each name."""
+        return blake2b(name.encode(), key=self._salt, digest_size=_NAME_CHARS // 2).hexdigest()
+
+    def block(self, value: int) -> int:
+        """Another hash for the hash of a block of which no prompt is known."""
+        digest = blake2b(value.to_bytes(_HASH_BYTES), key=self._salt, digest_size=_HASH_BYTES)
+        return int.from_bytes(digest.digest())
+
+
+def blank(text: str) -> str:
+    """As many bytes."""
+    return "x" * len(text.encode())

@@ -1,0 +1,86 @@
+"""Which fields of records hold words, and records with other words in their place.
+
+By the fields' names, which mean the same in all records. Called by `redacting.py`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, TypeVar
+
+from schemas.records import KvEvents
+
+TOKENS = frozenset({"prompt_tokens", "tokens", "lead", "joint", "trail", "tail"})
+TEXTS = frozenset(
+    {"query", "filter", "text", "title", "source", "stop", "bad_words", "value", "message"}
+)
+DIGESTS = frozenset({"content"})  # without a key: whoever has the text has them
+NAMES = frozenset(
+    {"session_id", "tenant", "collection", "document_id", "passage_id", "changed", "known"}
+)
+_BIAS = "logit_bias"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What is to stand in place of each kind."""
+
+    tokens: Callable[[bytes], bytes]
+    text: Callable[[str], str]
+    digest: Callable[[str], str]
+    name: Callable[[str], str]
+
+    def within(self, record: T) -> T:
+        """The record with others in it and in all records in it; itself where there are none."""
+        return self._record(record, whole=True)
+
+    def in_own_fields(self, record: T) -> T:
+        """Likewise, but for the records in it."""
+        return self._record(record, whole=False)
+
+    def _record(self, record: T, *, whole: bool) -> T:
+        changes: dict[str, Any] = {}
+        for name in fields_of(record):
+            value = getattr(record, name)
+            other = self._value(name, value, whole)
+            if other is not value:
+                changes[name] = other
+        return replace(record, **changes) if changes else record  # type: ignore[type-var]  # a dataclass
+
+    def _value(self, name: str, value: Any, whole: bool) -> Any:
+        kind = type(value)
+        if not value or isinstance(value, int | float):
+            return value
+        if kind is str:
+            return self._string(name)(value)
+        if kind is bytes:
+            return self.tokens(value) if name in TOKENS else value
+        if isinstance(value, tuple | list):
+            others = [self._value(name, each, whole) for each in value]
+            same = all(new is old for new, old in zip(others, value, strict=True))
+            return value if same else kind(others)
+        if name == _BIAS and isinstance(value, Mapping):
+            return {}
+        return self._record(value, whole=whole) if whole and is_dataclass(kind) else value
+
+    def _string(self, name: str) -> Callable[[str], str]:
+        if name in TEXTS:
+            return self.text
+        if name in DIGESTS:
+            return self.digest
+        return self.name if name in NAMES else str
+
+
+def names_in(record: Any) -> set[str]:
+    """The names that it gives itself."""
+    found: set[str] = set()
+    for field in NAMES.intersection(fields_of(record)):
+        value = getattr(record, field)
+        found.update([value] if isinstance(value, str) else value)
+    return found - {""}
+
+
+def fields_of(record: Any) -> tuple[str, ...]:
+    """Names of those that may hold words, or records with words."""
+    is_wordless = isinstance(record, KvEvents) or not is_dataclass(record)
+    return () if is_wordless else tuple(record.__dataclass_fields__)

@@ -1,0 +1,45 @@
+"""From the workers that are there to those that are to be there: who moves, who starts, who leaves.
+
+A worker that one pool can spare and another wants is moved: its engine stays up. Pure; the launcher
+carries the steps out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from infra.scaling.measured import LLM
+from schemas.records import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One more worker."""
+
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A worker leaves, when it has finished what it holds."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A worker gets another role, and keeps its engine and its caches."""
+
+    worker_id: str
+    role: Role
+
+
+Step = Start | Drain | Move
+
+
+def steps(workers: Mapping[Role, Sequence[str]], targets: Mapping[Role, int]) -> list[Step]:
+    """What is to be done; `workers` has those that can best be spared last."""
+    pools = [(role, workers.get(role, ()), targets[role]) for role in LLM if role in targets]
+    spare = [name for _, there, target in pools for name in there[target:]]
+    lacking = [role for role, there, target in pools for _ in range(target - len(there))]
+    found = [Move(spare.pop(), role) if spare else Start(role) for role in lacking]
+    return [*found, *map(Drain, spare)]

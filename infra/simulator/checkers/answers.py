@@ -1,0 +1,104 @@
+"""Invariants 1 and 2: what stands in the log of an answer, and what its client hears.
+
+The engines of a simulated cluster say, at each place of an answer, a number and a letter that
+follow from the request's id and the place; here both are worked out again.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from zlib import crc32
+
+from infra.simulator.cluster import Checker, Cluster
+from infra.simulator.members.clients import Served
+from schemas.records import (
+    Orchestration,
+    Outcome,
+    OutcomeKind,
+    Phase,
+    PhaseKind,
+    TokenFrame,
+    Work,
+    WorkPhase,
+)
+
+Stream = tuple[str, int]  # request and attempt
+
+
+def expected(request_id: str, first: int, count: int) -> tuple[list[int], str]:
+    """Numbers and letters of an answer from a place on."""
+    base = crc32(request_id.encode()) % 256
+    letters = [chr(ord("a") + (base % 26 + first + place) % 26) for place in range(count)]
+    return [(base + first + place) % 256 for place in range(count)], "".join(letters)
+
+
+class Logged(Checker):
+    """Rows say what the answer has there, without a gap; reports come after their tokens."""
+
+    def __init__(self) -> None:
+        self._tokens: defaultdict[Stream, int] = defaultdict(int)  # that the log has
+        self._ended: set[Stream] = set()
+        self._pairs: dict[Stream, str] = {}  # their prefill workers
+
+    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+        """Keep the books of all streams."""
+        if isinstance(record, TokenFrame):
+            self._frame(record)
+        elif isinstance(record, Work):
+            stream = record.request_id, record.attempt
+            self._tokens[stream] = max(self._tokens[stream], record.said)
+            if record.phase is WorkPhase.PREFILL and record.orchestration in (
+                Orchestration.DECODE_FIRST,
+                Orchestration.CONCURRENT,
+            ):
+                self._pairs[stream] = record.worker_id
+        elif isinstance(record, Phase) and record.kind is PhaseKind.PREFILL_DONE:
+            stream = record.request_id, record.attempt
+            paired = stream in self._pairs  # its token may still come
+            assert paired or record.sent_tokens <= self._tokens[stream], (
+                f"{stream}: handed over before its token is in the log"
+            )
+        elif isinstance(record, Outcome) and record.kind is OutcomeKind.COMPLETED:
+            stream = record.request_id, record.attempt
+            assert stream in self._ended, f"{stream}: completed before its end is in the log"
+            assert record.completion_tokens == self._tokens[stream], (
+                f"{stream}: completed with {record.completion_tokens} tokens, the log has "
+                f"{self._tokens[stream]}"
+            )
+
+    def _frame(self, frame: TokenFrame) -> None:
+        at = 0
+        for number, request_id in enumerate(frame.request_ids):
+            stream, first = (request_id, frame.attempts[number]), frame.first_seqs[number]
+            count, text = frame.token_counts[number], frame.texts[number]
+            ids, at = list(frame.token_ids[at : at + count]), at + count
+            assert frame.first_chars[number] == first, f"{stream}: text of another place"
+            assert (ids, text) == expected(request_id, first, count), f"{stream}: other tokens"
+            assert first <= self._tokens[stream], f"{stream}: a gap before token {first}"
+            late = frame.worker_id == self._pairs.get(stream) and first + count == 1
+            assert late or stream not in self._ended, f"{stream}: tokens after the end"
+            self._tokens[stream] = max(self._tokens[stream], first + count)
+        self._ended.update((end.request_id, end.attempt) for end in frame.ends)
+
+
+class Heard(Checker):
+    """Clients hear each token of their answers once, in order, whatever died in between."""
+
+    def __init__(self) -> None:
+        self._places: defaultdict[str, int] = defaultdict(int)
+
+    def heard(self, served: Served, tokens: Sequence[int], text: str) -> None:
+        """The next tokens of an answer."""
+        name = served.request_id
+        wanted = expected(name, self._places[name], len(tokens))
+        assert (list(tokens), text) == wanted, f"{name}: other tokens at {self._places[name]}"
+        self._places[name] += len(tokens)
+
+    def finished(self, cluster: Cluster) -> None:
+        """Whole answers were heard as a whole."""
+        for served in cluster.clients.served:
+            name = served.request_id
+            assert not served.lacks_tokens or cluster.bus.lost, f"{name}: the log has its tokens"
+            assert not served.differs, f"{served.request_id}: an attempt said something else"
+            if served.completed and not served.left:
+                places = self._places[served.request_id]
+                assert places == served.output_tokens, f"{served.request_id}: heard {places}"

@@ -1,0 +1,62 @@
+"""Invariant 6: everything is bounded."""
+
+from collections.abc import Sequence
+
+from infra.simulator.cluster import Checker, Cluster
+from infra.simulator.log.bus import shared_codec
+from schemas.records import DecisionKind, Heartbeat, TokenFrame
+from schemas.rules.sizes import FRAME_BYTES_MAX
+from streams.core.effects import Decide, Effect, End
+from streams.core.events import Event, OutcomeArrived, PartitionReady, RequestArrived
+
+
+class Bounds(Checker):
+    """Frames, what waits for admission, what workers hold, what engines keep."""
+
+    def __init__(self, queue_requests_max: int) -> None:
+        self._queue_max = queue_requests_max
+        self._arrived: set[str] = set()  # a record of theirs may come again
+        self._queued: set[str] = set()
+        self._granted: dict[str, int] = {}
+        self._codec = shared_codec()
+        self._is_down = False
+
+    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+        """Count what waits."""
+        if isinstance(event, RequestArrived):
+            if event.request.request_id not in self._arrived:
+                self._queued.add(event.request.request_id)
+            self._arrived.add(event.request.request_id)
+        elif isinstance(event, OutcomeArrived):
+            self._queued.discard(event.outcome.request_id)
+        for effect in effects:
+            if isinstance(effect, End):
+                self._queued.discard(effect.outcome.request_id)
+            elif isinstance(effect, Decide) and effect.decision.kind in (
+                DecisionKind.PLACE,
+                DecisionKind.REPLACE,
+            ):
+                self._queued.discard(effect.decision.request_id)
+        if isinstance(event, PartitionReady):
+            self._is_down = False
+        waiting = 0 if self._is_down else len(self._queued)
+        assert waiting <= self._queue_max, f"{waiting} wait for admission"
+
+    def router_died(self) -> None:
+        """What arrives now waits in the log."""
+        self._is_down = True
+
+    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+        """Measure frames, and note what workers grant."""
+        if isinstance(record, TokenFrame):
+            size = len(self._codec.encode(record))
+            assert size <= FRAME_BYTES_MAX, f"a frame of {size} bytes"
+        elif isinstance(record, Heartbeat) and record.grants:
+            self._granted[record.member_id] = sum(grant.credits for grant in record.grants)
+
+    def looked(self, cluster: Cluster) -> None:
+        """Look at workers and their engines."""
+        for name, worker in cluster.workers.items():
+            state, most = worker.life.engine.state, 2 * self._granted.get(name, 0)
+            assert len(worker.life.held) <= most, f"{name} holds {len(worker.life.held)}"
+            assert state.cache.used <= state.cache.blocks_max, f"{name}: {state.cache.used} blocks"

@@ -1,0 +1,97 @@
+"""What is placed again goes on where its answer stopped: neither earlier nor later.
+
+Keeps books of records alone: per answer, how many tokens in a row the log has before the mark that
+makes an attempt void. What the log has of it after the mark does not count.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from infra.simulator.checkers.answers import expected
+from infra.simulator.cluster import Checker
+from infra.simulator.log.bus import LOST
+from infra.simulator.members.clients import Served
+from schemas.records import Continued, TokenFrame, Work
+
+_Stream = tuple[str, int]  # request and attempt
+_TOKEN_BYTES = 4
+
+
+class Goings(Checker):
+    """Work begins behind what its readers have, and no token is computed again."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[str] = Counter()  # what this run was about
+        self._rows: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
+        self._had: dict[_Stream, int] = {}  # tokens at the first mark of an attempt
+        self._told: dict[_Stream, Continued] = {}  # the first of an attempt
+        self._said: dict[_Stream, int] = {}
+        self._most: dict[str, tuple[int, int]] = {}  # that a client may hear, behind which attempt
+        self._heard: Counter[str] = Counter()
+
+    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+        """Keep the books."""
+        if isinstance(record, TokenFrame):
+            self._frame(record, is_lost=topic == LOST)
+        elif isinstance(record, Continued):
+            stream = record.request_id, record.attempt
+            self._told.setdefault(stream, record)
+            assert stream in self._had, f"{stream}: told of, and nobody asked"
+        elif isinstance(record, Work):
+            self._work(record)
+
+    def _frame(self, frame: TokenFrame, *, is_lost: bool) -> None:
+        rows = zip(
+            *(frame.request_ids, frame.attempts, frame.first_seqs, frame.token_counts), strict=True
+        )
+        for request_id, attempt, first, count in rows:
+            stream = request_id, attempt
+            assert first >= self._said.get(stream, 0), f"{stream}: token {first} is computed again"
+            if stream in self._had:
+                self.seen["tokens behind a mark"] += 1
+            elif not is_lost:
+                self._rows[request_id].append((attempt, first, count))
+            if attempt > self._most.get(request_id, (attempt, 0))[0]:
+                del self._most[request_id]
+        for end in frame.ends:
+            self._most.pop(end.request_id, None)
+        for void in frame.voids:
+            stream = void.request_id, void.attempt
+            if stream not in self._had:
+                had = self._had[stream] = self._in_a_row(void.request_id)
+                if not is_lost:  # else its readers go on
+                    self._most[void.request_id] = void.attempt, had
+
+    def heard(self, served: Served, tokens: Sequence[int], text: str) -> None:
+        """Nothing behind a mark, until the next attempt has something to say, or an end."""
+        name = served.request_id
+        self._heard[name] += len(tokens)
+        attempt, most = self._most.get(name, (0, self._heard[name]))
+        assert self._heard[name] <= most, f"{name}: heard of attempt {attempt} behind its mark"
+
+    def _in_a_row(self, request_id: str) -> int:
+        """How many tokens whoever takes rows in the order of the log has of the answer."""
+        have, latest, waiting = 0, 0, list[tuple[int, int]]()
+        for attempt, first, count in self._rows[request_id]:
+            if attempt > latest:
+                latest, waiting = attempt, []
+            if attempt == latest:
+                waiting.append((first, first + count))
+            for begin, end in sorted(waiting):
+                have = max(have, end) if begin <= have else have
+        return have
+
+    def _work(self, work: Work) -> None:
+        stream, before = (work.request_id, work.attempt), (work.request_id, work.attempt - 1)
+        self._said[stream] = work.said
+        self.seen["placed again"] += work.attempt > 1
+        if not work.said:
+            told = self._told.get(before)
+            assert told is None or not told.tokens, f"{stream}: begins anew, with an answer so far"
+            return
+        self.seen["gone on"] += 1
+        assert work.said == self._had[before], f"{stream}: goes on behind {work.said} tokens"
+        tokens, _ = expected(work.request_id, 0, work.said)
+        packed = b"".join(token.to_bytes(_TOKEN_BYTES, "little") for token in tokens)
+        assert work.prompt_tokens.endswith(packed), f"{stream}: behind another answer"
+        assert work.said_chars == work.said, f"{stream}: its text is behind its tokens"

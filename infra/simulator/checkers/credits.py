@@ -1,0 +1,189 @@
+"""Invariant 3: no worker gets, or does, what it did not grant."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from math import inf
+
+from infra.simulator.cluster import Checker, Cluster
+from schemas.fleet import DEAF_MS, LEASE_MS
+from schemas.records import (
+    CancelWork,
+    Decision,
+    Heartbeat,
+    Orchestration,
+    Outcome,
+    Phase,
+    PhaseKind,
+    Role,
+    Work,
+    WorkPhase,
+)
+from streams.core.effects import Decide, Dispatch, Effect, End
+from streams.core.events import (
+    Event,
+    FleetRecordArrived,
+    OutcomeArrived,
+    PartitionReady,
+    PhaseArrived,
+)
+
+IDLE_MS = 500.0  # until an engine has stopped what is over
+
+
+class Credits(Checker):
+    """Never more work on a worker than it granted, and none to one that is silent.
+
+    But for work whose decision was lost with its router, of which the next one knows nothing.
+    """
+
+    def __init__(self) -> None:
+        self._is_down = False  # what follows is the last that the router has sent
+        self._granted: dict[tuple[str, bool], int] = {}  # by worker, and whether for prefill
+        self._held: dict[tuple[str, bool], set[str]] = defaultdict(set)
+        self._heard_ms: dict[str, float] = {}
+        self._beats: dict[str, tuple[int, int]] = {}  # epoch and number of the last that counts
+
+    def router_died(self) -> None:
+        """Until the next one is there."""
+        self._is_down = True
+
+    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+        """Keep each worker's book."""
+        if isinstance(event, FleetRecordArrived):
+            if isinstance(event.record, Heartbeat):
+                self._beat(event.record, now_ms)
+        elif isinstance(event, OutcomeArrived):
+            self._gone(event.outcome)
+        elif isinstance(event, PhaseArrived) and event.phase.kind in (
+            PhaseKind.PREFILL_DONE,
+            PhaseKind.FAILED,
+            PhaseKind.REFUSED,
+        ):
+            self._freed(event.phase)
+        elif isinstance(event, PartitionReady):
+            self._is_down = False
+        decided = {each.decision.request_id for each in effects if isinstance(each, Decide)}
+        for effect in effects:
+            if isinstance(effect, Dispatch) and isinstance(effect.record, Work):
+                if not self._is_down or effect.record.request_id in decided:
+                    self._given(effect.record, now_ms)
+            elif isinstance(effect, Dispatch) and isinstance(effect.record, CancelWork):
+                if effect.record.void:  # it is read before any later work
+                    self._freed(effect.record)
+            elif isinstance(effect, End):
+                self._gone(effect.outcome)
+
+    def _beat(self, beat: Heartbeat, now_ms: float) -> None:
+        """Of a former life, or told before, it says nothing."""
+        number, last = (beat.epoch, beat.seq), self._beats.get(beat.member_id, (0, -1))
+        if number > last:
+            if number[0] > last[0]:  # another life holds nothing
+                for prefill in (True, False):
+                    self._held[beat.member_id, prefill] = set()
+            self._beats[beat.member_id] = number
+            self._heard_ms[beat.member_id] = now_ms
+            for prefill in (True, False):
+                granted = [g.credits for g in beat.grants if (g.role is Role.PREFILL) == prefill]
+                self._granted[beat.member_id, prefill] = sum(granted)
+
+    def _given(self, work: Work, now_ms: float) -> None:
+        for held in self._held.values():  # a new attempt voids what others hold of it
+            held.difference_update(
+                [key for key in held if _older(key, work.request_id, work.attempt)]
+            )
+        window = work.worker_id, work.phase is WorkPhase.PREFILL
+        held = self._held[window]
+        held.add(f"{work.request_id}.{work.attempt}")
+        most = self._granted[window]
+        assert len(held) <= most, f"{work.worker_id}: {len(held)} requests, {most} granted"
+        silent_ms = now_ms - self._heard_ms[work.worker_id]
+        name = f"{work.worker_id}: work after {silent_ms} ms of silence"
+        assert silent_ms <= LEASE_MS or self._goes_on_deaf(work, now_ms), name
+
+    def _goes_on_deaf(self, work: Work, now_ms: float) -> bool:
+        """The other half of a pair, while nobody at all is heard: then silence says nothing of the
+        worker that it was placed on (`streams/core/fleet/members.py`)."""
+        half = work.orchestration is Orchestration.DECODE_FIRST and work.phase is WorkPhase.PREFILL
+        return half and now_ms - max(self._heard_ms.values()) > DEAF_MS
+
+    def _freed(self, record: Phase | CancelWork) -> None:
+        """A worker holds this attempt no longer."""
+        for prefill in (True, False):
+            self._held[record.worker_id, prefill].discard(f"{record.request_id}.{record.attempt}")
+
+    def _gone(self, outcome: Outcome) -> None:
+        """Nobody holds the outcome's attempt any more, nor one before it."""
+        for held in self._held.values():
+            held.difference_update(
+                [key for key in held if _older(key, outcome.request_id, outcome.attempt + 1)]
+            )
+
+
+def _older(key: str, request_id: str, attempt: int) -> bool:
+    name, _, number = key.rpartition(".")
+    return name == request_id and int(number) < attempt
+
+
+class Idle(Checker):
+    """Engines compute nothing that is over: ended, void, or placed again.
+
+    But for work whose decision was lost with its router, which nobody knows of: it runs to its end.
+    """
+
+    def __init__(self) -> None:
+        self._decided: set[tuple[str, str, int]] = set()  # worker, request and attempt
+        self._over_ms: defaultdict[str, dict[int, float]] = defaultdict(
+            dict
+        )  # by what has ended it
+        self._void_ms: dict[tuple[str, str, int], float] = {}  # likewise, on a worker
+        self._calm_ms: dict[str, float] = {}  # since when a worker hears what it is told
+
+    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+        """Note what is over."""
+        if isinstance(record, Outcome):
+            self._over_ms[record.request_id].setdefault(record.attempt, now_ms)
+        elif isinstance(record, Decision):
+            for worker_id in (record.prefill_worker, record.decode_worker):
+                self._decided.add((worker_id, record.request_id, record.attempt))
+        elif isinstance(record, CancelWork):
+            name = record.worker_id, record.request_id, record.attempt
+            self._void_ms.setdefault(name, now_ms)
+
+    def looked(self, cluster: Cluster) -> None:
+        """Look into the engines."""
+        now_ms, bus = cluster.clock.now_ms, cluster.bus
+        if bus.slow or now_ms < bus.held_until_ms:
+            self._calm_ms.clear()
+        for worker in cluster.workers.values():
+            if worker.clock.is_asleep:
+                self._calm_ms.pop(worker.worker_id, None)
+                continue
+            calm_ms = self._calm_ms.setdefault(worker.worker_id, now_ms)
+            for name in worker.life.engine.state.computations:
+                if name.startswith("warm."):  # for a request, and of no attempt of it
+                    continue
+                request_id, _, attempt = name.partition("+")[0].rpartition(".")
+                job = worker.worker_id, request_id, int(attempt)
+                ends = self._over_ms.get(request_id, {}).items()
+                ended_ms = min((ms for last, ms in ends if last >= int(attempt)), default=inf)
+                over_ms = min(ended_ms, self._void_ms.get(job, inf))
+                if job not in self._decided:
+                    continue
+                late_ms = now_ms - max(over_ms, calm_ms)
+                assert late_ms <= IDLE_MS, f"{worker.worker_id} computes {name}, which is over"
+
+    def finished(self, cluster: Cluster) -> None:
+        """A while after the last end nobody does or holds anything."""
+        cluster.pass_ms(2 * IDLE_MS)
+        for worker in cluster.workers.values():
+            held, state = worker.life.held, worker.life.engine.state
+            unknown = [each for each in held.works if not self._is_decided(worker.worker_id, each)]
+            if worker.alive and not unknown:
+                assert not len(held), f"{worker.worker_id} holds {held.works}"
+                assert not state.computations, f"{worker.worker_id} computes for nobody"
+                kept = sum(len(each.pinned.hashes) for each in state.handed.values() if each.pinned)
+                private = sum(each.pinned.private for each in state.handed.values() if each.pinned)
+                assert state.cache.pinned <= kept + private, f"{worker.worker_id} keeps KV"
+
+    def _is_decided(self, worker_id: str, work: Work) -> bool:
+        return (worker_id, work.request_id, work.attempt) in self._decided

@@ -1,0 +1,93 @@
+"""Invariant 7: nothing runs for readers that are all lost, and what is read is not ended."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from infra.simulator.cluster import Checker
+from schemas.fleet import DEAF_MS, LEASE_MS
+from schemas.records import CancelReason, Heartbeat, MemberKind, Outcome, Registration
+from streams.core.effects import Effect, End
+from streams.core.events import (
+    CancellationArrived,
+    Event,
+    FleetRecordArrived,
+    OutcomeArrived,
+    PartitionReady,
+    RequestArrived,
+    ResumptionArrived,
+    Tick,
+)
+
+
+class Readers(Checker):
+    """Nothing runs for gateways that are lost, and nothing ends as lost before that."""
+
+    def __init__(self, grace_ms: int) -> None:
+        self._grace_ms = grace_ms
+        self._process: dict[str, tuple[str, int]] = {}  # by member id
+        self._heard_ms: dict[tuple[str, int], float] = {}
+        self._readers: dict[str, set[tuple[str, int]]] = {}  # of requests that depend on some
+        self._resumed: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
+        self._ended: set[str] = set()
+        self._begun_ms = 0.0  # the router's life, or when it hears again: it counts anew
+        self._fleet_ms = 0.0  # when it last heard anybody
+        self.lost: set[str] = set()
+
+    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+        """Keep the book of who reads what."""
+        if isinstance(event, FleetRecordArrived):
+            if now_ms - self._fleet_ms > DEAF_MS:
+                self._begun_ms = now_ms
+            self._fleet_ms = now_ms
+            self._heard(event.record, now_ms)
+        elif isinstance(event, RequestArrived):
+            request = event.request
+            ended = request.request_id in self._ended
+            if request.gateway_started_ms and not request.keeps_running and not ended:
+                reader = request.gateway_id, request.gateway_started_ms
+                self._readers.setdefault(request.request_id, {reader})
+        elif isinstance(event, ResumptionArrived):
+            resumed = event.resumption
+            place = resumed.gateway_id, resumed.gateway_started_ms
+            self._resumed[resumed.request_id].add(place)
+        elif isinstance(event, OutcomeArrived):
+            self._over(event.outcome.request_id)
+        elif isinstance(event, CancellationArrived):  # a worker is told to end it, and does
+            self._over(event.cancellation.request_id)
+        elif isinstance(event, PartitionReady):
+            self._begun_ms = now_ms
+        for effect in effects:
+            if isinstance(effect, End):
+                self._told(effect.outcome, now_ms)
+        if isinstance(event, Tick):
+            longest_ms = LEASE_MS + self._grace_ms + 2_000
+            waited_ms = now_ms - self._begun_ms
+            late = [
+                each
+                for each in self._readers
+                if min(waited_ms, self._unread_ms(each, now_ms)) > longest_ms
+            ]
+            assert not late, f"run for nobody: {late}"
+
+    def _heard(self, record: Registration | Heartbeat, now_ms: float) -> None:
+        if isinstance(record, Registration) and record.kind is MemberKind.GATEWAY:
+            self._process[record.member_id] = record.member_id, record.started_ms
+        if record.member_id in self._process:
+            self._heard_ms[self._process[record.member_id]] = now_ms
+
+    def _unread_ms(self, request_id: str, now_ms: float) -> float:
+        readers = self._readers[request_id] | self._resumed[request_id]
+        # One that registers later than its requests are read counts from then on.
+        return min(now_ms - self._heard_ms.setdefault(reader, now_ms) for reader in readers)
+
+    def _over(self, request_id: str) -> None:
+        self._ended.add(request_id)
+        self._readers.pop(request_id, None)
+
+    def _told(self, outcome: Outcome, now_ms: float) -> None:
+        error = outcome.error
+        if error is not None and error.message.endswith(CancelReason.GATEWAY_LOST.value):
+            self.lost.add(outcome.request_id)
+            unread_ms = self._unread_ms(outcome.request_id, now_ms)
+            assert unread_ms >= self._grace_ms, f"{outcome.request_id}: read {unread_ms} ms ago"
+        self._over(outcome.request_id)

@@ -1,0 +1,42 @@
+"""Invariant 1, further: every request ends for a reason, in time."""
+
+from infra.simulator.cluster import Checker, Cluster
+from schemas.records import Cancellation, Outcome, OutcomeKind, Request
+
+LATE_MS = 15_000  # after its end, or its deadline, no client waits so long
+
+
+class Reasons(Checker):
+    """An attempt has one outcome; nobody cancels or expires what was not, and nobody waits on."""
+
+    def __init__(self, skew_ms: float = 0.0) -> None:
+        """Workers' clocks may be wrong by `skew_ms`."""
+        self._skew_ms = skew_ms
+        self._outcomes: dict[tuple[str, int], Outcome] = {}
+        self._deadlines_ms: dict[str, int] = {}
+        self._given_up: set[str] = set()
+
+    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+        """Look at ends."""
+        if isinstance(record, Request):
+            self._deadlines_ms[record.request_id] = record.deadline_ms
+        elif isinstance(record, Cancellation):
+            self._given_up.add(record.request_id)
+        elif isinstance(record, Outcome) and record.request_id in self._deadlines_ms:
+            self._ended(record, now_ms)
+
+    def _ended(self, outcome: Outcome, now_ms: float) -> None:
+        name, request_id = (outcome.request_id, outcome.attempt), outcome.request_id
+        known = self._outcomes.setdefault(name, outcome)
+        assert known == outcome, f"{name}: two outcomes, {known} and {outcome}"
+        if outcome.kind is OutcomeKind.CANCELLED and outcome.error is None:
+            assert request_id in self._given_up, f"{name}: cancelled, and nobody asked for it"
+        if outcome.kind is OutcomeKind.EXPIRED:
+            due_ms = self._deadlines_ms[request_id] - self._skew_ms
+            assert now_ms >= due_ms, f"{name}: expired before its deadline"
+
+    def looked(self, cluster: Cluster) -> None:
+        """Whoever waits has time left."""
+        for served in cluster.clients.waiting:
+            late_ms = cluster.clock.now_ms - self._deadlines_ms[served.request_id]
+            assert late_ms < LATE_MS, f"{served.request_id}: its client waits for ever"

@@ -1,0 +1,103 @@
+"""Invariant 5: live state equals a rebuild from the log; the same events give the same effects."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from infra.simulator.cluster import Checker, Cluster
+from schemas.records import Registration
+from streams.core.effects import Decide, Effect, End
+from streams.core.events import (
+    CancellationArrived,
+    ContinuedArrived,
+    Event,
+    FleetRecordArrived,
+    OutcomeArrived,
+    PartitionLost,
+    PartitionReady,
+    PartitionTaken,
+    PhaseArrived,
+    Placed,
+    RequestArrived,
+    ResumptionArrived,
+    RetrievedArrived,
+)
+from streams.core.router import Router
+
+EVERY_LOOKS = 20
+View = dict[str, tuple[object, ...]]
+_CHARGES = 9  # where in a view they stand
+PARTITION = 0
+_OF_PARTITION = (
+    *(OutcomeArrived, Placed, PhaseArrived, RetrievedArrived, ContinuedArrived),
+    *(ResumptionArrived, CancellationArrived, RequestArrived),
+)
+
+
+class Rebuilds(Checker):
+    """A second router that hears the same, and others that read the log now and then."""
+
+    def __init__(self, make: Callable[[], Router]) -> None:
+        self.compared = 0
+        self._twin: Router | None = make()
+        self._log: defaultdict[type, list[Event]] = defaultdict(list)  # in order, by kind
+        self._reader = make()  # knows the fleet alone, and that nobody grants it anything
+        self._looks = 0
+
+    def router_died(self) -> None:
+        """The next one has another past."""
+        self._twin = None
+
+    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+        """Keep the log, and let the twin hear it."""
+        if self._twin is not None:
+            same = self._twin.apply(event, int(now_ms))
+            assert same == effects, f"{event}: {effects} and {same}"
+        if isinstance(event, FleetRecordArrived):
+            self._hear(event, int(now_ms))
+        else:
+            self._log[type(event)].append(event)
+        for effect in effects:
+            if isinstance(effect, Decide):
+                self._log[Placed].append(Placed(effect.decision, PARTITION))
+            elif isinstance(effect, End):
+                self._log[OutcomeArrived].append(OutcomeArrived(effect.outcome, PARTITION))
+
+    def _hear(self, heard: FleetRecordArrived, now_ms: int) -> None:
+        record = heard.record
+        if not isinstance(record, Registration):
+            record = replace(record, grants=())
+        self._reader.apply(replace(heard, record=record), now_ms)
+
+    def looked(self, cluster: Cluster) -> None:
+        """Compare, now and then; to a router that sleeps no time has passed."""
+        self._looks += 1
+        awake = cluster.router.alive and not cluster.router.is_asleep
+        if self._looks % EVERY_LOOKS == 0 and awake:
+            self.compared += 1
+            live = _comparable(cluster.router.core)
+            rebuilt = self._rebuilt(int(cluster.clock.now_ms))
+            assert rebuilt == live, f"the log tells {rebuilt}, the router has {live}"
+
+    def _rebuilt(self, now_ms: int) -> View:
+        """As a router reads it that has nothing to give out; then it loses the partition again."""
+        router = self._reader
+        router.apply(PartitionTaken(PARTITION), now_ms)
+        for kind in _OF_PARTITION:
+            for event in self._log[kind]:
+                router.apply(event, now_ms)
+        router.apply(PartitionReady(PARTITION), now_ms)
+        found = _comparable(router)
+        router.apply(PartitionLost(PARTITION), now_ms)
+        return found
+
+
+def _comparable(router: Router) -> View:
+    """Without how much work a placement was thought to be, of which the log says nothing."""
+    views = {}
+    for request_id, view in router.view().items():
+        if len(view) > _CHARGES:  # else it waits
+            charges = [(role, charge.life) for role, charge in view[_CHARGES]]  # type: ignore[attr-defined]  # pairs
+            view = (*view[:_CHARGES], charges, *view[_CHARGES + 1 :])
+        views[request_id] = view
+    return views

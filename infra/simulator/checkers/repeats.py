@@ -1,0 +1,56 @@
+"""Invariant 8: a later attempt repeats behind the passages that an earlier one has put in.
+
+Keeps books of records alone. The engines of a simulated cluster say the same whatever was put in,
+so what would make a real one say something else is compared instead.
+"""
+
+from collections import Counter, defaultdict
+
+from infra.simulator.cluster import Checker
+from schemas.records import Retrieved, TokenFrame, Work
+
+_Stream = tuple[str, int]  # request and attempt
+_PutIn = frozenset[tuple[int, bytes]]  # places and tokens
+
+
+class Repeats(Checker):
+    """A token that two attempts have sent was drawn behind the same passages in both.
+
+    But for what the later one has put in itself: an engine that says several tokens at a time may
+    have gone some tokens beyond a place at which it had not asked yet.
+    """
+
+    def __init__(self) -> None:
+        self.seen: Counter[str] = Counter()  # what this run was about
+        self._given: dict[_Stream, _PutIn] = {}  # by its router
+        self._own: defaultdict[_Stream, _PutIn] = defaultdict(frozenset)
+        self._behind: defaultdict[str, dict[int, _PutIn]] = defaultdict(dict)  # by place
+
+    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+        """Keep the books."""
+        if isinstance(record, Work) and record.probes is not None:
+            inserts = ((each.at, each.tokens) for each in record.probes.put_in if each.tokens)
+            self._given.setdefault((record.request_id, record.attempt), frozenset(inserts))
+        elif isinstance(record, Retrieved) and record.tokens:
+            self._own[record.request_id, record.attempt] |= {(record.seq, record.tokens)}
+        elif isinstance(record, TokenFrame):
+            self._frame(record)
+
+    def _frame(self, frame: TokenFrame) -> None:
+        rows = zip(
+            *(frame.request_ids, frame.attempts, frame.first_seqs, frame.token_counts), strict=True
+        )
+        for request_id, attempt, first, count in rows:
+            stream, known = (request_id, attempt), self._behind[request_id]
+            own, given = self._own[stream], self._given.get(stream, frozenset())
+            for place in range(first, first + count):
+                behind = _before(own | given, place)
+                before = known.setdefault(place, behind)
+                name = f"token {place} of {request_id} in attempt {attempt}"
+                assert before <= behind, f"{name}: without what was put in before it"
+                assert behind - before <= own, f"{name}: behind what was not put in before it"
+                self.seen["repeated behind passages"] += before is not behind and bool(before)
+
+
+def _before(put_in: _PutIn, place: int) -> _PutIn:
+    return frozenset(each for each in put_in if each[0] <= place) if put_in else put_in

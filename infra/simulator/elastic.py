@@ -1,0 +1,139 @@
+"""A simulated cluster whose pools follow what they want, as `trivium up --autoscale` has it.
+
+The law, the patience and the steps are those of `infra/scaling`, fed with the fleet's own records.
+Here a worker is there some time after it was started; a drain ends when nothing is held; and a move
+is a drain and a start that takes no time, because the engine stays up. How long workers were there
+is counted, those that start and those that drain included.
+"""
+
+from collections.abc import Iterable
+
+from infra.scaling.scaler import Scaler
+from infra.scaling.settings import ScalingSettings
+from infra.scaling.steps import Drain, Move, Start, Step, steps
+from infra.simulator.cluster import Checker, Cluster
+from infra.simulator.members.worker import SimWorker
+from schemas.fleet import FleetView
+from schemas.records import Heartbeat, Registration, Role
+from schemas.settings import LogSettings
+
+LOOK_MS = 1_000.0
+POLL_MS = 100.0
+HEARD_MS = 1_000.0  # until every router has heard that a worker drains
+
+
+class FleetSeen(Checker):
+    """Folds what members write."""
+
+    def __init__(self) -> None:
+        self.view = FleetView()
+        self._offset = 0
+
+    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+        """Somebody told the fleet something."""
+        if isinstance(record, Registration | Heartbeat):
+            self._offset += 1
+            self.view.apply(record, self._offset, int(now_ms))
+
+
+class Elastic:
+    """Scales one cluster from `begin` on."""
+
+    def __init__(
+        self, cluster: Cluster, seen: FleetSeen, settings: ScalingSettings, start_ms: float
+    ) -> None:
+        self._cluster, self._seen, self._start_ms = cluster, seen, start_ms
+        self._scaler = Scaler(settings)
+        self._starting: dict[Role, int] = {}
+        self._leaving: set[str] = set()
+        self._names = 0
+        self.counts: list[tuple[float, dict[Role, int]]] = []  # when, and who was there by role
+
+    def begin(self) -> None:
+        """Look now, and again and again."""
+        self._look()
+
+    @property
+    def _serving(self) -> list[SimWorker]:
+        workers = self._cluster.workers.values()
+        return [each for each in workers if each.alive and each.worker_id not in self._leaving]
+
+    def _look(self) -> None:
+        clock = self._cluster.clock
+        clock.after(LOOK_MS, self._look)
+        now_ms = int(clock.now_ms)
+        workers: dict[Role, list[str]] = {}
+        for worker in sorted(self._serving, key=lambda each: -len(each.life.held)):
+            workers.setdefault(worker.roles[0], []).append(worker.worker_id)
+        present = {
+            role: len(workers.get(role, ())) + self._starting.get(role, 0)
+            for role in (*workers, *self._starting)
+        }
+        look = self._scaler.look(self._seen.view, now_ms)
+        if look is not None:
+            targets = self._scaler.settle(look, present, now_ms)
+            coming = {
+                role: [*[""] * self._starting.get(role, 0), *workers.get(role, ())]
+                for role in targets
+            }  # what starts is not spared
+            for step in steps(coming, targets):
+                self._carry_out(step)
+        self._count()
+
+    def _count(self) -> None:
+        there = dict(self._starting)
+        for worker in self._cluster.workers.values():
+            if worker.alive:
+                there[worker.roles[0]] = there.get(worker.roles[0], 0) + 1
+        self.counts.append((self._cluster.clock.now_ms, there))
+
+    def _carry_out(self, step: Step) -> None:
+        match step:
+            case Start(role):
+                self._begin(role, self._start_ms)
+            case Drain(name):
+                self._drain(name, None)
+            case Move(name, role):
+                self._drain(name, role)
+
+    def _begin(self, role: Role, after_ms: float) -> None:
+        self._starting[role] = self._starting.get(role, 0) + 1
+        self._cluster.clock.after(after_ms, lambda: self._join(role))
+
+    def _join(self, role: Role) -> None:
+        self._starting[role] -= 1
+        taken = {each.partition for each in self._cluster.workers.values() if each.alive}
+        free = (n for n in range(LogSettings().worker_partitions) if n not in taken)
+        self._names += 1
+        worker = self._cluster.make_worker(f"{role}-more-{self._names}", (role,), next(free))
+        self._cluster.workers[worker.worker_id] = worker
+        self._cluster.members.join(worker)
+
+    def _drain(self, name: str, then: Role | None) -> None:
+        worker = self._cluster.workers.get(name)
+        if worker is None or not worker.alive:
+            return  # it starts yet
+        self._leaving.add(name)
+        worker.life.drain()
+        self._cluster.clock.after(HEARD_MS, lambda: self._leave(worker, then))
+
+    def _leave(self, worker: SimWorker, then: Role | None) -> None:
+        if len(worker.life.held) or worker.life.engine.state.handed:
+            self._cluster.clock.after(POLL_MS, lambda: self._leave(worker, then))
+            return
+        if worker.alive:
+            self._cluster.members.leave(worker)
+        if then is not None:
+            self._begin(then, 0.0)
+
+
+def worker_hours(
+    counts: Iterable[tuple[float, dict[Role, int]]], begin_ms: float, end_ms: float
+) -> float:
+    """The time that workers were there between the two, together."""
+    found, last_ms, last = 0.0, begin_ms, 0
+    for at_ms, there in counts:
+        upto_ms = min(max(at_ms, begin_ms), end_ms)
+        found += last * (upto_ms - last_ms)
+        last_ms, last = upto_ms, sum(there.values())
+    return (found + last * (end_ms - last_ms)) / 3_600_000

@@ -1,0 +1,317 @@
+"""Records that mean harm, as faults drawn from a seed: repeated, forged and oversized ones.
+
+What is forged is about work that some worker has at that time, and passes every check of form; only
+what it says is wrong. Nothing here forges what nobody could tell from the truth: who may write to
+a topic is trusted that far (infra/docs/operate.md, "Say who may write"); so no later life or
+heartbeat of a worker that is there, and no order about a request that is.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from infra.simulator.cluster import Cluster, Fault
+from infra.simulator.members import fleet
+from infra.simulator.members.router import PARTITION
+from infra.simulator.members.worker import SimWorker
+from infra.simulator.traffic.poisson import unlike_others
+from infra.simulator.traffic.script import Turn, conversation
+from schemas.errors import RecordError
+from schemas.log.membership import check_leases
+from schemas.records import (
+    Cancellation,
+    CancelReason,
+    Endpoint,
+    Heartbeat,
+    KvHandle,
+    MemberState,
+    Orchestration,
+    Outcome,
+    OutcomeKind,
+    PhaseKind,
+    Priority,
+    Request,
+    Sampling,
+    WireError,
+    Work,
+    WorkPhase,
+)
+from schemas.rules.numbers import check_numbers
+from schemas.rules.pairs import is_paired
+from schemas.rules.phases import phase_of
+from schemas.settings import LogSettings
+from schemas.topics import WORK_TOPICS
+from streams.core.events import (
+    CancellationArrived,
+    Event,
+    FleetRecordArrived,
+    OutcomeArrived,
+    PhaseArrived,
+    RequestArrived,
+)
+
+Draw = np.random.Generator
+_LOG = LogSettings()
+TOPICS = ("requests", "phases", "outcomes", "tokens", "fleet", "prefixes", *WORK_TOPICS.values())
+ORDERS = "decode"  # whichever it is, all are delivered alike
+LARGE_PROMPT_TOKENS = 16
+NEAR_BYTES = 600  # a large request is so far below its limit at most: work of it fits, or just not
+_NUMBERS = (0, 1, -1, (1 << 31) - 1, -(1 << 31))
+_FLOATS = (0.5, 1e9, 1e300, -1.0, float("nan"), float("inf"))
+
+
+class OpenCluster(Cluster):
+    """One to whose log others write as well."""
+
+    buried = 0  # forged records that nobody could read
+
+    def forge(self, topic: str, record: object, event: Event) -> None:
+        """Put a record there that nobody here wrote: it is checked as the agents do, or buried."""
+        self.bus.send((topic, PARTITION), record, lambda: self._read(record, event), forged=True)
+
+    def _read(self, record: object, event: Event) -> None:
+        try:
+            check_numbers(record)
+            check_leases(record, _LOG)
+        except RecordError:
+            self.buried += 1
+        else:
+            self.router.apply(event)
+
+
+def hostile(
+    seed: int, *, count: int, begin_ms: float, end_ms: float, record_bytes_max: int
+) -> tuple[Fault, ...]:
+    """So many of all kinds within a time; large requests are near the limit, or above it."""
+    draw = np.random.default_rng([seed, count])
+    kinds: tuple[Callable[[Draw, float], Fault], ...] = (
+        lambda draw, at_ms: twice(at_ms, str(draw.choice(TOPICS))),
+        lambda draw, at_ms: forged(at_ms, draw),
+        lambda draw, at_ms: large(at_ms, record_bytes_max - int(draw.integers(NEAR_BYTES))),
+    )
+    times = sorted(draw.uniform(begin_ms, end_ms, count).tolist())
+    return tuple(kinds[int(draw.integers(len(kinds)))](draw, at_ms) for at_ms in times)
+
+
+def twice(at_ms: float, topic: str) -> Fault:
+    """The topic's next record is delivered twice."""
+    return Fault(at_ms, lambda cluster: cluster.bus.twice.add(topic))
+
+
+def large(at_ms: float, grammar_chars: int) -> Fault:
+    """A client asks for an answer by a grammar of such a length."""
+
+    def strike(cluster: Cluster) -> None:
+        turn = Turn(prompt_tokens=LARGE_PROMPT_TOKENS, output_tokens=4, grammar_chars=grammar_chars)
+        tokens = unlike_others(int(at_ms), LARGE_PROMPT_TOKENS + 4)
+        block_tokens = cluster.setup.block_tokens
+        cluster.clients.start(
+            [conversation(f"large-{at_ms}-{grammar_chars}", at_ms, [turn], tokens, block_tokens)]
+        )
+
+    return Fault(at_ms, strike)
+
+
+def forged(at_ms: float, draw: Draw) -> Fault:
+    """Somebody writes a record about a piece of work that some worker has then."""
+
+    def strike(cluster: Cluster) -> None:
+        assert isinstance(cluster, OpenCluster)
+        held = [worker.life.held.works for worker in cluster.workers.values() if worker.alive]
+        busy = [works for works in held if works]
+        if busy:
+            works = busy[int(draw.integers(len(busy)))]
+            work = works[int(draw.integers(len(works)))]
+            make = _FORGERIES[int(draw.integers(len(_FORGERIES)))]
+            make(cluster, work, draw)
+
+    return Fault(at_ms, strike)
+
+
+def _foreign_phase(cluster: OpenCluster, work: Work, draw: Draw) -> None:
+    """Of a request, attempt or worker that is not the one."""
+    wrongs: tuple[dict[str, Any], ...] = (
+        {"request_id": "nobody"},
+        {"worker_id": "stranger"},
+        {"worker_epoch": work.worker_epoch + 1},
+        {"attempt": work.attempt - 1},
+        {"attempt": work.attempt + 1},
+    )
+    kind = list(PhaseKind)[int(draw.integers(len(PhaseKind)))]
+    error = WireError(code="forged", message="\x1b[2J" * 99) if kind is PhaseKind.FAILED else None
+    kv = KvHandle(
+        worker_id=work.worker_id,
+        worker_epoch=work.worker_epoch,
+        engine_id=work.worker_id,
+        engine_request_id=work.request_id,
+        tokens=int(draw.choice(_NUMBERS)),
+        block_size=0,
+        expires_at_ms=0,
+    )
+    now_ms = int(cluster.clock.now_ms)
+    phase = phase_of(work, kind, now_ms, now_ms, kv=kv, error=error)
+    phase = replace(phase, **wrongs[int(draw.integers(len(wrongs)))])
+    cluster.forge("phases", phase, PhaseArrived(phase, PARTITION))
+
+
+def _senseless_phase(cluster: OpenCluster, work: Work, draw: Draw) -> None:
+    """Of the attempt's own worker, with numbers that say nothing."""
+    kind = PhaseKind.KV_RECEIVED
+    paired = is_paired(work.orchestration)
+    if work.phase is WorkPhase.PREFILL and paired:
+        kind = PhaseKind.PREFILL_DONE  # of other attempts it would be the truth, too early
+    elif paired:
+        return  # the truth, too early: nobody waits for a prefill worker any more that is lost
+    phase = phase_of(
+        work,
+        kind,
+        int(cluster.clock.now_ms),
+        int(draw.choice(_NUMBERS[:2])),
+        prompt_tokens=int(draw.choice(_NUMBERS)),
+        cached_tokens=int(draw.choice(_NUMBERS)),
+        kv_bytes=int(draw.choice(_NUMBERS)),
+        transfer_ms=float(draw.choice(_FLOATS)),
+    )
+    cluster.forge("phases", phase, PhaseArrived(phase, PARTITION))
+
+
+def _outcome(cluster: OpenCluster, work: Work, draw: Draw) -> None:
+    """Of an attempt that was not the last, or of no request."""
+    outcome = Outcome(
+        request_id=work.request_id,
+        session_id=work.session_id,
+        attempt=work.attempt,
+        kind=OutcomeKind.COMPLETED,
+        finish_reason="length",
+        written_by=work.worker_id,
+        mode=work.mode,
+        prefill_worker=work.prefill_worker,
+        decode_worker=work.worker_id,
+        prompt_tokens=1,
+        completion_tokens=1,
+        cached_tokens=0,
+        kv_bytes=0,
+        arrived_ms=work.arrived_ms,
+        first_token_ms=0,
+        ended_ms=int(cluster.clock.now_ms),
+    )
+    wrong = {"attempt": work.attempt - 1} if draw.random() < 0.5 else {"request_id": "nobody"}
+    outcome = replace(outcome, **wrong)
+    cluster.forge("outcomes", outcome, OutcomeArrived(outcome, PARTITION))
+
+
+def _request(cluster: OpenCluster, work: Work, draw: Draw) -> None:
+    """Another one under the name of one that was accepted."""
+    request = Request(
+        request_id=work.request_id,
+        parent_id="",
+        session_id=work.session_id,
+        endpoint=Endpoint.COMPLETION,
+        priority=Priority.BATCH,
+        model="none",
+        prompt_tokens=b"",
+        sampling=work.sampling,
+        arrived_ms=int(draw.choice(_NUMBERS)),
+        deadline_ms=0,
+        gateway_id="stranger",
+        gateway_partition=int(draw.choice(_NUMBERS[:2])),
+    )
+    cluster.forge("requests", request, RequestArrived(request, PARTITION))
+
+
+def _cancellation(cluster: OpenCluster, work: Work, draw: Draw) -> None:
+    """Of a request that nobody made."""
+    at_ms = int(draw.choice(_NUMBERS))
+    cancellation = Cancellation(
+        request_id="nobody",
+        session_id=work.session_id,
+        reason=CancelReason.CLIENT_GONE,
+        at_ms=at_ms,
+    )
+    cluster.forge("cancellations", cancellation, CancellationArrived(cancellation, PARTITION))
+
+
+def _stranger(cluster: OpenCluster, work: Work, draw: Draw) -> None:
+    """A worker that nobody started joins, perhaps with what another one leases, and takes work."""
+    worker = cluster.workers[work.worker_id]
+    name = f"stranger-{cluster.bus.sent('fleet', PARTITION)}"
+    said = fleet.registration(worker, (work.orchestration,))
+    assert said.capability is not None
+    capability, sizes = said.capability, ("block_size", "max_model_len", "running_max")
+    if draw.random() < 0.5:
+        odd: dict[str, Any] = {size: int(draw.choice(_NUMBERS)) for size in sizes}
+        capability = replace(capability, engine_id=name, **odd)
+    leases = said.leases
+    if draw.random() < 0.3:
+        leases = [replace(lease, partition=int(draw.choice(_NUMBERS))) for lease in leases]
+    nobody = cluster.make_worker(name, worker.roles, worker.partition)
+    nobody.crash()  # it answers nothing
+    cluster.workers[name] = nobody
+    joined = replace(said, member_id=name, capability=capability, leases=leases)
+    _to_fleet(cluster, joined)
+    if draw.random() < 0.7:
+        _to_fleet(cluster, replace(_odd_beat(cluster, worker, draw), member_id=name))
+
+
+def _odd_beat(cluster: Cluster, worker: SimWorker, draw: Draw) -> Heartbeat:
+    beat = fleet.heartbeat(worker, 0)
+    counts = ("running", "waiting", "queued_tokens", "kv_blocks_used", "requests_total")
+    load = replace(
+        beat.load,
+        step_ms=float(draw.choice(_FLOATS)),
+        **{count: int(draw.choice(_NUMBERS)) for count in counts},
+    )
+    few = [replace(grant, credits=int(draw.choice(_NUMBERS[:3]))) for grant in beat.grants]
+    return replace(beat, load=load, grants=few, at_ms=int(draw.choice(_NUMBERS)))
+
+
+def _former_life(cluster: OpenCluster, work: Work, draw: Draw) -> None:
+    """Of a worker that is there: a life that is over, or a heartbeat that was overtaken."""
+    worker = cluster.workers[work.worker_id]
+    beat = _odd_beat(cluster, worker, draw)
+    said = fleet.registration(worker, ())
+    records: tuple[fleet.FleetRecord, ...] = (
+        replace(beat, epoch=worker.epoch - 1, seq=1 << 62, state=MemberState.GONE),
+        replace(beat, seq=int(draw.choice((0, -1)))),
+        replace(said, epoch=worker.epoch - 1, leases=[], roles=[]),
+        replace(beat, member_id="nobody", seq=1),
+    )
+    _to_fleet(cluster, records[int(draw.integers(len(records)))])
+
+
+def _to_fleet(cluster: OpenCluster, record: fleet.FleetRecord) -> None:
+    offset = cluster.bus.sent("fleet", PARTITION)
+    cluster.forge("fleet", record, FleetRecordArrived(record, offset))
+
+
+def _order(cluster: OpenCluster, work: Work, draw: Draw) -> None:
+    """Work that no router decided: of a request nobody made, for another life, or once more."""
+    now_ms = int(cluster.clock.now_ms)
+    name = f"nobody-{cluster.bus.sent(ORDERS, 0)}"
+    order = replace(
+        work,
+        request_id=name,
+        prompt_tokens=unlike_others(now_ms, LARGE_PROMPT_TOKENS).tobytes(),
+        sampling=Sampling(max_tokens=4, ignore_eos=True),
+        attempt=int(draw.choice(_NUMBERS)),
+        orchestration=Orchestration.PREFILL_FIRST,
+        kv=None,
+        kv_target=None,
+        deadline_ms=now_ms + int(draw.choice((2, 50, 1_000))),
+    )
+    orders = (
+        order,
+        work,
+        replace(order, worker_epoch=work.worker_epoch + 1),
+        replace(work, worker_epoch=work.worker_epoch - 1, attempt=work.attempt + 1),
+        replace(work, worker_id="stranger", attempt=work.attempt + 1),
+    )
+    cluster.order((ORDERS, 0), orders[int(draw.integers(len(orders)))], forged=True)
+
+
+_FORGERIES = (
+    *(_foreign_phase, _senseless_phase, _outcome, _request, _cancellation),
+    *(_stranger, _former_life, _order),
+)

@@ -1,0 +1,176 @@
+"""Every kind of fault, by name: what it does to a cluster now, and how it passes.
+
+A kind gets a generator of its own, and the request at which it is aimed, if there is one: faults of
+workers then mostly hit one on which that stands.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from infra.simulator.cluster import Cluster, Fault
+from infra.simulator.faults import hostile, losses, members
+from infra.simulator.members.worker import SimWorker
+from streams.core.requests.live import LiveRequest
+
+Draw = np.random.Generator
+Kind = Callable[[Cluster, Draw, LiveRequest | None], None]
+UNCLEAN = "unclean leader"
+AIMED_SHARE = 0.7
+ENDING_SHARE = 0.4  # of crashes that are over an outcome
+NEAR_BYTES = 600  # a large request is so far below the log's limit at most
+TOPICS = (*hostile.TOPICS, "cancellations", "decisions")
+
+
+def _worker(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> SimWorker:
+    """Mostly one on which the request stands."""
+    holders = [life[0] for life in live.holders if life[0] in cluster.workers] if live else []
+    names = [name for name, _ in cluster.shape.roles()]
+    aimed = holders if holders and draw.random() < AIMED_SHARE else names
+    return cluster.workers[aimed[int(draw.integers(len(aimed)))]]
+
+
+def _gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> str:
+    """Mostly the one that reads the answer."""
+    readers = [name for name, _ in live.readers] if live else []
+    names = list(cluster.gateways.by_id)
+    aimed = readers if readers and draw.random() < AIMED_SHARE else names
+    return aimed[int(draw.integers(len(aimed)))]
+
+
+def _at_once(make: Callable[[Cluster, Draw, LiveRequest | None], tuple[Fault, ...]]) -> Kind:
+    """A kind of faults at times from now on; the first strikes at once."""
+
+    def strike(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
+        now_ms = cluster.clock.now_ms
+        for number, fault in enumerate(make(cluster, draw, live)):
+            if number == 0:
+                fault.strike(cluster)
+            else:
+                cluster.clock.at(now_ms + fault.at_ms, lambda fault=fault: fault.strike(cluster))  # type: ignore[misc]  # bound now
+
+    return strike
+
+
+def _lose_worker(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[Fault, ...]:
+    name = _worker(cluster, draw, live).worker_id
+    if draw.random() < ENDING_SHARE:
+        late_ms, for_ms = draw.uniform(200.0, 1_500.0), draw.uniform(1.0, 200.0)
+        return (losses.die_ending(0.0, name, late_ms, for_ms),)
+    return losses.crash(0.0, name), losses.restart(draw.uniform(100.0, 4_000.0), name)
+
+
+def _drain(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[Fault, ...]:
+    name = _worker(cluster, draw, live).worker_id
+    return (losses.drain(0.0, name, draw.uniform(50.0, 2_000.0)),)
+
+
+def _lose_router(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[Fault, ...]:
+    for_ms, orders_first = draw.uniform(100.0, 2_500.0), bool(draw.random() < 0.5)
+    if orders_first:  # the next one is there while that work is under way
+        for_ms = draw.uniform(1.0, 100.0)
+    sends = 1 if orders_first else int(draw.integers(4))
+    return (losses.lose_router(0.0, sends, for_ms, orders_first=orders_first),)
+
+
+def _lose_gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[Fault, ...]:
+    name = _gateway(cluster, draw, live)
+    after_ms = [draw.uniform(0.0, 3_000.0) if draw.random() < 0.6 else None for _ in range(7)]
+    back_ms = draw.uniform(100.0, 3_000.0)
+    return losses.lose_gateway(0.0, name, after_ms), losses.restart_gateway(back_ms, name)
+
+
+def _hang_up(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
+    waiting = [each.request_id for each in cluster.clients.waiting if not each.left]
+    aimed = [name for name in waiting if live is not None and name == live.request_id]
+    if waiting:
+        losses.leave(cluster, aimed[0] if aimed else waiting[int(draw.integers(len(waiting)))])
+
+
+def _slow_worker(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
+    worker = _worker(cluster, draw, live)
+    losses.slow_prefill(0.0, [worker.worker_id], draw.uniform(2.0, 20.0)).strike(cluster)
+
+
+def _large_record(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
+    size = cluster.bus.record_bytes_max - int(draw.integers(NEAR_BYTES))
+    hostile.large(cluster.clock.now_ms, size).strike(cluster)
+
+
+def _repeat(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
+    cluster.bus.twice.update(str(topic) for topic in draw.choice(TOPICS, 3))
+
+
+def _retry(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
+    for topic in draw.choice(TOPICS, 3):
+        cluster.bus.again[str(topic)] = draw.uniform(1.0, 300.0)
+
+
+def _reorder(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
+    topics = [str(topic) for topic in draw.choice(TOPICS, 3)]
+    cluster.bus.slow.update({topic: draw.uniform(5.0, 500.0) for topic in topics})
+
+    def usual() -> None:
+        for topic in topics:
+            cluster.bus.slow.pop(topic, None)
+
+    cluster.clock.after(draw.uniform(100.0, 1_500.0), usual)
+
+
+def _unclean_leader(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
+    """Tokens are not written for keeps: the last ones that were may not be there any more."""
+    cluster.bus.losing["tokens"] = int(draw.integers(1, 6))
+
+
+def _fail_kv(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
+    cluster.exchange.failures = int(draw.integers(1, 4))
+
+
+KINDS: dict[str, Kind] = {
+    "worker crash": _at_once(_lose_worker),
+    "worker drain": _at_once(_drain),
+    "worker pause": lambda cluster, draw, live: members.pause_worker(
+        cluster, _worker(cluster, draw, live), draw.uniform(50.0, 5_000.0)
+    ),
+    "lost lease": lambda cluster, draw, live: members.mute_worker(
+        cluster, _worker(cluster, draw, live), draw.uniform(500.0, 6_000.0)
+    ),
+    "slow worker": _slow_worker,
+    "stale heartbeat": lambda cluster, draw, live: members.stale_heartbeat(
+        cluster, _worker(cluster, draw, live), int(draw.integers(1, 5))
+    ),
+    "clock jump": lambda cluster, draw, live: members.set_clock(
+        _worker(cluster, draw, live), draw.uniform(-members.SKEW_MS_MAX, members.SKEW_MS_MAX)
+    ),
+    "router crash": _at_once(_lose_router),
+    "router pause": lambda cluster, draw, live: members.pause_router(
+        cluster, draw.uniform(50.0, 5_000.0)
+    ),
+    "gateway crash": _at_once(_lose_gateway),
+    "gateway cut off": _at_once(
+        lambda cluster, draw, live: (
+            losses.cut_gateway(0.0, _gateway(cluster, draw, live), draw.uniform(100.0, 3_000.0)),
+        )
+    ),
+    "client leaves": _hang_up,
+    "slow log": _at_once(
+        lambda cluster, draw, live: (
+            losses.slow_log(0.0, draw.uniform(5.0, 80.0), draw.uniform(100.0, 1_500.0)),
+        )
+    ),
+    "broker outage": lambda cluster, draw, live: members.lose_broker(
+        cluster, draw.uniform(100.0, 5_000.0)
+    ),
+    UNCLEAN: _unclean_leader,
+    "repeated record": _repeat,
+    "producer retry": _retry,
+    "reordered topics": _reorder,
+    "slow links": lambda cluster, draw, live: losses.slow_links(
+        0.0, draw.uniform(2.0, 50.0)
+    ).strike(cluster),
+    "KV failure": _fail_kv,
+    "large record": _large_record,
+    "forged record": lambda cluster, draw, live: hostile.forged(cluster.clock.now_ms, draw).strike(
+        cluster
+    ),
+}

@@ -1,0 +1,270 @@
+"""What can go wrong in a simulated cluster, as `Fault` objects for its clock."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from infra.simulator.cluster import Cluster, Fault
+from infra.simulator.members.gateways import Answer, SimGateway
+from infra.simulator.members.life import Life
+from infra.simulator.members.router import PARTITION
+from schemas.records import Cancellation, CancelReason, Outcome
+from streams.core.events import CancellationArrived, ResumptionArrived
+
+UNMOVED_MS = 2_500.0  # a router that is to die over orders gives none for so long: it dies anyway
+
+
+def slow_prefill(at_ms: float, worker_ids: list[str], times: float) -> Fault:
+    """Prompts take so many times longer on these workers from now on."""
+
+    def strike(cluster: Cluster) -> None:
+        for worker_id in worker_ids:
+            cluster.workers[worker_id].life.engine.gpu.slow_prefill = times
+
+    return Fault(at_ms, strike)
+
+
+def slow_links(at_ms: float, times: float) -> Fault:
+    """Transfers take so many times longer from now on."""
+
+    def strike(cluster: Cluster) -> None:
+        cluster.links.slow = times
+
+    return Fault(at_ms, strike)
+
+
+def crash(at_ms: float, worker_id: str) -> Fault:
+    """A worker dies with all that it holds."""
+    return Fault(at_ms, lambda cluster: cluster.workers[worker_id].crash())
+
+
+def restart(at_ms: float, worker_id: str) -> Fault:
+    """A dead worker comes back empty, as a new life."""
+
+    def strike(cluster: Cluster) -> None:
+        worker = cluster.workers[worker_id]
+        if not worker.alive:
+            worker.restart()
+            cluster.members.join(worker)
+
+    return Fault(at_ms, strike)
+
+
+def die_ending(at_ms: float, worker_id: str, late_ms: float, for_ms: float) -> Fault:
+    """A worker dies over its next outcome, of which routers read so late that its next life is
+    heard of before. Does nothing where all is well again by then."""
+
+    def strike(cluster: Cluster) -> None:
+        worker, bus = cluster.workers[worker_id], cluster.bus
+        life, bus.slow["outcomes"] = worker.life, late_ms
+
+        def wrote(topic: str, record: object, now_ms: float) -> None:
+            if isinstance(record, Outcome) and record.written_by == worker_id:
+                bus.on_wrote = [each for each in bus.on_wrote if each is not wrote]
+                if worker.life is life and bus.slow.pop("outcomes", 0.0):
+                    cluster.clock.after(0.0, life.end)
+                    back()
+
+        def back() -> None:
+            cluster.clock.after(for_ms, lambda: restart(0.0, worker_id).strike(cluster))
+
+        bus.on_wrote.append(wrote)
+
+    return Fault(at_ms, strike)
+
+
+def unheard(at_ms: float, worker_id: str, for_ms: float) -> Fault:
+    """No heartbeat of a worker gets through, while it goes on; then it notices, and joins again."""
+
+    def notice(cluster: Cluster, life: Life) -> None:
+        cluster.members.unheard.discard(worker_id)
+        worker = cluster.workers[worker_id]
+        if worker.life is life:
+            worker.crash()
+            worker.restart()
+            cluster.members.join(worker)
+
+    def strike(cluster: Cluster) -> None:
+        life = cluster.workers[worker_id].life
+        if life.alive:
+            cluster.members.unheard.add(worker_id)
+            cluster.clock.after(for_ms, lambda: notice(cluster, life))
+
+    return Fault(at_ms, strike)
+
+
+def drain(at_ms: float, worker_id: str, for_ms: float) -> Fault:
+    """A worker takes nothing new, leaves after a time, and starts again at once."""
+
+    def leave(cluster: Cluster, life: Life) -> None:
+        worker = cluster.workers[worker_id]
+        if worker.life is life and not worker.is_silent:
+            cluster.members.leave(worker)
+            worker.restart()
+            cluster.members.join(worker)
+
+    def strike(cluster: Cluster) -> None:
+        life = cluster.workers[worker_id].life
+        if life.alive:
+            life.drain()
+            cluster.clock.after(for_ms, lambda: leave(cluster, life))
+
+    return Fault(at_ms, strike)
+
+
+def hang_up(at_ms: float, share: float) -> Fault:
+    """One of the clients leaves whose requests are under way: the first, the last or in between."""
+
+    def strike(cluster: Cluster) -> None:
+        waiting = [served for served in cluster.clients.waiting if not served.left]
+        if waiting:
+            leave(cluster, waiting[int(share * len(waiting))].request_id)
+
+    return Fault(at_ms, strike)
+
+
+def leave(cluster: Cluster, request_id: str) -> None:
+    """A client leaves; its gateway has the work stopped, unless it is to go on."""
+    request = cluster.gateways.hang_up(request_id)
+    cluster.clients.left(request_id)
+    if request is None or request.keeps_running:
+        return
+    cancellation = Cancellation(
+        request_id=request.request_id,
+        session_id=request.session_id,
+        reason=CancelReason.CLIENT_GONE,
+        at_ms=int(cluster.clock.now_ms),
+    )
+    cluster.write("cancellations", cancellation, CancellationArrived(cancellation, PARTITION))
+
+
+def slow_log(at_ms: float, delay_ms: float, for_ms: float) -> Fault:
+    """Records take so long for a while."""
+
+    def strike(cluster: Cluster) -> None:
+        cluster.bus.delay_ms = delay_ms
+        cluster.clock.after(for_ms, lambda: usual(cluster))
+
+    def usual(cluster: Cluster) -> None:
+        cluster.bus.delay_ms = cluster.setup.bus_ms
+
+    return Fault(at_ms, strike)
+
+
+def lose_router(at_ms: float, sends: int, for_ms: float, *, orders_first: bool = False) -> Fault:
+    """The router dies when it has sent so much of what follows from an event; another one comes so
+    much later. With `orders_first` it may take a while until there is such an event."""
+
+    def take_over(cluster: Cluster) -> None:
+        cluster.router.take_over()
+        cluster.members.join_router()
+
+    def strike(cluster: Cluster) -> None:
+        router = cluster.router
+        if not orders_first:
+            router.die(sends)
+            come_after(cluster)
+        elif router.alive:
+            epoch = router.epoch
+            router.die(sends, orders_first=True, died=lambda: come_after(cluster))
+            cluster.clock.after(UNMOVED_MS, lambda: give_up(cluster, epoch))
+
+    def come_after(cluster: Cluster) -> None:
+        cluster.clock.after(for_ms, lambda: take_over(cluster))
+
+    def give_up(cluster: Cluster, epoch: int) -> None:
+        if cluster.router.alive and cluster.router.epoch == epoch:
+            take_over(cluster)
+
+    return Fault(at_ms, strike)
+
+
+def lose_asking_router(at_ms: float, for_ms: float) -> Fault:
+    """The router dies at the first moment from then on at which requests wait for a search."""
+
+    def strike(cluster: Cluster) -> None:
+        router = cluster.router
+        if router.alive and router.core.tables.requests.retrieving:
+            lose_router(cluster.clock.now_ms, 0, for_ms).strike(cluster)
+        elif cluster.clients.open:
+            cluster.clock.after(1.0, lambda: strike(cluster))
+
+    return Fault(at_ms, strike)
+
+
+def lose_gateway(at_ms: float, gateway_id: str, resumed_after_ms: Sequence[float | None]) -> Fault:
+    """A gateway dies, unless it is the last one. The clients of what is read there resume at
+    another after these times, in turn; None: never.
+    """
+
+    def strike(cluster: Cluster) -> None:
+        gateways = cluster.gateways
+        if len(gateways.living) < 2:
+            return
+        lost = gateways.by_id[gateway_id]
+        if not lost.alive and not lost.is_cut:  # it is dead, and its clients are on their way
+            return
+        lost.alive = lost.is_cut = False
+        for number, answer in enumerate(gateways.reading(gateway_id)):
+            after_ms = resumed_after_ms[number % len(resumed_after_ms)]
+            if after_ms is None:
+                cluster.clients.left(answer.key.parent_id)
+            else:
+                cluster.clock.after(after_ms, lambda answer=answer: _resume(cluster, answer))  # type: ignore[misc]  # bound now
+
+    return Fault(at_ms, strike)
+
+
+def _resume(cluster: Cluster, answer: Answer) -> None:
+    """A client goes on reading an answer at another gateway."""
+    resumption = cluster.gateways.resume(answer)
+    cluster.write("cancellations", resumption, ResumptionArrived(resumption, PARTITION))
+
+
+def restart_gateway(at_ms: float, gateway_id: str) -> Fault:
+    """A dead gateway's name is taken by a new process, which knows of no stream."""
+
+    def strike(cluster: Cluster) -> None:
+        gateway = cluster.gateways.by_id[gateway_id]
+        if not gateway.alive and not gateway.is_cut:
+            cluster.members.join_gateway(cluster.gateways.restart(gateway_id))
+
+    return Fault(at_ms, strike)
+
+
+def cut_gateway(at_ms: float, gateway_id: str, for_ms: float) -> Fault:
+    """A gateway is without the log for a while, and joins again with its streams."""
+
+    def join_again(cluster: Cluster, cut: SimGateway) -> None:
+        if cluster.gateways.by_id[gateway_id] is not cut or not cut.is_cut:
+            return  # it has died meanwhile
+        cluster.members.join_gateway(cluster.gateways.join_again(gateway_id))
+
+    def strike(cluster: Cluster) -> None:
+        if len(cluster.gateways.living) > 1 and cluster.gateways.by_id[gateway_id].alive:
+            cut = cluster.gateways.by_id[gateway_id]
+            cut.alive, cut.is_cut = False, True
+            cluster.clock.after(for_ms, lambda: join_again(cluster, cut))
+
+    return Fault(at_ms, strike)
+
+
+def gateway_losses(
+    seed: int, *, gateways: int, count: int, begin_ms: float, end_ms: float
+) -> tuple[Fault, ...]:
+    """Gateways die, start again and are cut off at drawn times; some clients resume in time, some
+    late, some never.
+    """
+    draw = np.random.default_rng([seed, count])
+    found = []
+    for at_ms in sorted(draw.uniform(begin_ms, end_ms, count).tolist()):
+        name = f"gateway-{draw.integers(gateways)}"
+        after_ms = [draw.uniform(0.0, 8_000.0) if draw.random() < 0.6 else None for _ in range(7)]
+        kind = int(draw.integers(3))
+        if kind == 2:
+            found.append(cut_gateway(at_ms, name, draw.uniform(100.0, 3_000.0)))
+        else:
+            found.append(lose_gateway(at_ms, name, after_ms))
+        if kind == 1:
+            found.append(restart_gateway(at_ms + draw.uniform(100.0, 4_000.0), name))
+    return tuple(found)

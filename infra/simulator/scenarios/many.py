@@ -1,0 +1,55 @@
+"""Runs many seeds on all cores, and sums up what was reached."""
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice, product
+
+from infra.simulator.faults.aiming import PHASES, Reached
+from infra.simulator.faults.kinds import KINDS
+from infra.simulator.scenarios.run import Verdict, run
+from infra.simulator.scenarios.scenario import drawn
+
+_CHUNK = 16  # seeds that a process gets at a time
+_WINDOW = 8  # chunks for each process, until somebody looks whether to go on
+
+
+@dataclass(slots=True)
+class Summary:
+    """What many seeds came to."""
+
+    seeds: int = 0
+    requests: int = 0
+    simulated_ms: float = 0.0
+    reached: Reached = field(default_factory=Reached)
+    violations: list[Verdict] = field(default_factory=list)
+
+    def add(self, verdict: Verdict) -> None:
+        """One more."""
+        self.seeds += 1
+        self.requests += verdict.requests
+        self.simulated_ms += verdict.simulated_ms
+        self.reached.update(verdict.reached)
+        if verdict.violation:
+            self.violations.append(verdict)
+
+    @property
+    def unreached(self) -> list[tuple[str, str]]:
+        """Pairs of a fault and a phase that never met."""
+        return [pair for pair in product(KINDS, PHASES) if not self.reached[pair]]
+
+
+def run_seed(seed: int) -> Verdict:
+    """One seed, as it is."""
+    return run(drawn(seed))
+
+
+def verdicts(seeds: Iterable[int], jobs: int) -> Iterator[Verdict]:
+    """Of each seed, in their order; seeds may have no end."""
+    left = iter(seeds)
+    if jobs == 1:
+        yield from map(run_seed, left)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        while window := list(islice(left, _CHUNK * _WINDOW * jobs)):
+            yield from pool.map(run_seed, window, chunksize=_CHUNK)

@@ -1,0 +1,122 @@
+"""Runs a seed: safety while faults strike, then all is well again, and everybody is served in time.
+
+A violation is an AssertionError of a checker, or whatever the code that runs has raised.
+"""
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.simulator.checkers.answers import Heard, Logged
+from infra.simulator.checkers.bounds import Bounds
+from infra.simulator.checkers.contexts import Contexts
+from infra.simulator.checkers.continuing import Goings
+from infra.simulator.checkers.credits import Credits, Idle
+from infra.simulator.checkers.handles import Handles
+from infra.simulator.checkers.numbers import Numbers
+from infra.simulator.checkers.probes import Probed
+from infra.simulator.checkers.readers import Readers
+from infra.simulator.checkers.reasons import Reasons
+from infra.simulator.checkers.rebuild import Rebuilds
+from infra.simulator.checkers.repeats import Repeats
+from infra.simulator.checkers.usage import Used
+from infra.simulator.cluster import Checker, Cluster
+from infra.simulator.faults.aiming import Aim, Reached
+from infra.simulator.faults.healing import heal
+from infra.simulator.faults.hostile import OpenCluster
+from infra.simulator.faults.members import SKEW_MS_MAX
+from infra.simulator.members.router import ROUTER
+from infra.simulator.outcomes import OneOutcome
+from infra.simulator.scenarios.scenario import GRACE_MS, HEALED_MS, LATE, Scenario
+from schemas.records import OutcomeKind
+from streams.core.router import Router
+
+SERVED_MS = 15_000.0  # when all is well again, nobody waits longer
+# When all is well, a request may only end otherwise where many wait, or with a short deadline.
+_MAY_END = (OutcomeKind.COMPLETED, OutcomeKind.SHED, OutcomeKind.EXPIRED)
+STEPS_MAX = 1_000_000  # of the clock; who takes more stands still
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of a seed."""
+
+    seed: int
+    violation: str = ""  # empty: none
+    where: str = ""  # in the code that runs or in a checker
+    reached: Reached
+    requests: int
+    simulated_ms: float
+
+
+def run(scenario: Scenario) -> Verdict:
+    """One scenario, from its start to its end."""
+    aim, violation, where = Aim(scenario.plan, scenario.seed), "", ""
+    cluster = _cluster(scenario, aim)
+    aim.begin(cluster)
+    try:
+        _serve(cluster, scenario, aim)
+    except Exception as error:  # whatever it is, the seed has found it
+        violation = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}:{last.lineno}"
+    return Verdict(
+        seed=scenario.seed,
+        violation=violation,
+        where=where,
+        reached=aim.reached,
+        requests=len(cluster.clients.served),
+        simulated_ms=cluster.clock.now_ms,
+    )
+
+
+def _cluster(scenario: Scenario, aim: Aim) -> Cluster:
+    cluster = OpenCluster(
+        scenario.shape,
+        scenario.setup,
+        scenario.settings,
+        timeout_ms=scenario.timeout_ms,
+        gateways=scenario.gateways,
+        keeps_log=True,
+        record_bytes_max=scenario.record_bytes_max,
+        searches_seed=scenario.seed if scenario.searches else None,
+        probes=scenario.probes,
+        checkers=[*_checkers(scenario), aim],
+    )
+    cluster.gateways.reads_whole = True
+    return cluster
+
+
+def _checkers(scenario: Scenario) -> Sequence[Checker]:
+    settings = scenario.settings
+    return (
+        *(OneOutcome(), Reasons(SKEW_MS_MAX), Logged(), Heard(), Credits(), Idle(), Handles()),
+        *(Readers(GRACE_MS), Bounds(settings.queue_requests_max), Used(), Goings(), Numbers()),
+        *((Contexts(),) if scenario.searches else ()),
+        *((Probed(), Repeats()) if scenario.probes else ()),
+        Rebuilds(lambda: Router(ROUTER, settings)),
+    )
+
+
+def _serve(cluster: Cluster, scenario: Scenario, aim: Aim) -> None:
+    cluster.clients.start([*scenario.clients, *scenario.late])
+    steps = _run_to(cluster, HEALED_MS, 0)
+    aim.end()
+    heal(cluster)
+    _run_to(cluster, HEALED_MS + SERVED_MS, steps)
+    waiting = [each.request_id for each in cluster.clients.waiting]
+    assert not cluster.goes_on, f"not served {SERVED_MS:.0f} ms after the last fault: {waiting}"
+    for each in cluster.clients.served:
+        if each.session_id.startswith(LATE):
+            kind = OutcomeKind.FAILED if each.outcome is None else each.outcome.kind
+            assert kind in _MAY_END, f"{each.request_id}: all was well, and it ended as {kind}"
+    cluster.finish()
+
+
+def _run_to(cluster: Cluster, at_ms: float, steps: int) -> int:
+    """Until then, or until nobody waits; returns how many steps there were by now."""
+    while cluster.goes_on and cluster.clock.now_ms < at_ms and cluster.clock.step():
+        steps += 1
+        assert steps < STEPS_MAX, f"time stands still at {cluster.clock.now_ms:.0f} ms"
+    return steps

@@ -1,0 +1,198 @@
+"""What a seed fixes: which workers, routers' settings, load, and which faults strike when.
+
+A seed has some kinds of faults and no others, since faults of many kinds hide each other. Its
+clients come while faults strike; `late` ones come when all is well again. Each seed is aimed at
+one pair of a fault and a phase, in order, so that as many seeds as there are pairs try all.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+
+from infra.simulator.cluster import ORCHESTRATIONS, READY_MS
+from infra.simulator.faults.aiming import NO_ROUTER, PHASES, Planned
+from infra.simulator.faults.kinds import KINDS, UNCLEAN
+from infra.simulator.machine.latency import Setup
+from infra.simulator.shape import Shape
+from infra.simulator.traffic.poisson import unlike_others
+from infra.simulator.traffic.script import Conversation, Turn, conversation
+from streams.config import RouterSettings
+
+Draw = np.random.Generator
+FAULTS_MS = 3_000.0  # they strike within so long
+HEALED_MS = READY_MS + 6_500.0  # when all of them are over, also those of leases
+SHAPES = ("2P2D", "1P3D", "2B", "1P1D2R", "1P1D", "2P1D1B", "3R")
+PLAIN_SHARE = 0.88  # of seeds whose faults need no log with limits
+RECORD_BYTES_MAX = 64 << 10
+LIMITED = ("large record", "forged record")  # need a log that takes sizes by its rule
+GRACE_MS = 1_000
+LATE = "late"
+PAIRS = tuple(product(KINDS, PHASES))
+AIMED = 3  # times at which a seed tries its pair
+_AS_PAIR = ("allocating", "paired", "received")
+_LEADS_TO = {
+    NO_ROUTER: "router crash",
+    "cancelling": "client leaves",
+    "continuing": "worker drain",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """All of it; `plan` may be shortened, and the rest stays as it is."""
+
+    seed: int
+    shape: Shape
+    setup: Setup
+    settings: RouterSettings
+    gateways: int
+    timeout_ms: int
+    searches: bool
+    probes: bool
+    record_bytes_max: int
+    clients: Sequence[Conversation]
+    late: Sequence[Conversation]
+    plan: Sequence[Planned]
+
+    def only(self, faults: Collection[int], clients: Collection[str]) -> "Scenario":
+        """With these faults and conversations of it, and no others."""
+        return replace(
+            self,
+            plan=[each for each in self.plan if each.number in faults],
+            clients=[each for each in self.clients if each.name in clients],
+        )
+
+    @property
+    def command(self) -> str:
+        """What runs it again."""
+        whole = drawn(self.seed)
+        command = f"trivium simulate --seed {self.seed}"
+        if len(self.plan) < len(whole.plan):
+            command += " --faults " + (",".join(str(each.number) for each in self.plan) or "none")
+        if len(self.clients) < len(whole.clients):
+            command += " --clients " + (",".join(each.name for each in self.clients) or "none")
+        return command
+
+
+def drawn(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    draw = np.random.default_rng([seed])
+    kind, phase = PAIRS[seed % len(PAIRS)]
+    limited = bool(draw.random() > PLAIN_SHARE) or kind in LIMITED
+    searches = bool(draw.random() < 0.4) or phase == "retrieving"
+    shapes = [each for each in SHAPES if _orders(each, phase, searches=searches)]
+    shape = str(draw.choice(shapes))
+    setup = Setup(
+        ack_ms=2.0,
+        steps_max=4,
+        prefill_running_max=int(draw.integers(3)),
+    )
+    settings = _settings(draw, shape, phase, searches=searches)
+    phases = _phases(shape, settings.orchestration, searches=searches)
+    plan = _plan(draw, phases, (kind, phase), limited=limited)
+    # Who is to wait for room has to find none.
+    waits = any(each.phase in ("handing_over", "queued") for each in plan)
+    setup = replace(
+        setup,
+        decode_credits=1 if waits else int(draw.choice((1, 2, 0))),
+        prefill_credits=1 if phase == "queued" else int(draw.choice((1, 2, 16))),
+    )
+    timeouts_ms: tuple[int, ...] = (1_200, 6_000, 20_000, 20_000)
+    if any(each.kind == UNCLEAN for each in plan):
+        timeouts_ms = timeouts_ms[:2]  # whoever lacks an answer's end waits for so long
+    return Scenario(
+        seed=seed,
+        shape=Shape.parse(shape),
+        setup=setup,
+        settings=settings,
+        gateways=int(draw.integers(2, 4)),
+        timeout_ms=int(draw.choice(timeouts_ms)),
+        searches=searches,
+        probes=searches and draw.random() < 0.5,
+        record_bytes_max=RECORD_BYTES_MAX if limited else 0,
+        clients=_clients(
+            *(draw, setup, "c", 8 if phase == "queued" else int(draw.integers(3, 8)), READY_MS),
+            *(FAULTS_MS / (10 if phase == "queued" else 3) if waits else 1.5 * FAULTS_MS,),
+        ),
+        late=_clients(draw, setup, LATE, 2, HEALED_MS, 100.0),
+        plan=plan,
+    )
+
+
+def _settings(draw: Draw, shape: str, phase: str, *, searches: bool) -> RouterSettings:
+    policy = str(draw.choice(("static", "learned", "conditional")))
+    if phase in _AS_PAIR:  # which the others may avoid
+        policy = "static"
+    order = str(draw.choice(_orders(shape, phase, searches=searches)))
+    settings = RouterSettings(
+        policy="replica" if shape == "3R" else policy,
+        local_share=0.3,
+        orchestration=order,
+        gateway_grace_ms=GRACE_MS,
+        tick_ms=50,
+    )
+    queue_max = 10_000 if searches else int(draw.choice((2, 10_000)))
+    return replace(settings, queue_requests_max=queue_max)
+
+
+def _orders(shape: str, phase: str, *, searches: bool) -> list[str]:
+    """The orchestrations with which some request gets into the phase."""
+    orders = [each.value for each in ORCHESTRATIONS]
+    orders += [] if phase in _AS_PAIR else ["auto"]
+    return [each for each in orders if phase in _phases(shape, each, searches=searches)]
+
+
+def _phases(shape: str, orchestration: str, *, searches: bool) -> list[str]:
+    """Those that a request may be in; no worker of both roles makes a pair with itself."""
+    never = set() if searches else {"retrieving"}
+    if orchestration == "prefill_first":
+        never |= {"allocating", "paired", "received"}
+    elif orchestration != "auto":
+        never |= {"allocating"} if orchestration == "concurrent" else set()
+        never |= {"prefilling", "handing_over"}
+    if shape == "3R":
+        never |= {"prefilling", "handing_over", "allocating", "paired", "received"}
+    return [phase for phase in PHASES if phase not in never]
+
+
+def _plan(
+    draw: Draw, phases: Sequence[str], pair: tuple[str, str], *, limited: bool
+) -> list[Planned]:
+    kinds = [kind for kind in KINDS if limited or kind not in LIMITED]
+    chosen = [str(kind) for kind in draw.choice(kinds, int(draw.integers(1, 5)), replace=False)]
+    if limited:
+        chosen.append(str(draw.choice(LIMITED)))
+    aims = [pair] * AIMED
+    aims += [(str(draw.choice(chosen)), str(draw.choice(phases))) for _ in range(draw.integers(7))]
+    planned = list[tuple[float, str, str]]()
+    for number, (kind, phase) in enumerate(aims):
+        within_ms = FAULTS_MS / 3 if number < AIMED else FAULTS_MS
+        at_ms = READY_MS + float(draw.uniform(0.0, within_ms))
+        if phase in _LEADS_TO:  # which no request gets into by itself
+            lead = "decoding" if number < AIMED else str(draw.choice(("queued", "decoding")))
+            planned.append((at_ms, _LEADS_TO[phase], lead))
+        planned.append((at_ms, kind, phase))
+    return [
+        Planned(number=number, kind=kind, at_ms=at_ms, phase=phase)
+        for number, (at_ms, kind, phase) in enumerate(sorted(planned))
+    ]
+
+
+def _clients(
+    draw: Draw, setup: Setup, name: str, count: int, begin_ms: float, within_ms: float
+) -> list[Conversation]:
+    found = []
+    for number in range(count):
+        turns, said = list[Turn](), 0
+        for _ in range(int(draw.integers(1, 4))):
+            prompt = said + int(draw.choice((100, 700, 4_000)))
+            answer = int(draw.choice((1, 20, 60, 150)))
+            think_ms = float(draw.exponential(100.0))
+            turns.append(Turn(prompt_tokens=prompt, output_tokens=answer, think_ms=think_ms))
+            said = prompt + answer
+        at_ms = begin_ms + float(draw.uniform(0.0, within_ms))
+        tokens = unlike_others(int(draw.integers(1 << 29)), said)
+        found.append(conversation(f"{name}-{number}", at_ms, turns, tokens, setup.block_tokens))
+    return found

@@ -1,0 +1,139 @@
+"""Has a stack follow what its pools want: starts, drains and moves workers (`trivium up
+--autoscale`).
+
+`infra/scaling` says how many and when; this looks about once a second, writes what is wanted to the
+fleet, and carries the steps out. Steps take their time beside that. Without a broker, or without a
+router, nothing is done.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from infra.scaling.measured import LLM
+from infra.scaling.scaler import Look, Scaler
+from infra.scaling.steps import Drain, Move, Start, steps
+from infra.stack.launcher import Stack
+from infra.stack.reassignment import move_worker
+from infra.stack.wanted import Announcer
+from schemas.errors import ConfigError, TriviumError
+from schemas.log.clients import LogProducer
+from schemas.log.clock import wall_ms
+from schemas.log.patience import over_every_trouble
+from schemas.log.registry import make_codec
+from schemas.records import MemberKind, Role
+
+log = logging.getLogger("trivium.scaling")
+LOOK_S = 1.0
+MOVE_S = 60.0
+_CLIENT = "trivium-scaling"
+_LLM_NAMES = {role.value: role for role in LLM}
+
+
+class Autoscaler:
+    """Of one stack, from when it is ready until it stops."""
+
+    def __init__(self, stack: Stack) -> None:
+        settings = stack.settings
+        if settings.scaling.workers_max > settings.log.worker_partitions:
+            raise ConfigError(
+                f"scaling.workers_max: expected at most {settings.log.worker_partitions}, as "
+                "many as there are partitions for workers ([log] worker_partitions), found "
+                f"{settings.scaling.workers_max}"
+            )
+        self._stack = stack
+        self._scaler = Scaler(settings.scaling)
+        self._moving: dict[str, Role] = {}
+        self._under_way: dict[str, asyncio.Task[None]] = {}  # by worker, or pool
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            await over_every_trouble(self._serve, "scaling", log)
+        finally:
+            tasks = list(self._under_way.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self) -> None:
+        settings = self._stack.settings.log
+        codec = await asyncio.to_thread(make_codec, settings)
+        async with LogProducer(settings, codec, durable=True, client_id=_CLIENT) as producer:
+            announcer = Announcer(producer, "up")
+            while True:
+                await asyncio.sleep(LOOK_S)
+                look = self._look()
+                if look is not None:
+                    await announcer.tell(look.pools, wall_ms())
+                    self._follow(look, producer)
+
+    def _look(self) -> Look | None:
+        fleet, now_ms = self._stack.fleet, wall_ms()
+        if fleet is None or fleet.is_silent(now_ms):
+            return None
+        return self._scaler.look(fleet.view, now_ms)
+
+    def _follow(self, look: Look, producer: LogProducer) -> None:
+        workers = self._workers()
+        present = {role: len(names) for role, names in workers.items()}
+        present[Role.RETRIEVAL] = self._stack.plan.retrieval
+        targets = self._scaler.settle(look, present, wall_ms())
+        for step in steps(workers, targets):
+            match step:
+                case Start(role):
+                    log.info("%s is started", self._stack.add_worker(role))
+                case Drain(name):
+                    self._begin(name, self._stack.drain_worker(name), "is drained")
+                case Move(name, role) if name not in self._under_way:
+                    self._moving[name] = role
+                    self._begin(name, self._move(name, role, producer), f"becomes {role}")
+        copies = targets.get(Role.RETRIEVAL, present[Role.RETRIEVAL])
+        if copies != present[Role.RETRIEVAL]:
+            self._begin("retrieval", self._stack.scale(retrieval=copies), f"gets {copies} workers")
+
+    def _workers(self) -> dict[Role, list[str]]:
+        """Workers by the one role that they have or get; those that can best be spared last.
+
+        Those that start count; those that leave do not.
+        """
+        members = self._stack.fleet.view.members if self._stack.fleet else {}
+        found: dict[Role, list[tuple[int, int, str]]] = {role: [] for role in LLM}
+        for number, (name, kind) in enumerate(self._stack.plan.names().items()):
+            process, role = self._stack.processes.get(name), _LLM_NAMES.get(name.rpartition("-")[0])
+            if kind is not MemberKind.WORKER or role is None or process is None or process.stopping:
+                continue
+            member, running = members.get(name), 0
+            if member is not None and member.registration.pid == process.pid:
+                if len(member.registration.roles) > 1:
+                    continue  # somebody gave it several
+                role = next(iter(member.registration.roles), role)
+                running = member.load.running + member.load.waiting
+            found[self._moving.get(name, role)].append((-running, number, name))
+        return {role: [name for *_, name in sorted(rows)] for role, rows in found.items()}
+
+    async def _move(self, name: str, role: Role, producer: LogProducer) -> None:
+        fleet, settings = self._stack.fleet, self._stack.settings.log
+        assert fleet is not None, "who has looked has a fleet"
+        try:
+            await move_worker(fleet, producer, settings, name, [role], timeout_s=MOVE_S)
+        finally:
+            del self._moving[name]
+
+    def _begin(self, key: str, work: Coroutine[Any, Any, None], what: str) -> None:
+        """Do it in the background, unless the one before is under way."""
+        if key in self._under_way:
+            work.close()
+            return
+        log.info("%s %s", key, what)
+
+        async def done() -> None:
+            try:
+                await work
+            except TriviumError as error:
+                log.warning("%s: %s", key, error.message)
+            finally:
+                del self._under_way[key]
+
+        self._under_way[key] = asyncio.create_task(done())

@@ -1,0 +1,59 @@
+"""Restarts processes of a running stack, one after the other, through its state file alone.
+
+Each gets SIGTERM, finishes what it has, and is started again by its supervisor; the next one
+follows when all are ready. Knows nothing of what they do.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from infra.stack.statefile import ProcessRow, read_state
+from schemas.errors import ConfigError, NotReady
+from schemas.settings import home
+
+_LOOK_S = 0.2
+
+
+async def restart(
+    names: Sequence[str], *, folder: Path | None, each_s: float, told: Callable[[str, float], None]
+) -> None:
+    """These, or all; `told` is called with each and the seconds that it was away.
+
+    Raises ConfigError for a name that is not there, NotReady where one does not come back.
+    """
+    rows = _rows(folder)
+    if unknown := sorted(set(names) - rows.keys()):
+        raise ConfigError(f"expected names of {', '.join(rows)}, found {', '.join(unknown)}")
+    loop = asyncio.get_running_loop()
+    for name in names or tuple(rows):
+        pid = (await _all_ready(folder, each_s))[name].pid
+        began_s = loop.time()
+        os.kill(pid, signal.SIGTERM)
+        await _all_ready(folder, each_s, but=pid)
+        told(name, loop.time() - began_s)
+
+
+async def _all_ready(
+    folder: Path | None, each_s: float, but: int | None = None
+) -> dict[str, ProcessRow]:
+    """Every process, once all are ready, and none is still the one with this id."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + each_s
+    while True:
+        rows = _rows(folder)
+        late = [row.name for row in rows.values() if row.state != "ready" or row.pid == but]
+        if not late:
+            return rows
+        if loop.time() > end_s:
+            raise NotReady(f"not ready after {each_s:g} s: {', '.join(late)}")
+        await asyncio.sleep(_LOOK_S)
+
+
+def _rows(folder: Path | None) -> dict[str, ProcessRow]:
+    state = read_state(folder)
+    if state is None:
+        raise NotReady(f"nothing runs in {folder or home()}; start it with `trivium up`")
+    return {row.name: row for row in state.processes}

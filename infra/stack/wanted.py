@@ -1,0 +1,33 @@
+"""Writes to the fleet how many workers each pool wants: for metrics, and whoever starts workers."""
+
+from collections.abc import Sequence
+
+from aiokafka.errors import KafkaError
+
+from schemas.errors import BrokerUnavailable
+from schemas.fleet import WANTED_MS
+from schemas.log.clients import LogProducer
+from schemas.records import Wanted, WantedPool
+
+KEY = "#wanted"  # beside those of members
+
+
+class Announcer:
+    """Tells a change at once, and the rest now and then; a broker that is away misses it."""
+
+    def __init__(self, producer: LogProducer, written_by: str) -> None:
+        self._producer, self._written_by = producer, written_by
+        self._told: list[tuple[str, int]] = []
+        self._told_ms = 0
+
+    async def tell(self, pools: Sequence[WantedPool], now_ms: int) -> None:
+        """Write it, if there is something to tell."""
+        counts = [(pool.role.value, pool.workers) for pool in pools]
+        if not pools or (counts == self._told and now_ms - self._told_ms < WANTED_MS):
+            return
+        record = Wanted(written_by=self._written_by, at_ms=now_ms, pools=tuple(pools))
+        try:
+            await self._producer.send("fleet", record, key=KEY, partition=0)
+        except (BrokerUnavailable, KafkaError):
+            return
+        self._told, self._told_ms = counts, now_ms

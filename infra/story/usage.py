@@ -1,0 +1,114 @@
+"""What requests have used, summed; and whether each has told that once.
+
+Pure, but for `read_usage`, which reads the topic as far as it is committed.
+"""
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from schemas.log.clients import AssignedReader
+from schemas.log.registry import make_codec
+from schemas.records import OutcomeKind, Usage
+from schemas.settings import LogSettings
+
+NAMED_MAX = 5  # of what is wrong
+
+
+def _hour(usage: Usage) -> str:
+    return datetime.fromtimestamp(usage.ended_ms / 1000, UTC).strftime("%Y-%m-%dT%H:00Z")
+
+
+BY: dict[str, Callable[[Usage], str]] = {
+    "tenant": lambda usage: usage.tenant,
+    "model": lambda usage: usage.model,
+    "class": lambda usage: usage.priority.value,
+    "hour": _hour,
+    "endpoint": lambda usage: usage.endpoint.value,
+    "kind": lambda usage: usage.kind.value,
+}
+
+
+@dataclass(slots=True)
+class Sum:
+    """Of some requests, however they ended."""
+
+    requests: int = 0
+    completed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    retrieved_tokens: int = 0
+    completion_tokens: int = 0
+    worker_s: float = 0.0
+
+    def add(self, usage: Usage) -> None:
+        """One request more."""
+        self.requests += 1
+        self.completed += usage.kind is OutcomeKind.COMPLETED
+        self.prompt_tokens += usage.prompt_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.retrieved_tokens += usage.retrieved_tokens
+        self.completion_tokens += usage.completion_tokens
+        self.worker_s += usage.worker_ms / 1000
+
+
+class Sums:
+    """By what they are grouped by, and of all."""
+
+    def __init__(self, by: Sequence[str]) -> None:
+        self.by = tuple(by)
+        self.total = Sum()
+        self._groups: defaultdict[tuple[str, ...], Sum] = defaultdict(Sum)
+
+    def add(self, usage: Usage) -> None:
+        """One record."""
+        self.total.add(usage)
+        self._groups[tuple(BY[name](usage) for name in self.by)].add(usage)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each group, in order of its names."""
+        groups = sorted(self._groups.items())
+        return [dict(zip(self.by, names, strict=True)) | asdict(found) for names, found in groups]
+
+
+@dataclass(slots=True)
+class Check:
+    """Whether numbers have no gap, and no number or request comes twice."""
+
+    gaps: list[str] = field(default_factory=list)
+    repeats: list[str] = field(default_factory=list)
+    _next: dict[int, int] = field(default_factory=dict)  # number, by partition
+    _seen: set[str] = field(default_factory=set)
+
+    def add(self, partition: int, usage: Usage) -> None:
+        """The next record of a partition; the first that is there may have any number."""
+        expected = self._next.get(partition, usage.number)
+        where = f"partition {partition}: number {usage.number}"
+        if usage.number > expected:
+            self.gaps.append(f"{where} where {expected} was expected")
+        elif usage.number < expected:
+            self.repeats.append(f"{where} again, of {usage.request_id}")
+        self._next[partition] = max(expected, usage.number + 1)
+        if usage.request_id in self._seen:
+            self.repeats.append(f"{where} is of {usage.request_id}, which has one")
+        self._seen.add(usage.request_id)
+
+    @property
+    def holds(self) -> bool:
+        return not self.gaps and not self.repeats
+
+
+async def read_usage(log: LogSettings, since_ms: int = 0) -> AsyncIterator[tuple[int, Usage]]:
+    """Partition and record of all that was committed since then."""
+    codec = make_codec(log)
+    partitions = range(log.partitions("session"))
+    reader = AssignedReader(log, "usage", partitions, client_id="trivium-usage", decided=True)
+    async with reader.reading("nowhere"):
+        ends = await reader.end_offsets()
+        firsts = await reader.first_offsets()
+        await reader.seek(await reader.offsets_at(since_ms) if since_ms else firsts)
+        async for records in reader.until(ends):
+            for record in records:
+                yield record.partition, codec.decode(record.value)

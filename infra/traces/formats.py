@@ -1,0 +1,113 @@
+"""The formats of traffic traces by name: how each is known, read and written."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from infra.traces.aiperf import inputs_json
+from infra.traces.dynamo import SCHEMA, dynamo_lines, read_dynamo
+from infra.traces.fields import opened, opener
+from infra.traces.mooncake import AGENTIC, mooncake_lines, read_agentic, read_mooncake
+from infra.traces.otel import read_otel
+from infra.traces.published import AZURE, BURSTGPT, read_azure, read_burstgpt
+from infra.traces.trace import Trace
+from schemas.errors import ConfigError
+
+_AVRO = b"Obj\x01"
+
+
+def _recording(path: Path) -> Trace:
+    from infra.traces.from_log import read_recording  # with clients of the log, which others spare
+
+    return read_recording(path)
+
+
+READERS: dict[str, Callable[[Path], Trace]] = {
+    "azure": read_azure,
+    "burstgpt": read_burstgpt,
+    "mooncake": read_mooncake,
+    "agentic": read_agentic,
+    "dynamo": read_dynamo,
+    "otel": read_otel,
+    "recording": _recording,
+}
+WRITERS: dict[str, Callable[[Trace, str], Iterator[str]]] = {
+    "mooncake": mooncake_lines,
+    "dynamo": dynamo_lines,
+    "aiperf": inputs_json,
+}
+_FIRST_CHARS = 1 << 20  # of a line that is looked at
+_EXPECTED = (
+    "expected a trace: Azure's CSV (TIMESTAMP, ContextTokens, GeneratedTokens), BurstGPT's CSV "
+    "(Timestamp, Model, Request tokens, Response tokens), Mooncake's JSON lines (timestamp, "
+    "input_length, output_length, hash_ids), agentic Mooncake version 2, dynamo.request.trace.v1, "
+    "OpenTelemetry spans as OTLP JSON, or a file of `trivium record`"
+)
+
+
+def read(path: Path) -> Trace:
+    """A trace in any format, told by its first line; raises ConfigError with the line that is bad,
+    OSError where there is no such file.
+    """
+    trace = READERS[_format_of(path)](path)
+    if not trace.arrivals:
+        why = ", ".join(f"{count} {what}" for what, count in trace.left_out.items())
+        raise ConfigError(f"{path}: expected requests, found {why or 'none'}")
+    return trace
+
+
+def is_recording(path: Path) -> bool:
+    """Whether it is a file of `trivium record`, or another Avro file; raises OSError."""
+    with path.open("rb") as binary:
+        return binary.read(len(_AVRO)) == _AVRO
+
+
+def _format_of(path: Path) -> str:
+    if is_recording(path):
+        return "recording"
+    with opened(path) as file:
+        line = next((line for line in iter(lambda: file.readline(_FIRST_CHARS), "")
+                     if line.strip()), "")  # fmt: skip
+        rest = file.read(_FIRST_CHARS)
+    text = line.strip()
+    if text.startswith("{"):
+        return _of_object(path, text, rest)
+    columns = {name.strip() for name in next(csv.reader([text.removeprefix("\ufeff")]), [])}
+    for name, wanted in (("azure", AZURE), ("burstgpt", BURSTGPT)):
+        if wanted <= columns:
+            return name
+    raise ConfigError(f"{path}:1: {_EXPECTED}; found {text[:60]!r}")
+
+
+def _of_object(path: Path, text: str, rest: str) -> str:
+    if '"resourceSpans"' in text or (text == "{" and '"resourceSpans"' in rest):
+        return "otel"
+    try:
+        row: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}:1: {_EXPECTED}; no JSON: {error}") from error
+    inner = row.get("event") if isinstance(row.get("event"), dict) else row
+    if row.get("schema") == AGENTIC:
+        return "agentic"
+    if isinstance(inner, dict) and inner.get("schema") == SCHEMA:
+        return "dynamo"
+    if row.keys() & {"input_length", "input_tokens", "hash_ids", "text_input", "messages"}:
+        return "mooncake"
+    raise ConfigError(f"{path}:1: {_EXPECTED}; found {text[:60]!r}")
+
+
+def write(trace: Trace, path: Path, format_: str, model: str) -> None:
+    """Packed where its name ends in .gz. Raises ConfigError for a trace that the format cannot say;
+    the file is then not changed.
+    """
+    if format_ not in WRITERS:
+        raise ConfigError(f"--to: expected {', '.join(WRITERS)}, found {format_!r}")
+    beside = path.with_name(f"{path.name}.part")
+    try:
+        with opener(path)(beside, "wt", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in WRITERS[format_](trace, model))
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,100 @@
+"""A trace of this deployment's own traffic: topics `requests` and `outcomes`, or a recording.
+
+Of a prompt only its length and the names of its blocks are kept, as numbers in order of their first
+appearance; of a session a number, too. Lengths, times, and which prompts begin alike remain.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from infra.replay.recording import Recording, opened
+from infra.story.record_finder import CLOCKS_MS, LogFinder, Window
+from infra.traces.trace import BLOCK_TOKENS, Arrival, BlockIds, Trace, Traced
+from schemas.log.clock import wall_ms
+from schemas.log.registry import make_codec
+from schemas.prefix import chain
+from schemas.records import Outcome, Request
+from schemas.rules.outcomes import ends_of
+from schemas.settings import LogSettings
+
+
+async def read_log(
+    log: LogSettings, since_ms: int, until_ms: int, block_tokens: int = BLOCK_TOKENS
+) -> Trace:
+    """Requests that arrived in that time; raises TopicError, BrokerUnavailable."""
+    finder = LogFinder(log, await asyncio.to_thread(make_codec, log))
+    partitions = range(log.session_partitions)
+    requests = await finder.find(
+        "requests", partitions, "", Window(max(0, since_ms - CLOCKS_MS), until_ms + CLOCKS_MS)
+    )
+    outcomes = await finder.find(
+        "outcomes", partitions, "", Window(max(0, since_ms - CLOCKS_MS), wall_ms() + CLOCKS_MS)
+    )
+    wanted = {
+        each.request_id: each
+        for each in requests
+        if isinstance(each, Request) and since_ms <= each.arrived_ms < until_ms
+    }
+    return traced(wanted.values(), ends_of(outcomes), block_tokens)
+
+
+def read_recording(path: Path, block_tokens: int = BLOCK_TOKENS) -> Trace:
+    """The requests that arrived in the span of a file of `trivium record`; raises RecordError."""
+    with opened(path) as recording:
+        requests, outcomes = asked_in(recording)
+    return traced(requests.values(), ends_of(outcomes), block_tokens)
+
+
+def asked_in(recording: Recording) -> tuple[dict[str, Request], list[Outcome]]:
+    """The requests that arrived in a recording's span, by id, and all its outcomes."""
+    requests: dict[str, Request] = {}
+    outcomes: list[Outcome] = []
+    since_ms, until_ms = recording.about["since_ms"], recording.about["until_ms"]
+    for row in recording.rows():
+        if row.topic == "outcomes":
+            outcomes.append(recording.codec.decode(row.value))
+        elif row.topic == "requests":  # a router's next life may have it, too
+            request = recording.codec.decode(row.value)
+            if since_ms <= request.arrived_ms < until_ms:
+                requests[request.request_id] = request
+    return requests, outcomes
+
+
+def traced(requests: Iterable[Request], ends: Mapping[str, Outcome], block_tokens: int) -> Trace:
+    """In order of arrival. What has not ended yet is left out, for its length is not known."""
+    found, blocks, sessions = Traced("log"), BlockIds(), BlockIds()
+    inorder = sorted(requests, key=lambda each: (each.arrived_ms, each.request_id))
+    began_ms = inorder[0].arrived_ms if inorder else 0
+    for request in inorder:
+        end = ends.get(request.request_id)
+        if end is None:
+            found.left_out["requests without an outcome yet"] += 1
+            continue
+        ids = np.frombuffer(request.prompt_tokens, "<i4")
+        (session,) = sessions.of([request.session_id])
+        first_ms = end.first_token_ms - request.arrived_ms if end.first_token_ms else None
+        found.arrivals.append(
+            Arrival(
+                at_ms=float(request.arrived_ms - began_ms),
+                prompt_tokens=len(ids),
+                output_tokens=end.completion_tokens,
+                blocks=blocks.of(_names(ids, block_tokens)),
+                request_id=request.request_id,
+                session_id=f"s{session}",
+                model=request.model,
+                priority=request.priority.value,
+                ttft_ms=None if first_ms is None else float(max(0, first_ms)),
+                total_ms=float(max(0, end.ended_ms - request.arrived_ms)),
+            )
+        )
+    return found.trace(block_tokens=block_tokens, began_unix_ms=began_ms)
+
+
+def _names(ids: "np.ndarray[tuple[int], np.dtype[np.int32]]", size: int) -> Sequence[object]:
+    """Full blocks by the hash of all up to their end; a part by that and its own tokens."""
+    full = [("full", int(each)) for each in chain(ids, size)]
+    tail = tuple(ids[len(full) * size :].tolist())
+    return [*full, (tuple(full[-1:]), tail)] if tail else full

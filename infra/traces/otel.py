@@ -1,0 +1,82 @@
+"""OpenTelemetry spans of calls to models, as OTLP JSON: one document, or one on each line.
+
+By the semantic conventions for generative AI: spans whose `gen_ai.operation.name` is chat,
+text_completion or generate_content. Lengths are `gen_ai.usage.input_tokens` and `output_tokens` (or
+their older names), the session `gen_ai.conversation.id`. Other spans, and calls that tell no
+lengths, are left out and counted. Written as files by the collector's file exporter.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from infra.traces.fields import Fields, json_object, opened
+from infra.traces.trace import Arrival, Trace, Traced
+
+OPERATIONS = ("chat", "text_completion", "generate_content")
+_INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
+_OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
+_VALUES = ("stringValue", "intValue", "doubleValue", "boolValue")
+
+
+def read_otel(path: Path) -> Trace:
+    """Each call by the time its span began."""
+    traced = Traced("otel")
+    calls: list[tuple[int, Fields, Fields]] = []
+    for span in _spans(path):
+        told = _attributes(span)
+        operation = told.values.get("gen_ai.operation.name")
+        if operation not in OPERATIONS:
+            traced.left_out[f"spans of {operation or 'something else'}"] += 1
+        elif not (told.has(*_INPUT) and told.has(*_OUTPUT)):
+            failed = told.has("error.type")
+            traced.left_out["calls that failed" if failed else "calls without lengths"] += 1
+        else:
+            calls.append((span.count("startTimeUnixNano"), span, told))
+    began_ns = min((start for start, _, _ in calls), default=0)
+    for start_ns, span, told in calls:
+        traced.arrivals.append(_arrival(start_ns - began_ns, start_ns, span, told))
+    return traced.trace(began_unix_ms=began_ns // 1_000_000)
+
+
+def _arrival(at_ns: int, start_ns: int, span: Fields, told: Fields) -> Arrival:
+    session, model = "gen_ai.conversation.id", "gen_ai.request.model"
+    return Arrival(
+        at_ms=at_ns / 1e6,
+        prompt_tokens=told.count(*_INPUT),
+        output_tokens=told.count(*_OUTPUT),
+        request_id=span.text("spanId"),
+        session_id=told.text(session) if told.has(session) else "",
+        model=told.text(model) if told.has(model) else "",
+        ttft_ms=told.number(_FIRST_CHUNK) * 1e3 if told.has(_FIRST_CHUNK) else None,
+        total_ms=max(0, span.count("endTimeUnixNano") - start_ns) / 1e6,
+    )
+
+
+def _spans(path: Path) -> Iterator[Fields]:
+    for document in _documents(path):
+        for resource in document.objects("resourceSpans"):
+            for scope in resource.objects("scopeSpans"):
+                yield from scope.objects("spans")
+
+
+def _documents(path: Path) -> Iterator[Fields]:
+    """The lines, or the whole file where its first line is no object by itself."""
+    with opened(path) as file:
+        lines = file.readlines()
+    if lines and lines[0].strip() in ("{", "["):
+        yield json_object("".join(lines), str(path))
+        return
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield json_object(line, f"{path}:{number}")
+
+
+def _attributes(span: Fields) -> Fields:
+    """By key; of values only the plain ones."""
+    found: dict[str, Any] = {}
+    for each in span.objects("attributes"):
+        value = each.inner("value").values
+        found |= {each.text("key"): value[kind] for kind in _VALUES if kind in value}
+    return Fields(found, f"{span.where}: span {span.values.get('name', '')}")

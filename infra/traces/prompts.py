@@ -1,0 +1,48 @@
+"""Prompts for a trace that has no texts: token ids that are equal wherever its blocks are.
+
+A block id names its tokens. What has no block ids is its session's own: each turn's prompt is the
+beginning of one sequence, so that a longer one extends a shorter one. Token ids are those of bytes,
+which every vocabulary of byte pairs has.
+"""
+
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from infra.traces.trace import Arrival, Trace
+
+_IDS = (32, 256)  # behind special tokens, before merges
+
+
+def token_ids(trace: Trace, arrival: Arrival) -> list[int]:
+    """As many as the prompt is long."""
+    wanted, size = arrival.prompt_tokens, trace.block_tokens
+    found: list[int] = []
+    for block in arrival.blocks:
+        found += _drawn(f"block {block}", size)
+    if len(found) < wanted:
+        name = f"own {arrival.session_id or arrival.request_id or arrival.at_ms}"
+        found += _drawn(name, wanted)[len(found) :]
+    return found[:wanted]
+
+
+@lru_cache(maxsize=65_536)
+def _drawn(name: str, tokens: int) -> tuple[int, ...]:
+    seed = int.from_bytes(blake2b(name.encode(), digest_size=8).digest())
+    drawn: list[int] = np.random.default_rng(seed).integers(*_IDS, tokens).tolist()
+    return tuple(drawn)
+
+
+def body(trace: Trace, arrival: Arrival, model: str) -> dict[str, Any]:
+    """A call of `/v1/completions` with that prompt, whose answer is as long as the trace's."""
+    return {
+        "model": model,
+        "prompt": token_ids(trace, arrival),
+        "max_tokens": max(1, arrival.output_tokens),
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }

@@ -1,0 +1,57 @@
+"""The CSV files that Azure and BurstGPT publish: times and lengths, no texts, no block ids.
+
+Azure (`AzureLLMInferenceDataset2023.md` and `2024.md` of its public dataset, CC-BY 4.0): TIMESTAMP,
+ContextTokens, GeneratedTokens. BurstGPT (its README, release 1.2): Timestamp in s, Session ID and
+Elapsed time in newer files, Model, Request tokens, Response tokens (0 of a call that failed).
+"""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from infra.traces.fields import Fields, csv_rows
+from infra.traces.trace import Arrival, Trace, Traced
+
+AZURE = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
+BURSTGPT = {"Timestamp", "Model", "Request tokens", "Response tokens"}
+
+
+def read_azure(path: Path) -> Trace:
+    """Requests that stand alone; time counts from the first line."""
+    traced, began = Traced("azure"), None
+    for row in csv_rows(path):
+        at = _time(row)
+        began = began or at
+        traced.arrivals.append(
+            Arrival(
+                at_ms=(at - began).total_seconds() * 1e3,
+                prompt_tokens=row.count("ContextTokens"),
+                output_tokens=row.count("GeneratedTokens"),
+            )
+        )
+    return traced.trace(began_unix_ms=round(began.timestamp() * 1e3) if began else 0)
+
+
+def _time(row: Fields) -> datetime:
+    text = row.text("TIMESTAMP")
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise row.wrong("TIMESTAMP", "a time such as 2023-11-16 18:17:03.97", text) from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def read_burstgpt(path: Path) -> Trace:
+    """Calls of an API stand alone, conversations have sessions."""
+    traced = Traced("burstgpt")
+    for row in csv_rows(path):
+        traced.arrivals.append(
+            Arrival(
+                at_ms=row.number("Timestamp") * 1e3,
+                prompt_tokens=row.count("Request tokens"),
+                output_tokens=row.count("Response tokens"),
+                session_id=row.text("Session ID") if row.has("Session ID") else "",
+                model=row.text("Model"),
+                total_ms=row.number("Elapsed time") * 1e3 if row.has("Elapsed time") else None,
+            )
+        )
+    return traced.trace()

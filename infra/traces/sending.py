@@ -1,0 +1,167 @@
+"""Sends a trace to a gateway, at the trace's times or as fast as it goes, and notes what came.
+
+Each request goes when it is due and what it waits for has happened: a session's turn before it has
+ended, or what the trace says. One that fails counts as ended, and is not sent again. Prompts and
+bodies are those of `prompts.py`; the figures are `report.py`'s.
+"""
+
+import asyncio
+import json
+import math
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from infra.traces.order import Step, in_order
+from infra.traces.prompts import body
+from infra.traces.trace import Arrival, Trace
+
+Asks = Callable[[Arrival, str], dict[str, Any]]  # the body of a request's call, to this model
+IN_FLIGHT_MAX = 1_024  # of one client; what is due beyond it is late, and the report says so
+_AHEAD_MAX = 10_000  # requests that wait for others at a time
+_CONNECT_S = 30.0
+_NOT_OPENAI = (ValueError, TypeError, LookupError, AttributeError)  # over events of other servers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How many times faster than the trace; at infinity there are no times, and delays are none."""
+
+    speed: float = 1.0
+    in_flight: int = IN_FLIGHT_MAX
+
+
+@dataclass(slots=True, kw_only=True)
+class Sent:
+    """One request and its answer as the client saw them; times in s, of one clock."""
+
+    arrival: Arrival
+    due_s: float = 0.0
+    is_scheduled: bool = True  # it waited for its time, for no other request
+    sent_s: float = 0.0
+    chunks_s: list[float] = field(default_factory=list)  # those with text
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    finish_reason: str = ""
+    error: str = ""
+    dispatched: asyncio.Event = field(default_factory=asyncio.Event)
+    completed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Sender:
+    """One run over one trace."""
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        trace: Trace,
+        model: str,
+        pace: Pace,
+        asks: Asks | None = None,
+    ) -> None:
+        """`asks` makes the body of each call; without it, it is made from the trace."""
+        self._client, self._trace, self._model, self._pace = client, trace, model, pace
+        self._asks = asks or (lambda arrival, model: body(trace, arrival, model))
+        self._slots = asyncio.Semaphore(pace.in_flight)
+        self._ahead = asyncio.Semaphore(pace.in_flight + _AHEAD_MAX)
+        self._run = uuid.uuid4().hex[:12]  # sessions of another run are not gone on with
+        self._begin_s = 0.0
+        self.sent: list[Sent] = []
+
+    async def run(self, on_end: Callable[[Sent], None] = lambda sent: None) -> list[Sent]:
+        """Send all; raises ConfigError before anything is sent where requests wait in a circle."""
+        steps = in_order(self._trace)
+        first_ms = steps[0].at_ms if steps else 0.0
+        self._begin_s = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            for step in steps:
+                due_s = self._begin_s + (step.at_ms - first_ms) / 1e3 / self._pace.speed
+                sent = Sent(arrival=step.arrival, due_s=due_s, is_scheduled=not step.waits)
+                self.sent.append(sent)
+                await self._ahead.acquire()
+                await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+                tasks.create_task(self._one(step, sent, on_end))
+        return self.sent
+
+    async def _one(self, step: Step, sent: Sent, on_end: Callable[[Sent], None]) -> None:
+        for place, wait in step.waits:
+            before = self.sent[place]
+            await (before.dispatched if wait.trigger == "dispatch" else before.completed).wait()
+        delay_ms = max((wait.delay_ms for _, wait in step.waits), default=0.0)
+        if delay_ms and math.isfinite(self._pace.speed):
+            await asyncio.sleep(delay_ms / 1e3 / self._pace.speed)
+        try:
+            async with self._slots:
+                sent.sent_s = time.monotonic()
+                sent.dispatched.set()
+                await self._ask(sent)
+        except (httpx.HTTPError, *_NOT_OPENAI) as error:
+            sent.error = type(error).__name__
+        finally:
+            sent.completed.set()
+            self._ahead.release()
+            on_end(sent)
+
+    async def _ask(self, sent: Sent) -> None:
+        arrival = sent.arrival
+        name = arrival.session_id or arrival.request_id
+        headers = {"X-Session-Id": f"trace-{self._run}-{name}"[:128]}
+        if arrival.priority:
+            headers["x-priority"] = arrival.priority
+        asked = self._asks(arrival, self._model)
+        url = "/v1/completions"
+        async with self._client.stream("POST", url, json=asked, headers=headers) as answer:
+            if answer.is_error:
+                await answer.aread()
+                sent.error = _code(answer.text) or f"status {answer.status_code}"
+                return
+            done = False
+            async for line in answer.aiter_lines():
+                if line == "data: [DONE]":
+                    done = True
+                elif line.startswith("data: "):
+                    _note(sent, json.loads(line[6:]))
+            if not done:
+                sent.error = sent.error or "broken off"
+
+
+def _note(sent: Sent, event: dict[str, Any]) -> None:
+    if error := event.get("error"):
+        sent.error = str(error.get("code") or error.get("message"))
+    if any(choice.get("text") for choice in event.get("choices", ())):
+        sent.chunks_s.append(time.monotonic())
+    for choice in event.get("choices", ()):
+        sent.finish_reason = choice.get("finish_reason") or sent.finish_reason
+    if used := event.get("usage"):
+        sent.prompt_tokens, sent.output_tokens = used["prompt_tokens"], used["completion_tokens"]
+
+
+def _code(text: str) -> str:
+    try:
+        return str(json.loads(text)["error"]["code"] or "")
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+async def send(
+    trace: Trace,
+    url: str,
+    model: str,
+    pace: Pace,
+    asks: Asks | None = None,
+    *,
+    api_key: str,
+    on_end: Callable[[Sent], None] = lambda sent: None,
+) -> list[Sent]:
+    """The whole trace to the gateway at that address."""
+    limits = httpx.Limits(max_connections=pace.in_flight, max_keepalive_connections=pace.in_flight)
+    timeout = httpx.Timeout(None, connect=_CONNECT_S)
+    headers = {"Authorization": f"Bearer {api_key}"}
+    async with httpx.AsyncClient(
+        base_url=url, limits=limits, timeout=timeout, headers=headers
+    ) as client:
+        return await Sender(client, trace, model, pace, asks).run(on_end)

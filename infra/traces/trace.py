@@ -1,0 +1,161 @@
+"""One form for all traffic traces: who asks when, how much, and behind what.
+
+Knows no file format (`formats.py` lists those), and no texts: a prompt is its length and, where the
+trace tells them, the ids of its blocks. Equal ids are equal prefixes.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from schemas.errors import ConfigError
+
+BLOCK_TOKENS = 512  # of a block id, where a format does not say; Mooncake's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    """What has to happen before a request may be sent: another one's dispatch or completion."""
+
+    request_id: str
+    delay_ms: float = 0.0
+    trigger: str = "completion"  # or dispatch
+    relation: str = "sequence"  # or spawn, join, replay_barrier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """One request of a trace. Those with one session are its turns, in order of time."""
+
+    at_ms: float
+    prompt_tokens: int
+    output_tokens: int
+    blocks: Sequence[int] = ()
+    request_id: str = ""
+    session_id: str = ""
+    after: Sequence[After] = ()
+    model: str = ""
+    priority: str = ""
+    ttft_ms: float | None = None  # as it was measured where the trace comes from
+    total_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Requests in order of time."""
+
+    format: str
+    arrivals: Sequence[Arrival]
+    block_tokens: int = BLOCK_TOKENS
+    began_unix_ms: int = 0  # wall time of at_ms 0; 0: not told
+    left_out: Mapping[str, int] = field(default_factory=dict)  # lines that are no request, by why
+
+
+class Traced:
+    """A trace as a reader puts it together."""
+
+    def __init__(self, format_: str) -> None:
+        self._format = format_
+        self.arrivals: list[Arrival] = []
+        self.left_out = Counter[str]()
+
+    def trace(self, *, block_tokens: int = BLOCK_TOKENS, began_unix_ms: int = 0) -> Trace:
+        """All of it, in order of time; lines of one time keep their order."""
+        return Trace(
+            format=self._format,
+            arrivals=sorted(self.arrivals, key=lambda each: each.at_ms),
+            block_tokens=block_tokens,
+            began_unix_ms=began_unix_ms,
+            left_out=dict(self.left_out),
+        )
+
+
+class BlockIds:
+    """Small ids for whatever names blocks elsewhere: the same name, the same id."""
+
+    def __init__(self) -> None:
+        self._ids: dict[object, int] = {}
+
+    def of(self, names: Iterable[object]) -> tuple[int, ...]:
+        """One id for each name."""
+        return tuple(self._ids.setdefault(name, len(self._ids)) for name in names)
+
+
+def blocks_of(tokens: int, block_tokens: int) -> int:
+    """How many blocks a prompt has; the last one may be partly full."""
+    return math.ceil(tokens / block_tokens)
+
+
+def scaled(trace: Trace, scale: float) -> Trace:
+    """The same traffic with shorter (or longer) prompts and answers, and blocks to match, so that
+    equal prefixes stay equal.
+    """
+    block_tokens = max(1, round(trace.block_tokens * scale))
+    ratio = block_tokens / trace.block_tokens
+    arrivals = [
+        replace(
+            each,
+            prompt_tokens=math.ceil(each.prompt_tokens * ratio),
+            output_tokens=math.ceil(each.output_tokens * ratio),
+        )
+        for each in trace.arrivals
+    ]
+    return replace(trace, arrivals=arrivals, block_tokens=block_tokens)
+
+
+def named(trace: Trace) -> list[Arrival]:
+    """Its requests, each with an id."""
+    return [
+        each if each.request_id else replace(each, request_id=f"r{number}")
+        for number, each in enumerate(trace.arrivals)
+    ]
+
+
+def in_turn(trace: Trace) -> list[tuple[Arrival, float | None]]:
+    """Its requests with ids, each with its delay after the turn before; None where it tells none.
+
+    Raises ConfigError for other dependencies, which most formats cannot say.
+    """
+    found: list[tuple[Arrival, float | None]] = []
+    last: dict[str, str] = {}
+    for each in named(trace):
+        before = last.get(each.session_id)
+        for wait in each.after:
+            if len(each.after) > 1 or wait.trigger != "completion" or wait.request_id != before:
+                raise ConfigError(
+                    f"{each.request_id}: expected a request that waits for the turn before it "
+                    f"alone, found that it waits for the {wait.trigger} of {wait.request_id}; "
+                    "this format cannot say that"
+                )
+        found.append((each, each.after[0].delay_ms if each.after else None))
+        if each.session_id:
+            last[each.session_id] = each.request_id
+    return found
+
+
+def reblocked(trace: Trace, block_tokens: int) -> Trace:
+    """With blocks of another size, of which each holds so many whole ones; raises ConfigError where
+    that cannot be. What was equal up to a new block's end is so still.
+    """
+    ratio = block_tokens // trace.block_tokens
+    if ratio * trace.block_tokens != block_tokens and any(each.blocks for each in trace.arrivals):
+        raise ConfigError(
+            f"expected blocks of which some make {block_tokens} tokens, found blocks of "
+            f"{trace.block_tokens}; this format cannot say that"
+        )
+    ids = BlockIds()
+    arrivals = [replace(each, blocks=_grouped(each.blocks, ratio, ids)) for each in trace.arrivals]
+    return replace(trace, arrivals=arrivals, block_tokens=block_tokens)
+
+
+def _grouped(blocks: Sequence[int], ratio: int, ids: BlockIds) -> tuple[int, ...]:
+    found: tuple[int, ...] = ()
+    for at in range(0, len(blocks), max(1, ratio)):
+        found += ids.of([(found[-1:], tuple(blocks[at : at + ratio]))])
+    return found
+
+
+def first(trace: Trace, requests: int) -> Trace:
+    """Its first requests only."""
+    return replace(trace, arrivals=trace.arrivals[:requests])

@@ -1,0 +1,238 @@
+"""Dead letters: records that nobody could read or answer, as they lie on `<topic>.dlq`.
+
+A log forgets nothing, so one that was sent again stays where it is, and a mark behind it says so.
+Record and mark are in one transaction, and one command at a time sends: nothing is sent twice,
+wherever a command breaks off.
+"""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from aiokafka import ConsumerRecord, TopicPartition
+from aiokafka.errors import KafkaError
+
+from schemas.log.clients import AssignedReader
+from schemas.log.connecting import asking_client, no_broker
+from schemas.log.transactions import Sending, Transactions
+from schemas.settings import LogSettings
+from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, RETRIED
+
+_MARK = DEAD_LETTER_HEADERS + RETRIED
+_COMMIT_RECORDS = 500
+Place = tuple[str, int, int]  # full topic that it was on; partition and offset where it lies now
+_COMMIT_BYTES = 4_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """One of them; `said` is what was told when it was buried, without the headers' prefix."""
+
+    topic: str  # full name of the topic that it was on
+    partition: int  # where it lies now, as offset
+    offset: int
+    at_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
+    said: dict[str, str]
+    is_retried: bool
+
+    @property
+    def place(self) -> Place:
+        """Which one it is."""
+        return self.topic, self.partition, self.offset
+
+    @property
+    def name(self) -> str:
+        """What `trivium dlq` calls it."""
+        return "/".join(map(str, self.place))
+
+    @property
+    def error(self) -> str:
+        """What went wrong, in a line."""
+        return f"{self.said.get('error-class', 'unknown')}: {self.said.get('error-message', '')}"
+
+    @property
+    def origin(self) -> str:
+        """Where it was, as far as that was told."""
+        return f"{self.said.get('partition', '?')}/{self.said.get('offset', '?')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which letters are meant; all where nothing is said."""
+
+    places: frozenset[Place] = frozenset()
+    since_ms: int = 0
+    before_ms: int = 1 << 62
+    error: str = ""  # a part of what went wrong, in any case of letters
+
+    def __contains__(self, letter: DeadLetter) -> bool:
+        return (
+            (not self.places or letter.place in self.places)
+            and self.since_ms <= letter.at_ms < self.before_ms
+            and self.error.lower() in letter.error.lower()
+        )
+
+
+@dataclass(slots=True)
+class Retried:
+    """What came of sending letters again, so far."""
+
+    sent: int = 0
+    already: int = 0  # by an earlier command
+    impossible: int = 0  # too large to be kept, so only the origin is told; or not even that
+
+
+async def holding(log: LogSettings, counts: Mapping[str, int]) -> set[str]:
+    """Topics, by their full names, whose dead-letter topics are not empty; with the counts of their
+    partitions. To read one that is empty takes half a second.
+    """
+    places = [
+        TopicPartition(name + DEAD_LETTER_SUFFIX, number)
+        for name, count in counts.items()
+        for number in range(count)
+    ]
+    try:
+        async with asking_client(log, decided=True) as client:
+            first, end = await client.beginning_offsets(places), await client.end_offsets(places)
+    except KafkaError as error:
+        raise no_broker(log.bootstrap, error) from error
+    held = {place.topic for place in places if first[place] < end[place]}
+    return {name for name in counts if name + DEAD_LETTER_SUFFIX in held}
+
+
+async def read_letters(
+    log: LogSettings, topic: str, partitions: int
+) -> AsyncGenerator[DeadLetter, None]:
+    """All letters of a topic, by its full name, as of now; those of a partition in order.
+
+    `partitions` is the count of its dead-letter topic. Marks follow what they mark, so they are
+    read before. Whoever does not read to the end closes it.
+    """
+    reader = AssignedReader(
+        replace(log, topic_prefix=""),
+        topic + DEAD_LETTER_SUFFIX,
+        range(partitions),
+        client_id="trivium-dlq",
+        decided=True,
+    )
+    async with reader.reading("nowhere"):
+        first, ends = await reader.first_offsets(), await reader.end_offsets()
+        retried = set[tuple[int, int]]()
+        await reader.seek(first)
+        async for batch in reader.until(ends):
+            retried.update(
+                (each.partition, at) for each in batch if (at := _marked(each)) is not None
+            )
+        await reader.seek(first)
+        async for batch in reader.until(ends):
+            for record in batch:
+                if record.offset < ends[record.partition] and _marked(record) is None:
+                    yield _letter(topic, record, (record.partition, record.offset) in retried)
+
+
+def _marked(record: ConsumerRecord) -> int | None:
+    """The offset that a mark names; None for a letter."""
+    value = dict(record.headers).get(_MARK, b"")
+    return int(value) if value.isdigit() else None
+
+
+def _letter(topic: str, record: ConsumerRecord, is_retried: bool) -> DeadLetter:
+    said = {
+        name.removeprefix(DEAD_LETTER_HEADERS): value.decode(errors="replace")
+        for name, value in record.headers
+        if name.startswith(DEAD_LETTER_HEADERS)
+    }
+    return DeadLetter(
+        topic=topic,
+        partition=record.partition,
+        offset=record.offset,
+        at_ms=record.timestamp,
+        key=record.key,
+        value=record.value,
+        headers=tuple(
+            each for each in record.headers if not each[0].startswith(DEAD_LETTER_HEADERS)
+        ),
+        said=said,
+        is_retried=is_retried,
+    )
+
+
+async def retry(
+    log: LogSettings, topic: str, partitions: tuple[int, int], wanted: Wanted, done: Retried
+) -> None:
+    """Send what is wanted to its topic again: the same key, value and headers, on its partition.
+
+    `partitions` are the counts of the topic and of its dead-letter topic. `done` counts what is
+    committed, also where this raises: Fenced where another command sends letters of the topic
+    meanwhile, and BrokerUnavailable, after which some more may be committed. The marks tell.
+    """
+    transactions = Transactions(log, f"dlq-{topic}")
+    try:
+        await transactions.start()  # what another command has not committed is void
+        sends, size = list[Sending](), 0
+        async with aclosing(_chosen(log, topic, partitions, wanted, done)) as chosen:
+            async for again, mark in chosen:
+                sends += again, mark
+                size += len(again.value or b"")
+                if len(sends) >= _COMMIT_RECORDS or size > _COMMIT_BYTES:
+                    await transactions.commit(sends)
+                    done.sent += len(sends) // 2
+                    sends, size = [], 0
+        if sends:
+            await transactions.commit(sends)
+            done.sent += len(sends) // 2
+    finally:
+        await transactions.stop()
+
+
+async def rehearse(
+    log: LogSettings, topic: str, partitions: tuple[int, int], wanted: Wanted, done: Retried
+) -> None:
+    """Count what `retry` would do."""
+    async with aclosing(_chosen(log, topic, partitions, wanted, done)) as chosen:
+        async for _ in chosen:
+            done.sent += 1
+
+
+async def _chosen(
+    log: LogSettings, topic: str, partitions: tuple[int, int], wanted: Wanted, done: Retried
+) -> AsyncGenerator[tuple[Sending, Sending], None]:
+    """What is sent, each with the mark that says so; the rest is counted."""
+    count, of_letters = partitions
+    async with aclosing(read_letters(log, topic, of_letters)) as letters:
+        async for letter in letters:
+            if letter not in wanted:
+                continue
+            if letter.is_retried:
+                done.already += 1
+            elif (again := _again(letter, count)) is None:
+                done.impossible += 1
+            else:
+                yield again, _mark(letter)
+
+
+def _again(letter: DeadLetter, count: int) -> Sending | None:
+    """The record as it was; None where only its origin was kept, or not even that."""
+    partition = letter.said.get("partition", "")
+    if letter.value is None or not partition.isdigit() or int(partition) >= count:
+        return None
+    return Sending(
+        topic=letter.topic,
+        partition=int(partition),
+        key=letter.key,
+        value=letter.value,
+        headers=letter.headers,
+    )
+
+
+def _mark(letter: DeadLetter) -> Sending:
+    return Sending(
+        topic=letter.topic + DEAD_LETTER_SUFFIX,
+        partition=letter.partition,
+        key=letter.key or b"",
+        value=None,
+        headers=((_MARK, str(letter.offset).encode()),),
+    )

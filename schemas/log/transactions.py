@@ -1,0 +1,222 @@
+"""Records and read positions that the log takes together, from one writer at a time.
+
+Who starts with a `transactional_id` fences whoever had it before: what that one had not committed
+is void, and it commits nothing more, however long it slept. So a successor that reads the committed
+position (`committed`) knows what was done, and nobody does it twice. Consumers see committed
+records only with `isolation.level=read_committed`. Kafka's own protocol (KIP-98), by aiokafka.
+
+A broker that is killed can leave records of a transaction open that its coordinator no longer knows
+of (seen once; KIP-890 tells how such transactions hang). Nobody would read past them, and the next
+commit to that partition would commit them, too. So the first transaction on each partition is one
+that is given up: its end voids them, and from then on the partition refuses what a former writer
+sends late.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import (
+    KafkaError,
+    MessageSizeTooLargeError,
+    OutOfOrderSequenceNumber,
+    ProducerFenced,
+)
+from aiokafka.structs import OffsetAndMetadata
+
+from schemas.errors import BrokerUnavailable, Fenced, RecordTooLarge
+from schemas.log.clients import Headers
+from schemas.log.connecting import client_options, heeding, no_broker, started
+from schemas.rules.sizes import RECORD_BYTES_MAX
+from schemas.settings import LogSettings
+
+# What a writer that died has left open holds back readers of committed records for so long, where
+# no successor comes.
+TRANSACTION_MS = 10_000
+_RETRY_S = 0.1
+_VOID = b"trivium/void"  # the key of what is never committed; it deletes nothing that there is
+_FRAME_BYTES, _HEADER_BYTES = 128, 10  # of a batch of one record, and of a header
+_FENCED = (ProducerFenced, OutOfOrderSequenceNumber)
+FullPlace = tuple[str, int]  # topic, with its prefix, and partition
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What a group has read, and in `metadata` (4 096 bytes at most) what its next reader is to
+    know."""
+
+    offset: int
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """One record as bytes, with its full topic's name; without a value it deletes."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = field(default=())
+
+    @property
+    def bytes_at_most(self) -> int:
+        """What it takes of the size that a topic allows (`max.message.bytes`), framing included."""
+        texts = [len(name) + len(value or b"") + _HEADER_BYTES for name, value in self.headers]
+        return len(self.key or b"") + len(self.value or b"") + sum(texts) + _FRAME_BYTES
+
+
+class Transactions:
+    """Commits for one `transactional_id`, one at a time; of no use after any error: make another
+    one, and read what is committed."""
+
+    def __init__(self, settings: LogSettings, transactional_id: str) -> None:
+        self._settings = settings
+        self._id = settings.topic_prefix + transactional_id
+        self._producer: AIOKafkaProducer | None = None
+        self._voided: set[FullPlace] = set()  # partitions on which nothing is open
+        # A log with copies may want more: its leaders change.
+        self._limit_ms = max(TRANSACTION_MS, settings.request_timeout_ms)
+
+    async def start(self, reads: Sequence[FullPlace] = ()) -> None:
+        """Connect, and fence whoever had the id; raises BrokerUnavailable and Fenced.
+
+        `reads` are partitions of this id that are to be read next, to the end of what is decided.
+        """
+        producer = AIOKafkaProducer(
+            **client_options(self._settings),
+            client_id=self._id,
+            transactional_id=self._id,
+            transaction_timeout_ms=self._limit_ms,
+            max_batch_size=1 << 18,
+            max_request_size=RECORD_BYTES_MAX,
+        )
+        try:
+            async with asyncio.timeout(self._limit_ms / 1000):
+                await started(producer.start, producer.stop)
+        except (KafkaError, TimeoutError) as error:
+            raise self._trouble(error) from error
+        self._producer = producer
+        try:
+            async with asyncio.timeout(self._limit_ms / 1000):
+                await self._void(producer, reads)
+        except _FENCED as error:
+            raise self._fenced() from error
+        except (KafkaError, TimeoutError) as error:
+            raise self._trouble(error) from error
+
+    async def _void(self, producer: AIOKafkaProducer, places: Iterable[FullPlace]) -> None:
+        """End what former transactions may have left open on partitions: see the module's words."""
+        new = set(places) - self._voided
+        if not new:
+            return
+        await producer.begin_transaction()
+        acks = [await producer.send(topic, b"", key=_VOID, partition=p) for topic, p in new]
+        await asyncio.gather(*acks)
+        await producer.abort_transaction()
+        self._voided |= new
+
+    async def commit(
+        self,
+        sends: Sequence[Sending],
+        positions: Mapping[FullPlace, Position] | None = None,
+        group_id: str = "",
+    ) -> list[int]:
+        """All of it or nothing; it is decided when this returns, and seen by others a moment later.
+        Gives the offset of each record.
+
+        Raises Fenced where another has the id now, RecordTooLarge, and BrokerUnavailable where
+        nobody says whether it is done.
+        """
+        producer = self._producer
+        if producer is None:
+            raise BrokerUnavailable(f"{self._id}: the transactional producer is not started")
+        try:
+            async with asyncio.timeout(self._limit_ms / 1000):
+                await self._void(producer, ((each.topic, each.partition) for each in sends))
+            async with asyncio.timeout(self._limit_ms / 1000), producer.transaction():
+                acks = [
+                    await producer.send(
+                        each.topic,
+                        each.value,
+                        key=each.key,
+                        partition=each.partition,
+                        headers=list(each.headers),
+                    )
+                    for each in sends
+                ]
+                written = await asyncio.gather(*acks)
+                if positions:
+                    await producer.send_offsets_to_transaction(_offsets(positions), group_id)
+            return [each.offset for each in written]
+        except _FENCED as error:
+            raise self._fenced() from error
+        except MessageSizeTooLargeError as error:
+            raise RecordTooLarge(f"{self._id}: not sent: {error}") from error
+        except (KafkaError, TimeoutError) as error:
+            raise self._trouble(error) from error
+
+    async def stop(self) -> None:
+        """Close; what is not committed is void."""
+        producer, self._producer = self._producer, None
+        if producer is None:
+            return
+        with heeding():
+            try:
+                async with asyncio.timeout(self._settings.request_timeout_ms / 1000):
+                    await producer.stop()
+            except (KafkaError, TimeoutError):
+                with contextlib.suppress(KafkaError):
+                    await producer._sender.close()  # noqa: SLF001  # what `stop` did not come to
+                await producer.client.close()
+
+    def _fenced(self) -> Fenced:
+        return Fenced(f"{self._id}: another process writes this now")
+
+    def _trouble(self, error: Exception) -> BrokerUnavailable:
+        if isinstance(error, KafkaError) and self._producer is None:
+            return no_broker(self._settings.bootstrap, error)
+        return BrokerUnavailable(f"{self._id}: not committed: {type(error).__name__}: {error}")
+
+
+def _offsets(positions: Mapping[FullPlace, Position]) -> dict[TopicPartition, OffsetAndMetadata]:
+    return {
+        TopicPartition(*place): OffsetAndMetadata(position.offset, position.metadata)
+        for place, position in positions.items()
+    }
+
+
+async def committed(
+    settings: LogSettings, group_id: str, places: Sequence[FullPlace]
+) -> dict[FullPlace, Position]:
+    """What a group has committed, where it has; to be asked after `Transactions.start`, which ends
+    what was under way. Raises BrokerUnavailable.
+    """
+    admin = AIOKafkaAdminClient(**client_options(settings))
+    try:
+        await started(admin.start, admin.close)
+    except KafkaError as error:
+        raise no_broker(settings.bootstrap, error) from error
+    wanted = [TopicPartition(*place) for place in places]
+    try:
+        async with asyncio.timeout(settings.request_timeout_ms / 1000):
+            while True:
+                try:
+                    found = await admin.list_consumer_group_offsets(group_id, partitions=wanted)
+                    break
+                except KafkaError as error:
+                    if not error.retriable:  # a new cluster's coordinator is not there at once
+                        raise
+                    await asyncio.sleep(_RETRY_S)
+    except (KafkaError, TimeoutError) as error:
+        raise BrokerUnavailable(f"{group_id}: no offsets: {error}") from error
+    finally:
+        await admin.close()
+    return {
+        (tp.topic, tp.partition): Position(at.offset, at.metadata or "")
+        for tp, at in found.items()
+        if at.offset >= 0
+    }

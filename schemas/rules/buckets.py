@@ -1,0 +1,31 @@
+"""How times are counted in histograms: by upper bounds, those below first.
+
+Whoever writes counts to the log and whoever shows them read the same bounds here. Counts by other
+bounds, of another version, are not shown.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+
+SEARCH_MS = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000)
+
+
+class Buckets:
+    """Counts of times up to each of `bounds`, and of longer ones."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """A value, so many times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+
+def cumulated(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Of each bound and of all: how many were at most that, as Prometheus counts."""
+    named = [*map(str, bounds), "+Inf"]
+    return list(zip(named, map(float, accumulate(counts)), strict=True))

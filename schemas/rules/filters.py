@@ -1,0 +1,221 @@
+"""Filters over metadata as JSON, in the operators that vector databases share: the one grammar.
+
+`{"language": "it", "year": {"$gte": 2020, "$lt": 2025}, "tags": {"$in": ["a", "b"]}}` holds where
+all three do. `{"$or": [..., ...]}`, `{"$and": [..., ...]}` and `{"$not": ...}` combine expressions.
+Of one field, `$eq`, `$ne`, `$in`, `$nin`, `$contains`, `$contains_any`, `$contains_all`, `$gt`,
+`$gte`, `$lt`, `$lte` and `$exists` are known; null stands for what does not exist. Ranges are of
+numbers, or of dates in ISO 8601. A list in metadata is several values of its field: what holds for
+one of them holds.
+
+Gateways check filters here, and retrieval workers make theirs of what `parse` returns.
+"""
+
+import json
+import math
+import re
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from schemas.errors import InvalidRequest
+
+LENGTH_MAX = 16_384
+DEPTH_MAX = 16
+LIST_MAX = 1_024  # values of a row in one field
+Value = str | bool | int | float
+_OF_FIELDS = (
+    "$eq", "$ne", "$in", "$nin", "$contains", "$contains_any", "$contains_all", "$gt", "$gte",
+    "$lt", "$lte", "$exists",
+)  # fmt: skip
+_DATE = re.compile(
+    r"\d{4}-\d\d-\d\d([Tt ]\d\d:\d\d(:\d\d([.,]\d{1,9})?)?([Zz]|[+-]\d\d(:?[0-5]\d)?)?)?", re.ASCII
+)
+_EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """A field has one of these values."""
+
+    field: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A field has a number in [low, high]; None leaves a side open."""
+
+    field: str
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dated:
+    """The same of a date, in microseconds since 1970."""
+
+    field: str
+    low: int | None = None
+    high: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exists:
+    """A field has a value."""
+
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """A condition does not hold."""
+
+    inner: "Condition"
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """All of these hold; `is_any`: at least one."""
+
+    parts: tuple["Condition", ...]
+    is_any: bool = False
+
+
+Condition = OneOf | Between | Dated | Exists | Not | All
+
+
+def parse(text: str) -> Condition:
+    """What a JSON expression says; raises InvalidRequest saying what was expected."""
+    if len(text) > LENGTH_MAX:
+        raise _wrong(f"at most {LENGTH_MAX} characters", len(text))
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"filter: expected a JSON object: {error}", "filter") from error
+    return _expression(found, DEPTH_MAX)
+
+
+def text_of(given: object) -> str:
+    """An expression as text, given as that or as an object; empty for none. Raises InvalidRequest.
+
+    Whoever takes a filter calls this, so that who asks hears of a mistake at once.
+    """
+    if given is None or given == "":
+        return ""
+    try:
+        text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    except TypeError as error:  # of TOML, which has dates
+        raise InvalidRequest(
+            f"filter: expected texts, numbers, lists and objects, dates as texts: {error}", "filter"
+        ) from error
+    parse(text)
+    return text
+
+
+def moment_us(text: str) -> int | None:
+    """Microseconds since 1970 of a date in ISO 8601, or None.
+
+    Without a time it is the day's first moment; without an offset it is in UTC.
+    """
+    if not _DATE.fullmatch(text):
+        return None
+    try:
+        found = datetime.fromisoformat(text.upper())
+    except ValueError:
+        return None
+    found = found if found.tzinfo else found.replace(tzinfo=UTC)
+    return (found - _EPOCH) // _MICROSECOND
+
+
+def _expression(node: Any, depth: int) -> Condition:
+    if not isinstance(node, dict) or not node:
+        raise _wrong('an object such as {"language": "it"}', node)
+    if not depth:
+        raise _wrong(f"at most {DEPTH_MAX} levels", "more")
+    parts: list[Condition] = []
+    for name, value in node.items():
+        if name in ("$and", "$or"):
+            if not isinstance(value, list) or not value:
+                raise _wrong(f"a list of expressions under {name}", value)
+            joined = tuple(_expression(each, depth - 1) for each in value)
+            parts.append(All(joined, is_any=name == "$or"))
+        elif name == "$not":
+            parts.append(Not(_expression(value, depth - 1)))
+        elif name.startswith("$"):
+            raise _wrong("$and, $or, $not or the name of a field", name)
+        elif isinstance(value, dict):
+            if not value:
+                raise _wrong("a condition on each field", node)
+            parts += [_condition(name, each, given) for each, given in value.items()]
+        else:
+            parts.append(_equal(name, value))
+    return parts[0] if len(parts) == 1 else All(tuple(parts))
+
+
+def _condition(field: str, name: str, value: Any) -> Condition:
+    match name:
+        case "$eq":
+            return _equal(field, value)
+        case "$ne":
+            return Not(_equal(field, value))
+        case "$contains":
+            return OneOf(field, (_value(value),))
+        case "$in" | "$contains_any":
+            return OneOf(field, _values(name, value))
+        case "$nin":
+            return Not(OneOf(field, _values(name, value)))
+        case "$contains_all":
+            values = _values(name, value)
+            if not 0 < len(values) <= LIST_MAX:
+                raise _wrong(f"1 to {LIST_MAX} values under {name}", len(values))
+            return All(tuple(OneOf(field, (each,)) for each in values))
+        case "$gt" | "$gte" | "$lt" | "$lte":
+            return _range(field, name, value)
+        case "$exists":
+            if not isinstance(value, bool):
+                raise _wrong("true or false under $exists", value)
+            return Exists(field) if value else Not(Exists(field))
+    raise _wrong(f"{', '.join(_OF_FIELDS[:-1])} or {_OF_FIELDS[-1]}", name)
+
+
+def _equal(field: str, value: Any) -> Condition:
+    return Not(Exists(field)) if value is None else OneOf(field, (_value(value),))
+
+
+def _range(field: str, name: str, value: Any) -> Condition:
+    is_low, is_open = name[1] == "g", name[-1] != "e"
+    if isinstance(value, str):
+        if (at_us := moment_us(value)) is None:
+            raise _wrong(f"a number, or a date such as 2024-05-31T12:00:00Z, under {name}", value)
+        at_us += is_open * (1 if is_low else -1)
+        return Dated(field, low=at_us) if is_low else Dated(field, high=at_us)
+    edge = _number(value)
+    if is_open:
+        edge = math.nextafter(edge, math.inf if is_low else -math.inf)
+    return Between(field, low=edge) if is_low else Between(field, high=edge)
+
+
+def _values(name: str, value: Any) -> tuple[Value, ...]:
+    if not isinstance(value, list):
+        raise _wrong(f"a list of values under {name}", value)
+    return tuple(map(_value, value))
+
+
+def _value(value: Any) -> Value:
+    if not isinstance(value, str | bool | int | float):
+        raise _wrong("text, a number or a truth value", value)
+    return value if isinstance(value, str | bool) else _number(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _wrong("a number", value)
+    if not abs(value) <= sys.float_info.max:  # nor NaN
+        raise _wrong("a number that a float can hold", value)
+    # What no float stands for is beyond all numbers of metadata, which are within 2**53.
+    return found if (found := float(value)) == value else math.copysign(math.inf, value)
+
+
+def _wrong(expected: str, found: Any) -> InvalidRequest:
+    return InvalidRequest(f"filter: expected {expected}, found {found!r:.80}", "filter")

@@ -1,0 +1,201 @@
+"""Writes what requests have used: one record each, numbered without gaps, by one writer at a time.
+
+Theory of operation. Each owned partition has a transactional id. Who takes the partition starts it
+first, so whoever had it commits nothing more, however long that one slept. Then it reads what is
+committed: the last number, and, with all else that a rebuild reads, which requests have their
+record (`streams/agents/takeover.py`). A request counts as live for marks until its record is
+committed (`Outbox.ending`), so the rebuild finds each one that has none, and the core tells of it
+again. A record is committed when the outcome is in the log that it tells of, never before.
+
+Usage is told from the first takeover on that knows of it. Which outcomes are older is committed in
+a group of its own. Where the log has dropped all records, numbers go on at its first offset: each
+record took one, so no number comes twice.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+from aiokafka import TopicPartition
+
+from schemas.codec import Codec
+from schemas.log.clients import Ack, AssignedReader, event_headers
+from schemas.log.connecting import asking_client
+from schemas.log.faust.receipts import Place
+from schemas.log.transactions import Position, Sending, Transactions, committed
+from schemas.records import Usage
+from schemas.settings import LogSettings
+from streams.core.effects import Use
+
+COMMIT_S = 0.1  # so long records are gathered
+_LOOK_BACK = 256  # offsets, for the last record; 16 times as many at each further look
+
+
+def usage_group(log: LogSettings) -> str:
+    """The group that tells from which outcome on usage is told; nobody reads in it."""
+    return f"{log.topic_prefix}router.usage"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    usage: Usage
+    outcome: Ack | None  # to be waited for
+    told: Ack
+
+
+class _Account:
+    """The records of one partition, from the next number on."""
+
+    def __init__(self, log: LogSettings, codec: Codec, router_id: str, partition: int) -> None:
+        self.transactions = Transactions(log, f"usage-{partition}")
+        self.next_number = 0
+        self.since: int | None = None  # of outcomes: those before it are not told
+        self._codec, self._router_id = codec, router_id
+        self._topic, self._partition = f"{log.topic_prefix}usage", partition
+        self._waiting: list[_Entry] = []
+        self._task: asyncio.Task[None] | None = None
+        self._over: Exception | None = None
+
+    async def start(self) -> None:
+        """Fence whoever had it; then all of it that is decided can be read."""
+        await self.transactions.start([(self._topic, self._partition)])
+
+    def add(self, entry: _Entry) -> None:
+        """Commit it soon, with what comes meanwhile."""
+        if self._over is not None:
+            entry.told.set_exception(self._over)
+            return
+        self._waiting.append(entry)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._commit_all())
+
+    async def _commit_all(self) -> None:
+        """What fails ends this router's life: the outbox waits for it."""
+        while self._waiting:
+            await asyncio.sleep(COMMIT_S)
+            entries = self._waiting[:]
+            try:
+                await self._commit(entries)
+            except Exception as error:
+                self._over = error
+                for entry in self._waiting:
+                    entry.told.set_exception(error)
+                self._waiting.clear()
+                return
+            del self._waiting[: len(entries)]
+            for entry in entries:
+                entry.told.set_result(None)
+
+    async def _commit(self, entries: list[_Entry]) -> None:
+        outcomes = [entry.outcome for entry in entries if entry.outcome is not None]
+        if outcomes:
+            done, _ = await asyncio.wait(outcomes)  # which leaves them alone when it is cancelled
+            for outcome in done:
+                outcome.result()
+        sends = [
+            self._sending(replace(entry.usage, number=number))
+            for number, entry in enumerate(entries, self.next_number)
+        ]
+        await self.transactions.commit(sends)
+        self.next_number += len(sends)
+
+    def _sending(self, usage: Usage) -> Sending:
+        event_id = f"{self._partition}-{usage.number}"
+        return Sending(
+            topic=self._topic,
+            partition=self._partition,
+            key=usage.request_id.encode(),
+            value=self._codec.encode(usage),
+            headers=event_headers("Usage", self._router_id, event_id),
+        )
+
+    async def stop(self) -> None:
+        """Commit nothing more, and close; what waits is the next owner's to tell."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        for entry in self._waiting:
+            entry.told.set_result(None)
+        self._waiting.clear()
+        await self.transactions.stop()
+
+
+class UsageWriter:
+    """The partitions that a router writes the usage of."""
+
+    def __init__(self, log: LogSettings, codec: Codec, router_id: str) -> None:
+        self._log = log
+        self._codec = codec
+        self._router_id = router_id
+        self._accounts: dict[int, _Account] = {}
+
+    def write(self, use: Use, outcome: Ack | None) -> Ack:
+        """Commit a record, once the outcome is acknowledged; the future is done when it is."""
+        told: Ack = asyncio.get_running_loop().create_future()
+        account = self._accounts.get(use.partition)
+        if account is None:  # it was given up: whoever has it tells that
+            told.set_result(None)
+        else:
+            account.add(_Entry(use.usage, outcome, told))
+        return told
+
+    async def take(self, partitions: Collection[int]) -> None:
+        """Fence whoever wrote these, and learn where to go on; raises BrokerUnavailable."""
+        taken = {p: _Account(self._log, self._codec, self._router_id, p) for p in partitions}
+        self._accounts |= taken
+        await asyncio.gather(*(each.start() for each in taken.values()))
+        places = {self._place(partition): partition for partition in partitions}
+        known = await committed(self._log, usage_group(self._log), list(places))
+        numbers = await self._next_numbers(list(partitions))
+        for place, partition in places.items():
+            account, since = taken[partition], known.get(place)
+            account.next_number = numbers[partition]
+            account.since = since.offset if since else 0 if numbers[partition] else None
+
+    def is_older(self, partition: int, offset: int) -> bool:
+        """Whether an outcome was written before usage was told."""
+        since = self._accounts[partition].since
+        return since is None or offset < since
+
+    async def begin(self, partitions: Iterable[int], read_to: dict[Place, int]) -> None:
+        """From now on all that ends is told; of the outcomes that were read none was, where nobody
+        has told of any."""
+        for partition in partitions:
+            account = self._accounts[partition]
+            if account.since is None:
+                account.since = read_to["outcomes", partition]
+                position = {self._place(partition): Position(account.since)}
+                await account.transactions.commit([], position, usage_group(self._log))
+
+    async def keep(self, partitions: Collection[int]) -> None:
+        """Write of no others any more."""
+        lost = [self._accounts.pop(p) for p in sorted(self._accounts.keys() - set(partitions))]
+        await asyncio.gather(*(account.stop() for account in lost))
+
+    def _place(self, partition: int) -> Place:
+        return f"{self._log.topic_prefix}outcomes", partition
+
+    async def _next_numbers(self, partitions: list[int]) -> dict[int, int]:
+        """One more than the last record's of each; 0 where there was never one. The end is the one
+        that stands for all, with commits that are not shown to others yet.
+        """
+        places = [TopicPartition(f"{self._log.topic_prefix}usage", p) for p in partitions]
+        async with asking_client(self._log) as consumer:
+            firsts = await consumer.beginning_offsets(places)
+            ends = await consumer.end_offsets(places)
+        numbers = [self._next_number(tp.partition, firsts[tp], ends[tp]) for tp in places]
+        return dict(zip(partitions, await asyncio.gather(*numbers), strict=True))
+
+    async def _next_number(self, partition: int, first: int, end: int) -> int:
+        name = f"{self._router_id}-usage"
+        reader = AssignedReader(self._log, "usage", [partition], client_id=name, decided=True)
+        at, back = end, _LOOK_BACK
+        async with reader.reading("nowhere"):
+            while at > first:
+                at, back = max(first, end - back), back * 16
+                await reader.seek({partition: at})
+                records = [each async for batch in reader.until({partition: end}) for each in batch]
+                if records:
+                    last: Usage = self._codec.decode(records[-1].value)
+                    return last.number + 1
+        return first

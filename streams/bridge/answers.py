@@ -1,0 +1,247 @@
+"""The one answer to a prompt, as a record and as bytes: Avro, JSON, or JSON with its schema.
+
+An answer that is not of the form that was asked for, or larger than its topic takes, is an error;
+errors are answers, too, with the pair's fallback as their text. Pure, but that a process beside
+this one says whether an answer keeps to its schema: prompts have schemas of their own, and some
+take for ever.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import orjson
+
+from schemas.codec import Codec, full_schema, to_dict
+from schemas.errors import InvalidAnswer, InvalidRequest, RecordTooLarge, TriviumError
+from schemas.log.clients import Headers
+from schemas.log.clock import wall_ms
+from schemas.log.retrieval.embedding import EmbeddedTexts
+from schemas.log.transactions import Sending
+from schemas.records import Answer, AnswerPart
+from schemas.rules.sizes import RECORD_BYTES_MAX
+from streams.bridge.config import Pair
+from streams.bridge.prompts import PromptRecord, Question, answer_format
+from streams.gateway.request.check_process import ANSWER_PROCESS
+from streams.gateway.stream import answers, citations
+from streams.gateway.stream.chunks import whole_answer
+from streams.gateway.stream.event_id import StreamKey
+from streams.gateway.stream.stream import Stream
+
+HEADERS = "trivium-prompt-"  # what headers that say where the prompt is begin with
+_JSON = frozenset(("parsed", "citations", "metadata", "body"))  # texts of an Answer that are JSON
+_CONNECT_TYPES = {"int": "int32", "long": "int64"}
+
+
+class Answers:
+    """Makes those of one pair."""
+
+    def __init__(
+        self, pair: Pair, codec: Codec, *, bytes_max: int = RECORD_BYTES_MAX, aside_ms: int = 5_000
+    ) -> None:
+        """`bytes_max` is what the topic of answers takes (`max.message.bytes`), `aside_ms` how long
+        it may take to say whether an answer keeps to its schema.
+        """
+        self._pair, self._codec = pair, codec
+        self._bytes_max, self._aside_ms = bytes_max, aside_ms
+
+    async def answer(
+        self,
+        record: PromptRecord,
+        question: Question,
+        key: StreamKey,
+        stream: Stream,
+        *,
+        asked_ms: int,
+        first_token_ms: int,
+        ended_ms: int,
+        tries: int,
+    ) -> Answer:
+        """Of a stream that has completed; raises InvalidAnswer (retriable) where it is not of the
+        form that was asked for, and InvalidRequest where `max_tokens` cut that off, or where it
+        takes too long to say.
+        """
+        end = stream.end
+        assert end is not None
+        text = "".join(stream.texts)
+        finish_reason = end.finish_reason or "stop"
+        usage = answers.usage([stream], 1)
+        found = citations.retrieval(stream.retrieved)["citations"] if stream.retrieved else None
+        return replace(
+            self._about(record, question),
+            request_id=end.request_id,
+            text=text,
+            parsed=await self._parsed(text, question, finish_reason),
+            finish_reason=finish_reason,
+            model=key.model,
+            prompt_tokens=usage["prompt_tokens"],
+            cached_tokens=end.cached_tokens,
+            retrieved_tokens=usage["prompt_tokens_details"].get("retrieved_tokens", 0),
+            completion_tokens=usage["completion_tokens"],
+            citations=None if found is None else orjson.dumps(found).decode(),
+            asked_ms=asked_ms,
+            first_token_ms=first_token_ms,
+            ended_ms=ended_ms,
+            tries=tries,
+            body=whole_answer(key, [stream]).decode() if self._pair.body else None,
+        )
+
+    def embedded(
+        self,
+        record: PromptRecord,
+        question: Question,
+        found: EmbeddedTexts,
+        body: bytes,
+        *,
+        asked_ms: int,
+        tries: int,
+    ) -> Answer:
+        """Vectors: a body without a text."""
+        return replace(
+            self._about(record, question),
+            model=found.embedder,
+            prompt_tokens=found.tokens,
+            asked_ms=asked_ms,
+            ended_ms=wall_ms(),
+            tries=tries,
+            body=body.decode(),
+        )
+
+    def failed(
+        self,
+        record: PromptRecord,
+        error: TriviumError,
+        *,
+        question: Question | None = None,
+        request_id: str = "",
+        asked_ms: int = 0,
+        ended_ms: int = 0,
+        tries: int = 0,
+    ) -> Answer:
+        """Of what has no answer and will not be asked again."""
+        wire, fallback = error.to_wire(), self._pair.fallback
+        return replace(
+            self._about(record, question),
+            request_id=request_id,
+            text=fallback,
+            parsed=fallback if self._pair.schema else None,
+            asked_ms=asked_ms,
+            ended_ms=ended_ms,
+            tries=tries,
+            error_code=wire.code,
+            error_message=wire.message,
+            error_retriable=wire.retriable,
+            fallback=fallback is not None,
+        )
+
+    def sending(self, record: PromptRecord, answer: Answer, *, briefly: bool = False) -> Sending:
+        """As it is committed; raises RecordTooLarge, but never for what `failed` has made: an error
+        goes without metadata, and without its key, where these leave no room for it.
+        """
+        form, topic = answer_format(self._pair, record), self._pair.answers
+        bytes_max = 0 if briefly else self._bytes_max
+        made = self._sending(record, answer, form, topic)
+        if made.bytes_at_most > bytes_max and answer.error_code is None:
+            raise RecordTooLarge(
+                f"the answer: expected at most {bytes_max} bytes with key and headers, found "
+                f"{made.bytes_at_most}; ask for less, or raise max.message.bytes of {topic}"
+            )
+        if made.bytes_at_most > bytes_max:
+            answer = replace(answer, metadata=None)
+            made = self._sending(record, answer, form, topic)
+        if made.bytes_at_most > bytes_max:
+            made = self._sending(replace(record, key=b""), answer, form, topic)
+        return made
+
+    def emptied(self, record: PromptRecord) -> Sending:
+        """To an empty prompt: an empty value under its key."""
+        return Sending(
+            topic=self._pair.answers,
+            partition=record.partition,
+            key=record.key or b"",  # the client sends no nothing
+            value=None,
+            headers=_origin(record),
+        )
+
+    def part(self, record: PromptRecord, part: AnswerPart) -> Sending:
+        """Some text of an answer meanwhile, on the pair's topic of parts."""
+        return self._sending(record, part, answer_format(self._pair, record), self._pair.parts)
+
+    def _about(self, record: PromptRecord, question: Question | None) -> Answer:
+        return Answer(
+            prompt_topic=record.topic,
+            prompt_partition=record.partition,
+            prompt_offset=record.offset,
+            prompt_ms=record.timestamp_ms,
+            metadata=question.metadata if question else None,
+        )
+
+    async def _parsed(self, text: str, question: Question, finish_reason: str) -> str | None:
+        """The text as it is, if it is a JSON value that keeps to the schema that was asked for."""
+        if not question.wants_json:
+            return None
+        if (why := await self._breaks(text, question.schema)) and finish_reason == "length":
+            raise InvalidRequest(
+                "max_tokens: the answer was cut off before its JSON was whole; raise it",
+                "max_tokens",
+            )
+        if why:
+            raise InvalidAnswer(f"expected JSON that keeps to the schema: {why}")
+        return text
+
+    async def _breaks(self, text: str, schema: str) -> str:
+        try:
+            json.loads(text, parse_constant=_refused)
+        except (ValueError, RecursionError) as error:
+            return str(error)
+        if not schema:
+            return ""
+        # Slots bound how many wait: none is asked again since others are being checked.
+        ask, most = ANSWER_PROCESS.ask, sys.maxsize
+        return str(await ask("breaks", schema, text, limit_ms=self._aside_ms, waiting_max=most))
+
+    def _sending(self, record: PromptRecord, value: Any, form: str, topic: str) -> Sending:
+        content_type = "avro/binary" if form == "avro" else "application/json"
+        return Sending(
+            topic=topic,
+            partition=record.partition,
+            key=record.key,
+            value=self._encoded(record, value, form),
+            headers=(*_origin(record), ("content-type", content_type.encode())),
+        )
+
+    def _encoded(self, record: PromptRecord, value: Any, form: str) -> bytes:
+        if form == "avro":
+            return self._codec.encode(value)
+        fields = to_dict(value)
+        if form == "json":
+            return orjson.dumps({name: _as_json(name, each) for name, each in fields.items()})
+        key = None if record.key is None else record.key.decode(errors="backslashreplace")
+        schema = _connect_schema(type(value).__name__)
+        return orjson.dumps({"schema": schema, "payload": {"key": key, **fields}})
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _origin(record: PromptRecord) -> Headers:
+    places = (("topic", record.topic), ("partition", record.partition), ("offset", record.offset))
+    return tuple((HEADERS + name, str(value).encode()) for name, value in places)
+
+
+def _as_json(name: str, value: Any) -> Any:
+    return orjson.Fragment(value) if name in _JSON and value is not None else value
+
+
+@cache
+def _connect_schema(name: str) -> dict[str, Any]:
+    """Of a record, in the form of Connect's JSON converter; `key` is the record's, as text."""
+    fields = [{"field": "key", "type": "string", "optional": True}]
+    for field in full_schema(name)["fields"]:
+        kinds = field["type"] if isinstance(field["type"], list) else [field["type"]]
+        connect = _CONNECT_TYPES.get(kinds[-1], kinds[-1])
+        fields.append({"field": field["name"], "type": connect, "optional": "null" in kinds})
+    return {"type": "struct", "name": f"trivium.{name}", "optional": False, "fields": fields}

@@ -1,0 +1,34 @@
+"""The bridges' consumer group: its name and its Faust app.
+
+Faust deals partitions and delivers; what is read is committed with the answers, in transactions
+(`streams/bridge/life.py`), so nothing is ever acknowledged to it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from schemas.log.faust import app as faust_app
+from schemas.log.faust.app import GroupMember
+from schemas.settings import LogSettings
+
+BUFFER_MAX = 64  # prompts that wait for their agent; the others wait in Kafka
+
+
+def group_id(log: LogSettings) -> str:
+    """The bridges' consumer group."""
+    return f"{log.topic_prefix}bridge"
+
+
+def make_app(log: LogSettings, bridge_id: str, topics: Sequence[str], owner: GroupMember) -> Any:
+    """An app that hands records of these topics, by their full names, to `OwnedPartitions`."""
+    app = faust_app.make_app(
+        log,
+        group=group_id(log),
+        member_id=bridge_id,
+        buffer_max=BUFFER_MAX,
+        leaves_group=True,
+        reads_committed=True,
+    )
+    faust_app.add_agents(app, "", "bridge", topics, owner)
+    faust_app.follow_rebalances(app, "", owner)
+    return app

@@ -1,0 +1,90 @@
+"""A whole call of the OpenAI API in a prompt, and what of it is asked: checked as over HTTP.
+
+A call of /v1/responses is the chat that answers it; its answer is a response. What it would keep,
+or go on from, is refused: nothing of a prompt is found again at a gateway.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from schemas.errors import InvalidRequest
+from streams.gateway.batches import lines
+from streams.gateway.http.errors import from_validation, shown
+from streams.gateway.request.body import Body, ChatBody, CompletionBody
+from streams.gateway.request.embed_body import EmbeddingsBody, texts_of
+from streams.gateway.request.fields import refuse_extras
+from streams.gateway.request.responses_body import ResponsesBody, refuse_fields
+from streams.gateway.responses.create import ResponseCall
+from streams.gateway.responses.items import items_of
+
+_OF_STREAMS = ("stream", "stream_options")  # an answer is one record
+_KEPT = ("store", "background", "previous_response_id")
+
+Json = dict[str, Any]
+Asked = ChatBody | CompletionBody | EmbeddingsBody
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a call asks."""
+
+    body: Asked
+    response: ResponseCall | None = None  # that the body, a chat, is to answer
+
+
+def checked(body: Json, endpoint: str = "") -> Checked:
+    """Raises InvalidRequest, also for more than one answer."""
+    body = {name: value for name, value in body.items() if name not in _OF_STREAMS}
+    if endpoint == "":
+        endpoint = lines.CHAT if "messages" in body else lines.COMPLETION
+    match endpoint:
+        case lines.RESPONSES:
+            response = _response(body)
+            return Checked(response.chat(), response)
+        case lines.EMBEDDINGS:
+            return Checked(_embeddings(body))
+        case lines.CHAT:
+            return Checked(_alone(_parsed(ChatBody, body)))
+        case lines.COMPLETION:
+            return Checked(_alone(_parsed(CompletionBody, body)))
+    raise InvalidRequest(
+        f"endpoint: expected one of {', '.join(lines.ENDPOINTS)}, found {shown(endpoint)}",
+        "endpoint",
+    )
+
+
+def _parsed(kind: type[Body], body: Json) -> Body:
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise from_validation(error) from error
+
+
+def _alone(body: Any) -> Any:
+    prompt = getattr(body, "prompt", None)
+    several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+    if (body.n or 1) > 1 or several:
+        raise InvalidRequest("n: expected one answer to a prompt, found more wished", "n")
+    return body
+
+
+def _response(body: Json) -> ResponseCall:
+    for name in _KEPT:
+        if body.get(name):
+            raise InvalidRequest(
+                f"{name}: not served for prompts and lines of batches, whose responses are not "
+                "kept; leave it out",
+                name,
+            )
+    call = _parsed(ResponsesBody, {**body, "store": False})
+    refuse_fields(call)
+    return ResponseCall(body=call, items=items_of(call.input, ""))
+
+
+def _embeddings(body: Json) -> EmbeddingsBody:
+    call = _parsed(EmbeddingsBody, body)
+    refuse_extras(call.model_extra)
+    texts_of(call.input)
+    return call

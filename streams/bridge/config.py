@@ -1,0 +1,184 @@
+"""Section [bridge]: pairs of topics, prompts in and answers out, how much is asked at once, and
+topics of rows that are documents.
+
+A pair is a table `[[bridge.pairs]]`. Two are always there: `prompts` with `answers`, which a table
+may say more about, and `batch.prompts` with `batch.answers`, the lines of /v1/batches.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from jsonschema import SchemaError  # type: ignore[import-untyped]  # ships no types
+from jsonschema import ValidationError as JsonInvalid
+from jsonschema.validators import Draft202012Validator  # type: ignore[import-untyped]  # the same
+from pydantic import BeforeValidator, Field, ValidationError
+
+from schemas.errors import ConfigError, InvalidRequest
+from schemas.records import Priority
+from schemas.rules import filters
+from schemas.sections import Positive, Share, Texts, faults, one_of, section, tables_of
+from schemas.topics import TOPICS, live_ms_max
+from streams.bridge.template import Template
+from streams.gateway.request.body import SEED_MAX, SEED_MIN, SearchBody
+
+FORMATS = ("prompt", "json", "json_envelope", "avro")
+TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,245}$")]  # with room for .dlq
+
+
+def _schema_text(value: Any) -> Any:
+    """A JSON schema as text, given as a table, as JSON, or as the name of a file that holds it."""
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, str) or not value or value.lstrip().startswith("{"):
+        return value
+    try:
+        return Path(value).read_text()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"bridge.pairs: schema: no readable file {value!r}: {error}") from error
+
+
+@section("bridge.pairs")
+class Pair:
+    """One topic of prompts and what becomes of them."""
+
+    prompts: TopicName
+    answers: TopicName
+    name: str = ""  # in figures and messages; empty: the topic of prompts
+    model: str = ""  # empty: the deployment's; MODEL@COLLECTION looks things up
+    # Text with {fields} of the value, which may be any record or JSON object then; empty: values
+    # are prompts themselves.
+    template: str = ""
+    metadata: Texts = ()  # with a template: fields of the value that come back with the answer
+    system: str = ""  # a first message, where the prompt has none of that role
+    # JSON schema of the answers: a table, JSON, or the name of a file
+    schema: Annotated[str, BeforeValidator(_schema_text)] = ""
+    retrieval: dict[str, Any] | None = None  # what is looked up first, as in chats
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_tokens: Positive | None = None
+    seed: Annotated[int, Field(ge=SEED_MIN, le=SEED_MAX)] | None = None
+    stop: Texts = ()
+    priority: Annotated[str, one_of(*Priority)] = Priority.BATCH.value
+    deadline_ms: Positive = 600_000  # of one question, from when it is asked
+    ordered: bool = False  # a key's next prompt is asked after the answer to the one before it
+    format: Annotated[str, one_of(*FORMATS)] = "prompt"  # of answers; prompt: that of the prompt
+    fallback: str | None = None  # text of the answer after an error
+    parts: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,249}$")] = ""  # topic of text meanwhile
+    tries_max: Positive = 5
+    body: bool = False  # whether answers carry the whole one of the OpenAI API
+
+    def __post_init__(self) -> None:
+        if self.prompts in (self.answers, self.parts) or self.answers == self.parts:
+            raise self._wrong("topics", "expected different ones for prompts, answers and parts")
+        if self.deadline_ms > live_ms_max():
+            raise self._wrong("deadline_ms", f"expected at most {live_ms_max()}")
+        if self.metadata and not self.template:
+            raise self._wrong("metadata", "expected a template, too: prompts have their own")
+        try:
+            Template(self.template)
+        except ConfigError as error:
+            raise self._wrong("template", error.message) from error
+        self._check_retrieval()
+        self._check_schema()
+
+    @property
+    def title(self) -> str:
+        """Its name, or its topic's."""
+        return self.name or self.prompts
+
+    def _wrong(self, field: str, why: str) -> ConfigError:
+        return ConfigError(f"bridge.pairs ({self.title}): {field}: {why}")
+
+    def _check_retrieval(self) -> None:
+        try:
+            if self.retrieval is not None:
+                filters.text_of(SearchBody.model_validate(self.retrieval).filter)
+        except ValidationError as error:
+            raise self._wrong("retrieval", faults("", error)) from None
+        except InvalidRequest as error:
+            raise self._wrong("retrieval", error.message) from error
+
+    def _check_schema(self) -> None:
+        if not self.schema:
+            return
+        field = "schema"
+        try:
+            schema = json.loads(self.schema)
+            if not isinstance(schema, dict):
+                raise ValueError(f"found {self.schema[:40]!r}")
+            Draft202012Validator.check_schema(schema)
+            if self.fallback is not None:
+                field = "fallback"
+                Draft202012Validator(schema).validate(json.loads(self.fallback))
+        except (SchemaError, JsonInvalid) as error:
+            raise self._wrong(field, error.message) from None
+        except (ValueError, RecursionError) as error:
+            raise self._wrong(field, f"expected JSON, a schema as an object: {error}") from None
+
+
+@section("bridge.documents")
+class DocumentSource:
+    """One topic of rows, as change streams write them, and what they are as documents."""
+
+    topic: TopicName
+    collection: Annotated[str, Field(pattern=r"^[^/]+$")]
+    text: str = "{text}"  # with {fields} of the row; a row without text cannot be found
+    # With {fields} of the key, for of a deleted row nothing else is known; empty: its only field.
+    id: str = ""
+    metadata: Texts = ()  # fields that filters and citations see
+    tenant: str = ""  # who alone may find it: a text with {fields}
+
+    def __post_init__(self) -> None:
+        for name in ("text", "id", "tenant"):
+            try:
+                Template(getattr(self, name))
+            except ConfigError as error:
+                where = f"bridge.documents ({self.topic}): {name}"
+                raise ConfigError(f"{where}: {error.message}") from error
+
+
+@section("bridge")
+class BridgeSettings:
+    """What bridges ask, and how much of it at once."""
+
+    pairs: Annotated[tuple[Pair, ...], tables_of(Pair)] = ()
+    documents: Annotated[tuple[DocumentSource, ...], tables_of(DocumentSource)] = ()
+    in_flight_max: Positive = 512  # questions of one bridge that are being answered
+    share: Share = 0.8  # of the slots that workers grant, that all bridges together may fill
+
+    def __post_init__(self) -> None:
+        answers = {pair.prompts: pair.answers for pair in self.pairs}
+        if len(answers) < len(self.pairs):
+            topics = [pair.prompts for pair in self.pairs]
+            twice = next(topic for topic in topics if topics.count(topic) > 1)
+            raise ConfigError(f"bridge.pairs: expected one pair of {twice!r}, found several")
+        for first in answers:  # answers may be the prompts of another pair, but in no circle
+            topic = answers[first]
+            for _ in answers:
+                if topic == first:
+                    raise ConfigError(f"bridge.pairs: {first!r} gets prompts from its own answers")
+                topic = answers.get(topic, "")
+        if len({source.topic for source in self.documents}) < len(self.documents):
+            raise ConfigError("bridge.documents: expected each topic once")
+
+
+def pairs_of(settings: BridgeSettings, prefix: str = "") -> tuple[Pair, ...]:
+    """All pairs, with full names of topics: those of the settings, and the two of every deployment.
+
+    `prefix` is that of Trivium's own topics; raises ConfigError for pairs that would write to them.
+    """
+    own = {prefix + name for name in TOPICS}
+    lines = Pair(
+        prompts=f"{prefix}batch.prompts",
+        answers=f"{prefix}batch.answers",
+        format="avro",
+        body=True,
+    )
+    usual = Pair(prompts=f"{prefix}prompts", answers=f"{prefix}answers")
+    open_to_all = {prefix + name for name in ("prompts", "answers", "answers.parts")}
+    for pair in settings.pairs:
+        for topic in {pair.prompts, pair.answers, pair.parts} & own - open_to_all:
+            raise ConfigError(f"bridge.pairs ({pair.title}): {topic!r} is a topic of Trivium's own")
+    named = {pair.prompts for pair in settings.pairs}
+    return (*settings.pairs, *(() if usual.prompts in named else (usual,)), lines)

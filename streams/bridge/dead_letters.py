@@ -1,0 +1,57 @@
+"""Prompts without an answer, as they lie on `<topic of prompts>.dlq`: the record as it came, and in
+headers where it was, how often it was asked, and what went wrong last. Pure.
+"""
+
+from dataclasses import replace
+
+from schemas.errors import TriviumError, clipped
+from schemas.log.transactions import Sending
+from schemas.rules.sizes import RECORD_BYTES_MAX
+from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX
+from streams.bridge.prompts import PromptRecord
+
+NAME_CHARS_MAX = 1_024
+
+
+def dead_letter(
+    record: PromptRecord,
+    error: TriviumError,
+    *,
+    attempts: int = 0,
+    worker: str = "",
+    reason: str = "",
+    request_id: str = "",
+    bytes_max: int = RECORD_BYTES_MAX,
+) -> Sending:
+    """On partition 0. `worker` and `reason` are of the last attempt: who had it, and why there.
+
+    Of a record that leaves no room for that only the origin is told.
+    """
+    told = {
+        "error-class": type(error).__name__,
+        "error-code": error.code,
+        "error-message": clipped(error.message),
+        "error-retriable": str(error.retriable).lower(),
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp_ms,
+        "attempts": attempts,
+        "worker": worker[:NAME_CHARS_MAX],
+        "reason": reason[:NAME_CHARS_MAX],
+        "request-id": request_id[:NAME_CHARS_MAX],
+    }
+    said = tuple(
+        (DEAD_LETTER_HEADERS + name, str(value).encode(errors="backslashreplace"))
+        for name, value in told.items()
+    )
+    origin = Sending(
+        topic=record.topic + DEAD_LETTER_SUFFIX, partition=0, key=b"", value=None, headers=said
+    )
+    whole = replace(
+        origin,
+        key=b"" if record.value is None and record.key is None else record.key,
+        value=record.value,
+        headers=(*record.headers, *said),
+    )
+    return whole if whole.bytes_at_most <= bytes_max else origin

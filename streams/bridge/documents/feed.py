@@ -1,0 +1,137 @@
+"""Keeps documents as rows of other topics are: `[[bridge.documents]]`, inside of a bridge process.
+
+Bridges share the topics' partitions in a group of their own. What a partition's records come to
+and how far it is read are committed together, under a transactional id of the partition: who
+takes it over fences who had it, so no older row is ever written after a newer one, and a row that
+is read again says the same again. What is no row goes to the dead letters of its topic.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
+
+from schemas.codec import Codec
+from schemas.errors import RecordError
+from schemas.log.admin import create_others
+from schemas.log.connecting import client_options, started, stopped
+from schemas.log.patience import over_every_trouble
+from schemas.log.transactions import Position, Sending, Transactions, committed
+from schemas.rules.sizes import check_size
+from schemas.settings import LogSettings
+from schemas.topics import TOPICS, partition_of
+from streams.bridge.config import DocumentSource
+from streams.bridge.dead_letters import dead_letter
+from streams.bridge.documents.rows import change_of
+from streams.bridge.prompts import PromptRecord
+from streams.bridge.writer_schemas import WriterSchemas
+
+log = logging.getLogger("trivium.bridge")
+_RECORDS_MAX = 500  # in one transaction
+_LOOK_MS = 1_000
+
+
+def feed_group(settings: LogSettings) -> str:
+    """The consumer group of all bridges, over topics of rows."""
+    return f"{settings.topic_prefix}bridge.documents"
+
+
+async def feed_documents(
+    settings: LogSettings, sources: Sequence[DocumentSource], codec: Codec, name: str
+) -> None:
+    """Until cancelled; whatever the log has troubles with, it goes on from what is committed."""
+
+    async def live() -> None:
+        topics = [source.topic for source in sources]
+        await create_others(settings, dict.fromkeys(topics, TOPICS["prompts"].retention_ms))
+        await _Feed(settings, sources, codec, name).live()
+
+    await over_every_trouble(live, f"{name}: documents", log)
+
+
+class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types here
+    """One life in the group."""
+
+    def __init__(
+        self, settings: LogSettings, sources: Sequence[DocumentSource], codec: Codec, name: str
+    ) -> None:
+        self._settings, self._codec, self._name = settings, codec, name
+        self._sources = {source.topic: source for source in sources}
+        self._schemas = WriterSchemas(settings.schema_registry, settings.request_timeout_ms)
+        self._writers: dict[TopicPartition, Transactions] = {}
+        self._writing = asyncio.Lock()  # held while anything is under way
+
+    async def live(self) -> None:
+        """Read and write; raises what the log has troubles with, and Fenced."""
+        consumer = AIOKafkaConsumer(
+            **client_options(self._settings),
+            client_id=f"{self._name}-documents",
+            group_id=feed_group(self._settings),
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+        )
+        consumer.subscribe(list(self._sources), listener=self)
+        await started(consumer.start, consumer.stop)
+        try:
+            while True:
+                batches = await consumer.getmany(timeout_ms=_LOOK_MS, max_records=_RECORDS_MAX)
+                async with self._writing:
+                    for place, records in batches.items():
+                        if place in consumer.assignment():
+                            await self._write(place, records)
+        finally:
+            await stopped(consumer, self._settings.request_timeout_ms / 1000)
+            await self._stop_writers()
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """Others may have them when this returns."""
+        async with self._writing:
+            await self._stop_writers()
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Each is fenced when its first record is there."""
+
+    async def _stop_writers(self) -> None:
+        writers, self._writers = self._writers, {}
+        await asyncio.gather(*(writer.stop() for writer in writers.values()))
+
+    async def _write(self, place: TopicPartition, records: Sequence[ConsumerRecord]) -> None:
+        group, full_place = feed_group(self._settings), (place.topic, place.partition)
+        writer = self._writers.get(place)
+        if writer is None:
+            transactional_id = f"documents-{place.topic}-{place.partition}"
+            writer = self._writers[place] = Transactions(self._settings, transactional_id)
+            await writer.start()
+            done = (await committed(self._settings, group, [full_place])).get(full_place)
+            records = [each for each in records if done is None or each.offset >= done.offset]
+        if records:
+            sends = [await self._sending(each) for each in records]
+            position = Position(records[-1].offset + 1)
+            await writer.commit(sends, {full_place: position}, group)
+
+    async def _sending(self, read: ConsumerRecord) -> Sending:
+        record = PromptRecord(
+            topic=read.topic,
+            partition=read.partition,
+            offset=read.offset,
+            timestamp_ms=read.timestamp,
+            key=read.key,
+            value=read.value,
+            headers=read.headers,
+        )
+        try:
+            change = await change_of(record, self._sources[record.topic], self._schemas)
+            value = None if change.document is None else self._codec.encode(change.document)
+            if value is not None:
+                check_size(change.document, len(value))
+        except RecordError as error:
+            log.warning("%s[%d]@%d: %s", record.topic, record.partition, record.offset, error)
+            return dead_letter(record, error)
+        return Sending(
+            topic=self._settings.topic_prefix + "documents",
+            partition=partition_of(change.key, self._settings.document_partitions),
+            key=change.key.encode(),
+            value=value,
+        )

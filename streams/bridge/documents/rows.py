@@ -1,0 +1,144 @@
+"""What a row of a table is as a document: the same for every reader of the row.
+
+Understands what change streams write: keys and values in JSON or in Avro by schemas of a registry,
+with or without Connect's envelope (`schema` and `payload`) and Debezium's (`before` and `after`),
+and each way to say that a row is gone. Nothing here does I/O but `WriterSchemas`, once per schema
+id. Called by `streams/bridge/documents/feed.py`.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.errors import InvalidRequest, RecordError
+from schemas.records import Document
+from schemas.topics import document_key
+from streams.bridge.config import DocumentSource
+from streams.bridge.prompts import PromptRecord
+from streams.bridge.template import Template, json_text, look_up
+from streams.bridge.writer_schemas import WriterSchemas, decoded, schema_id_of
+
+UNAVAILABLE = "__debezium_unavailable_value"  # stands for a long column that did not change
+_GONE = "__deleted"  # Debezium's, where deletes are rewritten
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A document as it is from now on, or its end."""
+
+    key: str
+    document: Document | None
+
+
+async def change_of(record: PromptRecord, source: DocumentSource, schemas: WriterSchemas) -> Change:
+    """What a row's record says; raises RecordError for one that says nothing of a document, and
+    BrokerUnavailable where the schema registry is away for long.
+    """
+    key = await _by_its_schema(record.key, "key", record, schemas)
+    value = await _by_its_schema(record.value, "value", record, schemas)
+    try:
+        row = _row(value)
+        document_id = _id(_key(key), row, source)
+        document = None if row is None else _document(document_id, row, source, record.timestamp_ms)
+    except InvalidRequest as error:  # of a template
+        raise RecordError(error.message) from error
+    except RecursionError as error:
+        raise RecordError("value: expected a row that is nested less deeply") from error
+    return Change(document_key(source.collection, document_id), document)
+
+
+async def _by_its_schema(
+    raw: bytes | None, part: str, record: PromptRecord, schemas: WriterSchemas
+) -> Any:
+    """What was written in Avro; of all else the bytes."""
+    if not raw or (named := schema_id_of(raw, record.headers, part)) is None:
+        return raw
+    schema_id, start = named
+    schema = await schemas.of(schema_id)
+    return raw[start:] if schema is None else decoded(raw, start, schema)
+
+
+def _document(document_id: str, row: Row, source: DocumentSource, at_ms: int) -> Document | None:
+    text = Template(source.text).fill(row)
+    if UNAVAILABLE in text:
+        raise RecordError(
+            f"document {document_id[:200]}: its text did not come with this change; have the "
+            "database send it: ALTER TABLE … REPLICA IDENTITY FULL"
+        )
+    if not text.strip():
+        return None
+    said = {name: look_up(name, row) for name in source.metadata}
+    metadata = {name: value for name, value in said.items() if value is not None}
+    return Document(
+        document_id=document_id,
+        collection=source.collection,
+        text=text,
+        metadata=json_text(metadata) if metadata else "",
+        tenant=Template(source.tenant).fill(row),
+        at_ms=at_ms,
+    )
+
+
+def _id(key: Row, row: Row | None, source: DocumentSource) -> str:
+    if source.id:
+        found = Template(source.id).fill(key or row or {})
+    elif len(key) == 1:
+        (only,) = key.values()
+        found = only if isinstance(only, str) else json_text(only) if only is not None else ""
+    else:
+        raise RecordError(
+            f"key: expected one field, or `id` in [[bridge.documents]], found {sorted(key)}"
+        )
+    try:
+        found.encode()
+    except UnicodeEncodeError as error:
+        raise RecordError(f"key: expected characters, found {found!r:.80}: {error}") from error
+    if not found:
+        raise RecordError("key: expected the id of a document, found none")
+    return found
+
+
+def _key(key: Any) -> Row:
+    """The fields of a key; one that is no object is one field, `id`."""
+    if key in (None, b"", b"null"):
+        return {}
+    if not isinstance(key, bytes):
+        return key if isinstance(key, dict) else {"id": key}
+    try:
+        text = key.decode()
+    except UnicodeDecodeError as error:
+        raise RecordError(f"key: expected text, found {key[:80]!r}") from error
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {"id": text}
+    found = _payload(found)
+    if isinstance(found, dict):
+        return found
+    return {"id": found if isinstance(found, str) else text}
+
+
+def _row(value: Any) -> Row | None:
+    """The row's fields, None where it is gone: no value, or the JSON null that stands for it."""
+    if value in (None, b""):
+        return None
+    try:
+        found = json.loads(value) if isinstance(value, bytes) else value
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"value: expected a row as a JSON object: {error}") from error
+    found = _payload(found)
+    if isinstance(found, dict) and {"op", "before", "after"} <= found.keys():
+        found = found["after"]
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise RecordError(f"value: expected a row as a JSON object, found {found!r:.80}")
+    return None if found.get(_GONE) in (True, "true") else found
+
+
+def _payload(found: Any) -> Any:
+    """What is in Connect's envelope."""
+    is_envelope = isinstance(found, dict) and found.keys() == {"schema", "payload"}
+    return found["payload"] if is_envelope else found

@@ -1,0 +1,371 @@
+"""One partition of prompts, from when this bridge owns it until it is taken away.
+
+Whoever begins a life fences the one before (`schemas/log/transactions.py`), reads what is committed
+and goes on from there. Answers, dead letters, position and note are committed together. What ends a
+life otherwise ends those of the whole process: the next ones begin at the log again.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.codec import Codec
+from schemas.errors import (
+    BrokerUnavailable,
+    LeaseError,
+    RecordTooLarge,
+    SystemFault,
+    TriviumError,
+)
+from schemas.log.transactions import FullPlace, Position, Transactions, committed
+from schemas.settings import LogSettings
+from streams.bridge.asking import Asked, Asking, Ends
+from streams.bridge.past import Past, replay
+from streams.bridge.progress import WINDOW, Note, Progress, decode, encode
+from streams.bridge.prompts import PromptRecord
+from streams.bridge.slots import Slots
+
+log = logging.getLogger(__name__)
+COMMIT_EVERY_S = 0.03  # what ends meanwhile is committed together
+COMMIT_SHARE = 0.25  # of the time at most: under load more is committed at once, and less often
+COMMIT_MAX = 500  # prompts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What all lives of a process have in common."""
+
+    log: LogSettings
+    codec: Codec
+    bridge_id: str
+    group_id: str
+    asking: Asking
+    slots: Slots
+    # Set while the group stands: between two assignments others may begin to own what this one has.
+    may_ask: asyncio.Event
+    fail: Callable[[BaseException], None]
+    epoch: int  # of the membership in the fleet
+
+
+class Life:
+    """Begin it with `begin`; `take` records in order; `stop` it."""
+
+    def __init__(self, shared: Shared, place: FullPlace, ends: Ends) -> None:
+        self._shared, self._place, self._ends = shared, place, ends
+        topic, partition = place
+        self._transactions = Transactions(shared.log, f"bridge-{topic}-{partition}")
+        self._past = Past(shared.log, place, f"{shared.bridge_id}-past")
+        self._progress = Progress(0)
+        self._inherited: dict[int, int] = {}  # where tokens of what others asked may lie
+        self._covered: set[int] = set()  # partitions of `tokens` that the last commit names
+        self._under_way: dict[int, Asked] = {}
+        self._done: list[Asked] = []  # with something to commit
+        self._lines: dict[bytes, deque[Asked]] = {}  # what waits for the answer before it, by key
+        self._changed = asyncio.Condition()  # something was committed
+        self._wake = asyncio.Event()
+        self._committing = asyncio.Lock()
+        self._ready = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._over = False
+        self._taking = 0  # records that wait for room
+        self._moved_s, self._seen = 0.0, -1  # when `look` last saw something new, and its offset
+
+    # Its beginning and its end
+
+    def begin(self) -> None:
+        """Take over, then let records in."""
+        self._spawn(self._live())
+
+    async def stop(self) -> None:
+        """Commit nothing more; whoever is next goes on with what is under way."""
+        self._over = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for asked in self._under_way.values():
+            self._shared.asking.release(asked)
+        await self._past.close()
+        await self._transactions.stop()
+
+    async def flush(self) -> None:
+        """Commit what has ended."""
+        if self._done and self._ready.is_set():
+            await self._commit()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._over:
+            self._shared.fail(error)
+
+    async def _live(self) -> None:
+        recovered = await self._take_over()
+        self._spawn(self._commit_forever())
+        for asked in recovered:
+            await self._admit(asked)
+        self._ready.set()
+
+    async def _take_over(self) -> list[Asked]:
+        """What others may have asked and not answered, in order."""
+        shared = self._shared
+        await self._transactions.start()
+        found = (await committed(shared.log, shared.group_id, [self._place])).get(self._place)
+        first, end = await self._past.bounds()
+        position, note = first, Note()
+        if found is not None:
+            position, note = max(first, found.offset), decode(found.metadata, found.offset)
+        self._progress = Progress(position, note.answered)
+        self._inherited = dict(note.tokens)
+        await self._commit()  # from where its own tokens come is known before it asks anything
+        if not note.tokens:
+            return []
+        recovered = [
+            asked
+            async for record in self._past.records(position, min(end, position + WINDOW))
+            if (asked := await self._read(record)) is not None
+        ]
+        log.info("%s[%d]: goes on at %d, %d prompts", *self._place, position, len(recovered))
+        readable = [each for each in recovered if each.question is not None]
+        await self._replay([each for each in readable if not each.wants_vectors])
+        return recovered
+
+    async def _replay(self, recovered: list[Asked]) -> None:
+        """Read tokens that are there, once more for each further try; then follow what comes."""
+        asking = self._shared.asking
+        begun, reached = recovered, dict(self._inherited)
+        while begun:
+            for asked in begun:
+                asked.starts |= self._inherited
+                asking.begin(asked)
+            for partition, offset in self._inherited.items():
+                reached[partition] = await self._read_tokens(partition, offset)
+            failed = [
+                asked
+                for asked in begun
+                if isinstance(error := await asking.outcome(asked), TriviumError)
+                and asking.asks_again(asked, error)
+            ]
+            for asked in failed:
+                asking.release(asked)
+            begun = failed
+        # What nothing has come of may come behind this end. So whoever is next reads on from here,
+        # and not all of it again after every takeover, however many wait to be asked at all.
+        for asked in recovered:
+            if not asking.is_told_of(asked):
+                asked.starts |= reached
+        self._inherited = dict(reached)
+        self._spawn(self._follow(recovered, reached))
+
+    async def _read_tokens(self, partition: int, offset: int, *, live: bool = False) -> int:
+        shared = self._shared
+        client_id, hub = f"{shared.bridge_id}-replay", shared.asking.gateway.hub
+        return await replay(shared.log, shared.codec, hub, partition, offset, client_id, live=live)
+
+    async def _follow(self, recovered: list[Asked], reached: dict[int, int]) -> None:
+        """What others asked may answer on the partitions that they had."""
+        tasks = [self._spawn(self._read_on(p, offset)) for p, offset in reached.items()]
+        async with self._changed:
+            await self._changed.wait_for(
+                lambda: not any(a.record.offset in self._under_way for a in recovered)
+            )
+        self._inherited = {}
+        for task in tasks:
+            task.cancel()
+
+    async def _read_on(self, partition: int, offset: int) -> None:
+        await self._read_tokens(partition, offset, live=True)
+
+    # Records
+
+    async def take(self, record: PromptRecord) -> None:
+        """The next record, or an older one; returns when there is room for another, or when this
+        life is over.
+        """
+        if self._over:
+            return
+        self._taking += 1
+        await asyncio.wait([self._spawn(self._take(record))])
+        self._taking -= 1
+
+    async def _take(self, record: PromptRecord) -> None:
+        await self._ready.wait()
+        progress = self._progress
+        if record.offset > progress.next_offset:  # nothing lies there, or Faust has left it out
+            async with aclosing(self._past.missed(progress.next_offset, record.offset)) as gap:
+                async for missed in gap:
+                    await self._take_next(missed)
+        await self._take_next(record)
+
+    async def _take_next(self, record: PromptRecord) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._progress.has_room(record.offset))
+        if (asked := await self._read(record)) is not None:
+            await self._admit(asked)
+
+    async def _read(self, record: PromptRecord) -> Asked | None:
+        """What it asks, unless it is answered already."""
+        if not self._progress.take(record.offset):
+            return None
+        asked = self._under_way[record.offset] = Asked(record, self._ends)
+        if record.is_empty:
+            asked.sends = [self._ends.answers.emptied(record)]
+            return asked
+        try:
+            asked.question = await self._ends.prompts.question(record)
+        except TriviumError as error:
+            asked.sends = self._shared.asking.failed(asked, error)
+        except Exception as error:  # of one prompt: the others are to be answered
+            log.exception("%s[%d]@%d", *self._place, record.offset)
+            fault = SystemFault(f"not read: {type(error).__name__}: {error}")
+            asked.sends = self._shared.asking.failed(asked, fault)
+        return asked
+
+    async def _admit(self, asked: Asked) -> None:
+        """Ask it when there is room, and where order counts after what has its key."""
+        key = asked.record.key if self._ends.pair.ordered else None
+        if key is not None:
+            if key in self._lines:
+                self._lines[key].append(asked)
+                return
+            self._lines[key] = deque()
+        await self._ask(asked)
+
+    async def _ask(self, asked: Asked) -> None:
+        if asked.sends is not None:
+            self._finish(asked)
+            return
+        shared = self._shared
+        slots = shared.asking.vector_slots if asked.wants_vectors else shared.slots
+        await slots.acquire()
+        self._spawn(self._settle(asked)).add_done_callback(lambda _: slots.release())
+
+    async def _settle(self, asked: Asked) -> None:
+        asked.sends = await self._shared.asking.settle(asked, self._may_send)
+        self._finish(asked)
+
+    def _finish(self, asked: Asked) -> None:
+        self._shared.asking.release(asked)
+        self._done.append(asked)
+        self._wake.set()
+
+    async def _may_send(self, partition: int) -> None:
+        shared = self._shared
+        await shared.may_ask.wait()
+        if shared.asking.backend.epoch != shared.epoch:
+            raise LeaseError(f"{shared.bridge_id}: was away; what it asked others may have")
+        if partition not in self._covered:
+            await self._commit()
+        if partition not in self._covered:
+            raise BrokerUnavailable(f"tokens[{partition}] is not read at the moment")
+
+    # Commits
+
+    async def _commit_forever(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._done:
+                began_s = time.monotonic()
+                await self._commit()
+                took_s = time.monotonic() - began_s
+                await asyncio.sleep(max(COMMIT_EVERY_S, took_s * (1 / COMMIT_SHARE - 1)))
+
+    async def _commit(self) -> None:
+        async with self._committing:
+            done, self._done = self._done[:COMMIT_MAX], self._done[COMMIT_MAX:]
+            try:
+                await self._write_all(done)
+            except TriviumError as error:
+                self._shared.fail(error)
+                raise
+
+    async def _write_all(self, done: list[Asked]) -> None:
+        try:
+            await self._write(done)
+        except RecordTooLarge:  # a topic takes less than was known
+            await self._reopen()
+            for asked in done:
+                await self._write_one(asked)
+
+    async def _write_one(self, asked: Asked) -> None:
+        """What its topics refuse becomes an error, and where they refuse that, a brief one."""
+        for briefly in (False, True):
+            try:
+                return await self._write([asked])
+            except RecordTooLarge as error:
+                stands = asked.error or error
+                asked.sends = self._shared.asking.failed(asked, stands, briefly=briefly)
+                await self._reopen()
+        return await self._write([asked])
+
+    async def _reopen(self) -> None:
+        await self._transactions.stop()
+        await self._transactions.start()
+
+    async def _write(self, done: list[Asked]) -> None:
+        asking, progress = self._shared.asking, self._progress
+        offsets = {asked.record.offset for asked in done}
+        position = progress.position(offsets)
+        tokens = self._tokens(offsets)
+        metadata = encode(Note(tokens, progress.answered(offsets)), position)
+        await self._transactions.commit(
+            [asking.fitting(each) for asked in done for each in asked.sends or ()],
+            {self._place: Position(position, metadata)},
+            self._shared.group_id,
+        )
+        self._covered = set(tokens)
+        progress.done(offsets)
+        for asked in done:
+            del self._under_way[asked.record.offset]
+            self._next_in_line(asked)
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _tokens(self, done: set[int]) -> dict[int, int]:
+        """From where on the tokens may lie of all that is under way, and of what comes."""
+        places = self._shared.asking.backend.tokens_read | self._inherited
+        for offset, asked in self._under_way.items():
+            if offset not in done:
+                for partition, start in asked.starts.items():
+                    places[partition] = min(start, places.get(partition, start))
+        return places
+
+    def _next_in_line(self, asked: Asked) -> None:
+        key = asked.record.key if self._ends.pair.ordered else None
+        if key is None:
+            return
+        if line := self._lines[key]:
+            self._spawn(self._ask(line.popleft()))
+        else:
+            del self._lines[key]
+
+    # Whether Faust leaves something out
+
+    async def look(self, end: int, stall_s: float) -> None:
+        """`end` is where the partition ends. Raises BrokerUnavailable where records lie there and
+        none comes for so long; what is not there, as marks of transactions, is passed over.
+        """
+        now_s, progress, begin = asyncio.get_running_loop().time(), self._progress, self._seen
+        self._seen = progress.next_offset
+        if self._taking or not self._ready.is_set() or not begin == self._seen < end:
+            self._moved_s = now_s
+        if now_s - self._moved_s < stall_s:
+            return
+        async for _ in self._past.records(begin, end):
+            if progress.next_offset == begin:
+                raise BrokerUnavailable(f"{self._place}: records from {begin} on do not come")
+            return
+        progress.pass_over(end)
+        await self._commit()

@@ -1,0 +1,94 @@
+"""The partitions of prompts that a bridge owns: one life each.
+
+Every rebalance takes all partitions and deals them again. Lives go on meanwhile, but ask nothing:
+whoever begins one of their partitions elsewhere fences them. Those that are dealt here again have
+lost nothing.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
+
+from schemas.log.connecting import asking_client
+from schemas.log.faust.app import consumer_record
+from schemas.log.faust.group import Group
+from schemas.log.faust.receipts import Place
+from schemas.log.transactions import FullPlace
+from schemas.settings import LogSettings
+from streams.bridge.life import Life
+from streams.bridge.past import prompt_record
+
+_LOOKS = 5  # in the time after which a consumer is stuck
+
+
+class OwnedPartitions:
+    """What Faust hands to a bridge, from its assignment to its loss."""
+
+    def __init__(
+        self,
+        group: Group,
+        make: Callable[[FullPlace], Life],
+        sent: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`sent` waits until what is being asked is in the log."""
+        self.group = group
+        self._sent = sent
+        self.may_ask = asyncio.Event()
+        self._make = make
+        self._lives: dict[FullPlace, Life] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    async def take(self, topic: str, event: Any) -> None:
+        """One record of the group's, from an agent."""
+        await self.group.guarded(self._take(topic, event))
+
+    async def _take(self, topic: str, event: Any) -> None:
+        await self.may_ask.wait()
+        life = self._lives.get((topic, event.message.partition))
+        if life is not None and not self.group.has_failed:
+            await life.take(prompt_record(consumer_record(event.message)))
+
+    def assigned(self, places: set[Place]) -> None:
+        """These partitions, and no others, are this bridge's now."""
+        self.group.assigned(places)
+        for place in self._lives.keys() - places:
+            task = asyncio.create_task(self._lives.pop(place).stop())
+            self._stopping.add(task)
+            task.add_done_callback(self._stopping.discard)
+        for place in sorted(places - self._lives.keys()):
+            life = self._lives[place] = self._make(place)
+            life.begin()
+        self.may_ask.set()
+
+    async def revoked(self) -> None:
+        """Others may have them when this returns: until then what is being asked is in the log."""
+        self.group.revoked()
+        self.may_ask.clear()
+        await self._sent()
+
+    async def stop(self) -> None:
+        """Commit what has ended, and leave the rest to whoever is next."""
+        lives = list(self._lives.values())
+        self._lives.clear()
+        if not self.group.has_failed:
+            await asyncio.gather(*(life.flush() for life in lives), return_exceptions=True)
+        await asyncio.gather(*(life.stop() for life in lives), *self._stopping)
+
+    async def watch(self, log: LogSettings, stall_ms: int) -> None:
+        """Have lives look now and then whether something is left out, until cancelled."""
+        async with asking_client(log, decided=True) as consumer:
+            while True:
+                await asyncio.sleep(stall_ms / 1_000 / _LOOKS)
+                ends: Mapping[TopicPartition, int] = {}
+                try:
+                    if self._lives:
+                        ends = await consumer.end_offsets([TopicPartition(*p) for p in self._lives])
+                except KafkaError:
+                    continue  # a broker that is away is no reason to end
+                for tp, end in ends.items():
+                    life = self._lives.get((tp.topic, tp.partition))
+                    if life is not None:
+                        await life.look(end, stall_ms / 1_000)

@@ -1,0 +1,136 @@
+"""What a bridge reads by itself: prompts that lie in the log already, and the tokens of those that
+its predecessor asked.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+
+from aiokafka import ConsumerRecord
+from aiokafka.errors import KafkaError
+
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable, RecordError
+from schemas.log.clients import AssignedReader
+from schemas.log.transactions import FullPlace
+from schemas.rules.sizes import RECORD_BYTES_MAX
+from schemas.settings import LogSettings
+from streams.bridge.prompts import PromptRecord
+from streams.gateway.log.frames import FRAMES_MAX, decode_frame, frame_reader
+from streams.gateway.stream.hub import Hub
+
+_RECORDS_MAX = 5_000  # at once
+_GAP_BYTES = 64 << 10  # likewise: what lies behind a gap was read already
+
+
+def prompt_record(record: ConsumerRecord) -> PromptRecord:
+    """As the rest of the bridge has it."""
+    return PromptRecord(
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        timestamp_ms=record.timestamp,
+        key=record.key,
+        value=record.value,
+        headers=tuple(record.headers),
+    )
+
+
+class Past:
+    """Reads of one partition of prompts."""
+
+    def __init__(self, log: LogSettings, place: FullPlace, client_id: str) -> None:
+        self._log = dataclasses.replace(log, topic_prefix="")  # names are whole
+        self._topic, self._partition = place
+        self._client_id = client_id
+        self._kept: AssignedReader | None = None
+        self._turn = asyncio.Lock()
+
+    def _reader(self, fetch_bytes: int = RECORD_BYTES_MAX) -> AssignedReader:
+        return AssignedReader(
+            self._log,
+            self._topic,
+            [self._partition],
+            client_id=self._client_id,
+            decided=True,
+            fetch_bytes=fetch_bytes,
+        )
+
+    async def bounds(self) -> tuple[int, int]:
+        """The first offset, and the one after the last record that is decided."""
+        async with self._reader().reading("nowhere") as reader:
+            first, end = await reader.first_offsets(), await reader.end_offsets()
+        return first[self._partition], end[self._partition]
+
+    async def records(self, since: int, until: int) -> AsyncGenerator[PromptRecord]:
+        """All that lie between these offsets. Raises BrokerUnavailable."""
+        if since >= until:
+            return
+        with self._troubles():
+            async with self._reader().reading("nowhere") as reader:
+                async for record in self._read(reader, since, until):
+                    yield record
+
+    async def missed(self, since: int, until: int) -> AsyncGenerator[PromptRecord]:
+        """The same of a gap. Behind each transaction of prompts is one, so the consumer that looks
+        into the first is kept until `close`.
+        """
+        async with self._turn:
+            with self._troubles():
+                if self._kept is None:
+                    reader = self._reader(_GAP_BYTES)
+                    await reader.start("nowhere")
+                    self._kept = reader
+                async for record in self._read(self._kept, since, until):
+                    yield record
+                self._kept.rest()
+
+    async def _read(
+        self, reader: AssignedReader, since: int, until: int
+    ) -> AsyncGenerator[PromptRecord]:
+        await reader.seek({self._partition: since})
+        most = min(_RECORDS_MAX, until - since)
+        async for batch in reader.until({self._partition: until}, max_records=most):
+            for record in batch:
+                if record.offset < until:
+                    yield prompt_record(record)
+
+    @contextmanager
+    def _troubles(self) -> Iterator[None]:
+        try:
+            yield
+        except KafkaError as error:
+            raise BrokerUnavailable(f"{self._topic}: {type(error).__name__}: {error}") from error
+
+    async def close(self) -> None:
+        """No gap is looked into any more."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            await kept.stop()
+
+
+async def replay(
+    log: LogSettings, codec: Codec, hub: Hub, partition: int, offset: int, client_id: str,
+    *, live: bool = False,
+) -> int:  # fmt: skip
+    """Tokens of a partition from an offset on into the hub, to its present end or live; returns
+    the offset after the last. What the log has no more is passed over.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        async with frame_reader(log, partition, client_id).reading("nowhere") as reader:
+            first, end = await reader.first_offsets(), await reader.end_offsets()
+            offset = max(offset, first[partition])
+            await reader.seek({partition: offset})
+            while live or offset < end[partition]:
+                for record in await reader.batch(max_records=FRAMES_MAX, timeout_ms=1_000):
+                    offset = record.offset + 1
+                    try:
+                        hub.apply(decode_frame(codec, record.value), loop.time())
+                    except RecordError:  # its gateway buries it
+                        continue
+                await asyncio.sleep(0)
+            return offset
+    except KafkaError as error:
+        raise BrokerUnavailable(f"tokens[{partition}]: {type(error).__name__}: {error}") from error

@@ -1,0 +1,226 @@
+"""The bridge process: a client of the routers whose memory is the log.
+
+It is in the fleet as gateways are, without an address; what it owns it owns by Faust's group. Both
+are joined again after every trouble of the log, and everything is read from there again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable, LeaseError
+from schemas.log.admin import bytes_max_of, create_others
+from schemas.log.clock import wall_ms
+from schemas.log.faust.app import run_app
+from schemas.log.faust.group import Group
+from schemas.log.patience import outlive
+from schemas.records import MemberKind
+from schemas.settings import LogSettings, ModelSettings
+from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS
+from streams.bridge.answers import Answers
+from streams.bridge.app import group_id, make_app
+from streams.bridge.asking import Asking, Ends
+from streams.bridge.config import BridgeSettings, Pair, pairs_of
+from streams.bridge.documents.feed import feed_documents
+from streams.bridge.life import Life, Shared
+from streams.bridge.partitions import OwnedPartitions
+from streams.bridge.prompts import Prompts
+from streams.bridge.slots import Slots, limit
+from streams.bridge.writer_schemas import WriterSchemas
+from streams.gateway.config import GatewaySettings
+from streams.gateway.log.backend import LogBackend
+from streams.gateway.log.pool import LogPool
+from streams.gateway.metrics import Metrics
+from streams.gateway.request.intake import Served
+from streams.gateway.request.model_files import model_folder
+from streams.gateway.request.tokenizer import Tokenizer
+from streams.gateway.state import Gateway
+from streams.gateway.stream.hub import Hub
+
+logger = logging.getLogger(__name__)
+_LOOK_S = 0.25
+_JOIN_S = 30.0
+_WIND_UP_S = 10.0
+_STALL_MS = 15_000
+
+
+class Bridge:
+    """What a process keeps over its lives."""
+
+    def __init__(
+        self,
+        log: LogSettings,
+        settings: BridgeSettings,
+        gateway: Gateway,
+        backend: LogBackend,
+        codec: Codec,
+    ) -> None:
+        self.log, self.settings, self.codec = log, settings, codec
+        self.gateway, self.backend = gateway, backend
+        self.slots = Slots(self._limit)
+        self.asking = Asking(gateway, backend, log.topic_prefix)
+        self.ends: Mapping[str, Ends] = {}  # by topic of prompts
+
+    def _limit(self) -> int:
+        backend, settings = self.backend, self.settings
+        members = backend.living(MemberKind.GATEWAY)
+        return limit(
+            backend.living(MemberKind.WORKER),
+            sum(not member.registration.url for member in members),
+            share=settings.share,
+            in_flight_max=settings.in_flight_max,
+        )
+
+    async def prepare(self) -> None:
+        """Have the topics of all pairs."""
+        pairs = pairs_of(self.settings, self.log.topic_prefix)
+        kept_ms = TOPICS["prompts"].retention_ms
+        topics = {topic for pair in pairs for topic in _topics(pair)}
+        retentions = dict.fromkeys(sorted(topics), kept_ms)
+        self.asking.partitions = await create_others(self.log, retentions)
+        schemas = WriterSchemas(self.log.schema_registry, self.log.request_timeout_ms)
+        limits = await bytes_max_of(
+            self.log, {*topics, *(pair.prompts + DEAD_LETTER_SUFFIX for pair in pairs)}
+        )
+        served, aside_ms = self.gateway.served.name, self.gateway.settings.aside_ms
+        self.ends = {
+            pair.prompts: Ends(
+                pair,
+                Prompts(pair, served, self.codec, schemas),
+                Answers(pair, self.codec, bytes_max=limits[pair.answers], aside_ms=aside_ms),
+                limits[pair.prompts + DEAD_LETTER_SUFFIX],
+            )
+            for pair in pairs
+        }
+
+    async def live(self, stop: asyncio.Event) -> None:
+        """One life: own what Faust's group gives, until `stop` or trouble."""
+        if not self.ends:
+            await self.prepare()
+        epoch, group = await self._joined(), Group()
+        partitions = OwnedPartitions(
+            group, lambda place: Life(shared, place, self.ends[place[0]]), self.asking.sent
+        )
+        shared = Shared(
+            log=self.log,
+            codec=self.codec,
+            bridge_id=self.gateway.gateway_id,
+            group_id=group_id(self.log),
+            asking=self.asking,
+            slots=self.slots,
+            may_ask=partitions.may_ask,
+            fail=group.fail,
+            epoch=epoch,
+        )
+        app = make_app(self.log, self.gateway.gateway_id, sorted(self.ends), partitions)
+        works: Sequence[Any] = (
+            run_app(app),
+            group.failure(),
+            self._tend(epoch),
+            partitions.watch(self.log, _STALL_MS),
+            stop.wait(),
+        )
+        tasks = [asyncio.create_task(work) for work in works]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            await self._wind_up(partitions, app, tasks)
+
+    async def _joined(self) -> int:
+        """Wait for the fleet; its epoch."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + _JOIN_S
+        while loop.time() < until_s:
+            if self.backend.epoch:
+                return self.backend.epoch
+            await asyncio.sleep(_LOOK_S)
+        raise BrokerUnavailable("the fleet is not joined yet")
+
+    async def _tend(self, epoch: int) -> None:
+        """Raise LeaseError when the membership is another one; until then look for free slots."""
+        while self.backend.epoch == epoch:
+            self.slots.hand_out()
+            await asyncio.sleep(_LOOK_S)
+        raise LeaseError(f"{self.gateway.gateway_id}: was away from the fleet; begins anew")
+
+    async def _wind_up(
+        self, partitions: OwnedPartitions, app: Any, tasks: Sequence[asyncio.Task[Any]]
+    ) -> None:
+        """Bounded: the log has everything."""
+        try:
+            async with asyncio.timeout(_WIND_UP_S):
+                await partitions.stop()
+                await app.stop()
+        except TimeoutError:
+            logger.warning("%s: gave up winding down", self.gateway.gateway_id)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _topics(pair: Pair) -> list[str]:
+    return [topic for topic in (pair.prompts, pair.answers, pair.parts) if topic]
+
+
+async def run_bridge(
+    log: LogSettings,
+    settings: BridgeSettings,
+    gateway: GatewaySettings,
+    model: ModelSettings,
+    *,
+    bridge_id: str,
+    stop: asyncio.Event,
+    codec: Codec,
+) -> None:
+    """Answer prompts until `stop`, in as many lives as the log makes necessary; raises what makes
+    going on impossible. `gateway` has the limits of what is asked, as for calls over HTTP.
+    """
+    tokenizer = await asyncio.to_thread(
+        lambda: Tokenizer(model_folder(model), inline_chars=gateway.encode_inline_chars)
+    )
+    started_ms = wall_ms()
+    served = Served(
+        name=model.served_name,
+        tokenizer=tokenizer,
+        max_model_len=model.max_model_len,
+        created_s=started_ms // 1000,
+    )
+    metrics = Metrics()
+    hub = Hub(metrics)
+    backend = LogBackend(
+        log,
+        gateway,
+        gateway_id=bridge_id,
+        started_ms=started_ms,
+        url="",
+        models=frozenset({model.served_name, model.path}),
+        hub=hub,
+        metrics=metrics,
+        codec=codec,
+    )
+    pool = LogPool(log, codec, f"{bridge_id}-asks", gateway.accept_ms)
+    state = Gateway(
+        *(gateway, served, backend, hub, metrics, pool, backend.objects),
+        gateway_id=bridge_id,
+        started_ms=started_ms,
+    )
+    bridge = Bridge(log, settings, state, backend, codec)
+    works = [backend.run(), state.sweep_forever()]
+    if settings.documents:
+        works.append(feed_documents(log, settings.documents, codec, bridge_id))
+    helpers = [asyncio.create_task(run) for run in works]
+    living = asyncio.create_task(outlive(bridge_id, lambda: bridge.live(stop), stop))
+    try:
+        await asyncio.wait([*helpers, living], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (living, *helpers):
+            task.cancel()
+            await asyncio.wait([task])
+        await pool.close()
+    for task in (living, *helpers):
+        if not task.cancelled():
+            task.result()

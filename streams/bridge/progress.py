@@ -1,0 +1,90 @@
+"""Which prompts of a partition are answered, and what its next reader is to know of that.
+
+A group commits one offset: the first prompt without an answer. Answers come in any order, so those
+behind it are told as a bitmap in the commit's metadata, with the places from which on tokens of
+what is under way may lie. Pure.
+"""
+
+import base64
+import json
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
+
+WINDOW = 2_000  # offsets behind the first without an answer; Kafka takes 4 096 bytes of metadata
+_PLACES, _DONE = "t", "d"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a commit says besides its offset."""
+
+    tokens: Mapping[int, int] = field(default_factory=dict)  # partition of `tokens`, offset
+    answered: Set[int] = frozenset()  # prompts' offsets behind the committed one
+
+
+def encode(note: Note, position: int) -> str:
+    """As metadata of a commit at this position."""
+    packed = bytearray((max(note.answered, default=position - 1) - position + 8) // 8)
+    for offset in note.answered:
+        packed[(offset - position) // 8] |= 1 << (offset - position) % 8
+    places = [list(place) for place in sorted(note.tokens.items())]
+    done = base64.b64encode(packed).decode()
+    return json.dumps({_PLACES: places, _DONE: done}, separators=(",", ":"))
+
+
+def decode(metadata: str, position: int) -> Note:
+    """The note of a commit; an empty one where somebody else has set the offset, as tools do."""
+    try:
+        fields = json.loads(metadata)
+        places = {int(partition): int(offset) for partition, offset in fields[_PLACES]}
+        packed = base64.b64decode(fields[_DONE], validate=True)
+    except (ValueError, TypeError, KeyError):
+        return Note()
+    answered = {position + n for n in range(8 * len(packed)) if packed[n // 8] >> n % 8 & 1}
+    return Note(places, answered)
+
+
+class Progress:
+    """One partition's prompts, read in the order of their offsets and answered in any."""
+
+    def __init__(self, position: int, answered: Iterable[int] = ()) -> None:
+        """As committed by whoever read the partition before."""
+        self.next_offset = position  # after the last that was read, or is known not to be there
+        self._open: dict[int, None] = {}  # read and not answered, in order
+        self._known = {offset for offset in answered if offset >= position}  # read by others only
+
+    def position(self, done: Set[int] = frozenset()) -> int:
+        """The first without an answer, when those `done` have theirs too."""
+        return next((each for each in self._open if each not in done), self.next_offset)
+
+    def answered(self, done: Set[int] = frozenset()) -> set[int]:
+        """All behind that position that want no answer any more, as those that are not there."""
+        behind = range(self.position(done), self.next_offset)
+        return {n for n in behind if n not in self._open or n in done} | self._known
+
+    def has_room(self, offset: int) -> bool:
+        """Whether a prompt at this offset may be read already."""
+        return offset - self.position() < WINDOW
+
+    def take(self, offset: int) -> bool:
+        """A record is read; whether it is to be answered. What lies between it and the one before
+        is not there: compacted, or a transaction's mark.
+        """
+        if offset < self.next_offset:
+            return False
+        is_answered = offset in self._known
+        self.pass_over(offset + 1)
+        if not is_answered:
+            self._open[offset] = None
+        return not is_answered
+
+    def pass_over(self, offset: int) -> None:
+        """Nothing lies before this offset that was not read."""
+        self.next_offset = max(offset, self.next_offset)
+        if self._known:
+            self._known = {each for each in self._known if each >= self.next_offset}
+
+    def done(self, offsets: Iterable[int]) -> None:
+        """Their answers are committed."""
+        for offset in offsets:
+            del self._open[offset]

@@ -1,0 +1,324 @@
+"""From a record on a topic of prompts to a question for the routers, or an error that says what to
+change.
+
+Values are Avro in either framing or JSON, told apart by their first bytes; a `content-type` of
+`text/plain` says that the whole value is the text. Whatever was written by a schema of its writer's
+is fields by their names, as JSON is. What a prompt does not say its pair does. Nothing here does
+I/O but `WriterSchemas`, once per schema id.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from schemas.codec import CONFLUENT_MAGIC, SINGLE_OBJECT_MARKER, Codec, schema_of, to_dict
+from schemas.errors import BodyTooLarge, InvalidRequest, RecordError
+from schemas.records import Priority
+from schemas.topics import live_ms_max
+from streams.bridge.calls import Asked, checked
+from streams.bridge.config import Pair
+from streams.bridge.template import Template, json_text, look_up, plain
+from streams.bridge.writer_schemas import (
+    HEADER,
+    READS_MAX,
+    WriterSchemas,
+    decoded,
+    schema_id_of,
+)
+from streams.gateway.http.errors import shown
+from streams.gateway.request.body import ChatBody, Message, ResponseFormat, values_of
+from streams.gateway.request.conversation import checked_session
+from streams.gateway.request.embed_body import EmbeddingsBody
+from streams.gateway.responses.create import ResponseCall
+
+VALUE_BYTES_MAX = 4 << 20  # as of a call's body
+VALUES_MAX = 65_536  # likewise, with the token ids of a completion
+LIST_MAX = 16_384  # messages or stops
+METADATA_CHARS_MAX = 65_536
+FIELDS = tuple(field["name"] for field in schema_of("Prompt")["fields"])
+_QUESTIONS = ("text", "messages", "body")
+_BESIDE_A_BODY = frozenset(("body", "endpoint", "priority", "deadline_ms", "metadata"))
+_SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "stop")
+_SYSTEM = ("system", "developer")
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRecord:
+    """A record as it lies on its topic."""
+
+    topic: str  # with its prefix
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it deletes: no value, or Connect's word for none."""
+        if self.value is None:
+            return True
+        return not self.names_schema and self.value.strip() in (b"", b"null")
+
+    @property
+    def names_schema(self) -> bool:
+        """Whether a header says by which schema it was written."""
+        return any(name == HEADER.format("value") and said for name, said in self.headers)
+
+    @property
+    def is_avro(self) -> bool:
+        """Whether its first bytes say so, or a header does and it does not look like JSON."""
+        value = self.value or b""
+        if self.names_schema:
+            return value[:1] != b"{"
+        return value[:2] == SINGLE_OBJECT_MARKER or value[:1] == bytes([CONFLUENT_MAGIC])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a prompt asks, checked as a call's body is; `take_in_body` checks the rest."""
+
+    body: Asked
+    session_id: str  # empty: of a conversation of its own
+    priority: Priority
+    deadline_ms: int  # from when it is asked
+    metadata: str | None  # a JSON object, for the answer
+    wants_json: bool  # the answer is to be a JSON value
+    schema: str  # JSON schema to which that keeps, the prompt's own or the pair's; empty for any
+    response: ResponseCall | None = None  # that the body is to answer
+
+
+def answer_format(pair: Pair, record: PromptRecord) -> str:
+    """json, json_envelope or avro, as the pair says, or as the prompt is."""
+    if pair.format != "prompt":
+        return pair.format
+    return "avro" if record.is_avro else "json"
+
+
+class Prompts:
+    """Reads those of one pair."""
+
+    def __init__(self, pair: Pair, served: str, codec: Codec, schemas: WriterSchemas) -> None:
+        """`served` is the deployment's model; `schemas` may be shared by pairs."""
+        self._pair, self._served, self._codec, self._schemas = pair, served, codec, schemas
+        self._template = Template(pair.template) if pair.template else None
+        schema = orjson.loads(pair.schema) if pair.schema else None
+        self._form = schema and {
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "schema": schema},
+        }
+
+    async def question(self, record: PromptRecord) -> Question:
+        """What a record that is not empty asks; raises TriviumError, a retriable one where only
+        the schema registry is away.
+        """
+        fields = await self._fields(record)
+        if self._template is not None:
+            text = self._template.fill(fields)
+            metadata = {path: look_up(path, fields) for path in self._pair.metadata}
+            fields = {"text": text, "metadata": json_text(metadata) if metadata else None}
+        for name, value in fields.items():
+            if name not in FIELDS:
+                raise InvalidRequest(
+                    f"{name[:80]}: unknown field; expected one of {', '.join(FIELDS)}", name
+                )
+            if isinstance(value, list | tuple) and len(value) > LIST_MAX:
+                raise InvalidRequest(
+                    f"{name}: expected at most {LIST_MAX} of them, found {len(value)}", name
+                )
+        return self._question({name: value for name, value in fields.items() if _is_said(value)})
+
+    async def _fields(self, record: PromptRecord) -> Json:
+        value = record.value or b""
+        if len(value) > VALUE_BYTES_MAX:
+            raise BodyTooLarge(
+                f"the value: expected at most {VALUE_BYTES_MAX} bytes, found {len(value)}"
+            )
+        if _content_type(record) == "text/plain":
+            return {"text": _decoded_text(value)}
+        if value[:2] == SINGLE_OBJECT_MARKER and not record.names_schema:
+            return to_dict(self._codec.decode(value, reads_max=READS_MAX))
+        named = schema_id_of(value, record.headers)
+        if named is None:
+            return _json_object(value)
+        schema_id, start = named
+        schema = await self._schemas.of(schema_id)
+        if schema is None:  # a JSON schema: what follows is JSON
+            return _json_object(value[start:])
+        found = decoded(value, start, schema)
+        if not isinstance(found, dict):
+            raise RecordError(f"expected a record, found {shown(found)}")
+        return found
+
+    def _question(self, said: Json) -> Question:
+        asked = [name for name in _QUESTIONS if name in said]
+        if len(asked) != 1:
+            found = " and ".join(asked) or "none"
+            raise InvalidRequest(f"expected one of {', '.join(_QUESTIONS)}, found {found}")
+        body = _own_body(said) if "body" in said else self._body(said)
+        body.setdefault("model", self._pair.model or self._served)
+        call = checked(body, said.get("endpoint", ""))
+        if isinstance(call.body, ChatBody) and "body" not in said:
+            self._put_system_first(call.body.messages)
+        form = None if isinstance(call.body, EmbeddingsBody) else call.body.response_format
+        return Question(
+            body=call.body,
+            response=call.response,
+            session_id=_session(said),
+            priority=_priority(said, body) or Priority(self._pair.priority),
+            deadline_ms=_deadline(said, self._pair.deadline_ms),
+            metadata=_metadata(said.get("metadata")),
+            wants_json=form is not None and form.type != "text",
+            schema=_schema(form),
+        )
+
+    def _body(self, said: Json) -> Json:
+        if "endpoint" in said:
+            raise InvalidRequest(
+                "endpoint: expected none but beside body; leave it out", "endpoint"
+            )
+        pair = self._pair
+        if "text" in said:
+            messages = [{"role": "user", "content": _text("text", said["text"])}]
+        else:
+            messages = said["messages"]
+        body = {"messages": messages}
+        if "model" in said:
+            body["model"] = said["model"]
+        for name in _SAMPLING:
+            value = said.get(name, getattr(pair, name))
+            if _is_said(value):
+                body[name] = list(value) if isinstance(value, tuple) else value
+        form = _object("response_format", said.get("response_format")) or self._form
+        retrieval = _object("retrieval", said.get("retrieval")) or pair.retrieval
+        return body | {
+            name: value
+            for name, value in (("response_format", form), ("retrieval", retrieval))
+            if value is not None
+        }
+
+    def _put_system_first(self, messages: list[Message]) -> None:
+        """Where there is none; after the check, which counts messages as they came."""
+        if self._pair.system and not any(each.role in _SYSTEM for each in messages):
+            messages.insert(0, Message(role="system", content=self._pair.system))
+
+
+def _is_said(value: Any) -> bool:
+    """Avro has an empty value for what is left out; so may JSON."""
+    return value is not None and value not in ("", [], ())
+
+
+def _content_type(record: PromptRecord) -> str:
+    for name, value in record.headers:
+        if name.lower() == "content-type" and value:
+            return value.decode("latin-1").partition(";")[0].strip().lower()
+    return ""
+
+
+def _decoded_text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the value: expected UTF-8: {error}") from error
+
+
+def _json_object(value: bytes) -> Json:
+    if value[:1].strip() not in (b"", b"{"):
+        raise RecordError(
+            "expected a JSON object, Avro that begins with c301 or with 00 and a schema id, or a "
+            f"header content-type: text/plain, found {shown(value[:40])}"
+        )
+    _decoded_text(value)
+    if values_of(value, VALUES_MAX) > VALUES_MAX:
+        raise InvalidRequest(f"the value: expected at most {VALUES_MAX} values, found more")
+    return _loaded("the value", value)
+
+
+def _loaded(name: str, text: bytes | str) -> Json:
+    try:
+        found = orjson.loads(text)
+    except ValueError as error:
+        raise InvalidRequest(f"{name}: expected a JSON object: {error}", name) from error
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"{name}: expected a JSON object, found {shown(found)}", name)
+    return found
+
+
+def _object(name: str, value: Any) -> Json | None:
+    """A field that Avro has as JSON text, and JSON as an object."""
+    if value is None or isinstance(value, dict):
+        return value
+    return _loaded(name, _text(name, value))
+
+
+def _dumped(name: str, value: Json) -> str:
+    try:
+        return orjson.dumps(value, default=plain).decode()
+    except TypeError as error:
+        raise InvalidRequest(f"{name}: cannot be written as JSON: {error}", name) from error
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidRequest(f"{name}: expected a text, found {shown(value)}", name)
+    return value
+
+
+def _own_body(said: Json) -> Json:
+    for name in said:
+        if name not in _BESIDE_A_BODY:
+            raise InvalidRequest(f"{name}: expected none beside body; put it there", name)
+    return _object("body", said["body"]) or {}
+
+
+def _schema(form: ResponseFormat | None) -> str:
+    if form is None or form.type != "json_schema" or form.json_schema is None:
+        return ""
+    return _dumped("response_format", form.json_schema.json_schema or {})
+
+
+def _session(said: Json) -> str:
+    if "session_id" not in said:
+        return ""
+    return checked_session("session_id", _text("session_id", said["session_id"]))
+
+
+def _priority(*sources: Json) -> Priority | None:
+    """The first that is named; vLLM's default number is none."""
+    for found in (source.get("priority") for source in sources):
+        if found in (None, "", 0):
+            continue
+        if found not in list(Priority):
+            raise InvalidRequest(
+                f"priority: expected one of {', '.join(Priority)}, found {shown(found)}", "priority"
+            )
+        return Priority(found)
+    return None
+
+
+def _deadline(said: Json, usual_ms: int) -> int:
+    found = said.get("deadline_ms", usual_ms)
+    if type(found) is not int or not 0 < found <= live_ms_max():
+        raise InvalidRequest(
+            f"deadline_ms: expected a whole number from 1 to {live_ms_max()}, found {shown(found)}",
+            "deadline_ms",
+        )
+    return found
+
+
+def _metadata(value: Any) -> str | None:
+    found = _object("metadata", value)
+    if found is None:
+        return None
+    text = _dumped("metadata", found)
+    if len(text) > METADATA_CHARS_MAX:
+        raise InvalidRequest(
+            f"metadata: expected at most {METADATA_CHARS_MAX} characters, found {len(text)}",
+            "metadata",
+        )
+    return text

@@ -1,0 +1,88 @@
+"""A question's text with places for fields of a record: `{name}`, `{customer.city}`, `{lines.0}`.
+
+`{note?}` is empty where the field is missing or null; without the mark that is an error. `{{` and
+`}}` are braces. What is put in is never read as a template again.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from schemas.errors import ConfigError, InvalidRequest
+
+_PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+_PATH = re.compile(r"[^{}\s.?]+(\.[^{}\s.?]+)*\??")
+
+
+class Template:
+    """One text; raises ConfigError where it is none."""
+
+    def __init__(self, text: str) -> None:
+        self._parts: list[tuple[str, str]] = []  # literal text, and the path that follows it
+        literal, at = "", 0
+        for found in _PLACE.finditer(text):
+            literal += text[at : found.start()]
+            at, place = found.end(), found[0]
+            if place in ("{{", "}}"):
+                literal += place[0]
+            elif found[1] is not None and _PATH.fullmatch(found[1]):
+                self._parts.append((literal, found[1]))
+                literal = ""
+            else:
+                raise ConfigError(
+                    f"expected the name of a field in braces, as {{city}} or {{a.b}}, or two "
+                    f"braces for one, found {place[:40]!r} at character {found.start()}"
+                )
+        self._rest = literal + text[at:]
+
+    @property
+    def fields(self) -> list[str]:
+        """The paths in it."""
+        return [path.removesuffix("?") for _, path in self._parts]
+
+    def fill(self, value: Mapping[str, Any]) -> str:
+        """The text for a record; raises InvalidRequest for a field that it has not."""
+        filled = "".join(literal + _text(path, value) for literal, path in self._parts)
+        return filled + self._rest
+
+
+def look_up(path: str, value: Mapping[str, Any]) -> Any:
+    """A field by its path; None where it is missing."""
+    at: Any = value
+    for name in path.split("."):
+        if isinstance(at, Mapping):
+            at = at.get(name)
+        elif isinstance(at, list | tuple) and name.isdecimal():
+            at = at[int(name)] if int(name) < len(at) else None
+        else:
+            return None
+    return at
+
+
+def _text(path: str, value: Mapping[str, Any]) -> str:
+    name = path.removesuffix("?")
+    found = look_up(name, value)
+    if found is None:
+        if name != path:
+            return ""
+        raise InvalidRequest(
+            f"template: expected a field {name}, found none, or null; the record has "
+            f"{', '.join(map(str, value))[:200] or 'no fields'}",
+            name,
+        )
+    return found if isinstance(found, str) else json_text(found)
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON; what only Avro knows (dates, decimals, bytes) is text in it."""
+    if not isinstance(value, dict | list | tuple | bool | int | float):
+        return plain(value)
+    return json.dumps(value, ensure_ascii=False, default=plain)
+
+
+def plain(value: Any) -> str:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -1,0 +1,166 @@
+"""Schemas by which others wrote their records, by their id in the schema registry.
+
+Each is fetched once, in a thread, and kept; so is, for a minute, that an id is unknown. While the
+registry is away, whoever needs it waits, and records wait in Kafka behind that. Who may register a
+schema may write any: one that nests in itself would end this process with a record of a few
+megabytes (fastavro recurses in C), and one with values of no bytes would keep it for ever with a
+record of ten bytes. Both are refused, and so is a record of more values than a prompt may have.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any, cast
+from uuid import UUID
+
+import fastavro
+
+from schemas.codec import CONFLUENT_MAGIC, BoundedBytes, Schema
+from schemas.errors import BrokerUnavailable, ConfigError, RecordError
+from schemas.log.patience import Pauses
+from schemas.log.registry import NotRegistered, Registry, SchemaId
+
+logger = logging.getLogger(__name__)
+KNOWN_MAX = 1_024
+READS_MAX = 4 * 65_536  # of one record: some 0.1 s, in which nothing else is done
+HEADER = "__{}_schema_id"  # Confluent's, of keys and values whose ids are not before them
+_ID, _GUID = (CONFLUENT_MAGIC, 5), (1, 17)  # first bytes, and with them so many
+UNKNOWN_S = 60.0
+AWAY_S = 600.0  # how long a registry may be away before its prompts are errors
+_PRIMITIVES = frozenset(
+    ("null", "boolean", "int", "long", "float", "double", "bytes", "string"),
+)
+
+
+class WriterSchemas:
+    """Of one registry; shared by all that read."""
+
+    def __init__(self, url: str, timeout_ms: int) -> None:
+        """`url` is `log.schema_registry`, empty for none."""
+        self._registry = Registry(url, timeout_ms=timeout_ms) if url else None
+        self._known: dict[SchemaId, Schema | None] = {}
+        self._refused: dict[SchemaId, tuple[float, str]] = {}  # until when, and why
+        self._turn = asyncio.Lock()
+
+    async def of(self, schema_id: SchemaId) -> Schema | None:
+        """The Avro schema of an id, None where it is one of JSON; raises RecordError for an id that
+        the registry does not know or a schema that cannot be read, BrokerUnavailable where the
+        registry is away for long.
+        """
+        if schema_id not in self._known:
+            async with self._turn:
+                if schema_id not in self._known:
+                    _remember(self._known, schema_id, await self._patiently(schema_id))
+        return self._known[schema_id]
+
+    async def _patiently(self, schema_id: SchemaId) -> Schema | None:
+        pauses, time_s = Pauses(), asyncio.get_running_loop().time
+        until_s = time_s() + AWAY_S
+        while True:
+            try:
+                return await self._fetched(schema_id)
+            except BrokerUnavailable as error:
+                if time_s() >= until_s:
+                    raise
+                logger.warning("prompts wait for the schema registry: %s", error)
+            await asyncio.sleep(pauses.after(0))
+
+    async def _fetched(self, schema_id: SchemaId) -> Schema | None:
+        if self._registry is None:
+            raise RecordError(
+                f"schema id {schema_id}: no schema registry is named (log.schema_registry)"
+            )
+        now_s = asyncio.get_running_loop().time()
+        until_s, why = self._refused.get(schema_id, (0.0, ""))
+        if now_s < until_s:
+            raise RecordError(why)
+        try:
+            found = await asyncio.to_thread(self._registry.fetch, schema_id)
+            return None if found is None else readable(found)
+        except (NotRegistered, RecordError) as error:
+            _remember(self._refused, schema_id, (now_s + UNKNOWN_S, error.message))
+            raise RecordError(error.message) from error
+        except ConfigError as error:  # a refusal that may pass, as of a password
+            raise BrokerUnavailable(error.message) from error
+
+
+def _remember(table: dict[SchemaId, Any], schema_id: SchemaId, value: Any) -> None:
+    table[schema_id] = value
+    if len(table) > KNOWN_MAX:
+        del table[next(iter(table))]
+
+
+def schema_id_of(
+    value: bytes, headers: Iterable[tuple[str, bytes]], part: str = "value"
+) -> tuple[SchemaId, int] | None:
+    """The id of the schema by which a value, or a key, was written, and where its body begins; None
+    where nothing says one. Raises RecordError.
+    """
+    framed, start = dict(headers).get(HEADER.format(part)), 0
+    if not framed:
+        if value[:1] != bytes([CONFLUENT_MAGIC]):
+            return None
+        framed, start = value[:5], 5
+    kind = (next(iter(framed), None), len(framed))
+    if kind not in (_ID, _GUID):
+        raise RecordError(
+            f"expected a schema id and a record, found {len(value)} bytes and the id {framed.hex()}"
+        )
+    return (int.from_bytes(framed[1:]) if kind == _ID else UUID(bytes=framed[1:])), start
+
+
+def readable(schema: Any) -> Schema:
+    """A schema made ready; raises RecordError for what is none, or what must not be read by."""
+    try:
+        parsed = cast(Schema, fastavro.parse_schema(schema))
+        _may_be_nothing(parsed, {})
+    except RecordError:
+        raise
+    except Exception as error:  # fastavro raises many kinds
+        raise RecordError(
+            f"the writer's schema cannot be read: {type(error).__name__}: {error}"
+        ) from error
+    return parsed
+
+
+def _may_be_nothing(node: Any, named: dict[str, bool]) -> bool:
+    """Whether a value of it may have no bytes; `named` are those that were looked at to the end."""
+    if isinstance(node, str):
+        if node in _PRIMITIVES:
+            return node == "null"
+        if node not in named:
+            raise RecordError(f"the writer's schema nests {node} in itself, which is not read")
+        return named[node]
+    if isinstance(node, list):
+        for each in node:
+            _may_be_nothing(each, named)
+        return False
+    match kind := node["type"]:
+        case "record" | "error":
+            if any(_may_be_nothing(each["type"], named) for each in node["fields"]):
+                raise RecordError("the writer's schema has a field of nothing, which is not read")
+            return named.setdefault(node["name"], not node["fields"])
+        case "enum" | "fixed":
+            return named.setdefault(node["name"], node.get("size") == 0)
+        case "array":
+            if _may_be_nothing(node["items"], named):
+                raise RecordError("the writer's schema has a list of nothing, which is not read")
+            return False
+        case "map":
+            _may_be_nothing(node["values"], named)
+            return False
+    return _may_be_nothing(kind, named)
+
+
+def decoded(value: bytes, start: int, schema: Schema) -> Any:
+    """What the bytes from there on say; raises RecordError."""
+    body: Any = BoundedBytes(value, start, READS_MAX)
+    try:
+        found = fastavro.schemaless_reader(body, schema, None)
+    except RecordError:
+        raise
+    except Exception as error:  # fastavro raises many kinds on damaged bytes
+        raise RecordError(f"the body is damaged: {type(error).__name__}: {error}") from error
+    if left := len(value) - body.tell():
+        raise RecordError(f"{left} bytes follow the record")
+    return found

@@ -1,0 +1,81 @@
+"""Whose role a worker takes over when the last one that had it is lost.
+
+Where nobody lives any more who decodes, no request ends. So a prefill worker gets the role decode
+besides its own, for as long as no other one lives. The first of the living routers orders that, one
+worker at a time; the others see it in the fleet. It remembers whom it asked, and only in memory:
+after a router's death the worker keeps both roles until an operator moves it.
+
+The other pools need nobody: without prefill workers decode workers compute prompts, and without a
+retrieval pool answers say so.
+"""
+
+from schemas.records import AssignRoles, MemberKind, Role
+from streams.core.effects import Lend
+from streams.core.fleet.members import Fleet
+from streams.core.fleet.workers import DECODERS, Life, Worker
+
+
+class Lending:
+    """What is lent; `look` now and then. With `after_ms` 0 nothing is."""
+
+    def __init__(self, fleet: Fleet, after_ms: int) -> None:
+        self._fleet, self._after_ms = fleet, after_ms
+        self._since_ms: int | None = None  # for so long the fleet has lacked, or had back, somebody
+        self._lent: dict[Life, tuple[Role, ...]] = {}  # roles before that
+
+    def look(self, now_ms: int) -> list[Lend]:
+        """Give the role where it has been missing for long, or take it back where it has not."""
+        for life in [life for life in self._lent if self._fleet.is_lost(life, now_ms)]:
+            del self._lent[life]
+        order = self._needed(now_ms) or self._spare(now_ms) if self._is_first(now_ms) else None
+        if order is None or not self._after_ms:
+            self._since_ms = None
+        elif self._since_ms is None:
+            self._since_ms = now_ms
+        elif now_ms - self._since_ms >= self._after_ms:
+            self._since_ms = None
+            return [self._give(*order, now_ms)]
+        return []
+
+    def _is_first(self, now_ms: int) -> bool:
+        routers = self._fleet.view.living(MemberKind.ROUTER, now_ms)
+        return next((each.member_id for each in routers), "") == self._fleet.router_id
+
+    def _needed(self, now_ms: int) -> tuple[Worker, tuple[Role, ...]] | None:
+        """Who could decode, where those that did are all lost; not where an operator moved them."""
+        fleet = self._fleet
+        known = any(fleet.pools[role].workers for role in DECODERS)
+        if not known or any(fleet.any_lives(role, now_ms) for role in DECODERS):
+            return None
+        able = [
+            worker
+            for worker in fleet.pools[Role.PREFILL].workers
+            if worker.lives(now_ms)
+            and worker.life not in self._lent
+            and worker.capability is not None
+            and worker.capability.orchestrations
+        ]
+        found = min(able, key=lambda worker: (worker.requests, worker.worker_id), default=None)
+        if found is None:
+            return None
+        return found, (*found.member.registration.roles, Role.DECODE)
+
+    def _spare(self, now_ms: int) -> tuple[Worker, tuple[Role, ...]] | None:
+        """Who need not decode any more, since somebody else does."""
+        decoders = [worker for role in DECODERS for worker in self._fleet.pools[role].workers]
+        living = {worker.life: worker for worker in decoders if worker.lives(now_ms)}
+        if not living.keys() - self._lent.keys():
+            return None
+        return next(
+            ((living[life], roles) for life, roles in self._lent.items() if life in living), None
+        )
+
+    def _give(self, worker: Worker, roles: tuple[Role, ...], now_ms: int) -> Lend:
+        if Role.DECODE in roles:
+            self._lent[worker.life] = tuple(worker.member.registration.roles)
+        else:
+            del self._lent[worker.life]
+        order = AssignRoles(
+            worker_id=worker.worker_id, worker_epoch=worker.epoch, roles=roles, at_ms=now_ms
+        )
+        return Lend(worker.topic, worker.partition, order)

@@ -1,0 +1,52 @@
+"""What there is of an answer whose attempt is void, before the request is placed again.
+
+The router marks on `tokens` that the attempt is void. Whoever reads that answer delivers nothing of
+the attempt behind the mark, and writes down what it had before: a `Continued`. So all readers of
+the log agree how much there is, and the next attempt goes on right there. A request goes on when
+its router reads one, whoever wrote it: where no reader says anything in time, the router has one
+written that says nothing, and the answer begins anew. Of several the first in the log counts.
+"""
+
+from schemas.records import Continued, StreamVoid
+from schemas.rules.continuing import may_continue, said_of
+from streams.core.effects import AskSaid, GoAnew
+from streams.core.requests.live import LiveRequest
+from streams.core.states import State
+from streams.core.tables import Tables
+
+
+class Continuing:
+    """The way of a request from a void attempt back to the queue, over the router's tables."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def begin(self, live: LiveRequest, now_ms: int) -> bool:
+        """Have its readers say what they have; False where it begins anew, and nobody is asked."""
+        tables = self._tables
+        live.go_on_behind(b"", 0)
+        if not tables.settings.continues or not may_continue(live.request):
+            return False
+        tables.requests.move(live, State.CONTINUING)
+        void = StreamVoid(request_id=live.request_id, attempt=live.attempt)
+        tables.effects.append(AskSaid(void, live.request.gateway_partition))
+        live.said_by_ms = now_ms + tables.settings.continue_wait_ms
+        tables.requests.watch(live, live.said_by_ms)
+        return True
+
+    def overdue(self, live: LiveRequest, now_ms: int) -> None:
+        """Nobody has said anything: have the log say so."""
+        if now_ms < live.said_by_ms:
+            return
+        nothing = Continued(
+            request_id=live.request_id,
+            session_id=live.request.session_id,
+            attempt=live.attempt,
+            written_by=self._tables.router_id,
+            at_ms=now_ms,
+        )
+        self._tables.effects.append(GoAnew(nothing, live.partition))
+
+    def heard(self, live: LiveRequest, continued: Continued) -> None:
+        """From now on that is the end of its prompt."""
+        live.go_on_behind(*said_of(live.request, continued))

@@ -1,0 +1,198 @@
+"""Lines of a batch: calls, what is wrong with them, and what they are answered with. Pure.
+
+Forms and codes are OpenAI's.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from schemas.errors import BY_CODE, TriviumError, UnknownModel
+from schemas.records import Answer, Prompt
+from streams.gateway.http.errors import plain_body, shown
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+EMBEDDINGS, RESPONSES = "/v1/embeddings", "/v1/responses"
+ENDPOINTS = (CHAT, COMPLETION, EMBEDDINGS, RESPONSES)
+LINES_MAX = 50_000
+LINE_BYTES_MAX = 4 << 20
+CUSTOM_ID_CHARS_MAX = 512
+ERRORS_MAX = 100  # that are told of one file
+GIVEN_UP = {
+    "expired": (
+        "batch_expired",
+        "This request could not be executed before the completion window expired.",
+    ),
+    "cancelled": ("batch_cancelled", "This request was not executed: the batch was cancelled."),
+}
+
+
+class Wrong(Exception):
+    """One thing that is wrong with a file; `param` names the field."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.param = code, message, param
+
+    def told(self, line: int | None) -> dict[str, Any]:
+        """As batches list it."""
+        return {"code": self.code, "line": line, "message": self.message, "param": self.param}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line that is not blank."""
+
+    number: int  # from 1, counted from where reading began, blank ones too
+    text: bytes
+    end: int  # byte of the file behind it
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One line."""
+
+    custom_id: str
+    body: dict[str, Any]
+
+    def prompt(self, endpoint: str) -> Prompt:
+        """As it is asked."""
+        return Prompt(body=orjson.dumps(self.body).decode(), endpoint=endpoint)
+
+
+def call_of(text: bytes) -> Call:
+    """The call that a line holds; raises Wrong."""
+    return _call(_object(text))
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        value = orjson.loads(text)
+    except ValueError as error:
+        raise Wrong(
+            "invalid_json_line", f"This line is not parseable as valid JSON: {error}."
+        ) from None
+    if not isinstance(value, dict):
+        raise Wrong("invalid_json_line", f"Expected a JSON object, found {shown(value)}.")
+    return value
+
+
+def _call(value: dict[str, Any]) -> Call:
+    custom_id, body = _field(value, "custom_id", str), _field(value, "body", dict)
+    if not 0 < len(custom_id) <= CUSTOM_ID_CHARS_MAX:
+        raise Wrong(
+            "invalid_custom_id",
+            f"Expected 1 to {CUSTOM_ID_CHARS_MAX} characters, found {len(custom_id)}.",
+            "custom_id",
+        )
+    return Call(custom_id, body)
+
+
+def _field(value: dict[str, Any], name: str, kind: type, at: str = "") -> Any:
+    found = value.get(name)
+    if found is None:
+        missing = f"Missing required parameter: '{at}{name}'."
+        raise Wrong("missing_required_parameter", missing, at + name)
+    if not isinstance(found, kind):
+        expected = f"expected {'an object' if kind is dict else 'a string'}, found {shown(found)}"
+        raise Wrong("invalid_type", f"'{at}{name}': {expected}.", at + name)
+    return found
+
+
+class FileCheck:
+    """`add` every line; then `errors` says what is wrong with the file."""
+
+    def __init__(self, endpoint: str, check_model: Callable[[str], object]) -> None:
+        """`check_model` raises UnknownModel."""
+        self._endpoint, self._check_model = endpoint, check_model
+        self._seen: set[bytes] = set()
+        self._errors: list[dict[str, Any]] = []
+        self.total = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more need be read."""
+        return len(self._errors) >= ERRORS_MAX or self.total > LINES_MAX
+
+    @property
+    def errors(self) -> list[dict[str, Any]]:
+        """What is wrong; nothing: it may be asked."""
+        if self.total > LINES_MAX:
+            wrong = Wrong("too_many_tasks", f"The file has more than {LINES_MAX} lines.")
+            return [wrong.told(None)]
+        if not self.total and not self._errors:
+            return [Wrong("empty_file", "The file has no lines.").told(None)]
+        return self._errors
+
+    def add(self, number: int, text: bytes) -> None:
+        """The next line, with its number in the file."""
+        self.total += 1
+        try:
+            self._check(text)
+        except Wrong as wrong:
+            self._errors.append(wrong.told(number))
+
+    def refuse(self, number: int, wrong: Wrong) -> None:
+        """What came in place of a line."""
+        self._errors.append(wrong.told(number))
+
+    def _check(self, text: bytes) -> None:
+        value = _object(text)
+        call = _call(value)
+        digest = hashlib.blake2b(call.custom_id.encode(), digest_size=16).digest()
+        if digest in self._seen:
+            raise Wrong(
+                "duplicate_custom_id",
+                f"The custom_id {call.custom_id[:64]!r} is that of an earlier line; it must be "
+                "unique in a batch.",
+                "custom_id",
+            )
+        self._seen.add(digest)
+        if (method := _field(value, "method", str)) != "POST":
+            raise Wrong("invalid_method", f"Expected POST, found {shown(method)}.", "method")
+        if (url := _field(value, "url", str)) != self._endpoint:
+            raise Wrong(
+                "url_mismatch",
+                f"Expected the endpoint of the batch, {self._endpoint}, found {shown(url)}.",
+                "url",
+            )
+        model = _field(call.body, "model", str, "body.")
+        try:
+            if self._endpoint != EMBEDDINGS:  # the embedding workers know theirs
+                self._check_model(model)
+        except UnknownModel as error:
+            raise Wrong("model_not_found", error.message, "body.model") from None
+        if call.body.get("stream"):
+            raise Wrong("invalid_value", "Answers of batches are no streams.", "body.stream")
+
+
+def given_up_line(line_id: str, custom_id: str, status: str) -> bytes:
+    """Of a call that was not answered before its batch ended so."""
+    code, message = GIVEN_UP[status]
+    error = {"code": code, "message": message}
+    return _line(line_id, custom_id, None, error)
+
+
+def answer_line(line_id: str, custom_id: str, answer: Answer) -> tuple[bytes, bool]:
+    """What a call was answered with, and whether that is an error."""
+    status, body = 200, (answer.body or "").encode()
+    code = answer.error_code
+    if code is None and not body:
+        code = TriviumError.code
+    if code is not None:
+        status = BY_CODE.get(code, TriviumError).http_status
+        body = plain_body(status, answer.error_message or "no answer came", code)
+    response = {
+        "status_code": status,
+        "request_id": answer.request_id,
+        "body": orjson.Fragment(body),
+    }
+    return _line(line_id, custom_id, response, None), code is not None
+
+
+def _line(line_id: str, custom_id: str, response: Any, error: Any) -> bytes:
+    fields = {"id": line_id, "custom_id": custom_id, "response": response, "error": error}
+    return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)

@@ -1,0 +1,45 @@
+"""The lines of a stored file, from any of them on; no more than a part of it is held."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
+
+from schemas.records import StoredFile
+from streams.gateway.batches.lines import LINE_BYTES_MAX, Line, Wrong
+from streams.gateway.log.objects import PART_BYTES, Objects
+
+TURN = 64  # lines between which others get their turn
+
+
+async def lines_of(objects: Objects, file: StoredFile, first_byte: int = 0) -> AsyncGenerator[Line]:
+    """From the line that begins there; raises Wrong for one that is too long, whose parts come as
+    they were uploaded, and what reading the log may raise.
+    """
+    skipped, within = divmod(first_byte, PART_BYTES)
+    rest = replace(file, parts=file.parts[skipped:])
+    number, at = 0, first_byte
+    async with contextlib.aclosing(_split(objects.read_parts(rest), within)) as texts:
+        async for text in texts:
+            number, at = number + 1, at + len(text)
+            if not number % TURN:
+                await asyncio.sleep(0)
+            if text.strip():
+                yield Line(number, text, at)
+
+
+async def _split(parts: AsyncIterator[bytes], skipped: int) -> AsyncGenerator[bytes]:
+    """Lines with their ends."""
+    held = b""
+    async with contextlib.aclosing(parts):  # type: ignore[type-var]  # every reader is a generator
+        async for part in parts:
+            *lines, held = (held + part[skipped:]).split(b"\n")
+            skipped = 0
+            for line in lines:
+                yield line + b"\n"
+            if len(held) > LINE_BYTES_MAX:
+                raise Wrong(
+                    "line_too_long", f"Expected at most {LINE_BYTES_MAX} bytes, found more."
+                )
+    if held:
+        yield held

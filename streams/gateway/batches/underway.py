@@ -1,0 +1,162 @@
+"""One batch while it is carried out: what is committed of it, and what has come since. Pure."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from schemas.records import Answer, Batch, BatchProgress, StoredFile
+from streams.gateway.batches.lines import Line, answer_line, given_up_line
+from streams.gateway.log.objects import PART_BYTES
+from streams.gateway.objects.batches import CANCELLED, ENDED, EXPIRED
+from streams.gateway.objects.table import STORED
+
+WRITE_S = 2.0  # results are written so long after the first of them, at least
+# A batch that is old writes more seldom, so that its files have some hundred parts at most.
+WRITE_AGE_SHARE = 0.01
+
+
+@dataclass(slots=True)
+class Draft:
+    """A file of results: what is on the log, and what is to follow."""
+
+    file_id: str
+    offsets: list[int]
+    size: int
+    pending: bytearray = field(default_factory=bytearray)
+
+    def parts(self) -> list[bytes]:
+        """What is to be written."""
+        return [
+            bytes(self.pending[first : first + PART_BYTES])
+            for first in range(0, len(self.pending), PART_BYTES)
+        ]
+
+    def written(self, offsets: Sequence[int]) -> None:
+        """It is."""
+        self.offsets += offsets
+        self.size += len(self.pending)
+        self.pending.clear()
+
+    def stored(self, batch: Batch, name: str, partition: int, now_ms: int) -> StoredFile:
+        """As callers find it."""
+        expires_s = batch.output_expires_s
+        return StoredFile(
+            file_id=self.file_id,
+            tenant=batch.tenant,
+            filename=f"{batch.batch_id}_{name}.jsonl",
+            purpose="batch_output",
+            bytes=self.size,
+            created_ms=now_ms,
+            expires_ms=now_ms + 1000 * expires_s if expires_s else 0,
+            state=STORED,
+            partition=partition,
+            parts=tuple(self.offsets),
+        )
+
+
+class Underway:
+    """`committed` is what a successor would go on from; `progress` what is to be committed next."""
+
+    def __init__(self, batch: Batch, committed: BatchProgress, now_s: float) -> None:
+        self.batch, self.committed = batch, committed
+        self.ahead: deque[Line] = deque()  # lines that were read, and are not sent yet
+        self.output = Draft(
+            committed.output_file_id, list(committed.output_parts), committed.output_bytes
+        )
+        self.errors = Draft(
+            committed.error_file_id, list(committed.error_parts), committed.error_bytes
+        )
+        self._answered = bytearray(committed.answered.ljust(-(-committed.total // 8), b"\0"))
+        self.done = sum(byte.bit_count() for byte in self._answered)
+        self._counts = committed.completed, committed.failed
+        self._tokens = (
+            *(committed.prompt_tokens, committed.cached_tokens, committed.completion_tokens),
+        )
+        self._written_s = now_s
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.committed.status in ENDED
+
+    @property
+    def waiting(self) -> int:
+        """Lines that were sent and have no answer."""
+        return self.committed.sent - self.done
+
+    def is_answered(self, line: int) -> bool:
+        """Whether a line needs no answer any more."""
+        return bool(self._answered[line // 8] >> line % 8 & 1)
+
+    def _mark(self, line: int) -> None:
+        self._answered[line // 8] |= 1 << line % 8
+        self.done += 1
+
+    def line_id(self, line: int) -> str:
+        """Of a line of results."""
+        return f"batch_req_{self.batch.batch_id.partition('_')[2]}_{line}"
+
+    def take(self, line: int, custom_id: str, answer: Answer) -> None:
+        """The answer to a line; a second one changes nothing."""
+        if not 0 <= line < self.committed.sent or self.is_answered(line):
+            return
+        text, is_error = answer_line(self.line_id(line), custom_id, answer)
+        (self.errors if is_error else self.output).pending.extend(text)
+        completed, failed = self._counts
+        self._counts = completed + (not is_error), failed + is_error
+        prompt, cached, completion = self._tokens
+        self._tokens = (
+            prompt + answer.prompt_tokens,
+            cached + answer.cached_tokens,
+            completion + answer.completion_tokens,
+        )
+        self._mark(line)
+
+    def give_up(self, line: int, custom_id: str, status: str) -> None:
+        """No answer to a line is waited for any more."""
+        self.errors.pending.extend(given_up_line(self.line_id(line), custom_id, status))
+        self._mark(line)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Of results that are not on the log."""
+        return len(self.output.pending) + len(self.errors.pending)
+
+    def is_due(self, now_s: float, now_ms: int) -> bool:
+        """Whether results are to be written now."""
+        age_s = (now_ms - self.committed.started_ms) / 1000
+        waits = self.pending_bytes and now_s - self._written_s >= max(
+            WRITE_S, WRITE_AGE_SHARE * age_s
+        )
+        return bool(waits) or self.pending_bytes >= PART_BYTES
+
+    def written(self, now_s: float) -> None:
+        """Its results are."""
+        self._written_s = now_s
+
+    def progress(self, answers_from: Sequence[int], now_ms: int) -> BatchProgress:
+        """What is true once all parts are written."""
+        prompt, cached, completion = self._tokens
+        completed, failed = self._counts
+        return replace(
+            self.committed,
+            completed=completed,
+            failed=failed,
+            answers_from=tuple(answers_from),
+            answered=bytes(self._answered),
+            output_parts=tuple(self.output.offsets),
+            output_bytes=self.output.size,
+            error_parts=tuple(self.errors.offsets),
+            error_bytes=self.errors.size,
+            prompt_tokens=prompt,
+            cached_tokens=cached,
+            completion_tokens=completion,
+            at_ms=now_ms,
+        )
+
+
+def wanted_end(batch: Batch, now_ms: int) -> str:
+    """How a batch that is not done is to end now; empty: not yet."""
+    if batch.cancelled_ms:
+        return CANCELLED
+    return EXPIRED if batch.expires_ms <= now_ms else ""

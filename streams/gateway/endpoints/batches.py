@@ -1,0 +1,98 @@
+"""/v1/batches: files of calls, answered when there is room. `streams/gateway/batches` does that."""
+
+import json
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from schemas.errors import InvalidRequest, NotFound
+from schemas.log.clock import wall_ms
+from schemas.records import Batch
+from streams.gateway.batches.lines import ENDPOINTS
+from streams.gateway.batches.shapes import WINDOWS_MS, BatchCreateBody, batch_json
+from streams.gateway.endpoints.files import found_file, tenant_of
+from streams.gateway.endpoints.vector_stores import read_body
+from streams.gateway.http.errors import shown
+from streams.gateway.ids import new_object_id
+from streams.gateway.objects.batches import ENDED, PREFIX
+from streams.gateway.objects.bodies import StorePaging
+from streams.gateway.objects.shapes import page
+from streams.gateway.state import Gateway
+
+_BATCH = "/v1/batches/{batch_id}"
+
+
+def call_batch_routes(gateway: Gateway, router: APIRouter) -> None:
+    """Add them."""
+
+    @router.post("/v1/batches", tags=["OpenAI"])
+    async def create(request: Request) -> dict[str, Any]:
+        """Have the calls of a file answered."""
+        return await _create(gateway, request)
+
+    @router.get("/v1/batches", tags=["OpenAI"])
+    async def list_batches(
+        request: Request, paging: Annotated[StorePaging, Query()]
+    ) -> dict[str, Any]:
+        """The caller's batches, the newest first."""
+        table = gateway.objects.table.batches
+        return page(
+            table.of(tenant_of(gateway, request)),
+            paging,
+            key=lambda each: (each.created_ms, each.batch_id),
+            shape=lambda each: batch_json(table, each),
+        )
+
+    @router.get(_BATCH, tags=["OpenAI"])
+    async def get_batch(batch_id: str, request: Request) -> dict[str, Any]:
+        """How far a batch is."""
+        table = gateway.objects.table.batches
+        return batch_json(table, _found(gateway, request, batch_id))
+
+    @router.post(_BATCH + "/cancel", tags=["OpenAI"])
+    async def cancel(batch_id: str, request: Request) -> dict[str, Any]:
+        """Give up what a batch has no answers to; what it has is kept."""
+        batch, table = _found(gateway, request, batch_id), gateway.objects.table.batches
+        if (status := table.status(batch)) in ENDED:
+            raise InvalidRequest(f"{batch_id}: expected a batch that has not ended, it is {status}")
+        if not batch.cancelled_ms:
+            await gateway.objects.put(replace(batch, cancelled_ms=wall_ms()))
+        return batch_json(table, _found(gateway, request, batch_id))
+
+
+def _found(gateway: Gateway, request: Request, batch_id: str) -> Batch:
+    batch = gateway.objects.table.batches.get(tenant_of(gateway, request), batch_id)
+    if batch is None:
+        raise NotFound(f"no such batch: {batch_id[:64]!r}")
+    return batch
+
+
+async def _create(gateway: Gateway, request: Request) -> dict[str, Any]:
+    tenant, now_ms = tenant_of(gateway, request), wall_ms()
+    body = await read_body(gateway, request, BatchCreateBody)
+    if body.endpoint not in ENDPOINTS:
+        raise InvalidRequest(
+            f"endpoint: expected one of {', '.join(ENDPOINTS)}, found {shown(body.endpoint)}",
+            "endpoint",
+        )
+    file = found_file(gateway, request, body.input_file_id)
+    if file.purpose != "batch":
+        raise InvalidRequest(
+            f"input_file_id: expected a file of purpose batch, found {file.purpose}",
+            "input_file_id",
+        )
+    expiry = body.output_expires_after
+    batch = Batch(
+        batch_id=new_object_id(PREFIX, now_ms),
+        tenant=tenant,
+        input_file_id=file.file_id,
+        endpoint=body.endpoint,
+        window=body.completion_window,
+        metadata=json.dumps(body.metadata, ensure_ascii=False) if body.metadata else "",
+        created_ms=now_ms,
+        expires_ms=now_ms + WINDOWS_MS[body.completion_window],
+        output_expires_s=expiry.seconds if expiry is not None else 0,
+    )
+    await gateway.objects.put(batch)
+    return batch_json(gateway.objects.table.batches, batch)

@@ -1,0 +1,107 @@
+"""Batches of calls, as the log has them: what their callers say, and what has come of that. Pure.
+
+`Batch` is written by whichever gateway its caller speaks to, `BatchProgress` by the one that
+carries batches out (`streams/gateway/batches`).
+"""
+
+from schemas.records import Batch, BatchProgress, StoredFile
+from schemas.topics import object_key
+
+PREFIX, PROGRESS = "batch_", "progress"  # of ids, and the last part of keys
+VALIDATING, IN_PROGRESS, CANCELLING = "validating", "in_progress", "cancelling"
+FAILED, COMPLETED, EXPIRED, CANCELLED = "failed", "completed", "expired", "cancelled"
+ENDED = (FAILED, COMPLETED, EXPIRED, CANCELLED)
+Name = tuple[str, str]  # tenant and batch
+
+
+def batch_key(tenant: str, batch_id: str) -> str:
+    """Of what its caller says."""
+    return object_key(tenant, batch_id)
+
+
+def progress_key(tenant: str, batch_id: str) -> str:
+    """Of what has come of it."""
+    return object_key(tenant, batch_id, PROGRESS)
+
+
+def line_key(batch: Batch, line: int, custom_id: str) -> str:
+    """Of a line's prompt, and of its answer; bridges ask in the name of its tenant."""
+    return object_key(batch.tenant, batch.batch_id, str(line), custom_id)
+
+
+def tenant_of(key: str) -> str:
+    """Whose such a key is."""
+    return key.partition("/")[0]
+
+
+class BatchTable:
+    """Every batch by tenant and id."""
+
+    def __init__(self) -> None:
+        self._batches: dict[Name, Batch] = {}
+        self._progress: dict[Name, BatchProgress] = {}
+        self._unended: set[Name] = set()
+
+    def set(self, record: Batch | BatchProgress) -> None:
+        """The last record of its key counts."""
+        name = record.tenant, record.batch_id
+        if isinstance(record, Batch):
+            self._batches[name] = record
+        else:
+            self._progress[name] = record
+        self._judge(name)
+
+    def drop(self, tenant: str, batch_id: str, *rest: str) -> None:
+        """What its key says is no more."""
+        name = tenant, batch_id
+        (self._progress if rest else self._batches).pop(name, None)
+        self._judge(name)
+
+    def _judge(self, name: Name) -> None:
+        progress = self._progress.get(name)
+        if name in self._batches and (progress is None or progress.status not in ENDED):
+            self._unended.add(name)
+        else:
+            self._unended.discard(name)
+
+    def get(self, tenant: str, batch_id: str) -> Batch | None:
+        """One of a tenant's."""
+        return self._batches.get((tenant, batch_id))
+
+    def of(self, tenant: str) -> list[Batch]:
+        """All of a tenant's."""
+        return [batch for (owner, _), batch in self._batches.items() if owner == tenant]
+
+    def progress(self, batch: Batch) -> BatchProgress | None:
+        """None: nobody has looked at its file yet."""
+        return self._progress.get((batch.tenant, batch.batch_id))
+
+    def unended(self) -> list[Batch]:
+        """Those that something is to be done about: those begun first, and the oldest of others."""
+        found = [self._batches[name] for name in self._unended]
+        return sorted(found, key=lambda each: (self.progress(each) is None, each.created_ms))
+
+    def status(self, batch: Batch) -> str:
+        """As callers see it."""
+        progress = self.progress(batch)
+        if progress is not None and progress.status in ENDED:
+            return progress.status
+        if batch.cancelled_ms:
+            return CANCELLING
+        return progress.status if progress is not None else VALIDATING
+
+    def needs(self, file: StoredFile) -> bool:
+        """Whether a batch that has not ended reads the file, though its caller deleted it."""
+        name = file.tenant, file.file_id
+        return any((each.tenant, each.input_file_id) == name for each in self.unended())
+
+    def is_given_up(self, key: str, now_ms: int) -> bool:
+        """Whether nobody waits for the answer to a line any more, by its prompt's key. Of a batch
+        that this table has not read yet, somebody does.
+        """
+        tenant, _, rest = key.partition("/")
+        name = tenant, rest.partition("/")[0]
+        if (batch := self._batches.get(name)) is None:
+            return False
+        is_over = batch.cancelled_ms > 0 or batch.expires_ms <= now_ms
+        return is_over or name not in self._unended

@@ -1,0 +1,109 @@
+"""What retrieval workers tell of themselves, as metrics: heartbeats carry it to every gateway.
+
+Counts are since a worker's start. Replicas of a shard hold the same rows, and each says so.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from schemas.fleet import Member
+from schemas.records import SearchLoad
+from schemas.rules.buckets import SEARCH_MS, cumulated
+
+_PREFIX = "trivium_retrieval"
+_WORKER = ("worker", "shard")
+_BOUNDS_S = tuple(bound / 1_000 for bound in SEARCH_MS)
+_OF_COLLECTIONS = (
+    ("documents", "Documents of this shard."),
+    ("rows", "Rows of the index, deleted ones too."),
+    ("dead_rows", "Rows that are deleted and not compacted away yet."),
+    ("loose_rows", "Rows that have no edges yet, so every search scans them."),
+    ("bytes_held", "Memory of vectors, graph, codes, metadata and texts."),
+    ("missed_share", "Of known rows, those that searches for them did not find in the last audit."),
+    ("recall", "Recall that searches aim at; 0: none, the routing list has a fixed length."),
+    ("top_m", "Entries of the routing list of a search that names none."),
+)
+
+
+def families(workers: Sequence[Member]) -> Iterator[Metric]:
+    """Of workers with a shard that have told what they do; nothing where there are none."""
+    told = {
+        (member.member_id, str(member.registration.search.shard)): member.search
+        for member in workers
+        if member.search is not None and member.registration.search is not None
+    }
+    if told:
+        yield from _searches(told)
+        yield from _standing(told)
+        yield from _collections(told)
+
+
+_Told = Mapping[tuple[str, str], SearchLoad]
+
+
+def _searches(told: _Told) -> Iterator[Metric]:
+    labels = (*_WORKER, "class")
+    ended = CounterMetricFamily(
+        f"{_PREFIX}_searches", "Retrievals by outcome: completed, or the error's code.",
+        labels=(*labels, "outcome"),
+    )  # fmt: skip
+    waits = HistogramMetricFamily(
+        f"{_PREFIX}_wait_seconds", "From a search's arrival to its slot.", labels=labels
+    )
+    times = HistogramMetricFamily(
+        f"{_PREFIX}_search_seconds", "From reading a retrieval to its hits.", labels=labels
+    )
+    for worker, load in told.items():
+        for tally in load.tallies:
+            place = [*worker, tally.kind]
+            for outcome, count in tally.outcomes.items():
+                ended.add_metric([*place, outcome], count)
+            if len(tally.waits) == len(tally.times) == len(_BOUNDS_S) + 1:
+                waits.add_metric(place, cumulated(_BOUNDS_S, tally.waits), tally.waited_ms / 1_000)
+                times.add_metric(place, cumulated(_BOUNDS_S, tally.times), tally.took_ms / 1_000)
+    yield from (ended, waits, times)
+
+
+def _standing(told: _Told) -> Iterator[Metric]:
+    waiting = GaugeMetricFamily(
+        f"{_PREFIX}_waiting", "Searches that wait for a slot.", labels=(*_WORKER, "class")
+    )
+    running = GaugeMetricFamily(f"{_PREFIX}_running", "Searches in slots.", labels=_WORKER)
+    parked = GaugeMetricFamily(
+        f"{_PREFIX}_parked", "Of these, those that made way for urgent ones.", labels=_WORKER
+    )
+    missed = CounterMetricFamily(
+        f"{_PREFIX}_deadline_misses", "Retrievals whose deadline had passed.", labels=_WORKER
+    )
+    behind = GaugeMetricFamily(
+        f"{_PREFIX}_records_behind", "Records of documents and passages that are not in indexes.",
+        labels=_WORKER,
+    )  # fmt: skip
+    held_back = CounterMetricFamily(
+        f"{_PREFIX}_feed_held_back_seconds",
+        "For which documents and passages waited until rows had edges.", labels=_WORKER,
+    )  # fmt: skip
+    for worker, load in told.items():
+        waiting.add_metric([*worker, "prefill"], load.waiting_prefill)
+        waiting.add_metric([*worker, "decode"], load.waiting_decode)
+        running.add_metric(worker, load.running)
+        parked.add_metric(worker, load.parked)
+        missed.add_metric(worker, load.misses_total)
+        behind.add_metric(worker, load.behind)
+        held_back.add_metric(worker, load.held_back_ms / 1_000)
+    yield from (waiting, running, parked, missed, behind, held_back)
+
+
+def _collections(told: _Told) -> Iterator[Metric]:
+    for name, doc in _OF_COLLECTIONS:
+        family = GaugeMetricFamily(f"{_PREFIX}_{name}", doc, labels=(*_WORKER, "collection"))
+        for worker, load in told.items():
+            for state in load.collections:
+                family.add_metric([*worker, state.name], getattr(state, name))
+        yield family

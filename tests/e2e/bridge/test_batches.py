@@ -1,0 +1,109 @@
+"""/v1/batches over real bridges, whatever dies (issue 13, 1)."""
+
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from infra.stack.launcher import Stack
+from schemas.settings import LogSettings
+from streams.gateway.batches.lines import ENDPOINTS
+from tests.e2e.harness import sim_settings, stack
+from tests.waiting import until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+CHAT: Any = ENDPOINTS[0]
+Kafka = Callable[..., Awaitable[LogSettings]]
+
+
+def call(number: int, **fields: Any) -> bytes:
+    """A line."""
+    messages = [{"role": "user", "content": f"Question {number}"}]
+    body = {"model": "sim", "messages": messages, "max_tokens": 4, **fields}
+    line = {"custom_id": f"c{number}", "method": "POST", "url": CHAT, "body": body}
+    return json.dumps(line).encode()
+
+
+def client(running: Stack, number: int) -> openai.AsyncOpenAI:
+    """Of one of the gateways."""
+    return openai.AsyncOpenAI(
+        base_url=running.gateway_urls[number] + "/v1", api_key="none", timeout=60
+    )
+
+
+async def begun(ai: openai.AsyncOpenAI, lines: list[bytes]) -> Any:
+    data = b"\n".join(lines)
+    file = await ai.files.create(file=("calls.jsonl", data), purpose="batch")
+    return await ai.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+
+
+async def results(ai: openai.AsyncOpenAI, file_id: str | None) -> list[Any]:
+    if file_id is None:
+        return []
+    return [json.loads(line) for line in (await ai.files.content(file_id)).content.splitlines()]
+
+
+async def ended(ai: openai.AsyncOpenAI, batch_id: str, seconds: float = 240) -> Any:
+    async def has_ended() -> bool:
+        status = (await ai.batches.retrieve(batch_id)).status
+        return status in ("failed", "completed", "expired", "cancelled")
+
+    await until(has_ended, seconds=seconds)
+    return await ai.batches.retrieve(batch_id)
+
+
+async def test_a_batch_outlives_its_gateway(kafka_with: Kafka, tmp_path: Path) -> None:
+    """Each line is in one of the files, once; what is wrong with one is told as over HTTP."""
+    log = await kafka_with(gateway_partitions=4)
+    lines = [call(number) for number in range(800)]
+    lines[5], lines[6] = call(5, temperature=9), call(6, max_tokens=10**6)
+    async with stack(sim_settings(log), tmp_path, replica=1, gateways=2, bridges=1) as running:
+        async with client(running, 0) as first:
+            batch = await begun(first, lines)
+
+            async def is_under_way() -> bool:
+                counts = (await first.batches.retrieve(batch.id)).request_counts
+                return counts is not None and 0 < counts.completed < 700
+
+            await until(is_under_way)
+            await running.kill("gateway-0")
+        async with client(running, 1) as ai:
+            done = await ended(ai, batch.id)
+            counts = done.request_counts
+            assert (done.status, counts.completed, counts.failed) == ("completed", 798, 2)
+            answers = await results(ai, done.output_file_id)
+            errors = await results(ai, done.error_file_id)
+    ids = Counter(each["custom_id"] for each in answers + errors)
+    assert ids == Counter(f"c{number}" for number in range(800))
+    for each in answers:
+        (choice,) = each["response"]["body"]["choices"]
+        assert choice["message"]["content"] and each["response"]["request_id"]
+    wrong = {each["custom_id"]: each["response"] for each in errors}
+    assert {name: each["status_code"] for name, each in wrong.items()} == {"c5": 400, "c6": 400}
+    assert "temperature" in wrong["c5"]["body"]["error"]["message"]
+
+
+async def test_what_is_cancelled_is_not_asked(kafka_with: Kafka, tmp_path: Path) -> None:
+    """Bridges pass over the lines of a batch that was given up, and tell nobody's dead letters."""
+    log = await kafka_with(gateway_partitions=4)
+    slow = sim_settings(log, decode_step_ms=100.0)
+    async with (
+        stack(slow, tmp_path, replica=1, bridges=1) as running,
+        client(running, 0) as ai,
+    ):
+        batch = await begun(ai, [call(number, max_tokens=100) for number in range(3_000)])
+
+        async def is_sent() -> bool:
+            return (await ai.batches.retrieve(batch.id)).status == "in_progress"
+
+        await until(is_sent)
+        await ai.batches.cancel(batch.id)
+        done = await ended(ai, batch.id)
+        assert done.status == "cancelled"
+        later = await begun(ai, [call(0, max_tokens=2)])
+        done = await ended(ai, later.id, seconds=90)
+        assert done.status == "completed", "it does not wait for 3 000 others"

@@ -1,0 +1,162 @@
+"""Exactly one answer for each prompt, in the order of their keys, whatever dies (issue 13, 1)."""
+
+import dataclasses
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.broker.node import Broker
+from infra.broker.section import BrokerSettings
+from infra.stack.configuration import Settings
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
+from schemas.errors import ConfigError
+from schemas.log.admin import create_others
+from schemas.settings import LogSettings
+from streams.bridge.config import BridgeSettings, Pair
+from tests.e2e.bridge.topics import AnswerReader, Read, Sent, produce
+from tests.e2e.harness import met, sim_settings, stack
+from tests.waiting import pass_time
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+
+KEYS = 24
+KEPT_MS = 3_600_000
+PROMPTS = 400
+TOKENS = 24
+STEP_MS = 20.0  # so an answer takes half a second, and there is always something under way
+ASLEEP_S = 14.0  # longer than the group waits for a member
+# Workers are lost and doubted here, and each time costs a try.
+TRIES_MAX = 20
+
+
+@dataclasses.dataclass
+class Running:
+    """Prompts that are being answered while a test kills what it likes."""
+
+    stack: Stack
+    sent: Sent
+    reader: AnswerReader
+
+    async def answered(self, share: float) -> None:
+        """Wait until so much of it has an answer, and more is under way."""
+        await self.reader.until(int(share * len(self.sent.keys)))
+
+
+def settings_of(log: LogSettings) -> Settings:
+    """With an ordered pair."""
+    prompts, answers = log.topic_prefix + "questions", log.topic_prefix + "replies"
+    pair = Pair(prompts=prompts, answers=answers, ordered=True, tries_max=TRIES_MAX)
+    settings = sim_settings(log, decode_step_ms=STEP_MS)
+    return dataclasses.replace(settings, bridge=BridgeSettings(pairs=(pair,)))
+
+
+async def asked(log: LogSettings) -> Sent:
+    """More prompts than can be under way at once."""
+    prompts, answers = log.topic_prefix + "questions", log.topic_prefix + "replies"
+    await create_others(log, dict.fromkeys((prompts, answers), KEPT_MS))
+    sent = Sent()
+    values = [
+        (f"key-{n % KEYS}", {"text": f"Question {n}", "max_tokens": TOKENS}) for n in range(PROMPTS)
+    ]
+    await produce(log, prompts, values, sent)
+    return sent
+
+
+@asynccontextmanager
+async def running(log: LogSettings, folder: Path, **plan: Any) -> AsyncIterator[Running]:
+    """A stack that answers them."""
+    sent = await asked(log)
+    async with (
+        stack(settings_of(log), folder, long_leases=False, **plan) as started,
+        AnswerReader(log, log.topic_prefix + "replies") as reader,
+    ):
+        yield Running(started, sent, reader)
+
+
+def check(sent: Sent, read: Read) -> None:
+    """One answer each, none of them an error, in the order of their keys."""
+    assert read.values.keys() == sent.keys.keys()
+    assert read.counts == Counter({1: len(sent.keys)})
+    wrong = [value for (value,) in read.values.values() if value.get("error_code")]
+    assert not wrong, wrong[0]
+    asked: dict[str, list[tuple[int, int]]] = {}
+    answered: dict[str, list[tuple[int, int]]] = {}
+    for place, key in sorted(sent.keys.items()):
+        asked.setdefault(key, []).append(place)
+    for answers in read.order.values():
+        for key, place in answers:
+            answered.setdefault(key, []).append(place)
+    assert answered == asked
+
+
+async def test_bridges_routers_and_workers_are_killed(
+    kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
+) -> None:
+    log = await kafka_with(gateway_partitions=6)
+    async with running(log, tmp_path, replica=2, routers=2, bridges=2) as now:
+        for share, victim in (
+            (0.05, "bridge-0"),
+            (0.2, "replica-0"),
+            (0.3, "router-0"),
+            (0.4, "bridge-1"),
+            (0.5, "bridge-0"),
+            (0.5, "bridge-1"),
+            (0.7, "router-1"),
+        ):
+            await now.answered(share)
+            await now.stack.kill(victim)
+        await now.answered(1.0)
+        read = await now.reader.more(timeout_ms=3_000)
+    check(now.sent, read)
+
+
+async def test_a_bridge_that_slept_answers_nothing_twice(
+    kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
+) -> None:
+    """Longer than its group waits, so that another has its partitions when it wakes."""
+    log = await kafka_with(gateway_partitions=6)
+    async with running(log, tmp_path, replica=1, bridges=2) as now:
+        await now.answered(0.1)
+        await now.stack.kill("bridge-0", signal.SIGSTOP)
+        await pass_time(ASLEEP_S)
+        await now.stack.kill("bridge-0", signal.SIGCONT)
+        await now.answered(1.0)
+        read = await now.reader.more(timeout_ms=3_000)
+    check(now.sent, read)
+
+
+async def test_the_broker_is_killed(tmp_path: Path) -> None:
+    """In the middle, and once more while its clients come back."""
+    log = LogSettings(session_partitions=1, worker_partitions=2, gateway_partitions=4)
+    own = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
+    settings = dataclasses.replace(settings_of(log), broker=own)
+    made = Stack(settings, StackPlan(prefill=0, decode=0, replica=1, bridges=1), folder=tmp_path)
+    try:
+        await made.start(timeout_s=180)
+        await met(made)
+        log = made.settings.log
+        sent = await asked(log)
+        async with AnswerReader(log, "replies") as reader:
+            now = Running(made, sent, reader)
+            for share in (0.2, 0.5):
+                await now.answered(share)
+                broker = Broker(own, tmp_path / "broker").status()
+                assert broker.running
+                os.kill(broker.pid, signal.SIGKILL)
+            await now.answered(1.0)
+            read = await reader.more(timeout_ms=3_000)
+        assert made.processes["bridge-0"].restarts == 0
+    except ConfigError as error:
+        if "broker.libs" not in error.message and "broker.java" not in error.message:
+            raise
+        pytest.skip(error.message)
+    finally:
+        await made.stop(grace_s=10)
+    check(sent, read)

@@ -1,0 +1,135 @@
+"""What requests have used, told while routers, a worker and the broker die: the sums are those that
+clients have counted, and each request has told once.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from infra.bench.faults.log_audit import audit
+from infra.broker.node import Broker
+from infra.broker.section import BrokerSettings
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
+from infra.story.usage import Check, read_usage
+from schemas.errors import ConfigError
+from schemas.records import OutcomeKind, Usage
+from schemas.settings import LogSettings
+from schemas.topics import partition_of
+from tests.e2e.harness import Client, lasting_stack, met, sim_settings
+from tests.waiting import until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+
+USUAL_LEASES = {"PYTHONPATH": str(Path(__file__).parents[3])}  # a sleeping router loses its own
+ASKERS = 8
+PARTITIONS = 2
+
+
+class Counted:
+    """What clients were told that their whole answers have used, by request."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, int]] = {}  # tokens of prompt and answer
+        self.by_partition = [0] * PARTITIONS
+        self.stopped = False
+
+    async def ask(self, client: Client, number: int) -> None:
+        """One question after the other, in a session each, until stopped."""
+        asked = 0
+        while not self.stopped:
+            asked += 1
+            session_id = f"s{number}-{asked}"
+            body = client.body(f"Question {number} {asked}", max_tokens=20 + number)
+            headers = {"X-Session-Id": session_id}
+            try:
+                found = await client.http.post("/v1/chat/completions", json=body, headers=headers)
+            except httpx.TransportError:
+                continue
+            if found.status_code == 200:
+                used = found.json()["usage"]
+                told = (used["prompt_tokens"], used["completion_tokens"])
+                self.answers[found.headers["x-request-id"]] = told
+                self.by_partition[partition_of(session_id, PARTITIONS)] += 1
+
+    async def more(self, count: int) -> None:
+        """Wait for so many more answers of each partition: somebody routes it."""
+        wanted = [number + count for number in self.by_partition]
+
+        def are_there() -> bool:
+            pairs = zip(self.by_partition, wanted, strict=True)
+            return all(number >= least for number, least in pairs)
+
+        await until(are_there)
+
+
+async def told_of(log: LogSettings, names: Callable[[], set[str]]) -> dict[str, Usage]:
+    """What is committed, once all of these have told; without a gap or a repeat."""
+    found: dict[str, Usage] = {}
+
+    async def is_there() -> bool:
+        check = Check()
+        found.clear()
+        async for partition, usage in read_usage(log):
+            check.add(partition, usage)
+            found[usage.request_id] = usage
+        assert check.holds, check
+        return names() <= found.keys()
+
+    await until(is_there)
+    return found
+
+
+async def disturb(running: Stack, counted: Counted, broker_pid: int) -> None:
+    """One after the other, each when all is served again."""
+    await counted.more(5)
+    await running.kill("router-0")
+    await counted.more(5)
+    await running.kill("router-1", signal.SIGSTOP)  # until others have its partition
+    await counted.more(5)
+    await running.kill("router-1", signal.SIGCONT)
+    await counted.more(5)
+    await running.kill("replica-0")
+    await counted.more(5)
+    os.kill(broker_pid, signal.SIGKILL)
+    await counted.more(5)
+
+
+async def test_sums_are_what_clients_have_counted_whoever_dies(tmp_path: Path) -> None:
+    """(issue 13, 1; what it must show, 5)"""
+    log = LogSettings(session_partitions=PARTITIONS, worker_partitions=2, gateway_partitions=2)
+    own = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
+    settings = replace(sim_settings(log), broker=own)
+    plan = StackPlan(prefill=0, decode=0, replica=2, routers=2)
+    routers = dict.fromkeys(("router-0", "router-1"), USUAL_LEASES)
+    running = lasting_stack(settings, plan, folder=tmp_path, own=routers)
+    counted = Counted()
+    try:
+        await running.start(timeout_s=180)
+        await met(running)
+        async with Client(running.gateway_urls[0], settings.model.served_name) as client:
+            asking = [asyncio.create_task(counted.ask(client, n)) for n in range(ASKERS)]
+            await disturb(running, counted, Broker(own, tmp_path / "broker").status().pid)
+            counted.stopped = True
+            await asyncio.gather(*asking)
+        found = await audit(running.settings.log)
+        told = await told_of(running.settings.log, lambda: set(found.requests))
+    except ConfigError as error:
+        if "broker.libs" not in error.message and "broker.java" not in error.message:
+            raise
+        pytest.skip(error.message)
+    finally:
+        counted.stopped = True
+        await running.stop(grace_s=10)
+    assert told.keys() == found.requests.keys()
+    assert counted.answers == {
+        name: (usage.prompt_tokens, usage.completion_tokens)
+        for name, usage in told.items()
+        if usage.kind is OutcomeKind.COMPLETED and name in counted.answers
+    }

@@ -1,0 +1,202 @@
+"""What a stack did, recorded from its log and replayed: every decision and effect bit for bit."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiokafka import ConsumerRecord, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+
+from infra.cli.log.compare import read as read_span
+from infra.cli.log.predicted import predicted
+from infra.prediction.comparing import LIVE, agreement, outcomes
+from infra.prediction.comparing import SHADOW as WITH
+from infra.prediction.predicting import shape_of
+from infra.prediction.traffic import read
+from infra.replay.collecting import BODIES, NAMES, record
+from infra.replay.shadowing import run_shadow
+from infra.traces.again import Again, Compared
+from infra.traces.sending import Pace, send
+from schemas.codec import Codec
+from schemas.errors import ConfigError, RecordError
+from schemas.log.clients import AssignedReader
+from schemas.log.clock import wall_ms
+from schemas.log.connecting import client_options
+from schemas.log.registry import make_codec
+from schemas.records import DecisionKind
+from schemas.settings import LogSettings
+from schemas.topics import TOPICS
+from tests.e2e.harness import Answer, Client, sim_settings, stack
+from tests.long_leases import long_leases
+from tests.replays import PROCESS_LEASE_MS, replayed
+from tests.waiting import until
+
+SHADOW = "shadow-0"
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+
+
+async def test_a_recording_of_a_stack_is_replayed_bit_for_bit(
+    kafka: LogSettings, tmp_path: Path
+) -> None:
+    """Also where a router was killed, from snapshots, without what was said, and when compaction
+    has taken what it may (issue 14, 2; point 4)."""
+    begin_ms = wall_ms()
+    settings = sim_settings(kafka, decode_step_ms=5.0, router={"snapshot_ms": 2_000})
+    async with (
+        stack(settings, tmp_path, prefill=1, decode=2, routers=2) as running,
+        shadow(kafka),
+        Client(running.gateway_urls[0], settings.model.served_name) as client,
+    ):
+        seen = [Answer() for _ in range(12)]
+        tasks = [
+            asyncio.create_task(client.stream(f"Question {n}", into=answer, max_tokens=600))
+            for n, answer in enumerate(seen)
+        ]
+        await until(lambda: all(len(answer.token_ids) > 20 for answer in seen))
+        await running.kill("router-1")
+        answers = await asyncio.gather(*tasks)
+        middle_ms = wall_ms()
+        answers += [await client.stream(f"After {n}") for n in range(4)]
+        await _shadowed(kafka)
+        with long_leases(PROCESS_LEASE_MS):
+            traffic, told = await read_span(kafka, begin_ms, wall_ms(), 600_000, SHADOW)
+            found = agreement(traffic, told)
+            rows = outcomes(traffic, found, {"policy": "static", "local_share": "1"})
+        assert found.placements + found.unseen == len(answers)
+        assert rows[LIVE]["answers"] == rows[WITH]["answers"] == found.placements
+        with pytest.raises(ConfigError, match="--shadow: expected any of shadow-0, found another"):
+            await read_span(kafka, begin_ms, wall_ms(), 600_000, "another")
+        again = await _sent_again(kafka, tmp_path / "live.avro", begin_ms, client)
+    assert (again.completed_then, again.same, again.differences) == (16, 16, [])
+    assert all(answer.done for answer in answers)
+    await _compacted(kafka)
+
+    whole = await replayed(kafka, tmp_path / "whole.avro", begin_ms, long=True)
+    killed = [life for life in whole.lives if not life.is_stopped]
+    assert [life.router_id for life in killed] == ["router-1"]
+    assert {life.router_id for life in whole.lives} == {"router-0", "router-1"}
+    assert len(whole.lives) == 3
+    assert sum(life.with_effects for life in whole.lives) > len(answers)
+
+    without = tmp_path / "without.avro"
+    less = await replayed(kafka, without, begin_ms, long=True, leaves_out=(BODIES, NAMES))
+    assert (less.events, len(less.lives)) == (whole.events, 3)
+    with long_leases(PROCESS_LEASE_MS):
+        traffic = read(tmp_path / "whole.avro")
+        rows = predicted(tmp_path / "whole.avro", {"policy": "static"})
+    assert [shape_of(traffic.workers).name] == ["1P2D"]
+    assert list(rows) == ["recorded", "predicted", "policy=static"]
+    assert {row["answers"] for row in rows.values()} == {len(answers) + again.completed_now}
+
+    path = tmp_path / "later.avro"
+    later = await replayed(kafka, path, middle_ms, long=True, look_back_ms=10_000)
+    assert {life.is_stopped for life in later.lives} == {True}
+    assert 0 < later.events < whole.events
+
+    await _emptied(kafka, "requests")
+    with pytest.raises(RecordError, match=r"requests\[\d\]: the record at \d+ was applied and"):
+        await record(kafka, path, begin_ms, wall_ms(), look_back_ms=10_000)
+
+
+@asynccontextmanager
+async def shadow(log: LogSettings) -> AsyncIterator[None]:
+    """Beside all routers; every turn would go to where its session is."""
+    stop = asyncio.Event()
+    running = run_shadow(
+        log,
+        {"policy": "static", "local_share": "1"},
+        shadow_id=SHADOW,
+        stop=stop,
+        codec=await asyncio.to_thread(make_codec, log),
+        snapshot_ms=600_000,
+    )
+    task = asyncio.create_task(running)
+    try:
+        yield
+    finally:
+        stop.set()
+        await task
+
+
+async def _shadowed(log: LogSettings) -> None:
+    """Wait until each placement has the shadow's beside it. It has written nothing else, and is in
+    no fleet and no group: live records are what they are without it (issue 14, 2)."""
+
+    async def placed(topic: str) -> dict[tuple[str, int], str]:
+        codec, found = Codec(), {}
+        for each in await _all_of(log, topic):
+            decision = codec.decode(each.value)
+            if decision.kind in (DecisionKind.PLACE, DecisionKind.REPLACE):
+                found[decision.request_id, decision.attempt] = decision.router_id
+        return found
+
+    async def told() -> bool:
+        by_router, by_shadow = await placed("decisions"), await placed("decisions.shadow")
+        assert set(by_shadow.values()) <= {SHADOW}
+        # What a killed router decided last is not in its journal.
+        return {each for each, router_id in by_router.items() if router_id != "router-1"} <= set(
+            by_shadow
+        )
+
+    await until(told)
+    written_by = {name for name in TOPICS if SHADOW in await _writers(log, name)}
+    assert written_by == {"decisions.shadow"}
+    async with _admin(log) as admin:
+        groups = await admin.list_consumer_groups()
+    assert not [name for name, *_ in groups if SHADOW in name]
+
+
+async def _writers(log: LogSettings, topic: str) -> set[str]:
+    """Whom the headers of a topic's records name."""
+    headers = [dict(each.headers) for each in await _all_of(log, topic)]
+    return {
+        each["ce_source"].decode().rpartition("/")[2] for each in headers if "ce_source" in each
+    }
+
+
+async def _all_of(log: LogSettings, topic: str) -> list[ConsumerRecord]:
+    partitions = range(log.partitions(TOPICS[topic].group))
+    reader = AssignedReader(log, topic, partitions, client_id="test")
+    async with reader.reading("earliest"):
+        return await reader.read_to_end()
+
+
+async def _sent_again(log: LogSettings, path: Path, begin_ms: int, client: Client) -> Compared:
+    await record(log, path, begin_ms, wall_ms(), look_back_ms=10_000)
+    again = Again(path)
+    sent = await send(
+        again.trace,
+        str(client.http.base_url),
+        client.model,
+        Pace(speed=math.inf),
+        again.asks,
+        api_key="none",
+    )
+    return again.compared(sent)
+
+
+async def _compacted(log: LogSettings) -> None:
+    """More than compaction takes: nothing of these topics is left."""
+    async with _admin(log) as admin:
+        await admin.delete_topics([log.topic_prefix + topic for topic in ("fleet", "sessions")])
+    await _emptied(log, "outcomes")
+
+
+async def _emptied(log: LogSettings, topic: str) -> None:
+    partitions = range(log.session_partitions)
+    places = [TopicPartition(log.topic_prefix + topic, partition) for partition in partitions]
+    async with _admin(log) as admin:
+        await admin.delete_records({place: RecordsToDelete(-1) for place in places})
+
+
+@asynccontextmanager
+async def _admin(log: LogSettings) -> AsyncIterator[AIOKafkaAdminClient]:
+    admin = AIOKafkaAdminClient(**client_options(log))
+    await admin.start()
+    try:
+        yield admin
+    finally:
+        await admin.close()

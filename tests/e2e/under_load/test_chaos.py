@@ -1,0 +1,34 @@
+"""issue 14, 1) what `make chaos ARGS=--quick` does: whatever dies, clients get what was accepted,
+once, whole and right. How long they wait is not judged here, where other tests take the cores.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from infra.bench.faults import chaos
+from schemas.errors import ConfigError
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+
+
+async def test_ninety_seconds_of_kills_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chaos, "BENCH_DIR", tmp_path)
+    try:
+        found = await chaos.run(chaos.BENCHMARK.quick, Console(stderr=True, width=100))
+    except ConfigError as error:  # no Java or no jars: the message says which
+        pytest.skip(str(error))
+    figures = found.figures
+    assert [bar for bar in found.bars if not bar.met and not bar.unit] == []
+    assert sum(figures["blows"].values()) > 10
+    assert figures["outcomes"]["kinds"]["completed"] > 300
+    assert figures["clients"]["ended"]["hung up"] > 5
+    history = (tmp_path / "chaos" / "history.jsonl").read_text().splitlines()
+    told = Counter(json.loads(line)["what"] for line in history)
+    assert told["answer"] == figures["clients"]["answers"]
+    assert told["blow"] == sum(figures["blows"].values())

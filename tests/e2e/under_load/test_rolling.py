@@ -1,0 +1,39 @@
+"""issue 14, 5) every process is restarted under load, and no request fails."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from infra.bench.faults.conversation_load import Load
+from infra.bench.faults.expected_answers import alone
+from infra.bench.faults.http_clients import HUNG_UP, WHOLE, Balanced, Seen
+from infra.bench.faults.log_audit import audit
+from infra.bench.faults.target_stack import HOST, adjacent_ports
+from infra.stack.rolling import restart
+from schemas.settings import LogSettings
+from tests.e2e.harness import sim_settings, stack
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+
+
+async def test_a_rolling_restart_fails_no_request(kafka: LogSettings, tmp_path: Path) -> None:
+    port, restarted, seen = adjacent_ports(2), list[str](), list[Seen]()
+    settings = sim_settings(kafka, gateway={"port": port}, decode_step_ms=10.0)
+    async with stack(settings, tmp_path, replica=2, routers=2, gateways=2) as running:
+        urls = [f"http://{HOST}:{port + number}" for number in range(2)]
+        client = Balanced(urls, settings.model.served_name, random.Random(1))
+        load = Load(client, rate=6.0, seed=1, told=seen.append, retrieves=0.0)
+        asking = asyncio.create_task(load.run())
+        await restart((), folder=tmp_path, each_s=120, told=lambda name, _: restarted.append(name))
+        load.is_over = True
+        await asking
+        assert await load.drain(120) == 0
+        found = await audit(kafka)
+        expected = await alone(running.settings, found.requests.values())
+    assert set(restarted) == set(running.plan.names())
+    assert [each for each in seen if each.ended not in (WHOLE, HUNG_UP)] == []
+    whole = [each for each in seen if each.ended == WHOLE]
+    assert len(whole) > 30
+    assert all(each.token_ids == expected[each.request_id].token_ids for each in whole)

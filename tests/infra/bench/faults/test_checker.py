@@ -1,0 +1,231 @@
+"""issue 14, 1) the checker sees what is missing, double, out of place, wrong or late."""
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.bench.faults import checker
+from infra.bench.faults.checker import (
+    Decoder,
+    Engine,
+    check_answers,
+    check_frames,
+    check_outcomes,
+    difference,
+    expected_of,
+    stalls,
+)
+from infra.bench.faults.judging import write_task
+from infra.stack.configuration import Settings
+from infra.stack.engine_alone import answers as answers_alone
+from infra.stack.engine_source import start_engine
+from schemas.codec import AVRO_DIR, Codec
+from schemas.records import Role, Sampling
+from schemas.rules.tokens import pack_tokens
+from schemas.settings import ModelSettings
+from tests.schemas.examples import example
+
+WORDS = [(7, " a"), (8, " b"), (9, " c")]
+ENGINE = Engine(4, WORDS)
+SAMPLING = {"seed": None, "temperature": 0.0, "max_tokens": 9}
+PROMPT = pack_tokens([3, 1, 4, 1, 5])
+RIGHT = ENGINE.answer(PROMPT, SAMPLING)
+EXPECTED = {"r1": RIGHT}
+
+
+def request(**more: Any) -> dict[str, Any]:
+    return {"sampling": SAMPLING, "prompt_tokens": PROMPT, "retrieval": None, **more}
+
+
+def work(attempt: int = 1, prompt: bytes = PROMPT, **more: Any) -> dict[str, Any]:
+    return {"request_id": "r1", "attempt": attempt, "prompt_tokens": prompt, **more}
+
+
+def outcome(attempt: int = 1, kind: str = "completed", tokens: int = 9) -> dict[str, Any]:
+    return {"request_id": "r1", "attempt": attempt, "kind": kind, "error": None,
+            "completion_tokens": tokens}  # fmt: skip
+
+
+def frame(first: int, last: int, attempt: int = 1, **more: Any) -> dict[str, Any]:
+    row = RIGHT[first:last]
+    columns = {"request_ids": ["r1"], "attempts": [attempt], "first_seqs": [first]}
+    return {**columns, "token_counts": [len(row)], "token_ids": row, "texts": [ENGINE.text(row)],
+            "ends": [], **more}  # fmt: skip
+
+
+def answer(tokens: list[int], ended: str = "whole", **more: Any) -> dict[str, Any]:
+    told = {"request_id": "r1", "number": 1, "ended": ended, "detail": "", "resumes": 0}
+    return {**told, "token_ids": tokens, "text": ENGINE.text(tokens), **more}
+
+
+def counts(found: dict[str, Any]) -> dict[str, int]:
+    named = {name: each["count"] for name, each in found.items() if isinstance(each, dict)
+             and "count" in each}  # fmt: skip
+    return {name: count for name, count in named.items() if count}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_it_says_what_the_simulated_engine_says(tmp_path: Path, temperature: float) -> None:
+    settings = Settings(model=ModelSettings(path="sim"), engines={"sim": {"end_every_tokens": 0}})
+    told = json.loads(write_task(settings, tmp_path / "history.jsonl").read_text())
+    mine = Engine(told["engine"]["block_size"], told["engine"]["vocabulary"])
+    engine = await start_engine(
+        "sim",
+        {"end_every_tokens": 0, "decode_step_ms": 0.5, "prefill_base_ms": 0.1, "transfer": "none"},
+        model=settings.model,
+        roles=[Role.REPLICA],
+        worker_id="alone",
+        worker_epoch=1,
+    )
+    sampling = Sampling(max_tokens=70, temperature=temperature, seed=11)
+    prompts = [list(range(5, 5 + length)) for length in (1, 15, 16, 17, 200)]
+    try:
+        given = await answers_alone(engine, [(p, sampling) for p in prompts], at_once=5)
+    finally:
+        await engine.close()
+    asked = {"max_tokens": 70, "temperature": temperature, "seed": 11}
+    for prompt, said in zip(prompts, given, strict=True):
+        assert mine.answer(pack_tokens(prompt), asked) == said.token_ids
+        assert mine.text(said.token_ids) == said.text
+
+
+def test_records_are_decoded_from_schema_files() -> None:
+    decoder, codec = Decoder(AVRO_DIR), Codec()
+    found = decoder.decode(codec.encode(example("trivium.Outcome")))
+    assert found["request_id"] == example("trivium.Outcome").request_id
+    assert decoder.decode(codec.encode(example("trivium.Decision"))) is None
+    assert decoder.decode(None) is None
+
+
+def test_orders_say_what_was_asked() -> None:
+    said = pack_tokens(RIGHT[:2])
+    good = [work(), work(2), work(3, PROMPT + said, said=2)]
+    assert expected_of({"r1": request()}, good, ENGINE) == (EXPECTED, [])
+    for bad in (
+        work(2, PROMPT[4:]),
+        work(3, PROMPT + said[::-1], said=2),
+        {**work(), "request_id": "r9"},
+    ):
+        _, odd = expected_of({"r1": request()}, [work(), bad], ENGINE)
+        assert len(odd) >= 1, bad
+    with_passages = request(retrieval={"k": 1})
+    assert expected_of({"r1": with_passages}, [work(1, PROMPT + said)], ENGINE)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "wrong"),
+    [
+        ([outcome()], {}),
+        ([outcome(), outcome()], {}),
+        ([outcome(tokens=3), outcome(2)], {}),
+        ([outcome(kind="cancelled", tokens=3)], {}),
+        ([], {"without": 1}),
+        ([outcome(), outcome(kind="cancelled")], {"double": 1}),
+        ([outcome(kind="expired", tokens=2)], {"lost": 1}),
+        ([outcome(tokens=3)], {"of_other_lengths": 1}),
+        ([outcome(), {**outcome(kind="cancelled"), "request_id": "r9"}], {"of_no_request": 1}),
+    ],
+)
+def test_outcomes(outcomes: list[dict[str, Any]], wrong: dict[str, int]) -> None:
+    assert counts(check_outcomes({"r1": request()}, outcomes, EXPECTED)) == wrong
+
+
+END = [{"request_id": "r1", "attempt": 1, "seq": 6}]
+
+
+@pytest.mark.parametrize(
+    ("frames", "wrong"),
+    [
+        ([frame(0, 4), frame(4, 9)], {}),
+        ([frame(0, 4), frame(4, 6), frame(4, 6)], {}),
+        ([frame(0, 4), frame(0, 6, 2), frame(6, 9, 2)], {}),
+        ([frame(0, 4), frame(3, 9, 2)], {}),
+        ([frame(0, 4), frame(5, 9)], {"gaps": 1}),
+        ([frame(0, 4, token_ids=[9, 9, 9, 0])], {"wrong": 1}),
+        ([frame(0, 4, texts=["?"])], {"wrong": 1}),
+        ([frame(0, 6, ends=END), frame(6, 9)], {"beyond_the_end": 1}),
+    ],
+)
+def test_rows_on_the_log(frames: list[dict[str, Any]], wrong: dict[str, int]) -> None:
+    assert counts(check_frames(frames, EXPECTED, ENGINE)) == wrong
+
+
+@pytest.mark.parametrize(
+    ("seen", "wrong"),
+    [
+        (answer(RIGHT), {}),
+        (answer(RIGHT[:4], "hung up"), {}),
+        (answer([], "hung up", request_id=""), {}),
+        (answer(RIGHT[:4]), {"gaps": 1}),
+        (answer(RIGHT, text="?"), {"wrong": 1}),
+        (answer(RIGHT[:4], "gave up"), {"not_answered": 1}),
+        (answer(RIGHT, request_id="r9"), {"not_on_the_log": 1}),
+    ],
+)
+def test_answers(seen: dict[str, Any], wrong: dict[str, int]) -> None:
+    assert counts(check_answers([seen], EXPECTED, {"r1"}, ENGINE)) == wrong
+
+
+def test_a_whole_answer_has_an_outcome_that_says_so() -> None:
+    found = check_answers([answer(RIGHT)], EXPECTED, set(), ENGINE)
+    assert counts(found) == {"not_on_the_log": 1}
+
+
+def test_what_differs_is_a_gap_a_repeat_or_wrong() -> None:
+    right = list(range(20))
+    assert difference(right, right, is_whole=True) == ""
+    assert difference([*right[:5], *right[9:]], right, is_whole=True) == "gaps"
+    assert difference([*right[:9], *right[4:]], right, is_whole=True) == "repeats"
+    assert difference([*right, 19], right, is_whole=True) == "repeats"
+    assert difference([*right[:5], 99, *right[6:]], right, is_whole=True) == "wrong"
+    assert difference(right[:5], right, is_whole=False) == ""
+
+
+def test_stalls_are_told_by_what_explains_them() -> None:
+    blows = [
+        {"name": "decode-1", "how": "kill", "at_ms": 10_000},
+        {"name": "router-0", "how": "stop", "at_ms": 20_000},
+        {"name": "decode-0", "how": "freeze", "at_ms": 25_000},
+        {"name": "broker", "how": "kill", "at_ms": 60_000},
+        {"name": "gateway-0", "how": "kill", "at_ms": 85_000},
+        {"name": "broker", "at_ms": 80_000},  # is back
+        {"name": "gateway-0", "how": "kill", "at_ms": 125_000},
+    ]
+
+    def paused(begin_ms: int, end_ms: int) -> dict[str, Any]:
+        return {"asked_ms": begin_ms - 20, "at_ms": [begin_ms], "ended_ms": end_ms}
+
+    seen = [
+        paused(9_990, 13_000),  # the blow falls into it
+        paused(12_000, 13_000),  # or before
+        paused(19_000, 24_000),
+        paused(21_000, 28_000),  # a router was hurt first, and may be waited for
+        paused(33_000, 34_500),  # long after all
+        paused(70_000, 72_000),  # the broker is away
+        paused(90_000, 92_000),  # and all come back to it
+        paused(99_000, 126_000),
+        paused(40_000, 40_400),  # no stall
+    ]
+    found = stalls(seen, blows)
+    assert {cause: row["stalls"] for cause, row in found.items()} == {
+        "worker": 2, "router": 2, "nothing": 1, "broker": 2, "gateway": 1
+    }  # fmt: skip
+    assert (found["worker"]["p50_s"], found["worker"]["max_s"]) == (3.01, 3.01)
+
+
+def test_it_imports_nothing_of_what_it_judges_and_is_short() -> None:
+    text = Path(checker.__file__).read_text()
+    modules = [
+        name
+        for node in ast.walk(ast.parse(text))
+        for name in (
+            [alias.name for alias in node.names] if isinstance(node, ast.Import)
+            else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        )
+    ]  # fmt: skip
+    tops = {module.partition(".")[0] for module in modules}
+    assert not tops & {"schemas", "streams", "workers", "infra", "tests"}
+    assert len(text.splitlines()) <= 300

@@ -1,0 +1,65 @@
+"""issue 13, 2) the checker reads raw topics as committed, whatever else lies in them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.bench.platform.checker import check
+from infra.bench.platform.checking import task
+from infra.bench.platform.questions import questions
+from schemas.codec import AVRO_DIR, Codec
+from schemas.log.transactions import Position, Sending, Transactions
+from schemas.records import Answer
+from schemas.settings import LogSettings
+from tests.waiting import until
+
+pytestmark = pytest.mark.kafka
+
+
+def answered(log: LogSettings, number: int, offset: int) -> Sending:
+    topic = f"{log.topic_prefix}prompts"
+    answer = Answer(
+        prompt_topic=topic,
+        prompt_partition=0,
+        prompt_offset=offset,
+        request_id=f"r{number}",
+        text="!",
+    )
+    told = {"topic": topic, "partition": 0, "offset": offset}
+    headers = tuple((f"trivium-prompt-{k}", str(each).encode()) for k, each in told.items())
+    value, target = Codec().encode(answer), f"{log.topic_prefix}answers"
+    return Sending(topic=target, partition=0, key=b"k", value=value, headers=headers)
+
+
+async def test_it_counts_what_is_committed(kafka: LogSettings, tmp_path: Path) -> None:
+    """One answered, one answered twice, one not; what nobody committed does not count."""
+    log = kafka
+    topic = f"{log.topic_prefix}prompts"
+    prompts, bridge = Transactions(log, "bench"), Transactions(log, "bridge")
+    await prompts.start()
+    await bridge.start()
+    asked = list(questions(3, 1))
+    values = [question.prompt(Codec()) for question in asked]
+    told = await prompts.commit(
+        [Sending(topic=topic, partition=0, key=b"k", value=value) for value in values]
+    )
+    sends = [answered(log, number, told[min(number, 1)]) for number in range(3)]
+    positions = {(topic, 0): Position(told[2])}
+    await bridge.commit(sends, positions, f"{log.topic_prefix}bridge")
+    for each in (prompts, bridge):
+        await each.stop()
+    notes = tmp_path / "notes"
+    notes.write_text("".join(json.dumps({"p": 0, "o": offset}) + "\n" for offset in told))
+    wish = json.loads(json.dumps(task(log, notes=notes, http=tmp_path / "http")))
+    assert wish["schemas"] == str(AVRO_DIR)
+
+    async def all_is_seen() -> bool:
+        return bool((await check(wish))["pairs"][topic]["answers"] == 3)
+
+    await until(all_is_seen)
+    found = (await check(wish))["pairs"][topic]
+    assert (found["prompts"], found["sent"], found["sent_but_not_there"]["count"]) == (3, 3, 0)
+    assert found["missing"]["some"] == [f"(0, {told[2]})"]
+    assert found["double"]["some"] == [f"(0, {told[1]})"]
+    assert found["lag"] == 1

@@ -1,0 +1,96 @@
+"""issue 13, 2) what the platform benchmark draws, and what its bars say of what was found."""
+
+from collections import Counter
+from itertools import islice
+from typing import Any
+
+from infra.bench.memory import growth
+from infra.bench.platform import figures
+from infra.bench.platform.kills import beyond, victims
+from infra.bench.platform.questions import FORM_EVERY, questions
+from infra.bench.platform.run import Step
+from infra.bench.platform.stacks import PLAN
+from infra.bench.results import Bar
+from schemas.codec import Codec
+
+NONE = {"count": 0, "some": []}
+USAGE: dict[str, Any] = {
+    "difference_tokens": 0, "requests_without_record": NONE, "records_without_request": NONE,
+    "double": NONE, "gaps": 0,
+}  # fmt: skip
+
+
+def pair(**changes: Any) -> dict[str, Any]:
+    names = ("missing", "double", "of_no_prompt", "under_another_key", "sent_but_not_there")
+    forms = {"wanted": 10, "invalid": NONE}
+    counts: dict[str, Any] = {"prompts": 40, "answers": 40, "errors": {}, "lag": 0, "forms": forms}
+    return {**dict.fromkeys(names, NONE), "out_of_order": NONE, **counts, **changes}
+
+
+def found(seconds: float = 10.0, **changes: Any) -> dict[str, Any]:
+    steps = {
+        name: Step(seconds=seconds if name == "log" else 10.0, answers=1_000, ttft_ms=[20.0, 30.0],
+                   bridge_mib=[100.0, 101.0, 102.0]).figures()
+        for name in ("idle", "idle_hurt", "calm", "log", "http")
+    }  # fmt: skip
+    lines = pair(out_of_order=None)
+    return {
+        "answers": steps,
+        "batch": Step(answers=3).figures(),
+        "checker": {
+            "pairs": {"prompts": pair(**changes), "batch.prompts": lines},
+            "usage": USAGE,
+            "batches": [{"missing": NONE, "double": NONE, "errors": 0}],
+        },
+    }
+
+
+def missed(bars: list[Bar]) -> list[str]:
+    return [bar.name for bar in bars if not bar.met]
+
+
+def test_all_bars_hold_where_nothing_is_amiss() -> None:
+    assert missed(figures.bars(found())) == []
+    assert len(figures.tables(found())) == 2
+
+
+def test_each_thing_amiss_misses_its_bar() -> None:
+    one = {"count": 1, "some": ["(0, 1)"]}
+    assert missed(figures.bars(found(missing=one))) == ["prompts: without an answer"]
+    assert missed(figures.bars(found(errors={"shed": 1}))) == ["prompts: answered with an error"]
+    assert missed(figures.bars(found(seconds=12.0))) == ["prompts: rate beside HTTP, kills"]
+    forms = {"wanted": 100, "invalid": one}
+    assert missed(figures.bars(found(forms=forms))) == [
+        "simulated engines: answers that keep to their schema"
+    ]
+
+
+def test_parts_that_did_not_run_have_no_bars() -> None:
+    assert figures.bars({}) == []
+    vllm = {"vllm": {**Step().figures(), "checker": {"pairs": {"prompts": pair()}}}}
+    assert [bar.met for bar in figures.bars(vllm)] == [True, True]
+
+
+def test_every_kind_of_process_has_its_turn() -> None:
+    drawn = list(islice(victims(PLAN, 1), 4_000))
+    assert drawn == list(islice(victims(PLAN, 1), 4_000)) != list(islice(victims(PLAN, 2), 4_000))
+    counts = Counter(name.partition("-")[0] for name in drawn)
+    assert counts["bridge"] == counts["router"] == counts["gateway"] == 1_000
+    assert counts["prefill"] + counts["decode"] + counts["replica"] == 1_000
+    assert set(drawn) == set(PLAN.names())
+    assert beyond({"a": 3, "b": 1}, {"a": 1, "b": 1}) == {"a": 2}
+
+
+def test_questions_are_drawn_from_the_seed() -> None:
+    some = list(questions(400, 1))
+    assert some == list(questions(400, 1)) != list(questions(400, 2))
+    assert sum(question.has_form for question in some) == 400 / FORM_EVERY
+    forms = Counter((q.has_form, q.prompt(Codec())[:1] == b"{") for q in some)
+    assert forms == {(True, True): 50, (True, False): 50, (False, True): 150, (False, False): 150}
+    assert len({question.line("sim")["custom_id"] for question in some}) == 400
+
+
+def test_memory_that_grows_is_seen() -> None:
+    assert growth([100.0] * 30) == 1
+    assert growth([100.0] * 10 + [110.0] * 10 + [150.0] * 10) == 1.5
+    assert growth([100.0]) is None

@@ -1,0 +1,34 @@
+"""Static batches, the baseline of mixed traffic: whole batches, and what the engine finds."""
+
+import asyncio
+
+from infra.bench.search.parts.mixed_servers import BATCH, EngineAsItComes, StaticBatches
+from tests.workers.search.data import clustered_index, gaussian
+from workers.search.index.kinds import Kind
+
+QUERIES = gaussian(6 * BATCH, 20, seed=6)
+
+
+async def test_static_batches_find_what_the_engine_finds_batch_by_batch() -> None:
+    """(issue 15, 3)"""
+    index = clustered_index(2_000)
+    kinds = [Kind.PREFILL if i % 5 == 0 else Kind.DECODE for i in range(len(QUERIES))]
+    found, orders = [], list[int]()
+    engine, static = EngineAsItComes(index), StaticBatches(index)
+    for server in (engine, static):
+
+        async def one(number: int, server: EngineAsItComes | StaticBatches = server) -> list[int]:
+            rows = await server.search(QUERIES[number], kinds[number], None)
+            if server is static:
+                orders.append(number)
+            return [int(row) for row in rows]
+
+        found.append(await asyncio.gather(*map(one, range(len(QUERIES)))))
+    assert found[0] == found[1]
+
+    batches = [sorted(orders[at : at + BATCH]) for at in range(0, len(QUERIES), BATCH)]
+    assert sorted(batches) == [list(range(at, at + BATCH)) for at in range(0, len(QUERIES), BATCH)]
+    used, places = static.places_used()
+    assert 0 < used <= places
+    for server in (engine, static):
+        await server.close()

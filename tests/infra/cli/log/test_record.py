@@ -1,0 +1,123 @@
+"""What `trivium record` and `trivium replay` print, and when they fail."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.cli.log import live
+from infra.replay import recording
+from infra.replay.recording import opened
+from infra.traces.report import report
+from infra.traces.sending import Sent
+from streams.journal.inputs import TICK
+from tests.infra.cli.running import trivium_here
+from tests.infra.replay.played import Played, answered
+from tests.infra.traces.test_again import ended, heard, recorded
+from tests.streams import builders
+
+
+def played(tmp_path: Path) -> Path:
+    return answered(Played(), ["r1", "r2"]).recorded(tmp_path / "a.avro")
+
+
+def test_a_span_that_is_none_is_refused(tmp_path: Path) -> None:
+    options = ("--since", "1m", "--until", "2m", "-o", str(tmp_path / "a.avro"))
+    code, _, errors = trivium_here("record", "--bootstrap", "127.0.0.1:1", *options)
+    assert code == 2
+    assert "--until: expected less than --since 1m, found 2m" in errors
+
+
+def test_a_replay_tells_how_it_went(tmp_path: Path) -> None:
+    """(issue 14, 2)"""
+    code, out, _ = trivium_here("replay", str(played(tmp_path)))
+    assert code == 0
+    assert "router-a life 5: 9 events, 2 with effects, equal up to the last line" in out
+    assert "equal: 9 events" in out.splitlines()[-1]
+    code, out, _ = trivium_here("replay", str(played(tmp_path)), "--json")
+    told = json.loads(out)
+    assert told["is_equal"] and told["lives"][0]["events"] == 9
+
+
+def test_a_difference_is_shown_and_fails(tmp_path: Path) -> None:
+    """(issue 14, 2)"""
+    path = played(tmp_path)
+    with opened(path) as found:
+        rows = [row for row in found.rows() if row.topic != "requests"]
+    first = next(n for n, row in enumerate(rows) if row.topic == TICK)
+    rows[first] = rows[first]._replace(effects=7)
+    recording.write(path, {}, rows)
+    code, out, _ = trivium_here("replay", str(path))
+    assert code == 1
+    assert "tick[0] offset" in out
+    assert "input: Tick()" in out
+    assert "recorded checksum of effects: 00000007" in out
+    assert "replayed: nothing followed" in out
+    assert "NOT equal" in out.splitlines()[-1]
+
+
+def test_other_settings_are_asked(tmp_path: Path) -> None:
+    """(issue 14, 2)"""
+    path = str(played(tmp_path))
+    code, out, _ = trivium_here("replay", path, "--policy", "static")
+    assert code == 0
+    assert "2 placements; 2 would be the same" in out
+    code, _, errors = trivium_here("replay", path, "--set", "policy")
+    assert (code, "--set: expected NAME=VALUE, found 'policy'" in errors) == (2, True)
+
+
+def test_what_would_have_happened_is_told(tmp_path: Path) -> None:
+    """(issue 14, 2)"""
+    trace = tmp_path / "azure.csv"
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    lines += [f"2023-11-16 18:17:{second:02},800,400" for second in range(3, 9)]
+    trace.write_text("\n".join(lines))
+    options = ("--pools", "1P1D", "--kill", "decode-0@2.5s+1s")
+    code, out, _ = trivium_here("replay", str(trace), *options)
+    assert code == 0
+    assert "6 requests at 1P1D: prefill-0, decode-0" in out
+    assert "requests took longer by over 100 ms" in out.splitlines()[-1]
+    code, out, _ = trivium_here("replay", str(trace), *options, "--json")
+    runs = json.loads(out)["runs"]
+    assert runs["as it was"]["completed"] == runs["otherwise"]["completed"] == 6
+    assert runs["otherwise"]["placed again"] > 0 == runs["as it was"]["placed again"]
+    for wrong, why in (
+        ((), "--pools: expected workers such as 2P2D: a trace names none"),
+        (("--pools", "two"), "--pools: expected workers such as 2P2D, 1P1D2R or 4R, found 'two'"),
+        (("--pools", "1P1D", "--gpu", "abacus"), "--gpu: expected one of"),
+    ):
+        code, _, errors = trivium_here("replay", str(trace), "--simulate", *wrong)
+        assert (code, why in errors) == (2, True)
+
+
+def test_what_came_of_the_same_requests_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(issue 14, 2)"""
+    again = recorded(tmp_path, [builders.request("r1")], [ended("r1")])
+
+    def sent_to(*_: object) -> tuple[list[Sent], dict[str, Any]]:
+        return sent, report(sent)
+
+    monkeypatch.setattr(live, "sent_to", sent_to)
+    options = ("replay", str(tmp_path / "a.avro"), "--live", "--url", "http://127.0.0.1:1")
+    sent = heard(again)
+    code, out, _ = trivium_here(*options)
+    assert code == 0
+    assert "of those that completed then, 1 ended the same, as long as they were" in out
+    assert "TTFT p50: 100.0 ms then, 250.0 ms now" in out
+    sent = heard(again, error="queue_full")
+    code, out, _ = trivium_here(*options)
+    assert code == 1
+    assert "r1: then stop, 12 tokens; now queue_full" in out
+    code, out, _ = trivium_here(*options, "--json")
+    assert (code, json.loads(out)["compared"]["failed"]) == (1, 1)
+
+
+def test_what_is_not_for_a_running_cluster_is_refused(tmp_path: Path) -> None:
+    path = str(played(tmp_path))
+    code, _, errors = trivium_here("replay", path, "--live", "--kill", "decode-0@1s")
+    assert (code, "--live: expected neither faults nor settings" in errors) == (2, True)
+    code, _, errors = trivium_here("replay", path, "--live", "--speed", "fast")
+    assert (code, "--speed: expected a factor above 0, max or closed" in errors) == (2, True)

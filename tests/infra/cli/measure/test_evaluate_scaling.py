@@ -1,0 +1,36 @@
+"""`trivium evaluate scaling` as people and scripts call it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.bench import results
+from tests.infra.cli.running import trivium_here
+
+
+def test_it_tells_the_worker_hours_and_draws_the_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(issue 14, 3)"""
+    monkeypatch.setattr(results, "BENCH_DIR", tmp_path)
+    day = ("--minutes", "1", "--noon", "8", "--workers-max", "3", "--ttft", "5000")
+    asked = ("evaluate", "scaling", *day, "--jobs", "1", "--out", str(tmp_path))
+    code, output, errors = trivium_here(*asked)
+    assert code == 0, errors
+    assert "worker-hours" in output and "follows" in output and "1P1D" in output
+    report = json.loads((tmp_path / "scaling.json").read_text())
+    (bar,) = report["bars"]
+    assert bar["target"] == "> 0" and report["figures"]["following"]["requests"] > 100
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_interruptions_are_counted_for_replicas_and_pairs() -> None:
+    """(issue 14, 3)"""
+    code, output, errors = trivium_here("evaluate", "interruptions", "--answer", "100", "--json")
+    assert code == 0, errors
+    replica, pair = json.loads(output)
+    assert (replica["pools"], pair["pools"]) == ("1R", "1P1D")
+    assert replica["per_answer"] > pair["per_answer"]
+    code, output, _ = trivium_here("evaluate", "interruptions", "--answer", "100")
+    assert code == 0 and "1P1D" in output

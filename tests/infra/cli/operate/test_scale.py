@@ -1,0 +1,83 @@
+"""What `trivium scale` prints, from a look at hand; `test_up_down.py` asks a fleet.
+
+(issue 14, 3)
+"""
+
+import asyncio
+import io
+
+import pytest
+from rich.console import Console
+
+from infra.cli.operate.scale import _table, _tree, _watch
+from infra.scaling.law import wanted
+from infra.scaling.scaler import Look
+from infra.stack.configuration import Settings
+from infra.stack.fleet_watch import FleetWatch
+from schemas.codec import Codec
+from schemas.log.clients import LogProducer
+from schemas.log.clock import wall_ms
+from schemas.records import Heartbeat, Load, MemberKind, MemberState, Registration, Role
+from schemas.settings import LogSettings
+from tests.infra.scaling.samples import TARGETS, backlog, measured
+from tests.long_leases import long_leases
+from tests.streams.builders import beat, registration
+from tests.waiting import until
+
+LOOK = measured(waiting=3, oldest_ms=1_500, slack_ms=60_000)
+
+
+def look() -> Look:
+    return Look(LOOK.backlog, wanted(LOOK, TARGETS))
+
+
+def test_people_see_what_is_wanted_and_why() -> None:
+    out = io.StringIO()
+    Console(file=out, width=160).print(_table(look()))
+    told = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert told[:2] == [
+        "4.0 requests/s; 3 wait, the oldest for 1.5 s",
+        "pool has wants work why",
+    ]
+    assert told[2].startswith("prefill 1 2 0.86 4.3 prompts/s of 200 ms")
+
+
+def test_scripts_get_the_backlog_and_the_pools() -> None:
+    tree = _tree(look())
+    assert tree["backlog"]["waiting"] == 3
+    assert [(pool["role"], pool["present"]) for pool in tree["pools"]] == [
+        ("prefill", 1),
+        ("decode", 1),
+    ]
+
+
+@pytest.mark.kafka
+async def test_what_is_wanted_is_published_for_others(
+    kafka: LogSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    router = Registration(member_id="router-0", epoch=1, kind=MemberKind.ROUTER, started_ms=0)
+    lives = Heartbeat(
+        member_id="router-0",
+        epoch=1,
+        seq=0,
+        at_ms=wall_ms(),
+        state=MemberState.READY,
+        load=Load(),
+        backlog=backlog(),
+    )
+    async with LogProducer(kafka, Codec(), durable=True, client_id="router-0") as producer:
+        replica = registration("replica-0", Role.REPLICA), beat("replica-0", 1, {Role.REPLICA: 8})
+        for record in (router, lives, *replica):
+            await (await producer.send("fleet", record, key=record.member_id, partition=0))
+    with long_leases():
+        async with FleetWatch(kafka).followed() as fleet:
+            watching = asyncio.create_task(_watch(Settings(log=kafka), publish=True, as_json=True))
+            try:
+                await until(lambda: fleet.view.wanted is not None or watching.done())
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+            wanted_now = fleet.view.wanted
+    assert wanted_now is not None and wanted_now.written_by == "scale"
+    assert [pool.role for pool in wanted_now.pools] == [Role.REPLICA]
+    assert '"requests_per_s": 4.0' in capsys.readouterr().out

@@ -1,0 +1,78 @@
+"""What the study of predictions reports of runs; the runs themselves are `trivium evaluate`'s."""
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from infra.evaluate.live import prediction
+from infra.evaluate.live.prediction import Compared, Found
+from infra.prediction.speeds import Line, Speeds
+from schemas.records import Outcome, OutcomeKind
+from tests.streams.builders import T0
+
+SPEEDS = Speeds(
+    prompt=Line(20.0),
+    append=Line(10.0),
+    step=Line(5.0),
+    transfer=Line(1.0),
+    requests_ms=(3.0,),
+    hops_ms=(3.0,),
+    kv_bytes_per_token=1,
+)
+
+
+def ended(ttft_ms: int, *, kind: OutcomeKind = OutcomeKind.COMPLETED) -> Outcome:
+    return Outcome(
+        request_id="r",
+        session_id="s",
+        attempt=1,
+        kind=kind,
+        written_by="w",
+        completion_tokens=11,
+        arrived_ms=T0,
+        first_token_ms=T0 + ttft_ms,
+        ended_ms=T0 + ttft_ms + 100,
+    )
+
+
+def found() -> Found:
+    """One way is predicted well, the others badly."""
+    ways = [Compared(way.name) for way in (prediction.RECORDED, *prediction.PREDICTED)]
+    for number, way in enumerate(ways):
+        way.live = [ended(100) for _ in range(20)]
+        way.predicted = [ended(110 if number == 1 else 200) for _ in range(20)]
+    again = Compared("again", ways[0].live, ways[0].live)
+    load = prediction.load_of(10.0, 2.0, 7)
+    return Found(load, 1, [SPEEDS], ways, again)
+
+
+def test_what_is_within_its_aim_meets_its_bar() -> None:
+    """(issue 14, 2)"""
+    bars = prediction.bars(found())
+    assert len(bars) == 4 * len(prediction.PREDICTED)
+    good, bad = bars[:4], bars[4:8]
+    assert [bar.met for bar in good] == [True] * 4
+    assert good[0].name == f"{prediction.PREDICTED[0].name}: ttft p50"
+    assert [round(bar.value or 0) for bar in good] == [10, 10, 5, 5]
+    assert [bar.met for bar in bad] == [False] * 4
+    assert [bar.target for bar in bad] == ["within 15%", "within 25%"] * 2
+
+
+def test_the_report_has_all_figures_and_their_errors(tmp_path: Path) -> None:
+    report = json.loads(prediction.write(found(), tmp_path).read_text())
+    ways = report["figures"]["ways"]
+    first = ways[prediction.PREDICTED[0].name]
+    assert first["live"]["answers"] == 20
+    assert round(first["errors"]["ttft_ms"]["p90"], 3) == 0.1
+    assert ways["again"]["errors"]["e2e_ms"]["p99"] == 0.0
+    assert report["figures"]["speeds"][0]["prompt_ms"] == 20.0
+    console = Console(record=True, width=200)
+    console.print(prediction.table(found()))
+    assert "100 (+10%)" in console.export_text()
+
+
+def test_loads_arrive_as_they_are_asked_for() -> None:
+    load = prediction.load_of(30.0, 2.0, 1)
+    assert load.conversations == 60
+    assert 20.0 < load.begins_s()[-1] < 45.0

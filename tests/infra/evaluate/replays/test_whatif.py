@@ -1,0 +1,116 @@
+"""What would have happened: a recording's requests at workers like its own, with faults."""
+
+from pathlib import Path
+
+import pytest
+
+from infra.evaluate.replays.faults import faults_of
+from infra.evaluate.replays.recorded import deployment
+from infra.evaluate.replays.whatif import Happened, happened, later_ms, setup_of
+from infra.replay.recording import LINE, SNAPSHOT, Row, write
+from infra.replay.redacting import redacted
+from infra.simulator.shape import Shape
+from infra.traces.from_log import read_recording
+from infra.traces.trace import Arrival, Trace
+from schemas.codec import Codec
+from schemas.errors import RecordError
+from schemas.records import JournalSnapshot, Role
+from streams.config import RouterSettings
+from streams.core.router import Router
+from streams.journal.snapshot import packed
+from tests.infra.replay.simulated import Recorder
+from tests.infra.simulator.storms import weathered
+from tests.streams import builders
+
+SETUP = setup_of()
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    recorder = Recorder(looks=1_000)
+    weathered(0, count=0, more=[recorder])
+    return recorder.rows
+
+
+def recorded(path: Path, rows: list[Row]) -> Path:
+    write(path, {"since_ms": 0, "until_ms": 1 << 62}, rows)
+    return path
+
+
+def test_a_killed_worker_is_told_of_beforehand(tmp_path: Path, rows: list[Row]) -> None:
+    """Nothing is lost, its answers come later, and twice the same comes of it (issue 14, 2)."""
+    path = recorded(tmp_path / "a.avro", rows)
+    trace = read_recording(path, SETUP.block_tokens)
+    shape, settings = deployment(path)
+    names = [name for name, _ in shape.roles()]
+    assert names == ["decode-0", "decode-1", "prefill-0", "prefill-1"]
+    assert settings.policy == "static"
+
+    def run(*faults: str) -> Happened:
+        struck = [each for text in faults for each in faults_of("kill", text, names)]
+        return happened(trace, shape, settings, struck, setup=SETUP)
+
+    before, killed, broken = run(), run("decode-1@2.5s+2s"), run("router@2s", "broker@4s")
+    assert before.figures()["completed"] == len(trace.arrivals) > 50
+    assert before.figures()["placed again"] == 0
+    for after in (killed, broken):
+        assert after.figures()["completed"] == len(trace.arrivals)
+        assert later_ms(before, after)[-1] > 1_000.0
+    assert killed.figures()["placed again"] > 0
+    assert run("decode-1@2.5s+2s").figures() == killed.figures()
+    assert not later_ms(before, run())
+
+
+def test_a_recording_without_bodies_is_the_same_traffic(tmp_path: Path, rows: list[Row]) -> None:
+    """(issue 14, 2)"""
+    whole = recorded(tmp_path / "a.avro", rows)
+    less = recorded(tmp_path / "b.avro", list(redacted(rows, names=True)))
+    traces = [read_recording(path, SETUP.block_tokens) for path in (whole, less)]
+    assert traces[0] == traces[1]
+    assert deployment(whole) == deployment(less)
+
+
+def test_turns_find_what_their_sessions_left() -> None:
+    """A block of the trace is as long as it says, and a session is who says so."""
+    opening = [1] * 8
+    arrivals = [
+        Arrival(at_ms=0.0, prompt_tokens=1_024, output_tokens=4, blocks=opening, session_id="a"),
+        Arrival(at_ms=900.0, prompt_tokens=1_024, output_tokens=4, blocks=[2] * 8),
+        Arrival(at_ms=2_000.0, prompt_tokens=1_200, output_tokens=4, blocks=[*opening, 3, 4],
+                session_id="a"),
+    ]  # fmt: skip
+    trace = Trace(format="log", arrivals=arrivals, block_tokens=128)
+    settings = RouterSettings(policy="static", local_share=0.0)
+    found = happened(trace, Shape.parse("1R"), settings, setup=SETUP)
+    assert [each.turn for each in found.served] == [1, 1, 2]
+    assert [each.session_id for each in found.served] == ["s0", "s1", "s0"]
+    cached = [each.outcome.cached_tokens if each.outcome else -1 for each in found.served]
+    assert cached[:2] == [0, 0] and cached[2] == 1_024
+
+
+def test_a_recording_without_workers_is_refused(tmp_path: Path) -> None:
+    state = JournalSnapshot(
+        router_id="a",
+        router_epoch=1,
+        seq=0,
+        at_ms=0,
+        version="",
+        settings="",
+        part=0,
+        parts=1,
+        state=packed(Router("a", RouterSettings())),
+    )
+    path = recorded(tmp_path / "a.avro", [Row(SNAPSHOT, "a", 1, value=Codec().encode(state))])
+    with pytest.raises(RecordError, match="expected workers, found none; name them with --pools"):
+        deployment(path)
+    path = recorded(tmp_path / "a.avro", [Row(LINE, "a", 1, topic="tick")])
+    with pytest.raises(RecordError, match="expected a router's state, found none"):
+        deployment(path)
+
+
+def test_a_worker_that_registers_later_is_there(tmp_path: Path, rows: list[Row]) -> None:
+    late = builders.registration("zoe", Role.REPLICA)
+    line = Row(LINE, "router-0", 1, topic="fleet", value=Codec().encode(late))
+    shape, _ = deployment(recorded(tmp_path / "a.avro", [*rows, line]))
+    assert shape.roles()[-1] == ("zoe", (Role.REPLICA,))
+    assert shape.name == "2P2D1R"

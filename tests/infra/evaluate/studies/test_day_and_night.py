@@ -1,0 +1,55 @@
+"""Pools that follow a load, in the simulator (issue 14, 3)."""
+
+from dataclasses import replace
+
+import pytest
+
+from infra.evaluate.studies.day_and_night import Compared, Day, Fleet, served
+from infra.simulator.elastic import worker_hours
+from schemas.records import Role
+
+SHORT = Day(
+    minutes=4.0, night_per_s=1.0, noon_per_s=16.0, answer_tokens=50, start_ms=5_000.0, seed=3
+)
+
+
+def test_pools_follow_a_day_and_lose_nothing() -> None:
+    """They begin with one worker each, and end so."""
+    fleet = served(SHORT, "")
+    assert fleet.in_time > 0.9
+    sizes = [there.get(Role.PREFILL, 0) for _, there in fleet.counts]
+    assert sizes[0] == 1 and max(sizes) >= 3 and sizes[-1] < max(sizes)
+    assert fleet.worker_hours < max(sum(there.values()) for _, there in fleet.counts) * 4 / 60
+
+
+def test_the_requests_of_a_day_are_the_same_for_all() -> None:
+    one, other = SHORT.requests(), SHORT.requests()
+    assert [each.at_ms for each in one] == [each.at_ms for each in other]
+    assert SHORT.per_s(0.0) == 1.0 and SHORT.per_s(SHORT.day_ms / 2) == 16.0
+
+
+def test_worker_hours_are_counted_between_two_times() -> None:
+    two, three = {Role.PREFILL: 1, Role.DECODE: 1}, {Role.PREFILL: 1, Role.DECODE: 2}
+    counts = [(0.0, two), (1_800_000.0, three), (9_000_000.0, two)]
+    assert worker_hours(counts, 0.0, 3_600_000.0) == pytest.approx(2.5)
+
+
+def test_the_best_fixed_fleet_is_the_smallest_that_serves_as_well() -> None:
+    fleet = Fleet(
+        pools="",
+        requests=9,
+        in_time=0.995,
+        worker_hours=3.0,
+        ttft_p99_ms=1,
+        tpot_p99_ms=1,
+        counts=[],
+    )
+    small, large = (
+        replace(fleet, pools=pools, in_time=share, worker_hours=hours)
+        for pools, share, hours in (("1P2D", 0.98, 3.0), ("2P2D", 0.991, 4.0))
+    )
+    found = Compared(day=SHORT, following=fleet, fixed=[small, large])
+    assert (found.best, found.saved) == (large, 0.25)
+    worse = replace(fleet, in_time=0.97)
+    assert Compared(day=SHORT, following=worse, fixed=[small, large]).best == small
+    assert Compared(day=SHORT, following=fleet, fixed=[small]).best is None

@@ -1,0 +1,122 @@
+"""Connect's own JSON converter reads what people write and read as JSON (issue 13, 3), and a
+connector that fails says why."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from infra.platform.connect.connectors import file_sink
+from infra.platform.connect.worker import Connect
+from schemas.codec import Codec
+from schemas.errors import ConfigError, QueueFull
+from schemas.log.clients import LogProducer
+from schemas.log.transactions import Sending
+from schemas.records import AnswerPart
+from schemas.settings import LogSettings
+from streams.bridge.answers import Answers
+from streams.bridge.config import Pair
+from streams.bridge.prompts import PromptRecord
+from tests.waiting import until
+
+pytestmark = [pytest.mark.platform, pytest.mark.kafka, pytest.mark.timeout(300)]
+CODEC = Codec()
+
+
+@asynccontextmanager
+async def writing(kafka: LogSettings) -> AsyncIterator[LogProducer]:
+    async with LogProducer(kafka, CODEC, durable=True, client_id="test") as producer:
+        yield producer
+
+
+def prompt(kafka: LogSettings) -> PromptRecord:
+    return PromptRecord(
+        topic=f"{kafka.topic_prefix}prompts",
+        partition=0,
+        offset=7,
+        timestamp_ms=1,
+        key=b'{"id": 7}',
+        value=json.dumps({"text": "Why?", "metadata": {"row": 7}}).encode(),
+    )
+
+
+def answers(kafka: LogSettings, form: str) -> list[Sending]:
+    """One answer, and a part of one, in this form; errors have the same fields."""
+    prefix, asked = kafka.topic_prefix, prompt(kafka)
+    pair = Pair(
+        prompts=asked.topic,
+        answers=f"{prefix}answers",
+        parts=f"{prefix}answers.parts",
+        format=form,
+    )
+    made = Answers(pair, CODEC)
+    part = AnswerPart(
+        prompt_topic=asked.topic, prompt_partition=0, prompt_offset=7, request_id="r",
+        seq=0, tokens=1, start=0, text="Be",
+    )  # fmt: skip
+    return [
+        made.sending(asked, made.failed(asked, QueueFull("no room"))),
+        made.emptied(asked),
+        made.part(asked, part),
+    ]
+
+
+async def lines_of(file: Path, count: int) -> list[str]:
+    def has_them() -> bool:
+        return file.exists() and len(file.read_text().splitlines()) >= count
+
+    await until(has_them)
+    return file.read_text().splitlines()
+
+
+@pytest.mark.parametrize("form", ["json", "json_envelope"])
+async def test_connects_converter_reads_prompts_and_answers(
+    kafka: LogSettings, tmp_path: Path, form: str
+) -> None:
+    asked = prompt(kafka)
+    async with writing(kafka) as producer:
+        if form == "json":  # a prompt has no schema
+            ack = await producer.send_raw(asked.topic, asked.value, key=asked.key, partition=0)
+            await ack
+        for each in answers(kafka, form):
+            ack = await producer.send_raw(
+                each.topic,
+                each.value,
+                key=each.key,
+                partition=each.partition,
+                headers=each.headers,
+            )
+            await ack
+    async with Connect(kafka.bootstrap, tmp_path / "connect") as connect:
+        out = tmp_path / "out.txt"
+        names = ["prompts"] * (form == "json") + ["answers", "answers.parts"]
+        topics = [kafka.topic_prefix + name for name in names]
+        await connect.run("file", file_sink(topics, str(out), schemas=form == "json_envelope"))
+        lines = await lines_of(out, len(names) + 1)
+        await connect.check("file")
+    text = "\n".join(lines)
+    assert ("Why?" in text) == (form == "json")
+    assert "no room" in text and "Be" in text
+    assert sum(line == "null" for line in lines) == 1  # the empty prompt's
+
+
+async def test_a_connector_that_fails_says_why(kafka: LogSettings, tmp_path: Path) -> None:
+    async with writing(kafka) as producer:
+        topic = f"{kafka.topic_prefix}answers"
+        await (await producer.send_raw(topic, b"{no json", key=b"k", partition=0))
+    async with Connect(kafka.bootstrap, tmp_path / "connect") as connect:
+        with pytest.raises(ConfigError, match="connector wrong: .*no.such.Connector"):
+            await connect.run("wrong", {"connector.class": "no.such.Connector"})
+        await connect.run("file", file_sink([topic], str(tmp_path / "out"), schemas=False))
+
+        async def has_failed() -> bool:
+            try:
+                await connect.check("file")
+            except ConfigError as error:
+                assert "DataException" in error.message
+                return True
+            return False
+
+        await until(has_failed)

@@ -1,0 +1,72 @@
+"""`trivium demo --platform` with simulated engines: the whole loop, and what is left of it
+(issue 13, 3 and bar 1). `make test-platform` runs it: it needs PostgreSQL and Kafka Connect."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.platform.demo import EDITS, LOAD
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
+DEMO = (sys.executable, "-m", "infra.cli.app", "demo", "--platform", "--engine", "sim", "--json")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that any user may pass through: root gives the server to another one."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def begin(place: Path) -> "subprocess.Popen[str]":
+    environ = {**os.environ, "TRIVIUM_HOME": str(place / "home"), "TMPDIR": str(place)}
+    return subprocess.Popen(
+        DEMO, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def left(place: Path) -> list[str]:
+    """Processes that name the folder, and what lies in it; of the state folder only its frame."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = entry.read_text().replace("\0", " ")
+            found += [words] * (str(place) in words)
+    return found + [str(path) for path in (*place.glob("trivium-*"), *place.glob("home/platform"))]
+
+
+def test_rows_are_looked_up_and_questions_answered(place: Path) -> None:
+    demo = begin(place)
+    output, told = demo.communicate()
+    assert demo.returncode == 0, told[-4_000:]
+    seen = json.loads(output)
+    assert seen["good"]
+    assert seen["edit_cited"] and seen["delete_gone"]
+    assert len(seen["found_ms"]) == EDITS + 1
+    assert (seen["answers"], seen["errors"]) == (LOAD, 0)
+    assert left(place) == []
+
+
+def test_nothing_is_left_after_control_c(place: Path) -> None:
+    """In the middle: all processes run, and rows are on their way."""
+    demo = begin(place)
+    assert demo.stderr is not None
+    for line in demo.stderr:
+        if "rows of documents" in line:
+            break
+    assert len(left(place)) > 5
+    demo.send_signal(signal.SIGINT)
+    demo.communicate()
+    assert demo.returncode != 0
+    assert left(place) == []

@@ -1,0 +1,101 @@
+"""A router that a test plays, and its journal as a recording."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from infra.replay.collecting import Place, RecordedLife, lines_of
+from infra.replay.recording import RECORD, Row, write
+from schemas.codec import Codec
+from schemas.records import Decision, Heartbeat, JournalSnapshot, Role
+from streams.config import RouterSettings
+from streams.core.effects import Decide, Effect
+from streams.core.events import Tick
+from streams.core.router import Router
+from streams.journal.inputs import READ_BACK, TICK, journaled
+from streams.journal.journal import Journal, JournalEntry
+from streams.journal.snapshot import packed
+from tests.streams import builders
+from tests.streams.builders import T0
+
+CODEC = Codec()
+EPOCH = 5
+
+
+class Played:
+    """One life of a router on partition 0, with one replica."""
+
+    def __init__(self, settings: RouterSettings | None = None, router_id: str = "router-a") -> None:
+        self.router = Router(router_id, settings or RouterSettings())
+        self.journal = Journal(router_id)
+        self.records: dict[Place, bytes] = {}
+        self.decisions: list[Decision] = []
+        self.effects: list[Effect] = []
+        self.now_ms = T0
+        self._writes: list[JournalEntry] = []
+        self.snapshot()
+        self._offset = 0
+        self.happens("taken")
+        self.happens("ready")
+
+    def happens(self, topic: str, record: Any = None) -> None:
+        """One event, 10 ms after the last."""
+        self.now_ms += 10
+        self._offset += 1
+        offset = self._offset
+        event = Tick() if topic == TICK else journaled(topic, 0, offset, 0, record)
+        try:
+            effects = self.router.apply(event, self.now_ms)
+        except AssertionError:
+            effects = self.router.blame(self.now_ms)
+        self.effects += effects
+        self.decisions += [each.decision for each in effects if isinstance(each, Decide)]
+        self.journal.add(event, topic, 0, offset, self.now_ms, effects)
+        if topic in READ_BACK:
+            self.records[topic, 0, offset] = CODEC.encode(record)
+
+    def snapshot(self) -> None:
+        self._writes += self.journal.cut(EPOCH)
+        seq, state = self.journal.next_seq, packed(self.router)
+        self._writes += self.journal.snapshot(self.router.settings, state, seq, EPOCH, self.now_ms)
+
+    def entries(self) -> list[JournalEntry]:
+        """The journal, sent so far."""
+        self._writes += self.journal.cut(EPOCH)
+        return self._writes
+
+    def life(self) -> RecordedLife:
+        """What the journal has, sent so far."""
+        life = RecordedLife(self.router.router_id, EPOCH)
+        for entry in self.entries():
+            if isinstance(entry, JournalSnapshot):
+                life.add_snapshot(entry)
+            else:
+                life.lines += lines_of(entry)
+        return life
+
+    def recorded(self, path: Path, since_ms: int = 0) -> Path:
+        """As a file."""
+        life = self.life()
+        assert life.cut(since_ms, 1 << 62)
+        compared = [
+            Row(RECORD, topic="decisions", now_ms=each.at_ms, value=CODEC.encode(each))
+            for each in self.decisions
+        ]
+        write(path, {}, [*life.rows(CODEC, self.records), *compared])
+        return path
+
+
+def answered(played: Played, names: Iterable[str]) -> Played:
+    """Requests that one replica takes, one after the other."""
+    played.happens("fleet", builders.registration("replica-a", Role.REPLICA))
+    for seq, name in enumerate(names):
+        played.happens("fleet", _beat(played, seq))
+        played.happens("requests", builders.request(name, session_id=name))
+        played.happens(TICK)
+    return played
+
+
+def _beat(played: Played, seq: int) -> Heartbeat:
+    room = {Role.REPLICA: 50}
+    return builders.beat("replica-a", seq, room, router_id=played.router.router_id)

@@ -1,0 +1,103 @@
+"""What a router of a simulated cluster applied, as the rows of a recording, in lives of some time.
+
+A life begins with the state that the router has then, and ends when it dies or after so many looks.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from infra.replay.recording import LINE, RECORD, SNAPSHOT, Row
+from infra.simulator.cluster import Checker, Cluster
+from schemas.codec import Codec
+from schemas.records import JournalSnapshot
+from streams.core.effects import Decide, Effect
+from streams.core.events import (
+    Event,
+    FleetRecordArrived,
+    KvEventsArrived,
+    PartitionLost,
+    PartitionReady,
+    PartitionTaken,
+    Tick,
+    UsageTold,
+)
+from streams.journal.inputs import TICK
+from streams.journal.journal import effects_sum
+from streams.journal.snapshot import packed
+
+ROUTER = "router-0"
+_OWNERSHIP = {PartitionTaken: "taken", PartitionReady: "ready", PartitionLost: "lost"}
+_TOPICS = {
+    "Request": "requests",
+    "Cancellation": "cancellations",
+    "Decision": "decisions",
+    "Outcome": "outcomes",
+    "Session": "sessions",
+}
+
+
+class Recorder(Checker):
+    """`rows` is the recording."""
+
+    def __init__(self, looks: int = 40) -> None:
+        self.rows: list[Row] = []
+        self.decided: list[Row] = []
+        self._looks_of_life, self._looks, self._life = looks, 0, 0
+        self._seq: int | None = None
+        self._codec = Codec()
+
+    @property
+    def all_rows(self) -> list[Row]:
+        """Lives, and behind them what was decided."""
+        return [*self.rows, *self.decided]
+
+    def looked(self, cluster: Cluster) -> None:
+        """Begin another life, now and then."""
+        self._looks += 1
+        if cluster.router.alive and (self._seq is None or not self._looks % self._looks_of_life):
+            self._life, self._seq = self._life + 1, 0
+            part = JournalSnapshot(
+                router_id=ROUTER,
+                router_epoch=self._life,
+                seq=0,
+                at_ms=int(cluster.clock.now_ms),
+                version="",
+                settings="",
+                part=0,
+                parts=1,
+                state=packed(cluster.router.core),
+            )
+            self.rows.append(Row(SNAPSHOT, ROUTER, self._life, 0, value=self._codec.encode(part)))
+
+    def router_died(self) -> None:
+        self._seq = None
+
+    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+        for effect in effects:
+            if isinstance(effect, Decide):
+                value = self._codec.encode(effect.decision)
+                self.decided.append(Row(RECORD, topic="decisions", now_ms=int(now_ms), value=value))
+        if self._seq is None:
+            return
+        topic, partition, offset, ahead_ms, value = self._told(event)
+        self.rows.append(
+            Row(LINE, ROUTER, self._life, self._seq, topic, partition, offset, int(now_ms),
+                ahead_ms, effects_sum(self._codec, effects), value)
+        )  # fmt: skip
+        self._seq += 1
+
+    def _told(self, event: Any) -> tuple[str, int, int, int, bytes]:
+        match event:
+            case Tick():
+                return TICK, 0, 0, 0, b""
+            case PartitionTaken() | PartitionReady() | PartitionLost():
+                return _OWNERSHIP[type(event)], event.partition, 0, 0, b""
+            case FleetRecordArrived(record, offset, ahead_ms):
+                return "fleet", 0, offset, ahead_ms, self._codec.encode(record)
+            case KvEventsArrived(record, offset):
+                return "prefixes", 0, offset, 0, self._codec.encode(record)
+            case UsageTold(request_id, partition):
+                return "usage", partition, 0, 0, request_id.encode()
+        record = getattr(event, type(event).__match_args__[0])
+        topic = _TOPICS.get(type(record).__name__, "phases")
+        return topic, event.partition, 0, 0, self._codec.encode(record)

@@ -1,0 +1,73 @@
+"""The file of a recording: what is written is read, and what is none is refused."""
+
+import json
+from pathlib import Path
+
+import fastavro
+import pytest
+
+from infra.replay.recording import LINE, RECORD, VERSION, Row, opened, write
+from schemas.codec import Codec
+from schemas.errors import RecordError
+from tests.streams import builders
+
+ROWS = [
+    Row(LINE, "router-a", 5, 7, "requests", 1, 9, 1_000, -3, 77, b"value"),
+    Row(RECORD, topic="decisions", now_ms=3),
+]
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.avro"
+    write(path, {"since_ms": 3}, ROWS)
+    with opened(path) as recording:
+        assert recording.about["since_ms"] == 3
+        assert list(recording.rows()) == ROWS
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_tells_what_its_values_are(tmp_path: Path) -> None:
+    """Other programs read it, without this one's schemas (issue 14, 2)."""
+    request = builders.request("r1")
+    write(tmp_path / "a.avro", {}, [Row(LINE, value=Codec().encode(request))])
+    with (tmp_path / "a.avro").open("rb") as file:
+        reader = fastavro.reader(file)
+        schemas = json.loads(reader.metadata["trivium.schemas"])
+        (row,) = reader
+    assert schemas["Request"]["name"] == "Request"
+    assert row["value"][:2] == b"\xc3\x01"
+
+
+def test_a_file_that_cannot_be_written_whole_is_not_there(tmp_path: Path) -> None:
+    def rows() -> object:
+        yield ROWS[0]
+        raise RecordError("gone")
+
+    with pytest.raises(RecordError, match="gone"):
+        write(tmp_path / "a.avro", {}, rows())  # type: ignore[arg-type]  # a generator of rows
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.avro"
+    with pytest.raises(RecordError, match="cannot be read: No such file"), opened(path):
+        pass
+    path.write_bytes(b"anything")
+    with pytest.raises(RecordError, match="found no Avro file"), opened(path):
+        pass
+    schema = fastavro.parse_schema({"type": "record", "name": "Other", "fields": []})
+    with path.open("wb") as out:
+        fastavro.writer(out, schema, [{}])
+    with pytest.raises(RecordError, match="another Avro file"), opened(path):
+        pass
+    write(path, {"version": VERSION + 1}, [])
+    with pytest.raises(RecordError, match=f"version {VERSION + 1} of the format"), opened(path):
+        pass
+
+
+def test_a_file_that_was_cut_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.avro"
+    write(path, {}, ROWS * 1_000)
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(RecordError, match="cut or damaged"), opened(path) as recording:
+        list(recording.rows())

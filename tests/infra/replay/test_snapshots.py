@@ -1,0 +1,113 @@
+"""A router that was read from a snapshot decides on exactly as the one that it was made of."""
+
+import os
+import pickle
+import subprocess
+import sys
+import zlib
+from collections.abc import Sequence
+
+import pytest
+
+from infra.simulator.cluster import Checker, Cluster
+from schemas.errors import RecordError
+from schemas.log.clients import LogProducer
+from streams.config import RouterSettings
+from streams.core.effects import Effect
+from streams.core.events import Event
+from streams.core.router import Router
+from streams.gateway.request.check_process import CheckProcess
+from streams.journal.snapshot import packed, unpacked
+from tests.infra.simulator.storms import weathered
+
+LOOKS = 20  # between two snapshots
+
+
+class Shadow(Checker):
+    """Applies everything to a router from a snapshot too, and compares what follows."""
+
+    def __init__(self) -> None:
+        self.snapshots = self.compared = 0
+        self._looks = 0
+        self._shadow: Router | None = None
+
+    def looked(self, cluster: Cluster) -> None:
+        """Begin anew from a snapshot, now and then."""
+        if not self._looks % LOOKS and cluster.router.alive:
+            self._shadow = unpacked(packed(cluster.router.core))
+            self.snapshots += 1
+        self._looks += 1
+
+    def router_died(self) -> None:
+        self._shadow = None
+
+    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+        if self._shadow is not None:
+            assert self._shadow.apply(event, int(now_ms)) == list(effects), event
+            self.compared += bool(effects)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_read_from_a_snapshot_decides_alike(seed: int) -> None:
+    """(issue 14, 2)"""
+    shadow = Shadow()
+    weathered(seed, more=[shadow], searching=seed == 1)
+    assert shadow.snapshots > 3
+    assert shadow.compared > 100
+
+
+def test_what_is_decided_does_not_depend_on_the_order_of_sets() -> None:
+    """Another process, in which strings have other hashes, decides the same (issue 14, 2)."""
+    program = (
+        "from tests.infra.replay.test_snapshots import Sums\n"
+        "from tests.infra.simulator.storms import weathered\n"
+        "sums = Sums(); weathered(5, more=[sums]); print(sums.checksum)"
+    )
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert told[0] == told[1] != "0\n"
+
+
+class Sums(Checker):
+    """A checksum of everything that was decided."""
+
+    checksum = 0
+
+    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+        self.checksum = zlib.crc32(repr(effects).encode(), self.checksum)
+
+
+def test_no_foreign_code_is_run() -> None:
+    """A recording may come from anywhere (issue 14, 2)."""
+
+    class Foreign:
+        def __reduce__(self) -> tuple[object, ...]:
+            return os.system, ("false",)
+
+    with pytest.raises(RecordError, match="system is no part of a router"):
+        unpacked(zlib.compress(pickle.dumps(Foreign())))
+    with pytest.raises(RecordError, match="is no part of a router"):
+        unpacked(zlib.compress(pickle.dumps(Cluster)))
+
+
+@pytest.mark.parametrize("kind", [CheckProcess, LogProducer])
+def test_nothing_is_made_that_does_more_than_hold_values(kind: type) -> None:
+    """Classes of the project's own start processes and connect (issue 14, 2)."""
+    with pytest.raises(RecordError, match="is no part of a router"):
+        unpacked(zlib.compress(pickle.dumps(kind)))
+
+
+def test_what_is_no_snapshot_is_refused() -> None:
+    whole = packed(Router("router-a", RouterSettings()))
+    assert unpacked(whole).router_id == "router-a"
+    for state in (b"", b"nothing", whole[:-20], zlib.compress(pickle.dumps({"a": 1}))):
+        with pytest.raises(RecordError, match="router"):
+            unpacked(state)

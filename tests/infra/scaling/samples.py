@@ -1,0 +1,59 @@
+"""What routers and workers say, for tests of scaling."""
+
+from typing import Any
+
+from infra.scaling.measured import Measured, Pool
+from infra.scaling.settings import ScalingSettings
+from schemas.fleet import FleetView
+from schemas.records import (
+    Backlog,
+    Heartbeat,
+    Load,
+    MemberKind,
+    MemberState,
+    Registration,
+    Role,
+)
+from tests.streams.builders import T0
+
+TARGETS = ScalingSettings()
+
+
+def backlog(**changes: Any) -> Backlog:
+    """4 requests/s, of 1 000 tokens that prefill computes in 200 ms, answered in 5 s."""
+    known: dict[str, Any] = {
+        "requests_per_s": 4.0,
+        "prompt_tokens": 1_000.0,
+        "answer_tokens": 100.0,
+        "prefill_ms": 200.0,
+        "step_ms": 46.0,
+        "sharing_ms": 0.5,
+    }
+    return Backlog(**{**known, **changes})
+
+
+def measured(
+    *, prefill: int = 1, decode: int = 1, replica: int = 0, slots: int = 8, **changes: Any
+) -> Measured:
+    """So many workers, with so many answers at once each."""
+    present = {Role.PREFILL: prefill, Role.DECODE: decode, Role.REPLICA: replica}
+    pools = {role: Pool(present=count, slots=slots) for role, count in present.items()}
+    return Measured(backlog=backlog(**changes), pools=pools)
+
+
+def router_says(view: FleetView, backlog: Backlog | None, name: str = "router-0") -> None:
+    """A router lives, with its heartbeat."""
+    known = view.members.get(name)
+    if known is None:
+        kind = MemberKind.ROUTER
+        view.apply(Registration(member_id=name, epoch=1, kind=kind, started_ms=T0), 0, T0)
+    beat = Heartbeat(
+        member_id=name,
+        epoch=1,
+        seq=0 if known is None else known.beat_seq + 1,
+        at_ms=T0,
+        state=MemberState.READY,
+        load=Load(),
+        backlog=backlog,
+    )
+    view.apply(beat, 1, T0)

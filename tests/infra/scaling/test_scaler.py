@@ -1,0 +1,46 @@
+"""From the fleet to how many workers each pool gets (issue 14, 3)."""
+
+from infra.scaling.scaler import Look, Scaler
+from infra.scaling.settings import ScalingSettings
+from schemas.fleet import FleetView
+from schemas.records import Role, WantedPool
+from tests.infra.scaling.samples import backlog, router_says
+from tests.streams.builders import T0, beat, registration
+
+PREFILL, DECODE = Role.PREFILL, Role.DECODE
+SETTINGS = ScalingSettings(up_after_ms=1_000, down_after_ms=60_000, workers_max=6)
+
+
+def wants(prefill: int, decode: int) -> Look:
+    counts = {PREFILL: prefill, DECODE: decode}
+    pools = [
+        WantedPool(role=role, present=0, workers=count, work=0.0, why="")
+        for role, count in counts.items()
+    ]
+    return Look(backlog(), pools)
+
+
+def test_the_fleet_is_looked_at_as_a_whole() -> None:
+    view, scaler = FleetView(), Scaler(SETTINGS)
+    assert scaler.look(view, T0) is None
+    router_says(view, backlog())
+    for number, role in enumerate((PREFILL, DECODE)):
+        view.apply(registration(role.value, role, partition=number), number, T0)
+        view.apply(beat(role.value, 1, {role: 8}, at_ms=T0), 9, T0)
+    look = scaler.look(view, T0)
+    assert look is not None and look.backlog == backlog()
+    assert {p.role: (p.present, p.workers) for p in look.pools} == {PREFILL: (1, 2), DECODE: (1, 4)}
+
+
+def test_where_there_is_no_room_a_pool_gives_up_at_once_what_it_can_spare() -> None:
+    scaler, present = Scaler(SETTINGS), {PREFILL: 4, DECODE: 2}
+    for second in range(3):
+        targets = scaler.settle(wants(2, 4), present, T0 + 1_000 * second)
+    assert targets == {PREFILL: 2, DECODE: 4}
+
+
+def test_where_there_is_room_it_keeps_them_for_a_while() -> None:
+    scaler, present = Scaler(SETTINGS), {PREFILL: 3, DECODE: 2}
+    for second in range(3):
+        targets = scaler.settle(wants(2, 3), present, T0 + 1_000 * second)
+    assert targets == {PREFILL: 3, DECODE: 3}

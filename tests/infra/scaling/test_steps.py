@@ -1,0 +1,46 @@
+"""From the workers that are there to those that are to be there (issue 14, 3)."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.scaling.measured import LLM
+from infra.scaling.steps import Drain, Move, Start, steps
+from schemas.records import Role
+
+PREFILL, DECODE = Role.PREFILL, Role.DECODE
+
+
+def test_what_one_pool_can_spare_moves_to_the_other() -> None:
+    workers = {PREFILL: ["p0", "p1"], DECODE: ["d0"]}
+    assert steps(workers, {PREFILL: 1, DECODE: 2}) == [Move("p1", DECODE)]
+    assert steps(workers, {PREFILL: 1, DECODE: 3}) == [Move("p1", DECODE), Start(DECODE)]
+    assert steps(workers, {PREFILL: 1, DECODE: 1}) == [Drain("p1")]
+    assert steps(workers, {PREFILL: 2, DECODE: 1}) == []
+
+
+def test_pools_without_a_target_stay_and_retrieval_is_not_moved() -> None:
+    workers = {PREFILL: ["p0"], Role.REPLICA: ["x0", "x1"]}
+    assert steps(workers, {PREFILL: 1, DECODE: 1, Role.RETRIEVAL: 4}) == [Start(DECODE)]
+
+
+@given(st.tuples(*(st.tuples(st.integers(0, 5), st.integers(0, 5)) for _ in LLM)))
+def test_afterwards_each_pool_has_its_target(pools: tuple[tuple[int, int], ...]) -> None:
+    workers: dict[Role, Sequence[str]] = {
+        role: [f"{role}-{n}" for n in range(there)]
+        for role, (there, _) in zip(LLM, pools, strict=True)
+    }
+    targets = {role: target for role, (_, target) in zip(LLM, pools, strict=True)}
+    left = {name: role for role, names in workers.items() for name in names}
+    started = []
+    for step in steps(workers, targets):
+        match step:
+            case Start(role):
+                started.append(role)
+            case Drain(name):
+                del left[name]
+            case Move(name, role):
+                left[name] = role
+    assert [[*left.values(), *started].count(role) for role in LLM] == [*targets.values()]
+    assert not started or len(left) == sum(map(len, workers.values())), "nobody leaves meanwhile"

@@ -1,0 +1,44 @@
+"""A simulated fleet loses its only decode worker: a prefill worker takes over, until it is back."""
+
+from infra.simulator.checkers.credits import Credits, Idle
+from infra.simulator.cluster import READY_MS, Cluster, Fault
+from infra.simulator.machine.latency import Setup
+from infra.simulator.outcomes import OneOutcome
+from infra.simulator.shape import Shape
+from infra.simulator.traffic.poisson import Profile
+from infra.simulator.traffic.poisson import Shape as TurnShape
+from schemas.records import Role
+from streams.config import RouterSettings
+from tests.infra.simulator.serving import serve_all
+
+TURN = TurnShape(input_tokens=500, output_tokens=100)
+AWAY_MS = 20_000.0
+
+
+def test_no_request_waits_for_a_decode_worker_that_stays_away() -> None:
+    """(issue 14, 1)"""
+    roles: list[tuple[Role, ...]] = []
+
+    def die(cluster: Cluster) -> None:
+        cluster.workers["decode-0"].crash()
+
+    def come_back(cluster: Cluster) -> None:
+        roles.append(cluster.workers["prefill-0"].roles)
+        cluster.workers["decode-0"].restart()
+        cluster.members.join(cluster.workers["decode-0"])
+
+    cluster = Cluster(
+        Shape(prefill=1, decode=1),
+        Setup(ack_ms=2.0, steps_max=4),
+        RouterSettings(),
+        checkers=[OneOutcome(), Credits(), Idle()],
+        faults=[Fault(READY_MS + 1_000.0, die), Fault(READY_MS + AWAY_MS, come_back)],
+    )
+    serve_all(cluster, Profile(first=TURN, later=TURN), per_s=2.0, duration_ms=30_000.0, seed=1)
+    served = cluster.clients.served
+    assert all(each.completed for each in served)
+    waited_ms = max(each.ttft_ms for each in served)
+    assert waited_ms < AWAY_MS / 2
+    cluster.pass_ms(10_000.0)
+    assert roles == [(Role.PREFILL, Role.DECODE)]
+    assert cluster.workers["prefill-0"].roles == (Role.PREFILL,)

@@ -1,0 +1,57 @@
+"""Answers that go on where they stopped, while workers that were given up still write."""
+
+from collections import Counter
+
+import pytest
+
+from infra.simulator.checkers.answers import Heard, Logged
+from infra.simulator.checkers.continuing import Goings
+from infra.simulator.checkers.rebuild import Rebuilds
+from infra.simulator.checkers.usage import Used
+from infra.simulator.cluster import READY_MS, Cluster
+from infra.simulator.faults.losses import lose_router, slow_log, unheard
+from infra.simulator.members.router import ROUTER
+from infra.simulator.outcomes import OneOutcome
+from infra.simulator.shape import Shape
+from streams.config import RouterSettings
+from streams.core.router import Router
+from tests.infra.simulator.serving import serve_all
+from tests.infra.simulator.storms import PROFILE, SETUP
+
+DURATION_MS = 8_000.0
+
+
+def gone_on(seed: int) -> Counter[str]:
+    """What was seen while one worker after the other is not heard for longer than its lease."""
+    settings, goings = RouterSettings(policy="static", tick_ms=50), Goings()
+    shape = Shape.parse(("2P3D", "3B")[seed % 2])
+    names = [name for name, _ in shape.roles()]
+    cluster = Cluster(
+        shape,
+        SETUP,
+        settings,
+        timeout_ms=60_000,
+        gateways=2,
+        keeps_log=True,
+        checkers=[
+            *(OneOutcome(), Logged(), Heard(), Used(), goings),
+            Rebuilds(lambda: Router(ROUTER, settings)),
+        ],
+        faults=[
+            *(
+                unheard(READY_MS + 300.0 + 1_100.0 * number, name, 3_000.0 + 150.0 * seed)
+                for number, name in enumerate(names)
+            ),
+            slow_log(READY_MS + 2_500.0, 40.0, 1_000.0),
+            *([lose_router(READY_MS + 3_400.0, 2, 500.0)] if seed % 3 == 0 else []),
+        ],
+    )
+    serve_all(cluster, PROFILE, per_s=5.0, duration_ms=DURATION_MS, seed=seed)
+    return goings.seen
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_all_readers_stop_where_the_next_attempt_begins(seed: int) -> None:
+    """(issue 14, 1)"""
+    seen = gone_on(seed)
+    assert seen["gone on"] and seen["tokens behind a mark"]

@@ -1,0 +1,130 @@
+"""How far bridges are, from Kafka alone (issue 13, 4): records, time, owner and rate."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+
+from infra.stack.bridge_lag import Lag, bridge_lags
+from schemas.codec import Codec
+from schemas.log.clients import LogProducer
+from schemas.log.clock import wall_ms
+from schemas.log.connecting import client_options
+from schemas.log.transactions import Position, Sending, Transactions
+from schemas.settings import LogSettings
+from streams.bridge.app import group_id
+from streams.bridge.config import BridgeSettings
+from streams.bridge.progress import Note, encode
+from tests.infra.cli.running import trivium_here
+from tests.schemas.log.settled import settle
+
+pytestmark = pytest.mark.kafka
+AGE_MS = 60_000
+
+
+async def ask(log: LogSettings, count: int, *, ago_ms: int = AGE_MS) -> None:
+    """Prompts on partition 1, each a second younger than the one before."""
+    producer = LogProducer(log, Codec(), durable=True, client_id="test")
+    async with producer:
+        for number in range(count):
+            assert producer._producer is not None
+            await producer._producer.send_and_wait(
+                f"{log.topic_prefix}prompts",
+                b'{"text": "?"}',
+                partition=1,
+                timestamp_ms=wall_ms() - ago_ms + 1_000 * number,
+            )
+
+
+async def answer(log: LogSettings, offsets: list[int], position: int, ahead: set[int]) -> None:
+    """What a bridge commits."""
+    prompts, transactions = f"{log.topic_prefix}prompts", Transactions(log, "bridge-test")
+    await transactions.start()
+    sends = [
+        Sending(
+            topic=f"{log.topic_prefix}answers",
+            partition=1,
+            key=None,
+            value=b"{}",
+            headers=(
+                ("trivium-prompt-topic", prompts.encode()),
+                ("trivium-prompt-partition", b"1"),
+                ("trivium-prompt-offset", str(offset).encode()),
+            ),
+        )
+        for offset in offsets
+    ]
+    note = encode(Note({}, ahead), position)
+    await transactions.commit(sends, {(prompts, 1): Position(position, note)}, group_id(log))
+    await transactions.stop()
+    await settle(log, "bridge-test")
+
+
+@asynccontextmanager
+async def member(log: LogSettings, name: str) -> AsyncIterator[None]:
+    """Somebody who has all partitions of the prompts."""
+    consumer = AIOKafkaConsumer(
+        f"{log.topic_prefix}prompts",
+        **client_options(log),
+        client_id=name,
+        group_id=group_id(log),
+        enable_auto_commit=False,
+    )
+    await consumer.start()
+    try:
+        yield
+    finally:
+        await consumer.stop()
+
+
+async def lags(log: LogSettings) -> dict[int, Lag]:
+    rows = await bridge_lags(log, BridgeSettings())
+    return {row.partition: row for row in rows if row.pair == f"{log.topic_prefix}prompts"}
+
+
+async def test_what_is_not_answered_is_the_lag(kafka: LogSettings) -> None:
+    """Also before any bridge ran; what is answered behind the first that is not counts."""
+    await ask(kafka, 5)
+    before = await lags(kafka)
+    assert (before[0].lag, before[0].oldest_ms, before[0].owner) == (0, 0, "")
+    assert (before[1].position, before[1].end, before[1].lag) == (0, 5, 5)
+    assert AGE_MS <= before[1].oldest_ms < 2 * AGE_MS and before[1].answers_per_s == 0
+
+    await answer(kafka, [0, 3], position=1, ahead={3})
+    async with member(kafka, "bridge-7"):
+        row = (await lags(kafka))[1]
+    assert (row.position, row.lag, row.owner) == (1, 3, "bridge-7")
+    assert row.oldest_ms >= AGE_MS - 1_000 and 0 < row.answers_per_s <= 0.2
+
+    await answer(kafka, [1, 2, 4], position=5, ahead=set())
+    row = (await lags(kafka))[1]
+    assert (row.position, row.lag, row.oldest_ms, row.owner) == (5, 0, 0, "")
+
+
+async def test_marks_of_transactions_are_no_lag(kafka: LogSettings) -> None:
+    """They lie around the prompt, where its producer sends in transactions."""
+    prompts, transactions = f"{kafka.topic_prefix}prompts", Transactions(kafka, "producer")
+    await transactions.start()
+    sending = Sending(topic=prompts, partition=1, key=None, value=b"?")
+    (offset,) = await transactions.commit([sending])
+    await transactions.stop()
+    await settle(kafka, "producer")
+    assert (await lags(kafka))[1].lag == 4, "prompt, void record and marks, as lag tools count"
+    await answer(kafka, [offset], position=offset + 1, ahead=set())
+    assert (await lags(kafka))[1].lag == 0
+
+
+def test_the_command(kafka: LogSettings) -> None:
+    asyncio.run(ask(kafka, 2))
+    env = {"TRIVIUM_LOG_TOPIC_PREFIX": kafka.topic_prefix}
+    of = ("bridge", "status", "--bootstrap", kafka.bootstrap)
+    code, shown, errors = trivium_here(*of, "--json", env=env)
+    assert (code, errors) == (0, "")
+    rows = {(row["pair"], row["partition"]): row["lag"] for row in json.loads(shown)}
+    assert rows[f"{kafka.topic_prefix}prompts", 1] == 2
+    assert rows[f"{kafka.topic_prefix}batch.prompts", 0] == 0
+    code, shown, _ = trivium_here(*of, env=env)
+    assert code == 0 and "nobody" in shown and "oldest" in shown

@@ -1,0 +1,68 @@
+"""issue 14, 5) a rolling restart: one process at a time, and only when all are there."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from infra.stack import rolling
+from infra.stack.rolling import restart
+from infra.stack.statefile import ProcessRow, StackState
+from schemas.errors import ConfigError, NotReady
+
+
+def state(**processes: tuple[int, str]) -> StackState:
+    rows = [
+        ProcessRow(name=name, kind="worker", pid=pid, state=told, restarts=0, url="", log_file="")
+        for name, (pid, told) in processes.items()
+    ]
+    return StackState(bootstrap="", ready=True, gateways=[], processes=rows)
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Each read of the state file is the next moment; a process is back two moments after."""
+    pids, moments = list[int](), dict[int, int]()
+
+    def kill(pid: int, number: signal.Signals) -> None:
+        assert number is signal.SIGTERM
+        pids.append(pid)
+        moments[pid] = 0
+
+    def read(folder: Path | None) -> StackState:
+        told = {}
+        for name, pid in (("a", 1), ("b", 2)):
+            if pid in moments:
+                moments[pid] += 1
+            since = moments.get(pid, -1)
+            told[name] = {-1: (pid, "ready"), 1: (pid, "ready"), 2: (0, "restarting"),
+                          3: (10 + pid, "starting")}.get(since, (10 + pid, "ready"))  # fmt: skip
+        return state(**told)
+
+    monkeypatch.setattr(rolling, "_LOOK_S", 0.0)
+    monkeypatch.setattr(rolling, "read_state", read)
+    monkeypatch.setattr(rolling.os, "kill", kill)  # type: ignore[attr-defined]  # its own import
+    return pids
+
+
+@pytest.mark.parametrize(("names", "pids"), [((), [1, 2]), (("b",), [2]), (("b", "a"), [2, 1])])
+async def test_each_is_ended_when_the_one_before_is_back(
+    killed: list[int], names: tuple[str, ...], pids: list[int]
+) -> None:
+    told: list[str] = []
+    await restart(names, folder=None, each_s=5, told=lambda name, seconds: told.append(name))
+    assert killed == pids and told == list(names or ("a", "b"))
+
+
+async def test_what_is_not_there_is_told(
+    killed: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="expected names of a, b, found c"):
+        await restart(("a", "c"), folder=None, each_s=5, told=lambda *_: None)
+    assert killed == []
+    monkeypatch.setattr(rolling, "read_state", lambda folder: state(a=(1, "starting")))
+    with pytest.raises(NotReady, match="not ready after 0 s: a"):
+        await restart((), folder=None, each_s=0, told=lambda *_: None)
+    monkeypatch.setattr(rolling, "read_state", lambda folder: None)
+    with pytest.raises(NotReady, match="nothing runs in"):
+        await restart((), folder=tmp_path, each_s=0, told=lambda *_: None)

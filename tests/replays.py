@@ -1,0 +1,34 @@
+"""Replays what a stack did: records it from the log, and expects the same to be decided again."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from infra.replay.collecting import record
+from infra.replay.replaying import Report, replay
+from schemas.log.clock import wall_ms
+from schemas.settings import LogSettings
+from tests.long_leases import long_leases
+
+PROCESS_LEASE_MS = 60_000  # what `tests/child_site` gives
+
+
+async def replayed(
+    log: LogSettings,
+    path: Path,
+    since_ms: int,
+    *,
+    long: bool,
+    look_back_ms: int = 600_000,
+    leaves_out: Sequence[str] = (),
+) -> Report:
+    """Of a stack with leases that are long or not."""
+    with long_leases(PROCESS_LEASE_MS) if long else nullcontext():
+        await record(
+            log, path, since_ms, wall_ms(), look_back_ms=look_back_ms, leaves_out=leaves_out
+        )
+        report = replay(path)
+    differences = [life.difference for life in report.lives if life.difference is not None]
+    assert differences == [], "what was decided is not decided again"
+    assert report.lives
+    return report

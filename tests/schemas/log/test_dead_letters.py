@@ -1,0 +1,156 @@
+"""Dead letters are read whole, and each is sent again once, wherever that ends (issue 13, 1)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable, Fenced, RecordError
+from schemas.log import dead_letters
+from schemas.log.clients import AssignedReader, LogProducer, bury
+from schemas.log.dead_letters import (
+    DeadLetter,
+    Retried,
+    Wanted,
+    holding,
+    read_letters,
+    rehearse,
+    retry,
+)
+from schemas.log.transactions import Sending, Transactions
+from schemas.settings import LogSettings
+from tests.schemas.log.settled import settle
+
+pytestmark = pytest.mark.kafka
+PARTITIONS = (2, 1)  # of `prompts` in tests, and of its dead letters
+EVERY = Wanted()
+
+
+async def prompts(kafka: LogSettings) -> list[Any]:
+    await settle(kafka, f"dlq-{kafka.topic_prefix}prompts")
+    reader = AssignedReader(kafka, "prompts", range(2), client_id="look", decided=True)
+    async with reader.reading("earliest"):
+        return await reader.read_to_end()
+
+
+async def letters(kafka: LogSettings) -> list[DeadLetter]:
+    await settle(kafka, f"dlq-{kafka.topic_prefix}prompts")
+    return [each async for each in read_letters(kafka, f"{kafka.topic_prefix}prompts", 1)]
+
+
+async def bury_some(kafka: LogSettings, values: Sequence[bytes], partition: int = 1) -> None:
+    """Written to `prompts`, and buried from there."""
+    async with LogProducer(kafka, Codec(), durable=True, client_id="test") as producer:
+        for value in values:
+            ack = await producer.send_raw(
+                f"{kafka.topic_prefix}prompts",
+                value,
+                key=b"k-" + value,
+                partition=partition,
+                headers=[("trace", b"t"), ("trace", b"u")],
+            )
+            await ack
+        for record in await prompts(kafka):
+            await bury(producer, record, RecordError(f"no prompt: {record.value.decode()}"))
+
+
+async def run(kafka: LogSettings, wanted: Wanted = EVERY) -> Retried:
+    done = Retried()
+    await retry(kafka, f"{kafka.topic_prefix}prompts", PARTITIONS, wanted, done)
+    return done
+
+
+async def test_what_is_sent_again_is_as_it_was(kafka: LogSettings) -> None:
+    await bury_some(kafka, [b"one", b"two"])
+    first, second = await letters(kafka)
+    counts = {f"{kafka.topic_prefix}{name}": 1 for name in ("prompts", "requests")}
+    assert await holding(kafka, counts) == {f"{kafka.topic_prefix}prompts"}, "others are not read"
+    assert first.key == b"k-one" and first.error == "RecordError: no prompt: one"
+    assert first.name == f"{kafka.topic_prefix}prompts/0/0" and first.origin == "1/0"
+    assert not first.is_retried and not second.is_retried
+
+    assert await run(kafka, Wanted(places=frozenset({second.place}))) == Retried(sent=1)
+    *_, again = await prompts(kafka)
+    assert (again.partition, again.key, again.value) == (1, b"k-two", b"two")
+    assert again.headers == (("trace", b"t"), ("trace", b"u"))
+    assert [each.is_retried for each in await letters(kafka)] == [False, True]
+    assert await run(kafka) == Retried(sent=1, already=1)
+    assert [each.value for each in await prompts(kafka)] == [b"one", b"two", b"two", b"one"]
+
+
+async def test_a_rehearsal_sends_nothing(kafka: LogSettings) -> None:
+    await bury_some(kafka, [b"one"])
+    done = Retried()
+    await rehearse(kafka, f"{kafka.topic_prefix}prompts", PARTITIONS, EVERY, done)
+    assert done == Retried(sent=1)
+    assert len(await prompts(kafka)) == 1 and not (await letters(kafka))[0].is_retried
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+async def test_a_command_that_breaks_off_sends_nothing_twice(
+    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch, is_committed: bool
+) -> None:
+    """Also where the broker took what nobody heard of."""
+    await bury_some(kafka, [b"one", b"two", b"three"])
+    monkeypatch.setattr(dead_letters, "_COMMIT_RECORDS", 2)
+    commit = Transactions.commit
+    left = [True, False]
+
+    async def breaking(self: Transactions, sends: Sequence[Sending], *rest: Any) -> list[int]:
+        if left.pop(0):
+            return await commit(self, sends, *rest)
+        if is_committed:
+            await commit(self, sends, *rest)
+        raise BrokerUnavailable("gone")
+
+    done = Retried()
+    with monkeypatch.context() as patch:
+        patch.setattr(Transactions, "commit", breaking)
+        with pytest.raises(BrokerUnavailable):
+            await retry(kafka, f"{kafka.topic_prefix}prompts", PARTITIONS, EVERY, done)
+    assert done == Retried(sent=1)
+    already = 1 + is_committed
+    assert await run(kafka) == Retried(sent=3 - already, already=already)
+    values = sorted(each.value for each in await prompts(kafka))
+    assert values == sorted([b"one", b"two", b"three"] * 2)
+
+
+async def test_a_second_command_ends_the_first(
+    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both read the same letters before either has sent any."""
+    await bury_some(kafka, [b"one"])
+    commit = Transactions.commit
+    others: list[Retried] = []
+
+    async def overtaken(self: Transactions, sends: Sequence[Sending], *rest: Any) -> list[int]:
+        if not others:
+            others.append(Retried())
+            topic = f"{kafka.topic_prefix}prompts"
+            await retry(kafka, topic, PARTITIONS, EVERY, others[0])
+        return await commit(self, sends, *rest)
+
+    monkeypatch.setattr(Transactions, "commit", overtaken)
+    with pytest.raises(Fenced):
+        await run(kafka)
+    assert others == [Retried(sent=1)] and len(await prompts(kafka)) == 2
+
+
+async def test_what_was_not_kept_is_not_sent(kafka: LogSettings) -> None:
+    """Too large for a dead letter, so without a value; or nobody's, without an origin."""
+    dead = f"{kafka.topic_prefix}prompts.dlq"
+    async with LogProducer(kafka, Codec(), durable=True, client_id="test") as producer:
+        for value, partition in ((None, b"0"), (b"x", b"9"), (b"x", b"?")):
+            headers = [("x-dlq-partition", partition)]
+            await (await producer.send_raw(dead, value, key=b"", partition=0, headers=headers))
+    assert await run(kafka) == Retried(impossible=3)
+    assert await prompts(kafka) == []
+
+
+async def test_letters_are_wanted_by_time_and_error(kafka: LogSettings) -> None:
+    await bury_some(kafka, [b"one", b"two"])
+    first, second = await letters(kafka)
+    assert first in Wanted(error="PROMPT: one") and second not in Wanted(error="prompt: one")
+    assert first not in Wanted(since_ms=first.at_ms + 1)
+    assert first in Wanted(since_ms=first.at_ms) and first not in Wanted(before_ms=first.at_ms)

@@ -1,0 +1,168 @@
+"""Commits of records and positions together, and whoever comes next, on a real broker."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import uuid4
+
+import pytest
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import InvalidTxnState
+
+from schemas.errors import Fenced
+from schemas.log.clients import AssignedReader
+from schemas.log.transactions import (
+    TRANSACTION_MS,
+    Position,
+    Sending,
+    Transactions,
+    committed,
+)
+from schemas.settings import LogSettings
+from tests.virtual import virtual
+from tests.waiting import pass_time, until
+
+pytestmark = pytest.mark.kafka
+
+
+def sending(kafka: LogSettings, value: bytes) -> Sending:
+    return Sending(topic=f"{kafka.topic_prefix}answers", partition=0, key=b"k", value=value)
+
+
+async def read(kafka: LogSettings) -> list[tuple[int, bytes]]:
+    reader = AssignedReader(kafka, "answers", [0], client_id="reader", decided=True)
+    async with reader.reading("earliest"):
+        return [(record.offset, record.value) for record in await reader.read_to_end()]
+
+
+async def test_records_and_positions_are_committed_together(kafka: LogSettings) -> None:
+    group, place = f"g{uuid4().hex}", (f"{kafka.topic_prefix}prompts", 1)
+    name = uuid4().hex
+    writer, successor = Transactions(kafka, name), Transactions(kafka, name)
+    await writer.start()
+    try:
+        assert await committed(kafka, group, [place]) == {}
+        value = uuid4().hex.encode()
+        (offset,) = await writer.commit(
+            [sending(kafka, value)], {place: Position(7, "known")}, group
+        )
+        await writer.commit([], {place: Position(8, "known")}, group)
+        await successor.start()
+        assert await committed(kafka, group, [place]) == {place: Position(8, "known")}
+        assert (offset, value) in await read(kafka)
+    finally:
+        await asyncio.gather(writer.stop(), successor.stop())
+
+
+async def test_a_successor_fences_whoever_had_the_id(kafka: LogSettings) -> None:
+    name, group, place = uuid4().hex, f"g{uuid4().hex}", (f"{kafka.topic_prefix}prompts", 1)
+    former, successor, third = (Transactions(kafka, name) for _ in range(3))
+    await former.start()
+    try:
+        await former.commit([], {place: Position(1)}, group)
+        await successor.start()
+        late, good = uuid4().hex.encode(), uuid4().hex.encode()
+        with pytest.raises(Fenced):
+            await former.commit([sending(kafka, late)], {place: Position(2)}, group)
+        assert await committed(kafka, group, [place]) == {place: Position(1)}
+        await successor.commit([sending(kafka, good)], {place: Position(3)}, group)
+        await third.start()
+        values = [value for _, value in await read(kafka)]
+        assert good in values and late not in values
+        assert await committed(kafka, group, [place]) == {place: Position(3)}
+    finally:
+        await asyncio.gather(former.stop(), successor.stop(), third.stop())
+
+
+async def leave_open(kafka: LogSettings, name: str) -> None:
+    """Records of a transaction that its coordinator knows nothing of, as a killed broker can leave
+    them."""
+    producer = AIOKafkaProducer(
+        bootstrap_servers=kafka.bootstrap, transactional_id=f"{kafka.topic_prefix}{name}"
+    )
+    place = TopicPartition(f"{kafka.topic_prefix}answers", 0)
+    await producer.start()
+    try:
+        await producer.begin_transaction()
+        producer._txn_manager._txn_partitions.add(place)  # so the coordinator is not told
+        await producer.send_and_wait(place.topic, b"open", key=b"k", partition=0)
+    finally:
+        producer._closed = True
+        await producer.client.close()
+        await producer._sender.close()
+
+
+async def can_leave_open(kafka: LogSettings, name: str) -> bool:
+    try:
+        await leave_open(kafka, name)
+    except InvalidTxnState:  # the broker still checks
+        return False
+    return True
+
+
+@asynccontextmanager
+async def unchecked(kafka: LogSettings) -> AsyncIterator[None]:
+    """The broker does not ask the coordinator whether what it gets is of a transaction."""
+
+    async def check(wanted: str) -> None:
+        configs = {"transaction.partition.verification.enable": wanted}
+        await admin.alter_configs([ConfigResource(ConfigResourceType.BROKER, "1", configs)])
+
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    await admin.start()
+    try:
+        await check("false")
+        yield
+    finally:
+        await check("true")
+        await admin.close()
+
+
+async def all_is_decided(kafka: LogSettings) -> bool:
+    ends = []
+    for decided in (True, False):
+        reader = AssignedReader(kafka, "answers", [0], client_id="reader", decided=decided)
+        async with reader.reading("latest"):
+            ends.append(await reader.end_offsets())
+    return ends[0] == ends[1]
+
+
+async def test_what_a_killed_broker_left_open_is_void(kafka: LogSettings) -> None:
+    name, place = uuid4().hex, (f"{kafka.topic_prefix}answers", 0)
+    reader, writer = Transactions(kafka, name), Transactions(kafka, name)
+    try:
+        async with unchecked(kafka):
+            await until(lambda: can_leave_open(kafka, name))
+            assert not await all_is_decided(kafka)
+            await reader.start([place])
+            await until(lambda: all_is_decided(kafka))
+            await leave_open(kafka, name)
+            await writer.start()
+            await writer.commit([sending(kafka, b"mine")])
+            await until(lambda: all_is_decided(kafka))
+            assert [value for _, value in await read(kafka)] == [b"mine"]
+    finally:
+        await asyncio.gather(reader.stop(), writer.stop())
+
+
+@virtual
+async def test_a_log_with_copies_may_take_longer_to_commit() -> None:
+    """Its leaders change meanwhile (issue 14, 5)."""
+    settings = LogSettings(request_timeout_ms=3 * TRANSACTION_MS)
+    writer = Transactions(settings, "w")
+    writer._producer = SlowProducer(settings.request_timeout_ms - 5_000)
+    await writer.commit([])
+
+
+class SlowProducer:
+    """Commits after so long."""
+
+    def __init__(self, after_ms: int) -> None:
+        self._after_ms = after_ms
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        yield
+        await pass_time(self._after_ms / 1000)

@@ -1,0 +1,51 @@
+"""Which answers go on, and behind what."""
+
+from dataclasses import replace
+
+from schemas.records import Continued, Request, Sampling
+from schemas.rules.continuing import may_continue, said_of
+from schemas.rules.sizes import SAID_BYTES_MAX, check_size
+from schemas.rules.tokens import pack_tokens
+from tests.schemas.examples import example
+
+
+def asked(max_tokens: int = 16) -> Request:
+    request = example("trivium.Request")
+    assert isinstance(request, Request)
+    sampling = Sampling(max_tokens=max_tokens, seed=7)
+    return replace(request, sampling=sampling, retrieval=None)
+
+
+def so_far(tokens: bytes, chars: int = 0) -> Continued:
+    return Continued(
+        request_id="r1",
+        session_id="s1",
+        attempt=1,
+        tokens=tokens,
+        chars=chars,
+        written_by="gateway-a",
+        at_ms=1,
+    )
+
+
+def test_an_answer_goes_on_behind_its_tokens() -> None:
+    """(issue 14, 1)"""
+    continued = so_far(pack_tokens([5, 6]), 7)
+    assert said_of(asked(), continued) == (continued.tokens, 7)
+    assert said_of(asked(), None) == (b"", 0)
+
+
+def test_what_a_request_has_no_room_for_begins_anew() -> None:
+    """A request leaves room for so much, and work is never too large over it."""
+    most = so_far(bytes(SAID_BYTES_MAX))
+    check_size(most, SAID_BYTES_MAX + 1_000)
+    assert said_of(asked(1 << 20), most) == (most.tokens, 0)
+    more = replace(most, tokens=bytes(SAID_BYTES_MAX + 4))
+    assert said_of(asked(1 << 20), more) == (b"", 0)
+
+
+def test_sampling_goes_on_and_what_is_kept_beside_the_tokens_does_not() -> None:
+    plain = asked()
+    drawn = replace(plain.sampling, temperature=0.9, seed=3, logprobs=2, min_tokens=4)
+    assert may_continue(replace(plain, sampling=drawn))
+    assert not may_continue(replace(plain, sampling=replace(drawn, stop=("x",))))

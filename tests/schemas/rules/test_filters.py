@@ -1,0 +1,96 @@
+"""The grammar of filters: dates, and what a gateway refuses already (issue 15, 2.4)."""
+
+import math
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import InvalidRequest
+from schemas.rules.filters import All, Between, Dated, Exists, Not, OneOf, moment_us, parse
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1970-01-01", 0),
+        ("1970-01-02T00:00:00Z", 86_400_000_000),
+        ("1970-01-01T00:00:00.000001", 1),
+        ("1970-01-01 00:00:00,5", 500_000),
+        ("1970-01-01t01:00:00+01:00", 0),
+        ("1970-01-01T00:00-0100", 3_600_000_000),
+        ("1969-12-31T23:59:59.999999z", -1),
+        ("0001-01-01T00:00:00+14:00", -62_135_596_800_000_000 - 14 * 3_600_000_000),
+        ("2024-05-31T12:00:00.123456789Z", 1_717_156_800_123_456),
+    ],
+)
+def test_dates_are_moments_in_utc_unless_they_say_otherwise(text: str, expected: int) -> None:
+    assert moment_us(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "2024", "20240531", "2024-W22-5", "2024-13-01", "2023-02-29", "2024-05-31T25:00", "today",
+     "2024-05-31T12:00:00Z and more", "2024-05-31T12:00+02:60", "2016-12-31T23:59:60Z",
+     " 2024-05-31", "0000-01-01", "٢٠٢٤-05-31"],
+)  # fmt: skip
+def test_other_texts_are_no_dates(text: str) -> None:
+    assert moment_us(text) is None
+
+
+@given(st.datetimes(timezones=st.just(UTC) | st.just(timezone(timedelta(hours=-5, minutes=30)))))
+def test_any_moment_that_python_writes_is_read(moment: datetime) -> None:
+    expected = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    assert moment_us(moment.isoformat()) == expected
+
+
+def test_an_expression_is_read_as_what_it_says() -> None:
+    assert parse('{"a": null}') == parse('{"a": {"$exists": false}}') == Not(Exists("a"))
+    assert parse('{"a": {"$ne": null}}') == Not(Not(Exists("a")))
+    assert parse('{"a": {"$contains": "x"}}') == parse('{"a": "x"}') == OneOf("a", ("x",))
+    assert parse('{"a": {"$contains_any": [1, 2]}}') == OneOf("a", (1.0, 2.0))
+    each = (OneOf("a", ("x",)), OneOf("a", ("y",)))
+    assert parse('{"a": {"$contains_all": ["x", "y"]}}') == All(each)
+    assert parse('{"a": {"$gte": "1970-01-01"}}') == Dated("a", low=0)
+    assert parse('{"a": {"$lt": "1970-01-01"}}') == Dated("a", high=-1)
+    assert parse('{"a": {"$gt": "1970-01-01", "$lte": 5}}') == All(
+        (Dated("a", low=1), Between("a", high=5.0))
+    )
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_number_that_no_float_stands_for_is_beyond_all_of_metadata(sign: int) -> None:
+    """Rounded, 2**53 + 1 would be 2**53, which a row may have."""
+    edge, far, last = sign * (2**53 + 1), sign * math.inf, float(sign * 2**53)
+    assert parse(f'{{"a": {edge}}}') == OneOf("a", (far,))
+    for name in ("$gt", "$gte", "$lt", "$lte"):
+        found = parse(f'{{"a": {{"{name}": {edge}}}}}')
+        assert isinstance(found, Between)
+        holds = (found.low or last) <= last <= (found.high or last)
+        assert holds == (("g" in name) == (sign < 0))
+    with pytest.raises(InvalidRequest, match="that a float can hold, found 1000"):
+        parse(f'{{"a": {10**400}}}')
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": {"$exists": 1}}', r"true or false under \$exists, found 1"),
+        ('{"a": {"$contains": ["x"]}}', "text, a number or a truth value, found"),
+        ('{"a": {"$contains": null}}', "text, a number or a truth value, found None"),
+        ('{"a": {"$contains_any": "x"}}', r"a list of values under \$contains_any"),
+        ('{"a": {"$contains_all": []}}', r"1 to 1024 values under \$contains_all, found 0"),
+        ('{"a": {"$contains_all": [%s1]}}' % ("1," * 1_024), r"1 to 1024 values .*, found 1025"),
+        ('{"a": {"$in": [null]}}', "text, a number or a truth value, found None"),
+        ('{"a": {"$gt": "2024-13-01"}}', "a number, or a date such as .*, found '2024-13-01'"),
+        ('{"a": {"$lte": true}}', "a number, found True"),
+        ('{"a": {"$lte": null}}', "a number, found None"),
+        ('{"a": {"$lte": [1]}}', "a number, found"),
+        ('{"a": {}, "b": 1}', "a condition on each field, found"),
+        ('{"a": {"$like": 1}}', r"\$eq, \$ne, .* or \$exists, found '\$like'"),
+    ],
+)
+def test_what_means_nothing_is_refused_with_the_reason(text: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        parse(text)

@@ -1,0 +1,90 @@
+"""What a change of a schema must keep (issue 13, 2): each break is named, and there is none."""
+
+import json
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+
+from schemas.codec import HISTORY_DIR, full_schema
+from schemas.compatibility import (
+    RELEASED_FILE,
+    breaks,
+    current_marks,
+    older_versions,
+    released_marks,
+    unreadable,
+)
+
+USAGE = full_schema("Usage")
+
+
+def with_field(**field: Any) -> dict[str, Any]:
+    return {**USAGE, "fields": [*USAGE["fields"], {"name": "more", "doc": "", **field}]}
+
+
+def test_nothing_is_broken() -> None:
+    assert list(breaks()) == []
+    assert released_marks() and older_versions()
+
+
+@pytest.mark.parametrize(
+    ("reader", "writer", "why"),
+    [
+        (with_field(type="string"), USAGE, "reader field missing default value: more"),
+        ({**USAGE, "name": "Used"}, USAGE, "name mismatch"),
+        (with_field(type="long"), with_field(type="string"), "type mismatch"),
+        (
+            with_field(type={"type": "enum", "name": "E", "symbols": ["A"]}),
+            with_field(type={"type": "enum", "name": "E", "symbols": ["A", "B"]}),
+            "missing enum symbols: {'B'}",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_said(reader: Any, writer: Any, why: str) -> None:
+    assert why in unreadable(reader, writer)
+
+
+@pytest.mark.parametrize(
+    ("reader", "writer"),
+    [
+        (USAGE, with_field(type="string")),
+        (with_field(type="string", default=""), USAGE),
+        (with_field(type="long"), with_field(type="int")),
+        (with_field(type=["null", "string"]), with_field(type="string")),
+    ],
+)
+def test_what_can_be_read_is_allowed(reader: Any, writer: Any) -> None:
+    assert unreadable(reader, writer) == ""
+
+
+def test_a_released_version_that_is_lost_is_named(tmp_path: Path) -> None:
+    """Somebody changed a schema and did not keep the version before."""
+    history = copytree(HISTORY_DIR, tmp_path / "history")
+    older = next(
+        path for path in history.glob("*.avsc") if path.name.split(".")[1] in _released_and_old()
+    )
+    older.unlink()
+    name, mark, _ = older.name.split(".")
+    assert [why for why in breaks(history) if f"{name}: version {mark} was released" in why]
+
+
+def _released_and_old() -> set[str]:
+    return set(released_marks().values()) - set(current_marks().values())
+
+
+def test_a_version_that_the_present_one_cannot_read_is_named(tmp_path: Path) -> None:
+    history = copytree(HISTORY_DIR, tmp_path / "history")
+    schema = {**USAGE, "fields": [{**USAGE["fields"][0], "type": "double"}]}
+    (history / "Usage.00.avsc").write_text(json.dumps(schema))
+    gone = {"type": "record", "name": "Gone", "fields": []}
+    (history / "Gone.00.avsc").write_text(json.dumps(gone))
+    found = "\n".join(breaks(history))
+    assert "Usage: the current version cannot read version 00: type mismatch" in found
+    assert "Gone: is gone" in found
+
+
+def test_the_release_is_in_the_history_or_current() -> None:
+    assert RELEASED_FILE.parent == HISTORY_DIR
+    assert json.loads(RELEASED_FILE.read_text())["version"]

@@ -1,0 +1,107 @@
+"""Routers on a real broker tell what requests have used that ended under the one before them."""
+
+import pytest
+
+from infra.story.usage import Check, read_usage
+from schemas.codec import Codec
+from schemas.log.clock import wall_ms
+from schemas.records import Role, Usage, Work
+from schemas.settings import LogSettings
+from schemas.topics import partition_of
+from streams.agents.usage import UsageWriter
+from streams.core.effects import Use
+from streams.core.requests.live import arrived
+from streams.core.requests.usage import usage_of
+from tests.streams import builders
+from tests.streams.agents.stage import Stage, fresh, of, router, stage, worker
+from tests.streams.core.router_setups import replicas
+from tests.waiting import run, until
+
+pytestmark = pytest.mark.kafka
+
+
+async def ended_before(on: Stage, *names: str) -> None:
+    """Requests whose router has died right after it had read their outcomes."""
+    past = replicas(window=len(names))
+    for name in names:
+        past.request(name)
+    for work, decision in zip(past.works, past.decisions, strict=True):
+        request = fresh(work.request_id)
+        await on.send("requests", request, request.session_id)
+        await on.send("decisions", decision, request.session_id)
+        outcome = builders.outcome(work, wall_ms(), worker_ms=40.0)
+        await on.send("outcomes", outcome, request.session_id)
+
+
+async def serve(on: Stage, name: str) -> None:
+    """A request from its arrival to its end."""
+    request = fresh(name)
+    await on.send("requests", request, request.session_id)
+    (work,) = await on.until("decode", of(name, Work))
+    await on.send("outcomes", builders.outcome(work, wall_ms()), request.session_id)
+
+
+async def told(log: LogSettings, count: int) -> dict[str, Usage]:
+    """All that is committed, once there is so much of it."""
+    found: dict[str, Usage] = {}
+
+    async def is_there() -> bool:
+        check = Check()
+        async for partition, usage in read_usage(log):
+            check.add(partition, usage)
+            found[usage.request_id] = usage
+        assert check.holds, check
+        return len(found) >= count
+
+    await until(is_there)
+    return found
+
+
+async def used_before(log: LogSettings, *names: str) -> None:
+    """The last router has told so much, of all that ends."""
+    writer = UsageWriter(log, Codec(), "router-z")
+    await writer.take([0, 1])
+    try:
+        await writer.begin([0, 1], {("outcomes", p): 0 for p in (0, 1)})
+        for name in names:
+            past, request = replicas(), fresh(name)
+            past.request(name)
+            usage = usage_of(arrived(request, 0), builders.outcome(past.works[0]))
+            partition = partition_of(request.session_id, log.session_partitions)
+            await writer.write(Use(usage, partition), None)
+    finally:
+        await writer.keep(())
+
+
+def test_a_takeover_tells_what_is_not_written_and_nothing_else(kafka: LogSettings) -> None:
+    """(issue 13, 1)"""
+
+    async def main() -> None:
+        async with stage(kafka) as on:
+            await ended_before(on, "r0", "r1", "r2")
+            await used_before(kafka, "r1")
+            async with router(kafka), worker(on, "replica-a", Role.REPLICA, 4):
+                found = await told(kafka, 3)
+                assert (found["r0"].worker_ms, found["r1"].worker_ms) == (40.0, 0.0)
+                await serve(on, "r3")
+                await told(kafka, 4)
+            async with router(kafka, "router-b"), worker(on, "replica-b", Role.REPLICA, 4):
+                await serve(on, "r4")
+                assert (await told(kafka, 5)).keys() == {f"r{n}" for n in range(5)}
+
+    run(main())
+
+
+def test_what_ended_before_an_upgrade_is_not_told(kafka: LogSettings) -> None:
+    """Nor is it by any router after the first (issue 13, 1)."""
+
+    async def main() -> None:
+        async with stage(kafka) as on:
+            await ended_before(on, "old")
+            for number, name in enumerate(("router-a", "router-b"), 1):
+                async with router(kafka, name), worker(on, f"x{number}", Role.REPLICA, 4):
+                    await serve(on, f"r{number}")
+                    found = await told(kafka, number)
+                    assert found.keys() == {f"r{n + 1}" for n in range(number)}
+
+    run(main())

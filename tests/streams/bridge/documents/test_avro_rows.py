@@ -1,0 +1,133 @@
+"""Rows that change streams write in Avro, as Kafka Connect's Avro converters make them of keys and
+values, by schemas of a registry (issue 13, 3)."""
+
+from collections.abc import Iterator
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from schemas.errors import RecordError
+from streams.bridge.config import DocumentSource
+from streams.bridge.documents.rows import Change, change_of
+from streams.bridge.prompts import PromptRecord
+from streams.bridge.writer_schemas import WriterSchemas
+from tests.schemas.log.registry_stub import StubRegistry, running_registry
+from tests.streams.bridge.test_writer_schemas import registered, written
+
+SOURCE = DocumentSource(
+    topic="rows.documents", collection="handbook", text="{title}: {body?}", metadata=("day", "fee")
+)
+KEY = {
+    "type": "record",
+    "name": "Key",
+    "namespace": "app.public.documents",
+    "fields": [{"name": "id", "type": "long"}],
+}
+FEE = {"type": "bytes", "logicalType": "decimal", "precision": 8, "scale": 2}
+VALUE: dict[str, Any] = {
+    "type": "record",
+    "name": "Value",
+    "namespace": "app.public.documents",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "title", "type": "string"},
+        {"name": "body", "type": ["null", "string"], "default": None},
+        {"name": "day", "type": ["null", {"type": "int", "logicalType": "date"}], "default": None},
+        {"name": "fee", "type": ["null", FEE], "default": None},
+        {"name": "__deleted", "type": ["null", "string"], "default": None},
+    ],
+}
+ENVELOPE = {
+    "type": "record",
+    "name": "Envelope",
+    "namespace": "app.public.documents",
+    "fields": [
+        {"name": "before", "type": ["null", VALUE], "default": None},
+        {"name": "after", "type": ["null", "Value"], "default": None},
+        {"name": "op", "type": "string"},
+    ],
+}
+ROW = {"id": 7, "title": "Ferries", "body": "Pier 7.", "day": date(2020, 1, 2)}
+ROW |= {"fee": Decimal("3.50"), "__deleted": None}
+
+
+@pytest.fixture
+def stub() -> Iterator[StubRegistry]:
+    with running_registry() as found:
+        yield found
+
+
+def known(stub: StubRegistry, schema: Any) -> int:
+    """Its id; each has a subject of its own."""
+    return registered(stub, schema, f"subject-{schema}")
+
+
+async def said(stub: StubRegistry, key: Any, value: Any, headers: Any = ()) -> Change:
+    """What a record says whose parts are given with their schemas, or as bytes."""
+
+    def raw(part: Any) -> bytes | None:
+        if not isinstance(part, tuple):
+            return None if part is None else bytes(part)
+        schema, value = part
+        return written(schema, value, known(stub, schema))
+
+    made = PromptRecord(
+        topic=SOURCE.topic,
+        partition=1,
+        offset=2,
+        timestamp_ms=3,
+        key=raw(key),
+        value=raw(value),
+        headers=headers,
+    )
+    return await change_of(made, SOURCE, WriterSchemas(stub.url, 60_000))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [(VALUE, ROW), (ENVELOPE, {"before": None, "after": ROW, "op": "u"})],
+    ids=["unwrapped", "envelope"],
+)
+async def test_a_row_is_a_document(stub: StubRegistry, value: Any) -> None:
+    change = await said(stub, (KEY, {"id": 7}), value)
+    assert change.key == "handbook/7" and change.document is not None
+    assert change.document.text == "Ferries: Pier 7."
+    assert change.document.metadata == '{"day": "2020-01-02", "fee": "3.50"}'
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        (ENVELOPE, {"before": ROW, "after": None, "op": "d"}),
+        (VALUE, {**ROW, "__deleted": "true"}),
+    ],
+    ids=["tombstone", "envelope", "rewritten"],
+)
+async def test_a_deleted_row_ends_its_document(stub: StubRegistry, value: Any) -> None:
+    assert await said(stub, (KEY, {"id": 7}), value) == Change("handbook/7", None)
+
+
+@pytest.mark.parametrize("key", [("string", "7"), ("long", 7), b"7", b'{"id": 7}'])
+async def test_keys_of_other_converters(stub: StubRegistry, key: Any) -> None:
+    """Each part has a converter of its own."""
+    assert (await said(stub, key, (VALUE, ROW))).key == "handbook/7"
+
+
+async def test_ids_in_headers(stub: StubRegistry) -> None:
+    ids = [b"\x00" + known(stub, each).to_bytes(4, "big") for each in (KEY, VALUE)]
+    headers = list(zip(("__key_schema_id", "__value_schema_id"), ids, strict=True))
+    key, value = written(KEY, {"id": 7})[5:], written(VALUE, ROW)[5:]
+    change = await said(stub, key, value, headers)
+    assert change.key == "handbook/7" and change.document is not None
+
+
+async def test_what_is_no_row(stub: StubRegistry) -> None:
+    with pytest.raises(RecordError, match="schema id 99: .*answered 404"):
+        await said(stub, (KEY, {"id": 7}), b"\x00\x00\x00\x00\x63x")
+    with pytest.raises(RecordError, match="expected a row as a JSON object, found 7"):
+        await said(stub, (KEY, {"id": 7}), ("long", 7))
+    with pytest.raises(RecordError, match="the body is damaged"):
+        await said(stub, (KEY, {"id": 7}), written(VALUE, ROW, known(stub, VALUE))[:9])

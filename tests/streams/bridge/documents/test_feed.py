@@ -1,0 +1,161 @@
+"""Rows of a topic become documents on a real broker: in order, once each, whoever does it
+(issue 13, 3)."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiokafka import ConsumerRecord, TopicPartition
+
+from schemas.codec import Codec
+from schemas.errors import Fenced
+from schemas.log.admin import create_others
+from schemas.log.clients import AssignedReader, LogProducer
+from schemas.log.transactions import Transactions, committed
+from schemas.settings import LogSettings
+from schemas.topics import document_key, partition_of
+from streams.bridge.config import DocumentSource
+from streams.bridge.documents.feed import _Feed, feed_documents, feed_group
+from tests.waiting import until
+
+pytestmark = pytest.mark.kafka
+CODEC = Codec()
+Row = tuple[str, dict[str, Any] | bytes | None]
+
+
+def source(kafka: LogSettings) -> DocumentSource:
+    return DocumentSource(
+        topic=f"{kafka.topic_prefix}rows", collection="handbook", text="{body}", metadata=("n",)
+    )
+
+
+@asynccontextmanager
+async def feeding(kafka: LogSettings, *names: str) -> AsyncIterator[None]:
+    tasks = [
+        asyncio.create_task(feed_documents(kafka, [source(kafka)], CODEC, name)) for name in names
+    ]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def write(kafka: LogSettings, *rows: Row, partition: int = 0) -> None:
+    """As a change stream does, a row after the other."""
+    topic = source(kafka).topic
+    await create_others(kafka, {topic: 3_600_000})
+    async with LogProducer(kafka, CODEC, durable=True, client_id="database") as producer:
+        for name, row in rows:
+            key = json.dumps({"id": name}).encode()
+            value = json.dumps(row).encode() if isinstance(row, dict) else row
+            await (await producer.send_raw(topic, value, key=key, partition=partition))
+
+
+async def read(kafka: LogSettings, topic: str, partitions: int) -> list[ConsumerRecord]:
+    reader = AssignedReader(kafka, topic, range(partitions), client_id="reader", decided=True)
+    async with reader.reading("earliest"):
+        return [record async for record in reader.by_time(await reader.end_offsets())]
+
+
+async def documents(kafka: LogSettings) -> list[tuple[str, str | None]]:
+    found = []
+    for record in await read(kafka, "documents", kafka.document_partitions):
+        key = record.key.decode()
+        assert record.partition == partition_of(key, kafka.document_partitions)
+        text = CODEC.decode(record.value).text if record.value else None
+        found.append((key, text))
+    return found
+
+
+def has(kafka: LogSettings, wanted: Callable[[list[tuple[str, str | None]]], bool]) -> Any:
+    async def looks() -> bool:
+        return wanted(await documents(kafka))
+
+    return looks
+
+
+def body(text: str) -> dict[str, Any]:
+    return {"body": text, "n": 1}
+
+
+KEY = document_key("handbook", "a")
+
+
+async def test_documents_follow_their_rows_in_order(kafka: LogSettings) -> None:
+    """A new row, its edits, its end, and what is no row: that is kept with its reason."""
+    await write(kafka, ("a", body("one")), ("a", b"{"), ("a", body("two")), ("b", body("other")))
+    async with feeding(kafka, "bridge-0"):
+        await write(kafka, ("a", b"null"), ("b", None))
+        await until(has(kafka, lambda found: len(found) == 5))
+    found = await documents(kafka)
+    assert [text for key, text in found if key == KEY] == ["one", "two", None]
+    assert [text for key, text in found if key != KEY] == ["other", None]
+    (letter,) = await read(kafka, "rows.dlq", 1)
+    assert letter.value == b"{"
+    said = dict(letter.headers)
+    assert said["x-dlq-offset"] == b"1"
+    assert b"expected a row as a JSON object" in said["x-dlq-error-message"]
+
+
+async def test_whoever_comes_next_goes_on_where_it_was(kafka: LogSettings) -> None:
+    await write(kafka, ("a", body("one")))
+    async with feeding(kafka, "bridge-0"):
+        await until(has(kafka, lambda found: len(found) == 1))
+    await write(kafka, ("a", body("two")))
+    async with feeding(kafka, "bridge-1"):
+        await until(has(kafka, lambda found: found[-1] == (KEY, "two")))
+    assert await documents(kafka) == [(KEY, "one"), (KEY, "two")]
+    place = (source(kafka).topic, 0)
+    assert (await committed(kafka, feed_group(kafka), [place]))[place].offset >= 2
+
+
+async def test_who_is_fenced_begins_again_and_repeats_nothing(kafka: LogSettings) -> None:
+    """Another process took the partition, and is gone: the row after that is written once."""
+    await write(kafka, ("a", body("one")))
+    async with feeding(kafka, "bridge-0"):
+        await until(has(kafka, lambda found: len(found) == 1))
+        other = Transactions(kafka, f"documents-{source(kafka).topic}-0")
+        await other.start()
+        await other.stop()
+        await write(kafka, ("a", body("two")))
+        await until(has(kafka, lambda found: found[-1] == (KEY, "two")))
+    assert await documents(kafka) == [(KEY, "one"), (KEY, "two")]
+
+
+async def test_who_slept_through_its_end_writes_nothing_more(kafka: LogSettings) -> None:
+    """Its successor leaves out what was done, and the former one's older row is never written."""
+    await write(kafka, ("a", body("one")), ("a", body("two")))
+    topic = source(kafka).topic
+    old, new = await read(kafka, topic.removeprefix(kafka.topic_prefix), 1)
+    place = TopicPartition(topic, 0)
+    former, successor = (_Feed(kafka, [source(kafka)], CODEC, name) for name in ("f", "s"))
+    try:
+        await former._write(place, [old])
+        await successor._write(place, [old, new])
+        with pytest.raises(Fenced):
+            await former._write(place, [old])
+        assert await documents(kafka) == [(KEY, "one"), (KEY, "two")]
+    finally:
+        await former._stop_writers()
+        await successor._stop_writers()
+
+
+async def test_bridges_share_the_partitions_and_nothing_is_done_twice(kafka: LogSettings) -> None:
+    for partition in range(kafka.prompt_partitions):
+        rows = [(f"{partition}-{n}", body(str(n))) for n in range(20)]
+        await write(kafka, *rows, partition=partition)
+    expected = 20 * kafka.prompt_partitions
+    async with feeding(kafka, "bridge-0"):
+        async with feeding(kafka, "bridge-1"):
+            await until(has(kafka, lambda found: len(found) >= expected))
+            await write(kafka, ("late", body("late")), partition=1)
+            await until(has(kafka, lambda found: len(found) > expected))
+        await write(kafka, ("later", body("later")), partition=0)
+        await until(has(kafka, lambda found: len(found) > expected + 1))
+    found = await documents(kafka)
+    assert len(found) == len(set(found)) == expected + 2

@@ -1,0 +1,148 @@
+"""What rows are as documents: keys, envelopes, the ways to say that a row is gone, and what is no
+row at all (issue 13, 3)."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from schemas.errors import ConfigError, RecordError
+from schemas.records import Document
+from streams.bridge.config import BridgeSettings, DocumentSource
+from streams.bridge.documents.rows import UNAVAILABLE, Change, change_of
+from streams.bridge.prompts import PromptRecord
+from streams.bridge.writer_schemas import WriterSchemas
+
+SOURCE = DocumentSource(
+    topic="rows.documents", collection="handbook", text="{title}: {body}", metadata=("title", "at")
+)
+ROW = {"id": "ferry", "title": "Ferries", "body": "Pier 7.", "at": None}
+
+
+def record(key: Any, value: Any) -> PromptRecord:
+    def raw(each: Any) -> bytes | None:
+        return each if each is None or isinstance(each, bytes) else json.dumps(each).encode()
+
+    return PromptRecord(
+        topic=SOURCE.topic, partition=1, offset=2, timestamp_ms=3, key=raw(key), value=raw(value)
+    )
+
+
+def said(key: Any, value: Any, source: DocumentSource = SOURCE) -> Change:
+    return asyncio.run(change_of(record(key, value), source, WriterSchemas("", 1)))
+
+
+FERRY = Change(
+    "handbook/ferry",
+    Document(
+        document_id="ferry",
+        collection="handbook",
+        text="Ferries: Pier 7.",
+        metadata='{"title": "Ferries"}',
+        at_ms=3,
+    ),
+)
+GONE = Change("handbook/ferry", None)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ROW,
+        {"schema": {"type": "struct"}, "payload": ROW},
+        {"before": None, "after": ROW, "op": "c", "source": {}},
+        {"schema": {}, "payload": {"before": None, "after": ROW, "op": "u"}},
+        {**ROW, "__deleted": "false"},
+    ],
+)
+def test_a_row_is_a_document_in_any_envelope(value: Any) -> None:
+    assert said({"id": "ferry"}, value) == FERRY
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        b"",
+        b"null",
+        {"schema": None, "payload": None},
+        {"before": ROW, "after": None, "op": "d"},
+        {**ROW, "__deleted": "true"},
+        {**ROW, "title": "", "body": "", "__deleted": True},
+    ],
+)
+def test_a_deleted_row_ends_its_document_however_that_is_said(value: Any) -> None:
+    """A real empty value, the JSON null of Connect's converter, and rewritten deletes."""
+    assert said({"id": "ferry"}, value) == GONE
+
+
+def test_a_row_without_text_is_no_document_any_more() -> None:
+    source = DocumentSource(topic="rows.documents", collection="handbook", text="{body?}")
+    assert said({"id": "ferry"}, {**ROW, "body": None}, source) == GONE
+
+
+@pytest.mark.parametrize(
+    ("key", "document_id"),
+    [
+        ({"id": "a"}, "a"),
+        ({"id": 17}, "17"),
+        ({"schema": {}, "payload": {"id": 17}}, "17"),
+        (b"a", "a"),
+        (b'"a"', "a"),
+        (b"0017", "0017"),
+        (b"1e5", "1e5"),
+        (b"17", "17"),
+    ],
+)
+def test_the_id_is_the_keys_only_field(key: Any, document_id: str) -> None:
+    assert said(key, None).key == f"handbook/{document_id}"
+
+
+def test_a_key_of_several_fields_needs_a_template() -> None:
+    source = DocumentSource(topic="rows.documents", collection="handbook", id="{shop}-{id}")
+    assert said({"shop": 3, "id": "a"}, None, source).key == "handbook/3-a"
+    assert said(None, {"shop": 3, "id": "b", "text": "x"}, source).key == "handbook/3-b"
+    with pytest.raises(RecordError, match=r"expected one field, or `id` .* found \['id', 'shop'\]"):
+        said({"shop": 3, "id": "a"}, None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ({"id": "a"}, b"{", "expected a row as a JSON object"),
+        ({"id": "a"}, b"[1]", r"expected a row as a JSON object, found \[1\]"),
+        ({"id": "a"}, b"\xff", "expected a row as a JSON object"),
+        ({"id": "a"}, {"title": "T"}, "expected a field body, found none"),
+        ({"id": "a"}, {**ROW, "body": UNAVAILABLE}, "REPLICA IDENTITY FULL"),
+        ({"id": None}, ROW, "expected the id of a document"),
+        ({"id": ""}, None, "expected the id of a document"),
+        ({"id": "\ud800"}, None, "expected characters"),
+        (b"\xff", ROW, "key: expected text"),
+        ({"id": "a"}, b"\x00\x00\x00\x00\x07x", r"no schema registry is named \(log.schema_reg"),
+        (None, ROW, "expected one field"),
+        (b"null", ROW, "expected one field"),
+    ],
+)
+def test_what_is_no_row_says_what_was_expected(key: Any, value: Any, why: str) -> None:
+    with pytest.raises(RecordError, match=why):
+        said(key, value)
+
+
+def test_a_row_belongs_to_the_tenant_that_it_names() -> None:
+    source = DocumentSource(
+        topic="rows.documents", collection="handbook", text="{body}", tenant="{owner}"
+    )
+    document = said({"id": "a"}, {**ROW, "owner": "harbour"}, source).document
+    assert document is not None
+    assert document.tenant == "harbour"
+
+
+def test_wrong_settings_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"bridge.documents \(t\): text: expected the name"):
+        DocumentSource(topic="t", collection="c", text="{")
+    with pytest.raises(ConfigError, match="collection: .*found 'a/b'"):
+        DocumentSource(topic="t", collection="a/b")
+    twice = (SOURCE, SOURCE)
+    with pytest.raises(ConfigError, match="expected each topic once"):
+        BridgeSettings(documents=twice)

@@ -1,0 +1,272 @@
+"""Lives of a partition of prompts over a log in memory; tests say what is answered.
+
+The log keeps what matters to a life: who has the transactional id, what is committed, how large
+records may be, which prompts lie where. It commits all or nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable, Fenced, RecordTooLarge, TriviumError
+from schemas.log.transactions import FullPlace, Position, Sending
+from schemas.records import Answer
+from schemas.rules.sizes import RECORD_BYTES_MAX
+from schemas.settings import LogSettings
+from streams.bridge import life
+from streams.bridge.answers import Answers
+from streams.bridge.asking import Asked, Ends
+from streams.bridge.config import Pair
+from streams.bridge.dead_letters import dead_letter
+from streams.bridge.life import Life, Shared
+from streams.bridge.progress import Note, decode
+from streams.bridge.prompts import PromptRecord, Prompts
+from streams.bridge.slots import Slots
+from streams.bridge.writer_schemas import WriterSchemas
+from tests.streams.bridge.samples import pair, record
+from tests.streams.gateway.samples import MODEL
+from tests.waiting import pass_time
+
+CODEC = Codec()
+PLACE: FullPlace = ("rows", 1)
+TOKENS = {3: 100}  # what this bridge reads: partition of `tokens`, and how far
+
+
+@dataclass
+class MemoryLog:
+    """One partition of prompts, and what is committed for it."""
+
+    prompts: list[PromptRecord] = field(default_factory=list)
+    end: int = 0  # behind the last prompt and the marks of transactions
+    owner: object = None
+    position: Position | None = None
+    sent: list[Sending] = field(default_factory=list)
+    commits: int = 0
+    bytes_max: dict[str, int] = field(default_factory=dict)  # by topic
+    trouble: TriviumError | None = None  # of the next commit
+    gaps: list[tuple[int, int]] = field(default_factory=list)  # that were looked into
+    replayed: list[tuple[int, int]] = field(default_factory=list)  # partition of tokens, offset
+    tokens_end: int = 0  # of each of these
+
+    def put(self, offset: int, value: Any = None, key: bytes = b"k") -> PromptRecord:
+        """One more prompt."""
+        value = {"text": f"question {offset}"} if value is None else value
+        made = record(value, offset=offset, key=key)
+        self.prompts.append(made)
+        self.end = offset + 1
+        return made
+
+    def answers(self) -> dict[int, Answer]:
+        """By offset; fails where a prompt has two."""
+        found: dict[int, Answer] = {}
+        for each in self.sent:
+            if each.topic == "rows.answers":
+                answer: Answer = CODEC.decode(each.value)
+                assert answer.prompt_offset not in found, "answered twice"
+                found[answer.prompt_offset] = answer
+        return found
+
+    @property
+    def note(self) -> Note:
+        """Of the last commit."""
+        assert self.position is not None
+        return decode(self.position.metadata, self.position.offset)
+
+    @property
+    def letters(self) -> list[dict[str, bytes]]:
+        """Headers of dead letters."""
+        return [dict(each.headers) for each in self.sent if each.topic == "rows.dlq"]
+
+
+class MemoryTransactions:
+    """As `Transactions`: of no use after any error."""
+
+    log: MemoryLog
+
+    def __init__(self, *_: object) -> None:
+        self._is_open = False
+
+    async def start(self) -> None:
+        self.log.owner, self._is_open = self, True
+
+    async def commit(
+        self, sends: Sequence[Sending], positions: dict[FullPlace, Position], _: str
+    ) -> None:
+        await pass_time(0.01)
+        log = self.log
+        if log.owner is not self:
+            raise Fenced("another process writes this now")
+        if not self._is_open:
+            raise BrokerUnavailable("not started")
+        trouble, log.trouble = log.trouble, None
+        if any(each.bytes_at_most > log.bytes_max.get(each.topic, 1 << 20) for each in sends):
+            trouble = RecordTooLarge("not sent: larger than max.message.bytes")
+        if trouble is not None:
+            self._is_open = False
+            raise trouble
+        log.sent += sends
+        log.position = positions[PLACE]
+        log.commits += 1
+
+    async def stop(self) -> None:
+        self._is_open = False
+
+
+class MemoryPast:
+    """As `Past`."""
+
+    log: MemoryLog
+
+    def __init__(self, *_: object) -> None:
+        self.is_closed = False
+
+    async def bounds(self) -> tuple[int, int]:
+        return 0, self.log.end
+
+    async def records(self, since: int, until: int) -> AsyncGenerator[PromptRecord]:
+        for each in self.log.prompts:
+            if since <= each.offset < until:
+                yield each
+
+    async def missed(self, since: int, until: int) -> AsyncGenerator[PromptRecord]:
+        assert not self.is_closed
+        self.log.gaps.append((since, until))
+        async for each in self.records(since, until):
+            yield each
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class StubAsking:
+    """Asks nobody: `answer` and `fail` say what becomes of a prompt that was asked."""
+
+    def __init__(self) -> None:
+        self.backend = SimpleNamespace(epoch=1, tokens_read=dict(TOKENS))
+        self.gateway = SimpleNamespace(hub=None)
+        self.vector_slots = Slots(lambda: 1)
+        self.asked: list[int] = []  # offsets, in order
+        self.begun: list[int] = []  # those listened to before that
+        self.told: dict[int, TriviumError] = {}  # of tokens that are there already
+        self.begins: set[int] = set()  # what these tell the beginning of
+        self._waiting: dict[int, asyncio.Future[list[Sending] | TriviumError]] = {}
+
+    def begin(self, asked: Asked) -> None:
+        asked.starts.setdefault(*next(iter(TOKENS.items())))
+        asked.tries += 1
+        self.begun.append(asked.record.offset)
+
+    def is_told_of(self, asked: Asked) -> bool:
+        return asked.record.offset in self.begins
+
+    def release(self, asked: Asked) -> None:
+        """Nothing is listened to."""
+
+    async def outcome(self, asked: Asked) -> TriviumError | None:
+        return self.told.pop(asked.record.offset, None)
+
+    def asks_again(self, asked: Asked, error: TriviumError) -> bool:
+        return error.retriable
+
+    async def settle(self, asked: Asked, may_send: Any) -> list[Sending]:
+        offset = asked.record.offset
+        asked.starts.setdefault(*next(iter(TOKENS.items())))
+        await may_send(3)
+        self.asked.append(offset)
+        found = await self._waiting.setdefault(offset, asyncio.get_running_loop().create_future())
+        return self.failed(asked, found) if isinstance(found, TriviumError) else found
+
+    def answer(self, offset: int, text: str = "yes", metadata: str | None = None) -> None:
+        made = Answer(
+            prompt_topic="rows",
+            prompt_partition=1,
+            prompt_offset=offset,
+            prompt_ms=5,
+            text=text,
+            metadata=metadata,
+        )
+        answers = Answers(pair(format="avro"), CODEC)
+        self._future(offset).set_result([answers.sending(record({}, offset=offset), made)])
+
+    def fail(self, offset: int, error: TriviumError) -> None:
+        self._future(offset).set_result(error)
+
+    def _future(self, offset: int) -> Any:
+        loop = asyncio.get_running_loop()
+        return self._waiting.setdefault(offset, loop.create_future())
+
+    def failed(self, asked: Asked, error: TriviumError, *, briefly: bool = False) -> list[Sending]:
+        answers, asked.error = asked.ends.answers, error
+        answer = answers.failed(asked.record, error, question=asked.question)
+        return [
+            answers.sending(asked.record, answer, briefly=briefly),
+            dead_letter(asked.record, error, bytes_max=0 if briefly else RECORD_BYTES_MAX),
+        ]
+
+    def fitting(self, sending: Sending) -> Sending:
+        return sending
+
+
+class Bridge:
+    """What lives of one process share."""
+
+    def __init__(self, log: MemoryLog, of: Pair | None = None) -> None:
+        self.log, self.asking = log, StubAsking()
+        self.troubles: list[BaseException] = []
+        of = replace(of or pair(), format="avro")
+        prompts = Prompts(of, MODEL, CODEC, WriterSchemas("", 1))
+        self.ends = Ends(of, prompts, Answers(of, CODEC))
+        self.shared = Shared(
+            log=LogSettings(),
+            codec=CODEC,
+            bridge_id="bridge-0",
+            group_id="bridge",
+            asking=self.asking,  # type: ignore[arg-type]  # stands in for one
+            slots=Slots(lambda: 8),
+            may_ask=asyncio.Event(),
+            fail=self.troubles.append,
+            epoch=1,
+        )
+        self.shared.may_ask.set()
+
+    def life(self) -> Life:
+        """One that has begun."""
+        made = Life(self.shared, PLACE, self.ends)
+        made.begin()
+        return made
+
+    @asynccontextmanager
+    async def living(self) -> AsyncGenerator[Life]:
+        made = self.life()
+        try:
+            yield made
+        finally:
+            await made.stop()
+
+
+@pytest.fixture
+def memory_log(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
+    """The log that all lives of a test have."""
+    log = MemoryLog()
+
+    async def committed(*_: object) -> dict[FullPlace, Position]:
+        return {} if log.position is None else {PLACE: log.position}
+
+    async def replay(*arguments: Any, live: bool = False) -> int:
+        _, _, _, partition, offset, _ = arguments
+        log.replayed.append((partition, offset))
+        if live:
+            await asyncio.get_running_loop().create_future()
+        return max(int(offset), log.tokens_end)
+
+    monkeypatch.setattr(life, "Transactions", type("T", (MemoryTransactions,), {"log": log}))
+    monkeypatch.setattr(life, "Past", type("P", (MemoryPast,), {"log": log}))
+    monkeypatch.setattr(life, "committed", committed)
+    monkeypatch.setattr(life, "replay", replay)
+    return log

@@ -1,0 +1,411 @@
+"""One prompt at the routers, until it has an answer or an error that stands; on virtual time, by a
+gateway's own way in, over a log in memory."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from openai.types import CreateEmbeddingResponse
+from openai.types.responses import Response
+
+from schemas.errors import (
+    BrokerUnavailable,
+    LeaseError,
+    NotReady,
+    TooManyRequests,
+    WorkerLost,
+)
+from schemas.log.transactions import Sending
+from schemas.records import Answer, AnswerPart, OutcomeKind, Request
+from streams.bridge.answers import Answers
+from streams.bridge.asking import Asked, Asking, Ends
+from streams.bridge.config import Pair
+from streams.bridge.prompts import PromptRecord, Prompts
+from streams.bridge.writer_schemas import WriterSchemas
+from streams.gateway.request.check_process import CHECK_PROCESS
+from streams.gateway.stream.hub import Hub
+from tests.streams.bridge.samples import CODEC, pair, record
+from tests.streams.gateway.in_process import FakeLog, InProcessGateway
+from tests.streams.gateway.samples import MODEL, ended, frame
+from tests.virtual import virtual
+from tests.waiting import pass_time, until
+
+TRACE = ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+Answering = Callable[[Request], None]
+
+
+class Parts:
+    """The producer of parts."""
+
+    def __init__(self) -> None:
+        self.parts: list[AnswerPart] = []
+
+    async def send_raw(self, topic: str, value: bytes, **_: Any) -> asyncio.Future[None]:
+        assert topic == "rows.parts"
+        self.parts.append(CODEC.decode(value))
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+
+class Log(FakeLog):
+    """Of a bridge: it asks whether or not a worker is there, and reads `objects`."""
+
+    epoch = 1
+
+    def __init__(self, hub: Hub) -> None:
+        super().__init__(hub)
+        self.producer = Parts()
+        self.failures = 0  # that many requests are not taken
+
+    def tokens_position(self) -> tuple[int, int]:
+        return self.reply_position()
+
+    async def send(self, record: Any, headers: Any = ()) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise BrokerUnavailable("away")
+        await super().send(record, headers)
+
+
+class Bridge:
+    """Asks for one pair."""
+
+    def __init__(self, of: Pair | None = None, *, cluster: str = "") -> None:
+        gateway = InProcessGateway()
+        self.log = Log(gateway.state.hub)
+        self.log.objects = gateway.objects  # type: ignore[attr-defined]  # as the product's
+        gateway.state.backend = self.log
+        self.table, self.pool = gateway.objects.table, gateway.pool
+        self.asking = Asking(gateway.state, self.log, cluster)  # type: ignore[arg-type]  # stands in
+        of = of or pair(format="avro", parts="rows.parts")
+        prompts = Prompts(of, MODEL, CODEC, WriterSchemas("", 1))
+        self.ends = Ends(of, prompts, Answers(of, CODEC))
+        self.may_send: list[int] = []
+
+    async def asked(self, made: PromptRecord) -> Asked:
+        return Asked(made, self.ends, question=await self.ends.prompts.question(made))
+
+    async def settle(self, made: PromptRecord | None = None) -> list[Sending]:
+        """What is committed of a prompt."""
+
+        async def may_send(partition: int) -> None:
+            self.may_send.append(partition)
+
+        found = await self.asked(made or record({"text": "hi", "max_tokens": 9}))
+        return await self.asking.settle(found, may_send)
+
+    def answer(self, *texts: str, **end: Any) -> Answering:
+        def said(request: Request) -> None:
+            made = frame(
+                request.request_id, list(texts), end=ended(request.request_id, texts, **end)
+            )
+            self.log.hub.apply(made, asyncio.get_running_loop().time())
+
+        return said
+
+    def fail(self, error: Any) -> Answering:
+        return self.answer(kind=OutcomeKind.FAILED, error=error.to_wire())
+
+    def each(self, *answers: Answering) -> None:
+        """What becomes of the first request, of the second, and so on; of the last one's others."""
+        left = list(answers)
+        self.log.on_request = lambda request: (left.pop(0) if left[1:] else left[0])(request)
+
+
+def told(sends: list[Sending]) -> Answer:
+    answer: Answer = CODEC.decode(sends[0].value)
+    return answer
+
+
+@virtual
+async def test_a_prompt_is_asked_as_a_call_is() -> None:
+    bridge = Bridge()
+    bridge.each(bridge.answer("Hel", "lo"))
+    (sending,) = await bridge.settle(record({"text": "hi"}, headers=[TRACE]))
+    answer = told([sending])
+    assert (answer.text, answer.tries, answer.error_code) == ("Hello", 1, None)
+    (request,) = bridge.log.requests
+    assert answer.request_id == request.request_id and request.keeps_running
+    assert (request.tenant, request.priority) == ("", "batch")
+    assert bridge.may_send == [bridge.log.partition] == [request.gateway_partition]
+    assert dict(bridge.log.headers[0])["traceparent"][:35] == TRACE[1][:35]
+
+
+@virtual
+async def test_ids_follow_from_where_the_prompt_lies() -> None:
+    """So that whoever asks again asks the same (issue 13, 1)."""
+    ids = {}
+    for name, cluster, offset in (("a", "", 7), ("b", "", 7), ("c", "x.", 7), ("d", "", 8)):
+        bridge = Bridge(cluster=cluster)
+        bridge.each(bridge.fail(WorkerLost("w")), bridge.answer("a"))
+        await bridge.settle(record({"text": "hi"}, offset=offset))
+        ids[name] = [(each.request_id, each.session_id) for each in bridge.log.requests]
+    assert ids["a"] == ids["b"] and len({each for one in ids.values() for each in one}) == 6
+    assert all(len({session for _, session in one}) == 1 for one in ids.values()), "one session"
+
+
+@virtual
+async def test_what_may_pass_is_asked_again_until_it_has_its_answer() -> None:
+    bridge = Bridge()
+    bridge.each(bridge.fail(WorkerLost("w")), bridge.fail(WorkerLost("w")), bridge.answer("a"))
+    (sending,) = await bridge.settle()
+    assert (told([sending]).text, told([sending]).tries) == ("a", 3)
+
+
+@virtual
+async def test_an_answer_that_breaks_its_schema_is_asked_for_again() -> None:
+    """issue 13, 6)."""
+    bridge = Bridge()
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+    bridge.each(bridge.answer('"7"'), bridge.answer("7"))
+    answer = told(await bridge.settle(record({"text": "hi", "response_format": schema})))
+    assert (answer.parsed, answer.tries) == ("7", 2)
+
+
+@virtual
+async def test_the_last_try_stands() -> None:
+    """As an answer and a dead letter, with who had it (issue 13, 1)."""
+    bridge = Bridge(pair(format="avro", tries_max=2, fallback="none"))
+    bridge.each(bridge.fail(WorkerLost("worker w fell silent")))
+    sends = await bridge.settle()
+    answer, letter = told(sends), dict(sends[1].headers)
+    assert (answer.error_code, answer.error_retriable, answer.tries) == ("worker_lost", True, 2)
+    assert (answer.text, answer.fallback) == ("none", True)
+    assert (
+        sends[1].topic == "rows.dlq"
+        and sends[1].value == record({"text": "hi", "max_tokens": 9}).value
+    )
+    assert letter["x-dlq-attempts"] == b"2" and letter["x-dlq-worker"] == b"decode-1"
+    assert letter["x-dlq-request-id"].decode() == answer.request_id != ""
+
+
+@virtual
+async def test_what_will_not_pass_is_asked_once() -> None:
+    bridge = Bridge()
+    bridge.each(bridge.answer("a"))
+    sends = await bridge.settle(record({"text": "hi", "model": "other"}))
+    assert told(sends).error_code == "model_not_found" and bridge.log.requests == []
+
+
+@virtual
+async def test_nothing_is_asked_again_when_it_is_late() -> None:
+    bridge = Bridge()
+
+    def late(request: Request) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(6, bridge.fail(WorkerLost("w")), request)
+
+    bridge.each(late)
+    answer = told(await bridge.settle(record({"text": "hi", "deadline_ms": 5_000})))
+    assert (answer.error_code, answer.tries) == ("worker_lost", 1)
+
+
+@virtual
+async def test_a_broker_that_is_away_is_waited_for() -> None:
+    bridge = Bridge()
+    bridge.each(bridge.answer("a"))
+    bridge.log.failures = 3
+    answer = told(await bridge.settle())
+    assert (answer.text, answer.tries) == ("a", 1), "the same try"
+    bridge.log.failures = 10_000
+    answer = told(await bridge.settle(record({"text": "hi", "deadline_ms": 5_000})))
+    assert (answer.error_code, answer.tries) == ("deadline_exceeded", 1)
+
+
+@virtual
+async def test_prompts_beside_it_that_are_being_checked_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A bridge that has just started checks many at once (issue 13, 1)."""
+    bridge = Bridge(pair(format="avro", tries_max=2))
+    bridge.each(bridge.answer("7"))
+    checked, refusals = CHECK_PROCESS.check, iter(range(6))
+
+    async def check(*arguments: Any) -> str:
+        if next(refusals, None) is not None:
+            raise TooManyRequests("32 calls for checking it wait; try again")
+        return await checked(*arguments)
+
+    monkeypatch.setattr(CHECK_PROCESS, "check", check)
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+    prompt = {"text": "hi", "response_format": schema, "deadline_ms": 9_000}
+    answer = told(await bridge.settle(record(prompt)))
+    assert (answer.parsed, answer.tries, answer.error_code) == ("7", 1, None)
+    refusals = iter(range(10_000))
+    answer = told(await bridge.settle(record(prompt)))
+    assert (answer.error_code, answer.error_retriable) == ("too_many_requests", True)
+
+
+@virtual
+async def test_who_may_not_ask_says_so() -> None:
+    bridge = Bridge()
+    found = await bridge.asked(record({"text": "hi"}))
+
+    async def may_send(_: int) -> None:
+        raise LeaseError("was away")
+
+    with pytest.raises(LeaseError):
+        await bridge.asking.settle(found, may_send)
+
+
+@virtual
+async def test_a_mistake_of_ours_is_the_error_of_one_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bridge = Bridge()
+    bridge.each(bridge.answer("a"))
+
+    async def answer(*_: Any, **__: Any) -> Answer:
+        raise TypeError("ours")
+
+    monkeypatch.setattr(bridge.ends.answers, "answer", answer)
+    assert told(await bridge.settle()).error_message == "not answered: TypeError: ours"
+
+
+@virtual
+async def test_an_answer_larger_than_its_topic_takes_is_an_error() -> None:
+    """And its dead letter fits into theirs (issue 13, What it must show)."""
+    bridge = Bridge()
+    answers = Answers(bridge.ends.pair, CODEC, bytes_max=2_000)
+    bridge.ends = Ends(bridge.ends.pair, bridge.ends.prompts, answers, letter_bytes_max=1_500)
+    bridge.each(bridge.answer("x" * 3_000))
+    prompt = record({"text": "hi", "metadata": {"a": "x" * 1_600}})
+    sends = await bridge.settle(prompt)
+    assert told(sends).error_code == "record_too_large" and told(sends).tries == 1
+    assert "raise max.message.bytes of rows.answers" in (told(sends).error_message or "")
+    assert told(sends).metadata is None and sends[0].key == b"k"
+    assert sends[1].value is None and dict(sends[1].headers)["x-dlq-offset"] == b"7"
+
+
+@virtual
+async def test_lines_of_a_batch_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    bridge = Bridge()
+    made = PromptRecord(
+        topic="batch.prompts",
+        partition=0,
+        offset=1,
+        timestamp_ms=1,
+        key=b"ada/batch_1/0/c",
+        value=b'{"body": {"prompt": "hi"}}',
+    )
+    bridge.each(bridge.answer("a"))
+    (sending,) = await bridge.settle(made)
+    assert told([sending]).text == "a"
+    assert bridge.log.requests[0].tenant == "ada", "whose batch it is"
+    monkeypatch.setattr(bridge.table.batches, "is_given_up", lambda key, now_ms: key[:3] == "ada")
+    (sending,) = await bridge.settle(made)
+    assert told([sending]).error_code == "cancelled" and len(bridge.log.requests) == 1
+
+
+def line(endpoint: str, **body: Any) -> PromptRecord:
+    """A line of a batch of such calls."""
+    return record({"body": {"model": MODEL, **body}, "endpoint": endpoint})
+
+
+@virtual
+async def test_a_call_of_responses_is_answered_by_a_response() -> None:
+    """As the `openai` package reads it; one that a predecessor has asked, too (issue 13, 1)."""
+    bridge = Bridge()
+    bridge.each(bridge.answer("Hel", "lo"))
+    made = line("/v1/responses", input="hi", instructions="Greet", metadata={"a": "b"})
+    answer = told(await bridge.settle(made))
+    found = Response.model_validate_json(answer.body or "")
+    assert (found.output_text, found.status, found.metadata) == ("Hello", "completed", {"a": "b"})
+    assert (answer.text, found.instructions) == ("Hello", "Greet")
+    assert found.usage is not None and found.usage.output_tokens == answer.completion_tokens == 2
+    assert found.store is False  # type: ignore[attr-defined]  # no field of the package's
+    recovered = await bridge.asked(made)
+    bridge.asking.begin(recovered)
+    bridge.answer("a")(bridge.log.requests[0])
+    again = await bridge.asking.outcome(recovered)
+    assert isinstance(again, Answer)
+    assert Response.model_validate_json(again.body or "").output_text == "a"
+
+
+@virtual
+async def test_a_call_for_vectors_is_answered_by_the_embedding_pool() -> None:
+    """No router is asked (issue 13, 1)."""
+    bridge = Bridge()
+    made = line("/v1/embeddings", input=["a", "bb"], model="letters")
+    answer = told(await bridge.settle(made))
+    found = CreateEmbeddingResponse.model_validate_json(answer.body or "")
+    assert [np.argmax(each.embedding) for each in found.data] == [0, 1]
+    assert (answer.model, answer.prompt_tokens, answer.tries) == ("letters@1", 3, 1)
+    assert answer.error_code is None and bridge.log.requests == []
+    other = told(await bridge.settle(line("/v1/embeddings", input="a", model="other")))
+    assert (other.error_code, other.tries) == ("model_not_found", 1)
+
+
+@virtual
+async def test_an_embedding_pool_that_is_away_is_waited_for() -> None:
+    """Until the deadline; that it is away is no try."""
+    bridge = Bridge(pair(format="avro", tries_max=2))
+    bridge.pool.trouble = NotReady("no embedding worker is ready")
+    call = {"body": {"model": "letters", "input": "a"}, "endpoint": "/v1/embeddings"}
+    made = record({**call, "deadline_ms": 10_000})
+    settling = asyncio.ensure_future(bridge.settle(made))
+    await pass_time(6)
+    assert not settling.done()
+    bridge.pool.trouble = None
+    assert told(await settling).error_code is None
+    bridge.pool.trouble = NotReady("no embedding worker is ready")
+    answer = told(await bridge.settle(made))
+    assert (answer.error_code, answer.error_retriable) == ("not_ready", True)
+
+
+@virtual
+async def test_parts_are_told_as_they_come_and_anew_where_an_attempt_begins_anew() -> None:
+    bridge = Bridge()
+    parts = bridge.log.producer.parts
+
+    async def say() -> None:
+        await bridge.log.wait_sent(1)
+        request_id = bridge.log.requests[0].request_id
+        for count, said in enumerate((["He"], ["l", "lo"])):
+            first = sum(part.tokens for part in parts)
+            chars = sum(len(part.text) for part in parts)
+            await bridge.log.push(frame(request_id, said, first_seq=first, first_char=chars))
+            await until(lambda count=count: len(parts) == count + 1)
+        texts = ["Good", "bye"]
+        await bridge.log.push(
+            frame(request_id, texts, attempt=2, end=ended(request_id, texts, attempt=2))
+        )
+
+    saying = asyncio.ensure_future(say())
+    answer = told(await bridge.settle())
+    await saying
+    assert answer.text == "Goodbye"
+    assert [(part.seq, part.start, part.text) for part in parts] == [
+        (0, 0, "He"), (1, 2, "llo"), (0, 0, "Goodbye"),
+    ]  # fmt: skip
+    assert [part.finish_reason for part in parts] == ["", "", "stop"]
+
+
+@virtual
+async def test_what_is_being_sent_is_waited_for() -> None:
+    """Before others may own the partition."""
+    bridge = Bridge()
+    bridge.each(bridge.answer("a"))
+    bridge.log.hold_acks = asyncio.Event()
+    settling = asyncio.ensure_future(bridge.settle())
+    await until(lambda: bool(bridge.may_send))
+    await pass_time(0.1)
+    waiting = asyncio.ensure_future(bridge.asking.sent())
+    await pass_time(1)
+    assert not waiting.done()
+    bridge.log.hold_acks.set()
+    await waiting
+    await settling
+    await bridge.asking.sent()
+
+
+@pytest.mark.parametrize(("count", "found"), [(4, 1), (1, 0)])
+@virtual
+async def test_answers_lie_where_their_topic_has_a_partition(count: int, found: int) -> None:
+    bridge = Bridge()
+    bridge.asking.partitions = {"rows.answers": count}
+    made = Sending(topic="rows.answers", partition=1, key=b"", value=b"")
+    assert bridge.asking.fitting(made).partition == found

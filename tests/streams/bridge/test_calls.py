@@ -1,0 +1,56 @@
+"""A whole call of the API in a prompt: which endpoint's it is, and what no prompt may wish."""
+
+from typing import Any
+
+import pytest
+
+from schemas.errors import InvalidRequest
+from streams.bridge.calls import checked
+from streams.gateway.batches.lines import EMBEDDINGS, RESPONSES
+from streams.gateway.request.body import ChatBody, CompletionBody
+from streams.gateway.request.embed_body import EmbeddingsBody
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+INPUT = {"model": "m", "input": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("body", "endpoint", "kind"),
+    [
+        (CHAT, "", ChatBody),
+        (CHAT, "/v1/chat/completions", ChatBody),
+        ({"model": "m", "prompt": "hi"}, "", CompletionBody),
+        (INPUT, RESPONSES, ChatBody),
+        (INPUT, EMBEDDINGS, EmbeddingsBody),
+    ],
+)
+def test_calls_of_every_endpoint(body: dict[str, Any], endpoint: str, kind: type) -> None:
+    assert isinstance(checked(body | {"stream": True}, endpoint).body, kind)
+
+
+def test_a_response_is_a_chat_with_its_instructions() -> None:
+    body = {**INPUT, "instructions": "Be brief", "max_output_tokens": 3, "store": False}
+    found = checked(body, RESPONSES)
+    assert found.response is not None and isinstance(found.body, ChatBody)
+    assert [each.content for each in found.body.messages] == ["Be brief", "hi"]
+    assert found.body.max_completion_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "endpoint", "message"),
+    [
+        (INPUT, "/v1/rerank", "endpoint: expected one of /v1/chat/completions, /v1/completions, "),
+        (INPUT, "/v1/chat/completions", "messages: required, but missing"),
+        ({**INPUT, "store": True}, RESPONSES, "store: not served for prompts"),
+        ({**INPUT, "background": True}, RESPONSES, "background: not served for prompts"),
+        ({**INPUT, "previous_response_id": "r"}, RESPONSES, "previous_response_id: not served"),
+        ({**INPUT, "colour": "red"}, RESPONSES, "colour: unknown field"),
+        ({**INPUT, "input": []}, RESPONSES, "input: expected a message, found none"),
+        ({**INPUT, "input": [1]}, EMBEDDINGS, "input: expected texts, found token ids"),
+        ({**INPUT, "colour": "red"}, EMBEDDINGS, "colour: unknown field"),
+    ],
+)
+def test_what_is_wrong_is_told(body: dict[str, Any], endpoint: str, message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        checked(body, endpoint)
+    assert caught.value.message.startswith(message)

@@ -1,0 +1,150 @@
+"""Section [bridge]: pairs from a file, from the environment, and what stops the start."""
+
+import json
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.stack.configuration import dump, load
+from schemas.errors import ConfigError
+from streams.bridge.config import BridgeSettings, Pair, pairs_of
+
+FILE = """
+[bridge]
+share = 0.5
+
+[[bridge.pairs]]
+prompts = "reviews"
+answers = "reviews.rated"
+template = "Rate this from 1 to 5: {text}"
+temperature = 0
+stop = ["\\n"]
+retrieval = { collection = "products", filter = { year = { "$gt" = 2000 } } }
+[bridge.pairs.schema]
+"$comment" = "one number"
+type = "object"
+required = ["stars"]
+properties = { stars = { type = "integer" } }
+"""
+
+
+def loaded(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> BridgeSettings:
+    file = tmp_path / "trivium.toml"
+    file.write_text(text)
+    return load(file, environ=environ or {}).bridge
+
+
+def test_a_pair_is_a_table_of_the_file(tmp_path: Path) -> None:
+    """issue 13, 1)."""
+    settings = loaded(tmp_path, FILE)
+    (pair,) = settings.pairs
+    assert (settings.share, pair.title, pair.temperature) == (0.5, "reviews", 0.0)
+    assert pair.stop == ("\n",)
+    assert pair.retrieval == {"collection": "products", "filter": {"year": {"$gt": 2000}}}
+    assert json.loads(pair.schema)["required"] == ["stars"]
+
+
+def test_processes_are_told_the_same(tmp_path: Path) -> None:
+    """Through the file that a stack writes for them."""
+    file = tmp_path / "trivium.toml"
+    file.write_text(FILE)
+    settings = load(file, environ={})
+    file.write_text(dump(settings))
+    assert load(file, environ={}) == settings
+
+
+def test_the_environment_has_tables_as_json(tmp_path: Path) -> None:
+    variable = "TRIVIUM_BRIDGE_PAIRS"
+    environ = {variable: '[{"prompts": "a", "answers": "b"}]'}
+    assert loaded(tmp_path, "", environ).pairs == (Pair(prompts="a", answers="b"),)
+    with pytest.raises(ConfigError, match=f"{variable}: expected a list of tables as JSON"):
+        loaded(tmp_path, "", {variable: "a,b"})
+    with pytest.raises(ConfigError, match=r"bridge.pairs: expected a valid tuple, found 7"):
+        loaded(tmp_path, "", {variable: "7"})
+
+
+def test_a_schema_may_be_a_file(tmp_path: Path) -> None:
+    (tmp_path / "answer.json").write_text('{"type": "array"}')
+    pair = Pair(prompts="a", answers="b", schema=str(tmp_path / "answer.json"))
+    assert json.loads(pair.schema) == {"type": "array"}
+
+
+def searching(filter: object) -> dict[str, Any]:
+    """What every prompt of a pair looks up (issue 15, 2.4)."""
+    return {"retrieval": {"collection": "c", "filter": filter}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"modle": "x"}, r"bridge.pairs.modle: unknown name, found 'x'"),
+        ({"answers": None}, r"bridge.pairs.answers: expected a valid string"),
+        ({"answers": "a"}, r"\(a\): topics: expected different ones"),
+        ({"parts": "b"}, r"\(a\): topics: expected different ones"),
+        ({"answers": "no spaces"}, r"bridge.pairs.answers: .*match pattern"),
+        ({"deadline_ms": 90_000_000}, r"\(a\): deadline_ms: expected at most 82800000"),
+        ({"metadata": ("id",)}, r"\(a\): metadata: expected a template"),
+        ({"template": "{a b}", "name": "n"}, r"\(n\): template: expected the name of a field"),
+        ({"format": "xml"}, r"format: expected one of prompt, json, json_envelope, avro"),
+        ({"priority": "urgent"}, r"priority: expected one of"),
+        ({"temperature": 3.0}, r"temperature: expected at most 2"),
+        ({"retrieval": {"k": 2}}, r"\(a\): retrieval: collection: missing"),
+        ({"retrieval": {"collection": "c", "j": 1}}, r"\(a\): retrieval: j: "),
+        (searching({"year": {"$gt": "soon"}}), r"\(a\): retrieval: filter: expected .* found"),
+        (searching({"year": {"$above": 1}}), r"\(a\): retrieval: filter: expected .*above"),
+        (searching("year > 1"), r"\(a\): retrieval: filter: expected a JSON object"),
+        (searching({"day": {"$gt": date(2026, 1, 1)}}), r"retrieval: filter: .* dates as texts"),
+        ({"schema": "absent.json"}, r"schema: no readable file 'absent.json'"),
+        ({"schema": '{"type": 3}'}, r"\(a\): schema: 3 is not valid"),
+        ({"schema": "{"}, r"\(a\): schema: expected JSON"),
+        ({"schema": '{"type": "object"}', "fallback": "x"}, r"\(a\): fallback: expected JSON"),
+        ({"schema": '{"type": "object"}', "fallback": "[]"}, r"\(a\): fallback: \[\] is not of"),
+        ({"schema": 3}, r"schema: expected a valid string"),
+    ],
+)
+def test_what_is_wrong_with_a_pair_stops_the_start(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Pair(**{"prompts": "a", "answers": "b", **fields})
+
+
+def test_the_table_is_counted(tmp_path: Path) -> None:
+    table = '[[bridge.pairs]]\nprompts = "a"\nanswers = "b"\n'
+    with pytest.raises(ConfigError, match=r"table 2: bridge.pairs.prompts: missing"):
+        loaded(tmp_path, table + '[[bridge.pairs]]\nanswers = "b"')
+
+
+def pairs(*topics: str) -> BridgeSettings:
+    made = (text.split(">") for text in topics)
+    return BridgeSettings(pairs=tuple(Pair(prompts=a, answers=b) for a, b in made))
+
+
+def test_a_topic_has_one_pair() -> None:
+    with pytest.raises(ConfigError, match="expected one pair of 'a', found several"):
+        pairs("a>b", "c>b", "a>d")
+    assert len(pairs("a>b", "c>b").pairs) == 2, "answers may lie on one topic"
+
+
+def test_answers_may_be_prompts_but_in_no_circle() -> None:
+    assert len(pairs("a>b", "b>c").pairs) == 2
+    with pytest.raises(ConfigError, match="gets prompts from its own answers"):
+        pairs("a>b", "b>c", "c>a")
+
+
+def test_two_pairs_are_always_there() -> None:
+    found = pairs_of(BridgeSettings(), "dev.")
+    assert [(pair.prompts, pair.answers) for pair in found] == [
+        ("dev.prompts", "dev.answers"),
+        ("dev.batch.prompts", "dev.batch.answers"),
+    ]
+    assert found[1].body and found[1].format == "avro"
+    own = BridgeSettings(pairs=(Pair(prompts="dev.prompts", answers="dev.answers", system="s"),))
+    assert [pair.system for pair in pairs_of(own, "dev.")] == ["s", ""]
+
+
+@pytest.mark.parametrize("topics", ["rows>requests", "documents>rows", "batch.prompts>rows"])
+def test_topics_of_our_own_are_refused(topics: str) -> None:
+    with pytest.raises(ConfigError, match="is a topic of Trivium's own"):
+        pairs_of(pairs(topics))
+    assert pairs_of(pairs(topics), "dev.")

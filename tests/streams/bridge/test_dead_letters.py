@@ -1,0 +1,57 @@
+"""Prompts without an answer: what lies on the topic of dead letters."""
+
+from typing import Any
+
+import pytest
+
+from schemas.errors import InvalidRequest, WorkerLost
+from schemas.rules.sizes import RECORD_BYTES_MAX
+from streams.bridge.dead_letters import dead_letter
+from tests.streams.bridge.samples import record
+
+
+def test_a_dead_letter_tells_what_went_wrong() -> None:
+    """issue 13, 1)."""
+    prompt = record({"text": "hi"}, headers=[("mine", b"x"), ("none", None)])
+    error = WorkerLost("worker w1 fell silent")
+    sent = dead_letter(prompt, error, attempts=5, worker="w1", reason="queued", request_id="q")
+    assert (sent.topic, sent.partition) == ("rows.dlq", 0)
+    assert (sent.key, sent.value) == (prompt.key, prompt.value)
+    assert dict(sent.headers) == {
+        "mine": b"x",
+        "none": None,
+        "x-dlq-error-class": b"WorkerLost",
+        "x-dlq-error-code": b"worker_lost",
+        "x-dlq-error-message": b"worker w1 fell silent",
+        "x-dlq-error-retriable": b"true",
+        "x-dlq-topic": b"rows",
+        "x-dlq-partition": b"1",
+        "x-dlq-offset": b"7",
+        "x-dlq-timestamp": b"5",
+        "x-dlq-attempts": b"5",
+        "x-dlq-worker": b"w1",
+        "x-dlq-reason": b"queued",
+        "x-dlq-request-id": b"q",
+    }
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"value": b"x" * RECORD_BYTES_MAX},
+        {"key": b"k" * (RECORD_BYTES_MAX - 1_000)},
+        {"headers": [("h", b"x" * RECORD_BYTES_MAX)]},
+    ],
+    ids=["value", "key", "headers"],
+)
+def test_of_one_that_leaves_no_room_only_the_origin_is_told(fields: dict[str, Any]) -> None:
+    """issue 13, What it must show)."""
+    value = fields.pop("value", b"{}")
+    sent = dead_letter(record(value, **fields), InvalidRequest("m \ud800" + "x" * 9_000))
+    assert (sent.key, sent.value) == (b"", None)
+    assert dict(sent.headers)["x-dlq-offset"] == b"7"
+    assert sent.bytes_at_most < 10_000
+
+
+def test_a_record_of_nothing() -> None:
+    assert dead_letter(record(None, key=None), InvalidRequest("m")).key == b""

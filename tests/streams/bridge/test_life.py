@@ -1,0 +1,359 @@
+"""One partition of prompts from its beginning to its end, over a log in memory and on virtual time.
+
+That each prompt gets one answer over a broker, whatever is killed, tests/e2e/bridge shows.
+"""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from schemas.errors import BrokerUnavailable, Fenced, LeaseError, QueueFull, WorkerLost
+from streams.bridge.life import Life
+from streams.bridge.progress import WINDOW
+from tests.streams.bridge.lives import TOKENS, Bridge, MemoryLog, memory_log
+from tests.streams.bridge.samples import pair
+from tests.virtual import virtual
+from tests.waiting import pass_time, until
+
+__all__ = ["memory_log"]  # a fixture
+STALL_S = 3.0
+
+
+async def take(life: Life, log: MemoryLog, *offsets: int, **fields: Any) -> None:
+    for offset in offsets:
+        await life.take(log.put(offset, **fields))
+
+
+def at(log: MemoryLog) -> tuple[int, set[int]]:
+    """Where the group stands, and what is answered behind that."""
+    assert log.position is not None
+    return log.position.offset, set(log.note.answered)
+
+
+@virtual
+async def test_answers_and_position_are_committed_together(memory_log: MemoryLog) -> None:
+    """The position is the first prompt without an answer (issue 13, 1)."""
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await until(lambda: memory_log.commits == 1)
+        assert memory_log.note.tokens == TOKENS, "before anything is asked"
+        await take(life, memory_log, 0, 1, 2)
+        for offset, position, behind in ((1, 0, {1}), (2, 0, {1, 2}), (0, 3, set())):
+            bridge.asking.answer(offset)
+            await until(lambda offset=offset: offset in memory_log.answers())
+            assert at(memory_log) == (position, behind)
+    assert bridge.asking.asked == [0, 1, 2] and not bridge.troubles
+
+
+@virtual
+async def test_a_successor_fences_and_goes_on(memory_log: MemoryLog) -> None:
+    """What was under way is listened to before it is asked again, and from where its tokens may
+    lie; what is answered is not asked (issue 13, 1)."""
+    first, second = Bridge(memory_log), Bridge(memory_log)
+    slept = first.life()
+    await take(slept, memory_log, 0, 1, 2)
+    first.asking.answer(1)
+    await until(lambda: 1 in memory_log.answers())
+    second.asking.backend.tokens_read = {5: 7}
+    async with second.living() as life:
+        await until(lambda: second.asking.asked == [0, 2])
+        assert second.asking.begun[:2] == [0, 2]
+        assert set(memory_log.replayed) == set(TOKENS.items())
+        assert memory_log.note.tokens == {5: 7, **TOKENS}
+        first.asking.answer(0, "late")
+        await until(lambda: bool(first.troubles))
+        assert isinstance(first.troubles[0], Fenced) and 0 not in memory_log.answers()
+        await take(life, memory_log, 3)
+        for offset in (0, 2, 3):
+            second.asking.answer(offset)
+        await until(lambda: len(memory_log.answers()) == 4)
+        assert at(memory_log) == (4, set())
+    await slept.stop()
+
+
+@virtual
+async def test_tokens_that_told_nothing_are_not_read_at_every_takeover(
+    memory_log: MemoryLog,
+) -> None:
+    """Else bridges that are killed often read all of the past, and get no further (issue 13, 2)."""
+    first, second = Bridge(memory_log), Bridge(memory_log)
+    slept = first.life()
+    await take(slept, memory_log, 0, 1, 2)
+    await until(lambda: first.asking.asked == [0, 1, 2])
+    memory_log.tokens_end = 400
+    second.asking.begins = {1}
+    second.asking.backend.tokens_read = {5: 390}
+    async with second.living():
+        for offset, since in ((0, 100), (1, 400)):
+            second.asking.answer(offset)
+            await until(lambda offset=offset: offset in memory_log.answers())
+            assert memory_log.note.tokens == {3: since, 5: 390}
+    await slept.stop()
+
+
+@virtual
+async def test_tries_that_failed_before_are_read_again(memory_log: MemoryLog) -> None:
+    """The try after them may have an answer already."""
+    first, second = Bridge(memory_log), Bridge(memory_log)
+    async with first.living() as life:
+        await take(life, memory_log, 0)
+        await until(lambda: first.asking.asked == [0])
+    second.asking.told[0] = WorkerLost("of the first try")
+    async with second.living():
+        await until(lambda: second.asking.asked == [0])
+        assert second.asking.begun == [0, 0]
+        assert memory_log.replayed[:2] == [*TOKENS.items(), *TOKENS.items()]
+
+
+@virtual
+async def test_calls_for_vectors_need_no_slot_and_no_tokens(memory_log: MemoryLog) -> None:
+    """A successor begins them anew: only the embedding pool knew of them."""
+    call = {"body": {"model": "m", "input": "a"}, "endpoint": "/v1/embeddings"}
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        for offset in range(8):
+            await take(life, memory_log, offset)
+        await take(life, memory_log, 8, value=call)
+        await until(lambda: 8 in bridge.asking.asked)
+    second = Bridge(memory_log)
+    second.shared.slots.taken = 8
+    async with second.living():
+        await pass_time(1)
+        assert second.asking.begun == list(range(8))
+
+
+@virtual
+async def test_what_ends_is_flushed(memory_log: MemoryLog) -> None:
+    bridge = Bridge(memory_log)
+    life = bridge.life()
+    await take(life, memory_log, 0, 1)
+    bridge.asking.answer(0)
+    await until(lambda: 0 in memory_log.answers())
+    bridge.asking.answer(1)
+    await pass_time(0)
+    await pass_time(0)
+    await life.flush()
+    await life.stop()
+    assert sorted(memory_log.answers()) == [0, 1]
+    await life.take(memory_log.put(2))
+    assert 2 not in bridge.asking.asked
+
+
+@pytest.mark.parametrize("topic", ["rows.answers", "rows.dlq"])
+@virtual
+async def test_an_answer_that_its_topic_refuses_is_an_error(
+    memory_log: MemoryLog, topic: str
+) -> None:
+    """Whatever it was told of its size; what is committed with it comes through, and where even the
+    prompt is too large for the dead letters its origin is told (issue 13, What it must show)."""
+    memory_log.bytes_max[topic] = 2_000
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        value = {"text": "x" * (3_000 if topic == "rows.dlq" else 1), "metadata": {"a": 1}}
+        await take(life, memory_log, 0, 1, 2, 3, value=value)
+        await until(lambda: len(bridge.asking.asked) == 4)
+        for offset in range(4):
+            if topic == "rows.answers":
+                bridge.asking.answer(offset, "x" * (3_000 if offset == 1 else 1))
+            elif offset == 1:
+                bridge.asking.fail(offset, QueueFull("no room"))
+            else:
+                bridge.asking.answer(offset)
+        await until(lambda: len(memory_log.answers()) == 4)
+        await take(life, memory_log, 4)
+        bridge.asking.answer(4)
+        await until(lambda: 4 in memory_log.answers())
+    codes = [memory_log.answers()[offset].error_code for offset in range(5)]
+    assert [code is None for code in codes] == [True, False, True, True, True]
+    assert codes[1] == ("record_too_large" if topic == "rows.answers" else "queue_full")
+    (letter,) = memory_log.letters
+    assert letter["x-dlq-offset"] == b"1" and letter["x-dlq-error-code"].decode() == codes[1]
+    assert not bridge.troubles and at(memory_log) == (5, set())
+
+
+@virtual
+async def test_an_error_that_is_refused_for_its_metadata_goes_without(
+    memory_log: MemoryLog,
+) -> None:
+    memory_log.bytes_max["rows.answers"] = 2_000
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await life.take(memory_log.put(0, {"text": "a", "metadata": {"a": "x" * 4_000}}))
+        bridge.asking.answer(0, metadata=json.dumps({"a": "x" * 4_000}))
+        await until(lambda: 0 in memory_log.answers())
+    assert memory_log.answers()[0].error_code == "record_too_large"
+    assert memory_log.answers()[0].metadata is None and not bridge.troubles
+
+
+@virtual
+async def test_a_commit_that_may_not_be_ends_all_lives(memory_log: MemoryLog) -> None:
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0)
+        memory_log.trouble = BrokerUnavailable("nobody says whether it is done")
+        bridge.asking.answer(0)
+        await until(lambda: bool(bridge.troubles))
+    assert isinstance(bridge.troubles[0], BrokerUnavailable) and not memory_log.answers()
+
+
+@virtual
+async def test_a_prompt_that_we_cannot_read_is_one_error(
+    memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake of ours about one prompt ended its bridge, and the next one's, for ever."""
+    bridge = Bridge(memory_log)
+    read = bridge.ends.prompts.question
+
+    async def question(record: Any) -> Any:
+        if record.offset == 0:
+            raise TypeError("ours")
+        return await read(record)
+
+    monkeypatch.setattr(bridge.ends.prompts, "question", question)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0, 1)
+        bridge.asking.answer(1)
+        await until(lambda: len(memory_log.answers()) == 2)
+    assert memory_log.answers()[0].error_message == "not read: TypeError: ours"
+    assert len(memory_log.letters) == 1 and not bridge.troubles
+
+
+@virtual
+async def test_order_by_key(memory_log: MemoryLog) -> None:
+    """The next is asked when the answer before it is committed, an error too (issue 13, 1)."""
+    bridge = Bridge(memory_log, pair(ordered=True))
+    async with bridge.living() as life:
+        await life.take(memory_log.put(0, key=b"a"))
+        await life.take(memory_log.put(1, key=b"a"))
+        await life.take(memory_log.put(2, {}, key=b"a"))
+        await life.take(memory_log.put(3, key=b"a"))
+        await life.take(memory_log.put(4, key=b"b"))
+        await until(lambda: bridge.asking.asked == [0, 4])
+        bridge.asking.answer(0)
+        await until(lambda: bridge.asking.asked == [0, 4, 1])
+        assert sorted(memory_log.answers()) == [0]
+        bridge.asking.answer(1)
+        await until(lambda: bridge.asking.asked == [0, 4, 1, 3])
+        assert sorted(memory_log.answers()) == [0, 1, 2], "its error stands before it is asked"
+
+
+@virtual
+async def test_what_faust_leaves_out_is_read(memory_log: MemoryLog) -> None:
+    """In a gap may lie marks, or records (issue 13, 1)."""
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0)
+        memory_log.put(2)
+        await take(life, memory_log, 4, 6)
+        await life.take(memory_log.prompts[0])  # one that it had
+        await until(lambda: bridge.asking.asked == [0, 2, 4, 6])
+        for offset in (0, 2, 4, 6):
+            bridge.asking.answer(offset)
+        await until(lambda: at(memory_log)[0] == 7)
+    assert memory_log.gaps == [(1, 4), (5, 6)]
+
+
+@virtual
+async def test_nothing_is_read_far_ahead_of_the_first_without_an_answer(
+    memory_log: MemoryLog,
+) -> None:
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0)
+        taking = asyncio.ensure_future(life.take(memory_log.put(WINDOW)))
+        await pass_time(1)
+        assert not taking.done()
+        for _ in range(3):
+            await life.look(WINDOW + 1, 0.5)  # one that waits for room is no stall
+            await pass_time(1)
+        bridge.asking.answer(0)
+        await taking
+        assert not bridge.troubles
+
+
+@virtual
+async def test_who_may_ask(memory_log: MemoryLog) -> None:
+    """Nobody between two assignments, nor after an absence (issue 13, 1)."""
+    bridge = Bridge(memory_log)
+    bridge.shared.may_ask.clear()
+    async with bridge.living() as life:
+        await take(life, memory_log, 0)
+        await pass_time(1)
+        assert bridge.asking.asked == []
+        bridge.shared.may_ask.set()
+        await until(lambda: bridge.asking.asked == [0])
+        bridge.asking.backend.epoch = 2
+        await take(life, memory_log, 1)
+        await until(lambda: bool(bridge.troubles))
+    assert isinstance(bridge.troubles[0], LeaseError) and bridge.asking.asked == [0]
+
+
+@virtual
+async def test_tokens_that_are_read_anew_are_noted_before_anything_is_asked(
+    memory_log: MemoryLog,
+) -> None:
+    bridge = Bridge(memory_log)
+    bridge.asking.backend.tokens_read = {9: 1}
+    async with bridge.living() as life:
+        await until(lambda: memory_log.commits == 1)
+        await take(life, memory_log, 0)
+        await until(lambda: bridge.asking.asked == [0])
+        assert memory_log.note.tokens == {9: 1, **TOKENS} and memory_log.commits == 2
+
+
+# Whether Faust leaves something out
+
+
+async def look(life: Life, end: int, seconds: float) -> None:
+    """As often as the watch does, for so long."""
+    for _ in range(int(seconds / STALL_S * 5)):
+        await pass_time(STALL_S / 5)
+        await life.look(end, STALL_S)
+
+
+@virtual
+async def test_records_that_do_not_come_are_no_silence(memory_log: MemoryLog) -> None:
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await until(lambda: memory_log.commits == 1)
+        memory_log.put(0)
+        await look(life, 1, STALL_S - 1)
+        with pytest.raises(BrokerUnavailable, match="records from 0 on do not come"):
+            await look(life, 1, 2 * STALL_S)
+
+
+@virtual
+async def test_marks_behind_the_last_record_are_passed_over(memory_log: MemoryLog) -> None:
+    """So that lag tools see none."""
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0)
+        bridge.asking.answer(0)
+        await until(lambda: at(memory_log)[0] == 1)
+        await look(life, 3, STALL_S - 1)
+        assert at(memory_log) == (1, set())
+        await look(life, 3, 2 * STALL_S)
+        assert at(memory_log) == (3, set())
+        commits = memory_log.commits
+        await look(life, 3, 2 * STALL_S)
+        assert memory_log.commits == commits, "nothing is left"
+        await take(life, memory_log, 3)
+        bridge.asking.answer(3)
+        await until(lambda: at(memory_log)[0] == 4)
+    assert memory_log.gaps == []
+
+
+@virtual
+async def test_a_life_that_gets_on_is_left_alone(memory_log: MemoryLog) -> None:
+    """Though it is never at the end of its partition."""
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await until(lambda: memory_log.commits == 1)
+        memory_log.put(99)
+        for offset in range(10):
+            await take(life, memory_log, offset)
+            bridge.asking.answer(offset)
+            await look(life, 100, STALL_S / 2)
+    assert not bridge.troubles

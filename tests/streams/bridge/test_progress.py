@@ -1,0 +1,93 @@
+"""What is committed of a partition's prompts, and read again by whoever is next."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streams.bridge.progress import WINDOW, Note, Progress, decode, encode
+
+METADATA_BYTES_MAX = 4_096  # offset.metadata.max.bytes of a broker
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """Offsets of records with gaps between them, and which are answered in which order."""
+    gaps = draw(st.lists(st.integers(1, 4), min_size=1, max_size=40))
+    offsets, at = [], draw(st.integers(0, 10_000))
+    for gap in gaps:
+        offsets.append(at)
+        at += gap
+    answered = draw(st.permutations(offsets))
+    return offsets, answered[: draw(st.integers(0, len(answered)))]
+
+
+@given(histories(), st.integers(0, 40))
+def test_a_successor_answers_the_rest_and_nothing_twice(
+    history: tuple[list[int], list[int]], read: int
+) -> None:
+    """Whatever was read and answered when the life ended (issue 13, 1)."""
+    offsets, answered = history
+    first = Progress(offsets[0])
+    for offset in offsets:
+        assert first.take(offset)
+        assert not first.take(offset), "read once"
+    first.done(answered)
+    note = decode(encode(Note({3: 5}, first.answered()), first.position()), first.position())
+    rest = [offset for offset in offsets if offset not in answered]
+    assert first.position() == min(rest, default=offsets[-1] + 1)
+    second = Progress(first.position(), note.answered)
+    seen = [offset for offset in offsets[:read] if second.take(offset)]
+    third = Progress(second.position(), second.answered())
+    assert seen == [offset for offset in rest if offset in offsets[:read]]
+    again = [offset for offset in offsets if third.take(offset)]
+    assert again == rest, "nothing was committed by the one between"
+    assert note.tokens == {3: 5}
+
+
+@given(histories())
+def test_what_is_about_to_be_committed_counts_as_answered(
+    history: tuple[list[int], list[int]],
+) -> None:
+    offsets, answered = history
+    progress, other = Progress(offsets[0]), Progress(offsets[0])
+    for offset in offsets:
+        progress.take(offset)
+        other.take(offset)
+    done = set(answered)
+    before = (progress.position(done), progress.answered(done))
+    other.done(answered)
+    assert before == (other.position(), other.answered())
+
+
+def test_a_whole_window_fits_into_a_commit() -> None:
+    """With the tokens of many gateways (issue 13, 1)."""
+    position = 1 << 40
+    note = Note(
+        dict.fromkeys(range(100), 1 << 40),
+        set(range(position + 1, position + WINDOW)),
+    )
+    metadata = encode(note, position)
+    assert len(metadata.encode()) < METADATA_BYTES_MAX
+    assert decode(metadata, position) == note
+
+
+def test_an_offset_that_a_tool_has_set_is_believed() -> None:
+    for metadata in ("", "null", "{}", '{"t":1,"d":""}', '{"t":[],"d":"?"}', "kafka-tool"):
+        assert decode(metadata, 7) == Note()
+
+
+def test_no_more_is_read_than_a_commit_can_tell() -> None:
+    progress = Progress(10)
+    progress.take(10)
+    assert progress.has_room(10 + WINDOW - 1) and not progress.has_room(10 + WINDOW)
+    progress.done([10])
+    assert progress.position() == 11 and progress.has_room(10 + WINDOW)
+
+
+def test_what_is_not_there_is_passed_over() -> None:
+    """Marks of transactions, and what compaction has removed."""
+    progress = Progress(5)
+    progress.take(5)
+    progress.pass_over(9)
+    assert not progress.take(7) and progress.answered() == {6, 7, 8}
+    progress.done([5])
+    assert progress.position() == 9 and progress.answered() == set()

@@ -1,0 +1,239 @@
+"""What records on a topic of prompts ask, in every form that producers write; and what is wrong."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from schemas.errors import BodyTooLarge, InvalidRequest, RecordError, TriviumError
+from schemas.records import Priority, Prompt, PromptMessage
+from streams.bridge.prompts import VALUE_BYTES_MAX, answer_format
+from streams.gateway.request.body import CompletionBody
+from tests.streams.bridge.samples import CODEC, asked, body_of, pair, record
+from tests.streams.gateway.samples import MODEL
+
+SCHEMA = '{"type": "object", "required": ["stars"]}'
+FORM = {
+    "type": "json_schema",
+    "json_schema": {"name": "answer", "schema": json.loads(SCHEMA)},
+}
+FULL: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "hi"}],
+    "model": "test-model@docs",
+    "session_id": "s9",
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "max_tokens": 7,
+    "seed": 3,
+    "stop": ["\n"],
+    "response_format": {"type": "json_object"},
+    "retrieval": {"collection": "docs"},
+    "priority": "standard",
+    "deadline_ms": 1_000,
+    "metadata": {"id": 1},
+}
+BODY_FIELDS = FULL.keys() - {"session_id", "priority", "deadline_ms", "metadata"}
+
+
+def as_record(fields: dict[str, Any]) -> Prompt:
+    """The same as Trivium's own record: what is an object in JSON is text in it."""
+    made: dict[str, Any] = {
+        name: json.dumps(value) if isinstance(value, dict) else value
+        for name, value in fields.items()
+    }
+    if "messages" in made:
+        made["messages"] = [PromptMessage(**each) for each in made["messages"]]
+    return Prompt(**made)
+
+
+@pytest.mark.parametrize("value", [FULL, CODEC.encode(as_record(FULL))], ids=["json", "avro"])
+async def test_json_and_avro_ask_the_same(value: Any) -> None:
+    """issue 13, 1)."""
+    found = await asked(value)
+    assert body_of(found) == {name: FULL[name] for name in BODY_FIELDS}
+    assert (found.session_id, found.priority, found.deadline_ms) == ("s9", Priority.STANDARD, 1_000)
+    assert found.metadata == '{"id":1}'
+    assert found.wants_json and not found.schema
+
+
+@pytest.mark.parametrize("value", [{"text": "hi"}, CODEC.encode(Prompt(text="hi"))])
+async def test_what_a_prompt_does_not_say_its_pair_does(value: Any) -> None:
+    of = pair(
+        model="test-model@docs",
+        system="Be brief.",
+        schema=SCHEMA,
+        retrieval={"collection": "docs"},
+        temperature=0.0,
+        max_tokens=9,
+        stop=("x",),
+        priority="standard",
+        deadline_ms=5,
+    )
+    found = await asked(value, of)
+    assert body_of(found) == {
+        "model": "test-model@docs",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "hi"},
+        ],
+        "temperature": 0.0,
+        "max_tokens": 9,
+        "stop": ["x"],
+        "response_format": FORM,
+        "retrieval": {"collection": "docs"},
+    }
+    assert (found.priority, found.deadline_ms, found.metadata) == (Priority.STANDARD, 5, None)
+    assert found.wants_json and json.loads(found.schema) == json.loads(SCHEMA)
+
+
+async def test_the_deployment_says_the_rest() -> None:
+    found = await asked({"text": "hi", "temperature": None, "stop": []})
+    assert body_of(found) == {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    assert (found.session_id, found.priority, found.deadline_ms) == ("", Priority.BATCH, 600_000)
+    assert not found.wants_json
+
+
+async def test_a_prompt_says_more_than_its_pair() -> None:
+    messages = [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]
+    value = {"messages": messages, "temperature": 0, "response_format": {"type": "text"}}
+    found = await asked(value, pair(system="s", temperature=1.0, schema=SCHEMA))
+    assert body_of(found)["messages"] == messages
+    assert body_of(found)["temperature"] == 0
+    assert not found.wants_json and not found.schema
+
+
+@pytest.mark.parametrize("value", [{"name": "Ada", "id": 7}, b' {"name": "Ada", "id": 7}'])
+async def test_a_template_takes_any_object(value: Any) -> None:
+    of = pair(template="Greet {name}", metadata=("id", "absent"))
+    found = await asked(value, of)
+    assert body_of(found)["messages"] == [{"role": "user", "content": "Greet Ada"}]
+    assert found.metadata == '{"id":7,"absent":null}'
+
+
+async def test_a_template_takes_other_records_of_ours() -> None:
+    answer = CODEC.encode(Prompt(text="first"))
+    found = await asked(answer, pair(template="After {text}"))
+    assert body_of(found)["messages"][0]["content"] == "After first"
+
+
+async def test_plain_text_is_what_its_header_says() -> None:
+    headers = [("Content-Type", b"text/plain; charset=utf-8")]
+    found = await asked("{é".encode(), headers=headers)
+    assert body_of(found)["messages"] == [{"role": "user", "content": "{é"}]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+async def test_a_whole_body(as_text: bool) -> None:
+    body = {"prompt": [1, 2], "stream": True, "top_k": 3, "priority": "standard"}
+    value = {"body": json.dumps(body) if as_text else body, "deadline_ms": 9}
+    found = await asked(value, pair(system="s", temperature=1.0))
+    assert isinstance(found.body, CompletionBody)
+    assert body_of(found) == {
+        "model": MODEL, "prompt": [1, 2], "top_k": 3, "priority": "standard"
+    }  # fmt: skip
+    assert (found.priority, found.deadline_ms) == (Priority.STANDARD, 9)
+
+
+DEEP = b'{"text": "a", "metadata": ' + b'{"a": ' * 300 + b"1" + b"}" * 301
+WRONG: list[tuple[Any, type[TriviumError], str]] = [
+    ({}, InvalidRequest, "expected one of text, messages, body, found none"),
+    ({"text": ""}, InvalidRequest, "found none"),
+    ({"text": " \n"}, InvalidRequest, "text: expected a text"),
+    ({"text": 7}, InvalidRequest, "text: expected a text, found 7"),
+    ({"text": "a", "messages": [1]}, InvalidRequest, "found text and messages"),
+    ({"text": "a", "colour": 1}, InvalidRequest, "colour: unknown field; expected one of text,"),
+    ({"text": "a", "colour": None}, InvalidRequest, "colour: unknown field"),
+    ({"text": "a", "temperature": "x"}, InvalidRequest, "temperature: expected"),
+    ({"text": "a", "temperature": 3}, InvalidRequest, "temperature: expected"),
+    ({"text": "a", "max_tokens": 1.5}, InvalidRequest, "max_tokens: expected"),
+    ({"text": "a", "priority": "high"}, InvalidRequest, "priority: expected one of"),
+    ({"text": "a", "priority": {}}, InvalidRequest, "priority: expected one of"),
+    ({"text": "a", "deadline_ms": 0}, InvalidRequest, "deadline_ms: expected a whole number"),
+    ({"text": "a", "deadline_ms": True}, InvalidRequest, "deadline_ms: expected a whole number"),
+    ({"text": "a", "metadata": "x"}, InvalidRequest, "metadata: expected a JSON object"),
+    ({"text": "a", "metadata": [1]}, InvalidRequest, "metadata: expected a text, found"),
+    ({"text": "a", "metadata": {"a": "x" * 70_000}}, InvalidRequest, "metadata: expected at most"),
+    (DEEP, InvalidRequest, "metadata: cannot be written as JSON: Recursion limit reached"),
+    ({"text": "a", "session_id": "ü"}, InvalidRequest, "session_id: expected 1 to 128 printable"),
+    ({"text": "a", "retrieval": {"k": 1}}, InvalidRequest, "retrieval.collection: required"),
+    ({"text": "a", "response_format": "{"}, InvalidRequest, "response_format: expected a JSON obj"),
+    ({"messages": "x"}, InvalidRequest, "messages: expected a valid list"),
+    ({"messages": {"role": "user"}}, InvalidRequest, "messages: expected a valid list"),
+    ({"messages": [{"role": "x"}]}, InvalidRequest, "messages.0.role: expected"),
+    ({"body": {"messages": []}}, InvalidRequest, "messages: expected at least 1"),
+    ({"body": {"input": "x"}}, InvalidRequest, "prompt: required, but missing"),
+    ({"body": "[]"}, InvalidRequest, "body: expected a JSON object"),
+    ({"body": {"prompt": "a"}, "endpoint": {}}, InvalidRequest, "endpoint: expected one of /v1/c"),
+    ({"text": "a", "endpoint": "/v1/responses"}, InvalidRequest, "endpoint: expected none but"),
+    ({"body": {"prompt": "a"}, "model": "b"}, InvalidRequest, "model: expected none beside body"),
+    ({"body": {"prompt": "a", "n": 2}}, InvalidRequest, "n: expected one answer to a prompt"),
+    ({"body": {"prompt": ["a", "b"]}}, InvalidRequest, "n: expected one answer to a prompt"),
+    (b"hello", RecordError, r"expected a JSON object, Avro that .* or a header content-type: text"),
+    (b"[]", RecordError, "expected a JSON object, Avro"),
+    (b'"x"', RecordError, "expected a JSON object, Avro"),
+    (b'{"text": "\xff"}', InvalidRequest, "the value: expected UTF-8"),
+    (b'{"text": "a"', InvalidRequest, "the value: expected a JSON object: "),
+    (b'{"text": NaN}', InvalidRequest, "the value: expected a JSON object: "),
+    (b'{"a":' * 2_000, InvalidRequest, "the value: expected a JSON object: "),
+    (b'{"messages": [' + b"{}," * 70_000, InvalidRequest, "at most 65536 values"),
+    (b"{" + b" " * VALUE_BYTES_MAX, BodyTooLarge, "the value: expected at most 4194304 bytes"),
+    (b"\xc3\x01" + bytes(8), RecordError, "unknown schema fingerprint"),
+    (b"\xc3\x01", RecordError, "expected an Avro framing marker"),
+    (CODEC.encode(Prompt(stop=("",) * 20_000)), InvalidRequest, "stop: expected at most 16384"),
+    (CODEC.encode(Prompt(stop=("",) * 300_000)), RecordError, "expected fewer values"),
+    (CODEC.encode(Prompt(text="abc"))[:-3], RecordError, "Prompt: the body is damaged"),
+    (b"\x00\x00", RecordError, "expected a schema id and a record, found 2 bytes"),
+    (b"\x00\x00\x00\x00\x07", RecordError, r"schema id 7: no schema registry is named \(log.sch"),
+]
+
+
+@pytest.mark.parametrize(("value", "kind", "message"), WRONG, ids=range(len(WRONG)))
+async def test_what_is_wrong_is_told(value: Any, kind: type[Exception], message: str) -> None:
+    """issue 13, What it must show)."""
+    with pytest.raises(kind, match=message) as caught:
+        await asked(value, pair(system="Be brief."))
+    assert isinstance(caught.value, TriviumError) and not caught.value.retriable
+
+
+async def test_text_that_is_no_utf8() -> None:
+    with pytest.raises(InvalidRequest, match="the value: expected UTF-8"):
+        await asked(b"\xff", headers=[("content-type", b"text/plain")])
+
+
+async def test_a_field_that_a_template_wants_is_named() -> None:
+    with pytest.raises(InvalidRequest, match="template: expected a field name, found none"):
+        await asked({"nam": "Ada"}, pair(template="Greet {name}"))
+
+
+@pytest.mark.parametrize("value", [None, b"", b"null", b" null\n"])
+def test_an_empty_value_deletes(value: bytes | None) -> None:
+    assert record(value).is_empty
+    assert not record(b"{}").is_empty
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "found"),
+    [
+        ("prompt", b"{}", "json"),
+        ("prompt", b"nonsense", "json"),
+        ("prompt", None, "json"),
+        ("prompt", b"\xc3\x01damaged", "avro"),
+        ("prompt", b"\x00\x00\x00\x00\x01", "avro"),
+        ("json_envelope", b"\xc3\x01", "json_envelope"),
+        ("avro", b"{}", "avro"),
+    ],
+)
+def test_an_answer_is_written_as_its_prompt_or_as_is_set(
+    form: str, value: bytes | None, found: str
+) -> None:
+    assert answer_format(pair(format=form), record(value)) == found
+
+
+def test_every_field_of_a_prompt_is_in_the_table_above() -> None:
+    assert {field.name for field in dataclasses.fields(Prompt)} == {
+        *FULL,
+        "text",
+        "body",
+        "endpoint",
+    }

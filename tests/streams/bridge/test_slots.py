@@ -1,0 +1,67 @@
+"""How many prompts are asked at once."""
+
+import asyncio
+
+import pytest
+
+from schemas.fleet import Member
+from schemas.records import Role
+from streams.bridge.slots import Slots, limit
+from tests.streams import builders
+
+
+def worker(name: str, role: Role, **credits: int) -> Member:
+    made = Member(registration=builders.registration(name), seen_ms=0)
+    made.credits = {(router, role): count for router, count in credits.items()}
+    return made
+
+
+def test_bridges_fill_a_share_of_the_slots_together() -> None:
+    """The rest of what workers grant is for others (issue 13, 1)."""
+    workers = [
+        worker("decode-0", Role.DECODE, r0=30, r1=30),
+        worker("replica-0", Role.REPLICA, r0=40),
+        worker("prefill-0", Role.PREFILL, r0=500),
+    ]
+    assert limit(workers, 1, share=0.8, in_flight_max=512) == 80
+    assert limit(workers, 2, share=0.8, in_flight_max=512) == 40
+    assert limit(workers, 2, share=0.8, in_flight_max=16) == 16
+    assert limit(workers, 1_000, share=0.8, in_flight_max=16) == 1, "each gets on"
+    assert limit([], 1, share=0.8, in_flight_max=16) == 0, "nobody serves"
+
+
+@pytest.mark.anyio
+async def test_slots_are_handed_out_in_order_as_they_come() -> None:
+    room, got = 1, list[int]()
+    slots = Slots(lambda: room)
+
+    async def take(number: int) -> None:
+        await slots.acquire()
+        got.append(number)
+
+    tasks = [asyncio.create_task(take(number)) for number in range(4)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert got == [0] and slots.waiting == 3
+    tasks[1].cancel()
+    await asyncio.sleep(0)
+    assert slots.waiting == 2
+    room = 2
+    slots.hand_out()
+    await tasks[2]
+    slots.release()
+    await tasks[3]
+    assert got == [0, 2, 3] and slots.taken == 2 and slots.waiting == 0
+
+
+@pytest.mark.anyio
+async def test_a_slot_that_comes_with_a_cancellation_is_given_back() -> None:
+    room = 0
+    slots = Slots(lambda: room)
+    task = asyncio.create_task(slots.acquire())
+    await asyncio.sleep(0)
+    room = 1
+    slots.hand_out()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled() and slots.taken == 0

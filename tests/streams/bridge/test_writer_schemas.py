@@ -1,0 +1,268 @@
+"""Prompts by the schemas of their writers: each fetched once, and what is refused."""
+
+import asyncio
+import io
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import date
+from typing import Any
+from uuid import UUID
+
+import fastavro
+import pytest
+from confluent_kafka.schema_registry import Schema as StockSchema
+from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from schemas.codec import full_schema
+from schemas.errors import BrokerUnavailable, ConfigError, RecordError
+from schemas.log.registry import Registry
+from streams.bridge.prompts import Prompts, answer_format
+from streams.bridge.writer_schemas import AWAY_S, WriterSchemas, decoded, readable
+from tests.schemas.log.registry_stub import StubRegistry, running_registry
+from tests.stalls import unstalled
+from tests.streams.bridge.samples import CODEC, asked, body_of, pair, record
+from tests.streams.gateway.samples import MODEL
+from tests.virtual import run_virtual, virtual
+
+ROW: dict[str, Any] = {
+    "type": "record",
+    "name": "com.shop.Row",
+    "fields": [
+        {"name": "name", "type": "string"},
+        {"name": "note", "type": ["null", "string"], "default": None},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+    ],
+}
+
+
+@pytest.fixture
+def stub() -> Iterator[StubRegistry]:
+    with running_registry() as found:
+        yield found
+
+
+def written(schema: Any, value: Any, schema_id: int = 1) -> bytes:
+    """In Confluent's framing, as stock serializers write it."""
+    out = io.BytesIO(b"\x00" + schema_id.to_bytes(4, "big"))
+    out.seek(5)
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), value)
+    return out.getvalue()
+
+
+def registered(stub: StubRegistry, schema: Any, subject: str = "rows-value") -> int:
+    return Registry(stub.url, timeout_ms=60_000).register(subject, schema)
+
+
+async def test_any_record_fills_a_template(stub: StubRegistry) -> None:
+    """issue 13, 1)."""
+    value = written(ROW, {"name": "Ada", "note": None, "day": 1}, registered(stub, ROW))
+    found = await asked(value, pair(template="{name} on {day}{note?}"), stub.url)
+    assert body_of(found)["messages"][0]["content"] == "Ada on 1970-01-02"
+
+
+async def test_a_prompt_by_another_schema_is_fields_by_name(stub: StubRegistry) -> None:
+    """Its producer knows only what it fills in."""
+    own = {
+        "type": "record",
+        "name": "Ask",
+        "fields": [
+            {"name": "text", "type": "string"},
+            {"name": "temperature", "type": ["null", "float"]},
+            {"name": "metadata", "type": {"type": "map", "values": "string"}},
+        ],
+    }
+    value = {"text": "hi", "temperature": None, "metadata": {"id": "7"}}
+    found = await asked(written(own, value, registered(stub, own)), url=stub.url)
+    assert body_of(found) == {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    assert found.metadata == '{"id":"7"}'
+
+
+async def test_our_own_schema_in_the_registry(stub: StubRegistry) -> None:
+    schema = full_schema("Prompt")
+    value = {"text": "hi", "max_tokens": 3, "stop": ["a"]}
+    found = await asked(written(schema, value, registered(stub, schema)), url=stub.url)
+    assert body_of(found)["max_tokens"] == 3 and body_of(found)["stop"] == ["a"]
+
+
+async def test_json_behind_the_framing_of_a_json_schema(stub: StubRegistry) -> None:
+    stub.answer_instead = (200, b'{"schemaType": "JSON", "schema": "{}"}')
+    found = await asked(b'\x00\x00\x00\x00\x07{"text": "hi"}', url=stub.url)
+    assert body_of(found)["messages"][0]["content"] == "hi"
+
+
+async def test_an_id_is_fetched_once(stub: StubRegistry) -> None:
+    schema_id = registered(stub, ROW)
+    reader = Prompts(
+        pair(template="{name}"), MODEL, CODEC, WriterSchemas(stub.url, timeout_ms=60_000)
+    )
+    value = written(ROW, {"name": "Ada", "note": None, "day": 1}, schema_id)
+    for _ in range(3):
+        await reader.question(record(value))
+        with pytest.raises(RecordError, match="schema id 99: .*answered 404"):
+            await reader.question(record(b"\x00\x00\x00\x00\x63"))
+    asked_for = [call for call in stub.calls if "/schemas/ids/" in call]
+    assert asked_for == [f"GET /schemas/ids/{schema_id}", "GET /schemas/ids/99"]
+
+
+@virtual
+async def test_a_registry_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its prompts with it, behind which others wait in Kafka."""
+    away: list[Exception] = [BrokerUnavailable("no answer"), ConfigError("answered 500")]
+    asked_for = []
+
+    def fetch(_: Registry, schema_id: int) -> Any:
+        asked_for.append(schema_id)
+        if away:
+            raise away.pop()
+        return ROW
+
+    monkeypatch.setattr(Registry, "fetch", fetch)
+    schemas = WriterSchemas("http://registry", timeout_ms=1)
+    both = await asyncio.gather(schemas.of(1), schemas.of(1))
+    assert both[0] is both[1] is not None and asked_for == [1, 1, 1]
+
+
+def test_a_registry_that_is_away_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(_: Registry, schema_id: int) -> Any:
+        raise BrokerUnavailable(f"no answer about {schema_id}")
+
+    async def ask() -> None:
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(BrokerUnavailable, match="no answer about 1") as caught:
+            await WriterSchemas("http://registry", timeout_ms=1).of(1)
+        assert caught.value.retriable
+        assert asyncio.get_running_loop().time() - began_s >= AWAY_S
+
+    monkeypatch.setattr(Registry, "fetch", fetch)
+    run_virtual(ask(), seconds=2 * AWAY_S)
+
+
+LINKED = {"type": "record", "name": "L", "fields": [{"name": "next", "type": ["null", "L"]}]}
+NO_BYTES = {"type": "fixed", "name": "F", "size": 0}
+EMPTY: dict[str, Any] = {"type": "record", "name": "E", "fields": []}
+NULLS = {"type": "record", "name": "N", "fields": [{"name": "a", "type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (LINKED, "nests L in itself"),
+        ({"type": "map", "values": LINKED}, "nests L in itself"),
+        ({"type": "array", "items": "null"}, "a list of nothing"),
+        ({"type": "array", "items": EMPTY}, "a list of nothing"),
+        ({"type": "array", "items": NO_BYTES}, "a list of nothing"),
+        (NULLS, "a field of nothing"),
+        ({"type": "array", "items": ["null", NULLS]}, "a field of nothing"),
+        ({"type": "record", "name": "R", "fields": [{"name": "x", "type": "Gone"}]}, "Unknown"),
+        ({"type": "nonsense"}, "cannot be read"),
+        ({"no": "schema"}, "cannot be read"),
+        (7, "cannot be read"),
+    ],
+)
+def test_schemas_that_must_not_be_read_by(schema: Any, message: str) -> None:
+    """One that nests in itself ends a process with a record of a few megabytes, and values of no
+    bytes keep it for ever with one of ten bytes (issue 13, 2)."""
+    with pytest.raises(RecordError, match=message):
+        readable(schema)
+
+
+def test_named_types_may_be_used_again() -> None:
+    city = {"type": "record", "name": "City", "fields": [{"name": "zip", "type": "long"}]}
+    fields = [
+        {"name": "a", "type": city},
+        {"name": "b", "type": {"type": "array", "items": "City"}},
+        {"name": "c", "type": ["null", {"type": "enum", "name": "N", "symbols": ["X"]}]},
+        {"name": "d", "type": {"type": "map", "values": "N"}},
+        {"name": "e", "type": {"type": "bytes", "logicalType": "decimal", "precision": 4}},
+    ]
+    schema = {"type": "record", "name": "R", "namespace": "shop", "fields": fields}
+    assert readable(json.loads(json.dumps(schema)))["name"] == "shop.R"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(lambda v: v[:-2], "the body is damaged"), (lambda v: v + b"x", "1 bytes follow the record")],
+)
+def test_damaged_bodies(change: Any, message: str) -> None:
+    value = change(written(ROW, {"name": "Ada", "note": "n", "day": 1}))
+    with pytest.raises(RecordError, match=message):
+        decoded(value, 5, readable(ROW))
+
+
+LONGS: dict[str, Any] = {
+    "type": "record",
+    "name": "Row",
+    "fields": [{"name": "text", "type": "string"}, {"name": "n", "type": {
+        "type": "array", "items": "long"
+    }}],
+}  # fmt: skip
+
+
+async def test_a_record_of_very_many_values_is_refused_and_stalls_nobody(
+    stub: StubRegistry,
+) -> None:
+    """4 MiB of numbers took 0.5 s and 100 MB (issue 13, 2)."""
+    schema_id, of = registered(stub, LONGS), pair(template="{text}")
+    many = written(LONGS, {"text": "hi", "n": [1] * 4_000_000}, schema_id)
+    with pytest.raises(RecordError, match="expected fewer values"):
+        await unstalled(asked(many, of, stub.url))
+    as_in_json = written(LONGS, {"text": "hi", "n": [1 << 18] * 65_000}, schema_id)
+    assert body_of(await asked(as_in_json, of, stub.url))["messages"][0]["content"] == "hi"
+
+
+GUID = UUID(int=1)
+GUIDED = b"\x01" + GUID.bytes
+
+
+@pytest.mark.parametrize(
+    ("said", "path"),
+    [(b"\x00\x00\x00\x00\x01", "/schemas/ids/1"), (GUIDED, f"/schemas/guids/{GUID}")],
+)
+async def test_ids_in_headers(stub: StubRegistry, said: bytes, path: str) -> None:
+    """As stock serializers write them where they are told to (issue 13, 1)."""
+    registered(stub, ROW)
+    headers = [("__value_schema_id", said)]
+    value = written(ROW, {"name": "Ada", "note": None, "day": 1})[5:]
+    found = await asked(value, pair(template="{name}"), stub.url, headers=headers)
+    assert body_of(found)["messages"][0]["content"] == "Ada"
+    assert stub.calls[-1] == f"GET {path}"
+    made = record(value, headers=headers)
+    assert answer_format(pair(), made) == "avro"
+    assert not record(b"\n", headers=headers).is_empty, "five, as a number"
+    assert record(None, headers=headers).is_empty
+
+
+async def test_a_stock_serializer_with_ids_in_headers(stub: StubRegistry) -> None:
+    headers: list[tuple[str, bytes]] = []
+    place = SerializationContext("rows", MessageField.VALUE, headers)
+    with closing(SchemaRegistryClient({"url": stub.url})) as stock:
+        conf = {"schema.id.serializer": header_schema_id_serializer}
+        serialize = AvroSerializer(stock, StockSchema(json.dumps(ROW), "AVRO"), conf=conf)
+        value = serialize({"name": "Ada", "note": None, "day": date(1970, 1, 2)}, place)
+    assert [name for name, _ in headers] == ["__value_schema_id"]
+    found = await asked(value, pair(template="{name} on {day}"), stub.url, headers=headers)
+    assert body_of(found)["messages"][0]["content"] == "Ada on 1970-01-02"
+
+
+async def test_json_with_the_id_of_its_schema_in_a_header(stub: StubRegistry) -> None:
+    stub.answer_instead = (200, b'{"schemaType": "JSON", "schema": "{}"}')
+    headers = [("__value_schema_id", GUIDED)]
+    found = await asked(b'{"text": "hi"}', url=stub.url, headers=headers)
+    assert body_of(found)["messages"][0]["content"] == "hi"
+    assert answer_format(pair(), record(b"{}", headers=headers)) == "json"
+
+
+@pytest.mark.parametrize("said", [b"\x00\x01", b"\x02" + bytes(16), b"\x01" + bytes(4)])
+async def test_what_is_no_id_in_a_header(said: bytes) -> None:
+    with pytest.raises(RecordError, match=f"expected a schema id .* the id {said.hex()}"):
+        await asked(b"x", headers=[("__value_schema_id", said)])
+
+
+async def test_what_is_no_record(stub: StubRegistry) -> None:
+    schema = {"type": "array", "items": "long"}
+    stub.answer_instead = (200, json.dumps({"schema": json.dumps(schema)}).encode())
+    with pytest.raises(RecordError, match=r"expected a record, found \[1\]"):
+        await asked(written(schema, [1]), url=stub.url)

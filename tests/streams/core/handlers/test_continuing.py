@@ -1,0 +1,235 @@
+"""What is placed again goes on where its answer stopped."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schemas.records import (
+    Continued,
+    DecisionKind,
+    Orchestration,
+    OutcomeKind,
+    PhaseKind,
+    Reason,
+    Role,
+    Sampling,
+    Structured,
+    StructuredKind,
+    WorkPhase,
+)
+from schemas.rules.tokens import pack_tokens, token_count
+from streams.core.effects import AskSaid, Decide, Dispatch
+from streams.core.events import ContinuedArrived, Tick
+from streams.core.states import State
+from tests.streams.builders import continued, probing, request, retrieval
+from tests.streams.core.router_harness import PARTITION, RouterHarness
+from tests.streams.core.router_setups import pairs, replicas, split, state_of, work_of
+
+SAID = (901, 902, 903)
+SAMPLING = request().sampling
+
+
+def lost_while_decoding(count: int = 2, **settings: Any) -> RouterHarness:
+    """A request whose replica is lost, with another one there; nobody has said anything yet."""
+    on = replicas(count, says_at_once=False, **settings)
+    on.request("r1")
+    lose(on)
+    return on
+
+
+def lose(on: RouterHarness) -> None:
+    on.worker(on.works[-1].worker_id, Role.REPLICA, window=4)
+
+
+def test_its_readers_are_asked_and_the_next_attempt_goes_on_behind_what_they_have() -> None:
+    """(issue 14, 1)"""
+    on = lost_while_decoding()
+    assert state_of(on, "r1") is State.CONTINUING and len(on.works) == 1
+    on.said("r1", 1, *SAID, chars=11)
+    first, work = on.works
+    assert (work.attempt, work.said, work.said_chars) == (2, 3, 11)
+    assert work.prompt_tokens == first.prompt_tokens + pack_tokens(SAID)
+    assert (work.first_seq, work.first_char) == (3, 11)
+    assert work.sampling == first.sampling
+    assert on.decisions[-1].kind is DecisionKind.REPLACE
+    assert on.decisions[-1].reason is Reason.WORKER_LOST
+
+
+def test_the_void_decision_is_before_the_question() -> None:
+    """So that it can be in the log first: nobody may be asked of an attempt that stands."""
+    on = replicas(2, says_at_once=False)
+    on.request("r1")
+    effects = on.phase(on.works[-1], PhaseKind.FAILED)
+    kinds = [type(effect) for effect in effects]
+    assert kinds.index(Decide) < kinds.index(AskSaid)
+    assert not any(isinstance(each, Dispatch) and each.record.attempt > 1 for each in effects)
+
+
+def test_both_sides_of_a_hand_over_go_on_there() -> None:
+    on = split(prefills=1, decodes=2, says_at_once=False)
+    on.request("r1")
+    on.phase(on.works[-1], PhaseKind.PREFILL_DONE)
+    on.phase(on.works[-1], PhaseKind.FAILED)
+    on.said("r1", 1, *SAID, chars=9)
+    prefill = work_of(on, WorkPhase.PREFILL)
+    assert (prefill.attempt, prefill.said, prefill.first_seq) == (2, 3, 3)
+    on.phase(prefill, PhaseKind.PREFILL_DONE, sent_tokens=4, sent_chars=12)
+    decode = work_of(on, WorkPhase.DECODE)
+    assert decode.prompt_tokens == prefill.prompt_tokens
+    assert (decode.said, decode.said_chars, decode.first_seq, decode.first_char) == (3, 9, 4, 12)
+
+
+def test_who_has_one_token_left_needs_no_pair() -> None:
+    """Prefill says that token and writes no KV: decode would wait for it until the deadline.
+    (issue 14, 1)"""
+    on = pairs(Orchestration.CONCURRENT, says_at_once=False)
+    on.request("r1", sampling=replace(SAMPLING, max_tokens=4))
+    assert on.works[-1].orchestration is Orchestration.CONCURRENT
+    on.phase(work_of(on, WorkPhase.DECODE), PhaseKind.FAILED)
+    on.said("r1", 1, *SAID)
+    again = work_of(on, WorkPhase.PREFILL)
+    assert (again.attempt, again.said) == (2, 3)
+    assert again.orchestration is Orchestration.PREFILL_FIRST
+
+
+def test_the_third_attempt_goes_on_behind_all_of_it() -> None:
+    on = lost_while_decoding(3)
+    plain = on.works[0].prompt_tokens
+    on.said("r1", 1, *SAID)
+    lose(on)
+    on.said("r1", 2, *SAID, 904, 905)
+    assert on.works[-1].prompt_tokens == plain + pack_tokens([*SAID, 904, 905])
+    assert (on.works[-1].attempt, on.works[-1].said) == (3, 5)
+
+
+def test_where_nobody_says_anything_in_time_it_begins_anew() -> None:
+    """The log says so, and not a timer: what was written before that counts all the same."""
+    on = lost_while_decoding(continue_wait_ms=400)
+    on.pass_ms(250)
+    assert not on.on_the_way
+    on.pass_ms(250)
+    (record,) = on.on_the_way
+    assert isinstance(record, Continued) and not record.tokens
+    assert state_of(on, "r1") is State.CONTINUING
+    on.read()
+    assert (on.works[-1].attempt, on.works[-1].said) == (2, 0)
+    on.said("r1", 1, *SAID)  # too late
+    assert len(on.works) == 2
+    lose(on)
+    on.said("r1", 2, *SAID)
+    assert on.works[-1].said == 3
+
+
+def test_words_of_another_attempt_and_second_words_mean_nothing() -> None:
+    on = lost_while_decoding()
+    on.said("r1", 2, 1, 2)
+    on.said("r9", 1, 1, 2)
+    assert state_of(on, "r1") is State.CONTINUING
+    on.said("r1", 1, *SAID)
+    on.said("r1", 1, 5, 6, 7, 8)
+    assert len(on.works) == 2 and on.works[-1].said == 3
+
+
+@pytest.mark.parametrize("tokens", [b"\0\0\0", pack_tokens(range(16)), b""])
+def test_what_leaves_nothing_to_be_said_or_is_no_token_begins_anew(tokens: bytes) -> None:
+    on = lost_while_decoding()
+    on.record(ContinuedArrived(continued("r1", 1, tokens=tokens), PARTITION))
+    assert (on.works[-1].attempt, on.works[-1].said) == (2, 0)
+
+
+FORM = Structured(kind=StructuredKind.JSON_OBJECT, value="")
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        replace(SAMPLING, structured=FORM),
+        replace(SAMPLING, stop=("END",)),
+        replace(SAMPLING, bad_words=("no",)),
+        replace(SAMPLING, presence_penalty=0.5),
+        replace(SAMPLING, frequency_penalty=-0.5),
+    ],
+    ids=["form", "stop strings", "forbidden words", "presence", "frequency"],
+)
+def test_what_an_engine_keeps_beside_the_tokens_begins_anew_at_once(sampling: Sampling) -> None:
+    on = replicas(2, says_at_once=False)
+    on.request("r1", sampling=sampling)
+    lose(on)
+    assert not on.voids and (on.works[-1].attempt, on.works[-1].said) == (2, 0)
+
+
+def test_so_does_an_answer_that_searches() -> None:
+    on = replicas(2, says_at_once=False)
+    on.request("r1", retrieval=retrieval(probing=probing()))
+    on.retrieved("r1")
+    lose(on)
+    assert not on.voids and on.works[-1].attempt == 2
+
+
+def test_with_passages_in_its_prompt_it_goes_on_behind_both() -> None:
+    on = replicas(2, says_at_once=False)
+    on.request("r1", retrieval=retrieval())
+    on.retrieved("r1")
+    lose(on)
+    on.said("r1", 1, *SAID)
+    first, work = on.works
+    assert work.prompt_tokens == first.prompt_tokens + pack_tokens(SAID)
+
+
+def test_a_router_that_is_not_to_asks_nobody() -> None:
+    on = replicas(2, says_at_once=False, continues=False)
+    on.request("r1")
+    lose(on)
+    assert not on.voids and on.works[-1].attempt == 2
+
+
+def test_a_takeover_asks_again_or_knows() -> None:
+    on = lost_while_decoding()
+    assert on.rebuilt().view() == on.router.view()
+    on.taken_over()
+    assert [void.attempt for void in on.voids] == [1, 1]
+    on.said("r1", 1, *SAID, chars=4)
+    assert on.rebuilt().view() == on.router.view()
+    before = on.works[-1]
+    on.taken_over()  # which sends the same again
+    assert on.works[-1] == replace(before, dispatched_ms=on.works[-1].dispatched_ms)
+
+
+def test_an_end_that_was_written_ends_it_meanwhile() -> None:
+    """Its gateway takes it for the end, too."""
+    on = lost_while_decoding()
+    on.outcome(on.works[0])
+    assert on.outcomes["r1"].kind is OutcomeKind.COMPLETED
+    on.said("r1", 1, *SAID)
+    assert len(on.works) == 1
+
+
+def test_it_can_be_cancelled_meanwhile_and_its_time_runs() -> None:
+    on = lost_while_decoding(continue_wait_ms=5_000)
+    on.cancel("r1")
+    assert on.outcomes["r1"].kind is OutcomeKind.CANCELLED
+    on.request("r2", deadline_ms=on.now_ms + 600)
+    lose(on)
+    on.pass_ms(750)
+    on.apply(Tick())
+    assert on.outcomes["r2"].kind is OutcomeKind.EXPIRED
+
+
+def test_what_it_went_on_behind_counts_as_answer_and_not_as_prompt() -> None:
+    on = lost_while_decoding(1)
+    on.said("r1", 1, *SAID)
+    on.worker("x0", Role.REPLICA, window=0)  # lost again, and nobody is there
+    on.said("r1", 2, *SAID)
+    on.pass_ms(61_000)
+    assert on.outcomes["r1"].prompt_tokens == token_count(on.accepted["r1"].prompt_tokens)
+    assert on.used["r1"].prompt_tokens == on.outcomes["r1"].prompt_tokens
+
+
+def test_two_of_its_times_that_come_at_once_end_it_once() -> None:
+    """That its reader is late and that its own time is over may be read at the same tick; a router
+    that ended it twice would fail over it."""
+    on = lost_while_decoding(continue_wait_ms=60_000)
+    on.now_ms = on.accepted["r1"].deadline_ms + 60_000
+    on.apply(Tick())
+    assert on.outcomes["r1"].kind is OutcomeKind.EXPIRED

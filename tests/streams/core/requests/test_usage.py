@@ -1,0 +1,143 @@
+"""What requests have used: told once each, however they end, and whoever dies meanwhile."""
+
+from typing import Any
+
+import pytest
+
+from schemas.records import OutcomeKind, PhaseKind, Priority, Usage, WireError
+from streams.core.events import OutcomeArrived, PhaseArrived, UsageTold
+from tests.streams import builders
+from tests.streams.builders import T0
+from tests.streams.core.router_harness import PARTITION, RouterHarness
+from tests.streams.core.router_setups import replicas, split, to_decoding
+
+
+def untold(on: RouterHarness) -> None:
+    """The last router has written none of it."""
+    on.log = [event for event in on.log if not isinstance(event, UsageTold)]
+    on.used.clear()
+
+
+def test_an_answer_tells_its_tokens_and_the_time_of_all_its_workers() -> None:
+    """(issue 13, 1)"""
+    on = split()
+    changes: dict[str, Any] = {"tenant": "t", "priority": Priority.BATCH, "choice": 1}
+    on.request("r1", **changes)
+    on.phase(on.works[0], PhaseKind.PREFILL_DONE, started_ms=on.now_ms - 40)
+    outcome = builders.outcome(on.works[1], on.now_ms, worker_ms=200.0, cached_tokens=4)
+    on.record(OutcomeArrived(outcome, PARTITION))
+    usage = on.used["r1"]
+    assert (usage.tenant, usage.priority, usage.model, usage.choice) == (
+        *("t", Priority.BATCH, "tiny", 1),
+    )
+    assert (usage.kind, usage.attempt, usage.worker_ms) == (OutcomeKind.COMPLETED, 1, 240.0)
+    assert usage.prompt_tokens == outcome.prompt_tokens
+    assert (usage.cached_tokens, usage.completion_tokens) == (4, outcome.completion_tokens)
+    assert (usage.arrived_ms, usage.ended_ms) == (on.now_ms, outcome.ended_ms)
+
+
+def test_what_failed_attempts_have_cost_counts_once_though_it_is_read_twice() -> None:
+    """(issue 13, 1)"""
+    on = replicas(2)
+    on.request("r1")
+    on.phase(on.works[0], PhaseKind.FAILED, started_ms=on.now_ms - 30)
+    on.outcome(on.works[1], worker_ms=100.0)
+    assert on.used["r1"].worker_ms == 130.0
+    untold(on)
+    on.log += [event for event in on.log if isinstance(event, PhaseArrived)]
+    on.taken_over()
+    assert on.used["r1"].worker_ms == 130.0
+
+
+def test_passages_and_what_probes_put_in_count_as_looked_up() -> None:
+    """(issue 13, 1)"""
+    on = replicas()
+    on.request("r1", retrieval=builders.retrieval(T0 + 5_000))
+    on.retrieved("r1", builders.passage(1))
+    (work,) = on.works
+    put_in = len(work.prompt_tokens) // 4 - 10
+    assert put_in > 0
+    on.outcome(work, prompt_tokens=10 + put_in, retrieved_tokens=7)
+    told = on.used["r1"]
+    assert (told.prompt_tokens, told.retrieved_tokens) == (17 + put_in, 7 + put_in)
+    untold(on)
+    on.taken_over()
+    assert on.used["r1"] == told
+
+
+@pytest.mark.parametrize("kind", ["shed", "expired", "cancelled", "failed"])
+def test_every_end_by_the_router_tells_what_was_used(kind: str) -> None:
+    """(issue 13, 1)"""
+    on = replicas(1, queue_requests_max=1, window=1, deadline_grace_ms=100)
+    on.request("busy")
+    if kind == "shed":
+        on.request("r1")
+        on.request("r2")
+        (found,) = on.used.values()
+    elif kind == "expired":
+        on.request("r1", deadline_ms=on.now_ms + 100)
+        on.pass_ms(300)
+        found = on.used["r1"]
+    elif kind == "cancelled":
+        on.request("r1")
+        on.cancel("r1")
+        found = on.used["r1"]
+    else:
+        error = WireError(code="invalid_request", message="no", retriable=False)
+        on.phase(on.works[0], PhaseKind.FAILED, error=error)
+        (found,) = on.used.values()
+    assert (found.kind.value, found.completion_tokens, found.prompt_tokens) == (kind, 0, 10)
+
+
+def test_a_router_that_comes_after_tells_what_the_last_one_has_not_written() -> None:
+    """However it ended, and of no other (issue 13, 1)."""
+    on = replicas(1, window=9)
+    for name in ("whole", "given_up", "written", "living"):
+        on.request(name)
+    on.outcome(on.works[0])
+    on.outcome(on.works[2])
+    on.cancel("given_up")
+    on.outcome(on.works[1], kind=OutcomeKind.CANCELLED)
+    told = dict(on.used)
+    on.log = [e for e in on.log if not isinstance(e, UsageTold) or e.request_id == "written"]
+    on.used.clear()
+    on.taken_over()
+    assert on.used == {name: told[name] for name in ("whole", "given_up")}
+    on.taken_over()  # the harness would find a second one
+    on.outcome(on.works[-1])
+    assert on.used.keys() == {"whole", "given_up", "living"}
+
+
+def test_the_outcome_that_counts_is_told_whatever_comes_first() -> None:
+    """(issue 13, 1)"""
+    on = replicas(2)
+    on.request("r1")
+    on.phase(on.works[0], PhaseKind.FAILED)
+    low = builders.outcome(on.works[0], on.now_ms, completion_tokens=3)
+    on.record(OutcomeArrived(low, PARTITION))
+    assert not on.used
+    on.outcome(on.works[1], completion_tokens=5)
+    assert on.used["r1"].completion_tokens == 5
+    untold(on)
+    on.log.sort(key=lambda event: not isinstance(event, OutcomeArrived))
+    on.taken_over()
+    assert (on.used["r1"].attempt, on.used["r1"].completion_tokens) == (2, 5)
+
+
+def test_what_lives_though_its_usage_is_written_tells_nothing_again() -> None:
+    """No writer does that; should one, sums stay right (issue 13, 1)."""
+    on = split()
+    work = to_decoding(on)
+    on.log.append(UsageTold("r1", PARTITION))
+    on.taken_over()
+    on.outcome(work)
+    assert not on.router.view() and not on.used
+
+
+def test_usage_is_told_to_whoever_owns_the_partition_alone() -> None:
+    """A record of usage that is read later changes nothing."""
+    on = replicas()
+    on.request("r1")
+    assert on.apply(UsageTold("r1", PARTITION)) == []
+    on.outcome(on.works[0])
+    assert isinstance(on.used["r1"], Usage)

@@ -1,0 +1,128 @@
+"""What is wrong with a batch's file, and how its lines are answered (issue 13, 1)."""
+
+import json
+from typing import Any
+
+import pytest
+
+from schemas.errors import UnknownModel
+from schemas.records import Answer
+from streams.gateway.batches import lines
+from streams.gateway.batches.lines import (
+    EMBEDDINGS,
+    ENDPOINTS,
+    ERRORS_MAX,
+    FileCheck,
+    answer_line,
+    call_of,
+    given_up_line,
+)
+from tests.streams.gateway.batches.samples import line
+from tests.streams.gateway.samples import MODEL
+
+
+def check_model(model: str) -> None:
+    if model != MODEL:
+        raise UnknownModel(f"model: expected {MODEL!r}, found {model!r}")
+
+
+def checked(*texts: Any) -> FileCheck:
+    check = FileCheck(ENDPOINTS[0], check_model)
+    for number, text in enumerate(texts, 1):
+        check.add(number, text if isinstance(text, bytes) else json.dumps(text).encode())
+    return check
+
+
+def without(name: str) -> dict[str, Any]:
+    return {key: value for key, value in line().items() if key != name}
+
+
+def with_body(**fields: Any) -> dict[str, Any]:
+    return line(body={**line()["body"], **fields})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "param"),
+    [
+        (b"{", "invalid_json_line", None),
+        (b"[1]", "invalid_json_line", None),
+        (without("custom_id"), "missing_required_parameter", "custom_id"),
+        (without("method"), "missing_required_parameter", "method"),
+        (without("url"), "missing_required_parameter", "url"),
+        (without("body"), "missing_required_parameter", "body"),
+        (with_body(model=None), "missing_required_parameter", "body.model"),
+        (line(custom_id=7), "invalid_type", "custom_id"),
+        (line(custom_id=""), "invalid_custom_id", "custom_id"),
+        (line(custom_id="x" * 513), "invalid_custom_id", "custom_id"),
+        (line(body="a"), "invalid_type", "body"),
+        (line(custom_id="first"), "duplicate_custom_id", "custom_id"),
+        (line(url=ENDPOINTS[1]), "url_mismatch", "url"),
+        (line(method="GET"), "invalid_method", "method"),
+        (with_body(model="gpt-9"), "model_not_found", "body.model"),
+        (with_body(stream=True), "invalid_value", "body.stream"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_told(wrong: Any, code: str, param: str | None) -> None:
+    """With its number, as OpenAI lists it."""
+    (error,) = checked(line(custom_id="first"), wrong, line(custom_id="last")).errors
+    assert (error["code"], error["line"], error["param"]) == (code, 2, param)
+    assert error["message"]
+
+
+def test_models_of_embedding_workers_are_theirs_to_know() -> None:
+    check = FileCheck(EMBEDDINGS, check_model)
+    body = {"model": "minilm", "input": "a"}
+    check.add(1, json.dumps(line(url=EMBEDDINGS, body=body)).encode())
+    assert check.errors == []
+
+
+def test_what_is_wrong_with_a_whole_file_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [each["code"] for each in checked().errors] == ["empty_file"]
+    assert checked(line()).errors == []
+    many = checked(*[b"{"] * (ERRORS_MAX + 1))
+    assert many.is_over
+    monkeypatch.setattr(lines, "LINES_MAX", 2)
+    too_long = checked(line(1), line(2), line(3))
+    assert too_long.is_over
+    assert [(each["code"], each["line"]) for each in too_long.errors] == [("too_many_tasks", None)]
+
+
+def test_a_line_is_asked_as_it_stands() -> None:
+    prompt = call_of(json.dumps(line(custom_id="é")).encode()).prompt(ENDPOINTS[0])
+    assert prompt.endpoint == ENDPOINTS[0]
+    assert json.loads(prompt.body or "") == line(custom_id="é")["body"]
+
+
+def answer(**fields: Any) -> Answer:
+    place = {"prompt_topic": "batch.prompts", "prompt_partition": 0, "prompt_offset": 0}
+    return Answer(**{**place, "request_id": "r1", **fields})
+
+
+def test_answers_and_errors_have_the_form_of_openai() -> None:
+    text, is_error = answer_line("batch_req_1_0", "a", answer(body='{"id": "chatcmpl-r1"}'))
+    response = {"status_code": 200, "request_id": "r1", "body": {"id": "chatcmpl-r1"}}
+    assert text.endswith(b"}\n") and not is_error
+    assert json.loads(text) == {
+        "id": "batch_req_1_0",
+        "custom_id": "a",
+        "response": response,
+        "error": None,
+    }
+    text, is_error = answer_line(
+        "batch_req_1_0", "a", answer(error_code="context_length_exceeded", error_message="too long")
+    )
+    found = json.loads(text)["response"]
+    assert is_error and found["status_code"] == 400
+    assert found["body"]["error"] == {
+        "message": "too long",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "context_length_exceeded",
+    }
+    assert answer_line("x", "a", answer())[1], "no answer, and no error: an error of ours"
+
+
+@pytest.mark.parametrize("status", ["expired", "cancelled"])
+def test_a_line_that_was_given_up_says_why(status: str) -> None:
+    told = json.loads(given_up_line("batch_req_1_0", "a", status))
+    assert told["response"] is None and told["error"]["code"] == f"batch_{status}"

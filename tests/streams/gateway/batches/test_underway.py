@@ -1,0 +1,78 @@
+"""What is kept of a batch while its answers come."""
+
+import json
+
+from schemas.records import Answer, Batch, BatchProgress
+from streams.gateway.batches.underway import WRITE_S, Underway, wanted_end
+from streams.gateway.log.objects import PART_BYTES
+
+
+def batch(cancelled_ms: int = 0) -> Batch:
+    return Batch(
+        batch_id="batch_1",
+        input_file_id="file-1",
+        endpoint="/v1/completions",
+        created_ms=1,
+        expires_ms=100,
+        cancelled_ms=cancelled_ms,
+    )
+
+
+def underway(total: int = 9, sent: int = 9) -> Underway:
+    progress = BatchProgress(
+        batch_id="batch_1", status="in_progress", total=total, sent=sent, started_ms=1, at_ms=1
+    )
+    return Underway(batch(), progress, now_s=0)
+
+
+def answer(line: int, body: str = "{}", error_code: str | None = None) -> Answer:
+    return Answer(
+        prompt_topic="p",
+        prompt_partition=0,
+        prompt_offset=line,
+        body=body,
+        prompt_tokens=2,
+        error_code=error_code,
+    )
+
+
+def test_a_second_answer_to_a_line_changes_nothing() -> None:
+    """Nor does one to a line that was not asked; a successor knows as much."""
+    each = underway(sent=8)
+    for line in (0, 7, 7, 8, 12):
+        each.take(line, str(line), answer(line))
+    each.take(7, "7", answer(7, error_code="cancelled"))
+    each.take(3, "3", answer(3, error_code="cancelled"))
+    assert (each.done, each.waiting) == (3, 5)
+    assert each.output.pending.count(b"\n") == 2 and each.errors.pending.count(b"\n") == 1
+    progress = each.progress((5,), 2)
+    assert (progress.completed, progress.failed, progress.prompt_tokens) == (2, 1, 6)
+    later = Underway(each.batch, progress, 0)
+    assert [line for line in range(9) if later.is_answered(line)] == [0, 3, 7]
+    later.take(7, "7", answer(7))
+    later.take(1, "1", answer(1))
+    assert later.done == 4 and later.progress((6,), 3).completed == 3
+    later.give_up(8, "8", "expired")
+    assert later.done == 5 and b"batch_expired" in later.errors.pending
+
+
+def test_results_are_written_when_they_fill_a_part_or_wait_long() -> None:
+    """An old batch writes more seldom, so that its files have not too many parts."""
+    each, hour_ms = underway(), 3_600_001
+    assert not each.is_due(1_000, 1)
+    each.take(0, "0", answer(0))
+    assert not each.is_due(WRITE_S - 0.1, 1) and each.is_due(WRITE_S, 1)
+    assert not each.is_due(35.9, hour_ms) and each.is_due(36, hour_ms)
+    each.take(1, "1", answer(1, body=json.dumps("x" * PART_BYTES)))
+    assert each.is_due(0, 1)
+    parts = each.output.parts()
+    assert [len(part) for part in parts] == [PART_BYTES, each.pending_bytes - PART_BYTES]
+    each.output.written([5, 6])
+    assert (each.output.offsets, each.pending_bytes) == ([5, 6], 0)
+    assert each.output.size == sum(map(len, parts))
+
+
+def test_a_batch_ends_as_its_caller_or_the_clock_says() -> None:
+    assert wanted_end(batch(), 99) == ""
+    assert wanted_end(batch(), 100) == "expired"
+    assert wanted_end(batch(cancelled_ms=5), 100) == "cancelled"

@@ -1,0 +1,103 @@
+"""How much there is of an answer, told to its router."""
+
+import asyncio
+from typing import Any
+
+from aiokafka.errors import KafkaConnectionError
+
+from schemas.records import Continued, Endpoint, StreamVoid
+from schemas.rules.tokens import pack_tokens
+from streams.agents.records import void_frame
+from streams.gateway.log.answers import AnswersSoFar
+from streams.gateway.stream.event_id import StreamKey
+from streams.gateway.stream.hub import Call, Hub
+from tests.waiting import until
+
+
+class Producer:
+    """Takes records; refuses the first of them with what it was given."""
+
+    def __init__(self, *refusals: Exception) -> None:
+        self.records: list[tuple[str, Continued, int]] = []
+        self._refusals = list(refusals)
+
+    def session_partition(self, session_id: str) -> int:
+        return len(session_id)
+
+    async def send(self, topic: str, record: Any, *, key: str, partition: int) -> Any:
+        if self._refusals:
+            raise self._refusals.pop()
+        self.records.append((topic, record, partition))
+        ack = asyncio.get_running_loop().create_future()
+        ack.set_result(None)
+        return ack
+
+
+def reading(hub: Hub, request_id: str = "r1") -> Call:
+    key = StreamKey(
+        parent_id=request_id, session_id="s1", model="m", endpoint=Endpoint.CHAT,
+        partition=0, offset=0, created_s=0, deadline_ms=0, choices=1,
+    )  # fmt: skip
+    call = Call(key, deadline_ms=0, arrived_s=0.0, waits_for_end=False)
+    call.add(request_id, 0)
+    hub.add(call)
+    return call
+
+
+def mark(hub: Hub, attempt: int = 1, request_id: str = "r1") -> None:
+    void = StreamVoid(request_id=request_id, attempt=attempt)
+    hub.apply(void_frame(void, "router-a", 1), 0.0)
+
+
+async def told(*refusals: Exception, marks: int = 1) -> list[tuple[str, Continued, int]]:
+    hub, producer = Hub(), Producer(*refusals)
+    answers = AnswersSoFar("gateway-a", hub, producer=lambda: producer)  # type: ignore[arg-type,return-value]  # what it calls
+    stream = reading(hub).streams[0]
+    stream.push(1, 0, 0, 2, "ab", (5, 6))
+    writing = asyncio.create_task(answers.write())
+    for _ in range(marks):
+        mark(hub)
+        await until(lambda: not answers._pending)
+    await until(lambda: len(producer.records) >= marks - len(refusals))
+    writing.cancel()
+    return producer.records
+
+
+async def test_what_a_stream_has_is_told_when_its_attempt_is_void() -> None:
+    """(issue 14, 1)"""
+    ((topic, record, partition),) = await told()
+    assert (topic, partition) == ("phases", 2)
+    assert (record.request_id, record.session_id, record.attempt) == ("r1", "s1", 1)
+    assert (record.tokens, record.chars) == (pack_tokens([5, 6]), 2)
+    assert record.written_by == "gateway-a"
+
+
+async def test_what_cannot_be_written_stops_nothing_and_is_told_at_the_next_mark() -> None:
+    records = await told(KafkaConnectionError(), marks=2)
+    assert len(records) == 1
+
+
+async def test_it_is_told_once_however_often_its_mark_is_read() -> None:
+    """As polls of a stored response do."""
+    hub, producer = Hub(), Producer()
+    answers = AnswersSoFar("gateway-a", hub, producer=lambda: producer)  # type: ignore[arg-type,return-value]  # what it calls
+    for attempt in (1, 1, 2, 1, 2):
+        again = Hub(on_void=hub.on_void)
+        reading(again)
+        mark(again, attempt)
+    writing = asyncio.create_task(answers.write())
+    await until(lambda: len(producer.records) > 1)
+    writing.cancel()
+    assert [record.attempt for _, record, _ in producer.records] == [1, 2]
+
+
+async def test_nothing_is_told_of_answers_that_are_read_elsewhere_or_are_past_it() -> None:
+    hub = Hub()
+    seen: list[int] = []
+    hub.on_void = lambda stream, attempt: seen.append(attempt)
+    stream = reading(hub).streams[0]
+    mark(hub, request_id="r9")
+    stream.push(2, 0, 0, 1, "a", (5,))
+    mark(hub, 1)
+    mark(hub, 2)
+    assert seen == [2]

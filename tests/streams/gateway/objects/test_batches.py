@@ -1,0 +1,72 @@
+"""Batches in the table of what callers keep."""
+
+from dataclasses import replace
+
+import pytest
+
+from schemas.records import Batch, BatchProgress
+from streams.gateway.objects.batches import line_key
+from streams.gateway.objects.table import Table, key_of
+
+BATCH = Batch(
+    batch_id="batch_1",
+    tenant="t",
+    input_file_id="file-1",
+    endpoint="/v1/completions",
+    created_ms=1,
+    expires_ms=100,
+)
+
+
+def progress(status: str) -> BatchProgress:
+    return BatchProgress(batch_id="batch_1", tenant="t", status=status, at_ms=1)
+
+
+def kept(table: Table, *records: Batch | BatchProgress) -> None:
+    for record in records:
+        table.apply(key_of(record), record)
+
+
+def test_a_status_is_what_both_records_say() -> None:
+    table = Table()
+    kept(table, BATCH)
+    assert table.batches.status(BATCH) == "validating"
+    kept(table, progress("in_progress"))
+    assert table.batches.status(BATCH) == "in_progress"
+    cancelled = replace(BATCH, cancelled_ms=5)
+    kept(table, cancelled)
+    assert table.batches.status(cancelled) == "cancelling"
+    assert table.batches.unended() == [cancelled]
+    kept(table, progress("cancelled"))
+    assert table.batches.status(cancelled) == "cancelled" and not table.batches.unended()
+    assert table.batches.of("t") == [cancelled] and table.batches.of("u") == []
+    assert table.batches.get("u", "batch_1") is None and len(table) == 2
+    for key in (key_of(progress("")), key_of(BATCH)):
+        table.apply(key, None)
+    assert table.batches.of("t") == [] and len(table) == 0
+
+
+@pytest.mark.parametrize(
+    ("records", "is_given_up"),
+    [
+        ((), False),  # it is not read yet
+        ((BATCH,), False),
+        ((BATCH, progress("in_progress")), False),
+        ((replace(BATCH, cancelled_ms=5),), True),
+        ((replace(BATCH, expires_ms=10),), True),
+        ((BATCH, progress("completed")), True),
+    ],
+)
+def test_lines_are_given_up_with_their_batch(
+    records: tuple[Batch | BatchProgress, ...], is_given_up: bool
+) -> None:
+    """So that nobody asks what nobody waits for."""
+    table = Table()
+    kept(table, *records)
+    assert table.batches.is_given_up(line_key(BATCH, 7, "a/b"), 10) is is_given_up
+
+
+def test_what_was_begun_goes_on_before_what_waits() -> None:
+    table, begun = Table(), replace(BATCH, batch_id="batch_2", created_ms=9)
+    kept(table, BATCH, begun, replace(progress("in_progress"), batch_id="batch_2"))
+    assert table.batches.unended() == [begun, BATCH]

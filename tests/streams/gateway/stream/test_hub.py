@@ -1,0 +1,83 @@
+"""What a hub knows of its streams."""
+
+from dataclasses import replace
+
+import pytest
+
+from schemas.records import Endpoint, StreamRetrieved, StreamStart, StreamVoid, TokenFrame
+from streams.gateway.stream.event_id import StreamKey
+from streams.gateway.stream.hub import Call, Hub
+from tests.streams.gateway.samples import ended, frame
+
+NOTHING = frame("q1", [])
+KEY = StreamKey(
+    parent_id="q1",
+    session_id="s1",
+    model="m",
+    endpoint=Endpoint.CHAT,
+    partition=0,
+    offset=0,
+    created_s=1,
+    deadline_ms=9_000,
+    choices=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("told", "is_told_of"),
+    [
+        (frame("q1", ["a"]), True),
+        (frame("q1", ["a"], first_seq=7, first_char=7), True),
+        (frame("q1", [], end=ended("q1", ["a"])), True),
+        (replace(NOTHING, starts=[StreamStart(request_id="q1", attempt=1)]), True),
+        (replace(NOTHING, voids=[StreamVoid(request_id="q1", attempt=1)]), True),
+        (replace(NOTHING, retrieved=[StreamRetrieved(request_id="q1", collection="c")]), True),
+        (frame("q2", ["a"], end=ended("q2", ["a"])), False),
+    ],
+)
+def test_whatever_names_a_stream_tells_of_it(told: TokenFrame, is_told_of: bool) -> None:
+    """Bridges pass over tokens that told of nothing that is under way (issue 13, 2)."""
+    hub = Hub()
+    call = Call(KEY, deadline_ms=9_000, arrived_s=0.0, waits_for_end=True)
+    call.add("q1", 0)
+    hub.add(call)
+    assert not call.streams[0].is_told_of
+    hub.apply(told, 1.0)
+    assert call.streams[0].is_told_of == is_told_of
+
+
+@pytest.mark.parametrize("prefill_at", [0, 1, 2])
+@pytest.mark.parametrize("said", ["", "ab"])
+def test_a_whole_answer_of_a_pair_is_decodes_whichever_first_token_comes_first(
+    prefill_at: int, said: str
+) -> None:
+    """In a near tie they draw different ones. Nobody has read prefill's."""
+    hub = Hub()
+    call = Call(KEY, deadline_ms=9_000, arrived_s=0.0, waits_for_end=True)
+    call.add("q1", 0)
+    hub.add(call)
+    begins = len(said)
+    start = StreamStart(request_id="q1", attempt=2, prefill_worker="p", decode_worker="d")
+    prefilled, decoded, last = [
+        replace(
+            frame("q1", [text], attempt=2, first_seq=seq, first_char=char),
+            worker_id=worker,
+            token_ids=[ord(text[0])],
+            starts=[start],
+        )
+        for text, seq, char, worker in (
+            ("xyz", begins, begins, "p"),
+            ("c", begins, begins, "d"),
+            ("de", begins + 1, begins + 1, "d"),
+        )
+    ]
+    end = ended("q1", [*said, "c", "de"], attempt=2)
+    frames = [decoded, replace(last, ends=[end])]
+    frames.insert(prefill_at, prefilled)
+    hub.apply(frame("q1", [*said]), 1.0)
+    for one in frames:
+        hub.apply(one, 1.0)
+    (stream,) = call.streams
+    assert stream.end is not None and call.failure is None
+    assert "".join(stream.texts) == said + "cde"
+    assert list(stream._delivered.ids)[begins:] == [ord("c"), ord("d")]

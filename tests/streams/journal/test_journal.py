@@ -1,0 +1,99 @@
+"""What the journal of a router has: enough for a replay, in records that fit the log."""
+
+from schemas.codec import Codec
+from schemas.records import Role
+from schemas.rules.sizes import JOURNAL_BYTES_MAX, JOURNAL_LINES_MAX
+from streams.config import RouterSettings
+from streams.core.effects import Forget
+from streams.core.events import FleetRecordArrived, RequestArrived, Tick, UsageTold
+from streams.core.router import Router
+from streams.journal.inputs import PASSED_OVER, STOPPED, TICK
+from streams.journal.journal import Journal, effects_sum, version_of_core
+from streams.journal.snapshot import packed, unpacked
+from tests.streams import builders
+from tests.streams.builders import T0
+
+CODEC = Codec()
+SETTINGS = RouterSettings(policy="static")
+
+
+def test_the_journal_numbers_its_lines() -> None:
+    journal = Journal("router-a")
+    assert journal.cut(1) == []
+    journal.add(RequestArrived(builders.request("r1"), 0), "requests", 0, 7, T0, [])
+    journal.add(Tick(), TICK, 0, 0, T0 + 50, [])
+    (first,) = journal.cut(1)
+    journal.add(Tick(), TICK, 0, 0, T0 + 100, [])
+    (second,) = journal.cut(1)
+    assert (first.topics, first.offsets) == (("requests", "tick"), (7, 0))
+    assert (first.first_seq, second.first_seq) == (0, 2)
+
+
+def test_a_journal_of_any_length_fits_the_log() -> None:
+    """What a router applies when it joins a large fleet leaves in batches (issue 10, 12)."""
+    journal = Journal("router-a")
+    for offset in range(2 * JOURNAL_LINES_MAX + 1):
+        journal.add(Tick(), "x" * 249, 2**31 - 1, 2**62 + offset, 2**62, [])
+    found = journal.cut(1)
+    assert [batch.first_seq for batch in found] == [0, JOURNAL_LINES_MAX, 2 * JOURNAL_LINES_MAX]
+    assert max(len(CODEC.encode(batch)) for batch in found) < 4 << 20  # half of what fits
+    assert sum(len(batch.offsets) for batch in found) == 2 * JOURNAL_LINES_MAX + 1
+
+
+def test_records_in_the_journal_leave_in_batches_that_fit() -> None:
+    """(issue 14, 2)"""
+    journal = Journal("router-a")
+    beat = builders.registration("d" * 100_000, Role.DECODE)
+    for offset in range(25):
+        journal.add(FleetRecordArrived(beat, offset), "fleet", 0, offset, T0, [])
+    found = journal.cut(1)
+    assert [offset for batch in found for offset in batch.offsets] == list(range(25))
+    assert [batch.first_seq for batch in found] == [0, 10, 20]
+    assert max(len(CODEC.encode(batch)) for batch in found) < JOURNAL_BYTES_MAX + 1_000
+
+
+def test_lines_carry_what_a_replay_cannot_read_back() -> None:
+    """Compaction takes a heartbeat after minutes, a request stays for a day (issue 14, 2)."""
+    journal, beat = Journal("router-a"), builders.beat("d0", 1)
+    journal.add(FleetRecordArrived(beat, 3, ahead_ms=-40), "fleet", 0, 3, T0, [])
+    journal.add(RequestArrived(builders.request("r1"), 0), "requests", 0, 7, T0, [])
+    journal.add(UsageTold("r2", 0), PASSED_OVER, 0, 8, T0, [])
+    journal.stop(T0 + 1)
+    (batch,) = journal.cut(1)
+    assert CODEC.encode(CODEC.decode(batch.values[0])) == CODEC.encode(beat)
+    assert batch.values[1:] == (b"", b"r2", b"")
+    assert batch.ahead_ms[0] == -40
+    assert batch.topics[-1] == STOPPED
+
+
+def test_the_checksum_of_effects_tells_any_difference() -> None:
+    effects = [Forget("s1", 0), Forget("s2", 0)]
+    others: tuple[list[Forget], ...] = (
+        [],
+        effects[:1],
+        effects[::-1],
+        [Forget("s1", 1), effects[1]],
+    )
+    sums = [effects_sum(CODEC, each) for each in (effects, *others)]
+    assert len(set(sums)) == len(sums)
+    assert effects_sum(CODEC, []) == 0
+    assert effects_sum(CODEC, list(effects)) == sums[0]
+
+
+def test_a_snapshot_tells_what_decides() -> None:
+    """(issue 14, 2)"""
+    state = packed(Router("router-a", SETTINGS))
+    (snapshot,) = Journal("router-a").snapshot(SETTINGS, state, 7, 9, T0)
+    assert (snapshot.seq, snapshot.router_epoch, snapshot.at_ms) == (7, 9, T0)
+    assert snapshot.version == version_of_core()
+    assert '"policy": "static"' in snapshot.settings
+    assert unpacked(snapshot.state).settings.policy == "static"
+
+
+def test_a_large_snapshot_leaves_in_parts() -> None:
+    state = bytes(range(256)) * (JOURNAL_BYTES_MAX // 100)
+    parts = Journal("a").snapshot(SETTINGS, state, 7, 9, T0)
+    assert [part.part for part in parts] == [0, 1, 2]
+    assert {part.parts for part in parts} == {3}
+    assert b"".join(part.state for part in parts) == state
+    assert max(len(CODEC.encode(part)) for part in parts) < 2 * JOURNAL_BYTES_MAX

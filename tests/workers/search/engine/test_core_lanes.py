@@ -1,0 +1,88 @@
+"""Threads of lanes: who is advanced, who takes over, and when the owner is called."""
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.waiting import until
+from tests.workers.search.data import clustered_index, gaussian
+from workers.search.engine import lane_loop
+from workers.search.engine.core_lanes import CoreLanes
+from workers.search.index import ways
+from workers.search.index.query import Effort
+from workers.search.kernels.arrays import address_of
+from workers.search.walk.slots import Slots
+
+
+async def test_what_is_beyond_the_places_takes_over_without_the_owner() -> None:
+    """Three searches, one place: never two together, and all end unheard (issue 15, 3)."""
+    view = clustered_index(1_500).view()
+    slots = Slots(4, top_m_max=64, k_max=10)
+    lanes = CoreLanes(slots, 1, places=1, extends_max=64, name="test")
+    wanted = [
+        ways.search_of(Effort(top_m=64), query[None], view, scanned_rows_max=0)
+        for query in np.pad(gaussian(3, 20, seed=4), ((0, 0), (0, 12)))
+    ]
+    for slot, search in enumerate(wanted):
+        lanes.start(slot, search)
+    block = lanes._blocks[0]
+    await until(lambda: block[lane_loop.ENDED] == 3)
+    figures = lanes.figures()
+    assert figures.places_used == figures.extends > 3 * 64
+    assert lanes.ended() == [0, 1, 2], "in the order in which they were told"
+    lanes.close()
+
+
+async def test_an_ending_is_told_before_a_lane_sleeps_whose_other_searches_were_parked() -> None:
+    """It waited for others to end with it, and what was to end was parked (issue 15, 3)."""
+    lanes = CoreLanes(
+        Slots(4, top_m_max=64, k_max=10), 1, places=2, extends_max=64, name="test"
+    )  # fmt: skip
+    lanes._blocks[0][lane_loop._UNTOLD] = 1
+    lanes.tell(0, lane_loop.PARK)  # of nothing: the lane looks up, and has nothing to do
+
+    def rang() -> bool:
+        try:
+            return os.eventfd_read(lanes.bell) > 0
+        except BlockingIOError:
+            return False
+
+    await until(rang, seconds=120)
+    lanes.close()
+
+
+@pytest.fixture
+def lane() -> Any:
+    """A lane's block without its thread, and the bell of its owner."""
+    owner = np.zeros(lane_loop.OWNER_SIZE, np.int64)
+    block = np.zeros(lane_loop.block_size(8), np.int64)
+    owner[lane_loop.OWN_BELL] = bell = os.eventfd(0, os.EFD_NONBLOCK)
+    block[lane_loop.OWNER_BELL], block[lane_loop.OWNER_CALLED] = bell, address_of(owner)
+    block[lane_loop._ONE] = 1
+
+    def rings(ended: int, now_us: int, running: int) -> bool:
+        block[lane_loop._RUNNING] = running
+        lane_loop._call_for(address_of(block), ended, now_us * 1_000)
+        owner[lane_loop.CALLED] = 0
+        try:
+            return os.eventfd_read(bell) == 1
+        except BlockingIOError:
+            return False
+
+    yield rings
+    os.close(bell)
+
+
+def test_the_owner_is_called_for_four_endings_or_after_50_us(lane: Any) -> None:
+    """(issue 15, 3)"""
+    assert [lane(1, now, running=3) for now in (0, 10, 20, 30)] == [False, False, False, True]
+    assert [lane(n, now, running=3) for n, now in ((1, 40), (0, 80), (0, 90), (0, 200))] == [
+        False, False, True, False,
+    ]  # fmt: skip
+
+
+def test_the_owner_is_called_at_once_where_nothing_runs_any_more(lane: Any) -> None:
+    assert lane(1, 0, running=0)
+    assert not lane(0, 100, running=0), "there is nothing to tell"

@@ -1,0 +1,78 @@
+"""Effort by target: how long a routing list must be for a recall, by rows that are held out."""
+
+import numpy as np
+import pytest
+
+from infra.bench.search.zoo import drawn, kinds, truth
+from schemas.errors import InvalidRequest
+from tests.workers.search.data import gaussian, overlapping
+from workers.search.index import ways
+from workers.search.index.index import Index
+from workers.search.index.query import Effort
+from workers.search.index.view import UNCALIBRATED, Audit
+from workers.search.limits import TOP_M_MAX
+
+WITHIN = 0.02
+SOME = ("overlapping", "many_copies_of_few", "log_normal_norms", "heavy_tails", "mixture")
+
+
+@pytest.mark.parametrize("name", [*SOME, "drawn 1", "drawn 6", "drawn 9"])
+def test_a_recall_that_is_aimed_at_is_met(name: str) -> None:
+    """On rows that the index never saw, by what it measured with its own (issue 15, 1)."""
+    kind = drawn.drawn(int(name[6:])) if name.startswith("drawn") else kinds.KINDS[name]
+    vectors, queries = kind.draw(6_000, 300)
+    limits = truth.farthest(vectors, queries, 10, kind.metric)
+    index = Index.build(vectors, metric=kind.metric)
+    for aim in (0.9, 0.95):
+        effort = Effort(k=10, recall=aim)
+        found, _ = index.search(queries, effort)
+        assert truth.recall(vectors, queries, found, limits, kind.metric) >= aim - WITHIN
+        assert ways.way(effort, index.view()).top_m <= 128, "no more than is needed"
+
+
+def test_hard_data_get_longer_lists_than_easy_ones() -> None:
+    """Beyond 512 entries where 512 are not enough (issue 15, 1)."""
+    easy = Index.build(overlapping(3_000, 0, dim=8)[0], degree=16).view()
+    hard = Index.build(gaussian(6_000, 400), degree=8).view()
+    wanted = [ways.way(Effort(recall=0.95), view).top_m for view in (easy, hard)]
+    assert wanted[0] <= 32
+    assert wanted[1] > 512
+
+
+def test_lists_are_measured_again_when_there_are_many_more_rows() -> None:
+    """Easy rows at first, hard ones later: the same recall wants a longer list (issue 15, 1)."""
+    index = Index.build(overlapping(4_000, 0, dim=64)[0] * np.float32(0.01), degree=16)
+    before = ways.way(Effort(recall=0.95), index.view()).top_m
+    index.upsert(range(10_000, 13_000), gaussian(3_000, 64))
+    while index.loose:
+        index.link()
+    assert index.audit is not None and index.audit.calibrated == 7_000
+    assert ways.way(Effort(recall=0.95), index.view()).top_m > before
+
+
+def test_lengths_lie_on_a_line_between_those_that_were_tried() -> None:
+    efforts = ((16, 0.9, 0.0), (64, 0.99, 0.0), (128, 0.999, 0.9))
+    audit = Audit(rows=1, entries=1, rounds=1, missed_share=0.0, calibrated=1, efforts=efforts)
+    assert [audit.top_m(recall, 10, 512) for recall in (0.5, 0.9, 0.99)] == [16, 16, 64]
+    assert audit.top_m(1 - 10**-1.5, 10, 512) == 32
+    assert audit.top_m(0.9999, 10, 512) == 128
+    assert [audit.top_m(0.9, k, 512) for k in (100, 200, 500)] == [128, 256, 512]
+
+
+def test_where_nothing_was_measured_any_recall_has_one_length() -> None:
+    index = Index.build(gaussian(1_400, 8), degree=8)
+    assert index.audit is not None and index.audit.efforts == ()
+    assert ways.way(Effort(recall=0.9), index.view()).top_m == UNCALIBRATED
+
+
+def test_a_recall_of_one_cannot_be_asked_for() -> None:
+    index = Index.build(gaussian(50, 8))
+    with pytest.raises(InvalidRequest, match="expected recall from 0 to below 1, found 1"):
+        index.search(gaussian(1, 8), Effort(recall=1))
+
+
+def test_routing_lists_are_as_long_as_cores_allow() -> None:
+    vectors = gaussian(3_000, 16)
+    index = Index.build(vectors, degree=8)
+    found, _ = index.search(vectors[:20], Effort(k=1, top_m=TOP_M_MAX))
+    assert found[:, 0].tolist() == list(range(20))

@@ -1,0 +1,154 @@
+"""Rows with equal vectors share a node of the graph; all else is about rows (issue 15, 1)."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.workers.search.data import gaussian
+from tests.workers.search.walk.reference import Reference
+from workers.search.graph import copies
+from workers.search.index import bulk, inputs, snapshot, ways
+from workers.search.index.index import Index
+from workers.search.index.query import Effort
+from workers.search.kernels.arrays import unpacked
+from workers.search.kernels.metrics import Metric
+from workers.search.metadata.filters import Equal, Filter
+
+DISTINCT, DIM = gaussian(2_000, 20), 20
+QUERIES = DISTINCT[:60] + 0.05 * gaussian(60, DIM, seed=1)
+OF = np.random.default_rng(0).integers(0, len(DISTINCT), 7_000)
+OF[:600] = np.arange(600) % 3  # 200 copies of each of three
+
+
+def metadata(rows: int) -> list[dict[str, Any]]:
+    return [{"part": i % 5} for i in range(rows)]
+
+
+def made() -> Index:
+    """Built with copies; some came later, of old rows and of each other; some were deleted."""
+    index = Index.build(DISTINCT[OF[:4_000]], metadata=metadata(4_000), degree=16, threads=1)
+    index.upsert(range(4_000, 7_000), DISTINCT[OF[4_000:]], metadata(3_000))
+    while index.loose > 300:
+        index.link(batch=900)
+    index.delete(range(0, 7_000, 7))
+    return index
+
+
+@pytest.fixture(scope="module")
+def index() -> Index:
+    return made()
+
+
+def is_exact(index: Index, effort: Effort, queries: Any = QUERIES) -> bool:
+    """Whether all hits are those of a scan: the same rows, ties in order, each once."""
+    prepared = inputs.prepared(queries, DIM, index.metric)
+    view = index.view()
+    walked = bulk.search_all(effort, prepared, view, scanned_rows_max=0)
+    scanned = bulk.search_all(effort, prepared, view, scanned_rows_max=view.count)
+    assert not ways.way(effort, view, ways.SearchLimits(scanned_rows_max=0)).exact
+    assert walked.distances.tobytes() == scanned.distances.tobytes()
+    return walked.rows.tobytes() == scanned.rows.tobytes()
+
+
+@pytest.mark.parametrize("where", [None, ~Equal("part", 1)], ids=["all", "filtered"])
+def test_hits_are_the_copies_in_order_of_rows(index: Index, where: Filter | None) -> None:
+    """Also where a node itself is deleted or excluded, and where most of the 200 are asked for."""
+    assert index.view().chain is not None
+    assert is_exact(index, Effort(k=10, top_m=64, where=where))
+    if where is None:
+        assert is_exact(index, Effort(k=150, top_m=200), QUERIES[:3])
+
+
+def test_copies_take_no_places_of_the_routing_list(index: Index) -> None:
+    """Each query has some 170 equal rows, and there is a node for each distinct vector."""
+    found, distances = index.search(DISTINCT[:3], Effort(k=20, top_m=20))
+    assert (OF[found] == np.arange(3)[:, None]).all()
+    assert (distances == 0).all()
+    nodes = copies.nodes(index.view().chain, len(index.graph))
+    assert len(np.unique(OF[nodes])) == len(nodes), "one for each distinct vector"
+
+
+def test_the_kernel_equals_the_reference_with_copies(index: Index) -> None:
+    view = index.view()
+    for effort in (Effort(k=10, top_m=24), Effort(k=7, top_m=24, where=~Equal("part", 2))):
+        prepared = inputs.prepared(QUERIES[:8], DIM, index.metric)
+        for query in prepared:
+            search = ways.search_of(effort, query[None], view, seeds=(5, 900, 3_999))
+            rows, distances = Reference(search).run()
+            found = bulk.search_all(effort, query[None], view)
+            cold = Reference(ways.search_of(effort, query[None], view)).run()
+            assert cold[0].tobytes() == found.rows[0].tobytes()
+            assert cold[1].tobytes() == found.distances[0].tobytes()
+            assert len(set(rows.tolist())) == len(rows), "a copy may be a seed"
+            assert (np.diff(distances) >= 0).all()
+
+
+def test_compaction_keeps_a_node_while_one_of_its_rows_lives() -> None:
+    index = made()
+    view = index.view()
+    assert view.alive is not None
+    live = np.flatnonzero(unpacked(view.alive, view.count))
+    index.compact()
+    chain = index.view().chain
+    assert chain is not None
+    linked = len(index.graph)
+    heads = copies.heads(chain)
+    node_of = OF[live[:linked]]
+    assert (node_of[heads] == node_of).all()
+    nodes = copies.nodes(chain, linked)
+    assert len(np.unique(node_of[nodes])) == len(nodes) == len(np.unique(node_of))
+    assert np.isin(index.graph, nodes).all()
+    assert is_exact(index, Effort(k=10, top_m=96))
+    index.link()
+    assert is_exact(index, Effort(k=10, top_m=96))
+
+
+def test_a_chain_is_saved_and_goes_on(tmp_path: Path) -> None:
+    index = made()
+    snapshot.save(index, tmp_path / "index")
+    read = snapshot.load(tmp_path / "index")
+    effort = Effort(k=10, top_m=48)
+    assert read.search(QUERIES, effort)[0].tobytes() == index.search(QUERIES, effort)[0].tobytes()
+    for each in (index, read):
+        each.link()
+    assert read.view().chain is not None
+    for array in ("graph", "chain", "entries"):
+        assert getattr(read.view(), array).tobytes() == getattr(index.view(), array).tobytes()
+
+
+def test_rows_that_are_put_again_add_no_nodes() -> None:
+    """The same documents twenty times: their nodes stay, whichever row of theirs lives."""
+    index = Index.build(DISTINCT, degree=16, threads=1)
+    for _ in range(3):
+        index.upsert(range(900), DISTINCT[:900])
+        while index.loose:
+            index.link()
+    assert len(copies.nodes(index.view().chain, len(index.graph))) == len(DISTINCT)
+    assert is_exact(index, Effort(k=10, top_m=96))
+    index.compact()
+    assert index.view().chain is None
+    assert is_exact(index, Effort(k=10, top_m=96))
+
+
+@pytest.mark.parametrize("metric", list(Metric))
+def test_one_vector_many_times(metric: Metric) -> None:
+    index = Index.build(np.repeat(gaussian(1, 6), 3_000, axis=0), metric=metric)
+    index.upsert(range(4_000, 4_100), np.repeat(gaussian(1, 6), 100, axis=0))
+    index.link()
+    for k in (1, 10, 500):
+        found, _ = index.search(gaussian(2, 6), Effort(k=k))
+        assert found.tolist() == [list(range(k))] * 2
+
+
+def test_a_version_of_the_chain_that_is_read_stays_as_it_is() -> None:
+    index = Index.build(DISTINCT, degree=16, threads=1)
+    views, whole = [], []
+    for first in range(10_000, 10_600, 100):
+        index.upsert(range(first, first + 100), DISTINCT[:100])
+        index.link()
+        views.append(index.view())
+        whole.append([view.chain.tobytes() for view in views if view.chain is not None])
+    last = [view.chain.tobytes() for view in views if view.chain is not None]
+    assert [last[: len(each)] for each in whole] == whole

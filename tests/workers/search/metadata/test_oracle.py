@@ -1,0 +1,187 @@
+"""Filters of every kind against a plain look at each document (issue 15, 2.4).
+
+Whatever came, was replaced, deleted, linked, compacted, or written to a file and read again.
+"""
+
+import json
+import operator
+import random
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.workers.search.data import gaussian
+from workers.search.index import snapshot
+from workers.search.index.index import Index
+from workers.search.index.query import Effort
+from workers.search.metadata.expressions import parse
+
+DIM, STEPS, FILTERS = 3, 14, 40
+DATES = (
+    "2023-12-31", "2024-01-01", "2024-01-01T00:00:00Z", "2024-01-01T00:30:00+01:00", "2024-06-01",
+    "2024-06-01T12:00:00.5",
+)  # fmt: skip
+POOLS: dict[str, tuple[Any, ...]] = {
+    "n": (0, 1, 2.5, -3, 10**6),
+    "tag": ("a", "b", "c", "é", "2024-01-01"),
+    "at": (*DATES, "soon", "2024-13-01"),
+    "flag": (True, False, "maybe"),
+}
+EVERY = {"n": [0, 1], "tag": ["a", "b"], "at": list(DATES[:2]), "flag": True}  # always there
+COMPARE: dict[str, Any] = {
+    "$gt": operator.gt,
+    "$gte": operator.ge,
+    "$lt": operator.lt,
+    "$lte": operator.le,
+}
+
+
+def drawn_metadata(chance: random.Random) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field, pool in POOLS.items():
+        match chance.randrange(4):
+            case 0:
+                found[field] = chance.choice(pool)
+            case 1:
+                found[field] = [chance.choice(pool) for _ in range(chance.randrange(5))]
+    return found
+
+
+def drawn_filter(chance: random.Random, depth: int = 2) -> dict[str, Any]:
+    if depth and chance.random() < 0.4:
+        parts = [drawn_filter(chance, depth - 1) for _ in range(chance.randint(1, 3))]
+        name = chance.choice(["$and", "$or", "$not"])
+        return {name: parts[0] if name == "$not" else parts}
+    field = chance.choice(list(POOLS))
+    one, some = chance.choice(POOLS[field]), chance.sample(POOLS[field], chance.randint(1, 3))
+    match chance.randrange(7):
+        case 0:
+            return {field: chance.choice([one, None])}
+        case 1:
+            return {field: {chance.choice(["$eq", "$ne", "$contains"]): one}}
+        case 2:
+            return {field: {chance.choice(["$in", "$nin", "$contains_any"]): some}}
+        case 3:
+            return {field: {"$contains_all": some}}
+        case 4:
+            return {field: {"$exists": chance.random() < 0.5}}
+        case 5:
+            return {"n": {name: chance.choice(POOLS["n"]) for name in ranges(chance)}}
+        case _:
+            at = chance.choice(["at", "tag", "flag"])
+            return {at: {name: chance.choice(DATES) for name in ranges(chance)}}
+
+
+def ranges(chance: random.Random) -> list[str]:
+    return chance.sample(list(COMPARE), chance.randint(1, 2))
+
+
+def moment(text: Any) -> float | None:
+    try:
+        found = datetime.fromisoformat(text)
+    except (ValueError, TypeError):
+        return None
+    return (found if found.tzinfo else datetime.fromisoformat(f"{found}+00:00")).timestamp()
+
+
+def holds(node: Any, metadata: dict[str, Any]) -> bool:
+    """The meaning of a filter, written as plainly as can be."""
+    for name, value in node.items():
+        if name == "$and":
+            found = all(holds(each, metadata) for each in value)
+        elif name == "$or":
+            found = any(holds(each, metadata) for each in value)
+        elif name == "$not":
+            found = not holds(value, metadata)
+        else:
+            given = metadata.get(name)
+            values = given if isinstance(given, list) else [] if given is None else [given]
+            conditions = value if isinstance(value, dict) else {"$eq": value}
+            found = all(fits(op, wanted, values) for op, wanted in conditions.items())
+        if not found:
+            return False
+    return True
+
+
+def fits(op: str, wanted: Any, values: list[Any]) -> bool:
+    def has(one: Any) -> bool:
+        return any(type(one) is type(v) and one == v for v in map(plain, values))
+
+    match op:
+        case "$exists":
+            return bool(values) is wanted
+        case "$eq" | "$contains":
+            return not values if wanted is None else has(plain(wanted))
+        case "$ne":
+            return not has(plain(wanted))
+        case "$in" | "$contains_any":
+            return any(has(plain(each)) for each in wanted)
+        case "$nin":
+            return not any(has(plain(each)) for each in wanted)
+        case "$contains_all":
+            return all(has(plain(each)) for each in wanted)
+    read = moment if isinstance(wanted, str) else float
+    edge = read(wanted)
+    known = [found for value in values if (found := read(value)) is not None]
+    return any(COMPARE[op](found, edge) for found in known)
+
+
+def plain(value: Any) -> Any:
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class Shelf:
+    """An index, and the same documents in a dictionary."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.chance, self.file = random.Random(seed), folder / "index"
+        self.documents: dict[str, dict[str, Any]] = {}
+        self.index = Index(DIM, degree=8, threads=1)
+        self._put(["every"], [EVERY])
+
+    def _put(self, names: list[str], given: list[dict[str, Any]]) -> None:
+        vectors = gaussian(len(names), DIM, seed=self.chance.randrange(1 << 30))
+        self.index.upsert(names, vectors, given)
+        self.documents |= dict(zip(names, given, strict=True))
+
+    def step(self) -> None:
+        match self.chance.randrange(6):
+            case 0 | 1 | 2:
+                count = self.chance.randint(1, 60)
+                names = [f"d{n}" for n in self.chance.sample(range(200), count)]
+                self._put(names, [drawn_metadata(self.chance) for _ in names])
+            case 3:
+                gone = [name for name in self.documents if self.chance.random() < 0.3]
+                gone = [name for name in gone if name != "every"]
+                self.index.delete(gone)
+                for name in gone:
+                    del self.documents[name]
+            case 4:
+                self.index.compact()
+            case _:
+                snapshot.save(self.index, self.file)
+                self.index = snapshot.load(self.file, threads=1)
+
+    def check(self, node: dict[str, Any]) -> None:
+        expected = sorted(name for name, each in self.documents.items() if holds(node, each))
+        view = self.index.view()
+        allowed = view.allowed(parse(json.dumps(node)))
+        assert sorted(str(view.ids[row]) for row in allowed.rows) == expected, node
+        rows, _ = self.index.search(
+            np.zeros((1, DIM)), Effort(k=300, where=parse(json.dumps(node)))
+        )
+        found = self.index.ids_of(rows[0][rows[0] >= 0])
+        assert sorted(map(str, found)) == expected, node
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_filter_allows_what_a_look_at_each_document_allows(seed: int, tmp_path: Path) -> None:
+    shelf = Shelf(seed, tmp_path)
+    kept = [drawn_filter(shelf.chance) for _ in range(FILTERS // 2)]  # compiled once, then extended
+    for _ in range(STEPS):
+        shelf.step()
+        for node in (*kept, *(drawn_filter(shelf.chance) for _ in range(FILTERS // 2))):
+            shelf.check(node)

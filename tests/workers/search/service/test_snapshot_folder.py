@@ -1,0 +1,44 @@
+"""A folder of snapshots: what a kill leaves in it goes, and what others write stays."""
+
+import os
+import time
+from pathlib import Path
+
+from workers.search.service.snapshot_folder import SnapshotFolder
+
+HOUR_S = 3_600
+
+
+def wrote(folder: SnapshotFolder) -> None:
+    with folder.writing() as path:
+        (path / "a.index").write_bytes(b"whole")
+
+
+def names(path: Path) -> list[str]:
+    return sorted(each.name.partition(".")[2] for each in path.iterdir())
+
+
+def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
+    """Each kill left files of the index's size (issue 15, 2.2; 2.4)."""
+    folder = SnapshotFolder(tmp_path, "mine", 2)
+    for writer in ("mine", "also.mine", "gone"):
+        (tmp_path / f"1-0.{writer}.partial").mkdir()
+        (tmp_path / f"1-0.{writer}.partial" / "a.index").write_bytes(b"wh")
+    folder.forget_own()
+    assert names(tmp_path) == ["also.mine.partial", "gone.partial"], "others may write them now"
+    long_ago = time.time() - 2 * HOUR_S
+    os.utime(tmp_path / "1-0.also.mine.partial", (long_ago, long_ago))
+    for path in (tmp_path / "1-0.gone.partial", tmp_path / "1-0.gone.partial" / "a.index"):
+        os.utime(path, (long_ago, long_ago))
+    wrote(folder)
+    assert names(tmp_path) == ["also.mine.partial", "mine.snapshot"], "one file of it was touched"
+
+
+def test_files_of_former_releases_go(tmp_path: Path) -> None:
+    """They had no folders (issue 15, 2.4)."""
+    for name in ("0123.index", "0123.index.17.partial"):
+        (tmp_path / name).write_bytes(b"whole")
+    folder = SnapshotFolder(tmp_path, "mine", 1)
+    wrote(folder)
+    wrote(folder)
+    assert names(tmp_path) == ["mine.snapshot"]

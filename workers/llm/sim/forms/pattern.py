@@ -1,0 +1,148 @@
+"""A text that a regular expression matches as a whole, drawn by a generator's numbers. Pure.
+
+Knows Python's expressions less what looks around or back to a word's edge, which engines that
+constrain answers do not know either. A repetition without a bound takes a few.
+"""
+
+import random
+import re
+import string
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from re import _parser as parser  # no public module offers it
+from typing import Any
+
+from schemas.errors import InvalidRequest
+
+CHARS_MAX = 16_384
+_MORE_MAX = 3  # repetitions beyond those that must be
+_WORD = string.ascii_lowercase
+_ANY = string.ascii_letters + string.digits + " .,:;-_!?#/()"
+_CATEGORIES = {
+    "category_digit": string.digits,
+    "category_word": _WORD,
+    "category_space": " ",
+    "category_not_digit": _WORD,
+    "category_not_word": " .,-",
+    "category_not_space": _WORD,
+}
+_EDGES = {
+    "at_beginning": "start", "at_beginning_string": "start", "at_end": "end", "at_end_string": "end"
+}  # fmt: skip
+_REPEATS = ("max_repeat", "min_repeat", "possessive_repeat")
+Part = tuple[Any, Any]
+
+
+def draw(pattern: str, rng: random.Random) -> str:
+    """The text; raises InvalidRequest for what it does not know."""
+    try:
+        parts = _parsed(pattern)
+    except re.error as error:
+        raise InvalidRequest(
+            f"the simulated engine cannot read the pattern {pattern[:80]!r}: {error}"
+        ) from error
+    return _Drawing(rng).all_of(parts)
+
+
+def _kind_of(code: Any) -> str:
+    return str(code).lower()
+
+
+@lru_cache(maxsize=256)
+def _parsed(pattern: str) -> Sequence[Part]:
+    return list(parser.parse(pattern))
+
+
+class _Drawing:
+    """One walk through one expression."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._groups: dict[int, str] = {}
+        self._chars = 0
+        self._ended = False  # `$` was passed: nothing may follow
+        self._parts: Mapping[str, Callable[[Any], str]] = {
+            "literal": lambda code: self._say(chr(code)),
+            "not_literal": lambda code: self._say(self._other_than({chr(code)})),
+            "any": lambda _: self._say(rng.choice(_WORD)),
+            "in": lambda choices: self._say(self._one_of(choices)),
+            "branch": lambda told: self.all_of(rng.choice(told[1])),
+            "subpattern": self._group,
+            "atomic_group": self.all_of,
+            "groupref": lambda number: self._say(self._groups.get(number, "")),
+            "at": self._edge,
+            **dict.fromkeys(_REPEATS, self._repeat),
+        }
+
+    def all_of(self, parts: Sequence[Part]) -> str:
+        """One part after the other."""
+        return "".join([self._part(*part) for part in parts])
+
+    def _part(self, code: Any, told: Any) -> str:
+        kind = _kind_of(code)
+        if kind not in self._parts:
+            raise InvalidRequest(f"the simulated engine draws no texts for `{kind}` in a pattern")
+        return self._parts[kind](told)
+
+    def _say(self, text: str) -> str:
+        self._chars += len(text)
+        if self._chars > CHARS_MAX:
+            raise InvalidRequest(f"the simulated engine draws at most {CHARS_MAX} characters")
+        if text and self._ended:
+            raise InvalidRequest("the simulated engine found something behind `$` in a pattern")
+        return text
+
+    def _group(self, told: Any) -> str:
+        number, _, _, parts = told
+        text = self.all_of(parts)
+        if number is not None:
+            self._groups[number] = text
+        return text
+
+    def _repeat(self, told: Any) -> str:
+        least, most, parts = told
+        count = least + self._rng.randint(0, min(int(most) - least, _MORE_MAX))
+        texts = []
+        for _ in range(count):
+            texts.append(self.all_of(parts))
+            if not texts[-1]:  # any further one is as empty
+                break
+        return "".join(texts)
+
+    def _edge(self, told: Any) -> str:
+        edge = _EDGES.get(_kind_of(told))
+        if edge is None or (edge == "start" and self._chars):
+            raise InvalidRequest(f"the simulated engine draws no texts for `{_kind_of(told)}` here")
+        self._ended |= edge == "end"
+        return ""
+
+    def _one_of(self, choices: Sequence[Part]) -> str:
+        if _kind_of(choices[0][0]) == "negate":
+            refused = {char for char in _ANY if any(_holds(each, char) for each in choices[1:])}
+            return self._other_than(refused)
+        code, told = self._rng.choice(choices)
+        match _kind_of(code):
+            case "range":
+                return chr(self._rng.randint(*told))
+            case "category":
+                return self._rng.choice(_CATEGORIES[_kind_of(told)])
+        return chr(told)
+
+    def _other_than(self, refused: set[str]) -> str:
+        allowed = [char for char in _ANY if char not in refused]
+        if not allowed:
+            raise InvalidRequest("the simulated engine found no character that a pattern allows")
+        return self._rng.choice(allowed)
+
+
+def _holds(choice: Part, char: str) -> bool:
+    """Whether a character is one of these."""
+    code, told = choice
+    match _kind_of(code):
+        case "range":
+            return bool(told[0] <= ord(char) <= told[1])
+        case "category":
+            escape = {"digit": r"\d", "word": r"\w", "space": r"\s"}
+            name = _kind_of(told).removeprefix("category_").removeprefix("not_")
+            return (re.match(escape[name], char) is None) is ("_not_" in _kind_of(told))
+    return bool(ord(char) == told)

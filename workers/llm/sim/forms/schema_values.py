@@ -1,0 +1,209 @@
+"""A value that a JSON schema allows, drawn by a generator's numbers. Pure.
+
+Follows what schemas of answers are made of: types, properties, items, bounds, formats, patterns,
+enumerations, `$ref` within the schema, `anyOf`, `oneOf`, `allOf`. Whether the value is valid says a
+validator (`form.py`); here nothing is checked twice.
+"""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from schemas.errors import InvalidRequest
+from workers.llm.sim.forms import pattern
+from workers.models.sim import WORDS
+
+VALUES_MAX = 2_000  # of one answer, and branches on the way to them
+_DEPTH = 5  # below it: only what must be
+_OPTIONAL = 0.7  # of the properties that need not be are there
+_ITEMS = 3  # beyond those that must be
+_SPAN = 100  # of numbers with one bound or none
+_BY_KEYWORD = {
+    "properties": "object", "required": "object", "additionalProperties": "object",
+    "items": "array", "prefixItems": "array", "minItems": "array", "pattern": "string",
+    "minLength": "string", "maxLength": "string", "format": "string", "minimum": "number",
+    "maximum": "number", "exclusiveMinimum": "number", "multipleOf": "number",
+}  # fmt: skip
+_FORMATS: Mapping[str, str] = {
+    "date": r"20[0-4]\d-(0[1-9]|1[0-2])-(0[1-9]|1\d|2[0-8])",
+    "time": r"([01]\d|2[0-3]):[0-5]\d:[0-5]\dZ",
+    "date-time": r"20[0-4]\d-(0[1-9]|1[0-2])-(0[1-9]|1\d|2[0-8])T([01]\d|2[0-3]):[0-5]\d:[0-5]\dZ",
+    "duration": r"P[1-9]D",
+    "email": r"[a-z]{4,8}@[a-z]{4,8}\.org",
+    "hostname": r"[a-z]{4,8}\.[a-z]{4,8}\.org",
+    "ipv4": r"10\.\d\.\d\.[1-9]\d",
+    "ipv6": r"fd00::[1-9a-f][0-9a-f]{3}",
+    "uri": r"https://[a-z]{4,8}\.org/[a-z]{4,8}",
+    "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}",
+}
+
+
+class SchemaValues:
+    """Draws of one schema with one generator."""
+
+    def __init__(self, schema: Any, rng: random.Random) -> None:
+        self._root, self._rng = schema, rng
+        self._left = VALUES_MAX
+        self._kinds: Mapping[str, Callable[[Mapping[str, Any], int], Any]] = {
+            "object": self._object,
+            "array": self._array,
+            "string": self._string,
+            "integer": self._integer,
+            "number": self._number,
+            "boolean": lambda *_: rng.random() < 0.5,
+            "null": lambda *_: None,
+        }
+
+    def draw(self) -> Any:
+        """One value of the whole schema."""
+        return self._value(self._root, 0)
+
+    def _value(self, schema: Any, depth: int) -> Any:
+        schema = self._flat(schema, depth)
+        if "const" in schema:
+            return schema["const"]
+        if "enum" in schema:
+            return self._rng.choice(schema["enum"]) if schema["enum"] else _nothing("enum")
+        kinds = schema.get("type")
+        if isinstance(kinds, list):
+            kinds = self._rng.choice(kinds)
+        if kinds is None:
+            kinds = next((_BY_KEYWORD[key] for key in schema if key in _BY_KEYWORD), "string")
+        return self._kinds[kinds](schema, depth)
+
+    def _flat(self, schema: Any, depth: int) -> dict[str, Any]:
+        """Without references, branches and conjunctions."""
+        self._left -= 1
+        if self._left < 0 or schema is False:
+            _nothing("it" if schema is False else "so large a schema")
+        if schema is True:
+            return {}
+        flat = {key: value for key, value in schema.items() if key not in _COMBINING}
+        for reference in (schema[key] for key in ("$ref", "$dynamicRef") if key in schema):
+            flat = _merged(flat, self._flat(self._referred(reference), depth))
+        for each in schema.get("allOf", ()):
+            flat = _merged(flat, self._flat(each, depth))
+        for branches in (schema[key] for key in ("anyOf", "oneOf") if key in schema):
+            flat = _merged(flat, self._flat(self._branch(branches, depth), depth))
+        return flat
+
+    def _branch(self, branches: Sequence[Any], depth: int) -> Any:
+        if depth >= _DEPTH:  # what refers to something goes on for longer
+            branches = sorted(branches, key=lambda branch: "$ref" in str(branch))[:1]
+        return self._rng.choice(branches)
+
+    def _referred(self, reference: str) -> Any:
+        if not reference.startswith("#"):
+            raise InvalidRequest(
+                f"the simulated engine follows references within a schema alone, found {reference}"
+            )
+        found = self._root
+        for step in reference[1:].split("/")[1:]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            try:
+                found = found[int(step)] if isinstance(found, list) else found[step]
+            except (KeyError, ValueError, IndexError, TypeError):
+                _nothing(reference)
+        return found
+
+    def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
+        known = schema.get("properties", {})
+        required = schema.get("required", ())
+        others = schema.get("additionalProperties", True)
+        share = _OPTIONAL if depth < _DEPTH else 0.0
+        names = [name for name in known if name in required or self._rng.random() < share]
+        names += [name for name in required if name not in known]
+        least = schema.get("minProperties", 0 if known or others is False else 1)
+        for name in [name for name in known if name not in names][: max(0, least - len(names))]:
+            names.append(name)
+        while len(names) < least and others is not False:
+            names.append(f"{self._rng.choice(WORDS)}_{len(names)}")
+        return {name: self._value(known.get(name, others), depth + 1) for name in names}
+
+    def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
+        items = schema.get("items", True)
+        firsts = schema.get("prefixItems", items if isinstance(items, list) else [])
+        others = schema.get("additionalItems", True) if isinstance(items, list) else items
+        least = schema.get("minItems", 0)
+        extra = self._rng.randint(0, _ITEMS) if depth < _DEPTH else 0
+        most = schema.get("maxItems", max(least, len(firsts)) + _ITEMS)
+        count = min(max(least, extra, len(firsts)), most, *[len(firsts)] * (others is False))
+        if count > VALUES_MAX:
+            _nothing("so long an array")
+        drawn: list[Any] = []
+        for place in range(count):
+            wanted = firsts[place] if place < len(firsts) else others
+            value = self._value(wanted, depth + 1)
+            if schema.get("uniqueItems") and value in drawn and place >= least:
+                break
+            drawn.append(value)
+        return drawn
+
+    def _string(self, schema: Mapping[str, Any], _: int) -> str:
+        expression = schema.get("pattern") or _FORMATS.get(schema.get("format", ""))
+        if expression:
+            return pattern.draw(expression, self._rng)
+        least = int(schema.get("minLength", 1))
+        if least > pattern.CHARS_MAX:
+            _nothing("so long a text")
+        text = " ".join(self._rng.choice(WORDS) for _ in range(self._rng.randint(1, 4)))
+        while len(text) < least:
+            text += " " + self._rng.choice(WORDS)
+        return text[: int(schema.get("maxLength", len(text)))]
+
+    def _bounds(self, schema: Mapping[str, Any], step: float) -> tuple[float, float]:
+        low, high = schema.get("minimum"), schema.get("maximum")
+        above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+        if above is True or below is True:  # as draft 4 has it
+            above, below = (low if above is True else None), (high if below is True else None)
+        lows = [
+            each
+            for each in (low, None if above in (None, False) else above + step)
+            if each is not None
+        ]
+        highs = [
+            each
+            for each in (high, None if below in (None, False) else below - step)
+            if each is not None
+        ]
+        least = max(lows) if lows else (min(highs) - _SPAN if highs else 0)
+        return least, min(highs) if highs else least + _SPAN
+
+    def _integer(self, schema: Mapping[str, Any], _: int) -> int:
+        step = schema.get("multipleOf", 1)
+        low, high = self._bounds(schema, 1)
+        least, most = math.ceil(low / step), math.floor(high / step)
+        return int(self._rng.randint(least, most) * step) if least <= most else _nothing("a bound")
+
+    def _number(self, schema: Mapping[str, Any], depth: int) -> float:
+        if "multipleOf" in schema:
+            return self._integer(schema, depth)
+        low, high = self._bounds(schema, 0)
+        value = low + (high - low) * self._rng.random()
+        return round(value, 2) if low <= round(value, 2) <= high else value
+
+
+_COMBINING = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf")
+
+
+def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Both at once, where that can be said simply; the later one else."""
+    both = {**one, **other}
+    if "properties" in one and "properties" in other:
+        names = {**one["properties"], **other["properties"]}
+        shared = one["properties"].keys() & other["properties"].keys()
+        both["properties"] = names | {
+            name: {"allOf": [one["properties"][name], other["properties"][name]]} for name in shared
+        }
+    if "required" in one and "required" in other:
+        both["required"] = [*one["required"], *other["required"]]
+    for key, choose in (("minimum", max), ("minLength", max), ("minItems", max),
+                        ("maximum", min), ("maxLength", min), ("maxItems", min)):  # fmt: skip
+        if key in one and key in other:
+            both[key] = choose(one[key], other[key])
+    return both
+
+
+def _nothing(why: str) -> Any:
+    raise InvalidRequest(f"the simulated engine finds no value for {why}")

@@ -1,0 +1,164 @@
+"""Rows with equal vectors: the first is a node of the graph, the others are its copies.
+
+As nodes, copies would fill each other's lists of neighbours and lead nowhere new. So nobody has an
+edge to a copy, and all of its edges lead to its node. A *chain* leads from a node to its copies, in
+ascending order: for each row the next one, NOWHERE at the end. It has the shape of a graph with one
+edge, uint32 (rows, 1), so that it grows as one does (`versions.py`). Where no two rows are known to
+be equal there is no chain, None.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from workers.search.kernels.arrays import Array, aligned
+from workers.search.kernels.jit import kernel
+from workers.search.kernels.keys import NOWHERE
+
+_SCATTER, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
+
+
+def over_nodes(vectors: Array, graph_of: Callable[[Array], Array]) -> tuple[Array, Array | None]:
+    """The graph of all vectors, made by `graph_of` for distinct ones, and the chain."""
+    node_of = firsts(vectors)
+    chain = chained(node_of)
+    if chain is None:
+        return graph_of(vectors), None
+    nodes = np.flatnonzero(node_of == np.arange(len(vectors)))
+    distinct = aligned(len(nodes), vectors.shape[1], vectors.dtype)
+    distinct[:] = vectors[nodes]
+    made = graph_of(distinct)
+    graph = np.empty((len(vectors), made.shape[1]), np.uint32)
+    graph[:] = node_of[:, None]
+    graph[nodes] = nodes[made]
+    return graph, chain
+
+
+def firsts(vectors: Array) -> Array:
+    """Of each row the first one with the same bits: shape (rows,), int64."""
+    words = _words(vectors)
+    hashes = _hashed(words)
+    return _grouped(words, hashes, np.argsort(hashes, kind="stable"))
+
+
+def chained(node_of: Array) -> Array | None:
+    """The chain of rows whose nodes are `node_of`, int64 (rows,)."""
+    if (node_of == np.arange(len(node_of))).all():
+        return None
+    chain = unchained(len(node_of))
+    append(chain, np.flatnonzero(node_of != np.arange(len(node_of))), node_of)
+    return chain
+
+
+def unchained(rows: int) -> Array:
+    """The chain of rows that have no copies."""
+    return np.full((rows, 1), NOWHERE, np.uint32)
+
+
+def append(chain: Array, rows: Array, node_of: Array) -> Array:
+    """Add ascending `rows` to the chains of their nodes; who they come after, ascending.
+
+    In place. `node_of` is int64: of rows, by their number counted from the end of the chain.
+    """
+    first = len(chain) - len(node_of)
+    order = rows[np.argsort(node_of[rows - first], kind="stable")]
+    after: Array = np.sort(_append(chain, order, node_of, first))
+    return after
+
+
+def nodes(chain: Array | None, rows: int) -> Array:
+    """Rows that are nodes, of so many: ascending, int64."""
+    every = np.arange(rows)
+    found: Array = every if chain is None else every[heads(chain) == every]
+    return found
+
+
+def are_lone(chain: Array) -> Array:
+    """Whether a row has no equal one: bool (rows,)."""
+    lone: Array = (chain[:, 0] == NOWHERE) & (heads(chain) == np.arange(len(chain)))
+    return lone
+
+
+def matched(vectors: Array, rows: Array, found: Array) -> Array:
+    """Of each of `rows` the first row found for it that has the same bits: int64, -1 for none.
+
+    `found` is int64 (rows, list length), -1 at the end of short lists.
+    """
+    return _matched(_words(vectors), rows, found)
+
+
+def _words(vectors: Array) -> Array:
+    return vectors.view(np.uint64)
+
+
+@kernel
+def heads(chain: Array) -> Array:
+    """The node of each row, int64 (rows,)."""
+    out = np.arange(len(chain))
+    for row in range(len(chain)):
+        if chain[row, 0] != NOWHERE:
+            out[chain[row, 0]] = out[row]
+    return out
+
+
+@kernel
+def _append(chain: Array, rows: Array, node_of: Array, first: int) -> Array:
+    """`append` of rows in the order of their nodes."""
+    after = np.empty(len(rows), np.int64)
+    node = last = np.int64(-1)
+    for i in range(len(rows)):
+        if node_of[rows[i] - first] != node:
+            node = last = node_of[rows[i] - first]
+            while chain[last, 0] != NOWHERE:
+                last = np.int64(chain[last, 0])
+        chain[last, 0] = rows[i]
+        after[i] = last
+        last = rows[i]
+    return after
+
+
+@kernel
+def _hashed(words: Array) -> Array:
+    """Of each row of uint64 words one word, uint64 (rows,)."""
+    out = np.empty(len(words), np.uint64)
+    for row in range(len(words)):
+        mixed = np.uint64(0)
+        for word in words[row]:
+            mixed = (mixed ^ word) * _SCATTER
+            mixed ^= mixed >> _HALF
+        out[row] = mixed
+    return out
+
+
+@kernel
+def _grouped(words: Array, hashes: Array, order: Array) -> Array:
+    """The first of each run of equal rows in `order`, int64, by hash and then by number."""
+    out = np.empty(len(words), np.int64)
+    lead = np.int64(-1)
+    for row in order:
+        if lead < 0 or hashes[row] != hashes[lead] or not _equal(words, row, lead):
+            lead = row
+        out[row] = lead
+    return out
+
+
+@kernel
+def _matched(words: Array, rows: Array, found: Array) -> Array:
+    """`matched` of vectors as words."""
+    out = np.full(len(rows), -1, np.int64)
+    for i in range(len(rows)):
+        for other in found[i]:
+            if other >= 0 and _equal(words, rows[i], other):
+                out[i] = other
+                break
+    return out
+
+
+@kernel
+def _equal(words: Array, one: Any, other: Any) -> bool:
+    """Whether two rows have the same words."""
+    for i in range(words.shape[1]):  # most differ in the first
+        if words[one, i] != words[other, i]:
+            return False
+    return True

@@ -1,0 +1,124 @@
+"""All that a walk needs of the linked rows: edges, entry points, and which rows are copies.
+
+Made from nothing, for rows that came, and for rows that are left.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from workers.search.graph import copies, entry_points, linking
+from workers.search.graph.versions import Versions
+from workers.search.kernels.arrays import Array
+from workers.search.kernels.keys import NOWHERE
+
+_NO_ROWS: Array = np.empty(0, np.int64)
+
+
+class Links(NamedTuple):
+    """Of the linked rows. Where it is made for rows that came, also which older rows it changes."""
+
+    graph: Array  # uint32 (rows, degree)
+    entries: Array  # int64, ascending
+    chain: Array | None  # uint32 (rows, 1), see `copies.py`
+    edges_changed: Array = _NO_ROWS
+    chain_changed: Array = _NO_ROWS
+
+
+class Kept:
+    """The versions of an index's links; who writes the next holds the index's locks."""
+
+    def __init__(self, links: Links) -> None:
+        self.graphs, self.entries = Versions(links.graph), links.entries
+        self.chains = None if links.chain is None else Versions(links.chain)
+
+    @property
+    def chain(self) -> Array | None:
+        """The newest."""
+        return None if self.chains is None else self.chains.newest
+
+    @property
+    def bytes_held(self) -> int:
+        """Of graphs and chains, with room for more rows."""
+        return self.graphs.bytes_held + (self.chains.bytes_held if self.chains else 0)
+
+    def publish(self, links: Links) -> None:
+        """What `extended` made is the newest."""
+        self.graphs.publish(links.graph, links.edges_changed)
+        self.entries = links.entries
+        if links.chain is None:
+            return
+        if self.chains is None:
+            self.chains = Versions(links.chain)
+        else:
+            self.chains.publish(links.chain, links.chain_changed)
+
+
+def entries_of(
+    vectors: Array, graph: Array, chain: Array | None, metric: int, stored: int, *, seed: int
+) -> Array:
+    """Entry points, chosen anew."""
+    nodes = copies.nodes(chain, len(graph))
+    return entry_points.representatives(vectors, graph, nodes, metric, stored, seed=seed)
+
+
+def built(
+    vectors: Array, degree: int, metric: int, stored: int, graph_of: Callable[[Array], Array], *,
+    seed: int,
+) -> Links:  # fmt: skip
+    """Of all `vectors`; `graph_of` makes the graph of distinct ones."""
+    if not len(vectors):
+        return Links(np.empty((0, degree), np.uint32), _NO_ROWS, None)
+    graph, chain = copies.over_nodes(vectors, graph_of)
+    return Links(graph, entries_of(vectors, graph, chain, metric, stored, seed=seed), chain)
+
+
+def extended(
+    kept: Kept, vectors: Array, found_for: Callable[[Array], Array], metric: int, stored: int, *,
+    threads: int,
+) -> Links:  # fmt: skip
+    """With the rows of `vectors` that were not linked yet.
+
+    `found_for` takes some of these, int64, and returns the nodes that are nearest to each, int64
+    (rows, list length), -1 at the end of short lists.
+    """
+    first, last = len(kept.graphs.newest), len(vectors)
+    node_of = first + copies.firsts(vectors[first:])
+    came = np.arange(first, last)
+    distinct = came[node_of == came]
+    found = found_for(distinct)
+    known = copies.matched(vectors, distinct, found)
+    node_of[distinct[known >= 0] - first] = known[known >= 0]
+    node_of = np.where(node_of < first, node_of, node_of[np.maximum(node_of - first, 0)])
+    new, same = distinct[known < 0], came[node_of != came]
+    graph = kept.graphs.begun(last)
+    changed = linking.extended(
+        graph, first, new, vectors, found[known < 0], metric, stored, threads=threads
+    )
+    graph[same] = node_of[same - first, None]
+    entries = entry_points.extended(kept.entries, first, new, vectors, graph, metric, stored)
+    if kept.chains is None and not len(same):
+        return Links(graph, entries, None, changed)
+    if kept.chains is None:
+        chain = copies.unchained(last)
+    else:
+        chain = kept.chains.begun(last)
+        chain[first:] = NOWHERE
+    after = copies.append(chain, same, node_of)
+    return Links(graph, entries, chain, changed, after[after < first])
+
+
+def compacted(
+    links: Links, vectors: Array, live: Array, metric: int, stored: int, *, threads: int
+) -> tuple[Array, Array | None]:
+    """Graph and chain of the live rows alone, renumbered in their order; `live` is int64,
+    ascending."""
+    heads = None if links.chain is None else copies.heads(links.chain)[live]
+    graph = linking.mended(
+        links.graph, vectors, live, metric, stored, heads=heads, threads=threads
+    )  # fmt: skip
+    if heads is None:
+        return graph, None
+    _, heirs, of = np.unique(heads, return_index=True, return_inverse=True)
+    return graph, copies.chained(heirs[of])

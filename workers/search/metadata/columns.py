@@ -1,0 +1,297 @@
+"""Metadata of rows by column, so that a filter is a few array operations.
+
+A column holds numbers (float64) or labels (text and truth values, kept as small integers). The
+first value decides which; a value of the other kind is refused. Rows without a value have none: no
+comparison holds for them. A row may have a list of values: what holds for one of them holds for the
+row. The first stands in the column, the others beside it with their row, so that only those of new
+rows are looked at, too. Labels that are dates are known as moments, for ranges.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from schemas.errors import InvalidRequest, UnknownFilterField
+from schemas.rules.filters import LIST_MAX, Value, moment_us
+from workers.search.kernels.arrays import Array
+from workers.search.metadata.further import Further, Holds
+
+Metadata = Mapping[str, Value | list[Value]]  # of a row, by field
+
+_NONE = -1  # the code of rows that have no label
+_NO_MOMENT = np.iinfo(np.int64).min  # of labels that are no dates
+COLUMNS_MAX = 64
+TENANT = "$tenant"  # a column of ours; no filter expression can name it
+_EXACT_MAX = 2**53
+_COMPARED_MAX = 16  # values that are compared one by one; more are sorted
+
+
+class Columns:
+    """Values of up to `COLUMNS_MAX` fields for a growing number of rows."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, Array] = {}
+        self.label_codes: dict[str, Array] = {}
+        self.labels: dict[str, dict[str | bool, int]] = {}
+        self.further: dict[str, Further] = {}  # numbers, or codes of labels
+        self._moments: dict[str, Array] = {}  # by code, of fields that have dates
+
+    @property
+    def bytes_held(self) -> int:
+        """Memory of the values; texts of labels, which stand once, are not counted."""
+        columns = [*self.numbers.values(), *self.label_codes.values(), *self._moments.values()]
+        further = [*self.further.values()]
+        return sum(each.nbytes for each in columns) + sum(each.bytes_held for each in further)
+
+    @property
+    def further_count(self) -> int:
+        """Values beyond the first of each row, in the field that has most of them."""
+        return max((len(each.arrays[0]) for each in [*self.further.values()]), default=0)
+
+    def check(self, rows: Sequence[Metadata]) -> None:
+        """Raise InvalidRequest where `append` could not keep these."""
+        kinds = dict.fromkeys(self.numbers, True) | dict.fromkeys(self.label_codes, False)
+        for row in rows:
+            for field, given in row.items():
+                values = values_of(given)
+                if len(values) > LIST_MAX:
+                    raise InvalidRequest(
+                        f"expected at most {LIST_MAX} values in field {field!r}, found "
+                        f"{len(values)}", "metadata",
+                    )  # fmt: skip
+                for value in values:
+                    _check(field, value, kinds)
+        if len(kinds) > COLUMNS_MAX:
+            raise InvalidRequest(
+                f"expected at most {COLUMNS_MAX} metadata fields, found {len(kinds)}", "metadata"
+            )
+
+    def append(self, first: int, rows: Sequence[Metadata], capacity: int) -> None:
+        """Values of rows `first` and on; `capacity` is how many rows may come before it grows."""
+        for at, row in enumerate(rows, first):
+            for field, given in row.items():
+                for number, value in enumerate(values_of(given)):
+                    if is_number(value):
+                        kept: Any = value
+                        column = self._grown(self.numbers, field, np.nan, np.float64, capacity)
+                    else:
+                        kept = self._code(field, value)  # type: ignore[arg-type]  # a label
+                        column = self._grown(self.label_codes, field, _NONE, np.int32, capacity)
+                    if number == 0:
+                        column[at] = kept
+                    else:
+                        if (further := self.further.get(field)) is None:
+                            further = Further(np.empty(0, np.int64), np.empty(0, column.dtype))
+                            self.further[field] = further
+                        further.add(at, kept)
+
+    def _code(self, field: str, label: str | bool) -> int:
+        """Of a label, a new one too."""
+        labels = self.labels.setdefault(field, {})
+        if (code := labels.get(label)) is None:
+            code = len(labels)
+            self._know(field, [label], code)
+            labels[label] = code
+        return code
+
+    def keep_labels(self, field: str, labels: Sequence[str | bool]) -> None:
+        """All labels of a field, by code."""
+        self._know(field, labels, 0)
+        self.labels[field] = {label: code for code, label in enumerate(labels)}
+
+    def _know(self, field: str, labels: Sequence[str | bool], first: int) -> None:
+        """Which of the labels from code `first` on are dates."""
+        found = [moment_us(each) if isinstance(each, str) else None for each in labels]
+        count = first + len(found)
+        if field in self._moments or any(each is not None for each in found):
+            room = max(count, 2 * first)
+            moments = self._grown(self._moments, field, _NO_MOMENT, np.int64, count, room)
+            moments[first:count] = [_NO_MOMENT if each is None else each for each in found]
+
+    def _grown(
+        self, columns: dict[str, Array], field: str, empty: Any, dtype: Any, capacity: int,
+        room: int = 0,
+    ) -> Array:  # fmt: skip
+        column = columns.get(field)
+        if column is None or len(column) < capacity:
+            grown: Array = np.full(max(room, capacity), empty, dtype)
+            if column is not None:
+                grown[: len(column)] = column
+            columns[field] = column = grown
+        return column
+
+    def taken(self, rows: Array) -> "Columns":
+        """The same for these rows only, in this order.
+
+        Fields and labels that none of them has are forgotten: whoever replaces documents has new
+        ones all the time.
+        """
+        out = Columns()
+        further = {field: each.taken(rows) for field, each in self.further.items()}
+        out.further = {field: each for field, each in further.items() if len(each.arrays[0])}
+        for field, column in self.numbers.items():
+            numbers = _column(column, rows, np.nan)
+            if not np.isnan(numbers).all():
+                out.numbers[field] = numbers
+        for field, column in self.label_codes.items():
+            codes, labels = _column(column, rows, _NONE), list(self.labels[field])
+            beside = out.further.get(field)
+            every = codes if beside is None else np.concatenate([codes, beside.arrays[1]])
+            used = np.flatnonzero(np.bincount(every + 1, minlength=len(labels) + 1)[1:])
+            if len(used):
+                renumbered = np.full(len(labels) + 1, _NONE, np.int32)
+                renumbered[used + 1] = np.arange(len(used))
+                out.label_codes[field] = renumbered[codes + 1]
+                if beside is not None:
+                    of, others = beside.arrays
+                    out.further[field] = Further(of, renumbered[others + 1])
+                out.keep_labels(field, [labels[old] for old in used.tolist()])
+        return out
+
+    def equal(self, field: str, values: Sequence[Value], first: int, last: int) -> Array:
+        """Which of rows `first` to `last` have one of these values: shape (rows,), bool.
+
+        Raises UnknownFilterField where no row has the field, or it holds values of another kind.
+        """
+        wanted: list[Any]
+        if field in self.numbers:
+            wanted = [v for v in values if self._fits(field, v, number=True)]
+        else:
+            labels = self._labels(field)
+            wanted = [
+                labels[v]  # type: ignore[index]  # a label
+                for v in values
+                if self._fits(field, v, number=False) and v in labels
+            ]
+        return self._rows(field, first, last, lambda part: _one_of(part, wanted))
+
+    def between(
+        self, field: str, low: float | None, high: float | None, first: int, last: int
+    ) -> Array:
+        """Which of rows `first` to `last` have a number in [low, high]; None leaves a side open.
+
+        Shape (rows,), bool. Raises what `equal` does.
+        """
+        if field not in self.numbers:
+            self._labels(field)
+            raise UnknownFilterField(
+                f"field {field!r} holds labels; a range needs numbers, or dates as its bounds"
+            )
+        return self._rows(
+            field, first, last, lambda part: _inside(part, low, high, ~np.isnan(part))
+        )
+
+    def dated(self, field: str, low: int | None, high: int | None, first: int, last: int) -> Array:
+        """The same of dates, in microseconds since 1970."""
+        if field in self.numbers:
+            raise UnknownFilterField(f"field {field!r} holds numbers; the range is of dates")
+        self._labels(field)
+        moments = self._moments.get(field)
+
+        def holds(codes: Array) -> Array:
+            if moments is None:
+                return np.zeros(len(codes), np.bool_)
+            found = np.where(codes < 0, _NO_MOMENT, moments[codes])
+            return _inside(found, low, high, found != _NO_MOMENT)
+
+        return self._rows(field, first, last, holds)
+
+    def present(self, field: str, first: int, last: int) -> Array:
+        """Which of rows `first` to `last` have a value: shape (rows,), bool; none of no field."""
+        if field in self.numbers:
+            return ~np.isnan(_part(self.numbers[field], first, last, np.nan))
+        if field not in self.label_codes:
+            return np.zeros(last - first, np.bool_)
+        has: Array = _part(self.label_codes[field], first, last, _NONE) != _NONE
+        return has
+
+    def _rows(self, field: str, first: int, last: int, holds: Holds) -> Array:
+        """Which of rows `first` to `last` have a value for which it holds."""
+        is_number = field in self.numbers
+        column = self.numbers[field] if is_number else self.label_codes[field]
+        found = holds(_part(column, first, last, np.nan if is_number else _NONE))
+        if (further := self.further.get(field)) is not None:
+            further.mark(found, first, last, holds)
+        return found
+
+    def has_or_lacks(self, field: str, value: Value, row: int) -> bool:
+        """Whether a row has this label in a field of labels, or none."""
+        codes = self.label_codes.get(field, ())
+        code = codes[row] if row < len(codes) else _NONE
+        return bool(code in (_NONE, self.labels.get(field, {}).get(value)))  # type: ignore[arg-type]  # a label
+
+    def _labels(self, field: str) -> dict[str | bool, int]:
+        if field not in self.label_codes:
+            named = [*self.numbers, *self.label_codes]
+            known = ", ".join(sorted(each for each in named if each != TENANT)) or "none"
+            raise UnknownFilterField(f"no row has a field {field!r}; fields are: {known}")
+        return self.labels[field]
+
+    def _fits(self, field: str, value: Value, *, number: bool) -> bool:
+        if is_number(value) != number:
+            held = "numbers" if number else "labels"
+            raise UnknownFilterField(f"field {field!r} holds {held}, the filter has {value!r}")
+        return True
+
+
+def is_number(value: Value) -> bool:
+    """Whether a value goes to a column of numbers."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def values_of(given: Value | list[Value]) -> Sequence[Value]:
+    """Of a field of a row: several in a list, which may be empty."""
+    return given if isinstance(given, list) else (given,)
+
+
+def _check(field: str, value: Value, kinds: dict[str, bool]) -> None:
+    """Raise InvalidRequest for a value that does not fit what else a field holds."""
+    if not isinstance(value, str | bool | int | float):
+        raise InvalidRequest(
+            f"expected text, a number, a truth value or a list of these in field {field!r}, found "
+            f"{type(value).__name__}", "metadata",
+        )  # fmt: skip
+    numeric = is_number(value)
+    if kinds.setdefault(field, numeric) != numeric:
+        expected = "numbers" if kinds[field] else "labels"
+        raise InvalidRequest(f"field {field!r} holds {expected}, found {value!r}", "metadata")
+    if numeric and not abs(value) <= _EXACT_MAX:  # type: ignore[arg-type]  # a number
+        raise InvalidRequest(
+            f"expected numbers within +-2**53 in field {field!r}, found {value!r}; "
+            "store it as text", "metadata",
+        )  # fmt: skip
+
+
+def _inside(values: Array, low: float | None, high: float | None, inside: Array) -> Array:
+    """Which of those `inside`, bool, are in [low, high]; None leaves a side open."""
+    if low is not None:
+        inside &= values >= low
+    if high is not None:
+        inside &= values <= high
+    return inside
+
+
+def _one_of(column: Array, values: Sequence[Any]) -> Array:
+    """Which of a column's values are among these: bool."""
+    if len(values) > _COMPARED_MAX:
+        return np.isin(column, values)
+    found = np.zeros(len(column), np.bool_)
+    for value in values:
+        found |= column == value
+    return found
+
+
+def _part(column: Array, first: int, last: int, empty: Any) -> Array:
+    """Values of rows `first` to `last`; a column may be younger than the last rows."""
+    part = column[first:last]
+    if len(part) == last - first:
+        return part
+    return np.concatenate([part, np.full(last - first - len(part), empty, column.dtype)])
+
+
+def _column(column: Array, rows: Array, empty: Any) -> Array:
+    out = np.full(len(rows), empty, column.dtype)
+    held = rows < len(column)
+    out[held] = column[rows[held]]
+    return out

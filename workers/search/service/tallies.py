@@ -1,0 +1,59 @@
+"""What became of retrievals since the worker's start, and how long they took, by class."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from schemas.errors import DeadlineExceeded
+from schemas.records import Hits, SearchTally
+from schemas.retrieval import WORDS
+from schemas.rules.buckets import SEARCH_MS, Buckets
+from workers.search.index.kinds import Kind
+
+COMPLETED = "completed"
+
+
+class Tally:
+    """Of one class."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self._waits, self._times = Buckets(SEARCH_MS), Buckets(SEARCH_MS)
+
+    def add(self, hits: Hits, took_ms: float) -> None:
+        """A retrieval was answered; only one that had a slot has waited for it."""
+        self.outcomes[COMPLETED if hits.error is None else hits.error.code] += 1
+        self._times.add(took_ms)
+        if hits.error is None and hits.mode != WORDS:
+            self._waits.add(hits.wait_ms)
+
+    def told(self, kind: Kind) -> SearchTally:
+        """For the fleet."""
+        return SearchTally(
+            kind=kind.value,
+            outcomes=dict(self.outcomes),
+            waits=tuple(self._waits.counts),
+            waited_ms=self._waits.sum,
+            times=tuple(self._times.counts),
+            took_ms=self._times.sum,
+        )
+
+
+class Tallies:
+    """Of all classes that are asked for."""
+
+    def __init__(self) -> None:
+        self.of: Mapping[Kind, Tally] = {Kind.PREFILL: Tally(), Kind.DECODE: Tally()}
+
+    @property
+    def searches(self) -> int:
+        """All that were answered."""
+        return sum(tally.outcomes.total() for tally in self.of.values())
+
+    @property
+    def misses(self) -> int:
+        """Those whose deadline had passed."""
+        return sum(tally.outcomes[DeadlineExceeded.code] for tally in self.of.values())
+
+    def told(self) -> tuple[SearchTally, ...]:
+        """For the fleet."""
+        return tuple(tally.told(kind) for kind, tally in self.of.items())
