@@ -1,12 +1,15 @@
-"""Invariant 7: nothing runs for readers that are all lost, and what is read is not ended."""
+"""Invariant 7: nothing runs for readers that are all lost, and what is read is not ended.
+
+The outcome of an attempt below one that was given out ends nothing, as in `outcomes.py`.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
 
 from infra.simulator.cluster import Checker
 from schemas.fleet import DEAF_MS, LEASE_MS
-from schemas.records import CancelReason, Heartbeat, MemberKind, Outcome, Registration
-from streams.core.effects import Effect, End
+from schemas.records import CancelReason, Heartbeat, MemberKind, Outcome, Registration, Work
+from streams.core.effects import Dispatch, Effect, End
 from streams.core.events import (
     CancellationArrived,
     Event,
@@ -28,6 +31,7 @@ class Readers(Checker):
         self._heard_ms: dict[tuple[str, int], float] = {}
         self._readers: dict[str, set[tuple[str, int]]] = {}  # of requests that depend on some
         self._resumed: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
+        self._attempts: dict[str, int] = {}  # the highest that was given out
         self._ended: set[str] = set()
         self._begun_ms = 0.0  # the router's life, or when it hears again: it counts anew
         self._fleet_ms = 0.0  # when it last heard anybody
@@ -51,7 +55,9 @@ class Readers(Checker):
             place = resumed.gateway_id, resumed.gateway_started_ms
             self._resumed[resumed.request_id].add(place)
         elif isinstance(event, OutcomeArrived):
-            self._over(event.outcome.request_id)
+            outcome = event.outcome
+            if outcome.attempt >= self._attempts.get(outcome.request_id, 0):
+                self._over(outcome.request_id)
         elif isinstance(event, CancellationArrived):  # a worker is told to end it, and does
             self._over(event.cancellation.request_id)
         elif isinstance(event, PartitionReady):
@@ -59,6 +65,8 @@ class Readers(Checker):
         for effect in effects:
             if isinstance(effect, End):
                 self._told(effect.outcome, now_ms)
+            elif isinstance(effect, Dispatch) and isinstance(effect.record, Work):
+                self._attempts[effect.record.request_id] = effect.record.attempt
         if isinstance(event, Tick):
             longest_ms = LEASE_MS + self._grace_ms + 2_000
             waited_ms = now_ms - self._begun_ms

@@ -100,6 +100,9 @@ class Orders:
             self._cancel(live, charge.life, role, now_ms, void=True)
         if live.keeps_kv:
             self.void_prefill(live, now_ms)
+        if live.handed_unheard:  # the last router may have sent it to whom it had in mind
+            for role in DECODERS:
+                self._cancel(live, live.decode, role, now_ms, void=True)
         self.refund(live)
 
     def void_prefill(self, live: LiveRequest, now_ms: int) -> None:

@@ -6,7 +6,7 @@ from schemas.records import CancelWork, DecisionKind, OutcomeKind, PhaseKind, Re
 from schemas.rules.outcomes import counting, outcome_key
 from schemas.topics import TOPICS
 from streams.core.effects import Dispatch, Use
-from streams.core.events import OutcomeArrived, Placed, Tick
+from streams.core.events import CancellationArrived, OutcomeArrived, Placed, Tick
 from tests.streams import builders
 from tests.streams.core.router_harness import RouterHarness
 from tests.streams.core.router_setups import replicas, split, state_of
@@ -60,6 +60,19 @@ def test_a_handover_without_its_decision_is_not_repeated_under_its_number() -> N
     assert on.decisions[-1].reason is Reason.ROUTER_RESTARTED
     on.phase(on.works[-1], PhaseKind.PREFILL_DONE)
     assert on.works[-1].attempt == 2  # and is handed over by the router that placed it
+
+
+def test_whoever_may_have_a_handover_without_its_decision_drops_it() -> None:
+    """It computed an answer that was given up, to its end (issue 14: seed 669)."""
+    on = split(decodes=1)
+    on.request("r1")
+    on.phase(on.works[0], PhaseKind.PREFILL_DONE)
+    given_up = builders.cancellation("r1", at_ms=on.now_ms)
+    on.log.append(CancellationArrived(given_up, 0))  # read by the next router only
+    unheard = forget(on, DecisionKind.HANDOFF)
+    assert on.outcomes["r1"].kind is OutcomeKind.CANCELLED
+    drop = on.cancels[-1]
+    assert (drop.worker_id, drop.attempt, drop.void) == (unheard.worker_id, unheard.attempt, True)
 
 
 def test_restarted_routers_do_not_use_up_a_request_s_attempts() -> None:
