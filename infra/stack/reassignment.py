@@ -6,6 +6,7 @@ hand, it has those of its command line again.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 from infra.stack.fleet_watch import FleetWatch
@@ -19,6 +20,7 @@ from schemas.topics import TOPICS
 from workers.roles import check_roles, lease_topics
 
 _LOOK_S = 0.5  # a worker that falls silent changes nothing on the topic
+_SLOW_S = 10.0  # so long one that is silent may only be slow
 
 
 def find_worker(fleet: FleetWatch, worker_id: str) -> Member:
@@ -38,6 +40,21 @@ def find_worker(fleet: FleetWatch, worker_id: str) -> Member:
     return member
 
 
+async def heard_worker(fleet: FleetWatch, worker_id: str) -> Member:
+    """The same; one that is known and silent at this moment is waited for, for a while."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_SLOW_S):
+            while _is_silent(fleet.view.members.get(worker_id)):
+                await _news(fleet)
+    return find_worker(fleet, worker_id)
+
+
+def _is_silent(member: Member | None) -> bool:
+    return (
+        member is not None and member.state is not MemberState.GONE and not member.lives(wall_ms())
+    )
+
+
 async def move_worker(
     fleet: FleetWatch,
     producer: LogProducer,
@@ -51,7 +68,7 @@ async def move_worker(
 
     Raises ConfigError where the order cannot be followed, NotReady where it was not in time.
     """
-    member = find_worker(fleet, worker_id)
+    member = await heard_worker(fleet, worker_id)
     capability = member.registration.capability
     assert capability is not None  # it is ready
     check_roles(roles, capability)

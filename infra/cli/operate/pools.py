@@ -83,7 +83,7 @@ async def _move(
     from rich.console import Console
 
     from infra.stack.fleet_watch import FleetWatch
-    from infra.stack.reassignment import find_worker, move_worker
+    from infra.stack.reassignment import heard_worker, move_worker
     from schemas.log.clients import LogProducer
     from schemas.log.clock import wall_ms
     from schemas.log.registry import make_codec
@@ -91,7 +91,8 @@ async def _move(
     codec = await asyncio.to_thread(make_codec, log)
     making = LogProducer(log, codec, durable=True, client_id="trivium-pool")
     async with FleetWatch(log, codec).followed() as fleet:
-        before = [role.value for role in find_worker(fleet, worker_id).registration.roles]
+        member = await heard_worker(fleet, worker_id)
+        before = [role.value for role in member.registration.roles]
         wanted, began_ms = " and ".join(roles), wall_ms()
         with Console(stderr=True).status(f"{worker_id}: {' and '.join(before)} becomes {wanted}"):
             async with making as producer:

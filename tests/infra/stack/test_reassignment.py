@@ -1,15 +1,16 @@
 """Which workers can be moved from pool to pool."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
-from infra.stack.reassignment import find_worker
+from infra.stack import reassignment
+from infra.stack.reassignment import find_worker, heard_worker
 from schemas.errors import ConfigError
+from schemas.fleet import LEASE_MS
 from schemas.log.clock import wall_ms
-from schemas.records import (
-    Role,
-)
+from schemas.records import Role
 from tests.infra.watched_fleet import fleet
 from tests.streams.builders import registration
 
@@ -29,3 +30,24 @@ def test_only_workers_with_a_language_model_can_be_moved() -> None:
         find_worker(watch, "search-0")
     with pytest.raises(ConfigError, match="embed-0 serves embedding; expected a worker with a"):
         find_worker(watch, "embed-0")
+
+
+async def test_a_worker_that_is_silent_for_a_moment_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine nobody may be heard for a lease."""
+    watch = fleet()
+    watch.changed = asyncio.Event()
+    for member in watch.view.members.values():
+        member.seen_ms = wall_ms() - 2 * LEASE_MS
+    finding = asyncio.create_task(heard_worker(watch, "both-0"))
+    await asyncio.sleep(0)
+    assert not finding.done()
+    watch.view.members["both-0"].seen_ms = wall_ms()
+    watch.changed.set()
+    assert (await finding).member_id == "both-0"
+    monkeypatch.setattr(reassignment, "_SLOW_S", 0.01)
+    with pytest.raises(ConfigError, match="no worker 'prefill-0' lives; expected one of: both-0"):
+        await heard_worker(watch, "prefill-0")
+    with pytest.raises(ConfigError, match="no worker 'x' lives"):
+        await heard_worker(watch, "x")
