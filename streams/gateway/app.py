@@ -222,6 +222,7 @@ async def _serve(
         if stopping.done():
             server.leave()
             await _drain(gateway, backend)
+            await server.stop_listening(sock)
             await server.linger(gateway.settings.linger_ms)
     finally:
         gateway.draining = server.should_exit = True

@@ -48,6 +48,27 @@ class Server(uvicorn.Server):
         self.is_leaving = True
         self.server_state.default_headers = [(b"connection", b"close")]
 
+    async def stop_listening(self, listener: socket.socket) -> None:
+        """Take no new connections; those that clients have made already are served.
+
+        A connection that waits to be accepted is reset with the last descriptor of its listener,
+        and its client cannot know whether its call was read.
+        """
+        if not self.started:
+            return
+        loop, waiting = asyncio.get_running_loop(), list[socket.socket]()
+        with listener.dup() as last, contextlib.suppress(OSError):  # BlockingIOError: none is left
+            for server in self.servers:
+                server.close()
+            while True:
+                waiting.append(last.accept()[0])
+        for accepted in waiting:
+            await loop.connect_accepted_socket(self._connection, accepted)
+
+    def _connection(self) -> asyncio.Protocol:
+        made = self.config.http_protocol_class
+        return made(self.config, self.server_state, self.lifespan.state)  # type: ignore[call-arg]  # as uvicorn's
+
     async def linger(self, most_ms: int) -> None:
         """Wait until no client is likely to use a connection again; `leave` comes first.
 

@@ -2,11 +2,16 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import pytest
+import uvloop
+
 from streams.gateway import app
-from streams.gateway.http.server import listen
+from streams.gateway.app import create_app
+from streams.gateway.http.server import listen, make_server
 from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.raw_connection import WHOLE
 from tests.waiting import until
@@ -64,3 +69,50 @@ async def test_connections_that_nobody_uses_do_not_hold_a_gateway_up() -> None:
     async with stopping(InProcessGateway(linger_ms=1)) as ((reader, _), life):
         await life
         assert await reader.read() == b""
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_connection_that_waits_to_be_accepted_is_served(
+    make_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """It was reset: its client could not know whether its call was read (issue 14, 5)."""
+
+    async def run() -> None:
+        gateway, sock = InProcessGateway(), listen("127.0.0.1", 0)
+        server = make_server(create_app(gateway.state), gateway.state.settings)
+        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        await until(lambda: server.started)
+        address = sock.getsockname()
+        client = socket.create_connection(address)  # the loop has no turn before it stops
+        await server.stop_listening(sock)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        reader, writer = await asyncio.open_connection(sock=client)
+        writer.write(LIVE)
+        assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+        writer.transport.abort()
+        server.should_exit = True
+        await serving
+        sock.close()
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(run())
+
+
+async def test_a_gateway_that_stops_tells_nobody_new_to_come_back() -> None:
+    """A call on a connection made as it ended was reset (issue 14, 5)."""
+    async with stopping(InProcessGateway(linger_ms=600_000)) as ((_, writer), life):
+        address = writer.get_extra_info("peername")
+
+        async def refused() -> bool:
+            try:
+                _, other = await asyncio.open_connection(*address)
+            except ConnectionRefusedError:
+                return True
+            other.transport.abort()
+            return False
+
+        async with asyncio.timeout(30):
+            while not await refused():
+                await asyncio.sleep(0.01)
+        assert not life.done()
