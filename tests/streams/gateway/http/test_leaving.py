@@ -112,7 +112,5 @@ async def test_a_gateway_that_stops_tells_nobody_new_to_come_back() -> None:
             other.transport.abort()
             return False
 
-        async with asyncio.timeout(30):
-            while not await refused():
-                await asyncio.sleep(0.01)
+        await until(refused)
         assert not life.done()
