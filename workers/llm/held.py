@@ -150,9 +150,9 @@ class HeldRequests:
     def _job(self, stream: HeldStream, prompt_tokens: Sequence[int], now_ms: int) -> Job:
         work, me = stream.work, self._me
         kv = peers.usable_kv(work, me, now_ms, self._known)
-        if work.kv is not None and kv is None:
-            if not stream.prefill and work.kv.worker_id == me.worker_id:
-                self._engine.abort(stream.job_id)  # no longer to be kept for a peer
+        if kv is None and not stream.prefill and work.prefill_worker == me.worker_id:
+            self._engine.abort(stream.job_id)  # no longer to be kept for a peer
+        if kv is None and work.kv is not None:
             stream.work = dataclasses.replace(work, kv=None)
         return Job(
             request_id=stream.job_id,

@@ -203,7 +203,8 @@ class Dispatcher:
             return True
         if not self._kv_reaches(live, worker, now_ms):  # the worker computes the prompt again
             reason = reason if worker.role is Role.REPLICA else Reason.KV_EXPIRED
-            self._orders.void_prefill(live, now_ms)
+            if worker.life != live.prefill:  # its own it frees when it takes the work
+                self._orders.void_prefill(live, now_ms)
             live.kv, live.mode, live.orchestration = None, Mode.LOCAL, Orchestration.NONE
         live.decode = worker.life
         most, roles = tables.settings.candidates_max, (worker.role,)

@@ -117,7 +117,7 @@ class Orders:
         for charge in list(live.charges.values()):
             if charge.life != ender:
                 self.refund(live, charge.life)
-        if live.keeps_kv:
+        if live.keeps_kv and live.prefill != ender:  # who ends it frees that, too
             self.void_prefill(live, now_ms)
 
     def _cancel(

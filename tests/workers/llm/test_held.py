@@ -102,11 +102,13 @@ def test_a_higher_attempt_voids_a_lower_one() -> None:
     assert [job.request_id for job in worker.engine.jobs] == ["r1.1", "r1.2"]
 
 
-def test_decode_follows_prefill_of_the_same_attempt_on_one_worker() -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_decode_follows_prefill_of_the_same_attempt_on_one_worker(named: bool) -> None:
     worker = WorkerInMemory()
     worker.work("r1", PREFILL)
     worker.step(out(ids=[5], text="a", finish_reason="handover", kv=handle(NOW_MS + 99)))
-    worker.work("r1", DECODE, kv=handle(NOW_MS + 99, WORKER), first_seq=1, first_char=1)
+    kv = handle(NOW_MS + 99, WORKER) if named else None  # none: it would expire too soon
+    worker.work("r1", DECODE, kv=kv, prefill_worker=WORKER, first_seq=1, first_char=1)
     first, second = worker.engine.jobs
     assert (first.request_id, second.request_id, second.kv) == ("r1.1", "r1.1", None)
     assert worker.engine.aborted == ["r1.1"]  # the KV is free for the cache, not kept for a peer
