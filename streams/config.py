@@ -42,7 +42,8 @@ class RouterSettings:
     queue_tokens_max: Positive = 8_000_000  # prompt tokens waiting for admission; likewise
     ageing_ms: Positive = 5_000  # a waiting request rises one priority class per this time
     attempts_max: Positive = 3  # placements of one request that workers fail before it fails
-    losses_max: Positive = 12  # workers that may be lost under one request before it fails
+    # workers that may be lost under one request, or have no room for it, before it fails
+    losses_max: Positive = 12
     apply_tries_max: Positive = 3  # routers that may fail over one request before it fails
     handover_ahead: Natural = 4  # prefills dispatched beyond the free decode credits
     handover_margin_ms: Positive = 1_000  # a KV handle that expires sooner is not used

@@ -24,7 +24,7 @@ from streams.core.handlers import decisions
 from streams.core.handlers.orders import Orders
 from streams.core.placement.answer import Placement
 from streams.core.requests.admission import CLASSES
-from streams.core.requests.live import LiveRequest
+from streams.core.requests.live import LiveRequest, is_fault, is_loss
 from streams.core.requests.usage import usage_of
 from streams.core.states import State
 from streams.core.tables import Tables
@@ -77,8 +77,8 @@ class Endings:
         """The attempt is void: place the request again, or end it where that is useless."""
         settings = self._tables.settings
         live.error = error or live.error
-        live.losses += reason is Reason.WORKER_LOST
-        live.faults += reason not in (Reason.ROUTER_RESTARTED, Reason.WORKER_LOST)
+        live.losses += is_loss(reason)
+        live.faults += is_fault(reason)
         if live.cancel is not None:
             self.end_cancelled(live, now_ms)
         elif live.faults >= settings.attempts_max or live.losses >= settings.losses_max:

@@ -68,7 +68,7 @@ class LiveRequest:
     unheard: int = 0  # 1: the log may hold work of a first attempt, and no decision
     handed_unheard: bool = False  # likewise work of a hand-over
     faults: int = 0  # attempts that workers failed
-    losses: int = 0  # attempts that were lost with their workers
+    losses: int = 0  # attempts that were lost with their workers, or for which they had no room
     placed_ms: int = 0
     mode: Mode = Mode.NONE
     orchestration: Orchestration = Orchestration.NONE
@@ -196,6 +196,16 @@ def resumed_at(readers: tuple[Gateway, ...], gateway: Gateway) -> tuple[Gateway,
     if not readers or gateway in readers:
         return readers
     return (*readers, gateway)[-READERS_MAX:]
+
+
+def is_loss(reason: Reason) -> bool:
+    """Whether an attempt was given up since its worker was not there for it, or had no room."""
+    return reason in (Reason.WORKER_LOST, Reason.WORKER_REFUSED)
+
+
+def is_fault(reason: Reason) -> bool:
+    """Whether it was since a worker failed at it."""
+    return not is_loss(reason) and reason is not Reason.ROUTER_RESTARTED
 
 
 def may_cancel(cancellation: Cancellation, request: Request) -> bool:

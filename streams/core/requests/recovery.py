@@ -49,6 +49,8 @@ from streams.core.requests.live import (
     NOBODY,
     LiveRequest,
     arrived,
+    is_fault,
+    is_loss,
     may_cancel,
     note,
     note_work,
@@ -196,9 +198,9 @@ class Rebuild:
             trace.handed = placing
         elif decision.kind is DecisionKind.VOID:
             trace.void_attempt = max(trace.void_attempt, decision.attempt)
-            if decision.reason is Reason.WORKER_LOST:
+            if is_loss(decision.reason):
                 trace.losses.add(decision.attempt)
-            elif decision.reason is not Reason.ROUTER_RESTARTED:
+            elif is_fault(decision.reason):
                 trace.faults.add(decision.attempt)
         elif _is_failed_try(decision):
             trace.failed_tries += 1

@@ -87,9 +87,16 @@ def test_a_deaf_router_does_not_take_workers_for_lost() -> None:
     assert len(on.works) == 1
 
 
-@pytest.mark.parametrize("kind", [PhaseKind.REFUSED, PhaseKind.FAILED])
-def test_a_failed_phase_is_tried_so_often(kind: PhaseKind) -> None:
-    on = replicas(4, attempts_max=3)
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        (PhaseKind.FAILED, {"attempts_max": 3}),
+        (PhaseKind.REFUSED, {"attempts_max": 1, "losses_max": 3}),
+    ],
+)
+def test_a_failed_phase_is_tried_so_often(kind: PhaseKind, more: dict[str, int]) -> None:
+    """A worker that has no room says nothing of the request (issue 14, 4)."""
+    on = replicas(4, **more)
     on.request("r1")
     for attempt in (1, 2, 3):
         assert on.works[-1].attempt == attempt
