@@ -14,7 +14,7 @@ from streams.core.handlers.endings import Endings
 from streams.core.handlers.orders import Orders
 from streams.core.handlers.retrievals import Retrievals
 from streams.core.placement.estimates import Estimates
-from streams.core.requests.live import LiveRequest, note, step
+from streams.core.requests.live import UNPLACED, LiveRequest, note, step
 from streams.core.states import CANCELS, LOST, ON_WORKERS, STANDS_ON, Side, State
 from streams.core.tables import Tables
 
@@ -127,6 +127,8 @@ class Attempts:
         self._tables.requests.add(live)
         self._charge_adopted(live)
         self._retrievals.tell(live)  # what the last router may not have told
+        if live.attempt and live.state in UNPLACED:
+            self._orders.void_again(live, now_ms)
         if live.failed_tries >= self._tables.settings.apply_tries_max:
             message = f"{live.request_id}: {live.failed_tries} routers failed over it; report this"
             error = RouterFailed(message).to_wire()

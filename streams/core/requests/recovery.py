@@ -261,6 +261,8 @@ def _live(request: Request, trace: _Trace, partition: int) -> tuple[LiveRequest,
     if is_void:
         errors = [phase.error for phase in trace.phases if phase.attempt == placed.attempt]
         live.error = next(filter(None, errors), None)
+        if trace.handed.attempt == placed.attempt:
+            live.decode = trace.handed.decode
         return live, None
     live.sent_tokens, live.sent_chars = live.said, live.said_chars
     live.enter(BEGINS[placed.orchestration])
