@@ -21,6 +21,8 @@ from schemas.records import Heartbeat, Registration, Wanted
 from schemas.settings import LogSettings
 
 FORGET_MS = 600_000
+SLOW_S = 10.0  # so long one that is silent may only be slow
+_LOOK_S = 0.5  # a member that falls silent changes nothing on the topic
 
 
 class FleetWatch:
@@ -100,3 +102,11 @@ class FleetWatch:
         elif isinstance(record, Registration | Heartbeat):
             self.view.apply(record, offset, now_ms, logged_ms)
             self.heard_ms = now_ms
+
+
+async def news(fleet: FleetWatch) -> None:
+    """Wait for the next batch, or a moment, whichever comes first; `fleet` must be followed."""
+    fleet.changed.clear()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LOOK_S):
+            await fleet.changed.wait()

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
-from infra.stack.fleet_watch import FleetWatch
+from infra.stack.fleet_watch import SLOW_S, FleetWatch, news
 from schemas.errors import ConfigError, NotReady
 from schemas.fleet import Member
 from schemas.log.clients import LogProducer
@@ -18,9 +18,6 @@ from schemas.records import AssignRoles, MemberKind, MemberState, Role
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from workers.roles import check_roles, lease_topics
-
-_LOOK_S = 0.5  # a worker that falls silent changes nothing on the topic
-_SLOW_S = 10.0  # so long one that is silent may only be slow
 
 
 def find_worker(fleet: FleetWatch, worker_id: str) -> Member:
@@ -43,9 +40,9 @@ def find_worker(fleet: FleetWatch, worker_id: str) -> Member:
 async def heard_worker(fleet: FleetWatch, worker_id: str) -> Member:
     """The same; one that is known and silent at this moment is waited for, for a while."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_SLOW_S):
+        async with asyncio.timeout(SLOW_S):
             while _is_silent(fleet.view.members.get(worker_id)):
-                await _news(fleet)
+                await news(fleet)
     return find_worker(fleet, worker_id)
 
 
@@ -82,7 +79,7 @@ async def move_worker(
     try:
         async with asyncio.timeout(timeout_s):
             while not _has(member, roles):
-                await _news(fleet)
+                await news(fleet)
                 member = _same_life(fleet, order)
     except TimeoutError:
         raise NotReady(
@@ -108,15 +105,6 @@ def _has(member: Member, roles: Sequence[Role]) -> bool:
     """The roles are registered, and no other one has credits any more."""
     granted = {role for _, role in member.credits}
     return {*member.registration.roles} == {*roles} and granted <= {*roles}
-
-
-async def _news(fleet: FleetWatch) -> None:
-    fleet.changed.clear()
-    try:
-        async with asyncio.timeout(_LOOK_S):
-            await fleet.changed.wait()
-    except TimeoutError:
-        return
 
 
 def _same_life(fleet: FleetWatch, order: AssignRoles) -> Member:

@@ -1,6 +1,7 @@
 """`trivium scale`: how many workers each pool wants, from what waits and from what comes."""
 
 import asyncio
+import contextlib
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import asdict
@@ -13,8 +14,9 @@ from infra.terminal.output import print_json, stdout_console
 from schemas.errors import NotReady
 
 if TYPE_CHECKING:
-    from infra.scaling.scaler import Look
+    from infra.scaling.scaler import Look, Scaler
     from infra.stack.configuration import Settings
+    from infra.stack.fleet_watch import FleetWatch
 
 _LOOK_S = 1.0
 
@@ -44,15 +46,40 @@ def scale(
 async def _once(settings: "Settings", as_json: bool) -> None:
     from infra.scaling.scaler import Scaler
     from infra.stack.fleet_watch import FleetWatch
-    from schemas.log.clock import wall_ms
     from schemas.log.registry import make_codec
 
     codec = await asyncio.to_thread(make_codec, settings.log)
-    async with FleetWatch(settings.log, codec) as fleet:
-        look = Scaler(settings.scaling).look(fleet.view, wall_ms())
+    async with FleetWatch(settings.log, codec).followed() as fleet:
+        look = await first_look(Scaler(settings.scaling), fleet)
     if look is None:
         raise NotReady("no router says what waits; start one with `trivium up` or `trivium router`")
     _show(look, as_json)
+
+
+async def first_look(scaler: "Scaler", fleet: "FleetWatch") -> "Look | None":
+    """What is seen once a router is heard; one that is known and silent is waited for, for a while.
+
+    None where there is no router, or none spoke; `fleet` must be followed.
+    """
+    from infra.stack import fleet_watch
+    from schemas.log.clock import wall_ms
+
+    look = scaler.look(fleet.view, wall_ms())
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(fleet_watch.SLOW_S):
+            while look is None and _knows_a_router(fleet):
+                await fleet_watch.news(fleet)
+                look = scaler.look(fleet.view, wall_ms())
+    return look
+
+
+def _knows_a_router(fleet: "FleetWatch") -> bool:
+    from schemas.records import MemberKind, MemberState
+
+    return any(
+        member.registration.kind is MemberKind.ROUTER and member.state is not MemberState.GONE
+        for member in fleet.view.members.values()
+    )
 
 
 async def _watch(settings: "Settings", publish: bool, as_json: bool) -> None:

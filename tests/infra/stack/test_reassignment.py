@@ -46,7 +46,7 @@ async def test_a_worker_that_is_silent_for_a_moment_is_waited_for(
     watch.view.members["both-0"].seen_ms = wall_ms()
     watch.changed.set()
     assert (await finding).member_id == "both-0"
-    monkeypatch.setattr(reassignment, "_SLOW_S", 0.01)
+    monkeypatch.setattr(reassignment, "SLOW_S", 0.01)
     with pytest.raises(ConfigError, match="no worker 'prefill-0' lives; expected one of: both-0"):
         await heard_worker(watch, "prefill-0")
     with pytest.raises(ConfigError, match="no worker 'x' lives"):

@@ -9,17 +9,20 @@ import io
 import pytest
 from rich.console import Console
 
-from infra.cli.operate.scale import _table, _tree, _watch
+from infra.cli.operate.scale import _table, _tree, _watch, first_look
 from infra.scaling.law import wanted
-from infra.scaling.scaler import Look
+from infra.scaling.scaler import Look, Scaler
+from infra.stack import fleet_watch
 from infra.stack.configuration import Settings
 from infra.stack.fleet_watch import FleetWatch
 from schemas.codec import Codec
+from schemas.fleet import LEASE_MS
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
 from schemas.records import Heartbeat, Load, MemberKind, MemberState, Registration, Role
 from schemas.settings import LogSettings
 from tests.infra.scaling.samples import TARGETS, backlog, measured
+from tests.infra.watched_fleet import fleet
 from tests.long_leases import long_leases
 from tests.streams.builders import beat, registration
 from tests.waiting import until
@@ -49,6 +52,27 @@ def test_scripts_get_the_backlog_and_the_pools() -> None:
         ("prefill", 1),
         ("decode", 1),
     ]
+
+
+async def test_a_router_that_is_silent_for_a_moment_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine nobody may be heard for a lease."""
+    watch, scaler = fleet(), Scaler(TARGETS)
+    watch.changed = asyncio.Event()
+    assert await first_look(scaler, watch) is None, "there is no router"
+    router = registration("router-0", kind=MemberKind.ROUTER)
+    watch.view.apply(router, 100, wall_ms() - 2 * LEASE_MS)
+    looking = asyncio.create_task(first_look(scaler, watch))
+    await asyncio.sleep(0)
+    assert not looking.done()
+    lives = beat("router-0", 1, backlog=backlog(), at_ms=wall_ms())
+    watch.view.apply(lives, 101, wall_ms() + 60_000)
+    watch.changed.set()
+    assert await looking is not None
+    watch.view.members["router-0"].seen_ms = wall_ms() - 2 * LEASE_MS
+    monkeypatch.setattr(fleet_watch, "SLOW_S", 0.01)
+    assert await first_look(scaler, watch) is None
 
 
 @pytest.mark.kafka
