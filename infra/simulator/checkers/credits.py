@@ -96,7 +96,7 @@ class Credits(Checker):
         held.add(f"{work.request_id}.{work.attempt}")
         most = self._granted[window]
         assert len(held) <= most, f"{work.worker_id}: {len(held)} requests, {most} granted"
-        silent_ms = now_ms - self._heard_ms[work.worker_id]
+        silent_ms = int(now_ms) - int(self._heard_ms[work.worker_id])  # as routers know times
         name = f"{work.worker_id}: work after {silent_ms} ms of silence"
         assert silent_ms <= LEASE_MS or self._goes_on_deaf(work, now_ms), name
 

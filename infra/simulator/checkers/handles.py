@@ -40,7 +40,8 @@ class Handles(Checker):
         self.moves += 1
         assert alive, f"{what}: with an engine that has ended"
         assert move.at_ms < handle.expires_at_ms, f"{what}: late"
-        assert handle.worker_epoch == self._epochs[handle.worker_id], f"{what}: of another life"
+        epoch = self._epochs.get(handle.worker_id, handle.worker_epoch)  # none: it is forged
+        assert handle.worker_epoch == epoch, f"{what}: of another life"
         name = handle.engine_id, handle.engine_request_id
         if move.kind is MoveKind.READ or name in self._given:  # else a promise
             assert self._given.get(name) == handle, f"{what}: by a handle that nobody gave out"

@@ -79,11 +79,11 @@ class Bus:
             self.lost += 1
         else:
             self._deliver(channel, deliver)
-        if topic in self.twice:
-            self.twice.discard(topic)
-            self._deliver(channel, deliver)
-        if topic in self.again:
-            self.clock.after(self.again.pop(topic), lambda: self._deliver(channel, deliver))
+            if topic in self.twice:
+                self.twice.discard(topic)
+                self._deliver(channel, deliver)
+            if topic in self.again:
+                self.clock.after(self.again.pop(topic), lambda: self._deliver(channel, deliver))
         if self.on_wrote and not forged:
             self.note(LOST if is_lost else topic, record)
 

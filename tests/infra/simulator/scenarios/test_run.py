@@ -9,7 +9,7 @@ from infra.simulator.scenarios.many import Summary, run_seed, verdicts
 SEEDS = 300
 FOUND = (  # beyond those, by `make simulate SEEDS=20000`
     *(351, 669, 831, 1381, 2568, 2598),
-    *(8791, 9197, 12186, 15135, 16362, 17915, 18830, 19201),
+    *(8791, 9197, 10293, 10630, 11170, 12186, 15135, 16362, 17915, 17944, 18830, 19201),
 )
 
 
