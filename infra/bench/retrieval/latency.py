@@ -21,16 +21,40 @@ from rich.table import Table
 from infra.bench.results import Bar, at_most, median, percentile
 from infra.handbook.handbook import Question, handbook, questions
 from infra.handbook.library import Library, Text
+from infra.stack.fleet_watch import FleetWatch
 from infra.stack.launcher import Stack
 from schemas.errors import EngineFailed, TriviumError
+from schemas.fleet import Member
 from schemas.log.clock import wall_ms
+from schemas.records import MemberKind, Role
 
 COLLECTION, FILLER = "handbook", "filler"
 _PAGES, _DIM = 300, 384
 _DEEP_K, _DEEP_TOP_M, _DEEP_ASKERS = 64, 512, 64  # of the searches that keep the decode queue full
-_FOUND_S, _PATIENCE_S = 300.0, 60.0
+_FOUND_S, _PATIENCE_S, _LOOK_S = 300.0, 60.0, 0.1
 IDLE, SATURATED = "idle", "decode queue full"
 Kind = Literal["prefill", "decode"]
+
+
+async def held_by_all(fleet: FleetWatch, counts: Mapping[str, int], within_s: float) -> None:
+    """Until every retrieval worker holds so many documents of these collections: another copy than
+    the one that has found them may be asked next. Raises EngineFailed.
+    """
+    end_s = time.monotonic() + within_s
+    while late := [
+        member.member_id
+        for member in fleet.view.living(MemberKind.WORKER, wall_ms())
+        if Role.RETRIEVAL in member.registration.roles and not _holds(member, counts)
+    ]:
+        if time.monotonic() > end_s:
+            raise EngineFailed(f"not all documents within {within_s:.0f} s: {', '.join(late)}")
+        await asyncio.sleep(_LOOK_S)
+
+
+def _holds(member: Member, counts: Mapping[str, int]) -> bool:
+    states = member.search.collections if member.search else ()
+    held = {state.name: state.documents for state in states}
+    return all(held.get(name, 0) >= count for name, count in counts.items())
 
 
 class Load:
@@ -52,6 +76,8 @@ class Load:
         pages = [Text(page.document_id, page.text, page.title) for page in handbook(_PAGES)]
         await self.books.put(COLLECTION, pages)
         await self.books.wait_for_all(COLLECTION, pages, _FOUND_S)
+        assert self.stack.fleet is not None  # it runs
+        await held_by_all(self.stack.fleet, {FILLER: fillers, COLLECTION: len(pages)}, _FOUND_S)
 
     def question(self) -> Question:
         """The next one."""

@@ -1,0 +1,37 @@
+"""When the load of the retrieval benchmark may begin."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from infra.bench.retrieval.latency import held_by_all
+from schemas.errors import EngineFailed
+from schemas.log.clock import wall_ms
+from schemas.records import CollectionState, Role, SearchLoad
+from tests.infra.watched_fleet import fleet
+from tests.streams.builders import beat, registration
+
+
+def tell(watch: Any, name: str, seq: int, documents: int) -> None:
+    """A copy says how much it holds."""
+    held = CollectionState(name="books", dim=4, metric="cosine", documents=documents)
+    told = replace(beat(name, seq), search=SearchLoad(collections=(held,)))
+    watch.view.apply(told, 100 + seq, wall_ms() + 60_000)
+
+
+async def test_every_copy_holds_all_documents() -> None:
+    """One of two copies had none of the collection yet when the other one had answered."""
+    watch, now_ms = fleet(), wall_ms() + 60_000
+    for number, name in enumerate(("retrieval-0", "retrieval-1")):
+        one = replace(registration(name, partition=number), roles=[Role.RETRIEVAL])
+        watch.view.apply(one, 50 + number, now_ms)
+        tell(watch, name, 1, 3)
+    await held_by_all(watch, {"books": 3}, 60)
+    tell(watch, "retrieval-1", 2, 2)
+    with pytest.raises(EngineFailed, match=r"not all documents within 0 s: retrieval-1$"):
+        await held_by_all(watch, {"books": 3}, 0)
+    waiting = asyncio.create_task(held_by_all(watch, {"books": 3}, 60))
+    tell(watch, "retrieval-1", 3, 3)
+    await waiting
