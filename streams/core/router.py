@@ -52,7 +52,7 @@ from streams.core.handlers.orders import Orders
 from streams.core.handlers.retrievals import Retrievals
 from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
-from streams.core.requests.live import UNPLACED, LiveRequest, arrived, may_cancel
+from streams.core.requests.live import UNPLACED, LiveRequest, arrived
 from streams.core.requests.probed import with_probe
 from streams.core.requests.recovery import Rebuild
 from streams.core.states import State
@@ -209,7 +209,7 @@ class Router:
             if cancellation.request_id not in tables.ended:
                 tables.early_cancellations.add(cancellation, event.partition, now_ms)
             return
-        if live.cancel is None and may_cancel(cancellation, live.request):
+        if live.cancel is None and live.heeds(cancellation):
             with tables.about(live):
                 live.cancel = cancellation.reason
                 self._attempts.cancel(live, now_ms)

@@ -1,4 +1,4 @@
-"""Invariant 7: nothing runs for readers that are all lost, and what is read is not ended.
+"""Invariant 7: nothing runs for readers that are all lost, and what is read is not given up.
 
 The outcome of an attempt below one that was given out ends nothing, as in `outcomes.py`.
 """
@@ -6,10 +6,18 @@ The outcome of an attempt below one that was given out ends nothing, as in `outc
 from collections import defaultdict
 from collections.abc import Sequence
 
-from infra.simulator.cluster import Checker
+from infra.simulator.cluster import Checker, Cluster
 from schemas.fleet import DEAF_MS, LEASE_MS
-from schemas.records import CancelReason, Heartbeat, MemberKind, Outcome, Registration, Work
-from streams.core.effects import Dispatch, Effect, End
+from schemas.records import (
+    CancelReason,
+    Heartbeat,
+    MemberKind,
+    Outcome,
+    Reason,
+    Registration,
+    Work,
+)
+from streams.core.effects import Decide, Dispatch, Effect, End
 from streams.core.events import (
     CancellationArrived,
     Event,
@@ -33,6 +41,7 @@ class Readers(Checker):
         self._resumed: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
         self._attempts: dict[str, int] = {}  # the highest that was given out
         self._ended: set[str] = set()
+        self._given_up: set[str] = set()  # as their gateways said so
         self._begun_ms = 0.0  # the router's life, or when it hears again: it counts anew
         self._fleet_ms = 0.0  # when it last heard anybody
         self.lost: set[str] = set()
@@ -65,6 +74,9 @@ class Readers(Checker):
         for effect in effects:
             if isinstance(effect, End):
                 self._told(effect.outcome, now_ms)
+            elif isinstance(effect, Decide):
+                if effect.decision.reason is Reason.CLIENT_GONE:
+                    self._given_up.add(effect.decision.request_id)
             elif isinstance(effect, Dispatch) and isinstance(effect.record, Work):
                 self._attempts[effect.record.request_id] = effect.record.attempt
         if isinstance(event, Tick):
@@ -87,6 +99,13 @@ class Readers(Checker):
         readers = self._readers[request_id] | self._resumed[request_id]
         # One that registers later than its requests are read counts from then on.
         return min(now_ms - self._heard_ms.setdefault(reader, now_ms) for reader in readers)
+
+    def finished(self, cluster: Cluster) -> None:
+        """Whoever reads on somewhere keeps the answer, whatever another gateway says of it."""
+        for served in cluster.clients.served:
+            is_read = not served.left and not served.completed
+            wrong = is_read and served.request_id in self._given_up
+            assert not wrong, f"{served.request_id}: given up while its client reads"
 
     def _over(self, request_id: str) -> None:
         self._ended.add(request_id)

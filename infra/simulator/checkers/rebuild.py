@@ -30,8 +30,9 @@ _CHARGES = 9  # where in a view they stand
 PARTITION = 0
 _OF_PARTITION = (
     *(OutcomeArrived, Placed, PhaseArrived, RetrievedArrived, ContinuedArrived),
-    *(ResumptionArrived, CancellationArrived, RequestArrived),
+    *(CancellationArrived, RequestArrived),
 )
+_SAME_TOPIC: dict[type, type] = {ResumptionArrived: CancellationArrived}  # their order is known
 
 
 class Rebuilds(Checker):
@@ -56,7 +57,7 @@ class Rebuilds(Checker):
         if isinstance(event, FleetRecordArrived):
             self._hear(event, int(now_ms))
         else:
-            self._log[type(event)].append(event)
+            self._log[_SAME_TOPIC.get(type(event), type(event))].append(event)
         for effect in effects:
             if isinstance(effect, Decide):
                 self._log[Placed].append(Placed(effect.decision, PARTITION))

@@ -80,6 +80,15 @@ def _lose_gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tup
     return losses.lose_gateway(0.0, name, after_ms), losses.restart_gateway(back_ms, name)
 
 
+def _cut_gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[Fault, ...]:
+    """Its clients wait for it, or some go elsewhere meanwhile."""
+    name, for_ms = _gateway(cluster, draw, live), draw.uniform(100.0, 3_000.0)
+    after_ms: list[float | None] = [None]
+    if draw.random() < 0.5:
+        after_ms = [draw.uniform(0.0, for_ms) if draw.random() < 0.6 else None for _ in range(7)]
+    return (losses.cut_gateway(0.0, name, for_ms, after_ms),)
+
+
 def _hang_up(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
     waiting = [each.request_id for each in cluster.clients.waiting if not each.left]
     aimed = [name for name in waiting if live is not None and name == live.request_id]
@@ -147,11 +156,7 @@ KINDS: dict[str, Kind] = {
         cluster, draw.uniform(50.0, 5_000.0)
     ),
     "gateway crash": _at_once(_lose_gateway),
-    "gateway cut off": _at_once(
-        lambda cluster, draw, live: (
-            losses.cut_gateway(0.0, _gateway(cluster, draw, live), draw.uniform(100.0, 3_000.0)),
-        )
-    ),
+    "gateway cut off": _at_once(_cut_gateway),
     "client leaves": _hang_up,
     "slow log": _at_once(
         lambda cluster, draw, live: (

@@ -8,7 +8,7 @@ from infra.simulator.cluster import Cluster, Fault
 from infra.simulator.members.gateways import Answer, SimGateway
 from infra.simulator.members.life import Life
 from infra.simulator.members.router import PARTITION
-from schemas.records import Cancellation, CancelReason, Outcome
+from schemas.records import Cancellation, CancelReason, Outcome, Request
 from streams.core.events import CancellationArrived, ResumptionArrived
 
 UNMOVED_MS = 2_500.0  # a router that is to die over orders gives none for so long: it dies anyway
@@ -127,7 +127,13 @@ def leave(cluster: Cluster, request_id: str) -> None:
     """A client leaves; its gateway has the work stopped, unless it is to go on."""
     request = cluster.gateways.hang_up(request_id)
     cluster.clients.left(request_id)
-    if request is None or request.keeps_running:
+    if request is not None:
+        _give_up(cluster, request)
+
+
+def _give_up(cluster: Cluster, request: Request) -> None:
+    """Its gateway has noticed that its client is gone."""
+    if request.keeps_running:
         return
     cancellation = Cancellation(
         request_id=request.request_id,
@@ -232,19 +238,43 @@ def restart_gateway(at_ms: float, gateway_id: str) -> Fault:
     return Fault(at_ms, strike)
 
 
-def cut_gateway(at_ms: float, gateway_id: str, for_ms: float) -> Fault:
-    """A gateway is without the log for a while, and joins again with its streams."""
+def cut_gateway(
+    at_ms: float,
+    gateway_id: str,
+    for_ms: float,
+    resumed_after_ms: Sequence[float | None] = (None,),
+) -> Fault:
+    """A gateway is without the log for a while, or frozen, and joins again with its streams.
+
+    Clients of what is read there go on at another after these times, in turn, and the gateway then
+    finds them gone; None: they wait.
+    """
+
+    def go_elsewhere(cluster: Cluster, cut: SimGateway, answer: Answer) -> None:
+        if cut.is_cut and cut.hub.find(answer.key.parent_id) is answer:
+            cut.hub.remove(answer)
+            _resume(cluster, answer)
+            cut.missed.append(answer.request)
 
     def join_again(cluster: Cluster, cut: SimGateway) -> None:
         if cluster.gateways.by_id[gateway_id] is not cut or not cut.is_cut:
             return  # it has died meanwhile
         cluster.members.join_gateway(cluster.gateways.join_again(gateway_id))
+        for request in cut.missed:
+            _give_up(cluster, request)
+        cut.missed.clear()
 
     def strike(cluster: Cluster) -> None:
-        if len(cluster.gateways.living) > 1 and cluster.gateways.by_id[gateway_id].alive:
-            cut = cluster.gateways.by_id[gateway_id]
-            cut.alive, cut.is_cut = False, True
-            cluster.clock.after(for_ms, lambda: join_again(cluster, cut))
+        gateways, clock = cluster.gateways, cluster.clock
+        if len(gateways.living) < 2 or not gateways.by_id[gateway_id].alive:
+            return
+        cut = gateways.by_id[gateway_id]
+        cut.alive, cut.is_cut = False, True
+        for number, answer in enumerate(gateways.reading(gateway_id)):
+            after_ms = resumed_after_ms[number % len(resumed_after_ms)]
+            if after_ms is not None and after_ms < for_ms:
+                clock.after(after_ms, lambda answer=answer: go_elsewhere(cluster, cut, answer))  # type: ignore[misc]  # bound now
+        clock.after(for_ms, lambda: join_again(cluster, cut))
 
     return Fault(at_ms, strike)
 

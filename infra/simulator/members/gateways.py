@@ -76,6 +76,7 @@ class SimGateway:
     alive: bool = True
     is_cut: bool = False  # without the log for a while; else what does not live has died
     hub: Hub = field(default_factory=Hub)
+    missed: list[Request] = field(default_factory=list)  # whose clients left while it was cut off
 
 
 class Gateways:

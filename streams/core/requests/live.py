@@ -62,6 +62,7 @@ class LiveRequest:
     prompt_tokens: int
     queued_ms: int
     readers: tuple[Gateway, ...] = ()  # without any of them it ends; none: it depends on nobody
+    taken_up: bool = False  # its client went on reading, at whichever gateway
     state: State = State.QUEUED
     sides: tuple[Side, ...] = ()  # on which it stands, the one that will end it last
     attempt: int = 0
@@ -134,6 +135,11 @@ class LiveRequest:
             and not self.kv_received
         )
 
+    def heeds(self, cancellation: Cancellation) -> bool:
+        """Whether it gives the request up."""
+        is_late = is_outdated(cancellation, taken_up=self.taken_up)
+        return not is_late and may_cancel(cancellation, self.request)
+
     def enter(self, state: State) -> None:
         """Change the state, and with it the sides."""
         cancelling = state is State.CANCELLING
@@ -163,14 +169,15 @@ class LiveRequest:
         known = (self.request_id, self.partition, self.state, self.attempt)
         prompt = crc32(self.request.prompt_tokens)
         put_in = (prompt, self.known, self.probed, self.said, self.said_chars)
+        readers = self.readers, self.taken_up
         if self.state in UNPLACED:
-            return (*known, self.cancel, self.readers, put_in)
+            return (*known, self.cancel, readers, put_in)
         return (
             *known,
             *(self.mode, self.orchestration, self.prefill, self.decode, self.holders),
             tuple(sorted(self.charges.items())),
             *(self.kv, self.kv_received, self.sent_tokens, self.sent_chars),
-            *(self.first_token_ms, self.cached_tokens, self.cancel, self.readers, put_in),
+            *(self.first_token_ms, self.cached_tokens, self.cancel, readers, put_in),
         )
 
 
@@ -211,6 +218,14 @@ def is_fault(reason: Reason) -> bool:
 def may_cancel(cancellation: Cancellation, request: Request) -> bool:
     """Whether whoever wrote it may give the request up."""
     return cancellation.tenant in ("", request.tenant)
+
+
+def is_outdated(cancellation: Cancellation, *, taken_up: bool) -> bool:
+    """Whether it is word of a connection that broke, of a client that had gone on reading by then.
+
+    A gateway that was frozen finds its clients gone when it wakes, long after they went elsewhere.
+    """
+    return taken_up and cancellation.reason is CancelReason.CLIENT_GONE
 
 
 def note(live: LiveRequest, phase: Phase) -> None:
@@ -284,6 +299,7 @@ class LiveRequests:
 
     def resume(self, live: LiveRequest, gateway: Gateway) -> None:
         """The answer is read at that gateway too."""
+        live.taken_up = True
         _leave(self._by_reader, live.readers, live)
         live.readers = resumed_at(live.readers, gateway)
         _enter(self._by_reader, live.readers, live)

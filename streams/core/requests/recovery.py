@@ -1,12 +1,13 @@
 """Rebuilds one partition's live requests from the records that the log holds of it.
 
 Theory of operation. The records of a partition lie on several topics, between which no order is
-known, so the fold does not depend on it: per request it keeps the latest attempt that was placed,
-whether it was given up, its hand-over and phases, a cancellation, and the outcome. An attempt is
-taken through its phases by the same `note` and `step` that the live state uses; one that was given
-up waits to be placed again, whatever its workers said. An outcome counts unless a later attempt was
-placed, exactly as in the live state, and so live state equals a rebuild. What has ended without a
-word of what it has used, as its router died over that, is told of now.
+known, so the fold does not depend on it; only resumptions and cancellations share one. Per request
+it keeps the latest attempt that was placed, whether it was given up, its hand-over and phases, a
+cancellation, and the outcome. An attempt is taken through its phases by the same `note` and `step`
+that the live state uses; one that was given up waits to be placed again, whatever its workers said.
+An outcome counts unless a later attempt was placed, exactly as in the live state, and so live state
+equals a rebuild. What has ended without a word of what it has used, as its router died over that,
+is told of now.
 To keep memory low, feed first what was told, then outcomes: what has ended is then not kept at all.
 
 Pure, and knows nothing of workers: whether those that hold a request still live is
@@ -51,6 +52,7 @@ from streams.core.requests.live import (
     arrived,
     is_fault,
     is_loss,
+    is_outdated,
     may_cancel,
     note,
     note_work,
@@ -144,8 +146,9 @@ class Rebuild:
                     trace.deadline_ms = request.deadline_ms
                     trace.request = None if trace.is_over else request
             case CancellationArrived(cancellation):
-                cancels = self._trace(cancellation.request_id).cancels
-                cancels.setdefault(cancellation.tenant, cancellation)
+                trace = self._trace(cancellation.request_id)
+                if not is_outdated(cancellation, taken_up=bool(trace.resumed)):
+                    trace.cancels.setdefault(cancellation.tenant, cancellation)
             case ResumptionArrived(resumption):
                 place = resumption.gateway_id, resumption.gateway_started_ms
                 self._trace(resumption.request_id).resumed.append(place)
@@ -247,6 +250,7 @@ def _live(request: Request, trace: _Trace, partition: int) -> tuple[LiveRequest,
         live.probed = with_probe(live.probed, request, probe)
     cancels = [each.reason for each in trace.cancels.values() if may_cancel(each, request)]
     live.cancel = next(iter(cancels), None)
+    live.taken_up = bool(trace.resumed)
     for gateway in trace.resumed:
         live.readers = resumed_at(live.readers, gateway)
     live.attempt, live.failed_tries = placed.attempt, trace.failed_tries

@@ -197,18 +197,24 @@ async def answer(
     *,
     keeps_running: bool,
 ) -> str:
-    """Write the answer until it ends, or its client has gone; returns the outcome."""
+    """Write the answer until it ends, or its client has gone; returns the outcome.
+
+    A stream that a stopping gateway cuts off is not given up: its client may resume elsewhere.
+    """
     watcher = exchange.on_hang_up(call.hang_up)
-    outcome = ""
+    outcome, is_cut_off = "", False
     try:
         outcome = await write()
+    except asyncio.CancelledError:
+        is_cut_off = gateway.draining and not call.waits_for_end
+        raise
     finally:
         watcher.cancel()
         if outcome == CLIENT_GONE and (keeps_running or gateway.is_resumed(call)):
             gateway.detach(call)
         else:
             gateway.release(call)
-            if outcome != COMPLETED:
+            if outcome != COMPLETED and not is_cut_off:
                 gateway.cancel_later(call, CancelReason.CLIENT_GONE)
     return outcome
 

@@ -23,7 +23,11 @@ from streams.gateway.stream.stream import Stream
 Json = dict[str, Any]
 
 _BY_KIND: dict[OutcomeKind, tuple[type[TriviumError], str]] = {
-    OutcomeKind.CANCELLED: (Cancelled, "the request was cancelled"),
+    OutcomeKind.CANCELLED: (
+        Cancelled,
+        "the request was cancelled: its client asked so, or a connection broke; answers to calls "
+        "with x-trivium-on-disconnect: continue outlive that",
+    ),
     OutcomeKind.EXPIRED: (DeadlineExceeded, "the deadline passed before the answer was complete"),
     OutcomeKind.SHED: (QueueFull, "too many requests are waiting; try again later"),
     OutcomeKind.FAILED: (EngineFailed, "the request failed"),

@@ -14,6 +14,7 @@ from infra.simulator.traffic.poisson import Shape as TurnShape
 from schemas.records import OutcomeKind
 from streams.config import RouterSettings
 from streams.core.fleet.readers import ReaderWatch
+from streams.core.requests import live
 from tests.infra.simulator.serving import serve_all
 
 SETUP = Setup()
@@ -83,6 +84,26 @@ def test_a_gateway_that_was_cut_off_keeps_its_streams() -> None:
     cluster = serve(2, (cut_gateway(READY_MS + 6_000, "gateway-1", 5_000.0),), readers)
     assert not readers.lost
     assert set(ends(cluster).values()) == {OutcomeKind.COMPLETED}
+
+
+def frozen() -> Fault:
+    """A gateway sleeps for three seconds; two of three clients go on elsewhere meanwhile."""
+    return cut_gateway(READY_MS + 6_000, "gateway-1", 3_000.0, (800.0, None, 1_700.0))
+
+
+def test_a_gateway_that_wakes_gives_nothing_up_that_is_read_elsewhere() -> None:
+    """It finds its clients gone, who have resumed at another long ago (issue 14, 1)."""
+    readers = Readers(GRACE_MS)
+    cluster = serve(2, (frozen(),), readers)
+    assert not readers.lost
+    assert set(ends(cluster).values()) == {OutcomeKind.COMPLETED}
+
+
+def test_a_seed_finds_what_is_given_up_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the mend every word of a gateway counts (issue 14, 1)."""
+    monkeypatch.setattr(live, "is_outdated", lambda *_, **__: False)
+    with pytest.raises(AssertionError, match="given up while its client reads"):
+        serve(2, (frozen(),), Readers(GRACE_MS))
 
 
 def test_a_seed_finds_work_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

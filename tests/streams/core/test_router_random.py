@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.records import (
+    CancelReason,
     MemberState,
     Orchestration,
     OutcomeKind,
@@ -50,7 +51,8 @@ GATEWAYS = ("g0", "g1")
 GRACE_MS = 1_500
 LOG_ORDER = (
     *(OutcomeArrived, Placed, PhaseArrived, RetrievedArrived, ContinuedArrived),
-    *(ResumptionArrived, CancellationArrived, RequestArrived),
+    (ResumptionArrived, CancellationArrived),  # on one topic
+    RequestArrived,
 )
 FATAL = WireError(code="invalid_request", message="no", retriable=False)
 
@@ -132,7 +134,8 @@ def resume(on: RouterHarness, a: int, b: int) -> None:
 
 
 def cancel(on: RouterHarness, a: int, b: int) -> None:
-    on.cancel(f"r{(a + b) % (len(on.accepted) + 2):03}")
+    reason = CancelReason.CLIENT_GONE if b % 2 else CancelReason.CLIENT_REQUEST
+    on.cancel(f"r{(a + b) % (len(on.accepted) + 2):03}", reason=reason)
 
 
 def progress(on: RouterHarness, a: int, b: int) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from schemas.fleet import LEASE_MS
 from schemas.records import (
+    CancelReason,
     DecisionKind,
     MemberState,
     Orchestration,
@@ -187,6 +188,30 @@ def test_what_was_resumed_elsewhere_goes_on_while_one_reader_lives() -> None:
     ended_as_lost(on, "resumed")
     on.resume("resumed", on.gateway("gateway-d"))
     assert not on.router.tables.requests.readers
+
+
+@pytest.mark.parametrize("reason", list(CancelReason))
+def test_a_gateway_gives_nothing_up_that_its_client_reads_elsewhere(reason: CancelReason) -> None:
+    """It was frozen, and finds its client gone when it wakes; what the client itself wants counts
+    (issue 14, 1)."""
+    on = replicas(gateway_grace_ms=GRACE_MS)
+    gateway = with_gateway(on)
+    on.asked_at(gateway, "r1")
+    on.resume("r1", on.gateway("gateway-b"))
+    on.cancel("r1", reason=reason)
+    outdated = reason is CancelReason.CLIENT_GONE
+    assert state_of(on, "r1") is (State.DECODING if outdated else State.CANCELLING)
+    assert on.rebuilt(on.log).view() == on.router.view()
+
+
+def test_a_client_that_comes_back_after_its_gateway_has_given_it_up_is_late() -> None:
+    """The order on the log says which was first; so it does in a rebuild (issue 14, 1)."""
+    on = replicas(gateway_grace_ms=GRACE_MS)
+    on.asked_at(with_gateway(on), "r1")
+    on.cancel("r1", reason=CancelReason.CLIENT_GONE)
+    on.resume("r1", on.gateway("gateway-b"))
+    assert state_of(on, "r1") is State.CANCELLING
+    assert on.rebuilt(on.log).view() == on.router.view()
 
 
 def test_gateways_of_a_request_are_bounded() -> None:

@@ -14,6 +14,8 @@ from streams.gateway.app import create_app
 from streams.gateway.http.server import listen, make_server
 from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.raw_connection import WHOLE
+from tests.streams.gateway.samples import frame
+from tests.streams.gateway.streamed_call import accepted_requests
 from tests.waiting import until
 
 LIVE = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -33,8 +35,12 @@ Kept = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @contextlib.asynccontextmanager
-async def stopping(gateway: InProcessGateway) -> AsyncIterator[tuple[Kept, asyncio.Task[None]]]:
-    """A connection that had an answer, to a gateway that was told to stop since; and its life."""
+async def stopping(
+    gateway: InProcessGateway, asked: bytes = b""
+) -> AsyncIterator[tuple[Kept, asyncio.Task[None]]]:
+    """A connection that had an answer, to a gateway that was told to stop since; and its life.
+    What was asked on it has one token when that happens.
+    """
     sock, stop = listen("127.0.0.1", 0), asyncio.Event()
     sock.listen()  # connections wait until it serves
     log: Any = NoLog()
@@ -45,6 +51,10 @@ async def stopping(gateway: InProcessGateway) -> AsyncIterator[tuple[Kept, async
         writer.write(LIVE)
         assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
         await reader.readexactly(len(b'{"status":"ok"}'))
+        if asked:
+            writer.write(asked)
+            (request,) = await accepted_requests(gateway)
+            await gateway.log.push(frame(request.request_id, ["a"]))
         stop.set()
         await until(lambda: gateway.state.draining)
         yield (reader, writer), life
@@ -114,3 +124,15 @@ async def test_a_gateway_that_stops_tells_nobody_new_to_come_back() -> None:
 
         await until(refused)
         assert not life.done()
+
+
+async def test_a_stream_that_is_cut_off_is_not_given_up() -> None:
+    """Its client may go on at another gateway; it found the answer cancelled (issue 14, 5)."""
+    gateway = InProcessGateway(grace_ms=1, linger_ms=1)
+    async with stopping(gateway, WHOLE) as ((reader, _), life):
+        head = await reader.readuntil(b"id: ")  # the stream has begun, and can be resumed
+        assert b" 200 " in head
+        await life
+    await asyncio.gather(*gateway.state._background)
+    assert len(gateway.log.requests) == 1
+    assert not gateway.log.cancellations
