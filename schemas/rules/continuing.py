@@ -16,11 +16,24 @@ _TOKEN_BYTES = 4
 
 def may_continue(request: Request) -> bool:
     """Whether an answer to it can go on behind its tokens."""
-    sampling, retrieval = request.sampling, request.retrieval
+    sampling = request.sampling
     is_plain = sampling.structured is None and not sampling.stop and not sampling.bad_words
     is_penalized = bool(sampling.presence_penalty or sampling.frequency_penalty)
-    probes = retrieval is not None and retrieval.probing is not None
-    return is_plain and not is_penalized and not probes
+    return is_plain and not is_penalized and not _probes(request)
+
+
+def waits_for_word(request: Request, *, continues: bool) -> bool:
+    """Whether nothing is to begin before all know where the last attempt of an answer ends.
+
+    What goes on there does, if answers are to go on at all. So does what searches while it is
+    generated: all that was put in before a token that somebody reads is to be put in again, and by
+    then it has been read in the log.
+    """
+    return _probes(request) or (continues and may_continue(request))
+
+
+def _probes(request: Request) -> bool:
+    return request.retrieval is not None and request.retrieval.probing is not None
 
 
 def said_of(request: Request, continued: Continued | None) -> tuple[bytes, int]:

@@ -11,7 +11,7 @@ from infra.simulator.checkers.answers import expected
 from infra.simulator.cluster import Checker
 from infra.simulator.log.bus import LOST
 from infra.simulator.members.clients import Served
-from schemas.records import Continued, TokenFrame, Work
+from schemas.records import Continued, Request, TokenFrame, Work
 
 _Stream = tuple[str, int]  # request and attempt
 _TOKEN_BYTES = 4
@@ -28,6 +28,7 @@ class Goings(Checker):
         self._said: dict[_Stream, int] = {}
         self._most: dict[str, tuple[int, int]] = {}  # that a client may hear, behind which attempt
         self._heard: Counter[str] = Counter()
+        self._searching: set[str] = set()  # while they are answered: these begin anew
 
     def wrote(self, topic: str, record: object, now_ms: float) -> None:
         """Keep the books."""
@@ -39,6 +40,9 @@ class Goings(Checker):
             assert stream in self._had, f"{stream}: told of, and nobody asked"
         elif isinstance(record, Work):
             self._work(record)
+        elif isinstance(record, Request) and record.retrieval is not None:
+            if record.retrieval.probing is not None:
+                self._searching.add(record.request_id)
 
     def _frame(self, frame: TokenFrame, *, is_lost: bool) -> None:
         rows = zip(
@@ -87,7 +91,8 @@ class Goings(Checker):
         self.seen["placed again"] += work.attempt > 1
         if not work.said:
             told = self._told.get(before)
-            assert told is None or not told.tokens, f"{stream}: begins anew, with an answer so far"
+            may_go_on = told is not None and told.tokens and work.request_id not in self._searching
+            assert not may_go_on, f"{stream}: begins anew, with an answer so far"
             return
         self.seen["gone on"] += 1
         assert work.said == self._had[before], f"{stream}: goes on behind {work.said} tokens"

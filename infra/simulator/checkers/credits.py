@@ -42,6 +42,8 @@ class Credits(Checker):
         self._held: dict[tuple[str, bool], set[str]] = defaultdict(set)
         self._heard_ms: dict[str, float] = {}
         self._beats: dict[str, tuple[int, int]] = {}  # epoch and number of the last that counts
+        self._fleet_ms = 0.0  # when anybody was heard last
+        self._hearing_since_ms = 0.0  # when that began, after nobody was
 
     def router_died(self) -> None:
         """Until the next one is there."""
@@ -50,6 +52,9 @@ class Credits(Checker):
     def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
         """Keep each worker's book."""
         if isinstance(event, FleetRecordArrived):
+            if now_ms - self._fleet_ms > DEAF_MS:
+                self._hearing_since_ms = now_ms
+            self._fleet_ms = now_ms
             if isinstance(event.record, Heartbeat):
                 self._beat(event.record, now_ms)
         elif isinstance(event, OutcomeArrived):
@@ -101,10 +106,12 @@ class Credits(Checker):
         assert silent_ms <= LEASE_MS or self._goes_on_deaf(work, now_ms), name
 
     def _goes_on_deaf(self, work: Work, now_ms: float) -> bool:
-        """The other half of a pair, while nobody at all is heard: then silence says nothing of the
-        worker that it was placed on (`streams/core/fleet/members.py`)."""
+        """The other half of a pair, while nobody at all is heard, or less than a lease after that:
+        then silence says nothing of the worker that it was placed on
+        (`streams/core/fleet/members.py`)."""
         half = work.orchestration is Orchestration.DECODE_FIRST and work.phase is WorkPhase.PREFILL
-        return half and now_ms - max(self._heard_ms.values()) > DEAF_MS
+        is_deaf = now_ms - self._fleet_ms > DEAF_MS
+        return half and (is_deaf or now_ms - self._hearing_since_ms <= LEASE_MS)
 
     def _freed(self, record: Phase | CancelWork) -> None:
         """A worker holds this attempt no longer."""

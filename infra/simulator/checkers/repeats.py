@@ -7,6 +7,7 @@ so what would make a real one say something else is compared instead.
 from collections import Counter, defaultdict
 
 from infra.simulator.cluster import Checker
+from infra.simulator.log.bus import LOST
 from schemas.records import Retrieved, TokenFrame, Work
 
 _Stream = tuple[str, int]  # request and attempt
@@ -17,7 +18,9 @@ class Repeats(Checker):
     """A token that two attempts have sent was drawn behind the same passages in both.
 
     But for what the later one has put in itself: an engine that says several tokens at a time may
-    have gone some tokens beyond a place at which it had not asked yet.
+    have gone some tokens beyond a place at which it had not asked yet. And but for what no client
+    hears: tokens behind the mark that their attempt is void, behind those of a later attempt, or
+    behind an answer's end.
     """
 
     def __init__(self) -> None:
@@ -25,6 +28,8 @@ class Repeats(Checker):
         self._given: dict[_Stream, _PutIn] = {}  # by its router
         self._own: defaultdict[_Stream, _PutIn] = defaultdict(frozenset)
         self._behind: defaultdict[str, dict[int, _PutIn]] = defaultdict(dict)  # by place
+        self._least: defaultdict[str, int] = defaultdict(int)  # the attempt that is heard, or more
+        self._ended: set[str] = set()
 
     def wrote(self, topic: str, record: object, now_ms: float) -> None:
         """Keep the books."""
@@ -33,7 +38,7 @@ class Repeats(Checker):
             self._given.setdefault((record.request_id, record.attempt), frozenset(inserts))
         elif isinstance(record, Retrieved) and record.tokens:
             self._own[record.request_id, record.attempt] |= {(record.seq, record.tokens)}
-        elif isinstance(record, TokenFrame):
+        elif isinstance(record, TokenFrame) and topic != LOST:
             self._frame(record)
 
     def _frame(self, frame: TokenFrame) -> None:
@@ -42,6 +47,9 @@ class Repeats(Checker):
         )
         for request_id, attempt, first, count in rows:
             stream, known = (request_id, attempt), self._behind[request_id]
+            if request_id in self._ended or attempt < self._least[request_id]:
+                continue
+            self._least[request_id] = attempt
             own, given = self._own[stream], self._given.get(stream, frozenset())
             for place in range(first, first + count):
                 behind = _before(own | given, place)
@@ -50,6 +58,12 @@ class Repeats(Checker):
                 assert before <= behind, f"{name}: without what was put in before it"
                 assert behind - before <= own, f"{name}: behind what was not put in before it"
                 self.seen["repeated behind passages"] += before is not behind and bool(before)
+        for end in frame.ends:
+            if end.attempt >= self._least[end.request_id]:
+                self._ended.add(end.request_id)
+        for void in frame.voids:
+            least = self._least[void.request_id]
+            self._least[void.request_id] = max(least, void.attempt + 1)
 
 
 def _before(put_in: _PutIn, place: int) -> _PutIn:

@@ -8,7 +8,7 @@ written that says nothing, and the answer begins anew. Of several the first in t
 """
 
 from schemas.records import Continued, StreamVoid
-from schemas.rules.continuing import may_continue, said_of
+from schemas.rules.continuing import said_of, waits_for_word
 from streams.core.effects import AskSaid, GoAnew
 from streams.core.requests.live import LiveRequest
 from streams.core.states import State
@@ -22,10 +22,10 @@ class Continuing:
         self._tables = tables
 
     def begin(self, live: LiveRequest, now_ms: int) -> bool:
-        """Have its readers say what they have; False where it begins anew, and nobody is asked."""
+        """Have its readers say what they have; False where nobody needs to be asked."""
         tables = self._tables
         live.go_on_behind(b"", 0)
-        if not tables.settings.continues or not may_continue(live.request):
+        if not waits_for_word(live.request, continues=tables.settings.continues):
             return False
         tables.requests.move(live, State.CONTINUING)
         void = StreamVoid(request_id=live.request_id, attempt=live.attempt)

@@ -30,7 +30,7 @@ from schemas.records import (
     Retrieved,
     Session,
 )
-from schemas.rules.continuing import may_continue, said_of
+from schemas.rules.continuing import said_of, waits_for_word
 from streams.core.events import (
     CancellationArrived,
     ContinuedArrived,
@@ -219,7 +219,7 @@ class Rebuild:
                     rebuilt.untold.append((live, trace.outcome))
             elif trace.request is not None:
                 live, failed = _live(trace.request, trace, self.partition)
-                if _is_to_continue(live, trace) and self._continues:
+                if _waits_for_word(live, trace, continues=self._continues):
                     live.enter(State.CONTINUING)
                 rebuilt.live.append((live, failed))
             else:
@@ -273,10 +273,11 @@ def _live(request: Request, trace: _Trace, partition: int) -> tuple[LiveRequest,
     return live, _replay(live, trace)
 
 
-def _is_to_continue(live: LiveRequest, trace: _Trace) -> bool:
+def _waits_for_word(live: LiveRequest, trace: _Trace, *, continues: bool) -> bool:
     """Whether its attempt was given up, and nothing says yet how much there is of its answer."""
     is_void = 0 < live.attempt <= trace.void_attempt
-    return is_void and live.attempt not in trace.continued and may_continue(live.request)
+    is_open = is_void and live.attempt not in trace.continued
+    return is_open and waits_for_word(live.request, continues=continues)
 
 
 def _replay(live: LiveRequest, trace: _Trace) -> Phase | None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from schemas.records import Continued, Request, Sampling
-from schemas.rules.continuing import may_continue, said_of
+from schemas.rules.continuing import may_continue, said_of, waits_for_word
 from schemas.rules.sizes import SAID_BYTES_MAX, check_size
 from schemas.rules.tokens import pack_tokens
 from tests.schemas.examples import example
@@ -49,3 +49,16 @@ def test_sampling_goes_on_and_what_is_kept_beside_the_tokens_does_not() -> None:
     drawn = replace(plain.sampling, temperature=0.9, seed=3, logprobs=2, min_tokens=4)
     assert may_continue(replace(plain, sampling=drawn))
     assert not may_continue(replace(plain, sampling=replace(drawn, stop=("x",))))
+
+
+def test_what_searches_during_its_answer_waits_for_word_and_begins_anew() -> None:
+    """What was put in before a token that somebody reads is known then (issue 14, 4)."""
+    plain, whole = asked(), example("trivium.Request")
+    assert isinstance(whole, Request) and whole.retrieval and whole.retrieval.probing
+    searching = replace(plain, retrieval=whole.retrieval)
+    formed = replace(plain, sampling=replace(plain.sampling, stop=("x",)))
+    for continues in (True, False):
+        assert waits_for_word(searching, continues=continues)
+        assert waits_for_word(plain, continues=continues) == continues
+        assert not waits_for_word(formed, continues=continues)
+    assert said_of(searching, so_far(pack_tokens([5, 6]), 7)) == (b"", 0)

@@ -22,7 +22,7 @@ from schemas.rules.tokens import pack_tokens, token_count
 from streams.core.effects import AskSaid, Decide, Dispatch
 from streams.core.events import ContinuedArrived, Tick
 from streams.core.states import State
-from tests.streams.builders import continued, probing, request, retrieval
+from tests.streams.builders import continued, passage, probing, request, retrieval
 from tests.streams.core.router_harness import PARTITION, RouterHarness
 from tests.streams.core.router_setups import pairs, replicas, split, state_of, work_of
 
@@ -159,12 +159,21 @@ def test_what_an_engine_keeps_beside_the_tokens_begins_anew_at_once(sampling: Sa
     assert not on.voids and (on.works[-1].attempt, on.works[-1].said) == (2, 0)
 
 
-def test_so_does_an_answer_that_searches() -> None:
-    on = replicas(2, says_at_once=False)
+@pytest.mark.parametrize("continues", [True, False])
+def test_so_does_an_answer_that_searches_once_it_is_known_where_it_stopped(continues: bool) -> None:
+    """What was put in before what somebody reads is to be put in again: of that the router may hear
+    later than that its worker is lost, but before the word of a reader (issue 14, 4)."""
+    on = replicas(2, says_at_once=False, continues=continues)
     on.request("r1", retrieval=retrieval(probing=probing()))
     on.retrieved("r1")
+    first = on.works[-1]
     lose(on)
-    assert not on.voids and on.works[-1].attempt == 2
+    assert on.voids and on.works[-1] is first
+    on.probed(first, 1, passage(3))
+    on.said("r1", 1, *SAID)
+    work = on.works[-1]
+    assert (work.attempt, work.said, work.prompt_tokens) == (2, 0, first.prompt_tokens)
+    assert work.probes is not None and len(work.probes.put_in) == 1
 
 
 def test_with_passages_in_its_prompt_it_goes_on_behind_both() -> None:
