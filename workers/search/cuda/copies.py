@@ -53,7 +53,10 @@ class Copies:
         if view.linked:
             row[fields.GRAPH] = self.address(view.graph)
         if row[fields.REPS_COUNT]:
-            row[fields.REPS] = self.address(view.entries)
+            row[fields.REPS] = self.address(view.seeds)
+        if row[fields.PIVOTS_COUNT] and view.cells is not None:
+            row[fields.PIVOTS] = self.address(view.cells.pivots)
+            row[fields.CELLS] = self.address(view.cells.bounds)
         if row[fields.CHAIN] and view.chain is not None:
             row[fields.CHAIN] = self.address(view.chain)
         if view.alive is not None:

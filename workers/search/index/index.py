@@ -290,5 +290,6 @@ class Index:
             alive=rows.alive(), entries=self.entries, chain=self.links.chain, ids=rows.ids,
             columns=rows.columns, filters=rows.filters, epoch=self.epoch, codes=self.codes,
             audit=self.audit, payloads=rows.payloads,
+            in_cells=self.audit is not None and self.audit.in_cells,
         )  # fmt: skip
         return made.ready(self._view)

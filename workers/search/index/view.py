@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from workers.search.graph import cells
+from workers.search.graph.cells import Cells
 from workers.search.graph.links import Links
 from workers.search.index.query import ExternalId
 from workers.search.kernels.arrays import Array, address_of, packed, unpacked
@@ -23,7 +25,7 @@ from workers.search.walk import fields
 WAYS_MAX = 64  # to search a view, that it remembers
 LONG = 1_000_000  # comparisons of a filter, about 1 ms
 UNCALIBRATED = 128  # entries of the routing list for any recall, where none was measured
-_OF_ENTRIES = ("entry_vectors", "entry_codes", "entry_wild")
+_OF_ENTRIES = ("cells", "entry_vectors", "entry_codes", "entry_wild")
 _GROWN = 8  # an index that has grown by this part is audited again
 _LEAST_MISSED = 1e-4
 _GROWN_EFFORTS = 1.5  # times as many rows: recall of routing lists is measured again
@@ -40,6 +42,7 @@ class Audit:
     calibrated: int = 0  # linked rows when `efforts` were measured
     # lengths of routing lists, and their recall of the 10 and 100 nearest, of rows held out
     efforts: tuple[tuple[int, float, float], ...] = ()
+    in_cells: bool = False  # whether searches find as much with entry points in cells
 
     def is_old(self, rows: int) -> bool:
         """Whether so many linked rows are to be audited again."""
@@ -86,6 +89,7 @@ class IndexView:
     epoch: int
     codes: Codes | None = None  # of the linked rows
     audit: Audit | None = None  # of the entry points; None: not made yet
+    in_cells: bool = False  # whether searches measure the entry points of near cells alone
     payloads: list[bytes] = field(default_factory=list)  # of all rows
     ways: dict[Any, Any] = field(default_factory=dict)  # of `ways.py`
     _allowed: dict[str, Allowed] = field(default_factory=dict)
@@ -93,20 +97,32 @@ class IndexView:
     @cached_property
     def entry_vectors(self) -> Array:
         """Vectors of `entries`, side by side."""
-        return np.ascontiguousarray(self.vectors[self.entries])
+        return np.ascontiguousarray(self.vectors[self.seeds])
+
+    @cached_property
+    def cells(self) -> Cells | None:
+        """Of the entry points; None where all are measured."""
+        if not self.in_cells:
+            return None
+        return cells.of(self.vectors, self.entries, self.storage.number)
+
+    @property
+    def seeds(self) -> Array:
+        """The entry points, cell by cell."""
+        return self.entries if self.cells is None else self.cells.order
 
     @cached_property
     def entry_codes(self) -> Array:
         """Codes of `entries`, side by side."""
         assert self.codes is not None
-        return np.ascontiguousarray(self.codes.codes[self.entries])
+        return np.ascontiguousarray(self.codes.codes[self.seeds])
 
     @cached_property
     def entry_wild(self) -> Array | None:
         """Bit set of places in `entries` whose rows pass whatever their codes say."""
         if self.codes is None or self.codes.wild is None:
             return None
-        return packed(unpacked(self.codes.wild, self.linked)[self.entries])
+        return packed(unpacked(self.codes.wild, self.linked)[self.seeds])
 
     @cached_property
     def template(self) -> Array:
@@ -121,8 +137,14 @@ class IndexView:
         row[fields.METRIC], row[fields.STORED] = self.metric.number, self.storage.number
         row[fields.GRAPH], row[fields.DEGREE] = address_of(self.graph), self.graph.shape[1]
         row[fields.LOOSE_FIRST], row[fields.LOOSE_LAST] = self.linked, self.count
-        row[fields.REPS], row[fields.REPS_COUNT] = address_of(self.entries), len(self.entries)
+        row[fields.REPS], row[fields.REPS_COUNT] = address_of(self.seeds), len(self.seeds)
         row[fields.REPS_VECTORS] = address_of(self.entry_vectors)
+        if self.cells is not None:
+            row[fields.PIVOTS], row[fields.PIVOTS_COUNT] = (
+                address_of(self.cells.pivots), len(self.cells.pivots)
+            )  # fmt: skip
+            row[fields.PIVOTS_VECTORS] = address_of(self.cells.vectors)
+            row[fields.CELLS] = address_of(self.cells.bounds)
         row[fields.SCREENED] = self.alive is not None or self.linked < self.count
         if self.chain is not None:
             row[fields.CHAIN], row[fields.SCREENED] = address_of(self.chain), 1
@@ -158,7 +180,12 @@ class IndexView:
 
         What `before` has made of the same entry points is taken over.
         """
-        if before is not None and before.entries is self.entries and before.codes is self.codes:
+        if (
+            before is not None
+            and before.entries is self.entries
+            and before.codes is self.codes
+            and before.in_cells == self.in_cells
+        ):
             made = {name: before.__dict__[name] for name in _OF_ENTRIES if name in before.__dict__}
             self.__dict__.update(made)
         assert len(self.template)

@@ -167,9 +167,10 @@ def _way(effort: Effort, view: IndexView, limits: SearchLimits) -> Way:
     if view.linked == 0 or view.count <= max(limits.scanned_rows_max, effort.k):
         _scan(row, view, where)
     exact = bool(row[fields.LIST_COUNT]) or not row[fields.REPS_COUNT]
-    seeds = row[fields.LIST_COUNT] or (
-        row[fields.REPS_COUNT] + row[fields.LOOSE_LAST] - row[fields.LOOSE_FIRST]
-    )
+    entries = row[fields.REPS_COUNT]
+    if pivots := row[fields.PIVOTS_COUNT]:
+        entries = pivots + entries * fields.PROBES // pivots
+    seeds = row[fields.LIST_COUNT] or (entries + row[fields.LOOSE_LAST] - row[fields.LOOSE_FIRST])
     extends = -(-seeds // ROWS_A_STEP) + (0 if exact else top_m // effort.width + 3)
     row[fields.WANTED] = wanted = 0 if exact else min(effort.k, allowed)
     return Way(row, address_of(row), effort.k, top_m, wanted, int(extends), exact, allowed, where)

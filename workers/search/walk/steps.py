@@ -50,6 +50,7 @@ from workers.search.kernels.memory import (
 )
 from workers.search.limits import TASKS_MAX
 from workers.search.walk import fields
+from workers.search.walk.probes import in_cells, probe
 from workers.search.walk.slots import ROWS_A_STEP
 
 _SCATTER, _40 = np.uint64(0x9E3779B97F4A7C15), np.uint64(40)
@@ -124,6 +125,7 @@ def _clear(f: int, keys: int, hits: int, seen: int, tasks: int) -> None:
         put_u64(seen, i, EMPTY)
     for field in range(fields.NEXT, fields.LOOSE_DONE + 1):
         put_i64(f, field, 0)
+    put_i64(f, fields.REPS_LAST, get_i64(f, fields.REPS_COUNT))
     put_i64(f, fields.STATUS, fields.SEEDING)
     if get_i64(f, fields.CODES):
         encode_query(
@@ -187,13 +189,16 @@ def _seed(f: int, keys: int, hits: int, seen: int, tasks: int) -> None:
     room, listed, done, beside = 0, 0, fields.LOOSE_DONE, False
     last = get_i64(f, fields.LOOSE_LAST) - get_i64(f, fields.LOOSE_FIRST)
     lists, warm, reps = (
-        get_i64(f, fields.LIST_COUNT), get_i64(f, fields.WARM_COUNT), get_i64(f, fields.REPS_COUNT)
+        get_i64(f, fields.LIST_COUNT), get_i64(f, fields.WARM_COUNT), get_i64(f, fields.REPS_LAST)
     )  # fmt: skip
     if lists > 0:
         listed, last, done = get_i64(f, fields.LIST), lists, fields.LIST_DONE
     elif get_i64(f, fields.WARM_DONE) < warm:
         listed, last, done, room = get_i64(f, fields.WARM), warm, fields.WARM_DONE, m
     elif get_i64(f, fields.REPS_DONE) < reps:
+        if get_i64(f, fields.PIVOTS_COUNT) > 0 and get_i64(f, fields.HAS_PROBED) == 0:
+            probe(f, tasks)
+            return
         listed, last, done = get_i64(f, fields.REPS), reps, fields.REPS_DONE
         room, beside = max(get_i64(f, fields.ENTRIES), warm), True
         vectors = get_i64(f, fields.REPS_VECTORS)
@@ -203,8 +208,11 @@ def _seed(f: int, keys: int, hits: int, seen: int, tasks: int) -> None:
     screened = get_i64(f, fields.SCREENED) != 0
     query, length = get_i64(f, fields.QUERY), get_i64(f, fields.LENGTH)
     metric, stored = get_i64(f, fields.METRIC), get_i64(f, fields.STORED)
-    for i in range(first, last):
-        put_i64(tasks, i - first, i)
+    if beside and get_i64(f, fields.PIVOTS_COUNT) > 0:
+        in_cells(f, tasks, first, last)
+    else:
+        for i in range(first, last):
+            put_i64(tasks, i - first, i)
     total = last - first
     if beside and get_i64(f, fields.REPS_CODES):
         total = _sifted(f, keys, hits, room, tasks, total, fields.REPS_CODES)
@@ -235,7 +243,7 @@ def _seeded(f: int, keys: int, seen: int) -> None:
     loose = get_i64(f, fields.LOOSE_LAST) - get_i64(f, fields.LOOSE_FIRST)
     if (
         get_i64(f, fields.WARM_DONE) < get_i64(f, fields.WARM_COUNT)
-        or get_i64(f, fields.REPS_DONE) < get_i64(f, fields.REPS_COUNT)
+        or get_i64(f, fields.REPS_DONE) < get_i64(f, fields.REPS_LAST)
         or get_i64(f, fields.LOOSE_DONE) < loose
     ):
         return

@@ -43,7 +43,8 @@ def views() -> tuple[IndexView, ...]:
     """Snapshots as an index changes: linked, with loose rows, with deleted ones, mended."""
     seen = []
     for dim in DIMS:
-        index = clustered_index(1_500, dim)
+        index = clustered_index(1_700, dim)
+        assert index.view().cells is not None
         seen.append(index.view())
         index.upsert(range(2_000, 2_100), gaussian(100, dim, seed=9), [{"part": 3}] * 100)
         seen.append(index.view())
