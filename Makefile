@@ -32,7 +32,7 @@ help:  ## Show this list
 ##@ Run
 
 .PHONY: demo demo-platform up down chaos rolling soak bench bench-serving bench-decisions bench-kills bench-vllm \
-	bench-attempts bench-takeover bench-search bench-search-gpu bench-search-host \
+	bench-vllm-faults bench-attempts bench-takeover bench-search bench-search-gpu bench-search-host \
 	bench-retrieval bench-platform evaluate simulate
 demo: setup  ## Conversations, and answers looked up in documents, on Kafka, vLLM and NIXL; explained
 	@$(BIN)/trivium demo $(ARGS)
@@ -71,6 +71,9 @@ bench-takeover: setup  ## How long a router takes to rebuild its partitions, aft
 
 bench-vllm: setup  ## Trivium beside vLLM's own serving: the same engines, model and cores
 	@$(BIN)/trivium bench vllm $(ARGS)
+
+bench-vllm-faults: setup  ## Real vLLM: a killed decode worker, an abort storm, KV that must not be used
+	@$(BIN)/trivium bench vllm-faults $(ARGS)
 
 bench-attempts: setup  ## How often vLLM answers otherwise in another batch
 	@$(BIN)/trivium bench attempts $(ARGS)

@@ -13,15 +13,15 @@ from schemas.records import KvHandle, Sampling
 from tests.fuzz.drawn import JSON, changed_bytes, examples, text_of
 from tests.schemas.examples import instances
 from tests.workers.llm.engines import PREFILL, answered, job, prompt, start_sim
-from tests.workers.llm.vllm.handles import PARAMS, gate, handle
+from tests.workers.llm.vllm.handles import MARK, PARAMS, PROMPT, gate, handle
 from workers.llm.sim.handles import HandleRules
 from workers.llm.vllm.check import PREFIX_KEY, PREFIX_MARK, HandleGate, job_problem, prefix_mark
 
-PROMPT = list(range(40))
 BLOCKS = 2
 REFUSED = (KvUnavailable, StaleEpoch)
 EDGES = st.sampled_from([-(2**31), -64, -32, -1, 0, 1, 32, 39, 40, 41, 64, 2**31 - 1])
 DEEP = b"[" * 5_000
+MADE = {**PARAMS, **MARK}
 KEPT = {
     **PARAMS,
     "do_remote_prefill": False,
@@ -79,9 +79,9 @@ def passes_or_is_refused(one: HandleGate, use: str, kv: KvHandle, *args: Any) ->
 
 
 @examples(300)
-@given(forged(PARAMS))
+@given(forged(MADE))
 def test_forged_handles_do_not_reach_vllm(kv: KvHandle) -> None:
-    passes_or_is_refused(gate(), "use", kv, len(PROMPT), 900)
+    passes_or_is_refused(gate(), "use", kv, PROMPT, 900)
 
 
 @examples(300)

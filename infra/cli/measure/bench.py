@@ -22,6 +22,7 @@ BENCHMARKS = {
     "soak": "infra.bench.faults.soak",
     "takeover": "infra.bench.takeover.main",
     "vllm": "infra.bench.vllm.main",
+    "vllm-faults": "infra.bench.vllm.faults",
     "attempts": "infra.bench.vllm.batch_effects",
     "search": "infra.bench.search.main",
     "search-gpu": "infra.bench.search.gpu.main",
@@ -41,6 +42,7 @@ Run a benchmark; what follows its name goes to it. Results lie in build/bench.
   soak        memory of gateway and router over 100 000 streams
   takeover    how long a router takes to rebuild its partitions, after an hour of traffic
   vllm        Trivium beside vLLM's own serving, with the same engines
+  vllm-faults real vLLM: a killed decode worker, an abort storm, KV that must not be used
   attempts    how often vLLM answers otherwise in another batch
   search      the vector engine beside hnswlib, faiss and usearch
   search-gpu  the same on a CUDA device, beside cuVS where that is installed

@@ -5,6 +5,7 @@ engine, a wrong one lets the request hang, a late or repeated one gives other to
 error. So nothing reaches it that is not exactly what a peer's engine returned.
 """
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -25,7 +26,7 @@ from schemas.rules.tokens import pack_tokens
 from workers.llm.engine import Job
 
 _USED_MAX = 16_384  # handles remembered as used; far more than can be alive at once
-# Added to what vLLM returned: which tokens are behind kept KV, and the key of that, drawn for each
+# Added to what vLLM returned: which tokens are behind the KV, and the key of that, drawn for each
 # handle, so that nobody can look for other tokens with the same mark.
 PREFIX_KEY, PREFIX_MARK = "prefix_key", "prefix_mark"
 
@@ -58,14 +59,14 @@ class KvParams(PeerParams):
     pp_size: Ranks
     remote_num_tokens: int
     transfer_mode: str
+    prefix_key: Ascii
+    prefix_mark: Ascii
 
 
 class KeptParams(KvParams):
     """The same of KV that decode keeps for the conversation's next turn."""
 
     remote_blocks_expiry_time: float
-    prefix_key: Ascii
-    prefix_mark: Ascii
 
 
 def job_problem(job: Job, *, max_model_len: int, vocab_size: int) -> TriviumError | None:
@@ -121,10 +122,11 @@ class HandleGate:
         """A worker lives in this epoch; KV of its earlier ones is refused."""
         self._epochs[worker_id] = max(epoch, self._epochs.get(worker_id, 0))
 
-    def use(self, kv: KvHandle, prompt_tokens: int, now_ms: int) -> dict[str, Any]:
+    def use(self, kv: KvHandle, prompt: Sequence[int], now_ms: int) -> dict[str, Any]:
         """Mark the handle as used and return vLLM's parameters; raises where it must not be."""
         params = checked_params(kv, self._mode)
-        self._check_size(kv, prompt_tokens, params)
+        self._check_size(kv, len(prompt), params)
+        _check_mark(kv, prompt, params)
         self._claim(kv, now_ms)
         return params
 
@@ -137,9 +139,7 @@ class HandleGate:
                 f"found {kv.tokens}"
             )
         self._check_size(kv, kv.tokens, params)
-        key, mark = params.pop(PREFIX_KEY), params.pop(PREFIX_MARK)
-        if mark != prefix_mark(prompt[: kv.tokens], key):
-            raise KvUnavailable(f"{kv.engine_request_id}: expected KV of the prompt's own tokens")
+        _check_mark(kv, prompt[: kv.tokens], params)
         self._claim(kv, now_ms)
         return params
 
@@ -209,6 +209,19 @@ class HandleGate:
 def prefix_mark(tokens: Sequence[int], key: str) -> str:
     """Keyed BLAKE2b of all these tokens: nothing else compares them where KV is read."""
     return blake2b(pack_tokens(tokens), key=key.encode()[:64], digest_size=32).hexdigest()
+
+
+def marked(params: dict[str, Any], tokens: Sequence[int]) -> dict[str, Any]:
+    """The parameters, and of which tokens the KV is."""
+    key = secrets.token_hex(16)
+    return {**params, PREFIX_KEY: key, PREFIX_MARK: prefix_mark(tokens, key)}
+
+
+def _check_mark(kv: KvHandle, tokens: Sequence[int], params: dict[str, Any]) -> None:
+    """Take the mark out of the parameters; raises where it is that of other tokens."""
+    key, mark = params.pop(PREFIX_KEY), params.pop(PREFIX_MARK)
+    if mark != prefix_mark(tokens, key):
+        raise KvUnavailable(f"{kv.engine_request_id}: expected KV of the prompt's own tokens")
 
 
 def checked_params(kv: KvHandle, mode: str = "pull", *, is_kept: bool = False) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class KvEndings:
             )
         if job.is_paired:
             return replace(output, finish_reason="", stop_reason="", text=text)
-        kv = self._handover.handle(job.request_id, kv_params, wall_ms())
+        kv = self._handover.handle(job.request_id, kv_params, job.prompt_tokens, wall_ms())
         return replace(output, finish_reason="handover", text=text, kv=kv)
 
     def quarantine(self, run: VllmRun) -> None:

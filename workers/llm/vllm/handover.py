@@ -9,13 +9,12 @@ by `engine.py`.
 import asyncio
 import json
 import logging
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from schemas.records import Capability, KvHandle
-from workers.llm.vllm.check import PREFIX_KEY, PREFIX_MARK, prefix_mark
+from workers.llm.vllm.check import marked
 from workers.llm.vllm.settings import VllmSettings
 
 _TRIES, _PAUSE_S = 5, 0.05
@@ -41,9 +40,12 @@ class Handover:
         self._held: dict[str, Pinned] = {}
         self.total = 0
 
-    def handle(self, request_id: str, params: dict[str, Any], now_ms: int) -> KvHandle:
-        """The handle for what vLLM returned with a finished prefill."""
-        return self._made(request_id, params, now_ms, self._settings.kv_lease_s * 1_000)
+    def handle(
+        self, request_id: str, params: dict[str, Any], prompt: Sequence[int], now_ms: int
+    ) -> KvHandle:
+        """The handle for what vLLM returned with a finished prefill of this prompt."""
+        lease_ms = self._settings.kv_lease_s * 1_000
+        return self._made(request_id, marked(params, prompt), now_ms, lease_ms)
 
     def kept(
         self, request_id: str, params: dict[str, Any], tokens: Sequence[int], now_ms: int
@@ -56,8 +58,7 @@ class Handover:
         blocks = len(params["remote_block_ids"][0])
         if not 0 < count <= len(tokens) or blocks != -(-count // block_size):
             return None
-        key = secrets.token_hex(16)
-        named = {**params, PREFIX_KEY: key, PREFIX_MARK: prefix_mark(tokens[:count], key)}
+        named = marked(params, tokens[:count])
         return self._made(request_id, named, now_ms, self._settings.keep_decoded_kv_ms)
 
     def _made(

@@ -121,6 +121,8 @@ def engine_args(
     }
     if not Path(args["model"]).is_dir():
         args["revision"] = args["tokenizer_revision"] = model.pinned
+    if step_tokens := settings.step_tokens_max(is_cpu=is_cpu):
+        args["max_num_batched_tokens"] = step_tokens
     if settings.kv_cache_bytes:
         args["kv_cache_memory_bytes"] = settings.kv_cache_bytes
     if settings.kv_events:

@@ -74,7 +74,7 @@ class Receiver:
         if job.is_paired:
             peer = self.peer_metadata(job.kv.engine_id)
             return self.gate.promise(job.kv, len(job.prompt_tokens), peer, now_ms)
-        return self.gate.use(job.kv, len(job.prompt_tokens), now_ms)
+        return self.gate.use(job.kv, job.prompt_tokens, now_ms)
 
     def is_untrusted(self, run: VllmRun, finish_reason: str | None, now_ms: int) -> bool:
         """Whether a run's first output rests on KV that may be another prompt's by now.

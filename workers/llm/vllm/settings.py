@@ -15,6 +15,7 @@ _ORCHESTRATIONS = {
     "push": (Orchestration.PREFILL_FIRST, Orchestration.CONCURRENT),
 }
 _KEEP_LEAST_MS = 5_000  # vLLM reads nothing that expires sooner
+CPU_STEP_TOKENS = 256  # under a second; vLLM's 2 048 take seconds, and no prompt sooner is ready
 
 
 @section("vllm")
@@ -25,6 +26,8 @@ class VllmSettings:
     block_size: Positive = 32  # tokens per KV block; equal on workers that exchange KV
     kv_cache_bytes: Natural = 256 << 20  # 0: vLLM takes its share of the memory
     running_max: Positive = 64  # most requests in the batch
+    # most tokens of one step, which nothing can interrupt; 0: 256 on the CPU, else vLLM's own
+    step_tokens: Natural = 0
     enforce_eager: bool = True  # no compilation: a quick start, slower steps on GPUs
     compact_json: bool = True  # none of the spaces and lines between parts that models run on with
     cpu_bind: str = ""  # cores of the compute threads, as VLLM_CPU_OMP_THREADS_BIND; "": as set
@@ -60,6 +63,11 @@ class VllmSettings:
     def orchestrations(self) -> tuple[Orchestration, ...]:
         """What an engine with these settings can do, in a role that hands KV over."""
         return _ORCHESTRATIONS.get(self.kv_transfer, ())
+
+    def step_tokens_max(self, *, is_cpu: bool) -> int:
+        """Of one step, at least a token of each request; 0 for vLLM's own."""
+        wanted = self.step_tokens or (CPU_STEP_TOKENS if is_cpu else 0)
+        return max(wanted, self.running_max) if wanted else 0
 
     def _check_keeping(self) -> None:
         least = max(_KEEP_LEAST_MS, self.handle_margin_ms)

@@ -6,6 +6,8 @@ from typing import Any
 from schemas.records import KvHandle
 from workers.llm.vllm.check import HandleGate, prefix_mark
 
+PROMPT = [*range(40)]
+MARK = {"prefix_key": "p", "prefix_mark": prefix_mark(PROMPT, "p")}  # as the handle's maker adds it
 PARAMS: dict[str, Any] = {
     "do_remote_prefill": True,
     "do_remote_decode": False,
@@ -24,8 +26,8 @@ PARAMS: dict[str, Any] = {
 
 
 def handle(**changes: Any) -> KvHandle:
-    """A good handle of 40 tokens; `params` changes single parameters, None removes one."""
-    params = {**PARAMS, **changes.pop("params", {})}
+    """A good handle of PROMPT; `params` changes single parameters, None removes one."""
+    params = {**PARAMS, **MARK, **changes.pop("params", {})}
     params = {name: value for name, value in params.items() if value is not None}
     fields: dict[str, Any] = {
         "worker_id": "prefill-0",

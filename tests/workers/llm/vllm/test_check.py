@@ -9,16 +9,24 @@ import pytest
 from schemas import prefix
 from schemas.errors import KvUnavailable, StaleEpoch
 from tests.workers.llm.engines import job
-from tests.workers.llm.vllm.handles import PARAMS, PEER, gate, handle, kept_handle
-from workers.llm.vllm.check import HandleGate, checked_params, job_problem, rest_of
+from tests.workers.llm.vllm.handles import (
+    MARK,
+    PARAMS,
+    PEER,
+    PROMPT,
+    gate,
+    handle,
+    kept_handle,
+)
+from workers.llm.vllm.check import HandleGate, checked_params, job_problem, prefix_mark, rest_of
 
 
 def test_a_good_handle_passes_once() -> None:
     one = gate()
-    params = one.use(handle(), 40, now_ms=999)
+    params = one.use(handle(), PROMPT, now_ms=999)
     assert params == {k: v for k, v in PARAMS.items() if k != "remote_blocks_expiry_time"}
     with pytest.raises(KvUnavailable, match="already used once"):
-        one.use(handle(), 40, now_ms=999)
+        one.use(handle(), PROMPT, now_ms=999)
 
 
 def test_unknown_parameters_are_dropped() -> None:
@@ -29,6 +37,9 @@ def test_unknown_parameters_are_dropped() -> None:
     "changes",
     [
         *({"params": {name: None}} for name, value in PARAMS.items() if value is not None),
+        *({"params": {name: None}} for name in MARK),
+        {"params": {"prefix_mark": prefix_mark([*PROMPT[:-1], 0], "p")}},  # (issue 14, 2)
+        {"params": {"prefix_key": "another"}},
         {"params": {"remote_block_ids": []}},
         {"params": {"remote_block_ids": [[]]}},
         {"params": {"remote_block_ids": [3, 4]}},
@@ -68,22 +79,22 @@ def test_a_bad_handle_is_refused(changes: dict[str, Any]) -> None:
     raw = changes.get("params")
     bad = replace(handle(), params=raw) if isinstance(raw, bytes) else handle(**changes)
     with pytest.raises(KvUnavailable):
-        one.use(bad, 40, now_ms=900)
-    one.use(handle(), 40, now_ms=900)  # and leaves no trace
+        one.use(bad, PROMPT, now_ms=900)
+    one.use(handle(), PROMPT, now_ms=900)  # and leaves no trace
 
 
 def test_own_kv_is_not_fetched() -> None:
     mine = handle(engine_id="engine-d", params={"remote_engine_id": "engine-d"})
     with pytest.raises(KvUnavailable, match="another engine's"):
-        gate().use(mine, 40, now_ms=0)
+        gate().use(mine, PROMPT, now_ms=0)
 
 
 def test_kv_of_an_earlier_life_is_refused() -> None:
     one = gate()
     one.saw("prefill-0", 6)
     with pytest.raises(StaleEpoch, match="expected epoch 6"):
-        one.use(handle(), 40, now_ms=0)
-    one.use(handle(worker_epoch=6), 40, now_ms=0)
+        one.use(handle(), PROMPT, now_ms=0)
+    one.use(handle(worker_epoch=6), PROMPT, now_ms=0)
 
 
 def test_kv_behind_other_tokens_with_the_same_block_hash_is_refused() -> None:
@@ -135,7 +146,7 @@ def test_kept_kv_of_another_conversation_is_refused(
 def test_a_kept_handle_is_no_prompts_and_the_other_way_round() -> None:
     tokens = [*range(60)]
     with pytest.raises(KvUnavailable):
-        gate().use(kept_handle(tokens), 40, now_ms=0)
+        gate().use(kept_handle(tokens), PROMPT, now_ms=0)
     with pytest.raises(KvUnavailable):
         gate().use_kept(handle(), tokens, now_ms=0)
 

@@ -128,6 +128,53 @@ def test_malformed_handles_never_reach_the_engine(engines: Engines, bad: dict[st
     engines.producer.abort(kv.engine_request_id[:-9])  # else its lease holds the memory for long
 
 
+def _unknown(kv: KvHandle) -> KvHandle:
+    params = json.dumps({**json.loads(kv.params), "remote_request_id": "nobody-00000000"})
+    return replace(kv, engine_request_id="nobody-00000000", params=params.encode())
+
+
+def _out_of_range(kv: KvHandle) -> KvHandle:
+    far = [10**6 + number for number in range(len(kv.block_ids))]
+    params = json.dumps({**json.loads(kv.params), "remote_block_ids": [far]})
+    return replace(kv, block_ids=tuple(far), params=params.encode())
+
+
+@pytest.mark.parametrize(
+    ("salt", "change", "refused"),
+    [
+        (250, _unknown, 0),
+        (251, _out_of_range, 0),
+        (252, lambda kv: replace(kv, expires_at_ms=1), 1),
+    ],
+    ids=["unknown request", "blocks out of range", "lease ended"],
+)
+def test_references_of_vllms_issue_52234_give_no_other_answer(
+    engines: Engines, salt: int, change: Any, refused: int
+) -> None:
+    """(issue 14, 2)"""
+    tokens = prompt(70, salt=salt)
+    kv, before = handle(engines, tokens), engines.extra("kv_refused_total")
+    answer = engines.run(answered(engines.consumer, job(tokens, kv=change(kv))))
+    engines.producer.abort(kv.engine_request_id[:-9])
+    alone = engines.run(answered(engines.producer, job(tokens)))
+    assert answer.token_ids == alone.token_ids
+    assert engines.alone(tokens).token_ids == alone.token_ids  # what is cached is right, too
+    assert engines.extra("kv_refused_total") == before + refused
+
+
+@pytest.mark.parametrize("is_consumed", [True, False])
+def test_kv_of_another_prompt_is_not_read(engines: Engines, is_consumed: bool) -> None:
+    """vLLM alone gives the former prompt's answer (issue 14, 2)."""
+    tokens, other = (prompt(70, salt=salt) for salt in ((253, 254), (255, 256))[is_consumed])
+    kv, before = handle(engines, tokens), engines.extra("kv_refused_total")
+    if is_consumed:
+        engines.run(answered(engines.consumer, job(tokens, kv=kv)))
+    answer = engines.run(answered(engines.consumer, job(other, kv=kv)))
+    engines.producer.abort(kv.engine_request_id[:-9])
+    assert answer.token_ids == engines.run(answered(engines.producer, job(other))).token_ids
+    assert engines.extra("kv_refused_total") == before + 1
+
+
 def test_a_read_that_ends_too_late_is_not_trusted(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:

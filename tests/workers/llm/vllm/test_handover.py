@@ -1,7 +1,10 @@
 """Handles of KV that vLLM holds: how long, and how many are left."""
 
+import pytest
+
+from schemas.errors import KvUnavailable
 from schemas.records import Capability
-from tests.workers.llm.vllm.handles import PARAMS, gate
+from tests.workers.llm.vllm.handles import PARAMS, PROMPT, gate
 from workers.llm.vllm.handover import Handover
 from workers.llm.vllm.settings import VllmSettings
 
@@ -17,16 +20,18 @@ def test_handles_expire_before_the_lease_and_are_counted() -> None:
     )
     settings = VllmSettings(kv_lease_s=30, handle_margin_ms=5_000)
     handover = Handover(settings, capability, worker_id="prefill-0", worker_epoch=5)
-    made = handover.handle("r1", PARAMS, now_ms=1_000)
+    made = handover.handle("r1", PARAMS, PROMPT, now_ms=1_000)
     assert made.expires_at_ms == 26_000
     assert (made.tokens, made.block_ids, made.engine_request_id) == (40, (3, 4), "r1-abcd0123")
-    assert gate().use(made, 40, now_ms=25_999)
-    handover.handle("r2", {**PARAMS, "remote_request_id": "r2-00000000"}, now_ms=2_000)
+    with pytest.raises(KvUnavailable, match="prompt's own tokens"):  # (issue 14, 2)
+        gate().use(made, [*PROMPT[:-1], 0], now_ms=25_999)
+    assert gate().use(made, PROMPT, now_ms=25_999)
+    handover.handle("r2", {**PARAMS, "remote_request_id": "r2-00000000"}, PROMPT, now_ms=2_000)
     assert handover.held(30_999, kv_usage=0.1) == 2
     assert handover.held(31_000, kv_usage=0.1) == 1
     assert handover.taken_back("r2") == "r2-00000000"
     assert handover.taken_back("r2") == ""
-    handover.handle("r3", PARAMS, now_ms=3_000)
+    handover.handle("r3", PARAMS, PROMPT, now_ms=3_000)
     assert handover.held(3_001, kv_usage=0.0) == 0  # all memory is free, so it was read
     assert handover.total == 3
 

@@ -27,3 +27,19 @@ def test_settings_that_stop_the_start(fields: dict[str, Any], message: str) -> N
 
 def test_more_arguments() -> None:
     assert VllmSettings(extra='{"seed": 3}').extra_args() == {"seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("fields", "on_cpu", "elsewhere"),
+    [
+        ({}, 256, 0),
+        ({"step_tokens": 1_024}, 1_024, 1_024),
+        ({"step_tokens": 16}, 64, 64),
+        ({"running_max": 300}, 300, 0),
+    ],
+)
+def test_a_step_on_the_cpu_is_short(fields: dict[str, Any], on_cpu: int, elsewhere: int) -> None:
+    """Nothing interrupts it: neither who hangs up, nor who comes (issue 14, 2)."""
+    settings = VllmSettings(**fields)
+    assert settings.step_tokens_max(is_cpu=True) == on_cpu
+    assert settings.step_tokens_max(is_cpu=False) == elsewhere

@@ -1,0 +1,210 @@
+"""Clients of many streams hang up at once: when are the workers' slots free, and answers as quick?
+
+Twice. First nothing else is asked, and the heartbeats tell when every worker holds nothing any
+more: they come twice a second, so a figure is up to half a second late. Then clients in a closed
+loop ask before, during and after it, and their answers are counted.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.bench.faults.http_clients import WHOLE, Seen
+from infra.bench.results import Bar, at_least, at_most, percentiles
+from infra.bench.vllm.streams import NAME, Asker
+from infra.stack.launcher import Stack
+from schemas.log.clock import wall_ms
+from schemas.records import Cancellation, MemberKind, Outcome, OutcomeKind
+
+LOOPS, LOOP_TOKENS, LOOP_WORDS = 8, 16, 12
+STORM_TOKENS, STORM_WORDS = 400, 12
+HELD_S = 4.0  # from the last call's acceptance until all hang up
+BEFORE_S, AFTER_S, BIN_S, BACK_S = 20.0, 30.0, 5.0, 10.0
+FREE_S, RATE_SHARE = 1.0, 0.9
+_FREE_LIMIT_S, _PATIENCE_S, _LOOK_S = 120.0, 300.0, 0.01
+
+
+def drawn(rng: random.Random, words: Sequence[str], count: int) -> str:
+    """A prompt of so many words."""
+    return " ".join(rng.choices(words, k=count))
+
+
+@dataclass(slots=True)
+class Storm:
+    """One, and what became of it. Times are monotonic, `ms` is wall time."""
+
+    hung_up_s: float = 0.0  # when the first connection was closed
+    hung_up_ms: int = 0
+    closing_s: float = 0.0  # what closing all of them took
+    streaming: int = 0  # calls with a token by then
+    slots: dict[str, int] = field(default_factory=dict)  # by worker, just before
+    free_s: dict[str, float | None] = field(default_factory=dict)  # until it had no request
+    kv_free_s: dict[str, float | None] = field(default_factory=dict)  # nor KV of one
+
+    def figures(
+        self, outcomes: Sequence[Outcome], cancellations: Sequence[Cancellation]
+    ) -> dict[str, Any]:
+        """With what the log says of its requests."""
+        cancelled = [o.ended_ms - self.hung_up_ms for o in outcomes]
+        named = {o.request_id for o in outcomes}
+        noticed = [c.at_ms - self.hung_up_ms for c in cancellations if c.request_id in named]
+        return {
+            "streaming": self.streaming,
+            "closing_s": round(self.closing_s, 3),
+            "slots_before": self.slots,
+            "free_s": self.free_s,
+            "kv_free_s": self.kv_free_s,
+            "cancelled_on_the_log": len(cancelled),
+            "noticed_ms": percentiles(noticed, (50, 99, 100)),
+            "outcome_ms": percentiles(cancelled, (50, 99, 100)),
+        }
+
+
+async def storm(
+    stack: Stack, url: str, model: str, prompts: Sequence[str], *, is_alone: bool
+) -> Storm:
+    """All prompts at once; when all are accepted and some answered, their clients hang up."""
+    asker, found = Asker(url, model), Storm()
+    seen = [Seen(client=NAME) for _ in prompts]
+    asking = [
+        asyncio.create_task(asker.stream(prompt, STORM_TOKENS, into=each))
+        for prompt, each in zip(prompts, seen, strict=True)
+    ]
+    await asyncio.sleep(HELD_S)
+    found.slots = {name: count for name, (count, _) in held(stack).items()}
+    found.streaming = sum(bool(each.token_ids) for each in seen)
+    beats = beat_numbers(stack)
+    found.hung_up_s, found.hung_up_ms = time.monotonic(), wall_ms()
+    await asker.hang_up()
+    for each in asking:
+        each.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    found.closing_s = time.monotonic() - found.hung_up_s
+    if is_alone:
+        await freed(stack, beats, found)
+    return found
+
+
+def held(stack: Stack) -> dict[str, tuple[int, int]]:
+    """How many requests and KV blocks each worker said last that it holds."""
+    assert stack.fleet is not None
+    return {
+        name: (member.load.running + member.load.waiting, member.load.kv_blocks_used)
+        for name, member in stack.fleet.view.members.items()
+        if member.registration.kind is MemberKind.WORKER
+    }
+
+
+def beat_numbers(stack: Stack) -> dict[str, int]:
+    """The number of each worker's last heartbeat."""
+    assert stack.fleet is not None
+    return {name: member.beat_seq for name, member in stack.fleet.view.members.items()}
+
+
+async def freed(stack: Stack, beats: dict[str, int], found: Storm) -> None:
+    """Note when a heartbeat of each worker said that it has no request, and no KV of one."""
+    found.free_s, found.kv_free_s = dict.fromkeys(found.slots), dict.fromkeys(found.slots)
+    while None in found.kv_free_s.values():
+        passed_s = round(time.monotonic() - found.hung_up_s, 2)
+        if passed_s > _FREE_LIMIT_S:
+            return
+        now = beat_numbers(stack)
+        for name, (requests, blocks) in held(stack).items():
+            if now[name] == beats.get(name):
+                continue
+            if found.free_s.get(name) is None and not requests:
+                found.free_s[name] = passed_s
+            if found.kv_free_s.get(name) is None and not requests + blocks:
+                found.kv_free_s[name] = passed_s
+        await asyncio.sleep(_LOOK_S)
+
+
+@dataclass(slots=True)
+class Loop:
+    """Clients that ask one short question after the other until `over`."""
+
+    asker: Asker
+    words: Sequence[str]
+    seed: str
+    ended_s: list[float] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    over: bool = False
+
+    async def run(self) -> None:
+        """All clients."""
+        await asyncio.gather(*(self._client(number) for number in range(LOOPS)))
+
+    async def _client(self, number: int) -> None:
+        rng = random.Random(f"{self.seed} loop {number}")
+        while not self.over:
+            seen = await self.asker.stream(drawn(rng, self.words, LOOP_WORDS), LOOP_TOKENS)
+            if seen.ended == WHOLE:
+                self.ended_s.append(time.monotonic())
+            else:
+                self.failed.append(seen.detail or seen.ended)
+                await asyncio.sleep(1)
+
+    def rate(self, begin_s: float, end_s: float) -> float:
+        """Whole answers per second."""
+        return sum(begin_s <= each < end_s for each in self.ended_s) / (end_s - begin_s)
+
+
+def recovery(loop: Loop, before: tuple[float, float], hung_up_s: float) -> dict[str, Any]:
+    """Rates before and after, and when the first bin of enough answers was over."""
+    usual = loop.rate(*before)
+    edges = [hung_up_s + BIN_S * number for number in range(int(AFTER_S / BIN_S) + 1)]
+    bins = [
+        loop.rate(begin, end) / usual if usual else 0.0
+        for begin, end in zip(edges, edges[1:], strict=False)
+    ]
+    back = next((n for n, share in enumerate(bins) if share >= RATE_SHARE), None)
+    later = loop.rate(hung_up_s + BACK_S, hung_up_s + AFTER_S)
+    return {
+        "answers_per_s_before": round(usual, 3),
+        "share_by_bin": [round(share, 3) for share in bins],
+        "back_s": None if back is None else (back + 1) * BIN_S,
+        "share_later": round(later / usual, 3) if usual else None,
+        "failed": loop.failed,
+    }
+
+
+async def rates(
+    stack: Stack, url: str, model: str, words: Sequence[str], prompts: Sequence[str], seed: str
+) -> tuple[Storm, dict[str, Any]]:
+    """A storm among clients in a closed loop."""
+    loop = Loop(Asker(url, model), words, seed)
+    running = asyncio.create_task(loop.run())
+    await asyncio.sleep(BIN_S)  # until the batch is full
+    begin_s = time.monotonic()
+    await asyncio.sleep(BEFORE_S)
+    before = (begin_s, time.monotonic())
+    found = await storm(stack, url, model, prompts, is_alone=False)
+    await asyncio.sleep(found.hung_up_s + AFTER_S - time.monotonic())
+    loop.over = True
+    async with asyncio.timeout(_PATIENCE_S):
+        await running
+    await loop.asker.hang_up()
+    return found, recovery(loop, before, found.hung_up_s)
+
+
+def of_storm(outcomes: Sequence[Outcome], found: Storm, until_ms: int) -> list[Outcome]:
+    """The outcomes of requests whose clients hung up then."""
+    return [
+        each
+        for each in outcomes
+        if each.kind is OutcomeKind.CANCELLED and found.hung_up_ms <= each.ended_ms < until_ms
+    ]
+
+
+def bars(alone: dict[str, Any], rate: dict[str, Any]) -> list[Bar]:
+    """Slots free, and the rate of answers back."""
+    times = [*alone["free_s"].values()]
+    slowest = None if None in times or not times else max(times)
+    return [
+        at_most("storm: slots of all workers free", slowest, FREE_S, "s"),
+        at_most("storm: rate of answers back", rate["back_s"], BACK_S, "s"),
+        at_least("storm: rate after that, of before", rate["share_later"], RATE_SHARE, ""),
+    ]

@@ -1,0 +1,294 @@
+"""KV handles that must not be used, given to real engines: vLLM's issue 52234, and more.
+
+The five cases of that issue answer with status 200 and, in three of them, with garbage or another
+prompt's answer: an unknown request, blocks out of range, a reference that was consumed, one whose
+blocks were used again, and one whose lease has ended. The third and fourth are tried at the engine
+that consumed the reference and at another one; beside them stands a good reference of another
+prompt. Each case is a job for one decode engine: a router never writes such work, so there is no
+form of them for a whole stack. All answers, and those to the same prompts once more from what the
+engine then has cached, are compared with those of one engine alone. A control gives vLLM the same
+parameters without Trivium's checks.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.progress import Progress
+
+from infra.bench.results import Bar, at_most
+from infra.stack.engine_alone import answers
+from infra.stack.engine_source import start_engine
+from schemas.log.clock import wall_ms
+from schemas.records import KvHandle, Role, Sampling, WorkPhase
+from schemas.settings import ModelSettings
+from workers.llm.engine import Job, Output
+from workers.llm.vllm.check import PREFIX_KEY, PREFIX_MARK, checked_params
+
+MODEL_LEN_MAX, PROMPT_TOKENS, TOKENS = 1_024, 130, 16
+LEASE_S, MARGIN_MS = 15, 5_000
+ENGINE: dict[str, Any] = {
+    "kv_cache_bytes": 64 << 20,  # of which blocks are soon used again
+    "kv_events": False,
+    "kv_lease_s": LEASE_S,
+    "handle_margin_ms": MARGIN_MS,
+    "first_token_timeout_ms": 120_000,
+    "progress_timeout_ms": 120_000,
+}
+CHECKED, CONTROL = "with Trivium's checks", "vLLM alone"
+SAMPLING = Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+FILL_TOKENS, FILLS = 900, 4  # of other prompts, to overwrite all blocks
+_FAR_MS = 600_000
+_OUT_OF_RANGE = 1_000_000
+_SUFFIX = 9  # of vLLM's own request ids
+_NUMBERS = itertools.count()
+Prompt = list[int]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the answers of one case."""
+
+    answers: int = 0
+    wrong: int = 0
+    wrong_from_cache: int = 0  # asked once more, plainly
+    failed: int = 0
+    read_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Engines:
+    """One that prefills, and two that decode; `makes_prompt` draws one of so many tokens."""
+
+    prefill: Any
+    here: Any
+    elsewhere: Any
+    makes_prompt: Callable[[int], Prompt]
+    tallies: dict[str, dict[str, Tally]] = field(default_factory=dict)
+
+    async def handles(self, prompts: Sequence[Prompt]) -> list[KvHandle]:
+        """A fresh one for each."""
+        made = []
+        for prompt in prompts:
+            (*_, last) = await ask(self.prefill, prompt, phase=WorkPhase.PREFILL)
+            assert last.kv is not None, last
+            made.append(last.kv)
+        return made
+
+    async def consumed(self, prompts: Sequence[Prompt]) -> list[KvHandle]:
+        """Each was used by `here`."""
+        made = []
+        for prompt in prompts:
+            (kv,) = await self.handles([prompt])
+            await ask(self.here, prompt, kv=kv)
+            made.append(kv)
+        return made
+
+    async def overwritten(self, prompts: Sequence[Prompt]) -> list[KvHandle]:
+        """Used, and then their blocks were filled for other prompts."""
+        made = await self.consumed(prompts)
+        await self.overwrite()
+        return made
+
+    async def expired(self, prompts: Sequence[Prompt]) -> list[KvHandle]:
+        """Never used; their lease has ended, and their blocks were filled for other prompts."""
+        made = await self.handles(prompts)
+        await asyncio.sleep(LEASE_S + 1)
+        await self.overwrite()
+        return made
+
+    async def overwrite(self) -> None:
+        """Compute other prompts in all blocks of the prefill engine."""
+        for _ in range(FILLS):
+            self.give_up(await self.handles([self.makes_prompt(FILL_TOKENS)]))
+
+    def give_up(self, handles: Sequence[KvHandle]) -> None:
+        """Let the prefill engine free what is still held for these."""
+        for kv in handles:
+            self.prefill.abort(kv.engine_request_id[:-_SUFFIX])
+
+
+async def _unknown(engines: Engines, prompts: Sequence[Prompt]) -> list[KvHandle]:
+    made = await engines.handles(prompts)
+    engines.give_up(made)
+    return [_named(kv, f"unknown-{next(_NUMBERS):08x}") for kv in made]
+
+
+async def _out_of_range(engines: Engines, prompts: Sequence[Prompt]) -> list[KvHandle]:
+    return [_with_blocks(kv, _OUT_OF_RANGE) for kv in await engines.handles(prompts)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """How its handles are made, who gets them, and with whose prompt."""
+
+    make: Callable[[Engines, Sequence[Prompt]], Awaitable[list[KvHandle]]]
+    is_elsewhere: bool = False
+    is_foreign: bool = False
+
+
+CASES = {
+    "unknown request": Case(make=_unknown),
+    "blocks out of range": Case(make=_out_of_range),
+    "consumed, same engine": Case(make=Engines.consumed),
+    "consumed, another engine": Case(make=Engines.consumed, is_elsewhere=True),
+    "blocks used again, same engine": Case(make=Engines.overwritten),
+    "blocks used again, another engine": Case(make=Engines.overwritten, is_elsewhere=True),
+    "lease ended": Case(make=Engines.expired),
+    "another prompt's": Case(make=Engines.handles, is_foreign=True),
+}
+Chosen = dict[tuple[str, str], list[Prompt]]  # prompts by case and by who checks
+
+
+async def measure(
+    model: str, makes_prompt: Callable[[int], Prompt], count: int, progress: Progress
+) -> dict[str, dict[str, dict[str, int]]]:
+    """So many prompts of each case, with and without checks; figures by case."""
+    chosen: Chosen = {
+        (case, guard): [makes_prompt(PROMPT_TOKENS) for _ in range(count)]
+        for case in CASES
+        for guard in (CHECKED, CONTROL)
+    }
+    every = [prompt for several in chosen.values() for prompt in several]
+    task = progress.add_task("one engine alone", total=len(every))
+    alone = await _start(model, "alone", 0, (Role.REPLICA,))
+    try:
+        asked = [(prompt, SAMPLING) for prompt in every]
+        given = await answers(alone, asked, at_once=1, ended=lambda: progress.advance(task))
+    finally:
+        await alone.close()
+    right = [answer.token_ids for answer in given]
+    expected = dict(zip(map(tuple, every), right, strict=True))
+    both = (Role.PREFILL, Role.DECODE)
+    async with contextlib.AsyncExitStack() as opened:
+        started = []
+        for number, name in enumerate(("prefill", "here", "elsewhere")):
+            started.append(await _start(model, name, number, both))
+            opened.push_async_callback(started[-1].close)
+        prefill, here, elsewhere = started
+        engines = Engines(prefill, here, elsewhere, makes_prompt)
+        task = progress.add_task("wrong handles", total=len(every))
+        for (name, guard), prompts in chosen.items():
+            tally = engines.tallies.setdefault(name, {}).setdefault(guard, Tally())
+            await _try(engines, CASES[name], guard, prompts, expected, tally)
+            progress.advance(task, len(prompts))
+    return {
+        name: {guard: asdict(tally) for guard, tally in row.items()}
+        for name, row in engines.tallies.items()
+    }
+
+
+async def _start(model: str, name: str, number: int, roles: Sequence[Role]) -> Any:
+    cores = sorted(os.sched_getaffinity(0))
+    return await start_engine(
+        "vllm",
+        {**ENGINE, "cpu_bind": str(cores[number % len(cores)])},
+        model=ModelSettings(path=model, max_model_len=MODEL_LEN_MAX),
+        roles=roles,
+        worker_id=f"wrong-kv-{name}",
+        worker_epoch=1,
+    )
+
+
+async def _try(
+    engines: Engines,
+    case: Case,
+    guard: str,
+    prompts: Sequence[Prompt],
+    expected: dict[tuple[int, ...], list[int]],
+    tally: Tally,
+) -> None:
+    engine = engines.elsewhere if case.is_elsewhere else engines.here
+    handles = await case.make(engines, prompts)
+    asked = [*prompts[1:], prompts[0]] if case.is_foreign else prompts
+    if guard == CONTROL:
+        until_ms = wall_ms() + _FAR_MS
+        handles = [dataclasses.replace(kv, expires_at_ms=until_ms) for kv in handles]
+    for prompt, kv in zip(asked, handles, strict=True):
+        with _unchecked(engine) if guard == CONTROL else contextlib.nullcontext():
+            given = await ask(engine, prompt, kv=kv)
+        failed = given[-1].error is not None
+        right = expected[tuple(prompt)]
+        tally.answers += 1
+        tally.failed += failed
+        tally.wrong += not failed and token_ids(given) != right
+        tally.read_bytes += sum(output.kv_bytes for output in given)
+        tally.wrong_from_cache += token_ids(await ask(engine, prompt)) != right
+    engines.give_up(handles)
+
+
+@contextlib.contextmanager
+def _unchecked(engine: Any) -> Iterator[None]:
+    """Meanwhile vLLM gets what a handle says, whatever that is."""
+    receiver = engine._receiver  # noqa: SLF001  # the control needs what nobody else may do
+    gate, receiver.gate = receiver.gate, _Open()
+    try:
+        yield
+    finally:
+        receiver.gate = gate
+
+
+class _Open:
+    def use(self, kv: KvHandle, _prompt: object, _now_ms: int) -> dict[str, Any]:
+        params = checked_params(kv)
+        return {name: params[name] for name in params.keys() - {PREFIX_KEY, PREFIX_MARK}}
+
+
+async def ask(
+    engine: Any,
+    prompt: Prompt,
+    *,
+    kv: KvHandle | None = None,
+    phase: WorkPhase = WorkPhase.DECODE,
+) -> list[Output]:
+    """All outputs of one job."""
+    name = f"wrong-kv-{next(_NUMBERS)}"
+    engine.add(
+        Job(
+            request_id=name,
+            phase=phase,
+            prompt_tokens=prompt,
+            sampling=SAMPLING,
+            deadline_ms=wall_ms() + _FAR_MS,
+            kv=kv,
+        )
+    )
+    given: list[Output] = []
+    while not given or not given[-1].finish_reason:
+        given += [each for each in await engine.outputs() if each.request_id == name]
+    return given
+
+
+def token_ids(given: Sequence[Output]) -> list[int]:
+    """Of all these outputs."""
+    return [token for output in given for token in output.token_ids]
+
+
+def _named(kv: KvHandle, name: str) -> KvHandle:
+    params = json.dumps({**json.loads(kv.params), "remote_request_id": name})
+    return dataclasses.replace(kv, engine_request_id=name, params=params.encode())
+
+
+def _with_blocks(kv: KvHandle, first: int) -> KvHandle:
+    blocks = range(first, first + len(kv.block_ids))
+    params = json.dumps({**json.loads(kv.params), "remote_block_ids": [[*blocks]]})
+    return dataclasses.replace(kv, block_ids=tuple(blocks), params=params.encode())
+
+
+def bars(found: dict[str, dict[str, dict[str, int]]]) -> list[Bar]:
+    """No wrong answer in any case; `found` is as `measure` gives it."""
+    return [
+        at_most(
+            f"wrong KV, {name}: wrong answers of {row[CHECKED]['answers']}",
+            row[CHECKED]["wrong"] + row[CHECKED]["wrong_from_cache"],
+            0,
+            "",
+        )
+        for name, row in found.items()
+    ]

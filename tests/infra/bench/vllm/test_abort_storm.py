@@ -1,0 +1,45 @@
+"""What the benchmark makes of a storm of clients that hang up."""
+
+from typing import Any
+
+import pytest
+
+from infra.bench.vllm.abort_storm import AFTER_S, BIN_S, Loop, bars, recovery
+
+BEFORE = (0.0, 20.0)
+
+
+def recovered(*per_bin: int) -> dict[str, Any]:
+    """Of two answers per second before, and so many in each bin after second 24."""
+    nobody: Any = None
+    ended = [number / 2 for number in range(40)]
+    for number, count in enumerate(per_bin):
+        ended += [24 + BIN_S * (number + n / (count + 1)) for n in range(count)]
+    return recovery(Loop(nobody, [], "", ended_s=ended), BEFORE, 24.0)
+
+
+def test_the_rate_is_back_with_the_first_bin_of_enough_answers() -> None:
+    """(issue 14, 2)"""
+    found = recovered(1, 9, 10, 10, 10, 8)
+    assert found["answers_per_s_before"] == 2
+    assert found["share_by_bin"] == [0.1, 0.9, 1, 1, 1, 0.8]
+    assert len(found["share_by_bin"]) == AFTER_S / BIN_S
+    assert (found["back_s"], found["share_later"]) == (10, 0.95)
+
+
+def test_a_rate_that_never_comes_back_is_told() -> None:
+    """(issue 14, 2)"""
+    assert recovered(1, 2, 3, 3, 3, 3)["back_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("free_s", "back_s", "share", "met"),
+    [(0.9, 10.0, 0.9, 3), (1.1, 10.0, 0.9, 2), (None, 15.0, 0.8, 0), (0.5, None, 0.95, 2)],
+)
+def test_the_slowest_worker_counts(
+    free_s: float | None, back_s: float | None, share: float, met: int
+) -> None:
+    """(issue 14, 2)"""
+    alone = {"free_s": {"prefill-0": 0.2, "decode-0": free_s}}
+    judged = bars(alone, {"back_s": back_s, "share_later": share})
+    assert sum(bar.met for bar in judged) == met
