@@ -39,6 +39,25 @@ def test_kv_that_expires_soon_is_computed_again_on_decode(life_ms: int) -> None:
     assert [c.worker_id for c in on.cancels] == ["p0"]  # frees what it holds
 
 
+def test_a_worker_on_both_sides_frees_expired_kv_of_its_own_without_being_told() -> None:
+    """A second order, by its other topic, could drop the answer (issue 14, 4)."""
+    on = split()
+    on.request("r1", tokens=10)
+    work = on.works[0]
+    on.workers["d0"].window = 0
+    on.beat(on.workers["d0"])
+    both = builders.registration("p0", Role.PREFILL, Role.DECODE)
+    on.fleet(both)
+    credits = {Role.PREFILL: 2, Role.DECODE: 2}
+    on.fleet(builders.beat("p0", on.workers["p0"].seq + 1, credits, epoch=1))
+    on.workers["p0"].role = Role.DECODE  # what it takes next
+    on.phase(work, PhaseKind.PREFILL_DONE, kv=builders.handle(work, on.now_ms))
+    decode = on.works[-1]
+    assert (decode.worker_id, decode.mode, decode.kv) == ("p0", Mode.LOCAL, None)
+    assert on.decisions[-1].reason is Reason.KV_EXPIRED
+    assert not on.cancels
+
+
 def test_a_lost_producer_has_the_request_placed_again() -> None:
     on = split(prefills=2)
     on.workers["d0"].window = 0
