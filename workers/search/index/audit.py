@@ -29,6 +29,7 @@ from workers.search.limits import SCANNED_ROWS_MAX, TOP_M_MAX
 Neighbours = Callable[[IndexView, Array, Effort], Array]  # rows for prepared queries: (queries, k)
 
 ROUNDS_MAX = 8
+CELL_ROUNDS_MAX = 3  # with entry points in cells; where those did, two were enough
 HELD_OUT = 200  # rows that lists of several lengths are tried on
 _HELD_OUT_OFTEN = 400  # in each round for those that such rows miss
 LENGTHS = (16, 32, 64, 128, 256, 512, 1_024, TOP_M_MAX)
@@ -52,7 +53,9 @@ def audited(
     What was measured `before` of lists is kept, unless there are many more rows now.
     """
     random = np.random.default_rng(seed)
-    view, rounds, share = _mended(replace(view, in_cells=False, ways={}), neighbours, random)
+    view, rounds, share = _mended(
+        replace(view, in_cells=False, ways={}), neighbours, random, ROUNDS_MAX
+    )
     calibrated, efforts, held = view.linked, tuple[tuple[int, float, float], ...](), None
     if before is not None and not before.is_uncalibrated(view.linked):
         calibrated, efforts = before.calibrated, before.efforts
@@ -72,11 +75,12 @@ def audited(
 
 
 def _mended(
-    view: IndexView, neighbours: Neighbours, random: np.random.Generator
+    view: IndexView, neighbours: Neighbours, random: np.random.Generator, most: int
 ) -> tuple[IndexView, int, float]:
-    """With what is missed as entry points, after how many rounds, and what the last one missed."""
+    """With what is missed as entry points, after how many rounds, at `most` so many, and what the
+    last one missed."""
     rounds, share = 0, 1.0
-    while rounds < ROUNDS_MAX and share > ENOUGH:
+    while rounds < most and share > ENOUGH:
         rounds += 1
         missed, share = tried(view, neighbours, random)
         if view.chain is not None:
@@ -97,7 +101,7 @@ def in_cells(
     inside = replace(view, in_cells=True, ways={})
     if inside.cells is None:
         return view, 0, share
-    inside, rounds, missed = _mended(inside, neighbours, random)
+    inside, rounds, missed = _mended(inside, neighbours, random, CELL_ROUNDS_MAX)
     loses = missed > share + _MISSED_MORE
     if held is not None and not loses:
         found = held.inside(True).share(neighbours, inside.entries)

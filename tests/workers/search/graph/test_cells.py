@@ -67,6 +67,6 @@ def test_cells_that_lose_rows_are_not_kept() -> None:
         return np.full_like(found, -1) if view.in_cells else found
 
     kept, rounds, share = audit.in_cells(view, loses, random, None, 0.0)
-    assert kept is view and rounds == audit.ROUNDS_MAX and share == 0.0
+    assert kept is view and rounds == audit.CELL_ROUNDS_MAX and share == 0.0
     taken, rounds, share = audit.in_cells(view, index.searched, random, None, 0.0)
     assert taken.in_cells and rounds <= 2 and share <= audit.ENOUGH
