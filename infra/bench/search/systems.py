@@ -1,9 +1,12 @@
 """The vector indexes that the search benchmark compares: ours, hnswlib, faiss, usearch and SVS.
 
 All are built with their usual settings for this size and asked the same way: arrays of queries in
-one call. What is not installed is left out; `make bench-search` installs the peers.
+one call. What is not installed, or does not run on this processor, is left out; `make bench-search`
+installs the peers.
 """
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +27,7 @@ Search = Callable[[Array, int, int, int], Array]  # queries, k, effort, threads:
 OURS = "trivium"
 _MODULES = {"hnswlib": "hnswlib", "faiss": "faiss", "usearch": "usearch.index", "svs": "svs"}
 NAMES = (OURS, *_MODULES)
+_MAY_END = ("svs",)  # its codes are for processors of Intel, and elsewhere it ends its process
 LINKS, BUILD_EFFORT = 16, 200  # of the peers: M, and the length of the list while building
 _WARM_ROWS = 24_000  # beyond which our builder takes the other of its two ways
 
@@ -47,9 +51,25 @@ def installed() -> tuple[list[str], list[str]]:
             import_module(module)
         except ImportError as error:
             sentences.append(f"{name} is left out: {error}; `make bench-search` installs it.")
+            continue
+        if name in _MAY_END and (refusal := _refusal(name)):
+            sentences.append(f"{name} is left out: {refusal}")
         else:
             here.append(name)
     return here, sentences
+
+
+def _refusal(name: str) -> str:
+    """What a system says that ends its process on this processor; empty where it serves here."""
+    trial = f"from {__name__} import try_out; try_out({name!r})"
+    done = subprocess.run([sys.executable, "-c", trial], capture_output=True, text=True)
+    lines = (done.stdout + done.stderr).strip().splitlines() or ["it ended its process"]
+    return lines[-1] if done.returncode else ""
+
+
+def try_out(name: str) -> None:
+    """Build a small index; whatever that takes with it."""
+    build(name, np.eye(64, dtype=np.float32), threads=1, seed=0)
 
 
 def build(

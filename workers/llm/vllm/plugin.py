@@ -8,8 +8,9 @@ Theory of operation, with what each costs unmended on one small machine:
 - Engine processes outlive a killed parent, and take seconds to exit (`watch`, `exit_quickly`).
 - Engines take the time of whoever keeps the worker's lease, and of the broker (`give_way`).
 - A prefill engine may write KV long after its peer gave up (`fence.py`).
-The first two are always done, the others where `workers/llm/vllm/launch.py` asks for them by
-environment. What an unknown vLLM no longer has is left alone, and the log says so.
+- A prompt with a seed that takes several steps ends a CPU engine (`keep_draws`).
+The first two and the last are always done, the others where `workers/llm/vllm/launch.py` asks for
+them by environment. What an unknown vLLM no longer has is left alone, and the log says so.
 """
 
 import atexit
@@ -24,6 +25,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -55,7 +57,10 @@ def register() -> None:
         watch(int(owner))
         exit_quickly()
         give_way(int(os.environ.get(NICE_VARIABLE, "0")))
-    for mend in (_calm_nixl_when_loaded, fence_writes, calm_waiting, calm_queues, keep_binding):
+    for mend in (
+        *(_calm_nixl_when_loaded, fence_writes, calm_waiting, calm_queues, keep_binding),
+        keep_draws,
+    ):
         try:
             mend()
         except (AttributeError, ImportError):
@@ -193,6 +198,41 @@ def keep_binding() -> None:
 
     assert callable(CpuPlatform.discover_numa_topology)  # used for nothing but that
     CpuPlatform.discover_numa_topology = classmethod(lambda cls: [])
+
+
+def keep_draws() -> None:
+    """Let requests draw nothing from their own generators in steps whose token is dropped.
+
+    vLLM takes such a draw back, by an offset that generators on CPUs do not have.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    CPUModelRunner.sample_tokens = keeping_draws(CPUModelRunner.sample_tokens)
+
+
+def keeping_draws(sample: Callable[..., Any]) -> Callable[..., Any]:
+    """A runner's `sample_tokens` without the generators of requests whose prompt goes on."""
+    if getattr(sample, "keeps", False):
+        return sample
+
+    @functools.wraps(sample)
+    def sample_keeping(self: Any, *args: Any, **kwargs: Any) -> Any:
+        batch, kept = self.input_batch, dict[int, Any]()
+        dropped = self.discard_request_mask.np[: batch.num_reqs]
+        for row in list(batch.generators):
+            if row < len(dropped) and dropped[row]:
+                kept[row] = batch.generators.pop(row)
+        try:
+            return sample(self, *args, **kwargs)
+        finally:
+            batch.generators.update(kept)
+
+    sample_keeping.keeps = True  # type: ignore[attr-defined]  # marks the replacement
+    return sample_keeping
 
 
 def watch(owner_pid: int) -> None:

@@ -96,6 +96,22 @@ def test_a_peer_that_is_missing_is_left_out_with_a_sentence(
     assert sentences[0].startswith("hnswlib is left out: No module named 'hnswlib'")
 
 
+@pytest.mark.parametrize("name", ["hnswlib", "no such system"])
+def test_a_peer_that_ends_its_process_is_left_out_with_its_last_word(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """SVS does so on processors that are not Intel's: the benchmark, and its test, ended with it
+    (issue 15, 4)."""
+    pytest.importorskip("hnswlib")
+    monkeypatch.setattr(systems, "_MODULES", {name: "json"})
+    monkeypatch.setattr(systems, "_MAY_END", (name,))
+    names, sentences = systems.installed()
+    if name == "hnswlib":
+        assert (names, sentences) == (["trivium", name], [])
+    else:
+        assert (names, sentences) == (["trivium"], [f"{name} is left out: KeyError: {name!r}"])
+
+
 def test_rates_are_compared_at_equal_recall() -> None:
     points = [
         OperatingPoint(effort=effort, recall=recall, queries_per_s=rate, queries_per_cpu_s=2 * rate)

@@ -8,11 +8,15 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pytest
+
 from workers.llm.vllm.plugin import (
     NICE_VARIABLE,
     OWNER_VARIABLE,
     PROGRESS_SLEEP_US,
     calm_nixl,
+    keeping_draws,
 )
 
 
@@ -37,6 +41,28 @@ def test_agents_that_chose_keep_their_choice() -> None:
     calm_nixl(api)
     assert api.nixlBind.nixlAgent("a", config(pthrDelay=5))[1].pthrDelay == 5
     assert api.nixlBind.nixlAgent("a", config(useProgThread=False))[1].pthrDelay == 0
+
+
+def test_who_has_no_token_of_a_step_draws_nothing_in_it() -> None:
+    """vLLM took the draw back by an offset that CPU generators do not have, and its engine ended
+    (issue 14, 2)."""
+    seen: list[list[int]] = []
+
+    def sample(self: Any, grammar: None) -> str:
+        seen.append(sorted(self.input_batch.generators))
+        if grammar is not None:
+            raise RuntimeError
+        return "sampled"
+
+    generators = {0: "a", 1: "b", 3: "d"}
+    batch = SimpleNamespace(num_reqs=4, generators=dict(generators))
+    dropped = np.array([False, True, True, False, True])
+    runner = SimpleNamespace(input_batch=batch, discard_request_mask=SimpleNamespace(np=dropped))
+    wrapped = keeping_draws(keeping_draws(sample))
+    assert wrapped(runner, None) == "sampled"
+    with pytest.raises(RuntimeError):
+        wrapped(runner, "a form")
+    assert seen == [[0, 3], [0, 3]] and batch.generators == generators
 
 
 def test_a_process_ends_with_its_owner() -> None:
