@@ -15,6 +15,7 @@ from typing import Any
 from infra.bench.faults.http_clients import WHOLE, Seen
 from infra.bench.results import Bar, at_least, at_most, percentiles
 from infra.bench.vllm.streams import NAME, Asker
+from infra.bench.vllm.words import drawn
 from infra.stack.launcher import Stack
 from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, MemberKind, Outcome, OutcomeKind
@@ -25,11 +26,6 @@ HELD_S = 4.0  # from the last call's acceptance until all hang up
 BEFORE_S, AFTER_S, BIN_S, BACK_S = 20.0, 30.0, 5.0, 10.0
 FREE_S, RATE_SHARE = 1.0, 0.9
 _FREE_LIMIT_S, _PATIENCE_S, _LOOK_S = 120.0, 300.0, 0.01
-
-
-def drawn(rng: random.Random, words: Sequence[str], count: int) -> str:
-    """A prompt of so many words."""
-    return " ".join(rng.choices(words, k=count))
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from infra.bench.faults.log_audit import Audit, read_audit, read_topic, settled
 from infra.bench.results import BENCH_DIR, Bar
 from infra.bench.vllm import abort_storm, killed_decode, wrong_kv
 from infra.bench.vllm.streams import Asker
-from infra.bench.vllm.words import MODEL_SAID, plain_words
+from infra.bench.vllm.words import MODEL_SAID, drawn, plain_words
 from infra.broker.section import BrokerSettings
 from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
@@ -78,7 +78,7 @@ async def run(options: Options, console: Console) -> Findings:
         rng = _rng(options)
 
         def makes_prompt(tokens: int) -> list[int]:
-            return list(tokenizer.encode(abort_storm.drawn(rng, words, tokens)).ids[:tokens])
+            return list(tokenizer.encode(drawn(rng, words, tokens)).ids[:tokens])
 
         with counting(console, 18) as progress:
             found[WRONG_KV] = await wrong_kv.measure(
@@ -89,7 +89,7 @@ async def run(options: Options, console: Console) -> Findings:
         figures=found,
         bars=judged,
         shown=[table(found)],
-        load={"engine": ENGINE, "plan": PLAN.names().keys().__repr__()},
+        load={"engine": ENGINE, "plan": list(PLAN.names())},
         beside=f"; logs are in {folder}",
     )
 
@@ -116,17 +116,12 @@ async def _on_stack(
     url, model, rng = stack.gateway_urls[0], stack.settings.model.served_name, _rng(options)
     asker = Asker(url, model)
     if options.has(KILL):
-        prompts = [
-            abort_storm.drawn(rng, words, rng.randint(*PROMPT_WORDS))
-            for _ in range(options.answers)
-        ]
+        prompts = [drawn(rng, words, rng.randint(*PROMPT_WORDS)) for _ in range(options.answers)]
         found[KILL] = await _kills(stack, asker, prompts, options, console)
     if options.has(STORM):
         storms = []
         for is_alone in (True, False):
-            prompts = [
-                abort_storm.drawn(rng, words, abort_storm.STORM_WORDS) for _ in range(options.calls)
-            ]
+            prompts = [drawn(rng, words, abort_storm.STORM_WORDS) for _ in range(options.calls)]
             console.print(f"A storm of {options.calls} calls, alone: {is_alone} ...")
             if is_alone:
                 storms.append(await abort_storm.storm(stack, url, model, prompts, is_alone=True))
