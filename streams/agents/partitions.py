@@ -193,7 +193,8 @@ class OwnedPartitions:
 
     async def _rebuild(self, partitions: list[int]) -> list[tuple[int, int, str]]:
         """Apply what the log holds; returns partition, offset and id of the requests in it."""
-        process, requests = self.process, []
+        process, requests = self.process, list[tuple[int, int, str]]()
+        conversations: dict[tuple[int, bytes | None], ConsumerRecord] = {}
         past = past_records(
             process.log,
             partitions,
@@ -206,19 +207,32 @@ class OwnedPartitions:
                 self.group.records_read += 1
                 if not self.group.records_read % _RECORDS_PER_TURN:
                     await asyncio.sleep(0)  # heartbeats have to go on
-                if record.value is None:
-                    continue
-                try:
-                    event = self._decode(topic, record)
-                except RecordError:  # Faust delivers it again if nobody has buried it yet
-                    self._unreadable.add((topic, record.partition, record.offset))
-                    continue
-                process.apply(event, topic, record.partition, record.offset)
-                if isinstance(event, OutcomeArrived):
-                    self._pass_over(event, record)
-                elif isinstance(event, RequestArrived):
-                    requests.append((record.partition, record.offset, event.request.request_id))
+                if topic == "sessions":  # compacted: of each only the last record counts
+                    conversations[record.partition, record.key] = record
+                else:
+                    self._apply_past(topic, record, requests)
+        for number, record in enumerate(conversations.values()):
+            if not number % _RECORDS_PER_TURN:
+                await asyncio.sleep(0)
+            self._apply_past("sessions", record, requests)
         return requests
+
+    def _apply_past(
+        self, topic: str, record: ConsumerRecord, requests: list[tuple[int, int, str]]
+    ) -> None:
+        """One record of a rebuild; requests are noted in the list."""
+        if record.value is None:
+            return
+        try:
+            event = self._decode(topic, record)
+        except RecordError:  # Faust delivers it again if nobody has buried it yet
+            self._unreadable.add((topic, record.partition, record.offset))
+            return
+        self.process.apply(event, topic, record.partition, record.offset)
+        if isinstance(event, OutcomeArrived):
+            self._pass_over(event, record)
+        elif isinstance(event, RequestArrived):
+            requests.append((record.partition, record.offset, event.request.request_id))
 
     def _pass_over(self, event: OutcomeArrived, record: ConsumerRecord) -> None:
         """An outcome from before usage was told: nothing is told of that request."""

@@ -176,7 +176,8 @@ class Rebuild:
                 self._trace(request_id).is_told = True
             case SessionLoaded(session):
                 # whether its KV was used since is not known, and KV is used once
-                self._sessions[session.session_id] = replace(session, kv=None)
+                used = session if session.kv is None else replace(session, kv=None)
+                self._sessions[session.session_id] = used
             case _:
                 raise AssertionError(f"no record of a partition: {event}")
 

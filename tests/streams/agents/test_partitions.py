@@ -11,15 +11,17 @@ from schemas.codec import Codec
 from schemas.log.clock import wall_ms
 from schemas.records import (
     PhaseKind,
+    Session,
     Work,
 )
 from schemas.rules.sizes import REQUEST_BYTES_MAX
 from streams.agents import partitions as partitions_module
 from streams.agents.partitions import Gate
 from streams.core.effects import Dispatch
-from streams.core.events import PartitionTaken
+from streams.core.events import PartitionReady, PartitionTaken
 from tests.streams import builders
 from tests.streams.agents.fakes import (
+    CODEC,
     FakeEvent,
     router_with_partition,
 )
@@ -169,3 +171,39 @@ def test_a_rebuild_counts_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(partitions_module, "past_records", past)
     run(main())
     assert counts == [1, 2, 3]
+
+
+def test_a_rebuild_takes_the_last_word_of_each_conversation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An hour has many records of each, and one that was forgotten stays so (issue 14, 6)."""
+
+    def said(session_id: str, turns: int) -> FakeEvent:
+        session = Session(
+            session_id=session_id, decode_worker="x0", worker_epoch=1, context_tokens=9,
+            turns=turns, last_used_ms=wall_ms(),
+        )  # fmt: skip
+        return keyed(session_id, CODEC.encode(session))
+
+    def keyed(session_id: str, value: bytes | None) -> FakeEvent:
+        event = FakeEvent(value)
+        event.partition, event.key = 1, session_id.encode()
+        return event
+
+    async def past(*_: object, **__: object) -> AsyncIterator[Any]:
+        for event in (said("a", 1), said("b", 1), said("a", 2), keyed("b", None)):
+            yield "sessions", event
+
+    async def main() -> None:
+        partitions, _ = await router_with_partition()
+        process = partitions.process
+        process.apply(PartitionTaken(1), "taken", 1, 0)
+        process.journal.cut(1)
+        await partitions._rebuild([1])
+        (batch,) = process.journal.cut(1)
+        assert batch.topics == ("sessions",)
+        process.apply(PartitionReady(1), "ready", 1, 0)
+        assert {n: s.turns for n, s in process.router.tables.sessions.all().items()} == {"a": 2}
+
+    monkeypatch.setattr(partitions_module, "past_records", past)
+    run(main())
