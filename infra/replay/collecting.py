@@ -1,8 +1,9 @@
 """Collects from the log what a replay needs: routers' lives with all that they applied.
 
 Of each life that has lines in the span it takes the last snapshot before the span, or the first
-that there is, and the lines from there to the span's end; then it reads back the records that those
-lines name. All of it is in memory meanwhile. Called by `trivium record` and by tests.
+that there is, the lines from there to the span's end, and the snapshots between them; then it reads
+back the records that those lines name. All of it is in memory meanwhile. Called by `trivium record`
+and by tests.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ class RecordedLife:
         in it."""
         whole = [parts for parts in self.snapshots if len(parts) == parts[0].parts]
         before = [parts for parts in whole if parts[0].at_ms <= since_ms]
-        self.snapshots = before[-1:] or whole[:1]
+        self.snapshots = whole[max(0, len(before) - 1) :]
         if not self.snapshots:
             return False
         seq = self.snapshots[0][0].seq
@@ -62,6 +63,8 @@ class RecordedLife:
                 kept.append((number, line))
                 seq += 1
         self.lines = kept
+        first, *later = self.snapshots
+        self.snapshots = [first, *(parts for parts in later if parts[0].seq < seq)]
         return bool(kept) and kept[-1][1].now_ms >= since_ms
 
     @property
@@ -71,9 +74,10 @@ class RecordedLife:
 
     def rows(self, codec: Codec, records: dict[Place, bytes]) -> Iterator[Row]:
         """Its rows; `records` has what its lines name."""
-        for part in self.snapshots[0]:
-            yield Row(SNAPSHOT, self.router_id, self.epoch, part.seq, value=codec.encode(part))
+        snapshots = {parts[0].seq: parts for parts in self.snapshots}
         for number, line in self.lines:
+            for part in snapshots.get(number, ()):
+                yield Row(SNAPSHOT, self.router_id, self.epoch, part.seq, value=codec.encode(part))
             place = line.topic, line.partition, line.offset
             value = records[place] if line.topic in READ_BACK else line.value
             yield Row(

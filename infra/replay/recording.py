@@ -1,9 +1,10 @@
 """A recording: what routers applied for some time, as one Avro container file that needs no log.
 
 Rows stand life after life of a router: its snapshot in parts, then its journal's lines, each with
-the record that was applied. Behind all lives come records to compare with (decisions, outcomes,
-usage). Values are single-object encoded; the header has the schema of every kind of them. Knows the
-file only: `collecting.py` fills it, `replaying.py` reads it.
+the record that was applied; between these, later snapshots, at which a replay may begin as well,
+each before the line that has its number. Behind all lives come records to compare with (decisions,
+outcomes, usage). Values are single-object encoded; the header has the schema of every kind of them.
+Knows the file only: `collecting.py` fills it, `replaying.py` reads it.
 """
 
 import json
@@ -17,7 +18,7 @@ import fastavro
 from schemas.codec import Codec, full_schema, record_names
 from schemas.errors import RecordError
 
-VERSION = 1
+VERSION = 2  # 1: no life had a second snapshot
 SNAPSHOT, LINE, RECORD = "snapshot", "line", "record"
 _KINDS = {"type": "enum", "name": "Kind", "symbols": [SNAPSHOT, LINE, RECORD]}
 _FIELDS: list[tuple[str, Any, str]] = [

@@ -134,6 +134,7 @@ class _Redacting:
         """The rows as they are to be written."""
         was: Router | None = None
         now: Router | None = None
+        behind = ""
         for row in self._rows:
             if row.kind == RECORD:
                 record = self._restated(self._codec.decode(row.value))
@@ -145,6 +146,9 @@ class _Redacting:
                 was = self._states.pop((row.router_id, row.router_epoch))
                 now = restated(was, self._in_state, self._key)
                 yield from self._snapshot(row, now)
+            elif now is not None and behind != SNAPSHOT:  # a later one, in one part or several
+                yield from self._snapshot(row, now)
+            behind = row.kind
 
     def _snapshot(self, row: Row, router: Router) -> Iterator[Row]:
         first: JournalSnapshot = self._codec.decode(row.value)
@@ -175,10 +179,12 @@ class _Redacting:
 def _states(rows: Iterable[Row], codec: Codec) -> dict[tuple[str, int], Router]:
     """The router that each life begins with."""
     states: dict[tuple[str, int], bytes] = {}
+    firsts: dict[tuple[str, int], int] = {}  # their numbers: later ones follow from these
     for row in rows:
         if row.kind == SNAPSHOT:
             life = row.router_id, row.router_epoch
-            states[life] = states.get(life, b"") + codec.decode(row.value).state
+            if row.seq == firsts.setdefault(life, row.seq):
+                states[life] = states.get(life, b"") + codec.decode(row.value).state
     return {life: unpacked(state) for life, state in states.items()}
 
 

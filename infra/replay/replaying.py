@@ -2,17 +2,19 @@
 
 A replay is equal where each line's effects have the checksum that the router noted. Of a life that
 differs the first difference counts; what follows it would differ over that. Pure, but for reading
-the file. Called by `trivium replay` and by tests.
+the file. Called by `trivium replay` and by tests, and for a part of a recording by `pieces.py`.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infra.replay.applying import applied, content_of, event_of
-from infra.replay.recording import RECORD, SNAPSHOT, Recording, Row, opened
+from infra.replay.recording import RECORD, SNAPSHOT, Row, opened
+from schemas.codec import Codec
 from schemas.errors import RecordError
 from streams.core.effects import Effect
 from streams.core.events import Event
@@ -22,7 +24,7 @@ from streams.journal.journal import effects_sum, version_of_core
 from streams.journal.snapshot import unpacked
 
 if TYPE_CHECKING:
-    from schemas.records import JournalSnapshot
+    from schemas.records import Decision, JournalSnapshot
 
 Watch = Callable[[Router], None]  # told of each router that a life begins with
 
@@ -77,45 +79,47 @@ class Report:
 
 
 def replay(path: Path, watch: Watch | None = None) -> Report:
-    """Raises RecordError for a file that cannot be replayed."""
+    """One event after the other. Raises RecordError for a file that cannot be replayed."""
     begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
     with opened(path) as recording:
-        replaying = _Replaying(recording, watch)
+        records: list[Row] = []
+        replaying = Replaying(apart(recording.rows(), records), recording.codec, watch)
         report = Report(list(replaying.lives()))
-        replaying.compare(report)
+        compare(report, records, recording.codec)
     report.wall_s = time.perf_counter() - begun_s
     report.cpu_s = time.process_time() - begun_cpu_s
     return report
 
 
-class _Replaying:
-    """The rows of one recording, in order."""
+def apart(rows: Iterable[Row], records: list[Row]) -> Iterator[Row]:
+    """The rows but for records to compare with, which are put there."""
+    for row in rows:
+        if row.kind == RECORD:
+            records.append(row)
+        else:
+            yield row
 
-    def __init__(self, recording: Recording, watch: Watch | None) -> None:
-        self._rows = recording.rows()
-        self._codec = recording.codec
-        self._watch = watch
-        self._records: list[Row] = []
-        self._router: Router | None = None
+
+class Replaying:
+    """Rows of lives, in order; `router` is the present one."""
+
+    def __init__(self, rows: Iterable[Row], codec: Codec, watch: Watch | None = None) -> None:
+        self.router: Router | None = None
+        self._rows, self._codec, self._watch = rows, codec, watch
         self._parts: list[JournalSnapshot] = []
 
     def lives(self) -> Iterator[ReplayedLife]:
         """Each life once all of it is replayed."""
         life: ReplayedLife | None = None
         for row in self._rows:
-            if row.kind == RECORD:
-                self._records.append(row)
-                continue
             if life is None or (life.router_id, life.epoch) != (row.router_id, row.router_epoch):
                 if life is not None:
                     yield life
-                life, self._router, self._parts = (
-                    ReplayedLife(row.router_id, row.router_epoch),
-                    None,
-                    [],
-                )
+                life = ReplayedLife(row.router_id, row.router_epoch)
+                self.router, self._parts = None, []
             if row.kind == SNAPSHOT:
-                self._begin(life, row)
+                if self.router is None:  # later ones are for replays that begin there
+                    self._begin(life, row)
             elif life.difference is None:
                 self._step(life, row)
         if life is not None:
@@ -127,17 +131,17 @@ class _Replaying:
             return
         life.version = self._parts[0].version
         try:
-            self._router = unpacked(b"".join(part.state for part in self._parts))
+            self.router = unpacked(b"".join(part.state for part in self._parts))
         except RecordError as error:
             raise RecordError(
                 f"{life.router_id}: recorded by {life.version}, replayed by {version_of_core()}: "
                 f"{error.message}"
             ) from error
         if self._watch is not None:
-            self._watch(self._router)
+            self._watch(self.router)
 
     def _step(self, life: ReplayedLife, row: Row) -> None:
-        if self._router is None:
+        if self.router is None:
             raise RecordError(f"{life.router_id}: the recording has no snapshot of it")
         life.first_ms, life.last_ms = life.first_ms or row.now_ms, row.now_ms
         if row.topic == STOPPED:
@@ -145,22 +149,23 @@ class _Replaying:
             return
         life.events += 1
         event = event_of(row, content_of(self._codec, row.topic, row.value))
-        effects, error = applied(self._router, event, row.now_ms)
+        effects, error = applied(self.router, event, row.now_ms)
         life.with_effects += bool(effects)
         if effects_sum(self._codec, effects) != row.effects:
             life.difference = Difference(row, event, effects, error)
 
-    def compare(self, report: Report) -> None:
-        """What the log has of differences, and of what no line tells."""
-        for life in report.lives:
-            ends = [each.epoch for each in report.lives if each.router_id == life.router_id]
-            until_ms = min((each for each in ends if each > life.epoch), default=1 << 62)
-            for row in self._records:
-                if row.topic != "decisions":
-                    continue
-                decision = self._codec.decode(row.value)
-                if decision.router_id != life.router_id:
-                    continue
-                life.unknown += life.last_ms < decision.at_ms < until_ms
-                if life.difference is not None and decision.at_ms == life.difference.row.now_ms:
-                    life.difference.decided.append(decision)
+
+def compare(report: Report, records: Iterable[Row], codec: Codec) -> None:
+    """What the log has of differences, and of what no line tells."""
+    decisions: defaultdict[str, list[Decision]] = defaultdict(list)  # by router
+    for row in records:
+        if row.topic == "decisions":
+            decision = codec.decode(row.value)
+            decisions[decision.router_id].append(decision)
+    for life in report.lives:
+        ends = [each.epoch for each in report.lives if each.router_id == life.router_id]
+        until_ms = min((each for each in ends if each > life.epoch), default=1 << 62)
+        for decision in decisions[life.router_id]:
+            life.unknown += life.last_ms < decision.at_ms < until_ms
+            if life.difference is not None and decision.at_ms == life.difference.row.now_ms:
+                life.difference.decided.append(decision)

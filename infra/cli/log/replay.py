@@ -1,6 +1,7 @@
 """`trivium replay`: what a recording has, decided once more, and compared."""
 
 import functools
+import os
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,16 +66,18 @@ def replay(
         str | None, _LIVE(help="Of the gateway.", show_default="the one that runs here")
     ] = None,
     api_key: ApiKey = "none",
+    jobs: Annotated[int, typer.Option(min=0, help="Processes.", show_default="one per core")] = 0,
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
     """Replay a recording: every event into the router core again, every effect compared.
 
     Exit code 1 where something else followed than was recorded; the first difference of each life
-    of a router is shown. With another policy or other settings it counts the placements that would
-    have been others, each asked at its moment. What would have followed says --predict: TTFT, TPOT,
-    whole answers and KV bytes of the same requests on simulated workers, as many and as fast as
-    they were; there, any setting of the router may be another.
+    of a router is shown. Lives, and what lies between two snapshots of one, are replayed side by
+    side, and come to the same. With another policy or other settings it counts the placements that
+    would have been others, each asked at its moment. What would have followed says --predict: TTFT,
+    TPOT, whole answers and KV bytes of the same requests on simulated workers, as many and as fast
+    as they were; there, any setting of the router may be another.
 
     With --simulate, or with a fault, the requests come once more at simulated workers: as it was,
     and with the faults, policy and settings. A trace in any format of `trivium trace` is taken
@@ -112,13 +115,17 @@ def replay(
         simulate(file, wish, faults, pools=pools, gpu=gpu, model=model, as_json=as_json)
         return
     from infra.cli.log.predicted import predicted, show
+    from infra.replay.pieces import replay_side_by_side
     from infra.replay.redeciding import SETTABLE, Redeciding
     from infra.replay.replaying import replay as run
 
     given = given_settings(policy, changed or [])
     places = given and not (predict and given.keys() - SETTABLE)
     redeciding = Redeciding(given) if places else None
-    report = run(file, redeciding.watch if redeciding else None)
+    if redeciding:
+        report = run(file, redeciding.watch)
+    else:
+        report = replay_side_by_side(file, jobs or os.cpu_count() or 1)
     if as_json:
         told: dict[str, Any] = {}
         if redeciding:
@@ -169,7 +176,8 @@ def _show(report: "Report") -> None:
     cpu_s = max(report.cpu_s, 1e-3)
     print(
         f"{'equal' if report.is_equal else 'NOT equal'}: {report.events:,} events of "
-        f"{report.recorded_s:,.1f} s in {report.wall_s:.2f} s; per core "
+        f"{report.recorded_s:,.1f} s in {report.wall_s:.2f} s, "
+        f"{report.recorded_s / max(report.wall_s, 1e-3):,.0f} times real time; per core "
         f"{report.recorded_s / cpu_s:,.0f} times real time, {report.events / cpu_s:,.0f} events/s"
     )
 

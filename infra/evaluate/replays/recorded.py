@@ -50,7 +50,8 @@ def deployment(path: Path) -> tuple[Workers, RouterSettings]:
             if row.kind == SNAPSHOT:
                 if parts and row.router_epoch != parts[0].router_epoch:
                     break
-                parts.append(recording.codec.decode(row.value))
+                if not parts or len(parts) < parts[0].parts:  # else it is a later one
+                    parts.append(recording.codec.decode(row.value))
             elif row.kind == LINE and row.topic == "fleet":
                 record = recording.codec.decode(row.value)
                 if isinstance(record, Registration):

@@ -31,7 +31,7 @@ def registration(worker: SimWorker, orchestrations: tuple[Orchestration, ...]) -
         epoch=worker.epoch,
         kind=MemberKind.WORKER,
         roles=worker.roles,
-        leases=[Lease(topic=topic, partition=worker.partition) for topic in topics],
+        leases=tuple(Lease(topic=topic, partition=worker.partition) for topic in topics),
         started_ms=int(worker.wall.now_ms),
         capability=capability,
     )

@@ -1,6 +1,7 @@
 """What a router of a simulated cluster applied, as the rows of a recording, in lives of some time.
 
-A life begins with the state that the router has then, and ends when it dies or after so many looks.
+A life begins with the state that the router has then, and ends when it dies or after so many looks;
+or it only has a snapshot then.
 """
 
 from collections.abc import Sequence
@@ -39,10 +40,11 @@ _TOPICS = {
 class Recorder(Checker):
     """`rows` is the recording."""
 
-    def __init__(self, looks: int = 40) -> None:
+    def __init__(self, looks: int = 40, *, goes_on: bool = False) -> None:
         self.rows: list[Row] = []
         self.decided: list[Row] = []
         self._looks_of_life, self._looks, self._life = looks, 0, 0
+        self._goes_on = goes_on
         self._seq: int | None = None
         self._codec = Codec()
 
@@ -52,14 +54,15 @@ class Recorder(Checker):
         return [*self.rows, *self.decided]
 
     def looked(self, cluster: Cluster) -> None:
-        """Begin another life, now and then."""
+        """Begin another life, or a part of one, now and then."""
         self._looks += 1
         if cluster.router.alive and (self._seq is None or not self._looks % self._looks_of_life):
-            self._life, self._seq = self._life + 1, 0
+            if self._seq is None or not self._goes_on:
+                self._life, self._seq = self._life + 1, 0
             part = JournalSnapshot(
                 router_id=ROUTER,
                 router_epoch=self._life,
-                seq=0,
+                seq=self._seq,
                 at_ms=int(cluster.clock.now_ms),
                 version="",
                 settings="",
@@ -67,7 +70,8 @@ class Recorder(Checker):
                 parts=1,
                 state=packed(cluster.router.core),
             )
-            self.rows.append(Row(SNAPSHOT, ROUTER, self._life, 0, value=self._codec.encode(part)))
+            value = self._codec.encode(part)
+            self.rows.append(Row(SNAPSHOT, ROUTER, self._life, self._seq, value=value))
 
     def router_died(self) -> None:
         self._seq = None

@@ -1,0 +1,179 @@
+"""A replay in pieces, side by side, comes to what one event after the other comes to."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.evaluate.replays.recorded import deployment
+from infra.replay import pieces, recording
+from infra.replay.alike import alike
+from infra.replay.pieces import replay_side_by_side
+from infra.replay.recording import LINE, SNAPSHOT, Row, opened
+from infra.replay.redacting import redacted
+from infra.replay.replaying import Report, replay
+from schemas.errors import RecordError
+from streams.config import RouterSettings
+from streams.core.router import Router
+from streams.journal.snapshot import packed, unpacked
+from tests.infra.replay.played import CODEC, Played, answered
+from tests.infra.replay.simulated import Recorder
+from tests.infra.replay.test_replaying import altered
+from tests.infra.simulator.storms import weathered
+from tests.streams import builders
+
+NAMES = [f"r{number}" for number in range(6)]
+
+
+def played_on(path: Path, router_id: str = "router-a") -> Path:
+    """A life with three snapshots, two requests behind each."""
+    played = answered(Played(router_id=router_id), NAMES[:2])
+    for first in (2, 4):
+        played.snapshot()
+        for name in NAMES[first : first + 2]:
+            played.happens("requests", builders.request(name, session_id=name))
+    played.journal.stop(played.now_ms)
+    return played.recorded(path)
+
+
+def both(path: Path) -> Report:
+    """What both come to."""
+    one, other = replay(path), replay_side_by_side(path, 2)
+    assert one.lives == other.lives
+    return other
+
+
+def rows_of(path: Path) -> list[Row]:
+    with opened(path) as found:
+        return list(found.rows())
+
+
+def test_later_snapshots_are_recorded_before_their_lines(tmp_path: Path) -> None:
+    rows = rows_of(played_on(tmp_path / "a.avro"))
+    places = [place for place, row in enumerate(rows) if row.kind == SNAPSHOT]
+    assert len(places) == 3
+    assert all(rows[place + 1].seq == rows[place].seq for place in places)
+
+
+def test_snapshots_outside_of_a_span_are_not(tmp_path: Path) -> None:
+    played = answered(Played(), NAMES[:2])
+    played.snapshot()
+    since_ms = played.now_ms + 1
+    played.happens("requests", builders.request("r2", session_id="r2"))
+    until_ms = played.now_ms
+    played.snapshot()
+    played.happens("requests", builders.request("r3", session_id="r3"))
+    life = played.life()
+    assert life.cut(since_ms, until_ms)
+    assert [parts[0].seq for parts in life.snapshots] == [life.lines[0][0]]
+
+
+def test_pieces_come_to_the_same(tmp_path: Path) -> None:
+    report = both(played_on(tmp_path / "a.avro"))
+    (life,) = report.lives
+    assert report.is_equal and life.is_stopped
+    assert life.with_effects >= len(NAMES)
+
+
+@pytest.mark.parametrize("name", ["r0", "r2", "r5"])
+def test_the_first_difference_is_the_same(tmp_path: Path, name: str) -> None:
+    """In whichever piece it is."""
+    path = altered(played_on(tmp_path / "a.avro"), name, tokens=4_000)
+    (life,) = both(path).lives
+    assert life.difference is not None
+    assert len(life.difference.decided) == 1
+
+
+def test_differences_of_several_lives_are_the_same(tmp_path: Path) -> None:
+    rows = rows_of(altered(played_on(tmp_path / "a.avro"), "r3", tokens=4_000))
+    rows += rows_of(played_on(tmp_path / "b.avro", "router-b"))
+    lives = [row for row in rows if row.kind != recording.RECORD]
+    recording.write(tmp_path / "a.avro", {}, [*lives, *(r for r in rows if r not in lives)])
+    one, other = both(tmp_path / "a.avro").lives
+    assert one.difference is not None and other.difference is None
+
+
+def test_what_only_an_earlier_piece_knows_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece that is equal in itself, but does not go on from where the one before it ended."""
+    path = played_on(tmp_path / "a.avro")
+    rows = rows_of(path)
+    changed = replace(
+        CODEC.decode(next(row.value for row in rows if row.kind == LINE and row.topic == "fleet")),
+        member_id="replica-0",
+    )
+    place = max(p for p, row in enumerate(rows) if row.kind == SNAPSHOT and p < len(rows) // 2)
+    row = Row(LINE, "router-a", rows[0].router_epoch, 0, "fleet", now_ms=rows[place - 1].now_ms)
+    rows.insert(place, row._replace(value=CODEC.encode(changed)))  # nothing follows from it there
+    recording.write(path, {}, rows)
+    in_one_go: list[Path] = []
+    monkeypatch.setattr(pieces, "replay", lambda path: in_one_go.append(path) or replay(path))
+    both(path)
+    assert in_one_go == [path]
+
+
+def test_a_recording_without_a_snapshot_is_refused(tmp_path: Path) -> None:
+    rows = [row for row in rows_of(played_on(tmp_path / "a.avro")) if row.kind != SNAPSHOT]
+    rows += [Row(LINE, "router-b", 5, topic="tick")]
+    recording.write(tmp_path / "a.avro", {}, rows)
+    with pytest.raises(RecordError, match=r"router-.: the recording has no snapshot"):
+        replay_side_by_side(tmp_path / "a.avro", 2)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_storms_come_to_the_same(tmp_path: Path, seed: int) -> None:
+    recorder = Recorder(goes_on=True)
+    weathered(seed, more=[recorder], searching=seed == 1)
+    assert sum(row.kind == SNAPSHOT for row in recorder.rows) > recorder.rows[-1].router_epoch
+    recording.write(tmp_path / "a.avro", {}, recorder.all_rows)
+    assert _in_pieces(tmp_path / "a.avro").is_equal
+    recording.write(tmp_path / "a.avro", {}, redacted(recorder.all_rows, names=True))
+    assert _in_pieces(tmp_path / "a.avro").is_equal
+    workers, _ = deployment(tmp_path / "a.avro")
+    assert workers.named
+
+
+def _in_pieces(path: Path) -> Report:
+    """Both, with no piece that had to be replayed again."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delattr(pieces, "replay")
+        return both(path)
+
+
+def _router(names: Iterable[str] = NAMES) -> Router:
+    return answered(Played(), names).router
+
+
+def test_a_state_is_alike_to_its_copy() -> None:
+    router = _router()
+    assert alike(router, unpacked(packed(router)))
+    assert alike(router, _router())
+
+
+def test_other_states_are_not() -> None:
+    assert not alike(_router(), _router(NAMES[:-1]))
+    assert not alike(Router("a", RouterSettings()), Router("b", RouterSettings()))
+    assert not alike(_router(), _router([NAMES[1], NAMES[0], *NAMES[2:]]))
+
+
+def test_other_numbers_orders_and_shares_are_not_alike() -> None:
+    def with_tables(value: object) -> Router:
+        router = Router("a", RouterSettings())
+        router.tables.effects = value  # type: ignore[assignment]  # any value will do
+        return router
+
+    same: list[int] = []
+    for one, other in (
+        ([0.0], [-0.0]),
+        ([1], [1.0]),
+        ([1], [1, 2]),
+        ({1: 1, 2: 2}, {2: 2, 1: 1}),
+        ({1: 1}, {1: 2}),
+        ([same, same], [[], []]),
+        ([[], []], [same, same]),
+        ([None], [[]]),
+    ):
+        assert alike(with_tables(one), with_tables(one))
+        assert not alike(with_tables(one), with_tables(other))
