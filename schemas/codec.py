@@ -77,7 +77,12 @@ def _expanded(name: str) -> str:
 
 def schema_fingerprint(schema: Schema | str) -> bytes:
     """CRC-64-AVRO of the parsing canonical form, little-endian as single-object encoding has it."""
-    canonical = to_parsing_canonical_form(typing.cast(Any, schema))
+    return _mark_of(to_parsing_canonical_form(typing.cast(Any, schema)))
+
+
+@cache
+def _mark_of(canonical: str) -> bytes:
+    """Worked out once: of all schemas this is most of what a codec's making takes."""
     return bytes.fromhex(fingerprint(canonical, "CRC-64-AVRO"))
 
 
