@@ -121,7 +121,10 @@ class FleetView:
         `logged_ms` is when the broker appended it. With that a life that was silent for a lease is
         fenced: it can say nothing any more, whatever it is. Returns False for such a record.
         """
-        life = self._lives.setdefault((record.member_id, record.epoch), _Life())
+        name = record.member_id, record.epoch
+        life = self._lives.get(name)
+        if life is None:
+            life = self._lives[name] = _Life()
         if logged_ms is not None:
             self._listen(logged_ms, now_ms)
             life.logged(record, logged_ms)

@@ -170,11 +170,12 @@ class Fleet:
             self._prefill_moved = not self.pools[Role.PREFILL].workers
 
     def _list(self, member_id: str, role: Role, takes: bool) -> None:
-        workers = []
-        for worker in self.pools[role].workers:
+        listed = self.pools[role].workers
+        workers = [worker for worker in listed if worker.worker_id != member_id]
+        if not takes and len(workers) == len(listed):
+            return  # it had no part in this pool, and has none
+        for worker in listed:
             worker.row = NOT_LISTED
-            if worker.worker_id != member_id:
-                workers.append(worker)
         if takes:
             workers.append(self._workers[member_id, role])
         self.pools[role] = Pool(workers)

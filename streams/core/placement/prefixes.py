@@ -30,6 +30,7 @@ SEGMENT = 256  # hashes; a portion of the sweep
 SLOTS_MAX = 4_096  # lives in use, or not swept yet; others are not indexed
 HOLDERS_MAX = 10_000  # workers; the longest unheard of go first
 NO_SLOT = -1
+_ROUNDS = 2  # the present one of the sweep, which has passed much already, and a whole one
 DEPTHS_MAX = 8  # distinct depths found exactly; of further ones a lower bound
 
 # (tokens, mask of the slots that hold so many or more); of one block size the deepest first
@@ -64,6 +65,7 @@ class PrefixIndex:
         self._retired: list[int] = []  # to be free after a whole round of the sweep
         self._leaving: list[int] = []  # to be free when the present round ends
         self._cursor = 0  # the segment that the sweep looks at next
+        self._rounds_due = 0  # until the sweep has met all that is gone
         self._segment_max = max(1, min(SEGMENT, blocks_max // 8))
         self._overflowed = False  # blocks that were held have left above the bound
 
@@ -75,6 +77,7 @@ class PrefixIndex:
         return {**self.__dict__, "_slots_of": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
+        self._rounds_due = _ROUNDS  # where the state does not say: it may be of an older version
         self.__dict__.update(state)
         self._slots_of = WeakKeyDictionary()
 
@@ -219,16 +222,21 @@ class PrefixIndex:
         for _ in range(segments):
             if self._cursor >= len(self._segments):
                 self._end_round()
-            segment, masks, live = self._segments[self._cursor], self._masks, self._live
-            kept = [value for value in segment if masks[value] & live]
-            if len(kept) < len(segment):
-                for value in segment:
-                    if not masks[value] & live:
-                        del masks[value]
-            if self._retired or self._leaving:
-                for value in kept:
-                    masks[value] &= live
-            self._put_back(kept)
+            segment = self._segments[self._cursor]
+            self._put_back(self._kept(segment) if self._rounds_due else segment)
+
+    def _kept(self, segment: list[int]) -> list[int]:
+        """What of a segment somebody holds; the rest is dropped."""
+        masks, live = self._masks, self._live
+        kept = [value for value in segment if masks[value] & live]
+        if len(kept) < len(segment):
+            for value in segment:
+                if not masks[value] & live:
+                    del masks[value]
+        if self._retired or self._leaving:
+            for value in kept:
+                masks[value] &= live
+        return kept
 
     def _put_back(self, kept: list[int]) -> None:
         """Store a swept segment, joined with the one before it where both are small."""
@@ -242,11 +250,14 @@ class PrefixIndex:
 
     def _end_round(self) -> None:
         self._cursor = 0
+        self._rounds_due = max(0, self._rounds_due - 1)
         self._free += self._leaving
         self._leaving, self._retired = self._retired, []
 
     def _fold(self, bit: int, removed: Sequence[int], stored: Sequence[int]) -> None:
         masks, last = self._masks, self._segments[-1]
+        if len(removed):
+            self._rounds_due = _ROUNDS
         for value in removed:
             mask = masks.get(value)
             if mask is not None and mask & bit:
@@ -300,5 +311,6 @@ class PrefixIndex:
             del self._of_size[holder.block_size]
         self._slots[holder.slot] = None
         self._retired.append(holder.slot)
+        self._rounds_due = _ROUNDS
         holder.slot = NO_SLOT
         self.version += 1
