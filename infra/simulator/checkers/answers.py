@@ -22,13 +22,15 @@ from schemas.records import (
 )
 
 Stream = tuple[str, int]  # request and attempt
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def expected(request_id: str, first: int, count: int) -> tuple[list[int], str]:
     """Numbers and letters of an answer from a place on."""
     base = crc32(request_id.encode()) % 256
-    letters = [chr(ord("a") + (base % 26 + first + place) % 26) for place in range(count)]
-    return [(base + first + place) % 256 for place in range(count)], "".join(letters)
+    numbers = [number % 256 for number in range(base + first, base + first + count)]
+    letter = (base % 26 + first) % 26
+    return numbers, (_LETTERS * (1 + (letter + count) // 26))[letter : letter + count]
 
 
 class Logged(Checker):
@@ -67,11 +69,15 @@ class Logged(Checker):
 
     def _frame(self, frame: TokenFrame) -> None:
         at = 0
-        for number, request_id in enumerate(frame.request_ids):
-            stream, first = (request_id, frame.attempts[number]), frame.first_seqs[number]
-            count, text = frame.token_counts[number], frame.texts[number]
+        rows = zip(
+            *(frame.request_ids, frame.attempts, frame.first_seqs, frame.first_chars),
+            *(frame.token_counts, frame.texts),
+            strict=True,
+        )
+        for request_id, attempt, first, first_char, count, text in rows:
+            stream = request_id, attempt
             ids, at = list(frame.token_ids[at : at + count]), at + count
-            assert frame.first_chars[number] == first, f"{stream}: text of another place"
+            assert first_char == first, f"{stream}: text of another place"
             assert (ids, text) == expected(request_id, first, count), f"{stream}: other tokens"
             assert first <= self._tokens[stream], f"{stream}: a gap before token {first}"
             late = frame.worker_id == self._pairs.get(stream) and first + count == 1

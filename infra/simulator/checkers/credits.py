@@ -27,6 +27,7 @@ from streams.core.events import (
     PhaseArrived,
 )
 
+_Attempt = tuple[str, int]  # of a request
 IDLE_MS = 500.0  # until an engine has stopped what is over
 
 
@@ -39,7 +40,7 @@ class Credits(Checker):
     def __init__(self) -> None:
         self._is_down = False  # what follows is the last that the router has sent
         self._granted: dict[tuple[str, bool], int] = {}  # by worker, and whether for prefill
-        self._held: dict[tuple[str, bool], set[str]] = defaultdict(set)
+        self._held: dict[tuple[str, bool], set[_Attempt]] = defaultdict(set)
         self._heard_ms: dict[str, float] = {}
         self._beats: dict[str, tuple[int, int]] = {}  # epoch and number of the last that counts
         self._fleet_ms = 0.0  # when anybody was heard last
@@ -58,7 +59,7 @@ class Credits(Checker):
             if isinstance(event.record, Heartbeat):
                 self._beat(event.record, now_ms)
         elif isinstance(event, OutcomeArrived):
-            self._gone(event.outcome)
+            self._ended(event.outcome)
         elif isinstance(event, PhaseArrived) and event.phase.kind in (
             PhaseKind.PREFILL_DONE,
             PhaseKind.FAILED,
@@ -67,6 +68,10 @@ class Credits(Checker):
             self._freed(event.phase)
         elif isinstance(event, PartitionReady):
             self._is_down = False
+        if effects:
+            self._told(effects, now_ms)
+
+    def _told(self, effects: Sequence[Effect], now_ms: float) -> None:
         decided = {each.decision.request_id for each in effects if isinstance(each, Decide)}
         for effect in effects:
             if isinstance(effect, Dispatch) and isinstance(effect.record, Work):
@@ -76,7 +81,7 @@ class Credits(Checker):
                 if effect.record.void:  # it is read before any later work
                     self._freed(effect.record)
             elif isinstance(effect, End):
-                self._gone(effect.outcome)
+                self._ended(effect.outcome)
 
     def _beat(self, beat: Heartbeat, now_ms: float) -> None:
         """Of a former life, or told before, it says nothing."""
@@ -92,13 +97,10 @@ class Credits(Checker):
                 self._granted[beat.member_id, prefill] = sum(granted)
 
     def _given(self, work: Work, now_ms: float) -> None:
-        for held in self._held.values():  # a new attempt voids what others hold of it
-            held.difference_update(
-                [key for key in held if _older(key, work.request_id, work.attempt)]
-            )
+        self._gone(work.request_id, work.attempt)  # a new attempt voids what others hold of it
         window = work.worker_id, work.phase is WorkPhase.PREFILL
         held = self._held[window]
-        held.add(f"{work.request_id}.{work.attempt}")
+        held.add((work.request_id, work.attempt))
         most = self._granted[window]
         assert len(held) <= most, f"{work.worker_id}: {len(held)} requests, {most} granted"
         silent_ms = int(now_ms) - int(self._heard_ms[work.worker_id])  # as routers know times
@@ -116,19 +118,16 @@ class Credits(Checker):
     def _freed(self, record: Phase | CancelWork) -> None:
         """A worker holds this attempt no longer."""
         for prefill in (True, False):
-            self._held[record.worker_id, prefill].discard(f"{record.request_id}.{record.attempt}")
+            self._held[record.worker_id, prefill].discard((record.request_id, record.attempt))
 
-    def _gone(self, outcome: Outcome) -> None:
-        """Nobody holds the outcome's attempt any more, nor one before it."""
+    def _ended(self, outcome: Outcome) -> None:
+        self._gone(outcome.request_id, outcome.attempt + 1)
+
+    def _gone(self, request_id: str, until: int) -> None:
+        """Nobody holds attempts of a request before that one any more."""
         for held in self._held.values():
-            held.difference_update(
-                [key for key in held if _older(key, outcome.request_id, outcome.attempt + 1)]
-            )
-
-
-def _older(key: str, request_id: str, attempt: int) -> bool:
-    name, _, number = key.rpartition(".")
-    return name == request_id and int(number) < attempt
+            over = [each for each in held if each[0] == request_id and each[1] < until]
+            held.difference_update(over)
 
 
 class Idle(Checker):

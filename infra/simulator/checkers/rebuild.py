@@ -2,10 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from infra.simulator.cluster import Checker, Cluster
-from schemas.records import Registration
+from infra.simulator.members.router import ROUTER
 from streams.core.effects import Decide, Effect, End
 from streams.core.events import (
     CancellationArrived,
@@ -32,17 +31,19 @@ _OF_PARTITION = (
     *(OutcomeArrived, Placed, PhaseArrived, RetrievedArrived, ContinuedArrived),
     *(CancellationArrived, RequestArrived),
 )
+READER = "reader"  # a router that no worker grants anything
 _SAME_TOPIC: dict[type, type] = {ResumptionArrived: CancellationArrived}  # their order is known
 
 
 class Rebuilds(Checker):
-    """A second router that hears the same, and others that read the log now and then."""
+    """A second router that hears the same, and others that read the log now and then; `make` makes
+    one of a name."""
 
-    def __init__(self, make: Callable[[], Router]) -> None:
+    def __init__(self, make: Callable[[str], Router]) -> None:
         self.compared = 0
-        self._twin: Router | None = make()
+        self._twin: Router | None = make(ROUTER)
         self._log: defaultdict[type, list[Event]] = defaultdict(list)  # in order, by kind
-        self._reader = make()  # knows the fleet alone, and that nobody grants it anything
+        self._reader = make(READER)  # knows the fleet alone
         self._looks = 0
 
     def router_died(self) -> None:
@@ -55,7 +56,7 @@ class Rebuilds(Checker):
             same = self._twin.apply(event, int(now_ms))
             assert same == effects, f"{event}: {effects} and {same}"
         if isinstance(event, FleetRecordArrived):
-            self._hear(event, int(now_ms))
+            self._reader.apply(event, int(now_ms))
         else:
             self._log[_SAME_TOPIC.get(type(event), type(event))].append(event)
         for effect in effects:
@@ -63,12 +64,6 @@ class Rebuilds(Checker):
                 self._log[Placed].append(Placed(effect.decision, PARTITION))
             elif isinstance(effect, End):
                 self._log[OutcomeArrived].append(OutcomeArrived(effect.outcome, PARTITION))
-
-    def _hear(self, heard: FleetRecordArrived, now_ms: int) -> None:
-        record = heard.record
-        if not isinstance(record, Registration):
-            record = replace(record, grants=())
-        self._reader.apply(replace(heard, record=record), now_ms)
 
     def looked(self, cluster: Cluster) -> None:
         """Compare, now and then; to a router that sleeps no time has passed."""

@@ -1,5 +1,6 @@
 """Runs many seeds on all cores, and sums up what was reached."""
 
+import gc
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ def verdicts(seeds: Iterable[int], jobs: int) -> Iterator[Verdict]:
     if jobs == 1:
         yield from map(run_seed, left)
         return
-    with ProcessPoolExecutor(jobs) as pool:
+    # What is loaded by now stays: who looks for what clusters leave need not look at it each time.
+    with ProcessPoolExecutor(jobs, initializer=gc.freeze) as pool:
         while window := list(islice(left, _CHUNK * _WINDOW * jobs)):
             yield from pool.map(run_seed, window, chunksize=_CHUNK)

@@ -26,7 +26,6 @@ from infra.simulator.faults.aiming import Aim, Reached
 from infra.simulator.faults.healing import heal
 from infra.simulator.faults.hostile import OpenCluster
 from infra.simulator.faults.members import SKEW_MS_MAX
-from infra.simulator.members.router import ROUTER
 from infra.simulator.outcomes import OneOutcome
 from infra.simulator.scenarios.scenario import GRACE_MS, HEALED_MS, LATE, Scenario
 from schemas.records import OutcomeKind
@@ -96,7 +95,7 @@ def _checkers(scenario: Scenario) -> Sequence[Checker]:
         *(Readers(GRACE_MS), Bounds(settings.queue_requests_max), Used(), Goings(), Numbers()),
         *((Contexts(),) if scenario.searches else ()),
         *((Probed(), Repeats()) if scenario.probes else ()),
-        Rebuilds(lambda: Router(ROUTER, settings)),
+        Rebuilds(lambda name: Router(name, settings)),
     )
 
 

@@ -16,7 +16,6 @@ from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Checker, Cluster
 from infra.simulator.faults.losses import lose_asking_router
 from infra.simulator.faults.storm import storm
 from infra.simulator.machine.latency import Setup
-from infra.simulator.members.router import ROUTER
 from infra.simulator.outcomes import OneOutcome
 from infra.simulator.shape import Shape
 from infra.simulator.traffic.poisson import Profile
@@ -67,7 +66,7 @@ def weathered(
         checkers=[
             *(OneOutcome(), Reasons(), Logged(), Heard(), Credits(), Idle(), Handles()),
             *(Readers(GRACE_MS), Bounds(settings.queue_requests_max), Used(), Goings()),
-            Rebuilds(lambda: Router(ROUTER, settings)),
+            Rebuilds(lambda name: Router(name, settings)),
             *more,
         ],
         faults=[

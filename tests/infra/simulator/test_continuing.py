@@ -10,7 +10,6 @@ from infra.simulator.checkers.rebuild import Rebuilds
 from infra.simulator.checkers.usage import Used
 from infra.simulator.cluster import READY_MS, Cluster
 from infra.simulator.faults.losses import lose_router, slow_log, unheard
-from infra.simulator.members.router import ROUTER
 from infra.simulator.outcomes import OneOutcome
 from infra.simulator.shape import Shape
 from streams.config import RouterSettings
@@ -35,7 +34,7 @@ def gone_on(seed: int) -> Counter[str]:
         keeps_log=True,
         checkers=[
             *(OneOutcome(), Logged(), Heard(), Used(), goings),
-            Rebuilds(lambda: Router(ROUTER, settings)),
+            Rebuilds(lambda name: Router(name, settings)),
         ],
         faults=[
             *(
