@@ -41,7 +41,7 @@ class _Comparing:
         if isinstance(one, _VALUES):
             return bool(one == other)
         if kind is float:
-            return one.hex() == other.hex()
+            return bool(one.hex() == other.hex())
         if kind is tuple:
             return self._all(one, other)
         if kind.__module__ not in _RECORDS:

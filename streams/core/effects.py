@@ -2,8 +2,7 @@
 in order.
 """
 
-from dataclasses import dataclass
-
+from schemas.frozen import frozen_in_order
 from schemas.records import (
     AssignRoles,
     CancelWork,
@@ -22,7 +21,7 @@ from schemas.records import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class Dispatch:
     """Give work, or its cancellation, to the worker that leases the partition."""
 
@@ -31,7 +30,7 @@ class Dispatch:
     record: Work | CancelWork
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class Decide:
     """Write a decision to its session's partition."""
 
@@ -39,7 +38,7 @@ class Decide:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class End:
     """Write the outcome of a request that no worker ends, and tell the gateway that streams it."""
 
@@ -48,7 +47,7 @@ class End:
     gateway_partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class Use:
     """Write what a request has used, once its outcome is in the log; the writer numbers it."""
 
@@ -56,7 +55,7 @@ class Use:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class SaveSession:
     """Remember a conversation; the last one written counts."""
 
@@ -64,7 +63,7 @@ class SaveSession:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class Forget:
     """A conversation is remembered no longer."""
 
@@ -72,7 +71,7 @@ class Forget:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class Ask:
     """Search for a request, and write down what was found; `history` goes into that record."""
 
@@ -81,7 +80,7 @@ class Ask:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class GoWithout:
     """Write down that a request goes on without what it wanted to be found."""
 
@@ -89,7 +88,7 @@ class GoWithout:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class Tell:
     """Tell the gateway that streams an answer what was put into its prompt."""
 
@@ -97,7 +96,7 @@ class Tell:
     gateway_partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class AskSaid:
     """Tell whoever reads an answer that an attempt is void, and have it say what it has."""
 
@@ -105,7 +104,7 @@ class AskSaid:
     gateway_partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class GoAnew:
     """Write down that an answer begins anew, because nobody has said what there is of it."""
 
@@ -113,7 +112,7 @@ class GoAnew:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class Warm:
     """Have a worker compute a prompt's beginning; nobody hears what became of it."""
 
@@ -122,7 +121,7 @@ class Warm:
     record: WarmPrefix
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class Lend:
     """Have a worker take over a role, or give it back."""
 

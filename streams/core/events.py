@@ -5,8 +5,7 @@ recovery feeds the same events between `PartitionTaken` and `PartitionReady`, in
 state and have no effects.
 """
 
-from dataclasses import dataclass
-
+from schemas.frozen import frozen_in_order
 from schemas.records import (
     Cancellation,
     Continued,
@@ -23,7 +22,7 @@ from schemas.records import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class RequestArrived:
     """A gateway accepted a request."""
 
@@ -31,7 +30,7 @@ class RequestArrived:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class CancellationArrived:
     """A request was given up."""
 
@@ -39,7 +38,7 @@ class CancellationArrived:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class ResumptionArrived:
     """The answer of a request is read at another gateway too."""
 
@@ -47,7 +46,7 @@ class ResumptionArrived:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class PhaseArrived:
     """A worker finished a step, refused or failed."""
 
@@ -55,7 +54,7 @@ class PhaseArrived:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class RetrievedArrived:
     """A router wrote down what was found for a request, or that nothing was."""
 
@@ -63,7 +62,7 @@ class RetrievedArrived:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class ContinuedArrived:
     """A gateway, or a router, wrote down how much there is of an answer."""
 
@@ -71,7 +70,7 @@ class ContinuedArrived:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class OutcomeArrived:
     """A worker, or a router, ended a request."""
 
@@ -79,7 +78,7 @@ class OutcomeArrived:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class FleetRecordArrived:
     """A member registered or beat; `ahead_ms` is its clock over the broker's, as measured."""
 
@@ -88,7 +87,7 @@ class FleetRecordArrived:
     ahead_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class KvEventsArrived:
     """A worker's prefix cache changed."""
 
@@ -96,7 +95,7 @@ class KvEventsArrived:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class SessionLoaded:
     """A remembered conversation, read while a partition is rebuilt."""
 
@@ -104,7 +103,7 @@ class SessionLoaded:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class Placed:
     """A past decision, of this router or of another, read while a partition is rebuilt."""
 
@@ -112,7 +111,7 @@ class Placed:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class UsageTold:
     """What a request has used is written, or need not be, read while a partition is rebuilt."""
 
@@ -120,28 +119,28 @@ class UsageTold:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class PartitionTaken:
     """This router owns the partition from now on; its records follow."""
 
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class PartitionReady:
     """All that the log held of the partition has been applied."""
 
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class PartitionLost:
     """Another router may own the partition now."""
 
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_in_order
 class Tick:
     """Time passed."""
 

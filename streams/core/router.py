@@ -59,6 +59,7 @@ from streams.core.states import State
 from streams.core.tables import Tables
 
 _SWEEP_MS = 1_000
+_END_REBUILDS = PartitionReady, PartitionLost
 _STATE = (
     *("router_id", "settings", "owned", "tables", "placer"),
     *("_reader_watch", "_lending", "_rebuilds", "_swept_ms"),
@@ -133,7 +134,7 @@ class Router:
     def apply(self, event: Event, now_ms: int) -> list[Effect]:
         """Take one event in; what is to be done about it, in order."""
         partition = getattr(event, "partition", None)
-        if partition in self._rebuilds and not isinstance(event, PartitionReady | PartitionLost):
+        if partition in self._rebuilds and not isinstance(event, _END_REBUILDS):
             self._rebuilds[partition].add(event)  # type: ignore[arg-type]  # has a partition
             return []
         if partition is not None and partition not in self.owned:

@@ -146,6 +146,7 @@ def in_parts(snapshot: JournalSnapshot, state: bytes) -> list[JournalSnapshot]:
 def effects_sum(codec: Codec, effects: Sequence[Effect]) -> int:
     """A checksum of effects with all that is in them; 0 of none."""
     checksum = 0
+    effect: Any  # a slotted class, which its decorator does not say
     for effect in effects:
         checksum = zlib.crc32(type(effect).__name__.encode(), checksum)
         for name in effect.__slots__:

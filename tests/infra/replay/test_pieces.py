@@ -109,7 +109,12 @@ def test_what_only_an_earlier_piece_knows_counts(
     rows.insert(place, row._replace(value=CODEC.encode(changed)))  # nothing follows from it there
     recording.write(path, {}, rows)
     in_one_go: list[Path] = []
-    monkeypatch.setattr(pieces, "replay", lambda path: in_one_go.append(path) or replay(path))
+
+    def noted(path: Path) -> Report:
+        in_one_go.append(path)
+        return replay(path)
+
+    monkeypatch.setattr(pieces, "replay", noted)
     both(path)
     assert in_one_go == [path]
 
