@@ -77,8 +77,8 @@ class PrefixIndex:
         return {**self.__dict__, "_slots_of": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        self._rounds_due = _ROUNDS  # where the state does not say: it may be of an older version
         self.__dict__.update(state)
+        self.__dict__.setdefault("_rounds_due", _ROUNDS)  # older versions had none
         self._slots_of = WeakKeyDictionary()
 
     @property
