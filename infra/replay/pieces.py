@@ -9,8 +9,9 @@ recording is replayed one event after the other, and that counts. Called by `tri
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, pairwise, takewhile
@@ -42,13 +43,13 @@ def replay_side_by_side(path: Path, jobs: int) -> Report:
     begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
     records: list[Row] = []
     with opened(path) as recording:
-        found = list(_replayed(_pieces(apart(recording.rows(), records)), jobs))
-        lives = _whole(found)
+        with closing(_replayed(_pieces(apart(recording.rows(), records)), jobs)) as found:
+            lives, cpu_s = _whole(found)
         report = replay(path) if lives is None else Report(lives)
         if lives is not None:
             compare(report, records, recording.codec)
     report.wall_s = time.perf_counter() - begun_s
-    report.cpu_s = time.process_time() - begun_cpu_s + sum(each.cpu_s for each in found)
+    report.cpu_s = time.process_time() - begun_cpu_s + cpu_s
     return report
 
 
@@ -68,10 +69,11 @@ def _life(row: Row) -> tuple[str, int]:
     return row.router_id, row.router_epoch
 
 
-def _replayed(pieces: Iterable[list[Row]], jobs: int) -> Iterator[_Replayed]:
+def _replayed(pieces: Iterable[list[Row]], jobs: int) -> Generator[_Replayed, None, None]:
     """Each piece, in order; a single one in this process."""
     waiting: deque[Future[_Replayed]] = deque()
-    with ProcessPoolExecutor(jobs) as pool:
+    pool = ProcessPoolExecutor(jobs)
+    try:
         for piece, following in pairwise(chain(pieces, [[]])):
             if not following and not waiting:
                 yield replace(_replay(piece, ()), cpu_s=0.0)  # it is this process's
@@ -81,6 +83,8 @@ def _replayed(pieces: Iterable[list[Row]], jobs: int) -> Iterator[_Replayed]:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+    finally:  # nobody wants the rest
+        pool.shutdown(cancel_futures=True)
 
 
 def _snapshot_behind(piece: Sequence[Row], following: Sequence[Row]) -> list[Row]:
@@ -107,10 +111,13 @@ def _codec() -> Codec:
     return Codec()
 
 
-def _whole(found: Iterable[_Replayed]) -> list[ReplayedLife] | None:
-    """Lives put together; None where a piece does not end as the next one begins."""
+def _whole(found: Iterable[_Replayed]) -> tuple[list[ReplayedLife] | None, float]:
+    """Lives put together, and what that took; None where a piece does not end as the next one
+    begins."""
     lives: list[ReplayedLife] = []
+    cpu_s = 0.0
     for each in found:
+        cpu_s += each.cpu_s
         last, more = lives[-1] if lives else None, each.life
         if last is None or (last.router_id, last.epoch) != (more.router_id, more.epoch):
             lives.append(more)
@@ -119,8 +126,8 @@ def _whole(found: Iterable[_Replayed]) -> list[ReplayedLife] | None:
         else:
             continue  # what follows a difference means nothing
         if not each.is_joined:
-            return None
-    return lives
+            return None, cpu_s
+    return lives, cpu_s
 
 
 def _append(life: ReplayedLife, more: ReplayedLife) -> None:
