@@ -16,7 +16,10 @@ from infra.prediction.comparing import LIVE, agreement, outcomes
 from infra.prediction.comparing import SHADOW as WITH
 from infra.prediction.predicting import shape_of
 from infra.prediction.traffic import read
+from infra.replay import pieces
 from infra.replay.collecting import BODIES, NAMES, record
+from infra.replay.pieces import replay_side_by_side
+from infra.replay.recording import SNAPSHOT, opened
 from infra.replay.shadowing import run_shadow
 from infra.traces.again import Again, Compared
 from infra.traces.sending import Pace, send
@@ -84,6 +87,12 @@ async def test_a_recording_of_a_stack_is_replayed_bit_for_bit(
     without = tmp_path / "without.avro"
     less = await replayed(kafka, without, begin_ms, long=True, leaves_out=(BODIES, NAMES))
     assert (less.events, len(less.lives)) == (whole.events, 3)
+    with long_leases(PROCESS_LEASE_MS), pytest.MonkeyPatch.context() as patched:
+        patched.delattr(pieces, "replay")  # each piece ends as the next one begins
+        with opened(tmp_path / "whole.avro") as file:
+            assert sum(row.kind == SNAPSHOT for row in file.rows()) > len(whole.lives)
+        assert replay_side_by_side(tmp_path / "whole.avro", 2).lives == whole.lives
+        assert replay_side_by_side(without, 2).lives == less.lives
     with long_leases(PROCESS_LEASE_MS):
         traffic = read(tmp_path / "whole.avro")
         rows = predicted(tmp_path / "whole.avro", {"policy": "static"})
