@@ -145,7 +145,7 @@ class SearchGpu:
             len(self._free),
             running,
             [_running(search) for search in self._parked],
-            max((each.extends_left for each in running), default=0),
+            lambda: max((each.extends_left for each in running), default=0),
         )
 
     def _begin(self, plan: Plan) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from schemas.errors import DeadlineExceeded, EngineDead, QueueFull, TriviumError
-from workers.deadlines import Deadlines
+from workers.deadlines import NEVER_MS
 from workers.search.engine.lanes import Lanes
 from workers.search.engine.occupancy import Occupancy, Ticket
 from workers.search.engine.scheduler import Drop, Scheduler, SchedulerSettings
@@ -27,7 +27,7 @@ from workers.search.index.kinds import Kind
 from workers.search.walk.results import SlotReader
 from workers.search.walk.slots import SlotRows
 
-_WAITS_MAX = 4_096
+_WAITS_MAX = 1_024  # of which percentiles are told; more would not stay in the cache
 _DIRECT_MAX = 8  # searches that go to a lane at once, between two ticks
 
 
@@ -45,7 +45,7 @@ class Dispatcher:
         self.held = Occupancy(slots, lanes)
         self._slots, self._clock_ms, self._reader = slots, clock_ms, SlotReader(slots)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._deadlines = Deadlines[Ticket](lambda each: each.slot >= 0 and not each.is_over)
+        self._late_ms = NEVER_MS  # no deadline of a search in a slot is before
         self._is_due = False
         self._direct = 0  # since the last tick
         self._alarm: asyncio.TimerHandle | None = None
@@ -57,10 +57,11 @@ class Dispatcher:
             self._begin(loop)
         if self.closed:
             raise EngineDead(self.closed)
+        held = self.held
         if (
             self._direct < _DIRECT_MAX
-            and not self.held.parked
-            and len(self.held.tickets) < self.places
+            and held.in_places < self.places
+            and not held.parked
             and self.scheduler.passes(ticket)
         ):
             self._direct += 1
@@ -68,8 +69,7 @@ class Dispatcher:
             if ticket.deadline_ms < self._alarm_ms:
                 self._set_alarm(ticket.deadline_ms, ticket.arrived_ms)
             return
-        refused = self.scheduler.arrive(ticket, ticket.arrived_ms)
-        if refused is not None:
+        if (refused := self.scheduler.arrive(ticket, ticket.arrived_ms)) is not None:
             raise self._why(refused)
         if not self._is_due:
             self._is_due = True
@@ -92,8 +92,9 @@ class Dispatcher:
 
     def end_all(self) -> None:
         """No caller may wait for an outcome that does not come; lanes are closed."""
+        self.held.leave(list(self.held.tickets))
         for ticket in list(self.held.tickets.values()):
-            self.held.release(ticket)
+            self.held.release(ticket, False)
             _settle(ticket, EngineDead(self.closed))
         for item in self.scheduler.queues.cleared():
             _settle(cast("Ticket", item), EngineDead(self.closed))
@@ -113,23 +114,35 @@ class Dispatcher:
             self.hang_up(f"the engine failed: {self.lanes.failure!r}; restart the worker")
             self.end_all()
             return
-        ended = self.lanes.ended()
+        held, ended = self.held, self.lanes.ended()
         if (ms_per_extend := self.lanes.ms_per_extend()) is not None:
             self.scheduler.measured(ms_per_extend)
         now_ms = self._clock_ms()
-        goes_on = self.held.free_slots >= len(ended)
+        goes_on = held.free_slots >= len(ended)
+        held.leave(ended)
         wake_ms = self._plan(now_ms, ended) if goes_on else math.inf  # lanes work on meanwhile
         if ended:
             self._answer(ended)
         if not goes_on:
             wake_ms = self._plan(now_ms, ())
-        for ticket in self._deadlines.passed(now_ms):
+        if now_ms >= self._late_ms:
+            self._end_late(now_ms)
+        wake_ms = min(wake_ms, self._late_ms)
+        if wake_ms < self._alarm_ms:
+            self._set_alarm(wake_ms, now_ms)
+
+    def _end_late(self, now_ms: float) -> None:
+        """Those in slots: few, so nobody keeps their deadlines in order."""
+        self._late_ms = NEVER_MS
+        for ticket in self.held.tickets.values():
+            if ticket.is_over:
+                continue
+            if ticket.deadline_ms > now_ms:
+                self._late_ms = min(self._late_ms, ticket.deadline_ms)
+                continue
             late = DeadlineExceeded("the deadline passed during the search; give it more time")
             _settle(ticket, late)
             self.held.give_up(ticket)
-        wake_ms = min(wake_ms, self._deadlines.next_ms())
-        if wake_ms < self._alarm_ms:
-            self._set_alarm(wake_ms, now_ms)
 
     def _set_alarm(self, wake_ms: float, now_ms: float) -> None:
         """One that rings earlier than is needed finds the next moment by itself."""
@@ -146,32 +159,32 @@ class Dispatcher:
     def _plan(self, now_ms: float, ended: Sequence[int]) -> float:
         """Do what the scheduler says; when to ask it again.
 
-        What ended gives back its place now, and its slot when it is answered, later in this tick.
+        What ended has left its place, and leaves its slot when it is answered, later in this tick.
         """
         held = self.held
         if not self.scheduler.queues.total and not held.parked:
             return math.inf
-        with held.without(ended) as (in_places, parked):
-            plan = self.scheduler.plan(
-                now_ms, max(0, self.places - len(in_places)), held.free_slots,
-                map(held.running, in_places), parked,
-                max((ticket.extends for ticket in held.tickets.values()), default=0),
-            )  # fmt: skip
-            for slot in plan.park:
-                held.park(slot)
-            for slot in plan.resume:
-                held.resume(slot)
-            for item in plan.admit:
-                self._admit(cast("Ticket", item), now_ms)
-            for item, why in plan.dropped:
-                _settle(cast("Ticket", item), self._why(why))
+        plan = self.scheduler.plan(
+            now_ms, max(0, self.places - held.in_places), held.free_slots,
+            held.all_running(ended), held.all_parked(ended) if held.parked else (),
+            held.extends_most,
+        )  # fmt: skip
+        for slot in plan.park:
+            held.park(slot)
+        for slot in plan.resume:
+            held.resume(slot)
+        for item in plan.admit:
+            self._admit(cast("Ticket", item), now_ms)
+        for item, why in plan.dropped:
+            _settle(cast("Ticket", item), self._why(why))
         return plan.wake_ms
 
     def _admit(self, ticket: Ticket, now_ms: float) -> None:
         self.held.admit(ticket)
-        ticket.waited_ms = now_ms - ticket.arrived_ms
-        self.waits.append((ticket.kind, ticket.waited_ms, now_ms))
-        self._deadlines.add(ticket.deadline_ms, ticket)
+        ticket.waited_ms = waited_ms = now_ms - ticket.arrived_ms
+        self.waits.append((ticket.kind, waited_ms, now_ms))
+        if ticket.deadline_ms < self._late_ms:
+            self._late_ms = ticket.deadline_ms
 
     def _answer(self, ended: Sequence[int]) -> None:
         """Lanes have let go of some searches."""
@@ -188,9 +201,9 @@ class Dispatcher:
                     outcome = ways.answer(ticket.search, found)
                     outcome.waited_ms = ticket.waited_ms
                 self.searches += 1
-                if not ticket.reply.done():
-                    ticket.reply.set_result(outcome)
-            held.release(ticket, was_read=found is not None)
+                if not (reply := ticket.reply).done():
+                    reply.set_result(outcome)
+            held.release(ticket, found is not None)
 
     def _why(self, why: Drop) -> TriviumError:
         if why is Drop.QUEUE_FULL:

@@ -224,15 +224,10 @@ class SearchEngine:
                 "try again later"
             )
         ticket = Ticket(
-            kind=kind,
-            extends=search.way.extends * searches,
-            arrived_ms=self._clock_ms(),
-            deadline_ms=NEVER_MS if deadline_ms is None else deadline_ms,
-            search=search,
-            reply=loop.create_future(),
-            source=source,
-            keeps=keeps,
-        )
+            kind, search.way.extends * searches, self._clock_ms(),
+            NEVER_MS if deadline_ms is None else deadline_ms,
+            search, loop.create_future(), source, keeps,
+        )  # fmt: skip
         dispatcher.submit(ticket, loop)
         return ticket
 

@@ -6,8 +6,6 @@ memory that it points to, until its lane has let go of it. `dispatcher.py` decid
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from workers.search.engine.lane_loop import END, PARK, RESUME
@@ -15,23 +13,33 @@ from workers.search.engine.lanes import Lanes
 from workers.search.engine.queues import QueuedSearch
 from workers.search.engine.scheduler import Running
 from workers.search.index import bulk, ways
+from workers.search.index.kinds import Kind
 from workers.search.kernels.arrays import Array
 from workers.search.walk import fields
 from workers.search.walk.slots import SlotRows
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
 class Ticket(QueuedSearch):
-    """A search on its way; `reply` is its caller's."""
+    """A search on its way; `reply` is its caller's.
 
+    Every search makes one, and a dataclass's keywords would cost it 0.3 us.
+    """
+
+    __slots__ = ("is_over", "keeps", "reply", "slot", "source", "waited_ms", "was_parked")
     search: ways.Search
-    reply: "asyncio.Future[Any]"
-    source: Array | None = None  # a feed: several queries, one after the other
-    keeps: Any = None  # what the feed points to
-    slot: int = -1
-    waited_ms: float = 0.0  # for that slot
-    was_parked: bool = False
-    is_over: bool = False  # nobody wants its outcome any more
+
+    def __init__(
+        self, kind: Kind, extends: int, arrived_ms: float, deadline_ms: float,
+        search: ways.Search, reply: "asyncio.Future[Any]",
+        source: Array | None = None, keeps: Any = None,
+    ) -> None:  # fmt: skip
+        """`source` is a feed: several queries, one after the other; it points to `keeps`."""
+        self.kind, self.extends = kind, extends
+        self.arrived_ms, self.deadline_ms = arrived_ms, deadline_ms
+        self.search, self.reply, self.source, self.keeps = search, reply, source, keeps
+        self.waits = self.was_parked = False
+        self.is_over = False  # then nobody wants its outcome any more
+        self.slot, self.waited_ms = -1, 0.0  # it waited so long for that slot
 
 
 class Occupancy:
@@ -40,16 +48,12 @@ class Occupancy:
     def __init__(self, slots: SlotRows, lanes: Lanes) -> None:
         self.tickets: dict[int, Ticket] = {}  # by slot, parked ones too
         self.parked: list[int] = []  # in order of parking
-        self.active = [0] * lanes.count  # searches in a place, by lane
+        self.in_places = 0  # searches in a place
+        self.active = [0] * lanes.count  # likewise, by lane
         each = lanes.slots_each
         self.free = [list(range(i * each, (i + 1) * each))[::-1] for i in range(lanes.count)]
         self._lane = [slot // each for slot in range(lanes.count * each)]  # by slot
         self._slots, self._lanes = slots, lanes
-
-    @property
-    def in_places(self) -> int:
-        """Searches in a place."""
-        return len(self.tickets) - len(self.parked)
 
     @property
     def free_slots(self) -> int:
@@ -67,20 +71,25 @@ class Occupancy:
             may_park=not ticket.was_parked and not ticket.is_over,
         )
 
-    @contextmanager
-    def without(self, ended: Sequence[int]) -> Iterator[tuple[set[int], list[Running]]]:
-        """Slots in a place and parked searches as they are without those that ended.
+    def leave(self, ended: Sequence[int]) -> None:
+        """What ended holds no place any more; it keeps its slot until it is released."""
+        for slot in ended:
+            if slot not in self.parked:
+                self.active[self._lane[slot]] -= 1
+                self.in_places -= 1
 
-        Meanwhile what ended holds no place; it keeps its slot until it is released.
-        """
-        over = set(ended)
-        left = [self._lane[slot] for slot in over.difference(self.parked)]
-        for lane in left:
-            self.active[lane] -= 1
-        in_places = self.tickets.keys() - over.union(self.parked)
-        yield in_places, [self.running(slot) for slot in self.parked if slot not in over]
-        for lane in left:
-            self.active[lane] += 1
+    def all_running(self, ended: Sequence[int]) -> Iterator[Running]:
+        """Searches in places, of which `ended` have left."""
+        for slot in self.tickets.keys() - set(ended).union(self.parked):
+            yield self.running(slot)
+
+    def all_parked(self, ended: Sequence[int]) -> list[Running]:
+        """Searches that gave their place away, in order of parking, without those that ended."""
+        return [self.running(slot) for slot in self.parked if slot not in ended]
+
+    def extends_most(self) -> int:
+        """None that has a slot takes more extends."""
+        return max((ticket.extends for ticket in self.tickets.values()), default=0)
 
     def admit(self, ticket: Ticket) -> None:
         """To the lane with the fewest searches of those that have a slot left."""
@@ -90,6 +99,7 @@ class Occupancy:
             lane = min((i for i, left in enumerate(free) if left), key=active.__getitem__)
         ticket.slot = slot = free[lane].pop()
         self.tickets[slot] = ticket
+        self.in_places += 1
         active[lane] += 1
         if ticket.source is None:
             self._lanes.start(slot, ticket.search)
@@ -101,12 +111,14 @@ class Occupancy:
         """A search gives its place away."""
         self.tickets[slot].was_parked = True
         self.parked.append(slot)
+        self.in_places -= 1
         self.active[self._lane[slot]] -= 1
         self._lanes.tell(slot, PARK)
 
     def resume(self, slot: int) -> None:
         """A parked search has a place again."""
         self.parked.remove(slot)
+        self.in_places += 1
         self.active[self._lane[slot]] += 1
         self._lanes.tell(slot, RESUME)
 
@@ -115,20 +127,21 @@ class Occupancy:
         self._lanes.run(ticket.slot, ticket.search)
         if ticket.slot in self.parked:  # it ended before its lane heard that it is parked
             self._lanes.tell(ticket.slot, PARK)
+        else:
+            self.in_places += 1
+            self.active[self._lane[ticket.slot]] += 1
 
     def give_up(self, ticket: Ticket) -> None:
         """Nobody wants the outcome any more; the slot is released when its lane says so."""
         ticket.is_over = True
         self._lanes.tell(ticket.slot, END)
 
-    def release(self, ticket: Ticket, *, was_read: bool = False) -> None:
-        """A search that has ended gives its slot back; `was_read`: its row is clear already."""
+    def release(self, ticket: Ticket, was_read: bool) -> None:
+        """A search that has left gives its slot back; `was_read`: its row is clear already."""
         slot, ticket.slot = ticket.slot, -1
         del self.tickets[slot]
-        if slot in self.parked:
+        if self.parked and slot in self.parked:
             self.parked.remove(slot)
-        else:
-            self.active[self._lane[slot]] -= 1
         if not was_read:
             self._slots.fields[slot] = fields.FREE  # it points to nothing any more
         self.free[self._lane[slot]].append(slot)

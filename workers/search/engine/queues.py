@@ -119,14 +119,16 @@ class Waiting:
 
     def add(self, item: QueuedSearch) -> None:
         """It waits from now on."""
-        self.counts[item.kind] += 1
+        kind = item.kind
+        self.counts[kind] += 1
         self.total += 1
         item.waits = True
-        if item.kind is _PREFILL:
+        if kind is _PREFILL:
             self.prefill.add(item)
         else:
-            (self.decode if item.kind is _DECODE else self.link).append(item)
-        self.deadlines.add(item.deadline_ms, item)
+            (self.decode if kind is _DECODE else self.link).append(item)
+        if item.deadline_ms != NEVER_MS:
+            self.deadlines.add(item.deadline_ms, item)
 
     def left(self, item: QueuedSearch) -> None:
         """It waits no longer; whoever says so has taken it out, or it is skipped later."""
@@ -145,11 +147,12 @@ class Waiting:
 
     def take(self, queue: InOrder) -> QueuedSearch | None:
         """The first of a queue."""
-        item = queue.first()
-        if item is not None:
-            queue.popleft()
-            self.left(item)
-        return item
+        while queue:
+            item = queue.popleft()
+            if item.waits:
+                self.left(item)
+                return item
+        return None
 
     def oldest_ms(self) -> tuple[float, float]:
         """When the oldest prefill search arrived, and the oldest of all; NEVER_MS for none."""

@@ -30,7 +30,8 @@ from workers.search.index.kinds import Kind
 
 _SMOOTHING = 0.1  # weight of the latest measurement in the time of an extend
 _ROUNDING = 1e-9
-_PREFILL, _LINK = Kind.PREFILL, Kind.LINK  # looked up often
+_ANY = 1 << 60  # extends that no search has
+_PREFILL, _DECODE, _LINK = Kind.PREFILL, Kind.DECODE, Kind.LINK  # looked up often
 
 
 @section("search")
@@ -135,13 +136,13 @@ class Scheduler:
         free_slots: int,
         running: Iterable[Running] = (),
         parked: Sequence[Running] = (),
-        extends_most: int = 1 << 60,
+        extends_most: Callable[[], int] = lambda: _ANY,
     ) -> Plan:
         """Fill `free_places` of the batch; a search that is parked keeps its slot meanwhile.
 
         `parked` is in the order of parking. `free_slots` is how many slots hold no search at all.
         `running` is looked at only where somebody may take a place: none has more extends left than
-        `extends_most`, so that a search with more slack than those take is not urgent.
+        `extends_most()`, so that a search with more slack than those take is not urgent.
         """
         plan = Plan()
         self._drop_expired(plan, now_ms)
@@ -152,7 +153,7 @@ class Scheduler:
                 self._displace(plan, room, running, parked)
             if room.places:
                 self._fill(plan, room, parked)
-            if not room.places and self.queues.counts[Kind.PREFILL]:
+            if not room.places and self.queues.counts[_PREFILL]:
                 if self._presses(plan, extends_most, now_ms):
                     self._preempt(plan, room, running, len(parked), now_ms)
         plan.wake_ms = min(plan.wake_ms, self.queues.deadlines.next_ms())
@@ -185,15 +186,16 @@ class Scheduler:
 
     def _fill(self, plan: Plan, room: _Room, parked: Sequence[Running]) -> None:
         """Prefill's own places, then those parked before, then everybody in order of class."""
-        links = [search for search in parked if search.kind is Kind.LINK]
-        others = [search for search in parked if search.kind is not Kind.LINK] if links else parked
-        decode_waits = bool(others) or bool(self.queues.counts[Kind.DECODE])
+        links = [search for search in parked if search.kind is _LINK]
+        others = [search for search in parked if search.kind is not _LINK] if links else parked
+        decode_waits = bool(others) or bool(self.queues.counts[_DECODE])
         self._admit(plan, room, self._next_prefill, self._reserved(room.places, decode_waits))
         self._resume(plan, room, others)
         for take in (self._next_decode, self._next_prefill, self._next_late):
             self._admit(plan, room, take, room.places)
-        self._resume(plan, room, links)
-        self._admit(plan, room, self._next_link, room.places)
+        if links or self.queues.counts[_LINK]:
+            self._resume(plan, room, links)
+            self._admit(plan, room, self._next_link, room.places)
 
     def _resume(self, plan: Plan, room: _Room, parked: Sequence[Running]) -> None:
         for search in parked[: room.places]:
@@ -256,14 +258,15 @@ class Scheduler:
             else:
                 self.queues.late.append(item)
 
-    def _presses(self, plan: Plan, extends_most: int, now_ms: float) -> bool:
+    def _presses(self, plan: Plan, extends_most: Callable[[], int], now_ms: float) -> bool:
         """Whether a prefill search may be urgent."""
         head = self.queues.prefill.head(self.ms_per_extend)
         if head is None:
             return False
         flush_ms = head.arrived_ms + self.flush_ms
-        most_ms = extends_most * self.ms_per_extend
-        if now_ms >= flush_ms or head.slack_ms(now_ms, self.ms_per_extend) < most_ms:
+        if now_ms >= flush_ms:
+            return True
+        if head.slack_ms(now_ms, self.ms_per_extend) < extends_most() * self.ms_per_extend:
             return True
         plan.wake_ms = min(plan.wake_ms, flush_ms)
         return False

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tests.workers.search.data import clustered_index
+from workers.deadlines import NEVER_MS
 from workers.search.engine.lane_loop import END, PARK, RESUME
 from workers.search.engine.occupancy import Occupancy, Ticket
 from workers.search.index import ways
@@ -39,7 +40,7 @@ def occupied(count: int) -> tuple[Occupancy, FakeLanes, list[Ticket]]:
     search = ways.search_of(Effort(), np.zeros((1, 32), np.float32), clustered_index(1_100).view())
     reply = asyncio.get_running_loop().create_future()
     tickets = [
-        Ticket(kind=Kind.DECODE, extends=9, arrived_ms=0, search=search, reply=reply)
+        Ticket(Kind.DECODE, 9, arrived_ms=0, deadline_ms=NEVER_MS, search=search, reply=reply)
         for _ in range(count)
     ]
     for ticket in tickets:
@@ -53,8 +54,9 @@ async def test_lanes_are_filled_evenly_and_as_long_as_they_have_slots() -> None:
     assert held.active == [2, 2] and held.free_slots == 0
     assert [what for what, _ in lanes.told] == ["start"] * 4
     held.park(tickets[0].slot)  # its lane has fewer in places now, and no slot
-    held.release(tickets[1])
-    another = Ticket(kind=Kind.LINK, extends=1, arrived_ms=0, search=tickets[0].search,
+    held.leave([tickets[1].slot])
+    held.release(tickets[1], False)
+    another = Ticket(Kind.LINK, 1, arrived_ms=0, deadline_ms=NEVER_MS, search=tickets[0].search,
                      reply=tickets[0].reply)  # fmt: skip
     held.admit(another)
     assert another.slot // 2 == 1 and held.active == [1, 2]
@@ -74,10 +76,14 @@ async def test_who_parks_keeps_the_slot_and_parks_once() -> None:
 async def test_what_ended_holds_no_place_while_a_plan_is_made() -> None:
     held, _, (one, two, three) = occupied(3)
     held.park(two.slot)
-    with held.without([one.slot, two.slot]) as (in_places, parked):
-        assert (in_places, parked) == ({three.slot}, [])
-        assert sum(held.active) == 1 and held.free_slots == 1, "slots are kept until released"
-    assert sum(held.active) == 2
+    ended = [one.slot, two.slot]
+    held.leave(ended)
+    assert [each.slot for each in held.all_running(ended)] == [three.slot]
+    assert held.all_parked(ended) == [] and [each.slot for each in held.all_parked([])] == [two.slot]
+    assert sum(held.active) == 1 and held.free_slots == 1, "slots are kept until released"
+    held.run_again(one)
+    held.run_again(two)  # parked, as before
+    assert (held.in_places, sum(held.active)) == (2, 2)
 
 
 async def test_a_slot_is_free_when_its_lane_has_let_go() -> None:
@@ -87,6 +93,7 @@ async def test_a_slot_is_free_when_its_lane_has_let_go() -> None:
     assert held.running(slot).extends_left == 5
     held.give_up(one)
     assert lanes.told[-1] == (END, slot) and one.is_over and held.free_slots == 2
-    held.release(one)
+    held.leave([one.slot])
+    held.release(one, False)
     assert one.slot == -1 and not held._slots.fields[slot].any()
     assert held.tickets == {two.slot: two} and sorted(held.active) == [0, 1]

@@ -317,8 +317,8 @@ def test_what_runs_is_looked_at_only_where_somebody_may_be_urgent(extends_most: 
         yield Running(slot=3, kind=Kind.DECODE, extends_left=40)
 
     for now_ms in (0.0, 4.0):
-        plan = to.plan(now_ms, 0, 1, running(now_ms), extends_most=extends_most)
+        plan = to.plan(now_ms, 0, 1, running(now_ms), extends_most=lambda: extends_most)
         assert (plan.park, names(plan), plan.wake_ms) == ([], [], 5.0)
-    plan = to.plan(5.0, 0, 1, running(5.0), extends_most=extends_most)
+    plan = to.plan(5.0, 0, 1, running(5.0), extends_most=lambda: extends_most)
     assert (plan.park, names(plan)) == ([3], ["urgent at last"])
     assert looked == ([5.0] if extends_most == 40 else [0.0, 4.0, 5.0])
