@@ -15,7 +15,7 @@ from schemas.errors import ConfigError
 from workers.search.engine import lane_loop
 from workers.search.engine.lanes import LaneFigures
 from workers.search.index.ways import Search
-from workers.search.kernels.arrays import address_of
+from workers.search.kernels.arrays import address_of, row_addresses
 from workers.search.limits import CORES_DIM_MAX, TASKS_MAX, TOP_M_MAX
 from workers.search.walk import fields
 from workers.search.walk.slots import Slots
@@ -50,11 +50,14 @@ class CoreLanes:
         self._blocks[:, lane_loop.OWNER_BELL] = self.bell
         self._blocks[:, lane_loop.OWNER_CALLED] = address_of(self._owner)
         self._attention = np.zeros((count, 8), np.int64)
-        self._places = [
-            (address_of(self._blocks[i]), self.slots_each, address_of(self._attention[i]))
-            for i in range(count)
-            for _ in range(self.slots_each)
-        ]  # by slot
+        self._table = np.array(
+            [
+                (address_of(self._blocks[i // self.slots_each]), self.slots_each,
+                 address_of(self._attention[i // self.slots_each]), i, slots.addresses[i])
+                for i in range(slots.count)
+            ], np.int64
+        )  # fmt: skip
+        self._places = row_addresses(self._table)  # by slot
         self._ended = np.empty(slots.count, np.int64)
         self._ended_seen = self._ended.data
         self._compile()
@@ -70,22 +73,22 @@ class CoreLanes:
         """All that an event loop calls, here and not in that loop."""
         spare, attention = self._blocks[0].copy(), np.zeros(8, np.int64)
         row, query = np.zeros(fields.COUNT, np.int64), np.zeros((1, 1), np.float32)
-        place = address_of(spare), self.slots_each, address_of(attention)
-        lane_loop.start(*place, 0, address_of(row), address_of(row), query, 0, 0)
+        place = np.array(
+            [address_of(spare), self.slots_each, address_of(attention), 0, address_of(row)]
+        )
+        lane_loop.start(address_of(place), address_of(row), query, 0, 0)
         self.tell(0, lane_loop.CLOSE)
         self._run(0)
 
     def start(self, slot: int, search: Search) -> None:
-        row = self._slots.addresses[slot]
-        lane_loop.start(
-            *self._places[slot], slot, row, search.way.place, search.query, *search.warm_place
-        )
+        warm, count = search.warm_place
+        lane_loop.start(self._places[slot], search.way.place, search.query, warm, count)
 
     def run(self, slot: int, search: Search) -> None:
         self.tell(slot, lane_loop.RUN)
 
     def tell(self, slot: int, kind: int) -> None:
-        lane_loop.tell(*self._places[slot], kind, slot)
+        lane_loop.tell(self._places[slot], kind)
 
     def ended(self) -> list[int]:
         count = lane_loop.hear(self._owner, self._blocks, self.slots_each, self._ended)

@@ -5,7 +5,6 @@ A slot that is given up ends when no turn is under way that may still step it, s
 may go then.
 """
 
-import contextlib
 import ctypes
 import os
 import threading
@@ -24,6 +23,7 @@ from workers.search.engine.lane_loop import CLOSE, END, PARK, RESUME, RUN
 from workers.search.engine.lanes import LaneFigures
 from workers.search.index.ways import Search
 from workers.search.kernels.arrays import Array
+from workers.search.kernels.jit import kernel
 from workers.search.walk import fields
 from workers.search.walk.slots import SlotRows
 
@@ -52,6 +52,7 @@ class CudaLanes:
         self._leaving: deque[tuple[int, int]] = deque()  # turns before it may end, slot
         self._places_used = self._busy_ns = self._since_ns = 0
         self._last = (0, 0)
+        _count(self.slots.fields, self.batch.counts, np.zeros(1, np.int64))  # compiled
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -66,13 +67,13 @@ class CudaLanes:
         self._told.put((kind, slot, None))
 
     def ended(self) -> list[int]:
-        with contextlib.suppress(BlockingIOError):
+        try:  # noqa: SIM105 - `suppress` takes longer than the call
             os.eventfd_read(self.bell)
+        except BlockingIOError:
+            pass
         found = [self._ended.popleft() for _ in range(len(self._ended))]
         if found:
-            counts = self.batch.counts[found]
-            self.slots.fields[found, fields.EXTENDS] = counts[:, 0]
-            self.slots.fields[found, fields.DISTANCES] = counts[:, 1]
+            _count(self.slots.fields, self.batch.counts, np.array(found, np.int64))
         return found
 
     def ms_per_extend(self) -> float | None:
@@ -184,6 +185,13 @@ class CudaLanes:
             slots.append(self._leaving.popleft()[1])
             self._feeds.pop(slots[-1], None)
         self._say(slots)
+
+
+@kernel
+def _count(rows: Array, counts: Array, slots: Array) -> None:
+    """Put into slots' rows what their searches took: int64 (all slots, 2), extends, distances."""
+    for slot in slots:
+        rows[slot, fields.EXTENDS], rows[slot, fields.DISTANCES] = counts[slot, 0], counts[slot, 1]
 
 
 def _feed_at(address: int) -> Array:

@@ -36,17 +36,19 @@ class Dispatcher:
 
     def __init__(
         self, slots: SlotRows, lanes: Lanes, places: int,
-        scheduler: SchedulerSettings, clock_ms: Callable[[], float],
+        scheduler: SchedulerSettings, clock_ms: Callable[[], float], inbox_max: int,
     ) -> None:  # fmt: skip
         self.scheduler, self.places, self.searches = Scheduler(scheduler), places, 0
         self.waits: deque[tuple[Kind, float, float]] = deque(maxlen=_WAITS_MAX)
         self.closed = ""  # why, once it is
+        self.is_due = False  # a tick follows in this iteration of the loop, or the next
+        self.due_ms = 0.0  # the time when that was found: what arrives until then came about then
         self.lanes = lanes
         self.held = Occupancy(slots, lanes)
         self._slots, self._clock_ms, self._reader = slots, clock_ms, SlotReader(slots)
+        self._inbox_max = inbox_max
         self._loop: asyncio.AbstractEventLoop | None = None
         self._late_ms = NEVER_MS  # no deadline of a search in a slot is before
-        self._is_due = False
         self._direct = 0  # since the last tick
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms = math.inf
@@ -69,10 +71,15 @@ class Dispatcher:
             if ticket.deadline_ms < self._alarm_ms:
                 self._set_alarm(ticket.deadline_ms, ticket.arrived_ms)
             return
+        if (waiting := self.scheduler.queues.total) >= self._inbox_max:
+            raise QueueFull(
+                f"expected fewer than {self._inbox_max} waiting searches, found {waiting}; "
+                "try again later"
+            )
         if (refused := self.scheduler.arrive(ticket, ticket.arrived_ms)) is not None:
             raise self._why(refused)
-        if not self._is_due:
-            self._is_due = True
+        if not self.is_due:
+            self.is_due, self.due_ms = True, ticket.arrived_ms
             loop.call_soon(self._tick)
 
     def cancel(self, ticket: Ticket) -> None:
@@ -107,7 +114,7 @@ class Dispatcher:
 
     def _tick(self) -> None:
         """Plan, run, answer, end."""
-        self._is_due, self._direct = False, 0
+        self.is_due, self._direct = False, 0
         if self.closed:
             return
         if self.lanes.failure is not None:

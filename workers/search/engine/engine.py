@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from schemas.errors import ConfigError, QueueFull, TriviumError
+from schemas.errors import ConfigError, TriviumError
 from schemas.log.clock import wall_ms
 from schemas.sections import Natural, Positive, section
 from workers.deadlines import NEVER_MS
@@ -96,13 +96,14 @@ class SearchEngine:
         slots, lanes, places, ahead = _lanes(settings)
         inputs.prepared(np.zeros(1), 1, Metric.SQEUCLIDEAN)  # compiled here, as lanes are
         self._clock_ms, self._lanes, self._places = clock_ms, lanes.count, places * lanes.count
-        self._inbox_max = settings.inbox_max
         self._limits = ways.SearchLimits(
             min(settings.top_m_max, lanes.top_m_max), settings.k_max, lanes.tasks_max,
             lanes.dim_max, settings.scanned_rows_max,
         )  # fmt: skip
         admitted = (places + ahead) * lanes.count
-        self._dispatcher = Dispatcher(slots, lanes, admitted, settings.scheduler, clock_ms)
+        self._dispatcher = Dispatcher(
+            slots, lanes, admitted, settings.scheduler, clock_ms, settings.inbox_max
+        )
 
     async def search(self, index: Index, query: Query) -> Answer:
         """The nearest rows as the index is now.
@@ -218,13 +219,9 @@ class SearchEngine:
     ) -> Ticket:  # fmt: skip
         """A search on its way; raises QueueFull and others."""
         dispatcher, loop = self._dispatcher, asyncio.get_running_loop()
-        if (waiting := dispatcher.scheduler.queues.total) >= self._inbox_max:
-            raise QueueFull(
-                f"expected fewer than {self._inbox_max} waiting searches, found {waiting}; "
-                "try again later"
-            )
         ticket = Ticket(
-            kind, search.way.extends * searches, self._clock_ms(),
+            kind, search.way.extends * searches,
+            dispatcher.due_ms if dispatcher.is_due else self._clock_ms(),
             NEVER_MS if deadline_ms is None else deadline_ms,
             search, loop.create_future(), source, keeps,
         )  # fmt: skip

@@ -171,12 +171,14 @@ def _now_ns(b: int) -> int:
 
 
 @kernel
-def tell(b: int, slots: int, attention: int, kind: int, slot: int) -> None:
-    """Tell the lane of the block at `b` to RUN, PARK, RESUME or END a slot, or to CLOSE.
+def tell(place: int, kind: int) -> None:
+    """Tell the lane of a slot to RUN, PARK, RESUME or END it, or to CLOSE. For its owner.
 
-    For its owner. `attention` is the address of the int64 that has the lane look up.
+    `place` is the address of five int64: address of the lane's block, its slots, address of the
+    int64 that has the lane look up, the slot, and the address of its row.
     """
-    told = get_i64(b, TOLD)
+    b, slots, attention = get_i64(place, 0), get_i64(place, 1), get_i64(place, 2)
+    slot, told = get_i64(place, 3), get_i64(b, TOLD)
     put_i64(b, HEAD + (told & (_TOLD_PER_SLOT * slots - 1)), slot * _KINDS + kind)
     exchange(b, TOLD, told + 1)  # before the look whether the lane sleeps
     put_i64(attention, 0, 1)
@@ -185,13 +187,10 @@ def tell(b: int, slots: int, attention: int, kind: int, slot: int) -> None:
 
 
 @kernel
-def start(
-    b: int, slots: int, attention: int, slot: int, row: int, like: int, query: Array, warm: int,
-    warm_count: int,
-) -> None:  # fmt: skip
+def start(place: int, like: int, query: Array, warm: int, warm_count: int) -> None:
     """Fill in a slot's row (`slots.fill`), and tell its lane to run it (`tell`)."""
-    fill(row, like, query, warm, warm_count)
-    tell(b, slots, attention, RUN, slot)
+    fill(get_i64(place, 4), like, query, warm, warm_count)
+    tell(place, RUN)
 
 
 @kernel
