@@ -180,8 +180,8 @@ class Dispatcher:
             held.park(slot)
         for slot in plan.resume:
             held.resume(slot)
-        for item in plan.admit:
-            self._admit(cast("Ticket", item), now_ms)
+        for ticket in cast("list[Ticket]", plan.admit):
+            self._admit(ticket, now_ms)
         for item, why in plan.dropped:
             _settle(cast("Ticket", item), self._why(why))
         return plan.wake_ms

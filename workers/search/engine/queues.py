@@ -53,17 +53,18 @@ class BySlack:
 
     def head(self, ms_per_extend: float) -> QueuedSearch | None:
         """The search with the least slack."""
-        best, least = None, NEVER_MS
-        for extends in list(self._heaps):
-            heap = self._heaps[extends]
+        best, least, emptied = None, NEVER_MS, False
+        for extends, heap in self._heaps.items():
             while heap and not heap[0][2].waits:
                 heappop(heap)
             if not heap:
-                del self._heaps[extends]
+                emptied = True
                 continue
             latest_ms = heap[0][0] - extends * ms_per_extend
             if best is None or latest_ms < least:
                 best, least = heap[0][2], latest_ms
+        if emptied:
+            self._heaps = {extends: heap for extends, heap in self._heaps.items() if heap}
         return best
 
     def pop(self, head: QueuedSearch) -> None:
@@ -145,14 +146,16 @@ class Waiting:
             self.left(item)
         return item
 
-    def take(self, queue: InOrder) -> QueuedSearch | None:
-        """The first of a queue."""
-        while queue:
+    def take(self, queue: InOrder, most: int, to: list[QueuedSearch]) -> int:
+        """Append the first of a queue to a list, up to `most`; how many there were."""
+        taken = 0
+        while queue and taken < most:
             item = queue.popleft()
             if item.waits:
                 self.left(item)
-                return item
-        return None
+                to.append(item)
+                taken += 1
+        return taken
 
     def oldest_ms(self) -> tuple[float, float]:
         """When the oldest prefill search arrived, and the oldest of all; NEVER_MS for none."""

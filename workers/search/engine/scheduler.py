@@ -25,7 +25,7 @@ from enum import StrEnum
 
 from schemas.sections import Natural, NonNegative, Positive, Share, section
 from workers.deadlines import NEVER_MS
-from workers.search.engine.queues import QueuedSearch, Waiting
+from workers.search.engine.queues import InOrder, QueuedSearch, Waiting
 from workers.search.index.kinds import Kind
 
 _SMOOTHING = 0.1  # weight of the latest measurement in the time of an extend
@@ -186,16 +186,25 @@ class Scheduler:
 
     def _fill(self, plan: Plan, room: _Room, parked: Sequence[Running]) -> None:
         """Prefill's own places, then those parked before, then everybody in order of class."""
-        links = [search for search in parked if search.kind is _LINK]
-        others = [search for search in parked if search.kind is not _LINK] if links else parked
-        decode_waits = bool(others) or bool(self.queues.counts[_DECODE])
-        self._admit(plan, room, self._next_prefill, self._reserved(room.places, decode_waits))
-        self._resume(plan, room, others)
-        for take in (self._next_decode, self._next_prefill, self._next_late):
-            self._admit(plan, room, take, room.places)
-        if links or self.queues.counts[_LINK]:
+        links, others = parked, parked
+        if parked:
+            links = [search for search in parked if search.kind is _LINK]
+            others = [search for search in parked if search.kind is not _LINK]
+        queues, counts = self.queues, self.queues.counts
+        if counts[_PREFILL]:
+            decode_waits = bool(others) or bool(counts[_DECODE])
+            self._admit_prefill(plan, room, self._reserved(room.places, decode_waits))
+        if others:
+            self._resume(plan, room, others)
+        if counts[_DECODE]:
+            self._admit(plan, room, queues.decode)
+        if counts[_PREFILL]:
+            self._admit_prefill(plan, room, room.places)
+            self._admit(plan, room, queues.late)
+        if links:
             self._resume(plan, room, links)
-            self._admit(plan, room, self._next_link, room.places)
+        if counts[_LINK] and self._admit(plan, room, queues.link):
+            self._links_run = True
 
     def _resume(self, plan: Plan, room: _Room, parked: Sequence[Running]) -> None:
         for search in parked[: room.places]:
@@ -203,11 +212,17 @@ class Scheduler:
             room.places -= 1
             self._links_run = self._links_run or search.kind is Kind.LINK
 
-    def _admit(
-        self, plan: Plan, room: _Room, take: Callable[[], QueuedSearch | None], most: int
-    ) -> None:
+    def _admit(self, plan: Plan, room: _Room, queue: InOrder) -> int:
+        """The first of a queue, while there is room; how many."""
+        taken = self.queues.take(queue, min(room.places, room.slots), plan.admit)
+        room.places -= taken
+        room.slots -= taken
+        return taken
+
+    def _admit_prefill(self, plan: Plan, room: _Room, most: int) -> None:
+        """Those with the least slack of those that can meet their deadline."""
         for _ in range(min(most, room.places, room.slots)):
-            item = take()
+            item = self.queues.take_prefill(self.ms_per_extend)
             if item is None:
                 return
             plan.admit.append(item)
@@ -228,25 +243,12 @@ class Scheduler:
         self._credit -= 1
         return 1
 
-    def _next_prefill(self) -> QueuedSearch | None:
-        return self.queues.take_prefill(self.ms_per_extend)
-
-    def _next_decode(self) -> QueuedSearch | None:
-        return self.queues.take(self.queues.decode)
-
-    def _next_late(self) -> QueuedSearch | None:
-        return self.queues.take(self.queues.late)
-
-    def _next_link(self) -> QueuedSearch | None:
-        item = self.queues.take(self.queues.link)
-        self._links_run = self._links_run or item is not None
-        return item
-
     def _drop_expired(self, plan: Plan, now_ms: float) -> None:
         """End what waited past its deadline; put what cannot meet it any more behind the others."""
-        for late in self.queues.deadlines.passed(now_ms):
-            self.queues.left(late)
-            plan.dropped.append((late, Drop.DEADLINE_PASSED))
+        if self.queues.deadlines.next_ms() <= now_ms:
+            for late in self.queues.deadlines.passed(now_ms):
+                self.queues.left(late)
+                plan.dropped.append((late, Drop.DEADLINE_PASSED))
         while self.queues.counts[_PREFILL]:
             item = self.queues.prefill.head(self.ms_per_extend)
             if item is None or item.slack_ms(now_ms, self.ms_per_extend) >= 0:

@@ -59,8 +59,9 @@ def test_each_class_waits_in_its_queue_until_it_is_taken() -> None:
         item.waits = False
         waiting.add(item)
     assert len(waiting) == 3 and waiting.deadlines.next_ms() == 9
-    assert waiting.take(waiting.decode) is items[Kind.DECODE]
-    assert waiting.take(waiting.decode) is None
+    taken: list[QueuedSearch] = []
+    assert [waiting.take(waiting.decode, most, taken) for most in (0, 2)] == [0, 1]
+    assert taken == [items[Kind.DECODE]]
     assert waiting.take_prefill(1.0) is items[Kind.PREFILL]
     assert waiting.counts == {Kind.PREFILL: 0, Kind.DECODE: 0, Kind.LINK: 1}
     assert waiting.cleared() == [items[Kind.LINK]] and not len(waiting)
