@@ -67,7 +67,7 @@ class CudaLanes:
         self._told.put((kind, slot, None))
 
     def ended(self) -> list[int]:
-        try:  # noqa: SIM105 - `suppress` takes longer than the call
+        try:  # `suppress` takes longer than the call
             os.eventfd_read(self.bell)
         except BlockingIOError:
             pass

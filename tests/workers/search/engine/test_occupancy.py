@@ -79,7 +79,9 @@ async def test_what_ended_holds_no_place_while_a_plan_is_made() -> None:
     ended = [one.slot, two.slot]
     held.leave(ended)
     assert [each.slot for each in held.all_running(ended)] == [three.slot]
-    assert held.all_parked(ended) == [] and [each.slot for each in held.all_parked([])] == [two.slot]
+    assert held.all_parked(ended) == [] and [each.slot for each in held.all_parked([])] == [
+        two.slot
+    ]
     assert sum(held.active) == 1 and held.free_slots == 1, "slots are kept until released"
     held.run_again(one)
     held.run_again(two)  # parked, as before
