@@ -38,6 +38,8 @@ class Cell:
     errors: int = 0
     asked_per_s: float = 0.0
     took_s: float = 0.0
+    cpu_s: float = 0.0  # of all threads of this process
+    loop_s: float = 0.0  # of them, the event loop's
     occupancy: float | None = None
 
     def figures(self) -> dict[str, Any]:
@@ -45,6 +47,8 @@ class Cell:
         row: dict[str, Any] = {
             "asked_per_s": self.asked_per_s,
             "searches_per_s": done / self.took_s,
+            "cpu_us_per_search": 1e6 * self.cpu_s / max(1, done),
+            "loop_us_per_search": 1e6 * self.loop_s / max(1, done),
             "prefill_misses": self.prefill_misses,
             "errors": self.errors,
             "occupancy": self.occupancy,
@@ -142,9 +146,10 @@ class Traffic:
 
     async def _timed(self, cell: Cell, work: list[Coroutine[Any, Any, None]]) -> Cell:
         used, places = self._server.places_used()
-        began_s = time.perf_counter()
+        began_s = time.perf_counter(), time.process_time(), time.thread_time()
         await asyncio.gather(*work)
-        cell.took_s = time.perf_counter() - began_s
+        cell.took_s = time.perf_counter() - began_s[0]
+        cell.cpu_s, cell.loop_s = time.process_time() - began_s[1], time.thread_time() - began_s[2]
         used_after, places_after = self._server.places_used()
         if places_after > places:
             cell.occupancy = (used_after - used) / (places_after - places)

@@ -16,6 +16,7 @@ import pytest
 from schemas.errors import DeadlineExceeded, EngineDead, InvalidRequest, QueueFull, WrongDimension
 from tests.waiting import until
 from tests.workers.search.data import clustered_index, gaussian, nearest, recall
+from workers.deadlines import NEVER_MS
 from workers.search.engine.core_lanes import CoreLanes
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.engine.lane_loop import END, RUN
@@ -129,6 +130,16 @@ class Clock:
         return self.now_ms
 
 
+class Ticking:
+    """A clock that moves whenever it is read."""
+
+    asked = 0
+
+    def __call__(self) -> float:
+        self.asked += 1
+        return float(self.asked)
+
+
 @pytest.fixture
 def held_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The slot of the first search that a lane is given: it stands still until it is given up."""
@@ -174,6 +185,45 @@ async def test_a_deadline_ends_a_search_that_runs_and_one_that_waits(
     assert len((await behind).rows) == 10 and held_up == [-1]
     with pytest.raises(DeadlineExceeded, match="before the search had a slot"):
         await engine.search(index, Query(vector=QUERIES[0], deadline_ms=0))
+    assert_nothing_is_left(engine)
+    await engine.close()
+
+
+async def test_each_search_in_a_slot_ends_at_its_own_deadline(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody keeps them in order: those that were cancelled or have none are passed over, too."""
+    monkeypatch.setattr(CoreLanes, "start", lambda lanes, slot, search: None)  # none ends by itself
+    clock, deadlines = Clock(), [3, 1, None, 2, 1]
+    engine = SearchEngine(EngineSettings(lanes=1, places=8, slots=8), clock_ms=clock)
+    asked = [
+        asyncio.create_task(engine.search(index, Query(vector=QUERIES[0], deadline_ms=each)))
+        for each in deadlines
+    ]
+    await until(lambda: engine.load().running == 5)
+    asked[4].cancel()
+    for now_ms, over in ((1, 1), (2, 3), (3, 0)):
+        assert not asked[over].done()
+        clock.now_ms = now_ms
+        with pytest.raises(DeadlineExceeded, match="during the search"):
+            await asked[over]
+    assert engine._dispatcher._late_ms == NEVER_MS and not asked[2].done()
+    await engine.close()
+    with pytest.raises(EngineDead):
+        await asked[2]
+    assert_nothing_is_left(engine)
+
+
+async def test_the_clock_is_read_once_for_what_waits_for_one_tick(index: Index) -> None:
+    """The first arrival that has to wait tells the time for those behind it (issue 15, 3)."""
+    clock = Ticking()
+    engine = SearchEngine(EngineSettings(lanes=1, places=1, slots=1), clock_ms=clock)
+    asked = [asyncio.create_task(engine.search(index, Query(vector=q))) for q in QUERIES[:9]]
+    await asyncio.sleep(0)  # all have asked, and no turn was taken
+    assert clock.asked == 2, "for who goes to a lane at once, and for the first who waits"
+    waits = [item.arrived_ms for item in engine._dispatcher.scheduler.queues.decode]
+    assert waits == [2.0] * 8
+    await asyncio.gather(*asked)
     assert_nothing_is_left(engine)
     await engine.close()
 
