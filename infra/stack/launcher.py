@@ -19,7 +19,7 @@ from infra.processes.supervisor import Process, Supervisor
 from infra.stack import configuration
 from infra.stack.configuration import Settings
 from infra.stack.fleet_watch import FleetWatch
-from infra.stack.plan import StackPlan, check_wishes, process_specs, with_roles
+from infra.stack.plan import StackPlan, check_wishes, process_specs, seated, with_roles
 from infra.stack.readiness import is_served
 from infra.stack.statefile import NO_BROKER, ProcessRow, StackFiles, StackState
 from schemas.errors import ConfigError, NotReady
@@ -52,6 +52,7 @@ class Stack:
         self._fleet: FleetWatch | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._files = StackFiles(self.folder)
+        self._seats: dict[str, int] = {}  # of workers, among those that share the cores
 
     async def __aenter__(self) -> Self:
         try:
@@ -149,7 +150,9 @@ class Stack:
             engine=self.settings.worker.engine,
             gateway_port=self.settings.gateway.port,
             secrets=configuration.secrets_environ(self.settings),
+            taken=self._seats,
         )
+        self._seats = seated(self.plan.engine_names(), self._seats)
         missing = [spec for spec in specs if spec.name not in self.processes]
         for spec in missing:
             self._supervisor.start(spec)

@@ -37,6 +37,7 @@ class StackPlan:
     bridges: Natural = 0
     broker: bool = True
     away: tuple[str, ...] = ()  # workers that were drained, below the counts
+    seats: Natural = 0  # engines among which cores are dealt; 0: as many as there are
 
     def __post_init__(self) -> None:
         if 0 < self.retrieval < self.shards:
@@ -66,6 +67,10 @@ class StackPlan:
         kinds.update({f"gateway-{n}": MemberKind.GATEWAY for n in range(self.gateways)})
         kinds.update({f"bridge-{n}": MemberKind.GATEWAY for n in range(self.bridges)})
         return {name: kind for name, kind in kinds.items() if name not in self.away}
+
+    def engine_names(self) -> list[str]:
+        """Workers with a language model, which the cores are dealt to."""
+        return [name for name in self.names() if name.partition("-")[0] in _WORKER_ROLES]
 
     def with_worker(self, role: str) -> tuple["StackPlan", str]:
         """One more prefill, decode or replica worker, and its name: the first that is free."""
@@ -107,11 +112,14 @@ def process_specs(
     engine: str,
     gateway_port: int,
     secrets: Mapping[str, str] = MappingProxyType({}),
+    taken: Mapping[str, int] = MappingProxyType({}),
 ) -> list[ProcessSpec]:
-    """One spec for each process of the plan but the broker; `secrets` join the environment."""
+    """One spec for each process of the plan but the broker; `secrets` join the environment, and
+    `taken` are the seats of workers that run."""
     names = plan.names()
-    workers = [name for name in names if name.partition("-")[0] in _WORKER_ROLES]
-    shares = core_shares(sorted(os.sched_getaffinity(0)), len(workers))
+    seats = seated(plan.engine_names(), taken)
+    count = max(plan.seats, *(seat + 1 for seat in seats.values()), 0)
+    shares = core_shares(sorted(os.sched_getaffinity(0)), count)
     base = {**without_sections(os.environ), **secrets, "TRIVIUM_HOME": str(folder)}
     base.pop("PYTHONDONTWRITEBYTECODE", None)  # the cache halves the start of vLLM's processes
     specs = []
@@ -127,7 +135,7 @@ def process_specs(
         elif kind is MemberKind.WORKER:
             flags += ["--role", which]
             if engine == "vllm":
-                env |= _vllm_env(shares[workers.index(name)])
+                env |= _vllm_env(shares[seats[name]])
         if which == "gateway" and gateway_port:
             flags += ["--port", str(gateway_port + int(number))]
         command = [sys.executable, "-m", "infra.cli.app", command_name, *flags]
@@ -140,6 +148,14 @@ def process_specs(
             )
         )
     return specs
+
+
+def seated(workers: Iterable[str], taken: Mapping[str, int]) -> dict[str, int]:
+    """Who sits where: who has a seat keeps it, and who comes gets the first that is free."""
+    names = list(workers)
+    kept = {name: taken[name] for name in names if name in taken}
+    free = (seat for seat in itertools.count() if seat not in kept.values())
+    return kept | {name: next(free) for name in names if name not in kept}
 
 
 def with_roles(spec: ProcessSpec, roles: Iterable[str]) -> ProcessSpec:

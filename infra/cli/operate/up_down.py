@@ -103,6 +103,7 @@ def up(
         gateways=gateways,
         bridges=bridges,
         broker=bootstrap is None,
+        seats=settings.scaling.workers_max if autoscale else 0,
     )
     stack = Stack(settings, plan)
     scaler = Autoscaler(stack) if autoscale else None
