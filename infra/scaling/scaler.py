@@ -1,7 +1,7 @@
 """Looks at the fleet and says how many workers each pool wants; with patience, how many it gets."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from infra.scaling.law import wanted
 from infra.scaling.measured import LLM, Measuring
@@ -9,6 +9,9 @@ from infra.scaling.settings import ScalingSettings
 from infra.scaling.steady import Steady
 from schemas.fleet import FleetView
 from schemas.records import Backlog, Role, WantedPool
+
+
+_NEWEST = 0.5  # share of the last start in how long one takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +29,26 @@ class Scaler:
         self._settings = settings
         self._measuring = Measuring()
         self._steady = Steady(settings)
+        self._start_ms: float | None = None  # measured
+
+    def started(self, took_ms: float) -> None:
+        """A worker is there so long after it was started: from now on the law looks as far ahead,
+        in place of the setting."""
+        known = took_ms if self._start_ms is None else self._start_ms
+        self._start_ms = known + _NEWEST * (took_ms - known)
+
+    @property
+    def start_ms(self) -> int:
+        """How long a worker takes to start, as far as is known."""
+        return self._settings.start_ms if self._start_ms is None else round(self._start_ms)
 
     def look(self, view: FleetView, now_ms: int) -> Look | None:
         """What is wanted now; nothing where no router says what waits."""
         measured = self._measuring.look(view, now_ms)
         if measured is None:
             return None
-        return Look(measured.backlog, wanted(measured, self._settings))
+        targets = replace(self._settings, start_ms=self.start_ms)
+        return Look(measured.backlog, wanted(measured, targets))
 
     def settle(self, look: Look, present: Mapping[Role, int], now_ms: int) -> dict[Role, int]:
         """How many workers each of these pools is to have, where it has so many.

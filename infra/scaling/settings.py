@@ -9,7 +9,8 @@ class ScalingSettings:
 
     ttft_ms: Positive = 1_000  # to the first token; what waits longer is a backlog
     tpot_ms: NonNegative = 0.0  # between tokens of an answer; 0: as slow as full batches are
-    start_ms: Natural = 20_000  # a worker takes so long to start: where more comes, so far ahead
+    # a worker takes so long to start, until one was measured: where more comes, so far ahead
+    start_ms: Natural = 20_000
     settle_ms: Positive = 10_000  # a backlog is to be gone in so long, or in half of its slack
     up_after_ms: Natural = 2_000  # a pool grows once so many were wanted for so long
     down_after_ms: Natural = 60_000  # it shrinks to the most that were wanted for so long

@@ -22,7 +22,8 @@ from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.patience import over_every_trouble
 from schemas.log.registry import make_codec
-from schemas.records import MemberKind, Role
+from schemas.records import MemberKind, MemberState, Role
+from schemas.settings import LogSettings
 
 log = logging.getLogger("trivium.scaling")
 LOOK_S = 1.0
@@ -36,15 +37,14 @@ class Autoscaler:
 
     def __init__(self, stack: Stack) -> None:
         settings = stack.settings
-        if settings.scaling.workers_max > settings.log.worker_partitions:
-            raise ConfigError(
-                f"scaling.workers_max: expected at most {settings.log.worker_partitions}, as "
-                "many as there are partitions for workers ([log] worker_partitions), found "
-                f"{settings.scaling.workers_max}"
-            )
+        scaling, log_settings = settings.scaling, settings.log
+        _check("workers_max", scaling.workers_max, "worker", log_settings)
+        if stack.plan.retrieval:
+            _check("copies_max", scaling.copies_max, "retrieval", log_settings)
         self._stack = stack
         self._scaler = Scaler(settings.scaling)
         self._moving: dict[str, Role] = {}
+        self._started_ms: dict[str, int] = {}  # of those that start yet
         self._under_way: dict[str, asyncio.Task[None]] = {}  # by worker, or pool
 
     async def run(self) -> None:
@@ -75,7 +75,19 @@ class Autoscaler:
             return None
         return self._scaler.look(fleet.view, now_ms)
 
+    def _time_starts(self) -> None:
+        """How long those took that are there now; not of those that died or were sent away."""
+        for name, began_ms in list(self._started_ms.items()):
+            process, state = self._stack.processes.get(name), self._stack.state_of(name)
+            if process is None or process.stopping or process.restarts:
+                del self._started_ms[name]
+            elif state == MemberState.READY:
+                del self._started_ms[name]
+                self._scaler.started(wall_ms() - began_ms)
+                log.info("%s is there; a start takes %.1f s", name, self._scaler.start_ms / 1_000)
+
     def _follow(self, look: Look, producer: LogProducer) -> None:
+        self._time_starts()
         workers = self._workers()
         present = {role: len(names) for role, names in workers.items()}
         present[Role.RETRIEVAL] = self._stack.plan.retrieval
@@ -83,7 +95,9 @@ class Autoscaler:
         for step in steps(workers, targets):
             match step:
                 case Start(role):
-                    log.info("%s is started", self._stack.add_worker(role))
+                    name = self._stack.add_worker(role)
+                    self._started_ms[name] = wall_ms()
+                    log.info("%s is started", name)
                 case Drain(name):
                     self._begin(name, self._stack.drain_worker(name), "is drained")
                 case Move(name, role) if name not in self._under_way:
@@ -137,3 +151,13 @@ class Autoscaler:
                 del self._under_way[key]
 
         self._under_way[key] = asyncio.create_task(done())
+
+
+def _check(name: str, value: int, group: str, log_settings: LogSettings) -> None:
+    """No more members than partitions, of which each needs one."""
+    partitions = log_settings.partitions(group)
+    if value > partitions:
+        raise ConfigError(
+            f"scaling.{name}: expected at most {partitions}, as many as there are partitions for "
+            f"them ([log] {group}_partitions), found {value}"
+        )

@@ -35,7 +35,11 @@ class StackOnPaper:
         self.trouble: Exception | None = None
 
     def process(self, pid: int) -> Any:
-        return SimpleNamespace(pid=pid, stopping=False)
+        return SimpleNamespace(pid=pid, stopping=False, restarts=0)
+
+    def state_of(self, name: str) -> str:
+        member = self.fleet.view.members.get(name)
+        return "starting" if member is None else member.state.value
 
     def serves(self, name: str, *roles: Role, running: int = 0) -> None:
         """The fleet hears from a worker."""
@@ -162,7 +166,42 @@ async def test_without_a_broker_nothing_is_known(stack: Any) -> None:
     assert scaler._look() is None
 
 
-def test_more_workers_than_partitions_are_refused() -> None:
-    paper: Any = StackOnPaper(StackPlan(), ScalingSettings(workers_max=17))
-    with pytest.raises(ConfigError, match="scaling.workers_max: expected at most 16, .* found 17"):
+async def test_the_law_looks_as_far_ahead_as_a_start_took(
+    stack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as far as one that was ended or died on the way."""
+    scaler, now_ms = Autoscaler(stack), T0
+    monkeypatch.setattr(autoscaler, "wall_ms", lambda: now_ms)
+    assert scaler._scaler.start_ms == ScalingSettings().start_ms
+    follow(scaler, prefill=3, decode=3)
+    assert set(scaler._started_ms) == {"prefill-2", "decode-2"}
+    now_ms += 70_000
+    stack.processes["prefill-2"].restarts = 1
+    stack.serves("decode-2", DECODE)
+    follow(scaler, prefill=3, decode=3)
+    assert (scaler._started_ms, scaler._scaler.start_ms) == ({}, 70_000)
+    assert stack.told == [("start", "prefill-2"), ("start", "decode-2")], "each is started once"
+    follow(scaler, prefill=3, decode=4)
+    now_ms += 50_000
+    stack.serves("decode-3", DECODE)
+    follow(scaler, prefill=3, decode=4)
+    assert scaler._scaler.start_ms == 60_000
+
+
+@pytest.mark.parametrize(
+    ("scaling", "found"),
+    [
+        ({"workers_max": 17}, "scaling.workers_max: expected at most 16, .* found 17"),
+        ({"copies_max": 5}, "scaling.copies_max: expected at most 4, .* found 5"),
+    ],
+)
+def test_more_members_than_partitions_are_refused(scaling: dict[str, int], found: str) -> None:
+    """A copy of a shard without a partition would never be ready."""
+    paper: Any = StackOnPaper(StackPlan(retrieval=1), ScalingSettings(**scaling))
+    with pytest.raises(ConfigError, match=found):
         Autoscaler(paper)
+
+
+def test_copies_of_no_pool_are_not_checked() -> None:
+    paper: Any = StackOnPaper(StackPlan(), ScalingSettings(copies_max=5))
+    Autoscaler(paper)
