@@ -712,6 +712,8 @@ class SearchLoad:
     tallies: Sequence[SearchTally] = ()  # retrievals answered since start, by class
     # since start, for which documents were not taken because rows had no edges yet
     held_back_ms: int = 0
+    answering: float = 0.0  # retrievals taken and not answered, on average since the last heartbeat
+    unread: int = 0  # retrievals on its partitions that it has not taken yet
 
 
 @frozen

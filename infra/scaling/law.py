@@ -8,8 +8,9 @@ Prefill workers compute prompts one after the other, so their work is the rate t
 prompt; the least number is wanted whose queue leaves the target standing for 99 of 100. Decode
 workers and replicas answer in batches. By Little's law as many answers are under way as come during
 one; a batch holds as many as its slots, its KV memory and the target of a token allow. What they
-hold now must fit in any case. Searches are counted where they are held. The times are those that
-routers have learned, so nothing here knows engines. All pools are worked out from the same rate:
+hold now must fit in any case. Searches are counted where they are held, on the log too, and by how
+many a worker answers when it has all it can do. The times are those that routers have learned, so
+nothing here knows engines. All pools are worked out from the same rate:
 where one falls short, the others are not led by what it lets through. Where the rate grows, it is
 that of the time at which a worker would be there.
 
@@ -19,8 +20,10 @@ Pure. `steady.py` says when a pool follows.
 from dataclasses import dataclass
 from math import ceil
 
-from infra.scaling.measured import MEMORY_MS, Measured, Pool
+from infra.scaling.measured import Measured
+from infra.scaling.pools import Pool
 from infra.scaling.queueing import BUSY_MAX, LATE, for_slots, waits_ms
+from infra.scaling.searches import MEMORY_MS
 from infra.scaling.settings import ScalingSettings
 from schemas.records import Backlog, Role, WantedPool
 
@@ -112,16 +115,25 @@ def _answering(
 
 
 def _retrieval(shards: tuple[Pool, ...], targets: ScalingSettings) -> WantedPool:
-    """Each shard as many copies as the busiest wants."""
+    """Each shard as many copies as the busiest wants: for what they hold, and for what comes.
+
+    Without the second, copies would go as soon as they have emptied the queue, and come again.
+    """
     slots = max(1.0, max(pool.slots for pool in shards))
     under_way = max(pool.under_way for pool in shards)
-    copies = min(targets.copies_max, max(1, for_slots(under_way, slots)))
+    work, copies = under_way / slots, for_slots(under_way, slots)
+    why = f"{under_way:.1f} searches under way on a shard, {slots:.0f} slots on each worker"
+    busiest = max(shards, key=lambda pool: pool.per_s / pool.pace_per_s if pool.pace_per_s else 0)
+    if busiest.pace_per_s:
+        busy = busiest.per_s / busiest.pace_per_s
+        work, copies = max(work, busy), max(copies, ceil(busy / BUSY_MAX))
+        why += f"; {busiest.per_s:.0f}/s, and one can {busiest.pace_per_s:.0f}"
     return WantedPool(
         role=Role.RETRIEVAL,
         present=sum(pool.present for pool in shards),
-        workers=copies * len(shards),
-        work=under_way / slots * len(shards),
-        why=f"{under_way:.1f} searches under way on a shard, {slots:.0f} slots on each worker",
+        workers=min(targets.copies_max, max(1, copies)) * len(shards),
+        work=work * len(shards),
+        why=why,
     )
 
 

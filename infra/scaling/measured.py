@@ -8,23 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import exp
 
+from infra.scaling.pools import Pool, mean
+from infra.scaling.searches import MEMORY_MS, Searches
 from schemas.fleet import FleetView, Member
 from schemas.records import Backlog, MemberKind, MemberState, Role
 
-MEMORY_MS = 10_000.0  # as routers' own, over rates
 TREND_MS = 60_000.0
 LLM = (Role.PREFILL, Role.DECODE, Role.REPLICA)
 _MEANS = ("prompt_tokens", "answer_tokens", "prefill_ms", "append_ms", "step_ms", "sharing_ms")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
-    """The workers of one role, or of one shard of the retrieval pool."""
-
-    present: int = 0  # that live and serve
-    under_way: float = 0.0  # answers or searches that they hold, on average
-    slots: float = 0.0  # how many of these one worker takes at once
-    kv_tokens: float = 0.0  # of KV memory, on one worker; 0: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +32,8 @@ class Measuring:
     """Looks at the fleet again and again."""
 
     def __init__(self) -> None:
-        self._means: dict[tuple[Role, int], float] = {}
+        self._means: dict[Role, float] = {}
+        self._searches = Searches()
         self._rate_before: float | None = None  # on average over the last minute
         self._looked_ms = 0
 
@@ -59,11 +51,7 @@ class Measuring:
         passed_ms, self._looked_ms = now_ms - self._looked_ms, now_ms
         fresh = 1 - exp(-max(0, passed_ms) / MEMORY_MS)
         pools = {role: self._pool(_of(workers, role), role, fresh) for role in LLM}
-        numbers = {w.registration.search.shards for w in workers if w.registration.search}
-        shards = tuple(
-            self._shard([w for w in workers if _shard_of(w) == number], number, fresh)
-            for number in range(max(numbers, default=0))
-        )
+        shards = self._searches.look(_of(workers, Role.RETRIEVAL), passed_ms)
         backlog = together(backlogs)
         growth = self._growth(backlog.requests_per_s, passed_ms)
         return Measured(backlog=backlog, pools=pools, shards=shards, growth_per_s2=growth)
@@ -79,26 +67,16 @@ class Measuring:
         slots = [sum(n for (_, r), n in worker.credits.items() if r is role) for worker in workers]
         return Pool(
             present=len(workers),
-            under_way=self._mean((role, 0), held, fresh),
-            slots=_mean(slots),
-            kv_tokens=_mean(map(_kv_tokens, workers)),
+            under_way=self._mean(role, held, fresh),
+            slots=mean(slots),
+            kv_tokens=mean(map(_kv_tokens, workers)),
         )
 
-    def _shard(self, workers: Sequence[Member], number: int, fresh: float) -> Pool:
-        held = 0
-        for worker in workers:
-            if worker.search is not None:
-                load = worker.search
-                held += load.running + load.waiting_prefill + load.waiting_decode
-        slots = [w.registration.search.slots for w in workers if w.registration.search]
-        under_way = self._mean((Role.RETRIEVAL, number), held, fresh)
-        return Pool(present=len(workers), under_way=under_way, slots=_mean(slots))
-
-    def _mean(self, key: tuple[Role, int], held: float, fresh: float) -> float:
+    def _mean(self, role: Role, held: float, fresh: float) -> float:
         """Of what was held at the last looks."""
-        known = self._means.get(key, held)
-        self._means[key] = known + fresh * (held - known)
-        return self._means[key]
+        known = self._means.get(role, held)
+        self._means[role] = known + fresh * (held - known)
+        return self._means[role]
 
 
 def together(backlogs: Sequence[Backlog]) -> Backlog:
@@ -127,16 +105,6 @@ def _of(workers: Iterable[Member], role: Role) -> list[Member]:
     return [worker for worker in workers if role in worker.registration.roles]
 
 
-def _shard_of(worker: Member) -> int:
-    search = worker.registration.search
-    return -1 if search is None else search.shard
-
-
 def _kv_tokens(worker: Member) -> float:
     capability = worker.registration.capability
     return 0.0 if capability is None else capability.block_size * worker.load.kv_blocks_total
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found) if found else 0.0

@@ -10,7 +10,6 @@ from infra.scaling.steady import Steady
 from schemas.fleet import FleetView
 from schemas.records import Backlog, Role, WantedPool
 
-
 _NEWEST = 0.5  # share of the last start in how long one takes
 
 

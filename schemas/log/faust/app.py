@@ -5,11 +5,12 @@ send goes through the process's own producer. Agents run one at a time per topic
 to a `Taker`. What is changed in Faust itself is in `schemas/log/faust/patches.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import faust
 from aiokafka import ConsumerRecord
+from faust.types import TP
 
 from schemas.errors import BrokerUnavailable
 from schemas.log.connecting import client_options
@@ -130,6 +131,21 @@ def follow_rebalances(app: faust.App, prefix: str, owner: Owner) -> None:
 
     app.on_partitions_assigned.connect(on_assigned)
     app.on_partitions_revoked.connect(on_revoked)
+
+
+def ends_of(app: faust.App, prefix: str, places: Collection[Place]) -> dict[Place, int]:
+    """Offsets after the last records of these partitions, as the last fetches told them, where the
+    app's consumer has them; the broker is not asked."""
+    if not places:
+        return {}
+    consumer, found = app.consumer, dict[Place, int]()
+    own = consumer.assignment()
+    for topic, partition in places:
+        place = TP(prefix + topic, partition)
+        end = consumer.highwater(place) if place in own else None
+        if end is not None:
+            found[topic, partition] = end
+    return found
 
 
 async def run_app(app: faust.App) -> None:

@@ -8,7 +8,7 @@ and go on: the first one ends the process's life instead, and whoever is next re
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 
 from schemas.log.faust.receipts import Place, Receipts
 
@@ -36,6 +36,12 @@ class Group:
         self.rebalances += 1
         self.next_offsets.clear()
         self.receipts.drop()
+
+    def unread(self, ends: Mapping[Place, int]) -> int:
+        """Records up to these offsets that were not read; of a partition of which none was read
+        since it was assigned nothing is known."""
+        read = self.next_offsets
+        return sum(max(0, end - read[place]) for place, end in ends.items() if place in read)
 
     async def guarded(self, taking: Awaitable[None]) -> None:
         """Wait until a record is taken; does not return where that fails, for the life is over."""

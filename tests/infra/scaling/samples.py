@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from infra.scaling.measured import Measured, Pool
+from infra.scaling.measured import Measured
+from infra.scaling.pools import Pool
 from infra.scaling.settings import ScalingSettings
 from schemas.fleet import FleetView
 from schemas.records import (

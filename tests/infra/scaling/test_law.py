@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from infra.scaling.law import catching_up_per_s, wanted
-from infra.scaling.measured import Measured, Pool
+from infra.scaling.measured import Measured
+from infra.scaling.pools import Pool
 from infra.scaling.settings import ScalingSettings
 from schemas.records import Role
 from tests.infra.scaling.samples import TARGETS, backlog, measured
@@ -142,6 +143,17 @@ def test_every_shard_gets_as_many_copies_as_the_busiest_wants() -> None:
     assert counts(found, copies_max=1)[RETRIEVAL] == 2
     idle = replace(measured(), shards=(Pool(present=1), Pool(present=1)))
     assert counts(idle)[RETRIEVAL] == 2
+
+
+def test_copies_that_emptied_the_queue_stay_as_long_as_one_could_not_hold_it() -> None:
+    """What they hold says that two are too many; what comes says that one is too few."""
+    calm = Pool(present=2, slots=8, under_way=3.0, per_s=440.0)
+    assert counts(replace(measured(), shards=(calm,)))[RETRIEVAL] == 1
+    known = replace(measured(), shards=(replace(calm, pace_per_s=400.0),))
+    assert counts(known)[RETRIEVAL] == 2
+    assert "440/s, and one can 400" in why(known, RETRIEVAL)
+    idle = replace(measured(), shards=(replace(calm, per_s=100.0, pace_per_s=400.0), Pool()))
+    assert counts(idle)[RETRIEVAL] == 2, "one for each shard"
 
 
 def test_at_the_bound_a_worker_moves_only_where_that_gains_something() -> None:

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from infra.scaling.measured import MEMORY_MS, Measuring, together
+from infra.scaling.measured import Measuring, together
+from infra.scaling.searches import MEMORY_MS
 from schemas.fleet import LEASE_MS, FleetView
-from schemas.records import Heartbeat, Load, MemberState, Role, SearchCapability, SearchLoad
+from schemas.records import Heartbeat, Load, MemberState, Role
 from tests.infra.scaling.samples import backlog, router_says
 from tests.streams.builders import T0, beat, registration
 
@@ -67,20 +68,6 @@ def test_a_rate_that_grows_evenly_is_known_to() -> None:
         now_ms = view.members["router-0"].seen_ms = T0 + 1_000 * second
         found = measuring.look(view, now_ms)
     assert found is not None and found.growth_per_s2 == pytest.approx(0.1, rel=0.05)
-
-
-def test_searches_are_counted_by_shard() -> None:
-    view = FleetView()
-    router_says(view, backlog())
-    for number, running in enumerate((3, 5, 1)):
-        capability = SearchCapability(shard=number % 2, shards=2, backend="cpu", slots=4)
-        one = registration(f"s{number}", DECODE, partition=number)
-        view.apply(replace(one, roles=[Role.RETRIEVAL], search=capability), number, T0)
-        load = SearchLoad(running=running, waiting_prefill=1, waiting_decode=2)
-        view.apply(replace(beat(f"s{number}", 1, {}, at_ms=T0), search=load), 10, T0)
-    found = Measuring().look(view, T0)
-    assert found is not None
-    assert [(p.present, p.under_way, p.slots) for p in found.shards] == [(2, 10, 4), (1, 8, 4)]
 
 
 def test_backlogs_of_several_routers_are_one() -> None:

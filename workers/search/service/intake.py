@@ -6,6 +6,8 @@ first answer.
 """
 
 import asyncio
+import time
+from collections.abc import Callable
 from typing import Any
 
 from schemas.codec import Codec
@@ -21,6 +23,28 @@ from workers.search.index.kinds import Kind
 from workers.search.service.responder import Responder
 
 TOPICS = {"retrieval.prefill": Kind.PREFILL, "retrieval.decode": Kind.DECODE}
+
+
+class TimeMean:
+    """The mean over time of a number that changes now and then."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._began_s = self._since_s = clock_s()
+        self._value, self._sum = 0, 0.0
+
+    def now(self, value: int) -> None:
+        """It is this from now on."""
+        at_s = self._clock_s()
+        self._sum += self._value * (at_s - self._since_s)
+        self._value, self._since_s = value, at_s
+
+    def taken(self) -> float:
+        """The mean since the last call."""
+        self.now(self._value)
+        found = self._sum / max(1e-9, self._since_s - self._began_s)
+        self._began_s, self._sum = self._since_s, 0.0
+        return found
 
 
 class Intake:
@@ -40,6 +64,7 @@ class Intake:
         self._responder = responder
         self._room = asyncio.Semaphore(pending_max)
         self._tasks: set[asyncio.Task[None]] = set()
+        self.answering = TimeMean()  # of retrievals taken and not answered
         self.draining = False
         self.group = Group()
 
@@ -76,6 +101,7 @@ class Intake:
 
         task = asyncio.create_task(answer())
         self._tasks.add(task)
+        self.answering.now(len(self._tasks))
         task.add_done_callback(self._answered)
 
     async def _send(self, request: RetrievalRequest, hits: Hits) -> Ack:
@@ -84,6 +110,7 @@ class Intake:
 
     def _answered(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
+        self.answering.now(len(self._tasks))
         self._room.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             self.group.fail(error)

@@ -16,7 +16,7 @@ import sys
 from schemas.codec import Codec
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.faust.app import add_agents, follow_rebalances, make_app
+from schemas.log.faust.app import add_agents, ends_of, follow_rebalances, make_app
 from schemas.log.faust.receipts import Place
 from schemas.log.membership import Membership
 from schemas.log.patience import outlive
@@ -284,4 +284,10 @@ class RetrievalWorker:
             behind=self._documents.behind + self._passages.behind,
             tallies=self.responder.tallies.told(),
             held_back_ms=round(self.collections.held_back_ms),
+            answering=self._intake.answering.taken(),
+            unread=self._unread(),
         )
+
+    def _unread(self) -> int:
+        group = self._intake.group
+        return group.unread(ends_of(self._life.app, self._log_settings.topic_prefix, group.owned))

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+from faust.types import TP
 
 from schemas.errors import ConfigError
 from schemas.log.faust import patches
-from schemas.log.faust.app import add_agents, follow_rebalances, make_app
+from schemas.log.faust.app import add_agents, ends_of, follow_rebalances, make_app
 from schemas.log.faust.receipts import Place
 from schemas.settings import LogSettings
 
@@ -52,6 +53,15 @@ async def test_a_member_hears_of_its_partitions_by_their_topics_in_the_table() -
     await app.on_partitions_assigned.send(found)
     await app.on_partitions_revoked.send(found)
     assert member.owned == [{("requests", 0), ("requests", 2)}, set()]
+
+
+async def test_ends_are_those_that_fetches_told() -> None:
+    ends = {TP("test.requests", 0): 7, TP("test.requests", 1): None}
+    consumer = SimpleNamespace(assignment=lambda: set(ends), highwater=ends.__getitem__)
+    app: Any = SimpleNamespace(consumer=consumer)
+    places = [("requests", number) for number in range(3)]  # the last one is not ours any more
+    assert ends_of(app, "test.", places) == {("requests", 0): 7}
+    assert ends_of(None, "test.", ()) == {}, "before there is a consumer"
 
 
 async def test_the_app_has_no_web_server_and_never_commits_ahead() -> None:

@@ -46,3 +46,12 @@ async def test_a_rebalance_forgets_what_others_may_read() -> None:
         2,
         [],
     )
+
+
+async def test_what_is_unread_is_known_of_partitions_of_which_something_was_read() -> None:
+    group, other = Group(), ("requests", 1)
+    group.assigned({PLACE, other})
+    assert group.unread({PLACE: 9, other: 4}) == 0
+    group.next_offsets[PLACE] = 7
+    assert group.unread({PLACE: 9, other: 4}) == 2
+    assert group.unread({PLACE: 6}) == 0, "the last fetch was before it"

@@ -1,0 +1,108 @@
+"""What each shard of the retrieval pool has to do, and how much one of its workers can.
+
+A worker's pace is what it answers while it holds more than it takes at once: faster it is not. How
+much that is depends on what is searched for, and on the machine; so it is measured, and nothing is
+known of it before a worker was busy. Pure: time is an argument.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp
+
+from infra.scaling.pools import Pool, mean
+from schemas.fleet import Member
+
+MEMORY_MS = 10_000.0
+_NEWEST = 0.2  # share of the last look in a pace
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A worker at the last look."""
+
+    epoch: int
+    heard_ms: int
+    answered: int
+    is_full: bool
+
+
+class Searches:
+    """Looks at retrieval workers again and again."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+        self._rates: dict[str, float] = {}  # searches per second, by worker
+        self._held: dict[int, float] = {}  # means of the last seconds, by shard
+        self._per_s: dict[int, float] = {}
+        self._paces: dict[int, float] = {}
+
+    def look(self, workers: Sequence[Member], passed_ms: float) -> tuple[Pool, ...]:
+        """By shard; `workers` serve, and so much time has passed since the last look."""
+        fresh = 1 - exp(-max(0.0, passed_ms) / MEMORY_MS)
+        names = {worker.member_id for worker in workers}
+        for gone in self._seen.keys() - names:
+            del self._seen[gone]
+            self._rates.pop(gone, None)
+        for worker in workers:
+            self._measure(worker)
+        found = [w.registration.search for w in workers if w.registration.search]
+        numbers = max((each.shards for each in found), default=0)
+        return tuple(
+            self._shard([w for w in workers if shard_of(w) == number], number, fresh)
+            for number in range(numbers)
+        )
+
+    def _measure(self, worker: Member) -> None:
+        """What it answered since it was heard of last."""
+        name, load = worker.member_id, worker.search
+        if load is None:
+            return
+        before = self._seen.get(name)
+        now = _Seen(worker.epoch, worker.seen_ms, load.searches_total, _is_full(worker))
+        if before is not None and before.epoch == now.epoch:
+            if now.heard_ms <= before.heard_ms:
+                return
+            answered = max(0, now.answered - before.answered)
+            rate = 1_000 * answered / (now.heard_ms - before.heard_ms)
+            self._rates[name] = rate
+            if before.is_full and now.is_full and rate:
+                shard = shard_of(worker)
+                known = self._paces.get(shard, rate)
+                self._paces[shard] = known + _NEWEST * (rate - known)
+        self._seen[name] = now
+
+    def _shard(self, workers: Sequence[Member], number: int, fresh: float) -> Pool:
+        per_s = sum(self._rates.get(worker.member_id, 0.0) for worker in workers)
+        return Pool(
+            present=len(workers),
+            under_way=_mean(self._held, number, sum(map(held_by, workers)), fresh),
+            slots=mean(w.registration.search.slots for w in workers if w.registration.search),
+            per_s=_mean(self._per_s, number, per_s, fresh),
+            pace_per_s=self._paces.get(number, 0.0),
+        )
+
+
+def held_by(worker: Member) -> float:
+    """Searches that a worker has or is to take; what an older release says of them is less."""
+    load = worker.search
+    if load is None:
+        return 0.0
+    in_engine = load.running + load.waiting_prefill + load.waiting_decode
+    return load.unread + max(load.answering, in_engine)
+
+
+def shard_of(worker: Member) -> int:
+    """Which shard it holds; -1 for a worker of another pool."""
+    search = worker.registration.search
+    return -1 if search is None else search.shard
+
+
+def _is_full(worker: Member) -> bool:
+    search = worker.registration.search
+    return search is not None and held_by(worker) > search.slots
+
+
+def _mean(means: dict[int, float], number: int, now: float, fresh: float) -> float:
+    known = means.get(number, now)
+    means[number] = known + fresh * (now - known)
+    return means[number]

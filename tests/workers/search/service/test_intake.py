@@ -1,0 +1,22 @@
+"""What an intake counts; what it takes and answers is in `test_worker.py`."""
+
+import pytest
+
+from workers.search.service.intake import TimeMean
+
+
+def test_a_mean_over_time_begins_anew_when_it_is_taken() -> None:
+    now_s = 0.0
+    mean = TimeMean(lambda: now_s)
+    assert mean.taken() == 0
+    mean.now(4)
+    now_s = 1.0
+    mean.now(0)
+    now_s = 2.0
+    assert mean.taken() == pytest.approx(2)
+    now_s = 3.0
+    mean.now(3)
+    now_s = 4.0
+    assert mean.taken() == pytest.approx(1.5)
+    now_s = 5.0
+    assert mean.taken() == pytest.approx(3)
