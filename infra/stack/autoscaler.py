@@ -47,6 +47,11 @@ class Autoscaler:
         self._started_ms: dict[str, int] = {}  # of those that start yet
         self._under_way: dict[str, asyncio.Task[None]] = {}  # by worker, or pool
 
+    @property
+    def start_ms(self) -> int:
+        """How long a worker takes to start, as far as is known."""
+        return self._scaler.start_ms
+
     async def run(self) -> None:
         """Until cancelled."""
         try:
@@ -84,7 +89,7 @@ class Autoscaler:
             elif state == MemberState.READY:
                 del self._started_ms[name]
                 self._scaler.started(wall_ms() - began_ms)
-                log.info("%s is there; a start takes %.1f s", name, self._scaler.start_ms / 1_000)
+                log.info("%s is there; a start takes %.1f s", name, self.start_ms / 1_000)
 
     def _follow(self, look: Look, producer: LogProducer) -> None:
         self._time_starts()

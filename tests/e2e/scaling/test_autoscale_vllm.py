@@ -1,0 +1,77 @@
+"""Real vLLM follows what waits: a worker starts under load, moves with its engine, and leaves
+(issue 14, 3).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.scaling.settings import ScalingSettings
+from infra.stack.configuration import Settings
+from schemas.settings import LogSettings, ModelSettings
+from streams.config import RouterSettings
+from streams.gateway.config import GatewaySettings
+from tests.e2e.harness import GATEWAY, Client, stack
+from tests.e2e.scaling.scaled import Askers, pools, scaled
+from tests.waiting import until
+from workers.config import WorkerSettings
+
+pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(2_400)]
+GUESS_MS, LEAST_MS = 1, 1_000  # no start of vLLM takes so little
+SCALING = ScalingSettings(
+    ttft_ms=500,
+    start_ms=GUESS_MS,
+    settle_ms=4_000,
+    up_after_ms=1_000,
+    down_after_ms=10_000,
+    workers_max=3,
+)
+# A worker decodes two answers at a time, and computes one prompt after the other.
+ENGINE: dict[str, Any] = {
+    "running_max": 2,
+    "first_token_timeout_ms": 120_000,
+    "progress_timeout_ms": 120_000,
+}
+WAIT_S = 600  # on a busy machine an engine takes minutes to start
+
+
+def settings(log: LogSettings) -> Settings:
+    return Settings(
+        log=log,
+        model=ModelSettings(path="tiny", max_model_len=1_024),
+        gateway=GatewaySettings(**GATEWAY),
+        router=RouterSettings(policy="static", local_after_ms=600_000),  # every turn is remote
+        worker=WorkerSettings(engine="vllm", prefill_running_max=1, drain_timeout_ms=30_000),
+        engines={"vllm": ENGINE},
+        scaling=SCALING,
+    )
+
+
+async def test_an_engine_starts_moves_and_leaves_as_the_load_wants(
+    kafka: LogSettings, tmp_path: Path
+) -> None:
+    """The law is told by a millisecond how long a start takes, and learns it."""
+    home, seats = tmp_path / "home", SCALING.workers_max
+    async with (
+        stack(settings(kafka), home, seconds=1_500, prefill=1, decode=1, seats=seats) as running,
+        scaled(running) as scaler,
+        Client(running.gateway_urls[0], running.settings.model.served_name) as client,
+    ):
+        first = {name: process.pid for name, process in running.processes.items()}
+        long_answers = Askers(client, 8, "Tell me a story.", max_tokens=200)
+        await until(lambda: pools(running) == (1, 2), seconds=WAIT_S)
+        lives = {name: process.pid for name, process in running.processes.items()}
+        assert first.items() <= lives.items() and len(lives) == len(first) + 1, "once, one"
+        await until(lambda: scaler.start_ms > LEAST_MS)
+        await long_answers.stop()
+
+        long_prompts = Askers(client, 8, "and so on " * 200, max_tokens=1)
+        await until(lambda: pools(running) == (2, 1), seconds=WAIT_S)
+        assert {name: process.pid for name, process in running.processes.items()} == lives
+        await long_prompts.stop()
+
+        await until(lambda: pools(running) == (1, 1), seconds=WAIT_S)
+        await until(lambda: len(running.processes) == len(first), seconds=WAIT_S)
+        assert not any(process.restarts for process in running.processes.values())
+        assert (await client.chat("Are you there?")).status == 200
