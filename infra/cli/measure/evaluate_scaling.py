@@ -3,6 +3,7 @@
 And `trivium evaluate interruptions`: what prompts do to the answers beside them.
 """
 
+import asyncio
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,60 +11,109 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.cli.options import AsJson, Seed
+from infra.cli.options import AsJson, Seed, in_panel
 from infra.terminal.output import print_json, stdout_console
 
 if TYPE_CHECKING:
-    from infra.evaluate.studies.day_and_night import Compared
+    from infra.evaluate.studies.day_and_night import Compared, Day
+
+_SIMULATED = in_panel("On virtual time")
 
 
 def scaling(
-    night: Annotated[float, typer.Option(min=0.1, help="Requests/s at midnight.")] = 1.0,
-    noon: Annotated[float, typer.Option(min=0.1, help="Requests/s at noon.")] = 24.0,
-    minutes: Annotated[float, typer.Option(min=1, help="Length of the day.")] = 30.0,
-    start_s: Annotated[float, typer.Option(min=0, help="What a worker takes to start.")] = 20.0,
-    ttft: Annotated[int, typer.Option(min=1, help="Target of the first token, ms.")] = 1_000,
-    tpot: Annotated[float, typer.Option(min=1, help="Target of a token, ms.")] = 25.0,
-    workers_max: Annotated[int, typer.Option(min=2, help="Most workers of any fleet.")] = 12,
+    night: Annotated[
+        float | None, typer.Option(min=0.1, help="Requests/s at midnight.", show_default="1, 0.5")
+    ] = None,
+    noon: Annotated[
+        float | None, typer.Option(min=0.1, help="Requests/s at noon.", show_default="24, 6")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=1, help="Length of the day.", show_default="30, 4")
+    ] = None,
+    ttft: Annotated[
+        int | None,
+        typer.Option(min=1, help="Target of the first token, ms.", show_default="1000, 2000"),
+    ] = None,
+    tpot: Annotated[
+        float | None, typer.Option(min=1, help="Target of a token, ms.", show_default="25, 100")
+    ] = None,
+    workers_max: Annotated[
+        int | None, typer.Option(min=2, help="Most workers of any fleet.", show_default="12, 8")
+    ] = None,
     seed: Seed = 1,
-    jobs: Annotated[int, typer.Option(help="Processes.", show_default="one per core")] = 0,
     out: Annotated[Path, typer.Option(help="Folder of the picture.")] = Path("build/evaluate"),
     as_json: AsJson = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="On stacks of this machine, not on virtual time.")
+    ] = False,
+    start_s: Annotated[float, _SIMULATED(min=0, help="What a worker takes to start.")] = 20.0,
+    jobs: Annotated[int, _SIMULATED(help="Processes.", show_default="one per core")] = 0,
 ) -> None:
     """Worker-hours of pools that follow a load of day and night, against the best fixed fleet.
 
-    On virtual time, with the law, the patience and the steps of `trivium up --autoscale`. The best
-    fixed fleet is the smallest that serves as large a share of requests in time. Writes a picture,
-    and build/bench/scaling.json. Example: `trivium evaluate scaling --noon 16 --minutes 10`
-    """
-    from infra.evaluate.points.runs import runner
-    from infra.evaluate.report import day as report
-    from infra.evaluate.studies.day_and_night import Day, compared
+    With the law, the patience and the steps of `trivium up --autoscale`, on virtual time. The best
+    fixed fleet is the smallest that serves as large a share of requests in time. With --live
+    processes with simulated engines answer a day of some minutes, one fleet after the other; of two
+    defaults the second is for that. Writes a picture, and build/bench/scaling.json or
+    scaling_live.json.
 
-    day = replace(
-        Day(),
-        night_per_s=min(night, noon),
-        noon_per_s=noon,
-        minutes=minutes,
-        start_ms=1_000 * start_s,
-        ttft_ms=ttft,
-        tpot_ms=tpot,
-        workers_max=workers_max,
-        seed=seed,
-    )
-    with runner(jobs or os.cpu_count() or 1) as pool:
-        found = compared(pool, day)
-    page = report.write(found, out)
+    Examples: `trivium evaluate scaling --noon 16 --minutes 10`,
+    `trivium evaluate scaling --live --minutes 6`
+    """
+    from infra.evaluate.report import day as report
+
+    asked = {
+        "night_per_s": night,
+        "noon_per_s": noon,
+        "minutes": minutes,
+        "ttft_ms": ttft,
+        "tpot_ms": tpot,
+        "workers_max": workers_max,
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    given["seed"] = seed
+    if live:
+        from infra.evaluate.live.day import ENGINE, PATIENCE
+
+        found = _live(given)
+        load = {"engine": ENGINE, "patience": PATIENCE}
+        page = report.write(found, out, "scaling_live", load)
+    else:
+        found = _simulated(given, start_s, jobs)
+        page = report.write(found, out)
     if as_json:
         print_json(report.figures(found))
         return
     console = stdout_console()
     console.print(_table(found))
     if found.best is None:
-        console.print(f"no fixed fleet of up to {workers_max} workers serves as well")
+        console.print(f"no fixed fleet of up to {found.day.workers_max} workers serves as well")
     else:
         console.print(f"{found.saved:.0%} fewer worker-hours than {found.best.pools}")
     console.print(f"picture: {page}")
+
+
+def _simulated(given: dict[str, Any], start_s: float, jobs: int) -> "Compared":
+    from infra.evaluate.points.runs import runner
+    from infra.evaluate.studies.day_and_night import Day, compared
+
+    day = _asked(Day(start_ms=1_000 * start_s), given)
+    with runner(jobs or os.cpu_count() or 1) as pool:
+        return compared(pool, day)
+
+
+def _live(given: dict[str, Any]) -> "Compared":
+    from rich.console import Console
+
+    from infra.evaluate.live.day import DAY, compared
+
+    return asyncio.run(compared(_asked(DAY, given), Console(stderr=True).print))
+
+
+def _asked(day: "Day", given: dict[str, Any]) -> "Day":
+    """No night is busier than noon."""
+    asked = replace(day, **given)
+    return replace(asked, night_per_s=min(asked.night_per_s, asked.noon_per_s))
 
 
 def interruptions(

@@ -1,7 +1,9 @@
 """The day's rate, and the workers that were there: one picture and the figures."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from infra.bench import results
@@ -27,8 +29,14 @@ def _row(fleet: Fleet) -> dict[str, Any]:
     return {name: value for name, value in asdict(fleet).items() if name != "counts"}
 
 
-def write(found: Compared, out: Path) -> Path:
-    """A PNG file; and a report with its bar, like those of benchmarks. Returns the picture."""
+def write(
+    found: Compared,
+    out: Path,
+    name: str = "scaling",
+    load: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
+    """A PNG file; and a report with its bar, like those of benchmarks, and with what the day does
+    not say of the load. Returns the picture."""
     day = {name: value for name, value in asdict(found.day).items() if name != "setup"}
     bar = results.Bar(
         name="share of the best fixed fleet's worker-hours that is saved at equal SLO",
@@ -38,16 +46,16 @@ def write(found: Compared, out: Path) -> Path:
         met=found.saved > 0,
     )
     results.write_report(
-        "scaling",
+        name,
         command=results.command_line(),
         seed=found.day.seed,
-        load=day,
+        load={**day, **load},
         figures=figures(found),
         bars=[bar],
         folder=results.BENCH_DIR,
     )
     out.mkdir(parents=True, exist_ok=True)
-    page = out / "scaling.png"
+    page = out / f"{name}.png"
     page.write_bytes(drawn(lambda figure: _draw(figure, found)))
     return page
 

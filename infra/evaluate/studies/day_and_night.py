@@ -91,6 +91,7 @@ class Fleet:
     ttft_p99_ms: float
     tpot_p99_ms: float
     counts: list[tuple[float, dict[Role, int]]]  # by time
+    failed: int = 0  # of the requests
 
     @property
     def holds(self) -> bool:
@@ -142,6 +143,7 @@ def _fleet(day: Day, pools: str, cluster: Cluster, elastic: Elastic, requests: i
         ttft_p99_ms=float(np.percentile(ttft, 99)),
         tpot_p99_ms=float(np.percentile(tpot, 99)),
         counts=counts,
+        failed=requests - len(done),
     )
 
 

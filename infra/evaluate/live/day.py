@@ -1,0 +1,199 @@
+"""A short day and night on stacks of this machine: pools that follow, beside fixed fleets.
+
+The traffic, the targets and the comparison are those of `infra/evaluate/studies/day_and_night.py`;
+here processes with simulated engines answer over HTTP, and pools that follow are those of `trivium
+up --autoscale`. A worker counts from when its process starts until it has ended. Fixed fleets are
+tried from the largest that the pools came to, with one worker less at a time for as long as that
+holds: somebody who sized them would know noon.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import numpy as np
+
+from infra.bench.results import BENCH_DIR
+from infra.evaluate.live.comparison import Deployment, machine
+from infra.evaluate.live.conversations import LiveLoad, Turn, converse
+from infra.evaluate.studies.day_and_night import HOLDS, Compared, Day, Fleet
+from infra.scaling.settings import ScalingSettings
+from infra.simulator.cluster import READY_MS
+from infra.simulator.elastic import worker_hours
+from infra.simulator.shape import Shape
+from infra.stack.autoscaler import Autoscaler
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
+from schemas.records import MemberKind, Role
+from workers.config import WorkerSettings
+
+LOOK_S = 0.25
+PROMPT_WORDS = 60
+ENGINE: dict[str, Any] = {
+    "prefill_base_ms": 300.0,
+    "prefill_running_max": 1,
+    "decode_step_ms": 40.0,
+    "running_max": 6,
+    "end_every_tokens": 0,
+}
+# Workers that are slow enough for two cores to hold seven, and a clock that is as fast as the day.
+DAY = Day(
+    night_per_s=0.5,
+    noon_per_s=6.0,
+    minutes=4.0,
+    prompt_tokens=PROMPT_WORDS,
+    answer_tokens=40,
+    ttft_ms=2_000,
+    tpot_ms=100.0,
+    start_ms=5_000.0,  # until one was measured
+    workers_max=8,
+)
+PATIENCE = {"up_after_ms": 1_000, "down_after_ms": 10_000, "settle_ms": 5_000}
+Counts = list[tuple[float, dict[Role, int]]]
+
+
+async def compared(day: Day, told: Callable[[str], None]) -> Compared:
+    """One fleet after the other; `told` hears what is being done."""
+    with machine("sim", BENCH_DIR.absolute() / "day") as made:
+
+        async def served(pools: str) -> Fleet:
+            told(f"{pools or 'pools that follow'}: {day.minutes:g} minutes, load {_load()}")
+            shape = Shape.parse(pools or "1P1D")
+            plan = StackPlan(prefill=shape.prefill, decode=shape.decode, broker=False)
+            deployment = Deployment(name=f"day-{pools or 'follows'}", ways=(), engine=ENGINE)
+            stack = made(deployment, plan)
+            stack.settings = replace(
+                stack.settings, scaling=targets(day), worker=WorkerSettings(engine="sim")
+            )
+            fleet = await serve(stack, day, pools)
+            told(f"  {fleet.in_time:.1%} in time, {fleet.worker_hours:.3f} worker-hours")
+            return fleet
+
+        following = await served("")
+        bar = min(HOLDS, following.in_time)
+        fixed = await descent(_most(following.counts), served, bar)
+    return Compared(day=day, following=following, fixed=fixed)
+
+
+def targets(day: Day) -> ScalingSettings:
+    """As `trivium up --autoscale` is told them, with patience for so short a day."""
+    return ScalingSettings(
+        ttft_ms=day.ttft_ms,
+        tpot_ms=day.tpot_ms,
+        start_ms=int(day.start_ms),
+        workers_max=day.workers_max,
+        **PATIENCE,
+    )
+
+
+async def descent(
+    largest: Shape, serve_one: Callable[[str], Awaitable[Fleet]], bar: float
+) -> list[Fleet]:
+    """The fleet, and smaller ones: fewer prefill workers while so large a share is in time, then
+    fewer decode workers. Where the first does not hold, nothing smaller is tried."""
+    found = [await serve_one(largest.name)]
+    if found[0].in_time < bar:
+        return found
+    for kind in ("prefill", "decode"):
+        while getattr(largest, kind) > 1:
+            smaller = replace(largest, **{kind: getattr(largest, kind) - 1})
+            found.append(await serve_one(smaller.name))
+            if found[-1].in_time < bar:
+                break
+            largest = smaller
+    return found
+
+
+def _most(counts: Counts) -> Shape:
+    most = {role: max(there.get(role, 0) for _, there in counts) for role in Role}
+    return Shape(prefill=most[Role.PREFILL], decode=most[Role.DECODE])
+
+
+def _load() -> str:
+    return " ".join(f"{value:.1f}" for value in os.getloadavg())
+
+
+async def serve(stack: Stack, day: Day, pools: str) -> Fleet:
+    """The day's requests, answered by a stack; its pools follow where none are named."""
+    counts: Counts = []
+    async with stack, _beside(_count(stack, counts)):
+        if pools:
+            turns = await _ask_all(stack, day)
+        else:
+            async with _beside(Autoscaler(stack).run()):
+                turns = await _ask_all(stack, day)
+    return fleet_of(day, pools, counts, turns)
+
+
+@asynccontextmanager
+async def _beside(work: Any) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    try:
+        yield
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _count(stack: Stack, counts: Counts) -> None:
+    """Workers by role, those that start and those that drain too, from when the stack is ready."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    while True:
+        there: dict[Role, int] = {}
+        members = stack.fleet.view.members if stack.fleet else {}
+        for name, kind in stack.plan.names().items():
+            process = stack.processes.get(name)
+            if kind is not MemberKind.WORKER or process is None or not process.pid:
+                continue
+            role, member = Role(name.rpartition("-")[0]), members.get(name)
+            if member is not None and member.registration.pid == process.pid:
+                role = next(iter(member.registration.roles), role)
+            there[role] = there.get(role, 0) + 1
+        counts.append((READY_MS + 1_000 * (loop.time() - began_s), there))
+        await asyncio.sleep(LOOK_S)
+
+
+async def _ask_all(stack: Stack, day: Day) -> list[Turn | None]:
+    """Each when it is due, whatever is under way; None for one that failed."""
+    load = LiveLoad(turns=1, tokens=day.answer_tokens, words=day.prompt_tokens, seed=day.seed)
+    model, loop = stack.settings.model.served_name, asyncio.get_running_loop()
+    began_s = loop.time()
+    limits = httpx.Limits(max_connections=None)
+    url = stack.gateway_urls[0]
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+
+        async def one(name: str, at_ms: float) -> Turn | None:
+            await asyncio.sleep(at_ms / 1_000 - (loop.time() - began_s))
+            with contextlib.suppress(httpx.HTTPError, RuntimeError):
+                (turn,) = await converse(client, model, load, name, name)
+                return turn
+            return None
+
+        asked = [one(each.session_id, each.at_ms - READY_MS) for each in day.requests()]
+        answers = await asyncio.gather(*asked)
+        await asyncio.sleep(max(0.0, day.day_ms * day.days / 1_000 - (loop.time() - began_s)))
+        return answers
+
+
+def fleet_of(day: Day, pools: str, counts: Counts, turns: Sequence[Turn | None]) -> Fleet:
+    """How a fleet served the day; what failed is not in time."""
+    done = [turn for turn in turns if turn is not None]
+    in_time = [each.ttft_ms <= day.ttft_ms and each.tpot_ms <= day.tpot_ms for each in done]
+    return Fleet(
+        pools=pools,
+        requests=len(turns),
+        failed=len(turns) - len(done),
+        in_time=sum(in_time) / len(turns),
+        worker_hours=worker_hours(counts, READY_MS, day.end_ms),
+        ttft_p99_ms=float(np.percentile([each.ttft_ms for each in done], 99)),
+        tpot_p99_ms=float(np.percentile([each.tpot_ms for each in done], 99)),
+        counts=counts,
+    )
