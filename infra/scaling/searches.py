@@ -2,7 +2,8 @@
 
 A worker's pace is what it answers while it holds more than it takes at once: faster it is not. How
 much that is depends on what is searched for, and on the machine; so it is measured, and nothing is
-known of it before a worker was busy. Pure: time is an argument.
+known of it before a worker was busy. What came too late is refused in no time, and counts for
+nothing. Pure: time is an argument.
 """
 
 from collections.abc import Sequence
@@ -58,13 +59,13 @@ class Searches:
         if load is None:
             return
         before = self._seen.get(name)
-        now = _Seen(worker.epoch, worker.seen_ms, load.searches_total, _is_full(worker))
+        answered = load.searches_total - load.misses_total
+        now = _Seen(worker.epoch, worker.seen_ms, answered, _is_full(worker))
         if before is not None and before.epoch == now.epoch:
             if now.heard_ms <= before.heard_ms:
                 return
-            answered = max(0, now.answered - before.answered)
-            rate = 1_000 * answered / (now.heard_ms - before.heard_ms)
-            self._rates[name] = rate
+            more = max(0, now.answered - before.answered)
+            self._rates[name] = rate = 1_000 * more / (now.heard_ms - before.heard_ms)
             if before.is_full and now.is_full and rate:
                 shard = shard_of(worker)
                 known = self._paces.get(shard, rate)

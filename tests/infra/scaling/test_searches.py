@@ -73,6 +73,15 @@ def test_a_pace_is_what_a_worker_answers_that_has_more_than_it_can_hold() -> Non
     assert found.pace_per_s == pytest.approx(400) and found.per_s == pytest.approx(200, rel=0.02)
 
 
+def test_what_was_refused_because_it_came_too_late_is_no_pace() -> None:
+    searches = Searches()
+    for second in range(5):
+        load = SearchLoad(unread=90, searches_total=1_000 * second, misses_total=900 * second)
+        late = replace(searcher("s0", load), seen_ms=T0 + 1_000 * second)
+        (found,) = searches.look([late], 1_000.0)
+    assert found.pace_per_s == pytest.approx(100)
+
+
 def test_a_new_life_begins_at_no_searches() -> None:
     searches = Searches()
     busy = searcher("s0", SearchLoad(answering=9.0, searches_total=500))
