@@ -152,7 +152,7 @@ def _table(found: "Compared") -> Any:
     for fleet in (found.following, *sorted(found.fixed, key=lambda each: -each.in_time)[:8]):
         table.add_row(
             fleet.pools or "follows",
-            f"{fleet.worker_hours:.2f}",
+            f"{fleet.worker_hours:.3g}",
             f"{fleet.in_time:.2%}",
             f"{fleet.ttft_p99_ms:.0f}",
             f"{fleet.tpot_p99_ms:.1f}",
