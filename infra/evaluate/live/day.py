@@ -30,6 +30,7 @@ from infra.stack.autoscaler import Autoscaler
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from schemas.records import MemberKind, Role
+from streams.config import RouterSettings
 from workers.config import WorkerSettings
 
 LOOK_S = 0.25
@@ -68,7 +69,10 @@ async def compared(day: Day, told: Callable[[str], None]) -> Compared:
             deployment = Deployment(name=f"day-{pools or 'follows'}", ways=(), engine=ENGINE)
             stack = made(deployment, plan)
             stack.settings = replace(
-                stack.settings, scaling=targets(day), worker=WorkerSettings(engine="sim")
+                stack.settings,
+                scaling=targets(day),
+                worker=WorkerSettings(engine="sim"),
+                router=RouterSettings(policy="static"),  # decode workers compute no prompts
             )
             fleet = await serve(stack, day, pools)
             told(f"  {fleet.in_time:.1%} in time, {fleet.worker_hours:.3f} worker-hours")
