@@ -61,6 +61,7 @@ def scaling(
     `trivium evaluate scaling --live --minutes 6`
     """
     from infra.evaluate.report import day as report
+    from infra.evaluate.studies.day_and_night import HOLDS
 
     asked = {
         "night_per_s": night,
@@ -90,6 +91,8 @@ def scaling(
         console.print(f"no fixed fleet of up to {found.day.workers_max} workers serves as well")
     else:
         console.print(f"{found.saved:.0%} fewer worker-hours than {found.best.pools}")
+    if not found.following.holds:
+        console.print(f"but pools that follow serve less than {HOLDS:.0%} in time")
     console.print(f"picture: {page}")
 
 

@@ -43,7 +43,7 @@ def write(
         value=None if found.best is None else found.saved,
         unit="",
         target="> 0",
-        met=found.saved > 0,
+        met=found.saved > 0 and found.following.holds,
     )
     results.write_report(
         name,

@@ -21,7 +21,11 @@ def test_it_tells_the_worker_hours_and_draws_the_day(
     assert "worker-hours" in output and "follows" in output and "1P1D" in output
     report = json.loads((tmp_path / "scaling.json").read_text())
     (bar,) = report["bars"]
-    assert bar["target"] == "> 0" and report["figures"]["following"]["requests"] > 100
+    assert bar["target"] == "> 0"
+    following = report["figures"]["following"]
+    assert bar["met"] <= (following["in_time"] >= 0.99), "only where they serve as they should"
+    assert ("less than 99% in time" in output) == (following["in_time"] < 0.99)
+    assert report["figures"]["following"]["requests"] > 100
     assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
 
 
