@@ -64,7 +64,8 @@ class Intake:
         self._responder = responder
         self._room = asyncio.Semaphore(pending_max)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.answering = TimeMean()  # of retrievals taken and not answered
+        self.answering = TimeMean()  # of retrievals taken that have no hits yet
+        self._answering = 0
         self.draining = False
         self.group = Group()
 
@@ -92,6 +93,7 @@ class Intake:
 
         async def answer() -> None:
             hits = await self._responder.hits(request, TOPICS[topic])
+            self._count(-1)  # what waits for the broker alone takes no place
             try:
                 ack = await self._send(request, hits)
             except RecordTooLarge as error:
@@ -101,8 +103,12 @@ class Intake:
 
         task = asyncio.create_task(answer())
         self._tasks.add(task)
-        self.answering.now(len(self._tasks))
+        self._count(1)
         task.add_done_callback(self._answered)
+
+    def _count(self, more: int) -> None:
+        self._answering += more
+        self.answering.now(self._answering)
 
     async def _send(self, request: RetrievalRequest, hits: Hits) -> Ack:
         key = request.request_id or request.retrieval_id
@@ -110,7 +116,6 @@ class Intake:
 
     def _answered(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
-        self.answering.now(len(self._tasks))
         self._room.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             self.group.fail(error)
