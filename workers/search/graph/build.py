@@ -79,26 +79,32 @@ def _pruned(first: int, last: int, lists: Array, forward: Array) -> None:
     From `lists`, uint32 (rows, list length), to `forward`, uint32 (rows, degree).
     """
     size, degree = lists.shape[1], forward.shape[1]
-    rank_of, owner = np.empty(len(lists), np.int32), np.full(len(lists), -1, np.int32)
-    detours = np.empty(size, np.int32)
+    place_of = np.zeros(len(lists), np.uint16)  # of a row in the list at hand, from 1 on
+    detours, after = np.empty(size + 1, np.int32), np.empty(size + 2, np.int32)
     for row in range(first, last):
         found = 0
+        detours[:] = 0
         while found < size and lists[row, found] != NOWHERE:
-            rank_of[lists[row, found]], owner[lists[row, found]] = found, row
-            detours[found] = 0
             found += 1
-        for rank in range(found):
-            for far in lists[lists[row, rank]]:
-                if far != NOWHERE and owner[far] == row and rank_of[far] > rank:
-                    detours[rank_of[far]] += 1
-        kept, fewest = 0, 0
-        while kept < degree and kept < found:
-            for rank in range(found):
-                if detours[rank] == fewest and kept < degree:
-                    forward[row, kept] = lists[row, rank]
-                    kept += 1
-            fewest += 1
-        forward[row, kept:] = NOWHERE
+            place_of[lists[row, found - 1]] = found
+        for place in range(1, found + 1):
+            for far in lists[lists[row, place - 1]]:
+                if far == NOWHERE:
+                    break
+                met = np.intp(place_of[far])
+                detours[met] += met > place  # no branch: which are met cannot be predicted
+        after[:] = 0
+        for place in range(1, found + 1):
+            place_of[lists[row, place - 1]] = 0
+            after[detours[place] + 1] += 1
+        for fewer in range(size):
+            after[fewer + 1] += after[fewer]
+        for place in range(1, found + 1):
+            kept = after[detours[place]]
+            after[detours[place]] += 1
+            if kept < degree:
+                forward[row, kept] = lists[row, place - 1]
+        forward[row, found:] = NOWHERE
 
 
 @kernel

@@ -1,11 +1,10 @@
 """Lists of nearest neighbours of every row: exact for few rows, NN-descent for many.
 
-Exact: blocks of the matrix product choose candidates, with some to spare, and the kernel that
-searches use computes their distances, so both see the same numbers. NN-descent (Dong, Moses and Li,
-WWW 2011): whoever is near a neighbour is likely near. It starts from the leaves of random
-projection trees (`trees.py`) and here each row gathers for itself from lists that do not change
-meanwhile: twice the distances of the published form, but no locks, and the same result for a seed
-on any number of threads. Most of what it gathers is too far for its list; codes tell which
+Exact: each row is compared with all (`exact.py`). NN-descent (Dong, Moses and Li, WWW 2011):
+whoever is near a neighbour is likely near. It starts from the leaves of random projection trees
+(`trees.py`) and here each row gathers for itself from lists that do not change meanwhile: twice the
+distances of the published form, but no locks, and the same result for a seed on any number of
+threads. Most of what it gathers is too far for its list; codes tell which
 (`codes.py`), and the lists are those that all distances would give.
 
 A list is an ascending row of keys (`keys.py`); its flag says that an entry is not new any more.
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from workers.search.graph import trees
+from workers.search.graph import exact, trees
 from workers.search.kernels import codes
 from workers.search.kernels.arrays import Array, stored_bits
 from workers.search.kernels.codes import CODED_QUERY_BYTES, encode_query, sifted
@@ -39,8 +38,6 @@ TREES = 3
 SAMPLE = 26  # entries of a list, and of a reverse list, that take part in a round
 ROUNDS_MAX = 8
 ENOUGH = 0.005  # changed share of all entries below which another round is not worth it
-_SPARE = 8  # candidates beyond the wanted ones: the matrix product rounds differently
-_BLOCK_ROWS = 256
 _SIFTED_ROWS = 64  # between two looks at how far the end of a list is
 _AHEAD = 6  # rows that are on their way from memory
 _NO_CODES = codes.Codes(np.empty((0, 0), np.uint8), np.empty(0, np.float32))
@@ -56,49 +53,8 @@ def neighbours(
     `metrics.py`. Lists of fewer than `count` other rows end with EMPTY. `threads` 0: all cores.
     """
     if len(vectors) <= EXACT_ROWS_MAX:
-        return _exact(vectors, count, metric, stored, threads)
+        return exact.neighbours(vectors, count, metric, stored, threads=threads)
     return _descend(vectors, count, metric, stored, seed, threads)
-
-
-def _exact(vectors: Array, count: int, metric: int, stored: int, threads: int) -> Array:
-    rows = len(vectors)
-    keys = np.full((rows, count), EMPTY, np.uint64)
-    single = vectors.astype(np.float32, copy=False)
-    norms = np.einsum("ij,ij->i", single, single) if metric == 0 else np.zeros(rows, np.float32)
-    wanted = min(rows, count + 1 + _SPARE)
-    products = np.empty((min(rows, _BLOCK_ROWS), rows), np.float32)
-    found = np.empty((len(products), wanted), np.int64)
-    for first in range(0, rows, _BLOCK_ROWS):
-        size = min(rows - first, _BLOCK_ROWS)
-        np.matmul(single[first : first + size], single.T, out=products[:size])
-        over_rows(_nearest, size, products, norms, found, threads=threads)
-        introduce(
-            stored_bits(vectors), np.arange(first, first + size), found[:size].ravel(),
-            even_spans(size, wanted), keys, metric, stored, threads=threads,
-        )  # fmt: skip
-    return keys
-
-
-@kernel
-def _nearest(first: int, last: int, products: Array, norms: Array, found: Array) -> None:
-    """The rows that are nearest by their `norms` and `products` with others, nearest first.
-
-    For others `first` to `last`: `products` is float32 (others, rows), `found` int64 (others, list
-    length), of at most so many rows.
-    """
-    size = found.shape[1]
-    held = np.empty(size, np.uint64)
-    for i in range(first, last):
-        held[:] = EMPTY
-        worst = np.float32(np.inf)
-        for row in range(products.shape[1]):
-            far = norms[row] - np.float32(2) * products[i, row]
-            if far <= worst:
-                insert(address(held), size, key_of(far, row))
-                if held[size - 1] < LIMIT:
-                    worst = distance_of(held[size - 1])
-        for place in range(size):
-            found[i, place] = row_of(held[place])
 
 
 def introduce(

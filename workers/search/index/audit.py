@@ -99,13 +99,14 @@ def in_cells(
     how many rounds that took, and which share of rows is missed; so far it was `share`.
     """
     inside = replace(view, in_cells=True, ways={})
-    if inside.cells is None:
+    least = 0.0 if held is None else held.share(neighbours, view.entries)
+    if inside.cells is None or (held is not None and least < REACHED):
         return view, 0, share
     inside, rounds, missed = _mended(inside, neighbours, random, CELL_ROUNDS_MAX)
     loses = missed > share + _MISSED_MORE
     if held is not None and not loses:
         found = held.inside(True).share(neighbours, inside.entries)
-        loses = found < max(REACHED, held.share(neighbours, view.entries) - _FOUND_LESS)
+        loses = found < max(REACHED, least - _FOUND_LESS)
     return (view, rounds, share) if loses else (inside, rounds, missed)
 
 
@@ -118,7 +119,7 @@ def reached(view: IndexView, neighbours: Neighbours, random: np.random.Generator
     kept = entries = view.entries
     for _ in range(ROUNDS_MAX):
         held = HeldOut.of(view, neighbours, random, _HELD_OUT_OFTEN, _FEW)
-        share, missed = held.share(neighbours, entries), held.missed(neighbours, entries)
+        share, missed = held.tried(neighbours, entries)
         if len(entries) > len(kept):
             before = held.share(neighbours, kept)
             added = (len(entries) - len(kept)) / view.linked
@@ -173,32 +174,50 @@ class HeldOut(NamedTuple):
 
     def share(self, neighbours: Neighbours, entries: Array) -> float:
         """Of the nearest rows, that the usual searches find."""
-        far = _far(self.view, self.rows, self.found(neighbours, entries, _FEW, _EFFORT.top_m))
-        return float((far <= self.far[:, [_FEW - 1]]).mean())
+        return float(self.are_near(self.found(neighbours, entries, _FEW, _EFFORT.top_m)).mean())
 
-    def missed(self, neighbours: Neighbours, entries: Array) -> Array:
-        """Nodes of the nearest rows that these do not find."""
+    def tried(self, neighbours: Neighbours, entries: Array) -> tuple[float, Array]:
+        """The same share, and the nodes of the nearest rows that these do not find."""
         found = self.found(neighbours, entries, _FEW, _EFFORT.top_m)
         nearest, chain = self.nearest[:, :_FEW], self.view.chain
         rows = np.unique(nearest[(nearest[:, :, None] != found[:, None]).all(2)])
-        return rows if chain is None else copies.heads(chain)[rows]
+        missed = rows if chain is None else copies.heads(chain)[rows]
+        return float(self.are_near(found).mean()), missed
+
+    def are_near(self, found: Array) -> Array:
+        """Whether found rows, (held out, k), are as near as the k-th nearest: bool, same shape."""
+        near: Array = _far(self.view, self.rows, found) <= self.far[:, [found.shape[1] - 1]]
+        return near
+
+    def only(self, some: Array) -> "HeldOut":
+        """Some of these, bool (held out,)."""
+        return self._replace(
+            rows=self.rows[some], queries=self.queries[some], nearest=self.nearest[some],
+            far=self.far[some],
+        )  # fmt: skip
 
 
 def recalls(
     held: HeldOut, neighbours: Neighbours, entries: Array
 ) -> tuple[tuple[int, float, float], ...]:
     """Lengths of routing lists, ascending, and the share of the 10 and 100 nearest rows that each
-    finds for rows that are held out."""
+    finds for rows that are held out. What a list found whole, a longer one is not asked for."""
     found: list[tuple[int, float, float]] = []
+    shares = np.zeros((len(held.rows), 2))  # of each row's 10 and 100 nearest
+    left = np.ones(len(held.rows), bool)
     for length in LENGTHS:
         k = min(_MOST, length)
-        far = _far(held.view, held.rows, held.found(neighbours, entries, k, length))
-        shares = [float((far[:, :few] <= held.far[:, [few - 1]]).mean()) for few in (_FEW, k)]
-        found.append((length, shares[0], shares[1] if k == _MOST else 0.0))
-        if k == _MOST and shares[0] >= RECALL_ENOUGH and shares[1] >= _OF_MOST_ENOUGH:
+        some = held.only(left)
+        far = _far(some.view, some.rows, some.found(neighbours, entries, k, length))
+        for column, few in enumerate((_FEW, k)):
+            shares[left, column] = (far[:, :few] <= some.far[:, [few - 1]]).mean(1)
+        of_few, of_most = shares.mean(0).tolist()
+        found.append((length, of_few, of_most if k == _MOST else 0.0))
+        if k == _MOST and of_few >= RECALL_ENOUGH and of_most >= _OF_MOST_ENOUGH:
             break
-        if length >= _LONG and shares[0] - found[-2][1] < _GAIN:
+        if length >= _LONG and of_few - found[-2][1] < _GAIN:
             break
+        left = left if k < _MOST else shares.min(1) < 1
     return tuple(found)
 
 

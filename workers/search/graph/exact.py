@@ -1,0 +1,120 @@
+"""Exact lists of nearest neighbours of every row: blocks of products choose, distances decide.
+
+Products choose candidates, with some to spare, and the kernel that searches use computes their
+distances, so both see the same numbers. Called by `knn.py` where rows are few enough.
+"""
+
+import numpy as np
+
+from workers.search.kernels import products
+from workers.search.kernels.arrays import Array, stored_bits
+from workers.search.kernels.distances import distance, load
+from workers.search.kernels.jit import kernel
+from workers.search.kernels.keys import EMPTY, LIMIT, distance_of, insert, key_of, row_of
+from workers.search.kernels.memory import address, get_f32, get_u32
+from workers.search.kernels.metrics import SQUARED_L2
+from workers.search.kernels.parallel import over_rows
+from workers.search.kernels.products import GROUP, PANEL_ROWS, lowest, nearer
+
+_SPARE = 8  # candidates beyond the wanted ones: products round differently
+_BLOCK = 64  # rows that are compared with a panel while it is near
+_BITS = 4 * GROUP * PANEL_ROWS  # bytes of `nearer`'s figures, after which its bit sets stand
+
+
+def dims_used(vectors: Array) -> int:
+    """How many dimensions are not zeros behind all values: padding, or what a caller left out."""
+    used = np.flatnonzero(vectors.any(0))
+    return int(used[-1]) + 1 if len(used) else 1
+
+
+def neighbours(vectors: Array, count: int, metric: int, stored: int, *, threads: int = 0) -> Array:
+    """As `knn.neighbours`, whatever the number of rows."""
+    rows = len(vectors)
+    single = vectors[:, : dims_used(vectors)].astype(np.float32)
+    panels = products.panels(single)
+    lengths = np.full(len(panels) * PANEL_ROWS, np.inf, np.float32)  # no row: never near
+    lengths[:rows] = np.einsum("ij,ij->i", single, single) if metric == SQUARED_L2 else 0
+    keys = np.full((rows, count), EMPTY, np.uint64)
+    wanted = min(rows, count + 1 + _SPARE)
+    over_rows(
+        _nearest, rows, stored_bits(vectors), single, panels, lengths, wanted, keys, metric, stored,
+        threads=threads,
+    )  # fmt: skip
+    return keys
+
+
+@kernel
+def _nearest(
+    first: int, last: int, vectors: Array, single: Array, panels: Array, lengths: Array,
+    wanted: int, keys: Array, metric: int, stored: int,
+) -> None:  # fmt: skip
+    """Fill in the lists of rows `first` to `last`.
+
+    `vectors` are stored bits, `single` float32 (rows, dim), `lengths` float32, a row's square or 0,
+    infinite where a panel has no row. `wanted` is how many candidates a row has.
+    """
+    dim = single.shape[1]
+    groups = np.zeros((_BLOCK // GROUP, dim, GROUP), np.float32)
+    held = np.empty((_BLOCK, wanted), np.uint64)
+    worst = np.empty(_BLOCK, np.float32)
+    for begin in range(first, last, _BLOCK):
+        size = min(_BLOCK, last - begin)
+        for i in range(size):
+            for d in range(dim):
+                groups[i // GROUP, d, i % GROUP] = single[begin + i, d]
+        held[:] = EMPTY
+        worst[:] = np.inf
+        worst[size:] = -np.inf
+        _chosen(groups, panels, lengths, held, worst)
+        _measured(begin, size, vectors, held, keys, metric, stored)
+
+
+@kernel
+def _chosen(groups: Array, panels: Array, lengths: Array, held: Array, worst: Array) -> None:
+    """Put the rows that are nearest to each query into `held`, uint64 (queries, wanted), as keys.
+
+    `groups` are the queries, float32 (queries / GROUP, dim, GROUP), and `worst`, float32, is how
+    far the last of each list is.
+    """
+    dim, size = groups.shape[1], held.shape[1]
+    room = np.empty(GROUP * PANEL_ROWS + GROUP, np.float32)
+    out = address(room)
+    for panel in range(len(panels)):
+        there = address(panels) + panel * panels.strides[0]
+        beside = address(lengths) + 4 * PANEL_ROWS * panel
+        for group in range(len(groups)):
+            asked = address(groups) + group * groups.strides[0]
+            nearer(there, asked, dim, beside, address(worst) + 4 * GROUP * group, out)
+            for j in range(GROUP):
+                bits, query = get_u32(out + _BITS, j), GROUP * group + j
+                while bits != np.uint32(0):
+                    lane = lowest(bits)
+                    bits &= bits - np.uint32(1)
+                    far = get_f32(out, PANEL_ROWS * j + lane)
+                    if far < worst[query]:
+                        insert(
+                            address(held) + query * held.strides[0], size,
+                            key_of(far, PANEL_ROWS * panel + lane),
+                        )  # fmt: skip
+                        if held[query, size - 1] < LIMIT:
+                            worst[query] = distance_of(held[query, size - 1])
+
+
+@kernel
+def _measured(
+    begin: int, size: int, vectors: Array, held: Array, keys: Array, metric: int, stored: int
+) -> None:
+    """Measure the candidates of `size` rows from `begin` on, and keep the nearest in `keys`."""
+    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
+    query = np.empty(length, np.float32)
+    for i in range(size):
+        row = begin + i
+        load(start + row * row_bytes, address(query), length, stored)
+        for key in held[i]:
+            if key >= LIMIT:
+                break
+            other = row_of(key)
+            if other != row:
+                at = start + other * row_bytes
+                far = distance(at, address(query), length, metric, stored)
+                insert(address(keys) + row * keys.strides[0], keys.shape[1], key_of(far, other))
