@@ -1,7 +1,9 @@
 """Exact lists of nearest neighbours of every row: blocks of products choose, distances decide.
 
 Products choose candidates, with some to spare, and the kernel that searches use computes their
-distances, so both see the same numbers. Called by `knn.py` where rows are few enough.
+distances, so both see the same numbers. Rows of a cluster that is a thousand times narrower than
+far from the middle of all are chosen among by chance: products are rounded by more than what lies
+between them. Called by `knn.py` where rows are few enough.
 """
 
 import numpy as np

@@ -42,6 +42,7 @@ _WORTH = 4  # times what random entry points would find
 _FEW, _MOST = 10, 100  # nearest rows of which the share is told
 _OF_MOST_ENOUGH = 0.97
 _MISSED_MORE, _FOUND_LESS = 0.005, 0.005  # shares that entry points in cells may cost
+_MENDED_MOST = 0.02  # share that rounds are expected to add to what is found by cells
 _LONG, _GAIN = 256, 0.002  # entries of a list, from which another is tried only if it gains so much
 
 
@@ -99,14 +100,18 @@ def in_cells(
     how many rounds that took, and which share of rows is missed; so far it was `share`.
     """
     inside = replace(view, in_cells=True, ways={})
-    least = 0.0 if held is None else held.share(neighbours, view.entries)
-    if inside.cells is None or (held is not None and least < REACHED):
+    if inside.cells is None:
         return view, 0, share
+    least, walked = 0.0, held
+    if held is not None:
+        usual, walked = held.share(neighbours, view.entries), held.inside(True)
+        least = max(REACHED, usual - _FOUND_LESS)
+        if walked.share(neighbours, view.entries) < least - _MENDED_MOST:
+            return view, 0, share
     inside, rounds, missed = _mended(inside, neighbours, random, CELL_ROUNDS_MAX)
     loses = missed > share + _MISSED_MORE
-    if held is not None and not loses:
-        found = held.inside(True).share(neighbours, inside.entries)
-        loses = found < max(REACHED, least - _FOUND_LESS)
+    if walked is not None and not loses:
+        loses = walked.share(neighbours, inside.entries) < least
     return (view, rounds, share) if loses else (inside, rounds, missed)
 
 
