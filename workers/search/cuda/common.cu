@@ -89,6 +89,25 @@ __device__ int merge(u64* list, int size, u64* fresh, int count, u64* spare) {
     return first;
 }
 
+// Put the rows of a list and their copies into the hits, nearest first; for one thread. Within `step` it
+// would take registers from all that step does.
+__device__ __noinline__ void unfold(
+    const u64* list, i64 size, const u32* chain, u64* hits, i64 k) {
+    i64 kept = 0;
+    for (i64 place = 0; place < size; place++) {
+        u64 key = list[place] & ~FLAG;
+        if (key >= LIMIT || (kept == k && key >= hits[k - 1])) return;
+        while (kept < k || key < hits[k - 1]) {
+            i64 at = kept < k ? kept++ : k - 1;
+            for (; at > 0 && hits[at - 1] > key; at--) hits[at] = hits[at - 1];
+            hits[at] = key;
+            u32 following = chain[row_of(key)];
+            if (following == NOWHERE) break;
+            key = key_of(distance_of(key), following);
+        }
+    }
+}
+
 // Whether a row is met for the first time, as far as the table tells; kept if `keeps`. A full table
 // says yes: what comes twice is dropped in the merge, what is not looked at would be lost.
 __device__ inline bool visit(u32* seen, u32 mask, u32 row, bool keeps) {

@@ -259,10 +259,13 @@ __device__ void report(const Machine* m, Work& w) {
 // Give a query's hits to the feed and take the next one; without one, or a feed, tell the host.
 __device__ void finish(const Machine* m, Work& w) {
     i64 *f = w.f, *feed = (i64*)f[FEED], place = f[FEED_PLACE], k = f[K];
+    bool apart = f[CHAIN] && !f[SCREENED] && place >= 0;
+    if (apart && threadIdx.x == 0) unfold(w.list, f[TOP_M], (const u32*)f[CHAIN], w.hits, k);
+    __syncthreads();
     doubt(w);
     if (!feed) return report(m, w);
     for (int i = threadIdx.x; place >= 0 && i < k; i += blockDim.x) {
-        u64 key = f[SCREENED] ? w.hits[i] : i < f[TOP_M] ? w.list[i] : EMPTY;
+        u64 key = f[SCREENED] || f[CHAIN] ? w.hits[i] : i < f[TOP_M] ? w.list[i] : EMPTY;
         bool empty = key >= LIMIT;
         ((i64*)feed[FEED_ROWS])[place * k + i] = empty ? -1 : (i64)row_of(key);
         ((float*)feed[FEED_DISTANCES])[place * k + i] =

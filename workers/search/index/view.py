@@ -147,7 +147,7 @@ class IndexView:
             row[fields.CELLS] = address_of(self.cells.bounds)
         row[fields.SCREENED] = self.alive is not None or self.linked < self.count
         if self.chain is not None:
-            row[fields.CHAIN], row[fields.SCREENED] = address_of(self.chain), 1
+            row[fields.CHAIN] = address_of(self.chain)
         if self.codes is not None:
             row[fields.CODES], row[fields.CODE_BYTES] = (
                 address_of(self.codes.codes), self.codes.codes.shape[1]

@@ -216,7 +216,7 @@ def rescanned(search: Search, slots: SlotRows, slot: int) -> bool:
 def keys_of(slots: SlotRows, slot: int) -> Array:
     """Keys of a slot's hits, ascending."""
     row = slots.fields[slot]
-    lists = slots.found if row[fields.SCREENED] else slots.top
+    lists = slots.found if row[fields.SCREENED] or row[fields.CHAIN] else slots.top
     found: Array = lists[slot, : row[fields.K]]
     return found
 

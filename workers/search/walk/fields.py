@@ -67,7 +67,8 @@ row keeps the array alive until the slot has ended. On a CUDA device addresses a
     LIST_COUNT,  # how many; 0: no list
     WARM,  # address, int64: rows to begin at besides entry points
     WARM_COUNT,
-    SCREENED,  # 1 where `found` is kept: rows are scanned, or not every row may be returned
+    SCREENED,  # 1 where `found` is kept: rows are scanned, or not every row may be returned. With
+    # a CHAIN and without this, it is made of the routing list at the end
     FEED,  # address of a feed's row; 0: one search
     FEED_PLACE,  # which of the feed's queries this is
     NEEDED,  # hits that must be nearer than the routing list's end, else the walk was in vain

@@ -90,7 +90,8 @@ def _read(
     while entries < get_i64(f, fields.TOP_M) and get_u64(top, entries) < LIMIT:
         put_u64(address(keys), begin + entries, get_u64(top, entries))
         entries += 1
-    source, most = (found, k) if get_i64(f, fields.SCREENED) else (top, min(k, entries))
+    apart = get_i64(f, fields.SCREENED) or get_i64(f, fields.CHAIN)
+    source, most = (found, k) if apart else (top, min(k, entries))
     while hits < most and get_u64(source, hits) < LIMIT:
         put_i64(address(rows), first + hits, row_of(get_u64(source, hits)))
         put_f32(address(distances), first + hits, distance_of(get_u64(source, hits)))

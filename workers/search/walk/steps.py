@@ -13,7 +13,8 @@ equal in the merge, never lost.
 
 Rows that a filter or a tombstone excludes are walked through, and kept out of `found`, the list of
 results; scanned rows go there only, and so do copies of a row that was measured. Where all rows are
-walked and may be returned, the routing list has the results and `found` is not kept. A slot with a
+walked and may be returned, the routing list has the results and `found` is not kept; what is near
+there is put into it with its copies at the end, if there are copies. A slot with a
 feed takes its next query by itself, so that a bulk search returns to the interpreter once.
 `reference.py`, in the tests, is the same search in NumPy, one at a time.
 """
@@ -30,7 +31,6 @@ from workers.search.kernels.keys import (
     EMPTY,
     FLAG,
     LIMIT,
-    NOWHERE,
     distance_of,
     insert,
     key_of,
@@ -41,7 +41,6 @@ from workers.search.kernels.memory import (
     get_i64,
     get_u32,
     get_u64,
-    has_bit,
     prefetch_row,
     put_f32,
     put_i64,
@@ -50,6 +49,7 @@ from workers.search.kernels.memory import (
 )
 from workers.search.limits import TASKS_MAX
 from workers.search.walk import fields
+from workers.search.walk.hits import doubt, offer, unfold
 from workers.search.walk.probes import in_cells, probe
 from workers.search.walk.slots import ROWS_A_STEP
 
@@ -95,7 +95,9 @@ def advance(
             if get_i64(f, fields.TASKS) >= 0:
                 _merge(f, keys, hits, work)
             if get_i64(f, fields.STATUS) == fields.DONE:
-                _doubt(f, keys, hits)
+                if get_i64(f, fields.CHAIN) and get_i64(f, fields.SCREENED) == 0:
+                    unfold(f, keys, hits)
+                doubt(f, keys, hits)
                 if not _fed(f, keys, hits):
                     finished[ended] = active[i]
                     ended += 1
@@ -135,22 +137,13 @@ def _clear(f: int, keys: int, hits: int, seen: int, tasks: int) -> None:
 
 
 @kernel
-def _doubt(f: int, keys: int, hits: int) -> None:
-    """Forget hits that were met by chance: too few of them are nearer than the list's end."""
-    needed = get_i64(f, fields.NEEDED)
-    if needed and get_u64(hits, needed - 1) > get_u64(keys, get_i64(f, fields.TOP_M) - 1):
-        for i in range(get_i64(f, fields.K)):
-            put_u64(hits, i, EMPTY)
-
-
-@kernel
 def _fed(f: int, keys: int, hits: int) -> bool:
     """Hand the slot's result to its feed and take the next query, if it has one."""
     feed, k = get_i64(f, fields.FEED), get_i64(f, fields.K)
     if feed == 0:
         return False
     source, limit = keys, get_i64(f, fields.TOP_M)
-    if get_i64(f, fields.SCREENED):
+    if get_i64(f, fields.SCREENED) or get_i64(f, fields.CHAIN):
         source, limit = hits, k
     place = get_i64(f, fields.FEED_PLACE) * k
     rows, far = get_i64(feed, fields.FEED_ROWS), get_i64(feed, fields.FEED_DISTANCES)
@@ -224,7 +217,7 @@ def _seed(f: int, keys: int, hits: int, seen: int, tasks: int) -> None:
         at = vectors + (i if beside else row) * row_bytes
         key = key_of(distance(at, query, length, metric, stored), row)
         if screened:
-            _return(f, hits, k, key, get_i64(f, fields.CHAIN) if room > 0 else 0)
+            offer(f, hits, k, key, get_i64(f, fields.CHAIN) if room > 0 else 0)
         if room > 0:
             insert(keys, room, key)
     put_i64(f, done, last)
@@ -342,7 +335,7 @@ def _merge(f: int, keys: int, hits: int, tasks: int) -> None:
         row = get_i64(tasks, i)
         key = key_of(distance(vectors + row * row_bytes, query, length, metric, stored), row)
         if screened:
-            _return(f, hits, k, key, get_i64(f, fields.CHAIN))
+            offer(f, hits, k, key, get_i64(f, fields.CHAIN))
         at = insert(keys, m, key)
         if at >= 0:
             lowest = min(lowest, at)
@@ -375,26 +368,3 @@ def _settle(f: int, keys: int, place: int, m: int) -> None:
     edges_bytes = 4 * get_i64(f, fields.DEGREE)
     nearest = edges_bytes * row_of(get_u64(keys, place))
     prefetch_row(get_i64(f, fields.GRAPH) + nearest, edges_bytes)
-
-
-@inlined
-def _return(f: int, hits: int, k: int, key: Any, chain: int) -> None:
-    """Insert a row into the hits, and those that a chain leads to from there, at an address, 0 for
-    none. They come in ascending order, so the first that is too far is the last."""
-    while key < (get_u64(hits, k - 1) & ~FLAG):
-        row = row_of(key)
-        if _may_return(f, row):
-            insert(hits, k, key)
-        following: Any = get_u32(chain, row) if chain != 0 else NOWHERE
-        if following == NOWHERE:
-            break
-        key = key_of(distance_of(key), following)
-
-
-@inlined
-def _may_return(f: int, row: int) -> bool:
-    """Whether a row is neither deleted nor excluded by the filter."""
-    alive, allowed = get_i64(f, fields.ALIVE), get_i64(f, fields.ALLOWED)
-    if alive != 0 and not has_bit(alive, row):
-        return False
-    return allowed == 0 or has_bit(allowed, row)

@@ -15,6 +15,7 @@
 
 #define __device__
 #define __global__
+#define __noinline__
 #define __shared__  // `extern __shared__ T room[]` is then the array below
 #define __popc __builtin_popcount
 

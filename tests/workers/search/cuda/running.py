@@ -42,7 +42,8 @@ def assign(batch: Batch, slot: int, search: ways.Search) -> None:
 
 def left(batch: Batch, slot: int, search: ways.Search) -> tuple[bytes, bytes, list[int]]:
     """Rows, distances and counts that an ended slot left."""
-    lists = batch.found if search.row[fields.SCREENED] else batch.top
+    apart = search.row[fields.SCREENED] or search.row[fields.CHAIN]
+    lists = batch.found if apart else batch.top
     rows, distances = hits_of(lists[slot, : search.way.k].copy())
     return rows.tobytes(), distances.tobytes(), batch.counts[slot].tolist()
 

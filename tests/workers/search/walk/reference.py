@@ -118,6 +118,8 @@ class Reference:
 
     def _hits(self) -> tuple[Array, Array]:
         hits = self.found if self.row[fields.SCREENED] else self.top
+        if self.row[fields.CHAIN] and not self.row[fields.SCREENED]:
+            hits = sorted(each for key in self.top for each in self._copies(key, 1))
         keys = np.full(int(self.row[fields.K]), EMPTY, np.uint64)
         hits = hits[: len(keys)]
         keys[: len(hits)] = hits

@@ -1,0 +1,74 @@
+"""What a search returns, where that is not its routing list: rows that may be returned, and copies.
+
+`steps.py` calls this. `f` is the address of a slot's row, `keys` of its routing list, and `hits` of
+its `found`; both are uint64 keys, ascending.
+"""
+
+from typing import Any
+
+from workers.search.kernels.jit import inlined, kernel
+from workers.search.kernels.keys import (
+    EMPTY,
+    FLAG,
+    LIMIT,
+    NOWHERE,
+    distance_of,
+    insert,
+    key_of,
+    row_of,
+)
+from workers.search.kernels.memory import get_i64, get_u32, get_u64, has_bit, put_u64
+from workers.search.walk import fields
+
+
+@kernel
+def unfold(f: int, keys: int, hits: int) -> None:
+    """Put the rows of the routing list and their copies into the hits, nearest first."""
+    k, chain, kept = get_i64(f, fields.K), get_i64(f, fields.CHAIN), 0
+    for place in range(get_i64(f, fields.TOP_M)):
+        key = get_u64(keys, place) & ~FLAG
+        if key >= LIMIT or (kept == k and key >= get_u64(hits, k - 1)):
+            break
+        while kept < k or key < get_u64(hits, k - 1):
+            at = min(kept, k - 1)
+            while at > 0 and get_u64(hits, at - 1) > key:  # copies of a row that is as far
+                put_u64(hits, at, get_u64(hits, at - 1))
+                at -= 1
+            put_u64(hits, at, key)
+            kept = min(kept + 1, k)
+            following = get_u32(chain, row_of(key))
+            if following == NOWHERE:
+                break
+            key = key_of(distance_of(key), following)
+
+
+@kernel
+def doubt(f: int, keys: int, hits: int) -> None:
+    """Forget hits that were met by chance: too few of them are nearer than the list's end."""
+    needed = get_i64(f, fields.NEEDED)
+    if needed and get_u64(hits, needed - 1) > get_u64(keys, get_i64(f, fields.TOP_M) - 1):
+        for i in range(get_i64(f, fields.K)):
+            put_u64(hits, i, EMPTY)
+
+
+@inlined
+def offer(f: int, hits: int, k: int, key: Any, chain: int) -> None:
+    """Insert a row into the hits, and those that a chain leads to from there, at an address, 0 for
+    none. They come in ascending order, so the first that is too far is the last."""
+    while key < (get_u64(hits, k - 1) & ~FLAG):
+        row = row_of(key)
+        if _may_return(f, row):
+            insert(hits, k, key)
+        following: Any = get_u32(chain, row) if chain != 0 else NOWHERE
+        if following == NOWHERE:
+            break
+        key = key_of(distance_of(key), following)
+
+
+@inlined
+def _may_return(f: int, row: int) -> bool:
+    """Whether a row is neither deleted nor excluded by the filter."""
+    alive, allowed = get_i64(f, fields.ALIVE), get_i64(f, fields.ALLOWED)
+    if alive != 0 and not has_bit(alive, row):
+        return False
+    return allowed == 0 or has_bit(allowed, row)
