@@ -6,10 +6,11 @@ import pytest
 from infra.bench.search.zoo import drawn, kinds, truth
 from schemas.errors import InvalidRequest
 from tests.workers.search.data import gaussian, overlapping
-from workers.search.index import ways
+from workers.search.index import audit, ways
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
-from workers.search.index.view import UNCALIBRATED, Audit
+from workers.search.index.view import UNCALIBRATED, Audit, IndexView
+from workers.search.kernels.arrays import Array
 from workers.search.limits import TOP_M_MAX
 
 WITHIN = 0.02
@@ -52,11 +53,32 @@ def test_lists_are_measured_again_when_there_are_many_more_rows() -> None:
 
 def test_lengths_lie_on_a_line_between_those_that_were_tried() -> None:
     efforts = ((16, 0.9, 0.0), (64, 0.99, 0.0), (128, 0.999, 0.9))
-    audit = Audit(rows=1, entries=1, rounds=1, missed_share=0.0, calibrated=1, efforts=efforts)
-    assert [audit.top_m(recall, 10, 512) for recall in (0.5, 0.9, 0.99)] == [16, 16, 64]
-    assert audit.top_m(1 - 10**-1.5, 10, 512) == 32
-    assert audit.top_m(0.9999, 10, 512) == 128
-    assert [audit.top_m(0.9, k, 512) for k in (100, 200, 500)] == [128, 256, 512]
+    found = Audit(rows=1, entries=1, rounds=1, missed_share=0.0, calibrated=1, efforts=efforts)
+    assert [found.top_m(recall, 10, 512) for recall in (0.5, 0.9, 0.99)] == [16, 16, 64]
+    assert found.top_m(1 - 10**-1.5, 10, 512) == 32
+    assert found.top_m(0.9999, 10, 512) == 128
+    assert [found.top_m(0.9, k, 512) for k in (100, 200, 500)] == [128, 256, 512]
+
+
+def test_longer_lists_are_tried_on_what_shorter_ones_did_not_find_whole() -> None:
+    index, asked = Index.build(gaussian(5_000, 32), degree=8), dict[int, int]()
+
+    def neighbours(view: IndexView, queries: Array, effort: Effort) -> Array:
+        asked[effort.top_m] = len(queries)
+        return index.searched(view, queries, effort)
+
+    view, random = index.view(), np.random.default_rng(0)
+    held = audit.HeldOut.of(view, neighbours, random, 200, 100)
+    efforts = audit.recalls(held, neighbours, view.entries)
+    counts = [asked[length] for length, *_ in efforts]
+    assert counts[:4] == [200] * 4
+    assert counts[4:] == sorted(counts[4:], reverse=True)
+    assert counts[-1] < 200
+    for length, few, most in efforts[3:]:
+        near = held.are_near(held.found(index.searched, view.entries, 100, length))
+        assert abs(near.mean() - most) <= 0.002
+        near = held.are_near(held.found(index.searched, view.entries, 10, length))
+        assert abs(near.mean() - few) <= 0.002
 
 
 def test_where_nothing_was_measured_any_recall_has_one_length() -> None:

@@ -1,0 +1,42 @@
+"""Exact lists, beside a scan by the kernel's own distances."""
+
+import numpy as np
+import pytest
+
+from tests.workers.search.data import overlapping
+from workers.search.graph import exact
+from workers.search.graph.knn import even_spans, introduce
+from workers.search.index import inputs
+from workers.search.kernels.arrays import Array, stored_bits
+from workers.search.kernels.keys import EMPTY
+from workers.search.kernels.metrics import Metric, Storage
+
+
+def scanned(vectors: Array, count: int, metric: Metric, storage: Storage) -> Array:
+    """Each row introduced to all others."""
+    rows = np.arange(len(vectors))
+    keys = np.full((len(rows), count), EMPTY, np.uint64)
+    introduce(
+        stored_bits(vectors), rows, np.tile(rows, len(rows)), even_spans(len(rows), len(rows)),
+        keys, metric.number, storage.number,
+    )  # fmt: skip
+    return keys
+
+
+@pytest.mark.parametrize("metric", list(Metric))
+@pytest.mark.parametrize("storage", list(Storage))
+@pytest.mark.parametrize("rows", [1, 2, 33, 200])
+def test_lists_are_those_of_a_scan(rows: int, storage: Storage, metric: Metric) -> None:
+    drawn, _ = overlapping(rows, 0, dim=19)
+    vectors = inputs.prepared(drawn, 19, metric, storage)
+    expected = scanned(vectors, 24, metric, storage)
+    for threads in (1, 2):
+        found = exact.neighbours(vectors, 24, metric.number, storage.number, threads=threads)
+        assert found.tobytes() == expected.tobytes()
+
+
+def test_dimensions_of_zeros_behind_all_values_are_left_out() -> None:
+    vectors = np.zeros((5, 32), np.float32)
+    assert exact.dims_used(vectors) == 1
+    vectors[3, 6] = -1
+    assert exact.dims_used(vectors) == 7
