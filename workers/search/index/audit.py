@@ -32,6 +32,7 @@ ROUNDS_MAX = 8
 CELL_ROUNDS_MAX = 3  # with entry points in cells; where those did, two were enough
 HELD_OUT = 200  # rows that lists of several lengths are tried on
 _HELD_OUT_OFTEN = 400  # in each round for those that such rows miss
+_OFTEN_SHARE = 0.2  # of all rows, in all of these rounds: of few rows they would be most of a build
 LENGTHS = (16, 32, 64, 128, 256, 512, 1_024, TOP_M_MAX)
 RECALL_ENOUGH = 0.995  # of the nearest 10, beyond which no longer list is tried
 ENOUGH = 0.002  # share of missed rows that ends the rounds
@@ -122,7 +123,7 @@ def reached(view: IndexView, neighbours: Neighbours, random: np.random.Generator
     those that do not are left out again.
     """
     kept = entries = view.entries
-    for _ in range(ROUNDS_MAX):
+    for _ in range(min(ROUNDS_MAX, int(_OFTEN_SHARE * view.linked / _HELD_OUT_OFTEN))):
         held = HeldOut.of(view, neighbours, random, _HELD_OUT_OFTEN, _FEW)
         share, missed = held.tried(neighbours, entries)
         if len(entries) > len(kept):
