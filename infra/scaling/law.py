@@ -20,10 +20,10 @@ Pure. `steady.py` says when a pool follows.
 from dataclasses import dataclass
 from math import ceil
 
+from infra.scaling.means import MEMORY_MS
 from infra.scaling.measured import Measured
 from infra.scaling.pools import Pool
 from infra.scaling.queueing import BUSY_MAX, LATE, for_slots, waits_ms
-from infra.scaling.searches import MEMORY_MS
 from infra.scaling.settings import ScalingSettings
 from schemas.records import Backlog, Role, WantedPool
 

@@ -6,10 +6,10 @@ Pure: time is an argument.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import exp
 
+from infra.scaling.means import Means
 from infra.scaling.pools import Pool, mean
-from infra.scaling.searches import MEMORY_MS, Searches
+from infra.scaling.searches import Searches
 from schemas.fleet import FleetView, Member
 from schemas.records import Backlog, MemberKind, MemberState, Role
 
@@ -32,9 +32,9 @@ class Measuring:
     """Looks at the fleet again and again."""
 
     def __init__(self) -> None:
-        self._means: dict[Role, float] = {}
+        self._held = Means[Role]()
         self._searches = Searches()
-        self._rate_before: float | None = None  # on average over the last minute
+        self._rates = Means[str](TREND_MS)
         self._looked_ms = 0
 
     def look(self, view: FleetView, now_ms: int) -> Measured | None:
@@ -49,8 +49,7 @@ class Measuring:
             if worker.state is MemberState.READY
         ]
         passed_ms, self._looked_ms = now_ms - self._looked_ms, now_ms
-        fresh = 1 - exp(-max(0, passed_ms) / MEMORY_MS)
-        pools = {role: self._pool(_of(workers, role), role, fresh) for role in LLM}
+        pools = {role: self._pool(_of(workers, role), role, passed_ms) for role in LLM}
         shards = self._searches.look(_of(workers, Role.RETRIEVAL), passed_ms)
         backlog = together(backlogs)
         growth = self._growth(backlog.requests_per_s, passed_ms)
@@ -58,25 +57,17 @@ class Measuring:
 
     def _growth(self, rate: float, passed_ms: int) -> float:
         """Where a rate grows evenly, its mean lags behind it by what it grows in `TREND_MS`."""
-        before = rate if self._rate_before is None else self._rate_before
-        self._rate_before = before + (1 - exp(-max(0, passed_ms) / TREND_MS)) * (rate - before)
-        return (rate - self._rate_before) * 1_000 / TREND_MS
+        return (rate - self._rates.seen("requests", rate, passed_ms)) * 1_000 / TREND_MS
 
-    def _pool(self, workers: Sequence[Member], role: Role, fresh: float) -> Pool:
+    def _pool(self, workers: Sequence[Member], role: Role, passed_ms: int) -> Pool:
         held = sum(worker.load.running + worker.load.waiting for worker in workers)
         slots = [sum(n for (_, r), n in worker.credits.items() if r is role) for worker in workers]
         return Pool(
             present=len(workers),
-            under_way=self._mean(role, held, fresh),
+            under_way=self._held.seen(role, held, passed_ms),
             slots=mean(slots),
             kv_tokens=mean(map(_kv_tokens, workers)),
         )
-
-    def _mean(self, role: Role, held: float, fresh: float) -> float:
-        """Of what was held at the last looks."""
-        known = self._means.get(role, held)
-        self._means[role] = known + fresh * (held - known)
-        return self._means[role]
 
 
 def together(backlogs: Sequence[Backlog]) -> Backlog:

@@ -8,12 +8,11 @@ nothing. Pure: time is an argument.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp
 
+from infra.scaling.means import Means
 from infra.scaling.pools import Pool, mean
 from schemas.fleet import Member
 
-MEMORY_MS = 10_000.0
 _NEWEST = 0.2  # share of the last look in a pace
 
 
@@ -33,13 +32,11 @@ class Searches:
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
         self._rates: dict[str, float] = {}  # searches per second, by worker
-        self._held: dict[int, float] = {}  # means of the last seconds, by shard
-        self._per_s: dict[int, float] = {}
+        self._held, self._per_s = Means[int](), Means[int]()  # by shard
         self._paces: dict[int, float] = {}
 
     def look(self, workers: Sequence[Member], passed_ms: float) -> tuple[Pool, ...]:
         """By shard; `workers` serve, and so much time has passed since the last look."""
-        fresh = 1 - exp(-max(0.0, passed_ms) / MEMORY_MS)
         names = {worker.member_id for worker in workers}
         for gone in self._seen.keys() - names:
             del self._seen[gone]
@@ -49,7 +46,7 @@ class Searches:
         found = [w.registration.search for w in workers if w.registration.search]
         numbers = max((each.shards for each in found), default=0)
         return tuple(
-            self._shard([w for w in workers if shard_of(w) == number], number, fresh)
+            self._shard([w for w in workers if shard_of(w) == number], number, passed_ms)
             for number in range(numbers)
         )
 
@@ -72,13 +69,13 @@ class Searches:
                 self._paces[shard] = known + _NEWEST * (rate - known)
         self._seen[name] = now
 
-    def _shard(self, workers: Sequence[Member], number: int, fresh: float) -> Pool:
+    def _shard(self, workers: Sequence[Member], number: int, passed_ms: float) -> Pool:
         per_s = sum(self._rates.get(worker.member_id, 0.0) for worker in workers)
         return Pool(
             present=len(workers),
-            under_way=_mean(self._held, number, sum(map(held_by, workers)), fresh),
+            under_way=self._held.seen(number, sum(map(held_by, workers)), passed_ms),
             slots=mean(w.registration.search.slots for w in workers if w.registration.search),
-            per_s=_mean(self._per_s, number, per_s, fresh),
+            per_s=self._per_s.seen(number, per_s, passed_ms),
             pace_per_s=self._paces.get(number, 0.0),
         )
 
@@ -101,9 +98,3 @@ def shard_of(worker: Member) -> int:
 def _is_full(worker: Member) -> bool:
     search = worker.registration.search
     return search is not None and held_by(worker) > search.slots
-
-
-def _mean(means: dict[int, float], number: int, now: float, fresh: float) -> float:
-    known = means.get(number, now)
-    means[number] = known + fresh * (now - known)
-    return means[number]

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from infra.scaling.means import MEMORY_MS
 from infra.scaling.measured import Measuring, together
-from infra.scaling.searches import MEMORY_MS
 from schemas.fleet import LEASE_MS, FleetView
 from schemas.records import Heartbeat, Load, MemberState, Role
 from tests.infra.scaling.samples import backlog, router_says

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from infra.scaling.means import MEMORY_MS
 from infra.scaling.measured import Measuring
 from infra.scaling.pools import Pool
-from infra.scaling.searches import MEMORY_MS, Searches
+from infra.scaling.searches import Searches
 from schemas.fleet import FleetView, Member
 from schemas.records import MemberState, Role, SearchCapability, SearchLoad
 from tests.infra.scaling.samples import backlog, router_says
