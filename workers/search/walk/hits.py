@@ -21,6 +21,12 @@ from workers.search.kernels.memory import get_i64, get_u32, get_u64, has_bit, pu
 from workers.search.walk import fields
 
 
+@inlined
+def are_apart(f: int) -> bool:
+    """Whether a search that has ended has its hits in `found`, not in its routing list."""
+    return bool(get_i64(f, fields.SCREENED) or get_i64(f, fields.CHAIN))
+
+
 @kernel
 def unfold(f: int, keys: int, hits: int) -> None:
     """Put the rows of the routing list and their copies into the hits, nearest first."""

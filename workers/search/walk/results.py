@@ -9,6 +9,7 @@ from workers.search.kernels.jit import kernel
 from workers.search.kernels.keys import LIMIT, distance_of, row_of
 from workers.search.kernels.memory import address, get_i64, get_u64, put_f32, put_i64, put_u64
 from workers.search.walk import fields
+from workers.search.walk.hits import are_apart
 from workers.search.walk.slots import SlotRows
 
 # Rows, nearest first, and distances as kernels give them; keys of the whole routing list; extends;
@@ -90,8 +91,7 @@ def _read(
     while entries < get_i64(f, fields.TOP_M) and get_u64(top, entries) < LIMIT:
         put_u64(address(keys), begin + entries, get_u64(top, entries))
         entries += 1
-    apart = get_i64(f, fields.SCREENED) or get_i64(f, fields.CHAIN)
-    source, most = (found, k) if apart else (top, min(k, entries))
+    source, most = (found, k) if are_apart(f) else (top, min(k, entries))
     while hits < most and get_u64(source, hits) < LIMIT:
         put_i64(address(rows), first + hits, row_of(get_u64(source, hits)))
         put_f32(address(distances), first + hits, distance_of(get_u64(source, hits)))

@@ -49,7 +49,7 @@ from workers.search.kernels.memory import (
 )
 from workers.search.limits import TASKS_MAX
 from workers.search.walk import fields
-from workers.search.walk.hits import doubt, offer, unfold
+from workers.search.walk.hits import are_apart, doubt, offer, unfold
 from workers.search.walk.probes import in_cells, probe
 from workers.search.walk.slots import ROWS_A_STEP
 
@@ -143,7 +143,7 @@ def _fed(f: int, keys: int, hits: int) -> bool:
     if feed == 0:
         return False
     source, limit = keys, get_i64(f, fields.TOP_M)
-    if get_i64(f, fields.SCREENED) or get_i64(f, fields.CHAIN):
+    if are_apart(f):
         source, limit = hits, k
     place = get_i64(f, fields.FEED_PLACE) * k
     rows, far = get_i64(feed, fields.FEED_ROWS), get_i64(feed, fields.FEED_DISTANCES)
