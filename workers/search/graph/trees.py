@@ -12,6 +12,7 @@ from workers.search.kernels.memory import address
 from workers.search.kernels.metrics import INNER_PRODUCT
 
 _LEAF_ROWS = 96
+_FIRST_CUT = (0.35, 0.65)  # halves would be the same in all trees, where there is one direction
 
 
 def leaves(vectors: Array, stored: int, random: np.random.Generator) -> tuple[Array, Array]:
@@ -24,10 +25,12 @@ def leaves(vectors: Array, stored: int, random: np.random.Generator) -> tuple[Ar
     order = np.arange(rows)
     levels = max(0, int(np.ceil(np.log2(rows / _LEAF_ROWS))))
     bounds = np.array([0, rows])
+    share = random.uniform(*_FIRST_CUT)
     for _ in range(levels):
         split = np.empty(2 * len(bounds) - 1, np.int64)
         split[::2] = bounds
-        split[1::2] = (bounds[:-1] + bounds[1:]) // 2
+        split[1::2] = bounds[:-1] + (share * np.diff(bounds)).astype(np.int64)
+        share = 0.5
         pairs = random.random((len(bounds) - 1, 2))
         _split(vectors, stored, order, bounds, pairs)
         bounds = split
