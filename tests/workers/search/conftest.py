@@ -1,4 +1,7 @@
-"""The device that tests of the CUDA backend run on: emulated, and a real one where there is one."""
+"""The device that tests of the CUDA backend run on: emulated, and a real one where there is one.
+
+Indexes of tests are small, and walked all the same; `test_nodes.py` is about those that are not.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,6 +10,16 @@ import pytest
 
 from tests.workers.search.cuda.emulator import COMPILER, EmulatedDevice
 from workers.search.cuda.device import Device
+from workers.search.index import view
+
+
+@pytest.fixture(scope="session", autouse=True)
+def walked() -> Iterator[None]:
+    """No search measures all nodes because they are few."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(view, "NODES_MAX", 0)
+        patch.setattr(view, "NODES_VALUES_MAX", 0)
+        yield
 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])

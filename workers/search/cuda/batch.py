@@ -71,8 +71,6 @@ class BatchSettings:
                 raise ConfigError(f"cuda.{name}: expected ascending numbers, found {values}")
         if self.sizes[-1] > self.slots or not 1 <= self.seed_rows <= self.tasks_max:
             raise ConfigError("cuda: expected sizes up to slots, and seed_rows up to tasks_max")
-        if self.tasks_max < fields.PIVOTS_MAX:
-            raise ConfigError(f"cuda.tasks_max: expected {fields.PIVOTS_MAX} or more")
         if self.team not in (4, 8, 16) or self.threads % 32 or self.dim_max % 16:
             raise ConfigError(
                 "cuda: expected a team of 4, 8 or 16, threads in whole warps and dim_max in 16s"

@@ -53,10 +53,8 @@ class Copies:
         if view.linked:
             row[fields.GRAPH] = self.address(view.graph)
         if row[fields.REPS_COUNT]:
-            row[fields.REPS] = self.address(view.seeds)
-        if row[fields.PIVOTS_COUNT] and view.cells is not None:
-            row[fields.PIVOTS] = self.address(view.cells.pivots)
-            row[fields.CELLS] = self.address(view.cells.bounds)
+            nodes = view.nodes if row[fields.WHOLE] else None
+            row[fields.REPS] = self.address(view.seeds if nodes is None else nodes)
         if row[fields.CHAIN] and view.chain is not None:
             row[fields.CHAIN] = self.address(view.chain)
         if view.alive is not None:

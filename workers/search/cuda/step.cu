@@ -62,38 +62,22 @@ struct Seeds {
     const i64* listed;  // null: rows from `offset` on
     i64 first, last, offset;
     int done, room;  // the column that counts them; entries of the routing list that they compete for
-    bool probes, in_cells;  // pivots, measured all at once; entry points of the cells that were chosen
 };
 
 __device__ Seeds seeds_of(const Machine* m, const i64* f) {
-    Seeds s = {0, 0, f[LOOSE_LAST] - f[LOOSE_FIRST], f[LOOSE_FIRST], LOOSE_DONE, 0, false, false};
+    Seeds s = {0, 0, f[LOOSE_LAST] - f[LOOSE_FIRST], f[LOOSE_FIRST], LOOSE_DONE, 0};
     if (f[LIST_COUNT] > 0) {
         s.listed = (const i64*)f[LIST], s.last = f[LIST_COUNT], s.done = LIST_DONE;
     } else if (f[WARM_DONE] < f[WARM_COUNT]) {
         s.listed = (const i64*)f[WARM], s.last = f[WARM_COUNT], s.done = WARM_DONE;
         s.room = f[TOP_M];
-    } else if (f[PIVOTS_COUNT] && !f[HAS_PROBED] && f[REPS_COUNT]) {
-        s.listed = (const i64*)f[PIVOTS], s.last = f[PIVOTS_COUNT], s.probes = true;
-        return s;
-    } else if (f[REPS_DONE] < f[REPS_LAST]) {
-        s.listed = (const i64*)f[REPS], s.last = f[REPS_LAST], s.done = REPS_DONE;
-        s.in_cells = f[PIVOTS_COUNT] != 0;
+    } else if (f[REPS_DONE] < f[REPS_COUNT]) {
+        s.listed = (const i64*)f[REPS], s.last = f[REPS_COUNT], s.done = REPS_DONE;
         s.room = f[ENTRIES] > f[WARM_COUNT] ? f[ENTRIES] : f[WARM_COUNT];
     }
     s.first = f[s.done];
     if (s.last > s.first + m->seed_rows) s.last = s.first + m->seed_rows;
     return s;
-}
-
-// Which entry point the i-th of the chosen cells is.
-__device__ i64 in_cells(const i64* f, i64 i) {
-    const i64* cells = (const i64*)f[CELLS];
-    for (int probe = 0; probe < PROBES; probe++) {
-        i64 first = cells[f[PROBED + probe]], size = cells[f[PROBED + probe] + 1] - first;
-        if (i < size) return first + i;
-        i -= size;
-    }
-    return 0;  // never
 }
 
 __device__ bool may_return(const i64* f, u32 row) {
@@ -162,38 +146,16 @@ __device__ bool is_open(const Work& w) {
     return __syncthreads_or(open);
 }
 
-// Choose the cells whose pivots are nearest, for one thread.
-__device__ void probe(const Machine* m, Work& w) {
-    i64 *f = w.f, total = 0;
-    const i64* cells = (const i64*)f[CELLS];
-    const float* distances = (const float*)m->distances + (u64)w.slot * m->tasks_max;
-    u64 nearest[PROBES];
-    for (int i = 0; i < PROBES; i++) nearest[i] = EMPTY;
-    for (int pivot = 0; pivot < f[PIVOTS_COUNT]; pivot++) {
-        u64 key = key_of(distances[pivot], pivot);
-        for (int i = 0; i < PROBES; i++)
-            if (key < nearest[i]) {
-                u64 farther = nearest[i];
-                nearest[i] = key, key = farther;
-            }
-    }
-    for (int i = 0; i < PROBES; i++) {
-        i64 cell = f[PROBED + i] = row_of(nearest[i]);
-        total += cells[cell + 1] - cells[cell];
-    }
-    f[REPS_LAST] = total, f[HAS_PROBED] = 1;
-}
-
 __device__ void seeded(const Machine* m, Work& w) {
     i64* f = w.f;
     if (f[LIST_COUNT] > 0) {
         if (threadIdx.x == 0 && f[LIST_DONE] >= f[LIST_COUNT]) f[STATUS] = DONE;
-    } else if (f[WARM_DONE] >= f[WARM_COUNT] && f[REPS_DONE] >= f[REPS_LAST] &&
+    } else if (f[WARM_DONE] >= f[WARM_COUNT] && f[REPS_DONE] >= f[REPS_COUNT] &&
                f[LOOSE_DONE] >= f[LOOSE_LAST] - f[LOOSE_FIRST]) {
         u32* seen = (u32*)m->visited + (u64)w.slot * m->visited_places;
         for (int i = threadIdx.x; i < f[TOP_M]; i += blockDim.x)  // the walk has met these
             if (w.list[i] < LIMIT) visit(seen, f[HASH_MASK], row_of(w.list[i]), true);
-        bool open = is_open(w);
+        bool open = !f[WHOLE] && is_open(w);
         if (threadIdx.x == 0) f[STATUS] = open ? WALKING : DONE;
     }
     __syncthreads();
@@ -204,21 +166,18 @@ __device__ void absorb(const Machine* m, Work& w, int pending) {
     i64* f = w.f;
     bool walking = f[STATUS] == WALKING;
     Seeds s = seeds_of(m, f);
-    bool probes = !walking && s.probes;
     int size = walking ? f[TOP_M] : s.room, first = size;
     if (size) first = take_in(m, w, w.list, size, pending, false);
-    if (f[SCREENED] && !probes) do take_in(m, w, w.hits, f[K], pending, true);
+    if (f[SCREENED]) do take_in(m, w, w.hits, f[K], pending, true);
         while (size && f[CHAIN] && follow(m, w, pending));
     __syncthreads();
     if (threadIdx.x == 0) {
         f[EXTENDS] += 1;
         f[DISTANCES] += pending;
         f[STABLE] = walking && first == size ? f[STABLE] + 1 : 0;
-        if (probes) probe(m, w);
-        if (!walking && !probes) f[s.done] = s.last;
+        if (!walking) f[s.done] = s.last;
     }
     __syncthreads();
-    if (probes) return;
     if (!walking) {
         seeded(m, w);
     } else {
@@ -294,7 +253,7 @@ __device__ void clear(const Machine* m, Work& w) {
         seen[i] = make_uint4(NOWHERE, NOWHERE, NOWHERE, NOWHERE);
     for (int i = NEXT + threadIdx.x; i <= LOOSE_DONE; i += blockDim.x) w.f[i] = 0;
     if (threadIdx.x == 0)
-        w.f[STATUS] = SEEDING, w.f[REPS_LAST] = w.f[REPS_COUNT];
+        w.f[STATUS] = SEEDING;
     __syncthreads();
 }
 
@@ -322,8 +281,8 @@ __device__ void expand(const Machine* m, Work& w, u32* rows) {
     int edges = (int)w.spare[width] * degree;
     bool keeps = f[DISTANCES] < f[HASH_MASK] >> 1;
     for (int i = threadIdx.x; i < edges; i += blockDim.x) {
-        u32 row = ((u32*)f[GRAPH])[(u64)row_of(w.spare[i / degree]) * degree + i % degree];
-        if (visit(seen, f[HASH_MASK], row, keeps)) rows[atomicAdd(w.count, 1)] = row;
+        u32 from = row_of(w.spare[i / degree]), row = ((u32*)f[GRAPH])[(u64)from * degree + i % degree];
+        if (row != from && visit(seen, f[HASH_MASK], row, keeps)) rows[atomicAdd(w.count, 1)] = row;
     }
 }
 
@@ -337,9 +296,7 @@ __device__ void emit(const Machine* m, Work& w, int step) {
     } else {
         Seeds s = seeds_of(m, w.f);
         for (int i = threadIdx.x; i < s.last - s.first; i += blockDim.x)
-            rows[i] = s.in_cells ? s.listed[in_cells(w.f, s.first + i)]
-                      : s.listed ? s.listed[s.first + i]
-                                 : s.offset + s.first + i;
+            rows[i] = s.listed ? s.listed[s.first + i] : s.offset + s.first + i;
         if (threadIdx.x == 0) *w.count = s.last - s.first;
     }
     __syncthreads();

@@ -15,6 +15,7 @@ from workers.search.kernels.distances import distance, load
 from workers.search.kernels.forests import join
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.memory import address
+from workers.search.kernels.panels import PANEL_DIM_MAX
 
 REPRESENTATIVES_MIN, REPRESENTATIVES_MAX = 64, 1_024
 _SAMPLED_PER_REPRESENTATIVE = 32
@@ -27,10 +28,10 @@ def representatives(
 
     `vectors` has shape (rows, padded dim), `graph` shape (rows, degree), uint32; `nodes`, int64,
     are the rows to choose from.
-    About sqrt(rows) of them, from a sample where there are many rows, as many random ones, and the
-    smallest row of each weak component that has none.
+    About sqrt(rows) of them, half as many of long vectors, from a sample where there are many rows,
+    as many random ones, and the smallest row of each weak component that has none.
     """
-    wanted = usual_count(len(nodes))
+    wanted = usual_count(len(nodes), vectors.shape[1])
     if wanted >= len(nodes):
         return nodes
     random, sampled = np.random.default_rng(seed), nodes
@@ -41,9 +42,13 @@ def representatives(
     return covering(np.union1d(spread, drawn), graph)
 
 
-def usual_count(rows: int) -> int:
-    """How many representatives an index begins with, and how many random entry points."""
-    return int(np.clip(np.sqrt(rows), REPRESENTATIVES_MIN, REPRESENTATIVES_MAX))
+def usual_count(rows: int, length: int) -> int:
+    """How many representatives an index begins with, and how many random entry points.
+
+    `length` is the padded dim. Long vectors are not in panels, so that each costs a search more.
+    """
+    part = 1 if length <= PANEL_DIM_MAX else 2
+    return int(np.clip(np.sqrt(rows) / part, REPRESENTATIVES_MIN, REPRESENTATIVES_MAX))
 
 
 def extended(

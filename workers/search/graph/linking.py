@@ -97,7 +97,7 @@ def _forward(first: int, last: int, keys: Array, graph: Array, linked: int) -> N
 def _backward(graph: Array, linked: int) -> None:
     """Push each new row into its neighbours' lists, worst edges first: the best stay longest.
 
-    In place, in `graph`, uint32 (linked + new rows, degree).
+    In place, in `graph`, uint32 (linked + new rows, degree). Empty places stay at the end.
     """
     degree = graph.shape[1]
     middle = degree // 2
@@ -107,16 +107,14 @@ def _backward(graph: Array, linked: int) -> None:
             if other == row:
                 continue
             at = 0
-            while at < degree and graph[other, at] != row:
+            while at < degree and graph[other, at] != row and graph[other, at] != other:
                 at += 1
-            if at < middle:
+            if at < middle and graph[other, at] == row:
                 continue
             at = min(at, degree - 1)
-            while at < degree - 1 and graph[other, at] == other:  # an empty place
-                at += 1
             for i in range(at, middle, -1):
                 graph[other, i] = graph[other, i - 1]
-            graph[other, middle] = row
+            graph[other, min(at, middle)] = row
 
 
 def mended(

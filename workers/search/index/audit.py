@@ -8,7 +8,7 @@ the index's `missed_share`. By inner product a row may rightly find a longer one
 How long a routing list must be for a wanted recall is measured with rows that are held out, as if
 they had never been added: no edge leads to them. What a scan of all others finds is the truth.
 Where the usual list finds too few of the nearest rows, those that it misses become entry points,
-as long as that does more than to add rows at random. Then cells are tried (`graph/cells.py`).
+as long as that does more than to add rows at random.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,6 @@ from workers.search.limits import SCANNED_ROWS_MAX, TOP_M_MAX
 Neighbours = Callable[[IndexView, Array, Effort], Array]  # rows for prepared queries: (queries, k)
 
 ROUNDS_MAX = 8
-CELL_ROUNDS_MAX = 3  # with entry points in cells; where those did, two were enough
 HELD_OUT = 200  # rows that lists of several lengths are tried on
 _HELD_OUT_OFTEN = 400  # in each round for those that such rows miss
 _OFTEN_SHARE = 0.2  # of all rows, in all of these rounds: of few rows they would be most of a build
@@ -42,8 +41,6 @@ REACHED = 0.975  # share of the nearest of held-out rows that ends the rounds
 _WORTH = 4  # times what random entry points would find
 _FEW, _MOST = 10, 100  # nearest rows of which the share is told
 _OF_MOST_ENOUGH = 0.97
-_MISSED_MORE, _FOUND_LESS = 0.005, 0.005  # shares that entry points in cells may cost
-_MENDED_MOST = 0.02  # share that rounds are expected to add to what is found by cells
 _LONG, _GAIN = 256, 0.002  # entries of a list, from which another is tried only if it gains so much
 
 
@@ -54,66 +51,36 @@ def audited(
 
     What was measured `before` of lists is kept, unless there are many more rows now.
     """
+    if view.nodes is not None:  # which searches measure all
+        return view.entries, Audit(rows=0, entries=len(view.entries), rounds=0, missed_share=0.0)
     random = np.random.default_rng(seed)
-    view, rounds, share = _mended(
-        replace(view, in_cells=False, ways={}), neighbours, random, ROUNDS_MAX
-    )
-    calibrated, efforts, held = view.linked, tuple[tuple[int, float, float], ...](), None
+    view, rounds, share = _mended(view, neighbours, random)
+    calibrated, efforts = view.linked, tuple[tuple[int, float, float], ...]()
     if before is not None and not before.is_uncalibrated(view.linked):
         calibrated, efforts = before.calibrated, before.efforts
     elif view.linked > max(SCANNED_ROWS_MAX, 8 * HELD_OUT):  # of few rows, which are scanned, none
         held = HeldOut.of(view, neighbours, random, HELD_OUT, _MOST)
         if held.share(neighbours, view.entries) < REACHED:
             view = replace(view, entries=reached(view, neighbours, random), ways={})
-    if held is not None or (before is not None and before.in_cells):
-        view, more, share = in_cells(view, neighbours, random, held, share)
-        rounds += more
-    if held is not None:
-        efforts = recalls(held.inside(view.in_cells), neighbours, view.entries)
+        efforts = recalls(held, neighbours, view.entries)
     return view.entries, Audit(
         rows=view.linked, entries=len(view.entries), rounds=rounds, missed_share=share,
-        calibrated=calibrated, efforts=efforts, in_cells=view.in_cells,
+        calibrated=calibrated, efforts=efforts,
     )  # fmt: skip
 
 
 def _mended(
-    view: IndexView, neighbours: Neighbours, random: np.random.Generator, most: int
+    view: IndexView, neighbours: Neighbours, random: np.random.Generator
 ) -> tuple[IndexView, int, float]:
-    """With what is missed as entry points, after how many rounds, at `most` so many, and what the
-    last one missed."""
+    """With what is missed as entry points, after how many rounds, and what the last one missed."""
     rounds, share = 0, 1.0
-    while rounds < most and share > ENOUGH:
+    while rounds < ROUNDS_MAX and share > ENOUGH:
         rounds += 1
         missed, share = tried(view, neighbours, random)
         if view.chain is not None:
             missed = copies.heads(view.chain)[missed]
         view = replace(view, entries=np.union1d(view.entries, missed), ways={})
     return view, rounds, share
-
-
-def in_cells(
-    view: IndexView, neighbours: Neighbours, random: np.random.Generator, held: "HeldOut | None",
-    share: float,
-) -> tuple[IndexView, int, float]:  # fmt: skip
-    """With entry points in cells, if searches find as much so, else as it was.
-
-    Where they miss much anyway, all entry points are measured: hard data need each of them. Also
-    how many rounds that took, and which share of rows is missed; so far it was `share`.
-    """
-    inside = replace(view, in_cells=True, ways={})
-    if inside.cells is None:
-        return view, 0, share
-    least, walked = 0.0, held
-    if held is not None:
-        usual, walked = held.share(neighbours, view.entries), held.inside(True)
-        least = max(REACHED, usual - _FOUND_LESS)
-        if walked.share(neighbours, view.entries) < least - _MENDED_MOST:
-            return view, 0, share
-    inside, rounds, missed = _mended(inside, neighbours, random, CELL_ROUNDS_MAX)
-    loses = missed > share + _MISSED_MORE
-    if walked is not None and not loses:
-        loses = walked.share(neighbours, inside.entries) < least
-    return (view, rounds, share) if loses else (inside, rounds, missed)
 
 
 def reached(view: IndexView, neighbours: Neighbours, random: np.random.Generator) -> Array:
@@ -168,10 +135,6 @@ class HeldOut(NamedTuple):
         nearest = neighbours(scanned, queries, Effort(k=k, top_m=k))
         walked = replace(view, graph=graph, alive=alive)
         return cls(walked, hidden, rows, queries, nearest, _far(view, rows, nearest))
-
-    def inside(self, cells: bool) -> "HeldOut":
-        """The same, searched with entry points in cells or without."""
-        return self._replace(view=replace(self.view, in_cells=cells, ways={}))
 
     def found(self, neighbours: Neighbours, entries: Array, k: int, top_m: int) -> Array:
         """Rows that searches from these entry points find, (held out, k)."""
@@ -252,11 +215,15 @@ def _distances(
 
 @kernel
 def _hide(graph: Array, hidden: Array) -> None:
-    """Lead edges to `hidden` rows, bool (rows,), back to where they begin, in place."""
+    """Take away edges to `hidden` rows, bool (rows,), in place."""
     for row in range(len(graph)):
+        kept = 0
         for place in range(graph.shape[1]):
-            if hidden[graph[row, place]]:
-                graph[row, place] = row
+            other = graph[row, place]
+            if not hidden[other]:
+                graph[row, kept] = other
+                kept += 1
+        graph[row, kept:] = row
 
 
 def tried(

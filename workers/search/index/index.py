@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import InvalidRequest, WrongDimension
-from workers.search.graph import entry_points, links
+from workers.search.graph import density, entry_points, links
 from workers.search.graph.build import GraphOf, own_graph
 from workers.search.index import bulk, inputs, ways
 from workers.search.index.audit import Neighbours, audited, tried
@@ -250,9 +250,12 @@ class Index:
         kernel = (self.metric.number, self.storage.number)
 
         def graph_of(distinct: Array) -> Array:
-            return self.graph_of(
+            made = self.graph_of(
                 distinct, self.degree, *kernel, seed=self.seed, threads=self.threads
             )
+            if self.metric is Metric.INNER_PRODUCT:  # what is near by distance may not be by it
+                return made
+            return density.thinned(made, distinct, self.storage.number, threads=self.threads)
 
         return links.built(vectors, self.degree, *kernel, graph_of, seed=self.seed)
 
@@ -290,6 +293,5 @@ class Index:
             alive=rows.alive(), entries=self.entries, chain=self.links.chain, ids=rows.ids,
             columns=rows.columns, filters=rows.filters, epoch=self.epoch, codes=self.codes,
             audit=self.audit, payloads=rows.payloads,
-            in_cells=self.audit is not None and self.audit.in_cells,
         )  # fmt: skip
         return made.ready(self._view)

@@ -13,7 +13,7 @@ import math
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +226,8 @@ def _index(header: dict[str, Any], arrays: dict[str, Array], threads: int) -> In
     index.codes = codes.coded(linked, index.metric.number, threads=threads)
     if found := header.get("audit"):
         efforts = tuple(tuple(each) for each in found.get("efforts", ()))
-        index.audit = Audit(**{**found, "efforts": efforts})
+        known = {each.name: found[each.name] for each in fields(Audit) if each.name in found}
+        index.audit = Audit(**{**known, "efforts": efforts})  # older ones said more
     index.epoch = header["epoch"]
     return index
 

@@ -44,8 +44,6 @@ def header(found: Any) -> None:
     if found.get("audit") is not None:
         for name in ("rows", "entries", "rounds"):
             _whole(found["audit"][name], f"audit.{name}", 0, ROWS_MAX)
-        celled = found["audit"].get("in_cells", False)
-        expect(isinstance(celled, bool), "whether entry points are in cells", celled)
         share = found["audit"]["missed_share"]
         expect(isinstance(share, float | int) and 0 <= share <= 1, "a missed share", share)
         for each in found["audit"].get("efforts", ()):

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from workers.search.graph import cells
-from workers.search.graph.cells import Cells
+from workers.search.graph import copies
 from workers.search.graph.links import Links
 from workers.search.index.query import ExternalId
 from workers.search.kernels.arrays import Array, address_of, packed, unpacked
 from workers.search.kernels.codes import Codes
 from workers.search.kernels.metrics import Metric, Storage
+from workers.search.kernels.panels import PANEL_DIM_MAX, beside, panels
 from workers.search.metadata.columns import Columns
 from workers.search.metadata.filters import COMPILED_MAX, Allowed, CompiledFilters, Filter
 from workers.search.walk import fields
@@ -25,7 +25,10 @@ from workers.search.walk import fields
 WAYS_MAX = 64  # to search a view, that it remembers
 LONG = 1_000_000  # comparisons of a filter, about 1 ms
 UNCALIBRATED = 128  # entries of the routing list for any recall, where none was measured
-_OF_ENTRIES = ("cells", "entry_vectors", "entry_codes", "entry_wild")
+_OF_ENTRIES = (
+    "seeds", "entry_panels", "entry_vectors", "entry_codes", "entry_wild", "nodes", "node_panels",
+)  # fmt: skip
+NODES_MAX, NODES_VALUES_MAX = 1_500, 60_000  # whose distances take as long as a walk: the sum
 _GROWN = 8  # an index that has grown by this part is audited again
 _LEAST_MISSED = 1e-4
 _GROWN_EFFORTS = 1.5  # times as many rows: recall of routing lists is measured again
@@ -42,7 +45,6 @@ class Audit:
     calibrated: int = 0  # linked rows when `efforts` were measured
     # lengths of routing lists, and their recall of the 10 and 100 nearest, of rows held out
     efforts: tuple[tuple[int, float, float], ...] = ()
-    in_cells: bool = False  # whether searches find as much with entry points in cells
 
     def is_old(self, rows: int) -> bool:
         """Whether so many linked rows are to be audited again."""
@@ -89,37 +91,49 @@ class IndexView:
     epoch: int
     codes: Codes | None = None  # of the linked rows
     audit: Audit | None = None  # of the entry points; None: not made yet
-    in_cells: bool = False  # whether searches measure the entry points of near cells alone
     payloads: list[bytes] = field(default_factory=list)  # of all rows
     ways: dict[Any, Any] = field(default_factory=dict)  # of `ways.py`
     _allowed: dict[str, Allowed] = field(default_factory=dict)
 
     @cached_property
+    def nodes(self) -> Array | None:
+        """All rows that others have edges to, int64, where their distances take as long as a walk's;
+        None where they are too many."""
+        length = self.vectors.shape[1]
+        if not self.linked or length > PANEL_DIM_MAX:
+            return None
+        found = copies.nodes(self.chain, self.linked)
+        return beside(found) if len(found) <= NODES_MAX + NODES_VALUES_MAX // length else None
+
+    @cached_property
+    def node_panels(self) -> Array:
+        """Vectors of `nodes`."""
+        return panels(self.vectors[self.nodes], self.dim)
+
+    @cached_property
+    def seeds(self) -> Array:
+        """The entry points."""
+        return beside(self.entries)
+
+    @cached_property
     def entry_vectors(self) -> Array:
-        """Vectors of `entries`, side by side."""
+        """Vectors of `seeds`, side by side."""
         return np.ascontiguousarray(self.vectors[self.seeds])
 
     @cached_property
-    def cells(self) -> Cells | None:
-        """Of the entry points; None where all are measured."""
-        if not self.in_cells:
-            return None
-        return cells.of(self.vectors, self.entries, self.storage.number)
-
-    @property
-    def seeds(self) -> Array:
-        """The entry points, cell by cell."""
-        return self.entries if self.cells is None else self.cells.order
+    def entry_panels(self) -> Array:
+        """The same in panels."""
+        return panels(self.vectors[self.seeds], self.dim)
 
     @cached_property
     def entry_codes(self) -> Array:
-        """Codes of `entries`, side by side."""
+        """Codes of `seeds`, side by side."""
         assert self.codes is not None
         return np.ascontiguousarray(self.codes.codes[self.seeds])
 
     @cached_property
     def entry_wild(self) -> Array | None:
-        """Bit set of places in `entries` whose rows pass whatever their codes say."""
+        """Bit set of places in `seeds` whose rows pass whatever their codes say."""
         if self.codes is None or self.codes.wild is None:
             return None
         return packed(unpacked(self.codes.wild, self.linked)[self.seeds])
@@ -138,13 +152,11 @@ class IndexView:
         row[fields.GRAPH], row[fields.DEGREE] = address_of(self.graph), self.graph.shape[1]
         row[fields.LOOSE_FIRST], row[fields.LOOSE_LAST] = self.linked, self.count
         row[fields.REPS], row[fields.REPS_COUNT] = address_of(self.seeds), len(self.seeds)
-        row[fields.REPS_VECTORS] = address_of(self.entry_vectors)
-        if self.cells is not None:
-            row[fields.PIVOTS], row[fields.PIVOTS_COUNT] = (
-                address_of(self.cells.pivots), len(self.cells.pivots)
-            )  # fmt: skip
-            row[fields.PIVOTS_VECTORS] = address_of(self.cells.vectors)
-            row[fields.CELLS] = address_of(self.cells.bounds)
+        if row[fields.LENGTH] <= PANEL_DIM_MAX:
+            row[fields.REPS_PANELS] = address_of(self.entry_panels)
+            row[fields.REPS_DIMS] = self.entry_panels.shape[1]
+        else:
+            row[fields.REPS_VECTORS] = address_of(self.entry_vectors)
         row[fields.SCREENED] = self.alive is not None or self.linked < self.count
         if self.chain is not None:
             row[fields.CHAIN] = address_of(self.chain)
@@ -153,10 +165,12 @@ class IndexView:
                 address_of(self.codes.codes), self.codes.codes.shape[1]
             )  # fmt: skip
             row[fields.RULER] = address_of(self.codes.ruler)
-            row[fields.REPS_CODES] = address_of(self.entry_codes)
-            if self.codes.wild is not None and self.entry_wild is not None:
+            if self.codes.wild is not None:
                 row[fields.WILD] = address_of(self.codes.wild)
-                row[fields.REPS_WILD] = address_of(self.entry_wild)
+            if row[fields.REPS_VECTORS]:
+                row[fields.REPS_CODES] = address_of(self.entry_codes)
+                if self.entry_wild is not None:
+                    row[fields.REPS_WILD] = address_of(self.entry_wild)
         if self.alive is not None:
             row[fields.ALIVE] = address_of(self.alive)
         return row
@@ -184,11 +198,12 @@ class IndexView:
             before is not None
             and before.entries is self.entries
             and before.codes is self.codes
-            and before.in_cells == self.in_cells
+            and before.linked == self.linked
         ):
             made = {name: before.__dict__[name] for name in _OF_ENTRIES if name in before.__dict__}
             self.__dict__.update(made)
         assert len(self.template)
+        assert self.nodes is None or len(self.node_panels)
         return self
 
     def takes_long(self, where: Filter) -> bool:

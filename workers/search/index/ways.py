@@ -1,7 +1,8 @@
 """Fills in a slot for a search: which way it goes, what it may return, where it begins.
 
-Three ways. A *scan of a list* where a filter allows so few rows that a walk would cost more. A
-*scan of all rows* where the index is small. Otherwise a *walk*, with a routing list that is longer
+Four ways. A *scan of a list* where a filter allows so few rows that a walk would cost more. A *scan
+of all rows* where the index is small. *All nodes as entry points* where they are so few and so
+short that a walk would take as long: copies are not measured then. Otherwise a *walk*, with a routing list that is longer
 the more rows a filter excludes, so that twice as many hits as are wanted are to be expected in it.
 A walk may end with fewer hits than there are, or with hits that it met by chance far outside of its
 routing list, because what is near the query is excluded: `rescanned` then makes it a scan. So no
@@ -38,7 +39,7 @@ class SearchLimits(NamedTuple):
     k_max: int = K_MAX
     tasks_max: int = TASKS_MAX  # width times degree
     dim_max: int = CORES_DIM_MAX
-    scanned_rows_max: int = SCANNED_ROWS_MAX
+    scanned_rows_max: int = SCANNED_ROWS_MAX  # 0: what has edges is walked
 
 
 _LIMITS = SearchLimits()
@@ -150,30 +151,37 @@ def _way(effort: Effort, view: IndexView, limits: SearchLimits) -> Way:
     row[fields.PATIENCE] = effort.patience
     top_m = min(max(_top_m(effort, view, limits), effort.k), limits.top_m_max)
     allowed, where = view.live, None
+    if limits.scanned_rows_max and view.nodes is not None:
+        top_m = effort.k
+        _enter_all(row, view, view.nodes)
     if effort.where is not None:
         where = view.allowed(effort.where)
         row[fields.SCREENED], row[fields.ALLOWED] = 1, address_of(where.bits)
         allowed = where.count
         longer = _longer(top_m, effort.k, where.count / view.count)
-        met = longer * view.graph.shape[1]
+        met = row[fields.REPS_COUNT] if row[fields.WHOLE] else longer * view.graph.shape[1]
         if longer > limits.top_m_max or where.count <= _SCANNED_PER_MEASURED * met:
             _list(row, where.rows)
-        else:
+        elif not row[fields.WHOLE]:
             top_m = longer
     row[fields.TOP_M], row[fields.HASH_MASK] = top_m, hash_places(top_m) - 1
-    row[fields.ENTRIES] = min(ENTRIES, top_m)
-    if allowed < view.count:
-        row[fields.NEEDED] = min(effort.k, int(top_m * allowed / view.count / _MARGIN))
-    if view.linked == 0 or view.count <= max(limits.scanned_rows_max, effort.k):
+    row[fields.ENTRIES] = top_m if row[fields.WHOLE] else min(ENTRIES, top_m)
+    is_small = view.count <= max(limits.scanned_rows_max, effort.k) and not row[fields.WHOLE]
+    if view.linked == 0 or is_small:
         _scan(row, view, where)
-    exact = bool(row[fields.LIST_COUNT]) or not row[fields.REPS_COUNT]
-    entries = row[fields.REPS_COUNT]
-    if pivots := row[fields.PIVOTS_COUNT]:
-        entries = pivots + entries * fields.PROBES // pivots
-    seeds = row[fields.LIST_COUNT] or (entries + row[fields.LOOSE_LAST] - row[fields.LOOSE_FIRST])
+    exact = bool(row[fields.LIST_COUNT] or row[fields.WHOLE] or not row[fields.REPS_COUNT])
+    if allowed < view.count and not exact:
+        row[fields.NEEDED] = min(effort.k, int(top_m * allowed / view.count / _MARGIN))
+    loose = row[fields.LOOSE_LAST] - row[fields.LOOSE_FIRST]
+    seeds = row[fields.LIST_COUNT] or row[fields.REPS_COUNT] + loose
     extends = -(-seeds // ROWS_A_STEP) + (0 if exact else top_m // effort.width + 3)
     row[fields.WANTED] = wanted = 0 if exact else min(effort.k, allowed)
     return Way(row, address_of(row), effort.k, top_m, wanted, int(extends), exact, allowed, where)
+
+
+def _enter_all(row: Array, view: IndexView, nodes: Array) -> None:
+    row[fields.REPS], row[fields.REPS_COUNT] = address_of(nodes), len(nodes)
+    row[fields.REPS_PANELS], row[fields.WHOLE] = address_of(view.node_panels), 1
 
 
 def _top_m(effort: Effort, view: IndexView, limits: SearchLimits) -> int:
@@ -193,7 +201,7 @@ def _longer(top_m: int, k: int, share: float) -> int:
 def _list(row: Array, rows: Array) -> None:
     row[fields.LIST], row[fields.LIST_COUNT] = address_of(rows), len(rows)
     row[fields.REPS_COUNT] = row[fields.LOOSE_LAST] = row[fields.LOOSE_FIRST] = 0
-    row[fields.WARM_COUNT] = row[fields.NEEDED] = row[fields.CHAIN] = 0
+    row[fields.WARM_COUNT] = row[fields.NEEDED] = row[fields.CHAIN] = row[fields.WHOLE] = 0
 
 
 def _scan(row: Array, view: IndexView, where: Allowed | None) -> None:

@@ -25,7 +25,7 @@ from workers.search.kernels.metrics import HALF, INNER_PRODUCT, SINGLE, SQUARED_
 from workers.search.kernels.vectors import across
 
 SIMD_FLOATS = 16
-_UNROLLED = 4  # independent sums, or each addition waits for the one before
+UNROLLED = 4  # independent sums, or each addition waits for the one before
 
 _I64, _F32 = ir.IntType(64), ir.FloatType()
 _VECTOR = ir.VectorType(_F32, SIMD_FLOATS)
@@ -76,8 +76,8 @@ def _reduction(metric: int, stored: int) -> Any:
     @emitted(types.float32, types.intp, types.intp, types.intp)
     def reduce(builder: Any, row: Any, query: Any, length: Any) -> Any:
         add = _accumulator(builder, row, query, metric, stored)
-        sums = [variable(builder, _ZEROS) for _ in range(_UNROLLED)]
-        one, several = (ir.Constant(_I64, SIMD_FLOATS * n) for n in (1, _UNROLLED))
+        sums = [variable(builder, _ZEROS) for _ in range(UNROLLED)]
+        one, several = (ir.Constant(_I64, SIMD_FLOATS * n) for n in (1, UNROLLED))
         whole = builder.and_(length, ir.Constant(_I64, -several.constant))
         with for_slice(builder, _ZERO, whole, several) as (i, _):
             for total in sums:

@@ -19,20 +19,10 @@ row keeps the array alive until the slot has ended. On a CUDA device addresses a
     STABLE,  # extends since the routing list changed
     EXTENDS,  # extends of this search
     DISTANCES,  # rows measured or left out by their codes
-    HAS_PROBED,  # 1 where the nearest cells are known
     LIST_DONE,  # rows of LIST that were measured; likewise the next three
     WARM_DONE,
     REPS_DONE,
     LOOSE_DONE,
-    REPS_LAST,  # entry points that it measures: all, or those of the cells that it has chosen
-    PROBED,  # the nearest cells, PROBES columns
-    PROBED_1,
-    PROBED_2,
-    PROBED_3,
-    PROBED_4,
-    PROBED_5,
-    PROBED_6,
-    PROBED_7,
     TASKS,  # rows that this extend measures; -1: it does not walk
     PLACE,  # after the last entry that it expanded
     # the index, from `IndexView.template`
@@ -49,13 +39,12 @@ row keeps the array alive until the slot has ended. On a CUDA device addresses a
     LOOSE_LAST,
     REPS,  # address, int64: the rows that are entry points
     REPS_COUNT,  # how many; 0: nothing is walked
+    REPS_PANELS,  # address, float32: the entry points' vectors in panels; 0: in the last three
+    REPS_DIMS,  # dimensions of a panel
     REPS_VECTORS,  # address, as VECTORS: the entry points' vectors, side by side
     REPS_CODES,  # address, uint8: and their codes; 0: none
     REPS_WILD,  # address of a bit set, uint32: which of them pass whatever their code says; 0: none
-    PIVOTS,  # address, int64: the row that each cell of entry points is named by
-    PIVOTS_COUNT,  # how many; 0: all entry points are measured
-    PIVOTS_VECTORS,  # address, as VECTORS: the pivots' vectors, side by side
-    CELLS,  # address, int64 (pivots + 1,): where each cell begins among the entry points
+    WHOLE,  # 1 where all rows that others have edges to are entry points: nothing is walked
     CODES,  # address, uint8 (linked rows, CODE_BYTES); 0: none
     WILD,  # address of a bit set, uint32: rows that pass whatever their code says; 0: none
     CODE_BYTES,  # of a row's code; 0: none
@@ -73,10 +62,8 @@ row keeps the array alive until the slot has ended. On a CUDA device addresses a
     FEED_PLACE,  # which of the feed's queries this is
     NEEDED,  # hits that must be nearer than the routing list's end, else the walk was in vain
     WANTED,  # hits; a walk that finds fewer is to be done again, as a scan
-) = range(62)
-COUNT = 62
-PROBES = 8  # cells whose entry points a search measures
-PIVOTS_MAX = 64  # it compares itself with in one extend
+) = range(51)
+COUNT = 51
 
 # Columns of a feed: queries that slots take one after the other.
 (

@@ -96,7 +96,7 @@ def _read(
         put_i64(address(rows), first + hits, row_of(get_u64(source, hits)))
         put_f32(address(distances), first + hits, distance_of(get_u64(source, hits)))
         hits += 1
-    is_scan = 1 if get_i64(f, fields.REPS_COUNT) == 0 else 0
+    is_scan = 1 if get_i64(f, fields.REPS_COUNT) == 0 or get_i64(f, fields.WHOLE) else 0
     put_i64(t, 1, first + hits)
     put_i64(t, 3, begin + entries)
     put_i64(t, 4, get_i64(f, fields.EXTENDS))

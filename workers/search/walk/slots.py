@@ -18,7 +18,7 @@ from workers.search.kernels.memory import address, get_i64, put_i64
 from workers.search.limits import TASKS_MAX
 from workers.search.walk import fields
 
-ROWS_A_STEP = 64  # of the lists that a seeding slot works through
+ROWS_A_STEP = 256  # of the lists that a seeding slot works through; whole panels
 _APART = 64  # bytes between slots: powers of two would share the places of a cache
 
 
@@ -55,7 +55,7 @@ class Slots(SlotRows):
 
 def hash_places(top_m: int) -> int:
     """Places of the visited table of a search: a power of two, about a third full at its end."""
-    return 1 << max(11, (top_m * 96 - 1).bit_length())
+    return 1 << max(9, (top_m * 96 - 1).bit_length())
 
 
 @kernel

@@ -38,6 +38,7 @@ from workers.search.kernels.keys import (
 )
 from workers.search.kernels.memory import (
     address,
+    get_f32,
     get_i64,
     get_u32,
     get_u64,
@@ -47,10 +48,10 @@ from workers.search.kernels.memory import (
     put_u32,
     put_u64,
 )
+from workers.search.kernels.panels import NEAREST_MAX, PANEL_ROWS, choose, measure
 from workers.search.limits import TASKS_MAX
 from workers.search.walk import fields
 from workers.search.walk.hits import are_apart, doubt, offer, unfold
-from workers.search.walk.probes import in_cells, probe
 from workers.search.walk.slots import ROWS_A_STEP
 
 _SCATTER, _40 = np.uint64(0x9E3779B97F4A7C15), np.uint64(40)
@@ -127,7 +128,6 @@ def _clear(f: int, keys: int, hits: int, seen: int, tasks: int) -> None:
         put_u64(seen, i, EMPTY)
     for field in range(fields.NEXT, fields.LOOSE_DONE + 1):
         put_i64(f, field, 0)
-    put_i64(f, fields.REPS_LAST, get_i64(f, fields.REPS_COUNT))
     put_i64(f, fields.STATUS, fields.SEEDING)
     if get_i64(f, fields.CODES):
         encode_query(
@@ -176,54 +176,87 @@ def _add(base: int, field: int, amount: int) -> None:
 
 @kernel
 def _seed(f: int, keys: int, hits: int, seen: int, tasks: int) -> None:
-    """The next rows of the slot's lists, in order: filter, warm start, representatives, loose."""
-    m, k = get_i64(f, fields.TOP_M), get_i64(f, fields.K)
-    vectors, row_bytes = get_i64(f, fields.VECTORS), get_i64(f, fields.ROW_BYTES)
-    room, listed, done, beside = 0, 0, fields.LOOSE_DONE, False
-    last = get_i64(f, fields.LOOSE_LAST) - get_i64(f, fields.LOOSE_FIRST)
-    lists, warm, reps = (
-        get_i64(f, fields.LIST_COUNT), get_i64(f, fields.WARM_COUNT), get_i64(f, fields.REPS_LAST)
-    )  # fmt: skip
+    """The next rows of the slot's lists, in order: filter, warm start, entry points, loose."""
+    lists, warm = get_i64(f, fields.LIST_COUNT), get_i64(f, fields.WARM_COUNT)
     if lists > 0:
-        listed, last, done = get_i64(f, fields.LIST), lists, fields.LIST_DONE
+        _scan(f, keys, hits, tasks, get_i64(f, fields.LIST), lists, fields.LIST_DONE, 0)
     elif get_i64(f, fields.WARM_DONE) < warm:
-        listed, last, done, room = get_i64(f, fields.WARM), warm, fields.WARM_DONE, m
-    elif get_i64(f, fields.REPS_DONE) < reps:
-        if get_i64(f, fields.PIVOTS_COUNT) > 0 and get_i64(f, fields.HAS_PROBED) == 0:
-            probe(f, tasks)
-            return
-        listed, last, done = get_i64(f, fields.REPS), reps, fields.REPS_DONE
-        room, beside = max(get_i64(f, fields.ENTRIES), warm), True
-        vectors = get_i64(f, fields.REPS_VECTORS)
-    first = get_i64(f, done)
+        m = get_i64(f, fields.TOP_M)
+        _scan(f, keys, hits, tasks, get_i64(f, fields.WARM), warm, fields.WARM_DONE, m)
+    elif get_i64(f, fields.REPS_DONE) < get_i64(f, fields.REPS_COUNT):
+        _enter(f, keys, hits, tasks)
+    else:
+        loose = get_i64(f, fields.LOOSE_LAST) - get_i64(f, fields.LOOSE_FIRST)
+        _scan(f, keys, hits, tasks, 0, loose, fields.LOOSE_DONE, 0)
+    _add(f, fields.EXTENDS, 1)
+    _seeded(f, keys, seen)
+
+
+@inlined
+def _scan(
+    f: int, keys: int, hits: int, tasks: int, listed: int, last: int, done: int, room: int
+) -> None:
+    """Measure the next rows of a list of `last`, int64 at an address, 0: those without edges."""
+    vectors, row_bytes = get_i64(f, fields.VECTORS), get_i64(f, fields.ROW_BYTES)
+    first, offset = get_i64(f, done), get_i64(f, fields.LOOSE_FIRST)
     last = min(last, first + ROWS_A_STEP)
-    offset = get_i64(f, fields.LOOSE_FIRST)
-    screened = get_i64(f, fields.SCREENED) != 0
     query, length = get_i64(f, fields.QUERY), get_i64(f, fields.LENGTH)
     metric, stored = get_i64(f, fields.METRIC), get_i64(f, fields.STORED)
-    if beside and get_i64(f, fields.PIVOTS_COUNT) > 0:
-        in_cells(f, tasks, first, last)
-    else:
-        for i in range(first, last):
-            put_i64(tasks, i - first, i)
-    total = last - first
-    if beside and get_i64(f, fields.REPS_CODES):
+    for i in range(first, last):
+        row = get_i64(listed, i) if listed else offset + i
+        if listed and i + _AHEAD < last:
+            prefetch_row(vectors + get_i64(listed, i + _AHEAD) * row_bytes, row_bytes)
+        key = key_of(distance(vectors + row * row_bytes, query, length, metric, stored), row)
+        _take(f, keys, hits, room, key)
+    put_i64(f, done, last)
+    _add(f, fields.DISTANCES, last - first)
+
+
+@inlined
+def _enter(f: int, keys: int, hits: int, tasks: int) -> None:
+    """Measure the next entry points, whose vectors stand side by side, or in panels."""
+    reps, first = get_i64(f, fields.REPS), get_i64(f, fields.REPS_DONE)
+    last = min(get_i64(f, fields.REPS_COUNT), first + ROWS_A_STEP)
+    room, total = max(get_i64(f, fields.ENTRIES), get_i64(f, fields.WARM_COUNT)), last - first
+    query, length = get_i64(f, fields.QUERY), get_i64(f, fields.LENGTH)
+    metric, stored = get_i64(f, fields.METRIC), get_i64(f, fields.STORED)
+    panels = get_i64(f, fields.REPS_PANELS)
+    put_i64(f, fields.REPS_DONE, last)
+    _add(f, fields.DISTANCES, total)
+    if panels:
+        dims = get_i64(f, fields.REPS_DIMS)
+        at = panels + 4 * dims * first  # a step begins with a panel
+        measure(at, (total + PANEL_ROWS - 1) // PANEL_ROWS, query, dims, metric, tasks)
+        if (
+            room <= NEAREST_MAX
+            and get_i64(f, fields.SCREENED) == 0
+            and get_i64(f, fields.WARM_COUNT) == 0
+        ):
+            choose(tasks, total, reps + 8 * first, keys, room)
+            return
+        for i in range(total):
+            key = key_of(get_f32(tasks, i), get_i64(reps, first + i))
+            _take(f, keys, hits, room, key)
+        return
+    vectors, row_bytes = get_i64(f, fields.REPS_VECTORS), get_i64(f, fields.ROW_BYTES)
+    for i in range(total):
+        put_i64(tasks, i, first + i)
+    if get_i64(f, fields.REPS_CODES):
         total = _sifted(f, keys, hits, room, tasks, total, fields.REPS_CODES)
     for task in range(total):
         i = get_i64(tasks, task)
-        row = get_i64(listed, i) if listed else offset + i
-        if listed and not beside and i + _AHEAD < last:
-            prefetch_row(vectors + get_i64(listed, i + _AHEAD) * row_bytes, row_bytes)
-        at = vectors + (i if beside else row) * row_bytes
-        key = key_of(distance(at, query, length, metric, stored), row)
-        if screened:
-            offer(f, hits, k, key, get_i64(f, fields.CHAIN) if room > 0 else 0)
-        if room > 0:
-            insert(keys, room, key)
-    put_i64(f, done, last)
-    _add(f, fields.EXTENDS, 1)
-    _add(f, fields.DISTANCES, last - first)
-    _seeded(f, keys, seen)
+        far = distance(vectors + i * row_bytes, query, length, metric, stored)
+        _take(f, keys, hits, room, key_of(far, get_i64(reps, i)))
+
+
+@inlined
+def _take(f: int, keys: int, hits: int, room: int, key: Any) -> None:
+    """Insert a row into the lists that it is near enough for; no `room`: into the hits alone."""
+    if get_i64(f, fields.SCREENED):
+        k = get_i64(f, fields.K)
+        offer(f, hits, k, key, get_i64(f, fields.CHAIN) if room > 0 else 0)
+    if room > 0:
+        insert(keys, room, key)
 
 
 @kernel
@@ -236,9 +269,12 @@ def _seeded(f: int, keys: int, seen: int) -> None:
     loose = get_i64(f, fields.LOOSE_LAST) - get_i64(f, fields.LOOSE_FIRST)
     if (
         get_i64(f, fields.WARM_DONE) < get_i64(f, fields.WARM_COUNT)
-        or get_i64(f, fields.REPS_DONE) < get_i64(f, fields.REPS_LAST)
+        or get_i64(f, fields.REPS_DONE) < get_i64(f, fields.REPS_COUNT)
         or get_i64(f, fields.LOOSE_DONE) < loose
     ):
+        return
+    if get_i64(f, fields.WHOLE):
+        put_i64(f, fields.STATUS, fields.DONE)
         return
     mask, m = np.uint64(get_i64(f, fields.HASH_MASK)), get_i64(f, fields.TOP_M)
     for place in range(m):  # the walk has met these; what fell out of the list may come again
@@ -274,6 +310,8 @@ def _expand(f: int, keys: int, seen: int, tasks: int) -> None:
             edges = graph + 4 * degree * row_of(key)
             for edge in range(degree):
                 row = get_u32(edges, edge)
+                if row == row_of(key):  # so are all places that are left over, at the end
+                    break
                 put_i64(tasks, total, np.int64(row))
                 prefetch_row(codes + np.int64(row) * code_bytes, code_bytes)  # none: no bytes
                 total += _visit(seen, np.uint64(mask), row)

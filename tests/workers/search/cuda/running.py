@@ -12,10 +12,11 @@ from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
 from workers.search.metadata.filters import Equal, OneOf, Range
 from workers.search.walk import fields
+from workers.search.walk.slots import ROWS_A_STEP
 
 SIZES = BatchSettings(
     slots=12, sizes=(2, 8), steps=(1, 4), top_m_max=96, k_max=200, dim_max=256, tasks_max=256,
-    seed_rows=64, merge_max=64, threads=32,
+    seed_rows=ROWS_A_STEP, merge_max=64, threads=32,
 )  # fmt: skip
 EFFORTS = [
     Effort(k=1, top_m=16),

@@ -13,5 +13,5 @@ def test_every_component_has_an_entry_point() -> None:
     roots = build.components(index.graph)
     assert len(np.unique(roots)) >= 100
     assert set(roots) == set(roots[index.entries])
-    assert len(index.entries) >= entry_points.usual_count(4_000)
+    assert len(index.entries) >= entry_points.usual_count(4_000, 16)
     assert (np.diff(index.entries) > 0).all()

@@ -54,28 +54,16 @@ class Reference:
             self._measure(self.search.warm, int(row[fields.TOP_M]))
         if row[fields.REPS_COUNT]:
             room = max(int(row[fields.ENTRIES]), int(row[fields.WARM_COUNT]))
-            self._measure(self._entries(), room)
+            self._measure(self.view.nodes if row[fields.WHOLE] else self.view.seeds, room)
         self._measure(np.arange(row[fields.LOOSE_FIRST], row[fields.LOOSE_LAST]), 0)
         self.met = {_row(key) for key in self.top}
-        self._walk()
+        if not row[fields.WHOLE]:
+            self._walk()
         needed, m = int(row[fields.NEEDED]), int(row[fields.TOP_M])
         if needed and len(self.top) >= m:
             if len(self.found) < needed or self.found[needed - 1] > self.top[m - 1]:
                 self.found = []
         return self._hits()
-
-    def _entries(self) -> Array:
-        """Entry points of the nearest cells, or all."""
-        view, cells = self.view, self.view.cells
-        if cells is None:
-            return view.entries
-        kernel = view.metric.number, view.storage.number
-        vectors, numbers = stored_bits(cells.vectors), np.arange(len(cells.pivots))
-        nearest = np.sort(_keys(vectors, numbers, self.query, *kernel))[: fields.PROBES]
-        bounds = [
-            (cells.bounds[_row(key)], cells.bounds[_row(key) + 1]) for key in nearest.tolist()
-        ]
-        return np.concatenate([cells.order[first:last] for first, last in bounds])
 
     def _walk(self) -> None:
         row, stable = self.row, 0

@@ -44,7 +44,6 @@ def views() -> tuple[IndexView, ...]:
     seen = []
     for dim in DIMS:
         index = clustered_index(1_700, dim)
-        assert index.view().cells is not None
         seen.append(index.view())
         index.upsert(range(2_000, 2_100), gaussian(100, dim, seed=9), [{"part": 3}] * 100)
         seen.append(index.view())
