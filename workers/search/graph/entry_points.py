@@ -56,10 +56,11 @@ def extended(
 ) -> Array:
     """`entries`, int64, with some for the rows from `first` on, and for islands of these alone.
 
-    `added`, int64, are the rows to choose from. Islands of older rows, whose edges to others gave
-    way, wait for `covering`.
+    `added`, int64, are the rows to choose from. There are as many as keep all entry points in
+    proportion to the root of the rows: each search measures them. Islands of older rows, whose
+    edges to others gave way, wait for `covering`.
     """
-    wanted = min(len(added), int(np.ceil(np.sqrt(len(added)))))
+    wanted = int(np.ceil(len(added) / np.sqrt(len(graph))))
     chosen = _farthest(stored_bits(vectors), added, wanted, metric, stored)
     roots = _islands(graph, first)
     lone = np.setdiff1d(roots, roots[chosen - first])
