@@ -1,9 +1,9 @@
-"""Exact lists of nearest neighbours of every row: blocks of products choose, distances decide.
+"""Exact lists of nearest neighbours of rows: blocks of products choose, distances decide.
 
 Products choose candidates, with some to spare, and the kernel that searches use computes their
 distances, so both see the same numbers. Rows of a cluster that is a thousand times narrower than
 far from the middle of all are chosen among by chance: products are rounded by more than what lies
-between them. Called by `knn.py` where rows are few enough.
+between them. Called by `knn.py` where rows are few enough, and by audits where they are many.
 """
 
 import numpy as np
@@ -12,7 +12,15 @@ from workers.search.kernels import products
 from workers.search.kernels.arrays import Array, stored_bits
 from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import kernel
-from workers.search.kernels.keys import EMPTY, LIMIT, distance_of, insert, key_of, row_of
+from workers.search.kernels.keys import (
+    EMPTY,
+    LIMIT,
+    distance_of,
+    insert,
+    key_of,
+    row_of,
+    rows_and_distances,
+)
 from workers.search.kernels.memory import address, get_f32, get_u32
 from workers.search.kernels.metrics import SQUARED_L2
 from workers.search.kernels.parallel import over_rows
@@ -20,6 +28,7 @@ from workers.search.kernels.products import GROUP, PANEL_ROWS, lowest, nearer
 
 _SPARE = 8  # candidates beyond the wanted ones: products round differently
 _BLOCK = 64  # rows that are compared with a panel while it is near
+_PART_ROWS = 1 << 16  # that stand in panels at a time, where not all of them are to
 _BITS = 4 * GROUP * PANEL_ROWS  # bytes of `nearer`'s figures, after which its bit sets stand
 
 
@@ -33,9 +42,7 @@ def neighbours(vectors: Array, count: int, metric: int, stored: int, *, threads:
     """As `knn.neighbours`, whatever the number of rows."""
     rows = len(vectors)
     single = vectors[:, : dims_used(vectors)].astype(np.float32)
-    panels = products.panels(single)
-    lengths = np.full(len(panels) * PANEL_ROWS, np.inf, np.float32)  # no row: never near
-    lengths[:rows] = np.einsum("ij,ij->i", single, single) if metric == SQUARED_L2 else 0
+    panels, lengths = _in_panels(single, metric)
     keys = np.full((rows, count), EMPTY, np.uint64)
     wanted = min(rows, count + 1 + _SPARE)
     over_rows(
@@ -43,6 +50,62 @@ def neighbours(vectors: Array, count: int, metric: int, stored: int, *, threads:
         threads=threads,
     )  # fmt: skip
     return keys
+
+
+def nearest_others(
+    vectors: Array, rows: Array, count: int, metric: int, stored: int, *, threads: int = 0
+) -> Array:
+    """The rows nearest to each of `rows`, int64, without all of these: int64 (len(rows), count).
+
+    As a scan, which reads all vectors for each of them and takes ten times as long. There are at
+    least `count` others.
+    """
+    single, bits = vectors[rows].astype(np.float32), stored_bits(vectors)
+    held = np.full((len(rows), count + _SPARE), EMPTY, np.uint64)
+    worst = np.full(len(rows), np.inf, np.float32)
+    for first in range(0, len(vectors), _PART_ROWS):
+        panels, lengths = _in_panels(
+            vectors[first : first + _PART_ROWS].astype(np.float32, copy=False), metric
+        )
+        inside = rows[(rows >= first) & (rows < first + _PART_ROWS)] - first
+        lengths[inside] = np.inf
+        over_rows(
+            _nearest_of_part, len(rows), single, panels, lengths, first, held, worst,
+            threads=threads,
+        )  # fmt: skip
+    keys = np.full((len(rows), count), EMPTY, np.uint64)
+    over_rows(_measured, len(rows), rows, bits, held, 0, keys, metric, stored, threads=threads)
+    nearest: Array = rows_and_distances(keys)[0]
+    return nearest
+
+
+def _in_panels(single: Array, metric: int) -> tuple[Array, Array]:
+    """Rows, float32, in panels, and their squares or 0; infinite where a panel has no row."""
+    panels = products.panels(single)
+    lengths = np.full(len(panels) * PANEL_ROWS, np.inf, np.float32)  # no row: never near
+    lengths[: len(single)] = np.einsum("ij,ij->i", single, single) if metric == SQUARED_L2 else 0
+    return panels, lengths
+
+
+@kernel
+def _nearest_of_part(
+    first: int, last: int, single: Array, panels: Array, lengths: Array, base: int, held: Array,
+    worst: Array,
+) -> None:  # fmt: skip
+    """Put what is near among rows from `base` on, in panels, into the lists of some queries.
+
+    `single` are the queries, float32 (queries, dim); `held` and `worst` are `_chosen`'s.
+    """
+    dim = single.shape[1]
+    groups = np.zeros((_BLOCK // GROUP, dim, GROUP), np.float32)
+    limits = np.empty(_BLOCK, np.float32)
+    for begin in range(first, last, _BLOCK):
+        size = min(_BLOCK, last - begin)
+        _grouped(single, begin, size, groups)
+        limits[:size] = worst[begin : begin + size]
+        limits[size:] = -np.inf
+        _chosen(groups, panels, lengths, base, held[begin : begin + size], limits)
+        worst[begin : begin + size] = limits[:size]
 
 
 @kernel
@@ -55,28 +118,36 @@ def _nearest(
     `vectors` are stored bits, `single` float32 (rows, dim), `lengths` float32, a row's square or 0,
     infinite where a panel has no row. `wanted` is how many candidates a row has.
     """
-    dim = single.shape[1]
+    dim, every = single.shape[1], np.arange(len(single))
     groups = np.zeros((_BLOCK // GROUP, dim, GROUP), np.float32)
     held = np.empty((_BLOCK, wanted), np.uint64)
     worst = np.empty(_BLOCK, np.float32)
     for begin in range(first, last, _BLOCK):
         size = min(_BLOCK, last - begin)
-        for i in range(size):
-            for d in range(dim):
-                groups[i // GROUP, d, i % GROUP] = single[begin + i, d]
+        _grouped(single, begin, size, groups)
         held[:] = EMPTY
         worst[:] = np.inf
         worst[size:] = -np.inf
-        _chosen(groups, panels, lengths, held, worst)
-        _measured(begin, size, vectors, held, keys, metric, stored)
+        _chosen(groups, panels, lengths, 0, held, worst)
+        _measured(begin, begin + size, every, vectors, held, begin, keys, metric, stored)
 
 
 @kernel
-def _chosen(groups: Array, panels: Array, lengths: Array, held: Array, worst: Array) -> None:
+def _grouped(single: Array, begin: int, size: int, groups: Array) -> None:
+    """Copy `size` rows of `single` from `begin` on to groups of queries."""
+    for i in range(size):
+        for d in range(single.shape[1]):
+            groups[i // GROUP, d, i % GROUP] = single[begin + i, d]
+
+
+@kernel
+def _chosen(
+    groups: Array, panels: Array, lengths: Array, base: int, held: Array, worst: Array
+) -> None:
     """Put the rows that are nearest to each query into `held`, uint64 (queries, wanted), as keys.
 
     `groups` are the queries, float32 (queries / GROUP, dim, GROUP), and `worst`, float32, is how
-    far the last of each list is.
+    far the last of each list is. Rows count up from `base`.
     """
     dim, size = groups.shape[1], held.shape[1]
     room = np.empty(GROUP * PANEL_ROWS + GROUP, np.float32)
@@ -96,7 +167,7 @@ def _chosen(groups: Array, panels: Array, lengths: Array, held: Array, worst: Ar
                     if far < worst[query]:
                         insert(
                             address(held) + query * held.strides[0], size,
-                            key_of(far, PANEL_ROWS * panel + lane),
+                            key_of(far, base + PANEL_ROWS * panel + lane),
                         )  # fmt: skip
                         if held[query, size - 1] < LIMIT:
                             worst[query] = distance_of(held[query, size - 1])
@@ -104,19 +175,23 @@ def _chosen(groups: Array, panels: Array, lengths: Array, held: Array, worst: Ar
 
 @kernel
 def _measured(
-    begin: int, size: int, vectors: Array, held: Array, keys: Array, metric: int, stored: int
-) -> None:
-    """Measure the candidates of `size` rows from `begin` on, and keep the nearest in `keys`."""
+    first: int, last: int, rows: Array, vectors: Array, held: Array, base: int, keys: Array,
+    metric: int, stored: int,
+) -> None:  # fmt: skip
+    """Measure the candidates of rows[first] to rows[last], and keep the nearest in `keys`.
+
+    Those of rows[i] stand in held[i - base].
+    """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     query = np.empty(length, np.float32)
-    for i in range(size):
-        row = begin + i
+    for i in range(first, last):
+        row = rows[i]
         load(start + row * row_bytes, address(query), length, stored)
-        for key in held[i]:
+        for key in held[i - base]:
             if key >= LIMIT:
                 break
             other = row_of(key)
             if other != row:
                 at = start + other * row_bytes
                 far = distance(at, address(query), length, metric, stored)
-                insert(address(keys) + row * keys.strides[0], keys.shape[1], key_of(far, other))
+                insert(address(keys) + i * keys.strides[0], keys.shape[1], key_of(far, other))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workers.search.graph import copies
+from workers.search.graph import copies, exact
 from workers.search.index.query import Effort
 from workers.search.index.view import Audit, IndexView
 from workers.search.kernels.arrays import Array, all_but, stored_bits
@@ -41,15 +41,18 @@ REACHED = 0.975  # share of the nearest of held-out rows that ends the rounds
 _WORTH = 4  # times what random entry points would find
 _FEW, _MOST = 10, 100  # nearest rows of which the share is told
 _OF_MOST_ENOUGH = 0.97
+_SCANNED_MOST = 1 << 16  # rows, among which the nearest of held-out ones are found by a scan
 _LONG, _GAIN = 256, 0.002  # entries of a list, from which another is tried only if it gains so much
 
 
 def audited(
-    view: IndexView, neighbours: Neighbours, *, seed: int, before: Audit | None = None
-) -> tuple[Array, Audit]:
+    view: IndexView, neighbours: Neighbours, *, seed: int, before: Audit | None = None,
+    threads: int = 0,
+) -> tuple[Array, Audit]:  # fmt: skip
     """Entry points with those that searches of `view` needed; all its rows are linked and live.
 
-    What was measured `before` of lists is kept, unless there are many more rows now.
+    What was measured `before` of lists is kept, unless there are many more rows now. `threads` are
+    for what is not a search (0: all cores).
     """
     if view.nodes is not None:  # which searches measure all
         return view.entries, Audit(rows=0, entries=len(view.entries), rounds=0, missed_share=0.0)
@@ -59,9 +62,9 @@ def audited(
     if before is not None and not before.is_uncalibrated(view.linked):
         calibrated, efforts = before.calibrated, before.efforts
     elif view.linked > max(SCANNED_ROWS_MAX, 8 * HELD_OUT):  # of few rows, which are scanned, none
-        held = HeldOut.of(view, neighbours, random, HELD_OUT, _MOST)
+        held = HeldOut.of(view, neighbours, random, HELD_OUT, _MOST, threads)
         if held.share(neighbours, view.entries) < REACHED:
-            view = replace(view, entries=reached(view, neighbours, random), ways={})
+            view = replace(view, entries=reached(view, neighbours, random, threads), ways={})
         efforts = recalls(held, neighbours, view.entries)
     return view.entries, Audit(
         rows=view.linked, entries=len(view.entries), rounds=rounds, missed_share=share,
@@ -83,7 +86,9 @@ def _mended(
     return view, rounds, share
 
 
-def reached(view: IndexView, neighbours: Neighbours, random: np.random.Generator) -> Array:
+def reached(
+    view: IndexView, neighbours: Neighbours, random: np.random.Generator, threads: int = 0
+) -> Array:
     """Entry points with those of the nearest rows of held-out ones that searches missed.
 
     Each round tries on other rows whether the last ones find more than as many random ones would;
@@ -91,7 +96,7 @@ def reached(view: IndexView, neighbours: Neighbours, random: np.random.Generator
     """
     kept = entries = view.entries
     for _ in range(min(ROUNDS_MAX, int(_OFTEN_SHARE * view.linked / _HELD_OUT_OFTEN))):
-        held = HeldOut.of(view, neighbours, random, _HELD_OUT_OFTEN, _FEW)
+        held = HeldOut.of(view, neighbours, random, _HELD_OUT_OFTEN, _FEW, threads)
         share, missed = held.tried(neighbours, entries)
         if len(entries) > len(kept):
             before = held.share(neighbours, kept)
@@ -118,21 +123,26 @@ class HeldOut(NamedTuple):
     @classmethod
     def of(
         cls, view: IndexView, neighbours: Neighbours, random: np.random.Generator, count: int,
-        k: int,
+        k: int, threads: int = 0,
     ) -> "HeldOut":  # fmt: skip
-        """So many are drawn, and their k nearest rows."""
+        """So many are drawn, and their k nearest rows; among many, products choose those."""
         rows = np.sort(random.choice(view.linked, count, replace=False))
         hidden = np.zeros(view.linked, bool)
         hidden[rows] = True if view.chain is None else copies.are_lone(view.chain)[rows]
         graph, others = view.graph.copy(), all_but(rows, view.linked)
         _hide(graph, hidden)
         alive = None if view.chain is None else others
-        scanned = replace(
-            view, graph=view.graph[:0], entries=view.entries[:0], chain=None, linked=0, codes=None,
-            ways={}, live=view.linked - count, alive=others,
-        )  # fmt: skip
         queries = view.vectors[rows].astype(np.float32)
-        nearest = neighbours(scanned, queries, Effort(k=k, top_m=k))
+        if view.linked > _SCANNED_MOST:
+            kernel = (view.metric.number, view.storage.number)
+            vectors = view.vectors[: view.linked]
+            nearest = exact.nearest_others(vectors, rows, k, *kernel, threads=threads)
+        else:
+            scanned = replace(
+                view, graph=view.graph[:0], entries=view.entries[:0], chain=None, linked=0,
+                codes=None, ways={}, live=view.linked - count, alive=others,
+            )  # fmt: skip
+            nearest = neighbours(scanned, queries, Effort(k=k, top_m=k))
         walked = replace(view, graph=graph, alive=alive)
         return cls(walked, hidden, rows, queries, nearest, _far(view, rows, nearest))
 

@@ -188,7 +188,9 @@ class Index:
             coded = codes.extended(known, view.vectors[:last], kernel, threads=self.threads)
             if before is None or before.is_old(last):
                 now = view.linked_part(made, coded)
-                entries, before = audited(now, neighbours, seed=self.seed, before=before)
+                entries, before = audited(
+                    now, neighbours, seed=self.seed, before=before, threads=self.threads
+                )
                 made = made._replace(entries=entries)
             with self._lock:
                 if is_new:
@@ -218,7 +220,7 @@ class Index:
                 made = links.Links(graph, entries, chain)
             coded = codes.coded(vectors[: len(linked)], self.metric.number, threads=self.threads)
             now = replace(view, vectors=vectors).linked_part(made, coded)
-            entries, audit = audited(now, self.searched, seed=self.seed)
+            entries, audit = audited(now, self.searched, seed=self.seed, threads=self.threads)
             with self._lock:
                 self._replace(view, live, vectors)
                 self.links = links.Kept(made._replace(entries=entries))

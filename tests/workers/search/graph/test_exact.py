@@ -1,5 +1,7 @@
 """Exact lists, beside a scan by the kernel's own distances."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from workers.search.graph import exact
 from workers.search.graph.knn import even_spans, introduce
 from workers.search.index import inputs
 from workers.search.kernels.arrays import Array, stored_bits
-from workers.search.kernels.keys import EMPTY
+from workers.search.kernels.keys import EMPTY, rows_and_distances
 from workers.search.kernels.metrics import Metric, Storage
 
 
@@ -33,6 +35,21 @@ def test_lists_are_those_of_a_scan(rows: int, storage: Storage, metric: Metric) 
     for threads in (1, 2):
         found = exact.neighbours(vectors, 24, metric.number, storage.number, threads=threads)
         assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("metric", list(Metric))
+def test_nearest_others_are_those_of_a_scan(metric: Metric, monkeypatch: Any) -> None:
+    """Rows stand in panels part by part, and 70 queries are more than a block."""
+    monkeypatch.setattr(exact, "_PART_ROWS", 96)
+    drawn, _ = overlapping(500, 0, dim=19)
+    vectors = inputs.prepared(drawn, 19, metric, Storage.FLOAT16)
+    rows = np.arange(3, 500, 7)[:70]
+    kernel = metric.number, Storage.FLOAT16.number
+    listed = rows_and_distances(scanned(vectors, 499, metric, Storage.FLOAT16)[rows])[0]
+    expected = [each[~np.isin(each, rows)][:24] for each in listed]
+    for threads in (1, 2):
+        found = exact.nearest_others(vectors, rows, 24, *kernel, threads=threads)
+        assert found.tolist() == np.array(expected).tolist()
 
 
 def test_dimensions_of_zeros_behind_all_values_are_left_out() -> None:
