@@ -2,8 +2,10 @@
 
 New rows: their neighbours come from a search of the graph, and from a scan of the rows that are
 linked with them. They keep the edges with the fewest detours, as in a build (`build.py`), and push
-themselves into the middle of their neighbours' lists: the nearest half of a list is protected, the
-last entry goes. Deleted rows: who had an edge to one takes the nearest of that one's neighbours
+themselves into their neighbours' lists. The first half of a list is protected: there a new row takes
+the place of the farthest, if it is nearer. What it displaced, or else the new row, stands in the
+middle then, and the last entry goes. Were the first half kept for ever, rows that came early would
+keep the long edges of a small index. Deleted rows: who had an edge to one takes the nearest of that one's neighbours
 instead (Singh et al., "FreshDiskANN", arXiv:2105.09613, without its slack factor).
 
 A graph that searches may be walking is never changed: `versions.py` has room for the next one.
@@ -40,8 +42,9 @@ def extended(
         stored, base=linked, threads=threads,
     )  # fmt: skip
     over_rows(_forward, added, keys, graph, linked, threads=threads)
-    _backward(graph, linked)
-    pushed = np.unique(graph[linked:, : graph.shape[1] // 2])
+    targets = graph[linked:, : graph.shape[1] // 2].copy()  # what is pushed changes lists, new too
+    _backward(stored_bits(vectors), graph, targets, linked, metric, stored)
+    pushed = np.unique(targets)
     return pushed[pushed < linked]
 
 
@@ -94,16 +97,21 @@ def _forward(first: int, last: int, keys: Array, graph: Array, linked: int) -> N
 
 
 @kernel
-def _backward(graph: Array, linked: int) -> None:
+def _backward(
+    vectors: Array, graph: Array, targets: Array, linked: int, metric: int, stored: int
+) -> None:
     """Push each new row into its neighbours' lists, worst edges first: the best stay longest.
 
-    In place, in `graph`, uint32 (linked + new rows, degree). Empty places stay at the end.
+    In place, in `graph`, uint32 (linked + new rows, degree). `targets`, uint32 (new rows, degree /
+    2), are the first edges that each new row has now; `vectors` are stored bits. Empty places stay
+    at the end.
     """
-    degree = graph.shape[1]
+    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
+    query, degree = np.empty(length, np.float32), graph.shape[1]
     middle = degree // 2
     for place in range(middle - 1, -1, -1):
         for row in range(linked, len(graph)):
-            other = graph[row, place]
+            other = np.int64(targets[row - linked, place])
             if other == row:
                 continue
             at = 0
@@ -112,9 +120,19 @@ def _backward(graph: Array, linked: int) -> None:
             if at < middle and graph[other, at] == row:
                 continue
             at = min(at, degree - 1)
+            load(start + other * row_bytes, address(query), length, stored)
+            worst = distance(start + row * row_bytes, address(query), length, metric, stored)
+            pushed, farthest = np.uint32(row), middle
+            for i in range(min(at, middle)):
+                held = start + np.int64(graph[other, i]) * row_bytes
+                far = distance(held, address(query), length, metric, stored)
+                if far > worst:
+                    worst, farthest, pushed = far, i, graph[other, i]
             for i in range(at, middle, -1):
                 graph[other, i] = graph[other, i - 1]
-            graph[other, min(at, middle)] = row
+            if farthest < middle:
+                graph[other, farthest] = row
+            graph[other, min(at, middle)] = pushed
 
 
 def mended(

@@ -29,6 +29,7 @@ from workers.search.limits import SCANNED_ROWS_MAX, TOP_M_MAX
 Neighbours = Callable[[IndexView, Array, Effort], Array]  # rows for prepared queries: (queries, k)
 
 ROUNDS_MAX = 8
+_GROWN_ROUNDS_MAX = 2  # of an index that grew by an eighth: the next audit goes on
 HELD_OUT = 200  # rows that lists of several lengths are tried on
 _HELD_OUT_OFTEN = 400  # in each round for those that such rows miss
 _OFTEN_SHARE = 0.2  # of all rows, in all of these rounds: of few rows they would be most of a build
@@ -41,7 +42,7 @@ REACHED = 0.975  # share of the nearest of held-out rows that ends the rounds
 _WORTH = 4  # times what random entry points would find
 _FEW, _MOST = 10, 100  # nearest rows of which the share is told
 _OF_MOST_ENOUGH = 0.97
-_SCANNED_MOST = 1 << 16  # rows, among which the nearest of held-out ones are found by a scan
+_SCANNED_MOST = 1 << 15  # rows, among which the nearest of held-out ones are found by a scan
 _LONG, _GAIN = 256, 0.002  # entries of a list, from which another is tried only if it gains so much
 
 
@@ -57,14 +58,15 @@ def audited(
     if view.nodes is not None:  # which searches measure all
         return view.entries, Audit(rows=0, entries=len(view.entries), rounds=0, missed_share=0.0)
     random = np.random.default_rng(seed)
-    view, rounds, share = _mended(view, neighbours, random)
+    most = ROUNDS_MAX if before is None else _GROWN_ROUNDS_MAX
+    view, rounds, share = _mended(view, neighbours, random, most)
     calibrated, efforts = view.linked, tuple[tuple[int, float, float], ...]()
     if before is not None and not before.is_uncalibrated(view.linked):
         calibrated, efforts = before.calibrated, before.efforts
     elif view.linked > max(SCANNED_ROWS_MAX, 8 * HELD_OUT):  # of few rows, which are scanned, none
         held = HeldOut.of(view, neighbours, random, HELD_OUT, _MOST, threads)
         if held.share(neighbours, view.entries) < REACHED:
-            view = replace(view, entries=reached(view, neighbours, random, threads), ways={})
+            view = replace(view, entries=reached(view, neighbours, random, most, threads), ways={})
         efforts = recalls(held, neighbours, view.entries)
     return view.entries, Audit(
         rows=view.linked, entries=len(view.entries), rounds=rounds, missed_share=share,
@@ -73,11 +75,12 @@ def audited(
 
 
 def _mended(
-    view: IndexView, neighbours: Neighbours, random: np.random.Generator
+    view: IndexView, neighbours: Neighbours, random: np.random.Generator, most: int
 ) -> tuple[IndexView, int, float]:
-    """With what is missed as entry points, after how many rounds, and what the last one missed."""
+    """With what is missed as entry points, after how many rounds, at `most` so many, and what the
+    last one missed."""
     rounds, share = 0, 1.0
-    while rounds < ROUNDS_MAX and share > ENOUGH:
+    while rounds < most and share > ENOUGH:
         rounds += 1
         missed, share = tried(view, neighbours, random)
         if view.chain is not None:
@@ -87,15 +90,16 @@ def _mended(
 
 
 def reached(
-    view: IndexView, neighbours: Neighbours, random: np.random.Generator, threads: int = 0
-) -> Array:
+    view: IndexView, neighbours: Neighbours, random: np.random.Generator, most: int = ROUNDS_MAX,
+    threads: int = 0,
+) -> Array:  # fmt: skip
     """Entry points with those of the nearest rows of held-out ones that searches missed.
 
     Each round tries on other rows whether the last ones find more than as many random ones would;
     those that do not are left out again.
     """
     kept = entries = view.entries
-    for _ in range(min(ROUNDS_MAX, int(_OFTEN_SHARE * view.linked / _HELD_OUT_OFTEN))):
+    for _ in range(min(most, int(_OFTEN_SHARE * view.linked / _HELD_OUT_OFTEN))):
         held = HeldOut.of(view, neighbours, random, _HELD_OUT_OFTEN, _FEW, threads)
         share, missed = held.tried(neighbours, entries)
         if len(entries) > len(kept):

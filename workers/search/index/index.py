@@ -26,7 +26,7 @@ from workers.search.kernels.metrics import Metric, Storage
 from workers.search.limits import CANDIDATES, DEGREE, DEGREE_MAX
 from workers.search.metadata.columns import Columns, Metadata
 
-LINK_BATCH = 1_024  # rows that are linked together are compared each with each
+LINK_BATCH = 512  # rows that are linked together are compared each with each
 _LINK_TOP_M = 64  # 96 finds 0.002 more of the neighbours, and takes 1.35 times as long
 _ENTRIES_GROWN = 2  # times as many as the last audit left: they are chosen anew
 
