@@ -63,7 +63,7 @@ class WordIndex:
     def dead_share(self) -> float:
         """Share of passages that are deleted and still counted."""
         state = self._state
-        return 1 - len(state.number_of) / max(1, len(state.ids))
+        return 1 - len(state.number_of) / len(state.ids) if state.ids else 0.0
 
     def change(self, gone: Iterable[bytes], texts: Mapping[bytes, str]) -> None:
         """Take passages away and add others, in place of those that have these ids. Blocks."""
