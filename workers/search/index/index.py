@@ -24,6 +24,7 @@ from workers.search.kernels import codes
 from workers.search.kernels.arrays import Array, aligned
 from workers.search.kernels.metrics import Metric, Storage
 from workers.search.limits import CANDIDATES, DEGREE, DEGREE_MAX
+from workers.search.metadata import parts
 from workers.search.metadata.columns import Columns, Metadata
 
 LINK_BATCH = 512  # rows that are linked together are compared each with each
@@ -221,31 +222,36 @@ class Index:
             coded = codes.coded(vectors[: len(linked)], self.metric.number, threads=self.threads)
             now = replace(view, vectors=vectors).linked_part(made, coded)
             entries, audit = audited(now, self.searched, seed=self.seed, threads=self.threads)
+            old = self.rows.long_ones()
             with self._lock:
                 self._replace(view, live, vectors)
                 self.links = links.Kept(made._replace(entries=entries))
                 self.codes, self.audit = coded, audit
                 self._changed()
+            del view, now
+            parts.let_go(old)
 
     def _replace(self, view: IndexView, live: Array, vectors: Array) -> None:
         """Put compacted rows in place, then what came and went since `view`."""
         old = self.rows
         since = old.row_of
         late = np.arange(view.count, old.count)
-        kept = np.concatenate([live, late])
-        ids = [old.ids[row] for row in kept.tolist()]
-        payloads = [old.payloads[row] for row in kept.tolist()]
-        columns = old.columns.taken(kept)
-        rows = Rows(vectors, ids[: len(live)], columns, payloads=payloads[: len(live)])
-        gone = [i for i, row in enumerate(live.tolist()) if since.get(ids[i]) != row]
-        for i in gone:
-            rows.delete(ids[i])
+        ids, payloads = parts.taken(old.ids, live), parts.taken(old.payloads, live)
+        columns = old.columns.taken(np.concatenate([live, late]))
+        rows = Rows(vectors, ids, columns, payloads=payloads)
+        gone = []
+        for first, last in parts.in_parts(len(live)):
+            names = zip(live[first:last].tolist(), ids[first:last], strict=True)
+            gone += [name for row, name in names if since.get(name) != row]
+        for name in gone:
+            rows.delete(name)
+        late_ids = old.ids[view.count :]
         if len(late):
             metadata: list[Metadata] = [{}] * len(late)
-            rows.append(old.vectors[late], ids[len(live) :], metadata, payloads[len(live) :])
-        for external in ids[len(live) :]:
-            if external not in since:
-                rows.delete(external)
+            rows.append(old.vectors[late], late_ids, metadata, old.payloads[view.count :])
+        for name in late_ids:
+            if name not in since:
+                rows.delete(name)
         self.rows = rows
 
     def _built(self, vectors: Array) -> links.Links:

@@ -6,26 +6,24 @@ parts.
 """
 
 import json
-import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
 from workers.search.index.query import ExternalId
 from workers.search.kernels.arrays import Array
-
-_PART, _PAUSE_S = 2_000, 1e-4  # objects, about 0.3 ms
+from workers.search.metadata.parts import in_parts
 
 
 def packed_ids(ids: list[ExternalId], count: int) -> tuple[Array, Array]:
     """(kind and end of each id in a row of bytes): numbers are 8 bytes."""
     kinds = {int: 0, str: 1, bytes: 2}
     table = np.empty((2, count), np.int64)
-    parts: list[bytes] = []
-    for first, part in _in_turns(ids, count):
-        table[0, first : first + len(part)] = [kinds[type(each)] for each in part]
-        parts += [
+    pieces = [np.empty(0, np.uint8)]
+    for first, last in in_parts(count):
+        part = ids[first:last]
+        table[0, first:last] = [kinds[type(each)] for each in part]
+        spelled = [
             each.to_bytes(8, "little", signed=True)
             if isinstance(each, int)
             else each.encode()
@@ -33,34 +31,31 @@ def packed_ids(ids: list[ExternalId], count: int) -> tuple[Array, Array]:
             else each
             for each in part
         ]
-    table[1], blob = joined(parts, count)
-    return table, blob
+        table[1, first:last] = [len(each) for each in spelled]
+        pieces.append(np.frombuffer(b"".join(spelled), np.uint8))
+    table[1] = np.cumsum(table[1])
+    return table, np.concatenate(pieces)
 
 
-def joined(parts: list[bytes], count: int) -> tuple[Array, Array]:
-    """Where each of the first parts ends, int64, and all of their bytes, uint8."""
+def joined(items: list[bytes], count: int) -> tuple[Array, Array]:
+    """Where each of the first items ends, int64, and all of their bytes, uint8."""
     lengths, pieces = np.zeros(count, np.int64), [np.empty(0, np.uint8)]
-    for first, part in _in_turns(parts, count):
-        lengths[first : first + len(part)] = [len(each) for each in part]
+    for first, last in in_parts(count):
+        part = items[first:last]
+        lengths[first:last] = [len(each) for each in part]
         pieces.append(np.frombuffer(b"".join(part), np.uint8))
     return np.cumsum(lengths), np.concatenate(pieces)
 
 
-def labels_json(labels: Mapping[str, Mapping[str | bool, int]]) -> str:
-    """Members of an object of lists."""
+def labels_json(names: Mapping[str, list[str | bool]]) -> bytes:
+    """Members of an object of lists, in ASCII."""
     lists = []
-    for field, known in labels.items():
-        each = list(known)
-        texts = [json.dumps(part)[1:-1] for _, part in _in_turns(each, len(each))]
-        lists.append(f"{json.dumps(field)}: [{', '.join(texts)}]")
-    return ", ".join(lists)
-
-
-def _in_turns(items: list[Any], count: int) -> Iterator[tuple[int, list[Any]]]:
-    """The first items in parts, and where each begins; others get the interpreter in between."""
-    for first in range(0, count, _PART):
-        yield first, items[first : min(count, first + _PART)]
-        time.sleep(_PAUSE_S)
+    for field, known in names.items():
+        texts = [
+            json.dumps(known[first:last])[1:-1].encode() for first, last in in_parts(len(known))
+        ]
+        lists.append(b"%s: [%s]" % (json.dumps(field).encode(), b", ".join(texts)))
+    return b", ".join(lists)
 
 
 def unpacked_ids(table: Array, blob: Array) -> list[ExternalId]:

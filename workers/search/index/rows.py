@@ -16,6 +16,7 @@ from workers.search.kernels.arrays import WORD_BITS, Array, aligned, packed
 from workers.search.limits import ROWS_MAX
 from workers.search.metadata.columns import Columns, Metadata
 from workers.search.metadata.filters import CompiledFilters
+from workers.search.metadata.parts import Table
 
 _CAPACITY_MIN = 1_024
 ID_BYTES_MAX = 1_024
@@ -27,23 +28,27 @@ class Rows:
     def __init__(
         self,
         vectors: Array,
-        ids: Sequence[ExternalId],
+        ids: list[ExternalId],
         columns: Columns,
         dead: Sequence[int] = (),
-        payloads: Sequence[bytes] | None = None,
+        payloads: list[bytes] | None = None,
     ) -> None:
-        """`vectors` is stored as it is and may be read-only; the first append then copies it."""
+        """All is kept as it is. `vectors` may be read-only; the first append then copies it."""
         self.vectors, self.columns = vectors, columns
-        self.ids: list[ExternalId] = list(ids)
-        self.payloads = [b""] * len(self.ids) if payloads is None else list(payloads)
+        self.ids, self.payloads = ids, [b""] * len(ids) if payloads is None else payloads
         assert len(self.payloads) == len(self.ids), "a payload for each row"
-        self._payload_bytes = sum(map(len, self.payloads))
+        self._payload_bytes = sum(len(each) for each in self.payloads)
         gone = set(dead)
-        self.row_of = {name: row for row, name in enumerate(self.ids) if row not in gone}
+        self.row_of = Table[ExternalId]()
+        for row, name in enumerate(self.ids):
+            if row not in gone:
+                self.row_of[name] = row
         assert len(self.row_of) == len(self.ids) - len(gone), "a live id stands twice"
         self.filters = CompiledFilters(columns)
         self.dead_count = len(gone)
-        self._dead = packed(np.isin(np.arange(len(vectors)), list(gone)))
+        mask = np.zeros(len(vectors), bool)
+        mask[list(gone)] = True
+        self._dead = packed(mask)
         self._alive: Array | None = None  # what it comes to, until it changes
 
     @property
@@ -55,6 +60,11 @@ class Rows:
     def bytes_held(self) -> int:
         """Memory of vectors, metadata and payloads, with room for more rows."""
         return self.vectors.nbytes + self.columns.bytes_held + self._payload_bytes
+
+    def long_ones(self) -> list[list[Any] | Table[Any]]:
+        """All that holds an object for each row, or each label, for `parts.let_go`."""
+        names, labels = self.columns.names.values(), self.columns.labels.values()
+        return [self.ids, self.payloads, self.row_of, *names, *labels]
 
     def append(
         self,

@@ -71,9 +71,9 @@ def save(index: Index, path: Path, notes: Mapping[str, Any] | None = None) -> No
         "notes": dict(notes or {}),
         "sections": sections,
     }
-    labels = packing.labels_json(view.columns.labels.copy())
-    whole = f'{json.dumps(header)[:-1]}, "labels": {{{labels}}}}}'
-    _write(path, whole.encode(), list(arrays.values()))
+    labels = packing.labels_json(view.columns.names.copy())
+    whole = b"".join([json.dumps(header)[:-1].encode(), b', "labels": {', labels, b"}}"])
+    _write(path, whole, list(arrays.values()))
 
 
 def info(path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from schemas.errors import InvalidRequest, UnknownFilterField
 from schemas.rules.filters import LIST_MAX, Value, moment_us
 from workers.search.kernels.arrays import Array
 from workers.search.metadata.further import Further, Holds
+from workers.search.metadata.parts import Table, in_parts, taken
 
 Metadata = Mapping[str, Value | list[Value]]  # of a row, by field
 
@@ -33,7 +34,8 @@ class Columns:
     def __init__(self) -> None:
         self.numbers: dict[str, Array] = {}
         self.label_codes: dict[str, Array] = {}
-        self.labels: dict[str, dict[str | bool, int]] = {}
+        self.labels: dict[str, Table[str | bool]] = {}  # codes
+        self.names: dict[str, list[str | bool]] = {}  # labels by code
         self.further: dict[str, Further] = {}  # numbers, or codes of labels
         self._moments: dict[str, Array] = {}  # by code, of fields that have dates
 
@@ -88,17 +90,26 @@ class Columns:
 
     def _code(self, field: str, label: str | bool) -> int:
         """Of a label, a new one too."""
-        labels = self.labels.setdefault(field, {})
-        if (code := labels.get(label)) is None:
-            code = len(labels)
+        if (labels := self.labels.get(field)) is None:
+            self.names[field], self.labels[field] = [], (labels := Table())
+        code: int | None = labels.get(label)
+        if code is None:
+            names = self.names[field]
+            code = len(names)
             self._know(field, [label], code)
+            names.append(label)
             labels[label] = code
         return code
 
-    def keep_labels(self, field: str, labels: Sequence[str | bool]) -> None:
-        """All labels of a field, by code."""
-        self._know(field, labels, 0)
-        self.labels[field] = {label: code for code, label in enumerate(labels)}
+    def keep_labels(self, field: str, labels: list[str | bool]) -> None:
+        """All labels of a field, by code; the list is kept as it is."""
+        table = Table[str | bool]()
+        for first, last in in_parts(len(labels)):
+            part = labels[first:last]
+            self._know(field, part, first)
+            for code, label in enumerate(part, first):
+                table[label] = code
+        self.names[field], self.labels[field] = labels, table
 
     def _know(self, field: str, labels: Sequence[str | bool], first: int) -> None:
         """Which of the labels from code `first` on are dates."""
@@ -135,18 +146,19 @@ class Columns:
             if not np.isnan(numbers).all():
                 out.numbers[field] = numbers
         for field, column in self.label_codes.items():
-            codes, labels = _column(column, rows, _NONE), list(self.labels[field])
+            codes, names = _column(column, rows, _NONE), self.names[field]
+            count = len(names)
             beside = out.further.get(field)
             every = codes if beside is None else np.concatenate([codes, beside.arrays[1]])
-            used = np.flatnonzero(np.bincount(every + 1, minlength=len(labels) + 1)[1:])
+            used = np.flatnonzero(np.bincount(every + 1, minlength=count + 1)[1:])
             if len(used):
-                renumbered = np.full(len(labels) + 1, _NONE, np.int32)
+                renumbered = np.full(count + 1, _NONE, np.int32)
                 renumbered[used + 1] = np.arange(len(used))
                 out.label_codes[field] = renumbered[codes + 1]
                 if beside is not None:
                     of, others = beside.arrays
                     out.further[field] = Further(of, renumbered[others + 1])
-                out.keep_labels(field, [labels[old] for old in used.tolist()])
+                out.keep_labels(field, taken(names, used))
         return out
 
     def equal(self, field: str, values: Sequence[Value], first: int, last: int) -> Array:
@@ -219,9 +231,10 @@ class Columns:
         """Whether a row has this label in a field of labels, or none."""
         codes = self.label_codes.get(field, ())
         code = codes[row] if row < len(codes) else _NONE
-        return bool(code in (_NONE, self.labels.get(field, {}).get(value)))  # type: ignore[arg-type]  # a label
+        labels = self.labels.get(field)
+        return bool(code == _NONE or (labels is not None and code == labels.get(value)))
 
-    def _labels(self, field: str) -> dict[str | bool, int]:
+    def _labels(self, field: str) -> Table[str | bool]:
         if field not in self.label_codes:
             named = [*self.numbers, *self.label_codes]
             known = ", ".join(sorted(each for each in named if each != TENANT)) or "none"

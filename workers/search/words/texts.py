@@ -91,6 +91,6 @@ def passages_of(index: Index) -> Iterator[PassageText]:
     none.
     """
     rows = index.rows
-    for each, row in list(rows.row_of.items()):
+    for each, row in rows.row_of.items():
         if isinstance(each, bytes) and (payload := rows.payloads[row]):
             yield unpacked(payload)
