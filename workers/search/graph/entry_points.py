@@ -60,7 +60,7 @@ def extended(
     proportion to the root of the rows: each search measures them. Islands of older rows, whose
     edges to others gave way, wait for `covering`.
     """
-    wanted = int(np.ceil(len(added) / np.sqrt(len(graph))))
+    wanted = min(len(added), int(2 * np.sqrt(len(graph))) - int(2 * np.sqrt(first)))
     chosen = _farthest(stored_bits(vectors), added, wanted, metric, stored)
     roots = _islands(graph, first)
     lone = np.setdiff1d(roots, roots[chosen - first])

@@ -2,11 +2,12 @@
 
 New rows: their neighbours come from a search of the graph, and from a scan of the rows that are
 linked with them. They keep the edges with the fewest detours, as in a build (`build.py`), and push
-themselves into their neighbours' lists. The first half of a list is protected: there a new row takes
-the place of the farthest, if it is nearer. What it displaced, or else the new row, stands in the
-middle then, and the last entry goes. Were the first half kept for ever, rows that came early would
-keep the long edges of a small index. Deleted rows: who had an edge to one takes the nearest of that one's neighbours
-instead (Singh et al., "FreshDiskANN", arXiv:2105.09613, without its slack factor).
+themselves into their neighbours' lists. The first half of a list is protected: there a new row
+takes the place of the farthest, if it is nearer. What it displaced, or else the new row, then
+stands in the middle, and the last entry goes. Were the first half kept for ever, rows that came
+early would keep the long edges of a small index. Deleted rows: who had an edge to one takes the
+nearest of that one's neighbours instead (Singh et al., "FreshDiskANN", arXiv:2105.09613, without
+its slack factor).
 
 A graph that searches may be walking is never changed: `versions.py` has room for the next one.
 """
@@ -18,7 +19,7 @@ from workers.search.kernels.arrays import Array, stored_bits
 from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.keys import EMPTY, LIMIT, insert, key_of, row_of
-from workers.search.kernels.memory import address
+from workers.search.kernels.memory import address, prefetch_row
 from workers.search.kernels.parallel import over_rows
 
 _SCATTER = np.uint64(0x9E3779B97F4A7C15)
@@ -52,15 +53,18 @@ def extended(
 def _forward(first: int, last: int, keys: Array, graph: Array, linked: int) -> None:
     """The candidates with the fewest detours, as edges; ties stay in order of distance.
 
+    By the first half of an older row's edges: the others take as long and change no recall.
+
     Of new rows `first` to `last`: from `keys`, uint64 (new rows, list length), to rows of `graph`,
     uint32 (linked + new rows, degree), from row `linked` on. Places that are left hold the row.
     """
     size, degree = keys.shape[1], graph.shape[1]
-    detours = np.empty(size, np.int64)
+    detours, after = np.empty(size, np.int64), np.empty(size + 2, np.int64)
     bits = 2
     while 1 << bits < 4 * size:
         bits += 1
     mask, shift = (1 << bits) - 1, np.uint64(64 - bits)
+    edges = address(graph)
     rows, ranks = np.empty(mask + 1, np.int64), np.empty(mask + 1, np.int64)  # a hash table
     for i in range(first, last):
         found = 0
@@ -71,10 +75,12 @@ def _forward(first: int, last: int, keys: Array, graph: Array, linked: int) -> N
             while rows[place] >= 0:
                 place = (place + 1) & mask
             rows[place], ranks[place], detours[found] = row, found, 0
+            if row < linked:
+                prefetch_row(edges + row * graph.strides[0], graph.strides[0] // 2)
             found += 1
         for rank in range(found):
             between = row_of(keys[i, rank])
-            for edge in range(degree if between < linked else size):
+            for edge in range(degree // 2 if between < linked else size):
                 if between < linked:
                     far = np.int64(graph[between, edge])
                 elif keys[between - linked, edge] < LIMIT:
@@ -86,14 +92,17 @@ def _forward(first: int, last: int, keys: Array, graph: Array, linked: int) -> N
                     place = (place + 1) & mask
                 if rows[place] == far and ranks[place] > rank:
                     detours[ranks[place]] += 1
-        kept, fewest = 0, 0
-        while kept < degree and kept < found:
-            for rank in range(found):
-                if detours[rank] == fewest and kept < degree:
-                    graph[linked + i, kept] = row_of(keys[i, rank])
-                    kept += 1
-            fewest += 1
-        graph[linked + i, kept:] = linked + i
+        after[:] = 0
+        for rank in range(found):
+            after[detours[rank] + 1] += 1
+        for fewer in range(size):
+            after[fewer + 1] += after[fewer]
+        for rank in range(found):
+            kept = after[detours[rank]]
+            after[detours[rank]] += 1
+            if kept < degree:
+                graph[linked + i, kept] = row_of(keys[i, rank])
+        graph[linked + i, found:] = linked + i
 
 
 @kernel
@@ -120,6 +129,8 @@ def _backward(
             if at < middle and graph[other, at] == row:
                 continue
             at = min(at, degree - 1)
+            for i in range(middle):
+                prefetch_row(start + np.int64(graph[other, i]) * row_bytes, row_bytes)
             load(start + other * row_bytes, address(query), length, stored)
             worst = distance(start + row * row_bytes, address(query), length, metric, stored)
             pushed, farthest = np.uint32(row), middle

@@ -8,7 +8,8 @@ the index's `missed_share`. By inner product a row may rightly find a longer one
 How long a routing list must be for a wanted recall is measured with rows that are held out, as if
 they had never been added: no edge leads to them. What a scan of all others finds is the truth.
 Where the usual list finds too few of the nearest rows, those that it misses become entry points,
-as long as that does more than to add rows at random.
+as long as that does more than to add rows at random; of an index that grew, where it finds much
+less than before.
 """
 
 from collections.abc import Callable
@@ -37,8 +38,10 @@ LENGTHS = (16, 32, 64, 128, 256, 512, 1_024, TOP_M_MAX)
 RECALL_ENOUGH = 0.995  # of the nearest 10, beyond which no longer list is tried
 ENOUGH = 0.002  # share of missed rows that ends the rounds
 _SEARCHED_MIN, _SEARCHED_PER_ROOT = 1_024, 4  # rows of a round, and times sqrt(rows)
+_GROWN_FEWER = 4  # times as few of an index that grew: these rounds were a fifth of linking
 _EFFORT = Effort(k=1, top_m=64)
 REACHED = 0.975  # share of the nearest of held-out rows that ends the rounds
+_FELL = 0.05  # less of them than before: more than by growth alone, which no entry point mends
 _WORTH = 4  # times what random entry points would find
 _FEW, _MOST = 10, 100  # nearest rows of which the share is told
 _OF_MOST_ENOUGH = 0.97
@@ -58,14 +61,17 @@ def audited(
     if view.nodes is not None:  # which searches measure all
         return view.entries, Audit(rows=0, entries=len(view.entries), rounds=0, missed_share=0.0)
     random = np.random.default_rng(seed)
-    most = ROUNDS_MAX if before is None else _GROWN_ROUNDS_MAX
-    view, rounds, share = _mended(view, neighbours, random, most)
+    if before is not None and not before.rows:
+        before = None
+    most, part = (ROUNDS_MAX, 1) if before is None else (_GROWN_ROUNDS_MAX, _GROWN_FEWER)
+    view, rounds, share = _mended(view, neighbours, random, most, part)
     calibrated, efforts = view.linked, tuple[tuple[int, float, float], ...]()
     if before is not None and not before.is_uncalibrated(view.linked):
         calibrated, efforts = before.calibrated, before.efforts
     elif view.linked > max(SCANNED_ROWS_MAX, 8 * HELD_OUT):  # of few rows, which are scanned, none
         held = HeldOut.of(view, neighbours, random, HELD_OUT, _MOST, threads)
-        if held.share(neighbours, view.entries) < REACHED:
+        wanted = REACHED if before is None else min(REACHED, before.found(_EFFORT.top_m) - _FELL)
+        if held.share(neighbours, view.entries) < wanted:
             view = replace(view, entries=reached(view, neighbours, random, most, threads), ways={})
         efforts = recalls(held, neighbours, view.entries)
     return view.entries, Audit(
@@ -75,14 +81,14 @@ def audited(
 
 
 def _mended(
-    view: IndexView, neighbours: Neighbours, random: np.random.Generator, most: int
+    view: IndexView, neighbours: Neighbours, random: np.random.Generator, most: int, part: int = 1
 ) -> tuple[IndexView, int, float]:
     """With what is missed as entry points, after how many rounds, at `most` so many, and what the
     last one missed."""
     rounds, share = 0, 1.0
     while rounds < most and share > ENOUGH:
         rounds += 1
-        missed, share = tried(view, neighbours, random)
+        missed, share = tried(view, neighbours, random, part)
         if view.chain is not None:
             missed = copies.heads(view.chain)[missed]
         view = replace(view, entries=np.union1d(view.entries, missed), ways={})
@@ -241,13 +247,16 @@ def _hide(graph: Array, hidden: Array) -> None:
 
 
 def tried(
-    view: IndexView, neighbours: Neighbours, random: np.random.Generator
+    view: IndexView, neighbours: Neighbours, random: np.random.Generator, part: int = 1
 ) -> tuple[Array, float]:
-    """Rows that were searched for and not found, and which share of the searched they are."""
+    """Rows that were searched for and not found, and which share of the searched they are.
+
+    `part` times as few are searched for as where nothing is known yet.
+    """
     live = view.live_rows()
     if not len(live):
         return live, 0.0
-    count = min(len(live), max(_SEARCHED_MIN, int(_SEARCHED_PER_ROOT * len(live) ** 0.5)))
+    count = min(len(live), max(_SEARCHED_MIN, int(_SEARCHED_PER_ROOT * len(live) ** 0.5)) // part)
     rows = np.sort(random.choice(live, count, replace=False))
     found = neighbours(view, view.vectors[rows].astype(np.float32), _EFFORT)[:, 0]
     bits = stored_bits(view.vectors)

@@ -54,6 +54,10 @@ class Audit:
         """Whether so many linked rows want efforts to be measured again."""
         return rows > _GROWN_EFFORTS * self.calibrated
 
+    def found(self, length: int) -> float:
+        """Share of the 10 nearest that lists of this length found; 1 where that was not tried."""
+        return next((each[1] for each in self.efforts if each[0] == length), 1.0)
+
     def top_m(self, recall: float, k: int, most: int) -> int:
         """The shortest routing list that has this recall of the k nearest, as far as is measured.
 

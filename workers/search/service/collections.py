@@ -20,7 +20,7 @@ from workers.search.index.index import Index
 from workers.search.index.query import ExternalId
 from workers.search.index.view import UNCALIBRATED
 from workers.search.kernels.metrics import Metric, Storage
-from workers.search.limits import CUDA_TOP_M_MAX, TOP_M_MAX
+from workers.search.limits import CUDA_TOP_M_MAX, SCANNED_ROWS_MAX, TOP_M_MAX
 from workers.search.metadata.columns import TENANT
 from workers.search.metadata.filters import Equal, Exists, Filter
 from workers.search.service.declared import Declarations
@@ -67,9 +67,12 @@ class Collections:
             self.held_back_ms += 1_000 * (time.monotonic() - began_s)
 
     def are_behind(self) -> bool:
-        """Whether rows come faster than they are linked."""
+        """Whether rows come faster than they are linked; few are scanned anyway."""
         held = list(self.indexes.values())
-        return any(index.loose > self._settings.loose_max for index in held)
+        return any(
+            index.loose > self._settings.loose_max and index.rows.count > SCANNED_ROWS_MAX
+            for index in held
+        )
 
     def clear(self) -> None:
         """Forget all documents, and what was declared."""

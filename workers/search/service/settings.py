@@ -25,11 +25,12 @@ from workers.search.limits import (
     DEVICES,
     LANES_MAX,
     PLACES,
-    SCANNED_ROWS_MAX,
     SLOTS,
     TASKS_MAX,
     TOP_M_MAX,
 )
+
+LOOSE_MIN = 256  # rows to link though more are coming
 
 
 @section("retrieval")
@@ -82,7 +83,7 @@ class RetrievalSettings(ControlSettings):
     drops_late: bool = False  # refuse prefill searches that can no longer meet their deadline
     upkeep_interval_ms: Positive = 500  # between looks for documents to link
     # rows without edges, which every search scans; more of them are taken when these are linked
-    loose_max: Annotated[int, Field(ge=SCANNED_ROWS_MAX)] = 2_048
+    loose_max: Annotated[int, Field(ge=LOOSE_MIN)] = 512
     compact_share: NonNegative = 0.2  # of deleted rows, from which an index is compacted
     snapshot_folder: str = ""  # empty: no snapshots, an index is rebuilt from `documents`
     # one folder in it for all replicas of a shard: the first of them writes, the others read

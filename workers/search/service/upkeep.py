@@ -20,12 +20,11 @@ from workers.search.index.view import IndexView
 from workers.search.kernels.arrays import Array
 from workers.search.limits import SCANNED_ROWS_MAX
 from workers.search.service.collections import Collections
-from workers.search.service.settings import RetrievalSettings
+from workers.search.service.settings import LOOSE_MIN, RetrievalSettings
 from workers.search.words.shelf import Shelf
 from workers.search.words.texts import passages_of
 
 log = logging.getLogger("trivium.retrieval")
-LOOSE_MIN = 256  # rows to link though more are coming
 _STARVED_S = 0.1  # between looks whether the engine's lowest class is enough
 Neighbours = Callable[[IndexView, Array, Effort], Coroutine[Any, Any, Array]]  # an engine's
 
@@ -95,7 +94,7 @@ class Upkeep:
             return index.searched(view, queries, effort)
 
         try:
-            await asyncio.to_thread(index.link, neighbours=neighbours)
+            await asyncio.to_thread(index.link, LOOSE_MIN, neighbours)
         except QueueFull as error:
             log.warning("%s: new documents are linked later: %s", name, error.message)
             return False

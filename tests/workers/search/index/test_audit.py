@@ -31,6 +31,20 @@ def test_a_recall_that_is_aimed_at_is_met(name: str) -> None:
         assert ways.way(effort, index.view()).top_m <= 128, "no more than is needed"
 
 
+def test_the_nearest_of_held_out_rows_are_chosen_as_by_a_scan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Among many rows by products, which read them once for many (issue 15, 2)."""
+    view = Index.build(overlapping(3_000, 0, dim=48)[0], degree=16).view()
+    index, found = Index(48), []
+    for most in (audit._SCANNED_MOST, 0):
+        monkeypatch.setattr(audit, "_SCANNED_MOST", most)
+        random = np.random.default_rng(0)
+        found.append(audit.HeldOut.of(view, index.searched, random, 200, 100))
+    assert found[0].nearest.tolist() == found[1].nearest.tolist()
+    assert found[0].far.tobytes() == found[1].far.tobytes()
+
+
 def test_hard_data_get_longer_lists_than_easy_ones() -> None:
     """Beyond 512 entries where 512 are not enough (issue 15, 1)."""
     easy = Index.build(overlapping(3_000, 0, dim=8)[0], degree=16).view()

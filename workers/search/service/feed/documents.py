@@ -30,7 +30,7 @@ class DocumentFollower(Follower[Change]):
     """`start` rebuilds, `run` follows until cancelled."""
 
     topic = "documents"
-    history_batch, batch_max = 5_000, 2_000
+    history_batch, batch_max = 5_000, 256
     _is_live = False  # before, what was declared is learned ahead of the documents
 
     async def start(self, offsets: dict[int, int] | None = None) -> int:

@@ -21,7 +21,7 @@ class PassageFollower(Follower[PassagesChange]):
     """`start` once documents are read, `run` until cancelled."""
 
     topic = "passages"
-    history_batch, batch_max = 1_000, 500
+    history_batch, batch_max = 1_000, 64
 
     def __init__(self, *parts: Any, read_to: Callable[[], Mapping[int, int]]) -> None:
         """`read_to` tells up to where `documents` is read."""
