@@ -2,7 +2,7 @@
 
 `make bench-search`, or `trivium bench search --quick`. Parts: search speed at equal recall,
 separated clusters, every data set of the zoo, build, mixed traffic of decode and prefill,
-warm-started probes, what the log adds, and the scheduler taken apart. Writes
+warm-started probes, rows that come and go, what the log adds, and the scheduler taken apart. Writes
 build/bench/search.json and search.png. On a GPU it measures nothing.
 """
 
@@ -19,6 +19,7 @@ from infra.bench.search.options import PARTS, QUICK, Options, Progress
 from infra.bench.search.parts import (
     every_kind,
     index_alone,
+    ingest,
     mixed_traffic,
     scheduling,
     through_the_log,
@@ -59,6 +60,8 @@ def measure(
         by_part["every-kind"] = every_kind.every_kind(options, names, progress)
     if "updates" in parts:
         by_part["updates"] = updates.updates(options, progress)
+    if "ingest" in parts:
+        by_part["ingest"] = ingest.ingest(options, progress)
     if "kafka" in parts:
         by_part["kafka"] = through_the_log.kafka(options, progress)
     if "scheduler" in parts:

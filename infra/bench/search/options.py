@@ -9,7 +9,8 @@ from infra.bench.search.zoo.kinds import KINDS
 
 Progress = Callable[[str], None]
 PARTS = (
-    "speed", "clusters", "every-kind", "build", "mixed", "warm", "updates", "kafka", "scheduler",
+    "speed", "clusters", "every-kind", "build", "mixed", "warm", "updates", "ingest", "kafka",
+    "scheduler",
 )  # fmt: skip
 
 
@@ -39,6 +40,10 @@ class Options:
     linked_rows: tuple[int, ...] = (25_000, 100_000)  # to which more are linked
     linked_batches: int = 8
     updated_rows: int = 1_000_000
+    ingest_rows: int = 1_000_000
+    ingest_per_s: int = offered(5_000, "rows that come while searches go on")
+    ingest_step: int = 100_000  # rows between two looks at searches alone
+    ingest_alone_s: float = 1.5
     kafka_rows: int = 20_000
     kafka_warm_up: int = 2_000  # retrievals before any is timed, each way
     kafka_least: int = 20  # retrievals of a repeat, however low the rate
@@ -65,6 +70,9 @@ QUICK = Options(
     linked_rows=(25_000,),
     linked_batches=4,
     updated_rows=100_000,
+    ingest_rows=50_000,
+    ingest_step=25_000,
+    ingest_alone_s=1.0,
     kafka_rows=5_000,
     kafka_warm_up=600,
     kafka_least=5,

@@ -15,8 +15,8 @@ def tables(figures: dict[str, Any]) -> list[Table]:
     """One table for each part that was measured."""
     makers = {
         "speed": _speed, "clusters": _clusters, "every-kind": _every_kind, "build": _build,
-        "mixed": _mixed, "warm": _warm, "updates": _updates, "kafka": _kafka,
-        "scheduler": _scheduler,
+        "mixed": _mixed, "warm": _warm, "updates": _updates, "ingest": _ingest,
+        "kafka": _kafka, "scheduler": _scheduler,
     }  # fmt: skip
     return [makers[part](found) for part, found in figures.items() if part in makers]
 
@@ -78,9 +78,35 @@ def _updates(figures: dict[str, Any]) -> Table:
         linked = f"{number(row['batch_cpu_s'])} CPU s, {number(row['rows_per_cpu_s'])} rows/CPU s"
         table.add_row(f"{LINK_BATCH} rows are linked to {row['rows']}", linked)
     table.add_section()
-    for name, stall_ms in figures["stalls_ms"].items():
-        table.add_row(f"stall of the event loop: {name}", f"{number(stall_ms)} ms")
-    table.caption = f"Stalls are those of {figures['rows']} rows, {DEAD_SHARE:.0%} of them deleted."
+    for name, stalls in figures["stalls_ms"].items():
+        told = f"{number(stalls['held_ms'])} ms; late {number(stalls['late_ms'])} ms"
+        table.add_row(f"the event loop was held up: {name}", told)
+    table.caption = (
+        f"Of {figures['rows']} rows, {DEAD_SHARE:.0%} of them deleted. A loop is late, and not "
+        "held up, where others had the core."
+    )
+    return table
+
+
+def _ingest(figures: dict[str, Any]) -> Table:
+    table = Table(
+        "rows", "rows/s", "CPU us a row", "rows/s by CPU", "searches/s, alone", "share",
+        "held up ms p99.9/most, alone",
+        title=f"Rows that come, {figures['per_s']} a second if they can, while searches go on",
+    )  # fmt: skip
+    for step in figures["steps"]:
+        beside, alone = step["beside"], step["alone"]
+        rates = (step["rows_per_s"], step["row_cpu_us"], step["rows_per_s_by_cpu"])
+        held = (f"{each['held_ms_p99.9']}/{each['held_ms']}" for each in (beside, alone))
+        table.add_row(
+            str(step["rows"]), *map(number, rates),
+            f"{beside['searches_per_s']}, {alone['searches_per_s']}",
+            f"{step['search_share']:.2f}", ", ".join(held),
+        )  # fmt: skip
+    table.caption = (
+        f"Recall@{figures['k']} at {figures['top_m']} entries at the end: {figures['recall']:.3f}. "
+        f"The feed was held back for {figures['held_back_s']} s."
+    )
     return table
 
 

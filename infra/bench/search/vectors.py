@@ -3,6 +3,8 @@
 Shapes are (rows, dim), float32.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from workers.search.kernels.arrays import Array
@@ -16,6 +18,12 @@ def overlapping(rows: int, queries: int, *, dim: int = 128, seed: int = 0) -> tu
     Hard for graphs: the centres lie closer than the shared 24 directions are wide, so that most
     neighbours of a row come from other clusters.
     """
+    draw = drawer(dim=dim, seed=seed)
+    return draw(rows), draw(queries)
+
+
+def drawer(*, dim: int, seed: int) -> Callable[[int], Array]:
+    """Draws so many more of `overlapping` vectors each time."""
     random = np.random.default_rng(seed)
     centres = 0.6 * random.standard_normal((200, dim))
     directions = 0.35 * random.standard_normal((_SUBSPACE, dim))
@@ -25,7 +33,7 @@ def overlapping(rows: int, queries: int, *, dim: int = 128, seed: int = 0) -> tu
         shared = random.standard_normal((count, _SUBSPACE)) @ directions
         return (place + shared + 0.3 * random.standard_normal((count, dim))).astype(np.float32)
 
-    return draw(rows), draw(queries)
+    return draw
 
 
 def separated(

@@ -1,0 +1,230 @@
+"""Rows that come all the time, from an empty index on, while searches go on as before.
+
+Documents go through a retrieval worker's own collections and its upkeep, without the log: so many
+come in a second, and the feed waits where that is faster than they are linked. Callers that always
+search show how much of the engine is left. After every step the feed pauses, so that the same
+callers search alone.
+
+On a shared machine, times say little. So CPU time is told too: what a step took beyond its
+searches, had each cost what it costs alone, is what its rows cost, scans of rows that have no edges
+included. Two cores that spend 70 % on searches have the rest for rows.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from infra.bench.results import Bar, at_least, at_most
+from infra.bench.search.options import Options, Progress
+from infra.bench.search.parts.lateness import watched
+from infra.bench.search.parts.updates import STALL_MS
+from infra.bench.search.vectors import drawer, recall, truth
+from infra.processes import garbage
+from schemas.records import Document
+from schemas.retrieval import pack_vector
+from workers.search.engine.engine import SearchEngine
+from workers.search.index.index import Index
+from workers.search.index.query import Effort, Query
+from workers.search.kernels.arrays import Array
+from workers.search.service.collections import Collections
+from workers.search.service.feed.documents import DocumentFollower
+from workers.search.service.settings import RetrievalSettings
+from workers.search.service.upkeep import Upkeep
+from workers.search.service.worker import SWITCH_S
+from workers.search.words.changes import Change
+
+SEARCH_SHARE = 0.7
+_CORES = 2
+_NAME, _LABELS = "ingest", 8
+_CALLERS, _QUERIES, _ASKED_AT_END = 16, 1_000, 200
+_K, _TOP_M = 10, 64
+
+
+def ingest(options: Options, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
+    """Figures and bars."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    with garbage.spared():
+        figures = asyncio.run(_measured(options, progress))
+    sys.setswitchinterval(before_s)
+    steps = figures["steps"]
+    held_ms = max(step["beside"]["held_ms"] for step in steps)
+    return figures, [
+        at_least(
+            "rows/s of those that were to come, slowest step",
+            min(step["rows_per_s"] for step in steps) / options.ingest_per_s, 0.98, "",
+        ),
+        at_least(
+            "searches beside ingest, of those alone, slowest step",
+            min(step["search_share"] for step in steps), SEARCH_SHARE, "",
+        ),
+        at_most("longest that the event loop was held up", held_ms, STALL_MS, "ms"),
+    ]  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Callers:
+    """Who always has searches under way."""
+
+    engine: SearchEngine
+    queries: Array
+    done: int = 0
+
+    @asynccontextmanager
+    async def asking(self, index: Index) -> AsyncIterator["_Phase"]:
+        """They ask until the block ends."""
+        phase = _Phase()
+        tasks = [asyncio.create_task(self._ask(index, first)) for first in range(_CALLERS)]
+        async with watched() as lateness:
+            self.done, began_s, cpu_s = 0, time.perf_counter(), time.process_time()
+            yield phase
+            phase.elapsed_s = time.perf_counter() - began_s
+            phase.cpu_s, phase.searches = time.process_time() - cpu_s, self.done
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        phase.lateness = lateness.figures()
+
+    async def _ask(self, index: Index, number: int) -> None:
+        while True:
+            vector = self.queries[number % len(self.queries)]
+            await self.engine.search(index, Query(vector=vector, k=_K, top_m=_TOP_M))
+            number += _CALLERS
+            self.done += 1
+
+
+@dataclass(slots=True)
+class _Phase:
+    """What callers had done when it ended."""
+
+    elapsed_s: float = 0.0
+    cpu_s: float = 0.0  # of the process
+    searches: int = 0
+    lateness: dict[str, Any] = field(default_factory=dict)
+
+    def figures(self) -> dict[str, Any]:
+        """Rates, and how late the loop was."""
+        return {
+            "searches_per_s": round(self.searches / self.elapsed_s),
+            "cores": round(self.cpu_s / self.elapsed_s, 2),
+            **self.lateness,
+        }
+
+
+async def _measured(options: Options, progress: Progress) -> dict[str, Any]:
+    async with watched() as idle:
+        await asyncio.sleep(options.ingest_alone_s)
+    settings = RetrievalSettings()
+    held, engine = Collections(settings), SearchEngine()
+    drawn = drawer(dim=options.dim, seed=options.seed)
+
+    def draw(count: int) -> Array:  # a collection's metric is cosine: as long as each other
+        vectors = drawn(count)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        return vectors
+
+    callers, near = _Callers(engine, draw(_QUERIES)), _Nearest(draw(_ASKED_AT_END))
+    held.linked = asyncio.Event()
+    upkeep = asyncio.create_task(Upkeep(settings, held, engine.neighbours).run())
+    steps, alone = list[dict[str, Any]](), None
+    for first in range(0, options.ingest_rows, options.ingest_step):
+        progress(f"ingest from {first} of {options.ingest_rows} rows")
+        vectors = draw(min(options.ingest_step, options.ingest_rows - first))
+        near.add(vectors)
+        step, alone = await _step(options, held, callers, _changes(vectors, first), alone)
+        steps.append(step)
+        progress(
+            f"{step['rows_per_s']} rows/s beside {step['search_share']:.0%} of searches, "
+            f"{step['row_cpu_us']} CPU us a row"
+        )
+    index = held.get(_NAME)
+    found, _ = index.search(near.queries, Effort(k=_K, top_m=_TOP_M))
+    upkeep.cancel()
+    with suppress(asyncio.CancelledError):
+        await upkeep
+    await engine.close()
+    return {
+        "per_s": options.ingest_per_s, "idle": idle.figures(), "steps": steps,
+        "held_back_s": round(held.held_back_ms / 1_000, 1),
+        "recall": round(recall(found, near.rows()), 4), "k": _K, "top_m": _TOP_M,
+    }  # fmt: skip
+
+
+async def _step(
+    options: Options, held: Collections, callers: _Callers, changes: Sequence[Change],
+    before: _Phase | None,
+) -> tuple[dict[str, Any], _Phase]:  # fmt: skip
+    """Rows come while callers ask, then these ask alone; also the latter."""
+    size = DocumentFollower.batch_max
+    parts = [changes[at : at + size] for at in range(0, len(changes), size)]
+    if _NAME not in held.indexes:
+        held.apply(parts.pop(0))
+    index = held.get(_NAME)
+    count = index.rows.count
+    async with callers.asking(index) as beside:
+        began_s, fed = time.monotonic(), 0
+        for part in parts:
+            await asyncio.sleep(began_s + fed / options.ingest_per_s - time.monotonic())
+            fed += len(part)
+            await held.room()
+            async with held.turn:
+                await asyncio.to_thread(held.apply, part)
+    came = index.rows.count - count
+    assert held.linked is not None
+    while index.loose:
+        held.linked.clear()
+        await held.linked.wait()
+    async with callers.asking(index) as alone:
+        await asyncio.sleep(options.ingest_alone_s)
+    cpu_s = [each.cpu_s / each.searches for each in (before, alone) if each is not None]
+    row_cpu_s = (beside.cpu_s - beside.searches * float(np.mean(cpu_s))) / came
+    rate = alone.searches / alone.elapsed_s
+    return {
+        "rows": index.rows.count,
+        "rows_per_s": round(came / beside.elapsed_s),
+        "row_cpu_us": round(1e6 * row_cpu_s, 1),
+        "rows_per_s_by_cpu": round(_CORES * (1 - SEARCH_SHARE) / max(row_cpu_s, 1e-9)),
+        "search_share": round(beside.searches / beside.elapsed_s / rate, 3),
+        "search_cpu_us": round(1e6 * alone.cpu_s / alone.searches, 1),
+        "entries": len(index.entries),
+        "beside": beside.figures(),
+        "alone": alone.figures(),
+    }, alone
+
+
+def _changes(vectors: Array, first: int) -> list[Change]:
+    """Documents as they are read from the log."""
+    return [
+        Change(_NAME, str(number), Document(
+            document_id=str(number), collection=_NAME, vector=pack_vector(vector), at_ms=0,
+            metadata=f'{{"part": "{number % _LABELS}"}}',
+        ))
+        for number, vector in enumerate(vectors, first)
+    ]  # fmt: skip
+
+
+class _Nearest:
+    """The rows that are nearest to some queries, of rows that come in blocks."""
+
+    def __init__(self, queries: Array) -> None:
+        self.queries, self._count = queries, 0
+        self._rows, self._far = list[Array](), list[Array]()
+
+    def add(self, vectors: Array) -> None:
+        rows = truth(vectors, self.queries, _K)
+        wide = vectors[rows].astype(np.float64) - self.queries[:, None]
+        self._rows.append(rows + self._count)
+        self._far.append((wide**2).sum(2))
+        self._count += len(vectors)
+
+    def rows(self) -> Array:
+        """Shape (queries, k)."""
+        order = np.argsort(np.hstack(self._far), axis=1)[:, :_K]
+        nearest: Array = np.take_along_axis(np.hstack(self._rows), order, 1)
+        return nearest

@@ -1,0 +1,98 @@
+"""How late an event loop is while something goes on, and how much of that this process caused.
+
+On a shared machine a loop is late because others have the core: the loop's, or that of a thread
+which holds the interpreter's lock just then. So two figures stand beside each delay: how long those
+threads that share this lock could run and had no core, by the system's own count, and how much CPU
+time they took. A loop was held up for no longer than it was late without the former (the loop's
+own and the longest of the others), and no longer than the latter. Linux only.
+"""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from infra.bench.results import percentile
+
+TICK_S = 0.001
+_LANES = "search"  # threads of an engine, which never take the interpreter's lock
+
+
+class Lateness:
+    """Of a loop that is looked at every millisecond; milliseconds."""
+
+    def __init__(self) -> None:
+        self.late_ms: list[float] = []
+        self.held_ms: list[float] = []
+
+    def figures(self) -> dict[str, Any]:
+        """The longest and the 99.9th percentile of each."""
+        figures = {}
+        for name, values in (("late", self.late_ms), ("held", self.held_ms)):
+            figures[f"{name}_ms"] = round(max(values, default=0.0), 2)
+            figures[f"{name}_ms_p99.9"] = round(percentile(values, 99.9) or 0.0, 2)
+        return figures
+
+
+@asynccontextmanager
+async def watched() -> AsyncIterator[Lateness]:
+    """Lateness of the running loop, until the block ends."""
+    found = Lateness()
+    task = asyncio.create_task(_watch(found))
+    await asyncio.sleep(0)
+    try:
+        yield found
+    finally:
+        await asyncio.sleep(TICK_S)  # what came last is seen, too
+        task.cancel()
+
+
+async def _watch(found: Lateness) -> None:
+    own, files = threading.get_native_id(), _Files()
+    try:
+        while True:
+            began, before = time.perf_counter(), files.times()
+            await asyncio.sleep(TICK_S)
+            late_s, after = time.perf_counter() - began - TICK_S, files.times()
+            came = {
+                thread: (now[0] - was[0], now[1] - was[1])
+                for thread, now in after.items()
+                if (was := before.get(thread, (0.0, 0.0)))
+            }
+            waited_s = came[own][1] + max((w for t, (_, w) in came.items() if t != own), default=0)
+            used_s = sum(used for used, _ in came.values())
+            found.late_ms.append(1_000 * late_s)
+            found.held_ms.append(1_000 * max(0.0, min(late_s - waited_s, used_s)))
+    finally:
+        files.close()
+
+
+class _Files:
+    """What the system counts of the threads that share the interpreter's lock."""
+
+    def __init__(self) -> None:
+        self._files = dict[int, int]()
+
+    def times(self) -> dict[int, tuple[float, float]]:
+        """CPU time, and for how long each was ready and had no core, by thread; seconds."""
+        found = {}
+        for thread in threading.enumerate():
+            number = thread.native_id
+            if number is None or thread.name.startswith(_LANES):
+                continue
+            try:
+                if number not in self._files:
+                    path = f"/proc/self/task/{number}/schedstat"
+                    self._files[number] = os.open(path, os.O_RDONLY)
+                used, waited, _ = os.pread(self._files[number], 100, 0).split()
+            except OSError:  # it has just ended
+                continue
+            found[number] = int(used) / 1e9, int(waited) / 1e9
+        return found
+
+    def close(self) -> None:
+        for file in self._files.values():
+            os.close(file)
