@@ -11,6 +11,7 @@ included. Two cores that spend 70 % on searches have the rest for rows.
 """
 
 import asyncio
+import gc
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -162,6 +163,7 @@ async def _step(
 ) -> tuple[dict[str, Any], _Phase]:  # fmt: skip
     """Rows come while callers ask, then these ask alone; also the latter."""
     size = DocumentFollower.batch_max
+    gc.freeze()  # a worker has no documents of minutes to come, for the collector to look through
     parts = [changes[at : at + size] for at in range(0, len(changes), size)]
     if _NAME not in held.indexes:
         held.apply(parts.pop(0))
