@@ -40,7 +40,7 @@ async def test_an_ending_is_told_before_a_lane_sleeps_whose_other_searches_were_
     lanes = CoreLanes(
         Slots(4, top_m_max=64, k_max=10), 1, places=2, extends_max=64, name="test"
     )  # fmt: skip
-    lanes._blocks[0][lane_loop._UNTOLD] = 1
+    lanes._blocks[0][[lane_loop._UNTOLD, lane_loop.ENDED]] = 1
     lanes.tell(0, lane_loop.PARK)  # of nothing: the lane looks up, and has nothing to do
 
     def rang() -> bool:
@@ -62,8 +62,10 @@ def lane() -> Any:
     block[lane_loop.OWNER_BELL], block[lane_loop.OWNER_CALLED] = bell, address_of(owner)
     block[lane_loop._ONE] = 1
 
-    def rings(ended: int, now_us: int, running: int) -> bool:
+    def rings(ended: int, now_us: int, running: int, heard: int = 0) -> bool:
         block[lane_loop._RUNNING] = running
+        block[lane_loop.ENDED] += ended
+        block[lane_loop.HEARD] += heard
         lane_loop._call_for(address_of(block), ended, now_us * 1_000)
         owner[lane_loop.CALLED] = 0
         try:
@@ -86,3 +88,11 @@ def test_the_owner_is_called_for_four_endings_or_after_50_us(lane: Any) -> None:
 def test_the_owner_is_called_at_once_where_nothing_runs_any_more(lane: Any) -> None:
     assert lane(1, 0, running=0)
     assert not lane(0, 100, running=0), "there is nothing to tell"
+
+
+def test_the_owner_is_not_called_for_what_it_has_heard_meanwhile(lane: Any) -> None:
+    """Another lane called it, and it looked at all of them (issue 15, 3)."""
+    assert [lane(1, now, running=3) for now in (0, 10, 20)] == [False, False, False]
+    assert not lane(1, 30, running=3, heard=3), "one is left, and not late"
+    assert not lane(1, 70, running=3)
+    assert lane(0, 80, running=3) and not lane(0, 200, running=0, heard=2)
