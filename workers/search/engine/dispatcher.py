@@ -5,10 +5,11 @@ has arrived during an iteration of the loop, and what lanes have ended meanwhile
 one *tick*: plan (`scheduler.py`), tell lanes what to run, park and resume, answer what ended, and
 end what is late. The plan comes first, so that lanes go on while answers are made, unless it needs
 the slots of what ended. A tick follows arrivals, the lanes' bell, and the moment that the last plan
-named. A search that finds a free place and nobody waiting does not wait for one: it goes to a lane
-at once, as a plan would decide. Only so many do between two ticks: where arrivals come faster than
-the event loop takes them, they are to wait in the scheduler, which knows who is urgent. Slots are
-`occupancy.py`'s.
+named; arrivals that find all places taken are queued and cause none, unless it would park somebody
+for them. A search that finds a free place and nobody waiting does not wait for one: it goes to a
+lane at once, as a plan would decide. Only so many do between two ticks: where arrivals come faster
+than the event loop takes them, they are to wait in the scheduler, which knows who is urgent. Slots
+are `occupancy.py`'s.
 """
 
 import asyncio
@@ -80,7 +81,7 @@ class Dispatcher:
             raise self._why(refused)
         if not self.is_due:
             self.is_due, self.due_ms = True, ticket.arrived_ms
-            loop.call_soon(self._tick)
+            loop.call_soon(self._arrived)
 
     def cancel(self, ticket: Ticket) -> None:
         """The outcome is not wanted any more."""
@@ -111,6 +112,19 @@ class Dispatcher:
         self._loop = loop
         if not self.closed:
             loop.add_reader(self.lanes.bell, self._tick)
+
+    def _arrived(self) -> None:
+        """Nobody waits for a tick that would do nothing: lanes have what they hold, and call."""
+        if not self.is_due:
+            return
+        if self.held.in_places >= self.places and not self.closed:
+            wake_ms = self.scheduler.rests_until_ms(self.due_ms, self.held.extends_most)
+            if wake_ms > self.due_ms:
+                self.is_due = False
+                if wake_ms < self._alarm_ms:
+                    self._set_alarm(wake_ms, self.due_ms)
+                return
+        self._tick()
 
     def _tick(self) -> None:
         """Plan, run, answer, end."""

@@ -148,13 +148,16 @@ class Waiting:
 
     def take(self, queue: InOrder, most: int, to: list[QueuedSearch]) -> int:
         """Append the first of a queue to a list, up to `most`; how many there were."""
-        taken = 0
-        while queue and taken < most:
+        before = len(to)
+        last = before + most
+        while queue and len(to) < last:
             item = queue.popleft()
             if item.waits:
-                self.left(item)
+                item.waits = False
                 to.append(item)
-                taken += 1
+        if taken := len(to) - before:
+            self.counts[to[-1].kind] -= taken
+            self.total -= taken
         return taken
 
     def oldest_ms(self) -> tuple[float, float]:

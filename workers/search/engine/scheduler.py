@@ -125,6 +125,15 @@ class Scheduler:
             and item.deadline_ms > item.arrived_ms
         )
 
+    def rests_until_ms(self, now_ms: float, extends_most: Callable[[], int]) -> float:
+        """When a plan would do something though no place falls free; see `plan`."""
+        if self._links_run and self.queues.total:
+            return now_ms
+        wake_ms = self.queues.deadlines.next_ms()
+        if self.queues.counts[_PREFILL]:
+            wake_ms = min(wake_ms, self._presses_at_ms(extends_most, now_ms))
+        return wake_ms
+
     def measured(self, ms_per_extend: float) -> None:
         """One extend of a batch took so long."""
         self.ms_per_extend += _SMOOTHING * (ms_per_extend - self.ms_per_extend)
@@ -154,8 +163,11 @@ class Scheduler:
             if room.places:
                 self._fill(plan, room, parked)
             if not room.places and self.queues.counts[_PREFILL]:
-                if self._presses(plan, extends_most, now_ms):
+                presses_ms = self._presses_at_ms(extends_most, now_ms)
+                if now_ms >= presses_ms:
                     self._preempt(plan, room, running, len(parked), now_ms)
+                else:
+                    plan.wake_ms = min(plan.wake_ms, presses_ms)
         plan.wake_ms = min(plan.wake_ms, self.queues.deadlines.next_ms())
         return plan
 
@@ -260,18 +272,14 @@ class Scheduler:
             else:
                 self.queues.late.append(item)
 
-    def _presses(self, plan: Plan, extends_most: Callable[[], int], now_ms: float) -> bool:
-        """Whether a prefill search may be urgent."""
+    def _presses_at_ms(self, extends_most: Callable[[], int], now_ms: float) -> float:
+        """When a prefill search may be urgent, if its slack does not tell that it is now."""
         head = self.queues.prefill.head(self.ms_per_extend)
         if head is None:
-            return False
-        flush_ms = head.arrived_ms + self.flush_ms
-        if now_ms >= flush_ms:
-            return True
+            return NEVER_MS
         if head.slack_ms(now_ms, self.ms_per_extend) < extends_most() * self.ms_per_extend:
-            return True
-        plan.wake_ms = min(plan.wake_ms, flush_ms)
-        return False
+            return now_ms
+        return head.arrived_ms + self.flush_ms
 
     def _preempt(
         self, plan: Plan, room: _Room, running: Iterable[Running], parked: int, now_ms: float

@@ -322,3 +322,34 @@ def test_what_runs_is_looked_at_only_where_somebody_may_be_urgent(extends_most: 
     plan = to.plan(5.0, 0, 1, running(5.0), extends_most=lambda: extends_most)
     assert (plan.park, names(plan)) == ([3], ["urgent at last"])
     assert looked == ([5.0] if extends_most == 40 else [0.0, 4.0, 5.0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "by_ms", "until_ms"),
+    [
+        (Kind.DECODE, math.inf, math.inf),  # it waits for a place
+        (Kind.DECODE, 30, 30),  # it is dropped then
+        (Kind.PREFILL, 100, 5),  # it takes a place then
+        (Kind.PREFILL, 24, 0),  # it may have to at once
+        (Kind.PREFILL, 4, 0),  # it is late
+    ],
+)
+def test_until_when_a_plan_does_nothing_where_no_place_falls_free(
+    kind: Kind, by_ms: float, until_ms: float
+) -> None:
+    to = scheduler(ms_per_extend=0.5)
+    arrive(to, kind, "asked", extends=10, by_ms=by_ms)
+    assert to.rests_until_ms(0.0, lambda: 40) == until_ms
+    if until_ms:
+        running = [Running(slot=0, kind=Kind.DECODE, extends_left=40)]
+        early = to.plan(until_ms - 1 if until_ms < math.inf else 1e9, 0, 1, running, (), lambda: 40)
+        assert (early.admit, early.park, early.dropped) == ([], [], [])
+
+
+def test_links_that_run_make_room_at_once() -> None:
+    to = scheduler()
+    arrive(to, Kind.LINK, "link")
+    assert to.rests_until_ms(0.0, lambda: 20) == 1e6
+    assert names(to.plan(0.0, 1, 1)) == ["link"]
+    decode(to, "decode")
+    assert to.rests_until_ms(0.0, lambda: 20) == 0.0
