@@ -24,8 +24,8 @@ FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 SQUARES_MAX = FLOAT32_MAX / 4  # sum over a vector; below it every distance is finite
 
 # Of one lane of cores.
-PLACES = 4  # searches that it advances together; more would take turns in the first cache
-AHEAD = 8  # searches that wait in it, to take over from what ends
+PLACES = 2  # searches that it advances together; more would take turns in the first cache
+AHEAD = 12  # searches that wait in it, to take over from what ends
 SLOTS = 32  # places, and room for searches that have none
 LANES_MAX = 1_024
 
