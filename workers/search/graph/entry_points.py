@@ -47,8 +47,11 @@ def usual_count(rows: int, length: int) -> int:
 
     `length` is the padded dim. Long vectors are not in panels, so that each costs a search more.
     """
-    part = 1 if length <= PANEL_DIM_MAX else 2
-    return int(np.clip(np.sqrt(rows) / part, REPRESENTATIVES_MIN, REPRESENTATIVES_MAX))
+    return int(np.clip(_root(rows, length), REPRESENTATIVES_MIN, REPRESENTATIVES_MAX))
+
+
+def _root(rows: int, length: int) -> float:
+    return float(np.sqrt(rows)) / (1 if length <= PANEL_DIM_MAX else 2)
 
 
 def extended(
@@ -60,7 +63,8 @@ def extended(
     proportion to the root of the rows: each search measures them. Islands of older rows, whose
     edges to others gave way, wait for `covering`.
     """
-    wanted = min(len(added), int(2 * np.sqrt(len(graph))) - int(2 * np.sqrt(first)))
+    length = vectors.shape[1]
+    wanted = min(len(added), int(2 * _root(len(graph), length)) - int(2 * _root(first, length)))
     chosen = _farthest(stored_bits(vectors), added, wanted, metric, stored)
     roots = _islands(graph, first)
     lone = np.setdiff1d(roots, roots[chosen - first])

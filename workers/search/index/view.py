@@ -101,8 +101,7 @@ class IndexView:
 
     @cached_property
     def nodes(self) -> Array | None:
-        """All rows that others have edges to, int64, where their distances take as long as a walk's;
-        None where they are too many."""
+        """All rows that others have edges to, int64; None where a walk takes less than these."""
         length = self.vectors.shape[1]
         if not self.linked or length > PANEL_DIM_MAX:
             return None

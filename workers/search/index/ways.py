@@ -2,8 +2,9 @@
 
 Four ways. A *scan of a list* where a filter allows so few rows that a walk would cost more. A *scan
 of all rows* where the index is small. *All nodes as entry points* where they are so few and so
-short that a walk would take as long: copies are not measured then. Otherwise a *walk*, with a routing list that is longer
-the more rows a filter excludes, so that twice as many hits as are wanted are to be expected in it.
+short that a walk would take as long: copies are not measured then. Otherwise a *walk*, with a
+routing list that is longer the more rows a filter excludes, so that twice as many hits as are
+wanted are to be expected in it.
 A walk may end with fewer hits than there are, or with hits that it met by chance far outside of its
 routing list, because what is near the query is excluded: `rescanned` then makes it a scan. So no
 search silently returns fewer than min(k, rows allowed), and a wrong guess costs at most the scan

@@ -216,7 +216,9 @@ def _keys_of(builder: Any, far: Any, rows: Any, offset: Any) -> list[Any]:
     """Keys of a panel's distances and of rows, int64 at an address: two vectors."""
     ordered, found = _ordered(builder, far), []
     for half in range(2):
-        mask = ir.Constant(ir.VectorType(_I32, _HALF), list(range(_HALF * half, _HALF * (half + 1))))
+        mask = ir.Constant(
+            ir.VectorType(_I32, _HALF), list(range(_HALF * half, _HALF * (half + 1)))
+        )
         part = builder.shuffle_vector(ordered, ir.Constant(_WORDS, ir.Undefined), mask)
         high = builder.shl(builder.zext(part, _KEYS), ir.Constant(_KEYS, [32] * _HALF))
         at = builder.add(offset, _n(8 * _HALF * half))
@@ -271,7 +273,9 @@ def _nearest(builder: Any, far: Any, count: Any, rows: Any, held: list[Any]) -> 
             near = builder.icmp_unsigned("<", found, limit)
             bits.append(builder.zext(builder.bitcast(near, ir.IntType(_HALF)), _BITS))
         near = builder.or_(bits[0], builder.shl(bits[1], ir.Constant(_BITS, _HALF)))
-        inside = builder.icmp_signed("<", numbers, every(builder, builder.sub(count, i), PANEL_ROWS))
+        inside = builder.icmp_signed(
+            "<", numbers, every(builder, builder.sub(count, i), PANEL_ROWS)
+        )
         builder.store(builder.and_(near, builder.bitcast(inside, _BITS)), left)
         test, body, done = map(builder.append_basic_block, ("test", "insert", "done"))
         builder.branch(test)

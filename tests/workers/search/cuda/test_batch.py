@@ -19,6 +19,7 @@ from workers.search.cuda.batch import Batch
 from workers.search.cuda.device import Device
 from workers.search.cuda.rings import DEPTH
 from workers.search.index import bulk, inputs
+from workers.search.index import view as views
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
 from workers.search.kernels.metrics import Metric
@@ -127,3 +128,21 @@ def test_sizes_are_checked() -> None:
     ):
         with pytest.raises(Exception, match=message):
             replace(SIZES, **wrong)
+
+
+def test_few_nodes_are_all_measured_alike(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "NODES_MAX", 2_000)
+    index = clustered_index(1_500)
+    index.delete(range(0, 1_500, 7))
+    index.upsert(range(5_000, 5_100), gaussian(100, 20), [{"part": 3}] * 100)
+    view = index.view()
+    assert view.nodes is not None
+    for effort in EFFORTS:
+        wanted = searches(view, effort)
+        found = run(Batch(device, SIZES), wanted)
+        for search, (rows, distances, counts) in zip(wanted, found, strict=True):
+            expected = Reference(search).run()
+            assert (rows, distances) == (expected[0].tobytes(), expected[1].tobytes())
+            same = bulk.search_all(effort, search.query, view)
+            assert search.way.exact and rows == same.rows.tobytes()
+            assert counts[0] == same.extends

@@ -54,7 +54,8 @@ class Reference:
             self._measure(self.search.warm, int(row[fields.TOP_M]))
         if row[fields.REPS_COUNT]:
             room = max(int(row[fields.ENTRIES]), int(row[fields.WARM_COUNT]))
-            self._measure(self.view.nodes if row[fields.WHOLE] else self.view.seeds, room)
+            nodes = self.view.nodes if row[fields.WHOLE] else None
+            self._measure(self.view.seeds if nodes is None else nodes, room)
         self._measure(np.arange(row[fields.LOOSE_FIRST], row[fields.LOOSE_LAST]), 0)
         self.met = {_row(key) for key in self.top}
         if not row[fields.WHOLE]:

@@ -1,0 +1,80 @@
+"""Edges that a shorter one makes needless are left out, where that are most of them."""
+
+import numpy as np
+
+from infra.bench.search.zoo.kinds import one_dimension
+from tests.workers.search.data import gaussian, nearest, neighbour_lists, recall
+from workers.search.graph import build, density
+from workers.search.index.index import Index
+from workers.search.index.inputs import prepared
+from workers.search.index.query import Effort
+from workers.search.kernels.arrays import Array
+from workers.search.kernels.metrics import Metric, Storage
+
+
+def made(dim: int, rows: int = 2_000) -> tuple[Array, Array]:
+    vectors = gaussian(rows, dim, seed=3)
+    stored = prepared(vectors, dim, Metric.SQEUCLIDEAN, Storage.FLOAT32)
+    return build.optimised(neighbour_lists(vectors, 32), 24), stored
+
+
+def squares(vectors: Array, row: int, others: Array) -> Array:
+    far: Array = ((vectors[others].astype(np.float64) - vectors[row]) ** 2).sum(1)
+    return far
+
+
+def test_what_is_left_out_is_nearly_reached_by_a_shorter_edge() -> None:
+    graph, vectors = made(2)
+    thin = density.thinned(graph, vectors, Storage.FLOAT32.number)
+    counts = (thin != np.arange(len(thin))[:, None]).sum(1)
+    assert counts.min() >= 1 and counts.mean() < 12
+    for row in range(0, len(graph), 37):
+        kept, edges = thin[row, : counts[row]].astype(int), graph[row].astype(int)
+        assert (thin[row, counts[row] :] == row).all()
+        far = squares(vectors, row, kept)
+        assert (np.diff(far) >= 0).all() and set(kept) <= set(edges)
+        for other in set(edges) - set(kept) - {row}:
+            mine = squares(vectors, row, np.array([other]))[0]
+            shorter = kept[far <= mine]
+            assert (1.3 * squares(vectors, other, shorter)).min() <= mine * (1 + 1e-5)
+
+
+def test_where_most_are_needed_all_stay() -> None:
+    graph, vectors = made(40)
+    assert density.thinned(graph, vectors, Storage.FLOAT32.number) is graph
+    empty = graph[:0]
+    assert density.thinned(empty, vectors[:0], Storage.FLOAT32.number) is empty
+
+
+def test_any_number_of_threads_leaves_out_the_same() -> None:
+    graph, vectors = made(3)
+    one, two = (density.thinned(graph, vectors, 0, threads=threads) for threads in (1, 3))
+    assert one.tobytes() == two.tobytes() != graph.tobytes()
+
+
+def test_searches_find_as_much_and_growth_fills_empty_places() -> None:
+    vectors, queries = gaussian(5_000, 6, seed=5), gaussian(100, 6, seed=6)
+    index = Index.build(vectors[:4_000], metric=Metric.SQEUCLIDEAN)
+    before = (index.graph != np.arange(4_000)[:, None]).sum()
+    index.upsert(range(4_000, 5_000), vectors[4_000:])
+    while index.link():
+        pass
+    after = index.graph[:4_000] != np.arange(4_000)[:, None]
+    assert after.sum() > before
+    assert (np.diff(after.astype(int), axis=1) <= 0).all()  # empty places stay at the end
+    truth = nearest(vectors, queries, 10)
+    assert recall(index.search(queries, Effort(k=10, top_m=64))[0], truth) >= 0.99
+
+
+def test_edges_of_inner_products_stay() -> None:
+    index = Index.build(gaussian(3_000, 3), metric=Metric.INNER_PRODUCT, degree=16)
+    assert (index.graph != np.arange(3_000)[:, None]).sum(1).mean() > 14
+
+
+def test_points_on_a_line_need_no_entry_points_but_the_usual() -> None:
+    """Trees that split all alike left borders that no search passed: 4 635 of 50 000 rows became
+    entry points (issue 15, 1)."""
+    vectors, _ = one_dimension(14_000, 0)
+    index = Index.build(vectors)
+    assert index.audit is not None and index.audit.missed_share <= 0.002
+    assert len(index.entries) <= 260

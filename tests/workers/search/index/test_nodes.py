@@ -1,0 +1,80 @@
+"""Where nodes are few and short, searches measure all of them, whatever else is in the index."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.workers.search.data import gaussian, nearest
+from workers.search.index import view as views
+from workers.search.index import ways
+from workers.search.index.index import Index
+from workers.search.index.query import Effort
+from workers.search.metadata.filters import Equal
+
+QUERIES = gaussian(30, 20, seed=7)
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(views, "NODES_MAX", 1_500)
+    monkeypatch.setattr(views, "NODES_VALUES_MAX", 16_000)  # 2 000 rows of 20 values
+    yield
+
+
+def built(rows: int = 1_800) -> Index:
+    metadata = [{"part": i % 3} for i in range(rows)]
+    return Index.build(gaussian(rows, 20), metadata=metadata)
+
+
+@pytest.mark.parametrize("k", [1, 10, 16, 17, 60])
+def test_all_are_found(k: int) -> None:
+    index = built()
+    way = ways.way(Effort(k=k), index.view())
+    assert way.exact and way.top_m == k
+    found = index.search(QUERIES, Effort(k=k))[0]
+    assert found.tolist() == nearest(gaussian(1_800, 20), QUERIES, k).tolist()
+
+
+def test_filters_deletions_loose_rows_and_warm_starts() -> None:
+    index = built()
+    vectors = np.concatenate([gaussian(1_800, 20), gaussian(40, 20, seed=9)])
+    index.upsert(range(1_800, 1_840), vectors[1_800:], [{"part": 1}] * 40)
+    index.delete(range(0, 1_800, 4))
+    live = np.setdiff1d(np.arange(1_840), np.arange(0, 1_800, 4))
+    view = index.view()
+    assert view.nodes is not None and view.linked == 1_800
+    found = index.search(QUERIES, Effort(k=10))[0]
+    assert found.tolist() == live[nearest(vectors[live], QUERIES, 10)].tolist()
+    part = np.array([row for row in live if row >= 1_800 or row % 3 == 1])
+    found = index.search(QUERIES, Effort(k=10, where=Equal("part", 1)))[0]
+    assert found.tolist() == part[nearest(vectors[part], QUERIES, 10)].tolist()
+
+
+def test_copies_are_found_and_count_as_one() -> None:
+    rows = np.repeat(gaussian(1_500, 20), 4, axis=0)
+    index = Index.build(rows)
+    view = index.view()
+    assert view.nodes is not None and len(view.nodes) == 1_500
+    found, far = index.search(QUERIES, Effort(k=10))
+    wanted = nearest(rows[::4], QUERIES, 3)
+    for i in range(len(QUERIES)):
+        equal = 4 * np.repeat(np.sort(wanted[i, :2]), 4) + np.tile(range(4), 2)
+        assert sorted(found[i, :8]) == equal.tolist()
+        assert (np.diff(far[i]) >= 0).all()
+
+
+def test_an_index_that_outgrows_it_is_walked_and_audited() -> None:
+    index = built()
+    assert index.audit is not None and index.audit.rows == 0
+    index.upsert(range(1_800, 3_000), gaussian(1_200, 20, seed=8))
+    while index.link():
+        pass
+    view = index.view()
+    assert view.nodes is None and not ways.way(Effort(), view).exact
+    assert index.audit.rows == 3_000 and index.audit.efforts
+
+
+def test_long_vectors_are_walked() -> None:
+    view = Index.build(gaussian(1_200, 65), degree=8).view()
+    assert view.nodes is None

@@ -1,0 +1,105 @@
+"""Distances in panels are those of single rows, to the bit, and the nearest are the nearest."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.workers.search.data import gaussian
+from workers.search.kernels.arrays import aligned
+from workers.search.kernels.distances import distance, padded
+from workers.search.kernels.jit import kernel
+from workers.search.kernels.keys import EMPTY, key_of
+from workers.search.kernels.memory import address
+from workers.search.kernels.metrics import INNER_PRODUCT, SINGLE, SQUARED_L2
+from workers.search.kernels.panels import (
+    NEAREST_MAX,
+    PANEL_DIM_MAX,
+    PANEL_ROWS,
+    beside,
+    choose,
+    measure,
+    panels,
+)
+
+Array = np.ndarray[Any, Any]
+
+FAR = [-np.inf, -2.5, -1.0, -0.0, 0.0, 1e-9, 1.0, 3.5, np.inf]
+
+
+@kernel
+def _measured(made: Array, query: Array, metric: int) -> Array:
+    out = np.empty((made.shape[0], PANEL_ROWS), np.float32)
+    measure(address(made), len(made), address(query), made.shape[1], metric, address(out))
+    return out
+
+
+@kernel
+def _one_by_one(vectors: Array, query: Array, metric: int) -> Array:
+    out = np.empty(len(vectors), np.float32)
+    for row in range(len(vectors)):
+        at = address(vectors) + row * vectors.strides[0]
+        out[row] = distance(at, address(query), vectors.shape[1], metric, SINGLE)
+    return out
+
+
+@kernel
+def _chosen(far: Array, rows: Array, keys: Array) -> None:
+    choose(address(far), len(rows), address(rows), address(keys), len(keys))
+
+
+@kernel
+def _keys(far: Array, rows: Array) -> Array:
+    out = np.empty(len(rows), np.uint64)
+    for i in range(len(rows)):
+        out[i] = key_of(far[i], rows[i])
+    return out
+
+
+def stored(rows: int, dim: int, seed: int) -> Array:
+    out = aligned(rows, padded(dim), np.float32)
+    out[:] = 0
+    out[:, :dim] = gaussian(rows, dim, seed=seed)
+    return out
+
+
+@pytest.mark.parametrize("metric", [SQUARED_L2, INNER_PRODUCT])
+@pytest.mark.parametrize("dim", [1, 7, 8, 9, 16, 17, 24, 25, 31, 40, 48, 49, 56, 57, 63, 64])
+def test_distances_are_those_of_single_rows(dim: int, metric: int) -> None:
+    vectors, queries = stored(37, dim, 1), stored(3, dim, 2)
+    vectors[5] = queries[0]
+    vectors[6] = 0
+    made = panels(vectors, dim)
+    assert made.shape[2] == PANEL_ROWS and dim <= made.shape[1] <= PANEL_DIM_MAX
+    for query in queries:
+        found = _measured(made, query, metric).ravel()[:37]
+        assert found.tobytes() == _one_by_one(vectors, query, metric).tobytes()
+
+
+@given(
+    st.lists(st.sampled_from(FAR), max_size=70),
+    st.integers(1, NEAREST_MAX), st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_the_nearest_are_chosen_by_distance_then_row(
+    values: list[float], room: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    rows = beside(random.permutation(2**31 - 1 - np.arange(len(values))))
+    far = np.zeros(-(-len(values) // PANEL_ROWS) * PANEL_ROWS, np.float32)
+    far[: len(values)] = values
+    keys = np.full(room, EMPTY, np.uint64)
+    half = len(values) // (2 * PANEL_ROWS) * PANEL_ROWS  # what is chosen in two steps
+    _chosen(far[:half], rows[:half], keys)
+    _chosen(far[half:], rows[half:], keys)
+    wanted = np.sort(_keys(far, rows))[:room]
+    assert keys[: len(wanted)].tolist() == wanted.tolist()
+    assert (keys[len(wanted) :] == EMPTY).all()
+
+
+def test_rows_have_memory_for_a_whole_panel_behind_them() -> None:
+    for count in (1, 16, 17):
+        rows = beside(np.arange(count) + 3)
+        assert rows.tolist() == list(range(3, 3 + count))
+        assert rows.base is not None and len(rows.base) % PANEL_ROWS == 0
