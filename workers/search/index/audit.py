@@ -19,15 +19,18 @@ from typing import NamedTuple
 import numpy as np
 
 from workers.search.graph import copies, exact
+from workers.search.graph.others import Others
 from workers.search.index.query import Effort
 from workers.search.index.view import Audit, IndexView
 from workers.search.kernels.arrays import Array, all_but, stored_bits
 from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.memory import address
+from workers.search.kernels.panels import PANEL_DIM_MAX
 from workers.search.limits import SCANNED_ROWS_MAX, TOP_M_MAX
 
 Neighbours = Callable[[IndexView, Array, Effort], Array]  # rows for prepared queries: (queries, k)
+NearestOf = Callable[[Array, int], Array]  # the k nearest of some rows without these: (rows, k)
 
 ROUNDS_MAX = 8
 _GROWN_ROUNDS_MAX = 2  # of an index that grew by an eighth: the next audit goes on
@@ -45,7 +48,9 @@ _FELL = 0.05  # less of them than before: more than by growth alone, which no en
 _WORTH = 4  # times what random entry points would find
 _FEW, _MOST = 10, 100  # nearest rows of which the share is told
 _OF_MOST_ENOUGH = 0.97
-_SCANNED_MOST = 1 << 15  # rows, among which the nearest of held-out ones are found by a scan
+# Rows, among which the nearest of long held-out ones are scanned for; of an index that grew, too.
+# Products take a quarter of the time, and are rounded by more than lies between rows of some data.
+_SCANNED_MOST, _SCANNED_GROWN = 1 << 17, 1 << 15
 _LONG, _GAIN = 256, 0.002  # entries of a list, from which another is tried only if it gains so much
 
 
@@ -69,10 +74,13 @@ def audited(
     if before is not None and not before.is_uncalibrated(view.linked):
         calibrated, efforts = before.calibrated, before.efforts
     elif view.linked > max(SCANNED_ROWS_MAX, 8 * HELD_OUT):  # of few rows, which are scanned, none
-        held = HeldOut.of(view, neighbours, random, HELD_OUT, _MOST, threads)
+        scanned = _SCANNED_MOST if before is None else _SCANNED_GROWN
+        nearest_of = others(view, neighbours, scanned, threads=threads)
+        held = HeldOut.of(view, nearest_of, random, HELD_OUT, _MOST)
         wanted = REACHED if before is None else min(REACHED, before.found(_EFFORT.top_m) - _FELL)
         if held.share(neighbours, view.entries) < wanted:
-            view = replace(view, entries=reached(view, neighbours, random, most, threads), ways={})
+            entries = reached(view, neighbours, nearest_of, random, most)
+            view = replace(view, entries=entries, ways={})
         efforts = recalls(held, neighbours, view.entries)
     return view.entries, Audit(
         rows=view.linked, entries=len(view.entries), rounds=rounds, missed_share=share,
@@ -96,8 +104,8 @@ def _mended(
 
 
 def reached(
-    view: IndexView, neighbours: Neighbours, random: np.random.Generator, most: int = ROUNDS_MAX,
-    threads: int = 0,
+    view: IndexView, neighbours: Neighbours, nearest_of: NearestOf, random: np.random.Generator,
+    most: int = ROUNDS_MAX,
 ) -> Array:  # fmt: skip
     """Entry points with those of the nearest rows of held-out ones that searches missed.
 
@@ -106,7 +114,7 @@ def reached(
     """
     kept = entries = view.entries
     for _ in range(min(most, int(_OFTEN_SHARE * view.linked / _HELD_OUT_OFTEN))):
-        held = HeldOut.of(view, neighbours, random, _HELD_OUT_OFTEN, _FEW, threads)
+        held = HeldOut.of(view, nearest_of, random, _HELD_OUT_OFTEN, _FEW)
         share, missed = held.tried(neighbours, entries)
         if len(entries) > len(kept):
             before = held.share(neighbours, kept)
@@ -118,6 +126,31 @@ def reached(
             break
         entries = np.union1d(kept, missed)
     return kept
+
+
+def others(
+    view: IndexView, neighbours: Neighbours, scanned: int = _SCANNED_MOST, *, threads: int = 0
+) -> NearestOf:
+    """What finds the nearest rows of some, without all of these.
+
+    Short ones are measured in panels. Long ones are scanned for among up to so many, else products
+    choose them.
+    """
+    vectors, kernel = view.vectors[: view.linked], (view.metric.number, view.storage.number)
+
+    def scan(rows: Array, k: int) -> Array:
+        loose = replace(
+            view, graph=view.graph[:0], entries=view.entries[:0], chain=None, linked=0, codes=None,
+            ways={}, live=view.linked - len(rows), alive=all_but(rows, view.linked),
+        )  # fmt: skip
+        return neighbours(loose, vectors[rows].astype(np.float32), Effort(k=k, top_m=k))
+
+    def by_products(rows: Array, k: int) -> Array:
+        return exact.nearest_others(vectors, rows, k, *kernel, threads=threads)
+
+    if vectors.shape[1] <= PANEL_DIM_MAX:
+        return Others(vectors, kernel[0], threads=threads).nearest
+    return scan if view.linked <= scanned else by_products
 
 
 class HeldOut(NamedTuple):
@@ -132,27 +165,16 @@ class HeldOut(NamedTuple):
 
     @classmethod
     def of(
-        cls, view: IndexView, neighbours: Neighbours, random: np.random.Generator, count: int,
-        k: int, threads: int = 0,
-    ) -> "HeldOut":  # fmt: skip
-        """So many are drawn, and their k nearest rows; among many, products choose those."""
+        cls, view: IndexView, nearest_of: NearestOf, random: np.random.Generator, count: int, k: int
+    ) -> "HeldOut":
+        """So many are drawn, and their k nearest rows."""
         rows = np.sort(random.choice(view.linked, count, replace=False))
         hidden = np.zeros(view.linked, bool)
         hidden[rows] = True if view.chain is None else copies.are_lone(view.chain)[rows]
-        graph, others = view.graph.copy(), all_but(rows, view.linked)
+        graph = view.graph.copy()
         _hide(graph, hidden)
-        alive = None if view.chain is None else others
-        queries = view.vectors[rows].astype(np.float32)
-        if view.linked > _SCANNED_MOST:
-            kernel = (view.metric.number, view.storage.number)
-            vectors = view.vectors[: view.linked]
-            nearest = exact.nearest_others(vectors, rows, k, *kernel, threads=threads)
-        else:
-            scanned = replace(
-                view, graph=view.graph[:0], entries=view.entries[:0], chain=None, linked=0,
-                codes=None, ways={}, live=view.linked - count, alive=others,
-            )  # fmt: skip
-            nearest = neighbours(scanned, queries, Effort(k=k, top_m=k))
+        alive = None if view.chain is None else all_but(rows, view.linked)
+        queries, nearest = view.vectors[rows].astype(np.float32), nearest_of(rows, k)
         walked = replace(view, graph=graph, alive=alive)
         return cls(walked, hidden, rows, queries, nearest, _far(view, rows, nearest))
 

@@ -212,6 +212,15 @@ def measure(panels: int, count: int, query: int, dims: int, metric: int, out: in
         _dot_64(panels, count, query, out)
 
 
+@emitted(types.uint32, types.intp, types.float32)
+def within(builder: Any, far: Any, limit: Any) -> Any:
+    """A bit for each of a panel's distances, at an address, that is no more than the limit."""
+    near = builder.fcmp_ordered(
+        "<=", _load(builder, far, _ZERO, _VECTOR, 4), every(builder, limit, PANEL_ROWS)
+    )
+    return builder.zext(builder.bitcast(near, _BITS), _I32)
+
+
 def _keys_of(builder: Any, far: Any, rows: Any, offset: Any) -> list[Any]:
     """Keys of a panel's distances and of rows, int64 at an address: two vectors."""
     ordered, found = _ordered(builder, far), []

@@ -1,5 +1,7 @@
 """Effort by target: how long a routing list must be for a recall, by rows that are held out."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,8 @@ from workers.search.index import audit, ways
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.index.view import UNCALIBRATED, Audit, IndexView
-from workers.search.kernels.arrays import Array
+from workers.search.kernels.arrays import Array, all_but
+from workers.search.kernels.metrics import Metric
 from workers.search.limits import TOP_M_MAX
 
 WITHIN = 0.02
@@ -31,18 +34,20 @@ def test_a_recall_that_is_aimed_at_is_met(name: str) -> None:
         assert ways.way(effort, index.view()).top_m <= 128, "no more than is needed"
 
 
-def test_the_nearest_of_held_out_rows_are_chosen_as_by_a_scan(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Among many rows by products, which read them once for many (issue 15, 2)."""
-    view = Index.build(overlapping(3_000, 0, dim=48)[0], degree=16).view()
-    index, found = Index(48), []
-    for most in (audit._SCANNED_MOST, 0):
-        monkeypatch.setattr(audit, "_SCANNED_MOST", most)
-        random = np.random.default_rng(0)
-        found.append(audit.HeldOut.of(view, index.searched, random, 200, 100))
-    assert found[0].nearest.tolist() == found[1].nearest.tolist()
-    assert found[0].far.tobytes() == found[1].far.tobytes()
+@pytest.mark.parametrize("metric", [Metric.SQEUCLIDEAN, Metric.INNER_PRODUCT])
+@pytest.mark.parametrize("dim", [5, 48, 72])
+def test_the_nearest_of_held_out_rows_are_chosen_as_by_a_scan(dim: int, metric: Metric) -> None:
+    """In panels, or among many rows by products, which read them once for many (issue 15, 2)."""
+    index = Index.build(overlapping(3_000, 0, dim)[0], metric=metric, degree=16)
+    view, rows = index.view(), np.arange(0, 3_000, 17)
+    loose = replace(
+        view, linked=0, graph=view.graph[:0], entries=view.entries[:0], chain=None, codes=None,
+        ways={}, live=3_000 - len(rows), alive=all_but(rows, 3_000),
+    )  # fmt: skip
+    scanned = index.searched(loose, view.vectors[rows], Effort(k=100, top_m=100))
+    for most in (10_000, 0):
+        found = audit.others(view, index.searched, most)(rows, 100)
+        assert found.tolist() == scanned.tolist()
 
 
 def test_hard_data_get_longer_lists_than_easy_ones() -> None:
@@ -82,7 +87,7 @@ def test_longer_lists_are_tried_on_what_shorter_ones_did_not_find_whole() -> Non
         return index.searched(view, queries, effort)
 
     view, random = index.view(), np.random.default_rng(0)
-    held = audit.HeldOut.of(view, neighbours, random, 200, 100)
+    held = audit.HeldOut.of(view, audit.others(view, neighbours), random, 200, 100)
     efforts = audit.recalls(held, neighbours, view.entries)
     counts = [asked[length] for length, *_ in efforts]
     assert counts[:4] == [200] * 4

@@ -146,8 +146,9 @@ def test_nearest_rows_that_held_out_ones_miss_become_entry_points_where_that_hel
         index.links.entries = np.arange(0, len(vectors), 50)
         index._changed()
         random = np.random.default_rng(0)
-        entries = audit.reached(index.view(), index.searched, random)
-        held = audit.HeldOut.of(index.view(), index.searched, random, 200, 10)
+        nearest_of = audit.others(index.view(), index.searched)
+        entries = audit.reached(index.view(), index.searched, nearest_of, random)
+        held = audit.HeldOut.of(index.view(), nearest_of, random, 200, 10)
         shares = [held.share(index.searched, each) for each in (index.entries, entries)]
         assert (len(entries) > len(index.entries)) == helps
         assert shares[0] < 0.9

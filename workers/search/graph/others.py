@@ -1,0 +1,83 @@
+"""The nearest of all other rows, as a scan finds them, by distances of sixteen rows at a time.
+
+For rows that are short enough to stand in panels (`kernels/panels.py`).
+"""
+
+from typing import Any
+
+import numpy as np
+
+from workers.search.graph.exact import dims_used
+from workers.search.kernels.arrays import Array
+from workers.search.kernels.jit import inlined, kernel
+from workers.search.kernels.keys import (
+    EMPTY,
+    LIMIT,
+    distance_of,
+    insert,
+    key_of,
+    rows_and_distances,
+)
+from workers.search.kernels.memory import address
+from workers.search.kernels.panels import PANEL_ROWS, measure, panels, within
+from workers.search.kernels.parallel import over_rows
+from workers.search.kernels.products import lowest
+
+_BLOCK = 64  # panels that all queries are compared with while they are near
+
+
+class Others:
+    """Rows of `vectors`, shape (rows, padded dim), of at most PANEL_DIM_MAX values."""
+
+    def __init__(self, vectors: Array, metric: int, *, threads: int = 0) -> None:
+        self._vectors, self._metric, self._threads = vectors, metric, threads
+        self._panels = panels(vectors, dims_used(vectors))
+
+    def nearest(self, rows: Array, count: int) -> Array:
+        """The rows nearest to each of `rows`, int64, without all of these: int64 (rows, count).
+
+        There are at least `count` others.
+        """
+        made, vectors = self._panels, self._vectors
+        hidden = np.zeros(len(made) * PANEL_ROWS, bool)
+        hidden[rows] = hidden[len(vectors) :] = True
+        keys = np.full((len(rows), count), EMPTY, np.uint64)
+        queries = np.ascontiguousarray(vectors[rows], np.float32)
+        over_rows(
+            _scan, len(rows), queries, made, hidden, keys, self._metric, threads=self._threads
+        )
+        found: Array = rows_and_distances(keys)[0]
+        return found
+
+
+@kernel
+def _scan(
+    first: int, last: int, queries: Array, made: Array, hidden: Array, keys: Array, metric: int
+) -> None:
+    """Insert rows that are not `hidden`, bool, into the lists of queries `first` to `last`.
+
+    `queries` are float32 (queries, padded dim), `made` float32 (panels, dims, PANEL_ROWS), and
+    `keys` uint64 (queries, count).
+    """
+    far = np.empty(_BLOCK * PANEL_ROWS, np.float32)
+    for panel in range(0, len(made), _BLOCK):
+        size, base = min(_BLOCK, len(made) - panel), panel * PANEL_ROWS
+        at = address(made) + panel * made.strides[0]
+        for i in range(first, last):
+            query = address(queries) + i * queries.strides[0]
+            measure(at, size, query, made.shape[1], metric, address(far))
+            held, limit = address(keys) + i * keys.strides[0], _limit(keys[i, -1])
+            for first_row in range(0, size * PANEL_ROWS, PANEL_ROWS):
+                bits = within(address(far) + 4 * first_row, limit)
+                while bits != np.uint32(0):
+                    j = first_row + lowest(bits)
+                    bits &= bits - np.uint32(1)
+                    if not hidden[base + j]:
+                        insert(held, keys.shape[1], key_of(far[j], base + j))
+                        limit = _limit(keys[i, -1])
+
+
+@inlined
+def _limit(last: Any) -> Any:
+    """How far a row may be that a list takes, whose last key this is."""
+    return np.float32(np.inf) if last >= LIMIT else distance_of(last)
