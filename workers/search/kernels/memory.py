@@ -51,6 +51,12 @@ get_f32 = _getter(types.float32, ir.FloatType())
 put_f32 = _setter(types.float32, ir.FloatType())
 
 
+@inlined
+def add_i64(base: int, i: int, amount: int) -> None:
+    """Add to element `i` of an array at `base`."""
+    put_i64(base, i, get_i64(base, i) + amount)
+
+
 @emitted(types.void, types.intp)
 def prefetch(builder: Any, place: Any) -> None:
     """Ask for the cache line at an address before it is needed."""

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from workers.search.kernels.arrays import Array
-from workers.search.kernels.codes import encode_query, sifted
+from workers.search.kernels.codes import encode_query
 from workers.search.kernels.distances import distance
 from workers.search.kernels.jit import inlined, kernel
 from workers.search.kernels.keys import (
@@ -37,8 +37,8 @@ from workers.search.kernels.keys import (
     row_of,
 )
 from workers.search.kernels.memory import (
+    add_i64,
     address,
-    get_f32,
     get_i64,
     get_u32,
     get_u64,
@@ -48,16 +48,14 @@ from workers.search.kernels.memory import (
     put_u32,
     put_u64,
 )
-from workers.search.kernels.panels import NEAREST_MAX, PANEL_ROWS, choose, measure
-from workers.search.limits import TASKS_MAX
 from workers.search.walk import fields
 from workers.search.walk.hits import are_apart, doubt, offer, unfold
-from workers.search.walk.slots import ROWS_A_STEP
+from workers.search.walk.seeds import seed
+from workers.search.walk.sift import CODED_QUERY, sifted_tasks
 
 _SCATTER, _40 = np.uint64(0x9E3779B97F4A7C15), np.uint64(40)
 _AHEAD = 6  # rows that are on their way from memory
 _ROWS_AHEAD = 12  # of those that codes let through
-_CODED_QUERY = 8 * TASKS_MAX
 _INFINITY = np.float32(np.inf)
 
 
@@ -86,7 +84,8 @@ def advance(
             if get_i64(f, fields.STATUS) == fields.WALKING:
                 _expand(f, keys, seen, work)
             else:
-                _seed(f, keys, hits, seen, work)
+                seed(f, keys, hits, work)
+                _seeded(f, keys, seen)
         for i in range(count):
             f, keys, hits, seen, work = _places(rows, top, found, visited, tasks, active[i])
             if get_i64(f, fields.CODES) and get_i64(f, fields.TASKS) > 0:
@@ -132,7 +131,7 @@ def _clear(f: int, keys: int, hits: int, seen: int, tasks: int) -> None:
     if get_i64(f, fields.CODES):
         encode_query(
             get_i64(f, fields.QUERY), get_i64(f, fields.RULER), get_i64(f, fields.LENGTH),
-            get_i64(f, fields.METRIC), tasks + _CODED_QUERY, tasks,
+            get_i64(f, fields.METRIC), tasks + CODED_QUERY, tasks,
         )  # fmt: skip
 
 
@@ -155,8 +154,8 @@ def _fed(f: int, keys: int, hits: int) -> bool:
         else:
             put_i64(rows, place + i, row_of(key))
             put_f32(far, place + i, distance_of(key))
-    _add(feed, fields.FEED_EXTENDS, get_i64(f, fields.EXTENDS))
-    _add(feed, fields.FEED_COMPUTED, get_i64(f, fields.DISTANCES))
+    add_i64(feed, fields.FEED_EXTENDS, get_i64(f, fields.EXTENDS))
+    add_i64(feed, fields.FEED_COMPUTED, get_i64(f, fields.DISTANCES))
     place = get_i64(feed, fields.FEED_NEXT)
     if place >= get_i64(feed, fields.FEED_LAST):
         return False
@@ -166,97 +165,6 @@ def _fed(f: int, keys: int, hits: int) -> bool:
     put_i64(f, fields.QUERY, get_i64(feed, fields.FEED_QUERIES) + offset)
     put_i64(f, fields.STATUS, fields.FRESH)
     return True
-
-
-@inlined
-def _add(base: int, field: int, amount: int) -> None:
-    """Add to a column of the row at an address."""
-    put_i64(base, field, get_i64(base, field) + amount)
-
-
-@kernel
-def _seed(f: int, keys: int, hits: int, seen: int, tasks: int) -> None:
-    """The next rows of the slot's lists, in order: filter, warm start, entry points, loose."""
-    lists, warm = get_i64(f, fields.LIST_COUNT), get_i64(f, fields.WARM_COUNT)
-    if lists > 0:
-        _scan(f, keys, hits, tasks, get_i64(f, fields.LIST), lists, fields.LIST_DONE, 0)
-    elif get_i64(f, fields.WARM_DONE) < warm:
-        m = get_i64(f, fields.TOP_M)
-        _scan(f, keys, hits, tasks, get_i64(f, fields.WARM), warm, fields.WARM_DONE, m)
-    elif get_i64(f, fields.REPS_DONE) < get_i64(f, fields.REPS_COUNT):
-        _enter(f, keys, hits, tasks)
-    else:
-        loose = get_i64(f, fields.LOOSE_LAST) - get_i64(f, fields.LOOSE_FIRST)
-        _scan(f, keys, hits, tasks, 0, loose, fields.LOOSE_DONE, 0)
-    _add(f, fields.EXTENDS, 1)
-    _seeded(f, keys, seen)
-
-
-@inlined
-def _scan(
-    f: int, keys: int, hits: int, tasks: int, listed: int, last: int, done: int, room: int
-) -> None:
-    """Measure the next rows of a list of `last`, int64 at an address, 0: those without edges."""
-    vectors, row_bytes = get_i64(f, fields.VECTORS), get_i64(f, fields.ROW_BYTES)
-    first, offset = get_i64(f, done), get_i64(f, fields.LOOSE_FIRST)
-    last = min(last, first + ROWS_A_STEP)
-    query, length = get_i64(f, fields.QUERY), get_i64(f, fields.LENGTH)
-    metric, stored = get_i64(f, fields.METRIC), get_i64(f, fields.STORED)
-    for i in range(first, last):
-        row = get_i64(listed, i) if listed else offset + i
-        if listed and i + _AHEAD < last:
-            prefetch_row(vectors + get_i64(listed, i + _AHEAD) * row_bytes, row_bytes)
-        key = key_of(distance(vectors + row * row_bytes, query, length, metric, stored), row)
-        _take(f, keys, hits, room, key)
-    put_i64(f, done, last)
-    _add(f, fields.DISTANCES, last - first)
-
-
-@inlined
-def _enter(f: int, keys: int, hits: int, tasks: int) -> None:
-    """Measure the next entry points, whose vectors stand side by side, or in panels."""
-    reps, first = get_i64(f, fields.REPS), get_i64(f, fields.REPS_DONE)
-    last = min(get_i64(f, fields.REPS_COUNT), first + ROWS_A_STEP)
-    room, total = max(get_i64(f, fields.ENTRIES), get_i64(f, fields.WARM_COUNT)), last - first
-    query, length = get_i64(f, fields.QUERY), get_i64(f, fields.LENGTH)
-    metric, stored = get_i64(f, fields.METRIC), get_i64(f, fields.STORED)
-    panels = get_i64(f, fields.REPS_PANELS)
-    put_i64(f, fields.REPS_DONE, last)
-    _add(f, fields.DISTANCES, total)
-    if panels:
-        dims = get_i64(f, fields.REPS_DIMS)
-        at = panels + 4 * dims * first  # a step begins with a panel
-        measure(at, (total + PANEL_ROWS - 1) // PANEL_ROWS, query, dims, metric, tasks)
-        if (
-            room <= NEAREST_MAX
-            and get_i64(f, fields.SCREENED) == 0
-            and get_i64(f, fields.WARM_COUNT) == 0
-        ):
-            choose(tasks, total, reps + 8 * first, keys, room)
-            return
-        for i in range(total):
-            key = key_of(get_f32(tasks, i), get_i64(reps, first + i))
-            _take(f, keys, hits, room, key)
-        return
-    vectors, row_bytes = get_i64(f, fields.REPS_VECTORS), get_i64(f, fields.ROW_BYTES)
-    for i in range(total):
-        put_i64(tasks, i, first + i)
-    if get_i64(f, fields.REPS_CODES):
-        total = _sifted(f, keys, hits, room, tasks, total, fields.REPS_CODES)
-    for task in range(total):
-        i = get_i64(tasks, task)
-        far = distance(vectors + i * row_bytes, query, length, metric, stored)
-        _take(f, keys, hits, room, key_of(far, get_i64(reps, i)))
-
-
-@inlined
-def _take(f: int, keys: int, hits: int, room: int, key: Any) -> None:
-    """Insert a row into the lists that it is near enough for; no `room`: into the hits alone."""
-    if get_i64(f, fields.SCREENED):
-        k = get_i64(f, fields.K)
-        offer(f, hits, k, key, get_i64(f, fields.CHAIN) if room > 0 else 0)
-    if room > 0:
-        insert(keys, room, key)
 
 
 @kernel
@@ -318,8 +226,8 @@ def _expand(f: int, keys: int, seen: int, tasks: int) -> None:
         place += 1
     put_i64(f, fields.PLACE, place)
     put_i64(f, fields.TASKS, total)
-    _add(f, fields.EXTENDS, 1)
-    _add(f, fields.DISTANCES, total)
+    add_i64(f, fields.EXTENDS, 1)
+    add_i64(f, fields.DISTANCES, total)
     if not codes:
         _request(f, tasks, min(total, _AHEAD))
 
@@ -336,26 +244,9 @@ def _request(f: int, tasks: int, count: int) -> None:
 def _sift(f: int, keys: int, hits: int, tasks: int) -> None:
     """Drop the tasks whose codes say that no list would take them."""
     m, total = get_i64(f, fields.TOP_M), get_i64(f, fields.TASKS)
-    total = _sifted(f, keys, hits, m, tasks, total, fields.CODES)
+    total = sifted_tasks(f, keys, hits, m, tasks, total, fields.CODES)
     put_i64(f, fields.TASKS, total)
     _request(f, tasks, min(total, _ROWS_AHEAD))
-
-
-@inlined
-def _sifted(
-    f: int, keys: int, hits: int, room: int, tasks: int, total: int, codes: int
-) -> int:  # fmt: skip
-    """How many tasks are left; each is a row of the codes in a field, and of the wild ones in the
-    field behind it."""
-    last = get_u64(keys, room - 1)
-    if get_i64(f, fields.SCREENED):
-        last = max(last, get_u64(hits, get_i64(f, fields.K) - 1))
-    if last >= LIMIT:
-        return total
-    return sifted(
-        tasks, total, distance_of(last), get_i64(f, codes), get_i64(f, fields.CODE_BYTES),
-        get_i64(f, codes + 1), tasks + _CODED_QUERY, get_i64(f, fields.METRIC),
-    )  # fmt: skip
 
 
 @kernel

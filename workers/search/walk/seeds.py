@@ -1,0 +1,101 @@
+"""Where a walk begins, and rows that are scanned: the lists that a seeding slot works through.
+
+`steps.py` calls this. `f` is the address of a slot's row, `keys` of its routing list, `hits` of its
+`found` and `tasks` of its tasks.
+"""
+
+from typing import Any
+
+from workers.search.kernels.distances import distance
+from workers.search.kernels.jit import inlined, kernel
+from workers.search.kernels.keys import insert, key_of
+from workers.search.kernels.memory import add_i64, get_f32, get_i64, prefetch_row, put_i64
+from workers.search.kernels.panels import NEAREST_MAX, PANEL_ROWS, choose, measure
+from workers.search.walk import fields
+from workers.search.walk.hits import offer
+from workers.search.walk.sift import sifted_tasks
+from workers.search.walk.slots import ROWS_A_STEP
+
+_AHEAD = 6  # rows that are on their way from memory
+
+
+@kernel
+def seed(f: int, keys: int, hits: int, tasks: int) -> None:
+    """The next rows of the slot's lists, in order: filter, warm start, entry points, loose."""
+    lists, warm = get_i64(f, fields.LIST_COUNT), get_i64(f, fields.WARM_COUNT)
+    if lists > 0:
+        _scan(f, keys, hits, get_i64(f, fields.LIST), lists, fields.LIST_DONE, 0)
+    elif get_i64(f, fields.WARM_DONE) < warm:
+        m = get_i64(f, fields.TOP_M)
+        _scan(f, keys, hits, get_i64(f, fields.WARM), warm, fields.WARM_DONE, m)
+    elif get_i64(f, fields.REPS_DONE) < get_i64(f, fields.REPS_COUNT):
+        _enter(f, keys, hits, tasks)
+    else:
+        loose = get_i64(f, fields.LOOSE_LAST) - get_i64(f, fields.LOOSE_FIRST)
+        _scan(f, keys, hits, 0, loose, fields.LOOSE_DONE, 0)
+    add_i64(f, fields.EXTENDS, 1)
+
+
+@inlined
+def _scan(f: int, keys: int, hits: int, listed: int, last: int, done: int, room: int) -> None:
+    """Measure the next rows of a list of `last`, int64 at an address, 0: those without edges."""
+    vectors, row_bytes = get_i64(f, fields.VECTORS), get_i64(f, fields.ROW_BYTES)
+    first, offset = get_i64(f, done), get_i64(f, fields.LOOSE_FIRST)
+    last = min(last, first + ROWS_A_STEP)
+    query, length = get_i64(f, fields.QUERY), get_i64(f, fields.LENGTH)
+    metric, stored = get_i64(f, fields.METRIC), get_i64(f, fields.STORED)
+    for i in range(first, last):
+        row = get_i64(listed, i) if listed else offset + i
+        if listed and i + _AHEAD < last:
+            prefetch_row(vectors + get_i64(listed, i + _AHEAD) * row_bytes, row_bytes)
+        key = key_of(distance(vectors + row * row_bytes, query, length, metric, stored), row)
+        _take(f, keys, hits, room, key)
+    put_i64(f, done, last)
+    add_i64(f, fields.DISTANCES, last - first)
+
+
+@inlined
+def _enter(f: int, keys: int, hits: int, tasks: int) -> None:
+    """Measure the next entry points, whose vectors stand side by side, or in panels."""
+    reps, first = get_i64(f, fields.REPS), get_i64(f, fields.REPS_DONE)
+    last = min(get_i64(f, fields.REPS_COUNT), first + ROWS_A_STEP)
+    room, total = max(get_i64(f, fields.ENTRIES), get_i64(f, fields.WARM_COUNT)), last - first
+    query, length = get_i64(f, fields.QUERY), get_i64(f, fields.LENGTH)
+    metric, stored = get_i64(f, fields.METRIC), get_i64(f, fields.STORED)
+    panels = get_i64(f, fields.REPS_PANELS)
+    put_i64(f, fields.REPS_DONE, last)
+    add_i64(f, fields.DISTANCES, total)
+    if panels:
+        dims = get_i64(f, fields.REPS_DIMS)
+        at = panels + 4 * dims * first  # a step begins with a panel
+        measure(at, (total + PANEL_ROWS - 1) // PANEL_ROWS, query, dims, metric, tasks)
+        if (
+            room <= NEAREST_MAX
+            and get_i64(f, fields.SCREENED) == 0
+            and get_i64(f, fields.WARM_COUNT) == 0
+        ):
+            choose(tasks, total, reps + 8 * first, keys, room)
+            return
+        for i in range(total):
+            key = key_of(get_f32(tasks, i), get_i64(reps, first + i))
+            _take(f, keys, hits, room, key)
+        return
+    vectors, row_bytes = get_i64(f, fields.REPS_VECTORS), get_i64(f, fields.ROW_BYTES)
+    for i in range(total):
+        put_i64(tasks, i, first + i)
+    if get_i64(f, fields.REPS_CODES):
+        total = sifted_tasks(f, keys, hits, room, tasks, total, fields.REPS_CODES)
+    for task in range(total):
+        i = get_i64(tasks, task)
+        far = distance(vectors + i * row_bytes, query, length, metric, stored)
+        _take(f, keys, hits, room, key_of(far, get_i64(reps, i)))
+
+
+@inlined
+def _take(f: int, keys: int, hits: int, room: int, key: Any) -> None:
+    """Insert a row into the lists that it is near enough for; no `room`: into the hits alone."""
+    if get_i64(f, fields.SCREENED):
+        k = get_i64(f, fields.K)
+        offer(f, hits, k, key, get_i64(f, fields.CHAIN) if room > 0 else 0)
+    if room > 0:
+        insert(keys, room, key)
