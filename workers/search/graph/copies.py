@@ -67,6 +67,11 @@ def append(chain: Array, rows: Array, node_of: Array) -> Array:
     return after
 
 
+def node_count(chain: Array | None, rows: int) -> int:
+    """How many of so many rows are nodes: all but those that a chain leads to."""
+    return rows if chain is None else rows - int(np.count_nonzero(chain != NOWHERE))
+
+
 def nodes(chain: Array | None, rows: int) -> Array:
     """Rows that are nodes, of so many: ascending, int64."""
     every = np.arange(rows)

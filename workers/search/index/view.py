@@ -105,8 +105,9 @@ class IndexView:
         length = self.vectors.shape[1]
         if not self.linked or length > PANEL_DIM_MAX:
             return None
-        found = copies.nodes(self.chain, self.linked)
-        return beside(found) if len(found) <= NODES_MAX + NODES_VALUES_MAX // length else None
+        if copies.node_count(self.chain, self.linked) > NODES_MAX + NODES_VALUES_MAX // length:
+            return None
+        return beside(copies.nodes(self.chain, self.linked))
 
     @cached_property
     def node_panels(self) -> Array:
