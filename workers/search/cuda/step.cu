@@ -252,8 +252,7 @@ __device__ void clear(const Machine* m, Work& w) {
     for (int i = threadIdx.x; i < (w.f[HASH_MASK] + 1) / 4; i += blockDim.x)
         seen[i] = make_uint4(NOWHERE, NOWHERE, NOWHERE, NOWHERE);
     for (int i = NEXT + threadIdx.x; i <= LOOSE_DONE; i += blockDim.x) w.f[i] = 0;
-    if (threadIdx.x == 0)
-        w.f[STATUS] = SEEDING;
+    if (threadIdx.x == 0) w.f[STATUS] = SEEDING;
     __syncthreads();
 }
 

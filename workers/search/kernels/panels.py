@@ -145,29 +145,27 @@ def _ordered(builder: Any, far: Any) -> Any:
     return builder.xor(bits, builder.or_(sign, ir.Constant(_WORDS, [0x80000000] * PANEL_ROWS)))
 
 
-def _measuring(metric: int, dims: int) -> Any:
-    """A function of kernels: (panels, how many, query, out) -> nothing, all at addresses.
-
-    Of panels of so many dimensions. Writes float32 (panels, PANEL_ROWS).
-    """
-
-    @emitted(types.void, types.intp, types.intp, types.intp, types.intp)
-    def measure(builder: Any, first: Any, count: Any, query: Any, out: Any) -> None:
-        with for_slice(builder, _ZERO, count, _n(1)) as (i, _):
-            panel = builder.add(first, builder.mul(i, _n(_PANEL * dims)))
-            far = _distances(builder, panel, query, dims, metric)
-            builder.store(far, _at(builder, out, builder.mul(i, _n(_PANEL)), _VECTOR)).align = 4
-
-    return measure
-
-
-_SIZES = range(_STEP, PANEL_DIM_MAX + 1, _STEP)
-_l2_8, _l2_16, _l2_24, _l2_32, _l2_40, _l2_48, _l2_56, _l2_64 = (
-    _measuring(SQUARED_L2, dims) for dims in _SIZES
-)
-_dot_8, _dot_16, _dot_24, _dot_32, _dot_40, _dot_48, _dot_56, _dot_64 = (
-    _measuring(INNER_PRODUCT, dims) for dims in _SIZES
-)
+@emitted(
+    types.void, types.intp, types.intp, types.intp, types.intp, types.intp, types.intp
+)  # fmt: skip
+def _measure(
+    builder: Any, panels: Any, count: Any, query: Any, dims: Any, metric: Any, out: Any
+) -> None:
+    """Code of `measure`: a loop of its own for each size of a panel and each metric."""
+    done = builder.append_basic_block("done")
+    chosen = builder.switch(builder.add(dims, metric), done)
+    for size in range(_STEP, PANEL_DIM_MAX + 1, _STEP):
+        for number in (SQUARED_L2, INNER_PRODUCT):
+            block = builder.append_basic_block(f"measure_{size}_{number}")
+            chosen.add_case(_n(size + number), block)
+            builder.position_at_end(block)
+            with for_slice(builder, _ZERO, count, _n(1)) as (i, _):
+                panel = builder.add(panels, builder.mul(i, _n(_PANEL * size)))
+                far = _distances(builder, panel, query, size, number)
+                to = _at(builder, out, builder.mul(i, _n(_PANEL)), _VECTOR)
+                builder.store(far, to).align = 4
+            builder.branch(done)
+    builder.position_at_end(done)
 
 
 @kernel
@@ -175,41 +173,9 @@ def measure(panels: int, count: int, query: int, dims: int, metric: int, out: in
     """Distances of the rows of `count` panels to a query, all at addresses, as `distance` has them.
 
     `panels` are float32 (count, dims, PANEL_ROWS), the query is float32, at least (dims,), and
-    `out` gets float32 (count, PANEL_ROWS).
+    `out` gets float32 (count, PANEL_ROWS). `dims` are those of `panels`, `metric` of `metrics.py`.
     """
-    if metric == SQUARED_L2:
-        if dims == 8:
-            _l2_8(panels, count, query, out)
-        elif dims == 16:
-            _l2_16(panels, count, query, out)
-        elif dims == 24:
-            _l2_24(panels, count, query, out)
-        elif dims == 32:
-            _l2_32(panels, count, query, out)
-        elif dims == 40:
-            _l2_40(panels, count, query, out)
-        elif dims == 48:
-            _l2_48(panels, count, query, out)
-        elif dims == 56:
-            _l2_56(panels, count, query, out)
-        else:
-            _l2_64(panels, count, query, out)
-    elif dims == 8:
-        _dot_8(panels, count, query, out)
-    elif dims == 16:
-        _dot_16(panels, count, query, out)
-    elif dims == 24:
-        _dot_24(panels, count, query, out)
-    elif dims == 32:
-        _dot_32(panels, count, query, out)
-    elif dims == 40:
-        _dot_40(panels, count, query, out)
-    elif dims == 48:
-        _dot_48(panels, count, query, out)
-    elif dims == 56:
-        _dot_56(panels, count, query, out)
-    else:
-        _dot_64(panels, count, query, out)
+    _measure(panels, count, query, dims, metric, out)
 
 
 @emitted(types.uint32, types.intp, types.float32)

@@ -16,7 +16,7 @@ from workers.search.walk.hits import offer
 from workers.search.walk.sift import sifted_tasks
 from workers.search.walk.slots import ROWS_A_STEP
 
-_AHEAD = 6  # rows that are on their way from memory
+AHEAD = 6  # rows that are on their way from memory
 
 
 @kernel
@@ -46,8 +46,8 @@ def _scan(f: int, keys: int, hits: int, listed: int, last: int, done: int, room:
     metric, stored = get_i64(f, fields.METRIC), get_i64(f, fields.STORED)
     for i in range(first, last):
         row = get_i64(listed, i) if listed else offset + i
-        if listed and i + _AHEAD < last:
-            prefetch_row(vectors + get_i64(listed, i + _AHEAD) * row_bytes, row_bytes)
+        if listed and i + AHEAD < last:
+            prefetch_row(vectors + get_i64(listed, i + AHEAD) * row_bytes, row_bytes)
         key = key_of(distance(vectors + row * row_bytes, query, length, metric, stored), row)
         _take(f, keys, hits, room, key)
     put_i64(f, done, last)

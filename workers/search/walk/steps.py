@@ -50,11 +50,10 @@ from workers.search.kernels.memory import (
 )
 from workers.search.walk import fields
 from workers.search.walk.hits import are_apart, doubt, offer, unfold
-from workers.search.walk.seeds import seed
+from workers.search.walk.seeds import AHEAD, seed
 from workers.search.walk.sift import CODED_QUERY, sifted_tasks
 
 _SCATTER, _40 = np.uint64(0x9E3779B97F4A7C15), np.uint64(40)
-_AHEAD = 6  # rows that are on their way from memory
 _ROWS_AHEAD = 12  # of those that codes let through
 _INFINITY = np.float32(np.inf)
 
@@ -229,7 +228,7 @@ def _expand(f: int, keys: int, seen: int, tasks: int) -> None:
     add_i64(f, fields.EXTENDS, 1)
     add_i64(f, fields.DISTANCES, total)
     if not codes:
-        _request(f, tasks, min(total, _AHEAD))
+        _request(f, tasks, min(total, AHEAD))
 
 
 @inlined
@@ -259,8 +258,8 @@ def _merge(f: int, keys: int, hits: int, tasks: int) -> None:
     screened = get_i64(f, fields.SCREENED) != 0
     lowest = m
     for i in range(total):
-        if i + _AHEAD < total:
-            prefetch_row(vectors + get_i64(tasks, i + _AHEAD) * row_bytes, row_bytes)
+        if i + AHEAD < total:
+            prefetch_row(vectors + get_i64(tasks, i + AHEAD) * row_bytes, row_bytes)
         row = get_i64(tasks, i)
         key = key_of(distance(vectors + row * row_bytes, query, length, metric, stored), row)
         if screened:
