@@ -29,7 +29,7 @@ from tests.workers.llm.engines import (
     job,
     prompt,
 )
-from tests.workers.processes import cores_used, family
+from tests.workers.processes import cores_used, family, lives
 from workers.llm.vllm import engine as vllm_engine
 from workers.llm.vllm.settings import VllmSettings
 
@@ -430,6 +430,7 @@ def test_a_producer_that_died_costs_only_time(engines: Engines) -> None:
     recomputed = engines.extra("kv_recomputed_total")
     one = job(tokens, PREFILL, max_tokens=12)
     kv = engines.run(answered(engines.producer, one)).last.kv
+    pids = family(engines.producer_pid)
     os.kill(engines.producer_pid, signal.SIGKILL)
 
     async def dead() -> None:
@@ -437,6 +438,7 @@ def test_a_producer_that_died_costs_only_time(engines: Engines) -> None:
             await engines.producer.outputs()
         late = await _error_of(engines.producer, job(tokens))
         assert late == "engine_dead"
+        await until(lambda: not any(map(lives, pids)))  # the compute process can be read until then
 
     engines.run(dead())
     answer = engines.run(answered(engines.consumer, job(tokens, request_id=one.request_id, kv=kv)))
