@@ -18,7 +18,6 @@ def walked() -> Iterator[None]:
     """No search measures all nodes because they are few."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(view, "NODES_MAX", 0)
-        patch.setattr(view, "NODES_VALUES_MAX", 0)
         yield
 
 

@@ -1,10 +1,11 @@
 """Rows with equal vectors: the first is a node of the graph, the others are its copies.
 
 As nodes, copies would fill each other's lists of neighbours and lead nowhere new. So nobody has an
-edge to a copy, and all of its edges lead to its node. A *chain* leads from a node to its copies, in
-ascending order: for each row the next one, NOWHERE at the end. It has the shape of a graph with one
-edge, uint32 (rows, 1), so that it grows as one does (`versions.py`). Where no two rows are known to
-be equal there is no chain, None.
+edge to a copy, and all of its edges lead to its node. Some rows that rounding has moved apart
+count as equal, too (`rounded.py`); a copy is as far as its node. A *chain* leads from a node to its
+copies, in ascending order: for each row the next one, NOWHERE at the end. It has the shape of a
+graph with one edge, uint32 (rows, 1), so that it grows as one does (`versions.py`). Where no two
+rows are known to be equal there is no chain, None.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from workers.search.graph import rounded
 from workers.search.kernels.arrays import Array, aligned
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.keys import NOWHERE
@@ -19,9 +21,11 @@ from workers.search.kernels.keys import NOWHERE
 _SCATTER, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
 
 
-def over_nodes(vectors: Array, graph_of: Callable[[Array], Array]) -> tuple[Array, Array | None]:
+def over_nodes(
+    vectors: Array, metric: int, graph_of: Callable[[Array], Array]
+) -> tuple[Array, Array | None]:
     """The graph of all vectors, made by `graph_of` for distinct ones, and the chain."""
-    node_of = firsts(vectors)
+    node_of = firsts(vectors, metric)
     chain = chained(node_of)
     if chain is None:
         return graph_of(vectors), None
@@ -35,11 +39,16 @@ def over_nodes(vectors: Array, graph_of: Callable[[Array], Array]) -> tuple[Arra
     return graph, chain
 
 
-def firsts(vectors: Array) -> Array:
-    """Of each row the first one with the same bits: shape (rows,), int64."""
+def firsts(vectors: Array, metric: int) -> Array:
+    """Of each row the first one that is equal: shape (rows,), int64."""
     words = _words(vectors)
     hashes = _hashed(words)
-    return _grouped(words, hashes, np.argsort(hashes, kind="stable"))
+    node_of = _grouped(words, hashes, np.argsort(hashes, kind="stable"))
+    if rounded.are_merged(vectors, metric):
+        nodes = np.flatnonzero(node_of == np.arange(len(node_of)))
+        node_of[nodes] = rounded.firsts(vectors, nodes)
+        node_of = node_of[node_of]
+    return node_of
 
 
 def chained(node_of: Array) -> Array | None:
@@ -85,11 +94,13 @@ def are_lone(chain: Array) -> Array:
     return lone
 
 
-def matched(vectors: Array, rows: Array, found: Array) -> Array:
-    """Of each of `rows` the first row found for it that has the same bits: int64, -1 for none.
+def matched(vectors: Array, rows: Array, found: Array, metric: int) -> Array:
+    """Of each of `rows` the first row found for it that is equal: int64, -1 for none.
 
     `found` is int64 (rows, list length), -1 at the end of short lists.
     """
+    if rounded.are_merged(vectors, metric):
+        return rounded.matched(vectors, rows, found)
     return _matched(_words(vectors), rows, found)
 
 

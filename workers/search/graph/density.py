@@ -29,47 +29,58 @@ def thinned(graph: Array, vectors: Array, stored: int, *, threads: int = 0) -> A
     """
     if not len(graph):
         return graph
-    bits = stored_bits(vectors)
-    sample = np.arange(0, len(graph), max(1, len(graph) // _SAMPLED_ROWS))
-    tried = np.empty((len(sample), graph.shape[1]), np.uint32)
-    over_rows(_thinned, len(sample), graph, bits, stored, sample, tried, threads=threads)
-    if (tried != sample[:, None]).sum(1).mean() > _FEW_SHARE * graph.shape[1]:
+    degree, rows = graph.shape[1], np.arange(len(graph))
+    sample = rows[:: max(1, len(rows) // _SAMPLED_ROWS)]
+    tried = needed(graph[sample], sample, vectors, stored, degree, threads=threads)
+    if (tried != sample[:, None]).sum(1).mean() > _FEW_SHARE * degree:
         return graph
-    out = np.empty_like(graph)
-    rows = np.arange(len(graph))
-    over_rows(_thinned, len(graph), graph, bits, stored, rows, out, threads=threads)
+    return needed(graph, rows, vectors, stored, degree, threads=threads)
+
+
+def needed(
+    candidates: Array, rows: Array, vectors: Array, stored: int, degree: int, *, threads: int = 0
+) -> Array:
+    """Of each row's candidates those that no shorter edge makes needless, nearest first.
+
+    `candidates` are uint32 (rows, candidates), the row itself where there is none, and `rows` int64
+    (rows,). Returns uint32 (rows, degree); places that are left hold the row.
+    """
+    out = np.empty((len(rows), degree), np.uint32)
+    over_rows(
+        _needed, len(rows), candidates, stored_bits(vectors), stored, rows, out, threads=threads
+    )
     return out
 
 
 @kernel
-def _thinned(
-    first: int, last: int, graph: Array, vectors: Array, stored: int, rows: Array, out: Array
+def _needed(
+    first: int, last: int, candidates: Array, vectors: Array, stored: int, rows: Array, out: Array
 ) -> None:
     """Edges of rows[first] to rows[last], int64, to the same places of `out`, uint32."""
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
-    degree = graph.shape[1]
+    count, degree = candidates.shape[1], out.shape[1]
     here, there = np.empty(length, np.float32), np.empty(length, np.float32)
-    far = np.empty(degree, np.float32)
+    far = np.empty(count, np.float32)
     for i in range(first, last):
         row = rows[i]
         load(start + row * row_bytes, address(here), length, stored)
-        for place in range(degree):
-            other = np.int64(graph[row, place])
+        for place in range(count):
+            other = np.int64(candidates[i, place])
             far[place] = np.inf
             if other != row:
                 at = start + other * row_bytes
                 far[place] = distance(at, address(here), length, SQUARED_L2, stored)
         kept = 0
         for place in np.argsort(far, kind="mergesort"):
-            if far[place] == np.inf:
+            if far[place] == np.inf or kept == degree:
                 break
-            other = np.int64(graph[row, place])
+            other = np.int64(candidates[i, place])
             load(start + other * row_bytes, address(there), length, stored)
             needed = True
             for j in range(kept):
                 at = start + np.int64(out[i, j]) * row_bytes
                 between = distance(at, address(there), length, SQUARED_L2, stored)
-                if _NEARER * between < far[place]:
+                if out[i, j] == other or _NEARER * between < far[place]:
                     needed = False
                     break
             if needed:

@@ -70,7 +70,7 @@ def built(
     """Of all `vectors`; `graph_of` makes the graph of distinct ones."""
     if not len(vectors):
         return Links(np.empty((0, degree), np.uint32), _NO_ROWS, None)
-    graph, chain = copies.over_nodes(vectors, graph_of)
+    graph, chain = copies.over_nodes(vectors, metric, graph_of)
     return Links(graph, entries_of(vectors, graph, chain, metric, stored, seed=seed), chain)
 
 
@@ -84,11 +84,11 @@ def extended(
     (rows, list length), -1 at the end of short lists.
     """
     first, last = len(kept.graphs.newest), len(vectors)
-    node_of = first + copies.firsts(vectors[first:])
+    node_of = first + copies.firsts(vectors[first:], metric)
     came = np.arange(first, last)
     distinct = came[node_of == came]
     found = found_for(distinct)
-    known = copies.matched(vectors, distinct, found)
+    known = copies.matched(vectors, distinct, found, metric)
     node_of[distinct[known >= 0] - first] = known[known >= 0]
     node_of = np.where(node_of < first, node_of, node_of[np.maximum(node_of - first, 0)])
     new, same = distinct[known < 0], came[node_of != came]

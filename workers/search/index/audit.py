@@ -2,8 +2,8 @@
 
 A graph of near neighbours has islands, and no rule of distance alone knows where walks must begin
 to reach all. So it is tried: a row is missed where a search for it finds nothing as near as itself.
-Rounds follow each other until few are missed, each with other rows; what is missed in the last is
-the index's `missed_share`. By inner product a row may rightly find a longer one.
+Rounds follow until few are missed, each with other rows; what is missed in the last is the index's
+`missed_share`. Lists are short while that makes rounds miss less and less.
 
 How long a routing list must be for a wanted recall is measured with rows that are held out, as if
 they had never been added: no edge leads to them. What a scan of all others finds is the truth.
@@ -43,6 +43,8 @@ ENOUGH = 0.002  # share of missed rows that ends the rounds
 _SEARCHED_MIN, _SEARCHED_PER_ROOT = 1_024, 4  # rows of a round, and times sqrt(rows)
 _GROWN_FEWER = 4  # times as few of an index that grew: these rounds were a fifth of linking
 _EFFORT = Effort(k=1, top_m=64)
+_SHORT = Effort(k=1, top_m=16)
+_LESS = 0.75  # of what the round before missed, or short lists are no measure of islands
 REACHED = 0.975  # share of the nearest of held-out rows that ends the rounds
 _FELL = 0.05  # less of them than before: more than by growth alone, which no entry point mends
 _WORTH = 4  # times what random entry points would find
@@ -51,6 +53,7 @@ _OF_MOST_ENOUGH = 0.97
 # Rows, among which the nearest of long held-out ones are scanned for; of an index that grew, too.
 # Products take a quarter of the time, and are rounded by more than lies between rows of some data.
 _SCANNED_MOST, _SCANNED_GROWN = 1 << 17, 1 << 15
+_CLOSE = 2e-6  # relative: by which copies may be farther than their nodes (`graph/rounded.py`)
 _LONG, _GAIN = 256, 0.002  # entries of a list, from which another is tried only if it gains so much
 
 
@@ -63,11 +66,8 @@ def audited(
     What was measured `before` of lists is kept, unless there are many more rows now. `threads` are
     for what is not a search (0: all cores).
     """
-    if view.nodes is not None:  # which searches measure all
-        return view.entries, Audit(rows=0, entries=len(view.entries), rounds=0, missed_share=0.0)
+    view = replace(view, is_walked=True, ways={})
     random = np.random.default_rng(seed)
-    if before is not None and not before.rows:
-        before = None
     most, part = (ROUNDS_MAX, 1) if before is None else (_GROWN_ROUNDS_MAX, _GROWN_FEWER)
     view, rounds, share = _mended(view, neighbours, random, most, part)
     calibrated, efforts = view.linked, tuple[tuple[int, float, float], ...]()
@@ -93,10 +93,12 @@ def _mended(
 ) -> tuple[IndexView, int, float]:
     """With what is missed as entry points, after how many rounds, at `most` so many, and what the
     last one missed."""
-    rounds, share = 0, 1.0
+    rounds, share, effort = 0, 1.0, _SHORT
     while rounds < most and share > ENOUGH:
-        rounds += 1
-        missed, share = tried(view, neighbours, random, part)
+        rounds, before = rounds + 1, share
+        missed, share = tried(view, neighbours, random, part, effort)
+        if share > _LESS * before:
+            effort = _EFFORT
         if view.chain is not None:
             missed = copies.heads(view.chain)[missed]
         view = replace(view, entries=np.union1d(view.entries, missed), ways={})
@@ -197,8 +199,7 @@ class HeldOut(NamedTuple):
 
     def are_near(self, found: Array) -> Array:
         """Whether found rows, (held out, k), are as near as the k-th nearest: bool, same shape."""
-        near: Array = _far(self.view, self.rows, found) <= self.far[:, [found.shape[1] - 1]]
-        return near
+        return _are_near(_far(self.view, self.rows, found), self.far[:, [found.shape[1] - 1]])
 
     def only(self, some: Array) -> "HeldOut":
         """Some of these, bool (held out,)."""
@@ -221,7 +222,7 @@ def recalls(
         some = held.only(left)
         far = _far(some.view, some.rows, some.found(neighbours, entries, k, length))
         for column, few in enumerate((_FEW, k)):
-            shares[left, column] = (far[:, :few] <= some.far[:, [few - 1]]).mean(1)
+            shares[left, column] = _are_near(far[:, :few], some.far[:, [few - 1]]).mean(1)
         of_few, of_most = shares.mean(0).tolist()
         found.append((length, of_few, of_most if k == _MOST else 0.0))
         if k == _MOST and of_few >= RECALL_ENOUGH and of_most >= _OF_MOST_ENOUGH:
@@ -230,6 +231,12 @@ def recalls(
             break
         left = left if k < _MOST else shares.min(1) < 1
     return tuple(found)
+
+
+def _are_near(far: Array, limits: Array) -> Array:
+    """Whether distances are no more than the limits, but for what rounding adds: bool."""
+    near: Array = far <= limits + _CLOSE * np.abs(limits)
+    return near
 
 
 def _far(view: IndexView, held: Array, found: Array) -> Array:
@@ -269,8 +276,9 @@ def _hide(graph: Array, hidden: Array) -> None:
 
 
 def tried(
-    view: IndexView, neighbours: Neighbours, random: np.random.Generator, part: int = 1
-) -> tuple[Array, float]:
+    view: IndexView, neighbours: Neighbours, random: np.random.Generator, part: int = 1,
+    effort: Effort = _EFFORT,
+) -> tuple[Array, float]:  # fmt: skip
     """Rows that were searched for and not found, and which share of the searched they are.
 
     `part` times as few are searched for as where nothing is known yet.
@@ -280,9 +288,13 @@ def tried(
         return live, 0.0
     count = min(len(live), max(_SEARCHED_MIN, int(_SEARCHED_PER_ROOT * len(live) ** 0.5)) // part)
     rows = np.sort(random.choice(live, count, replace=False))
-    found = neighbours(view, view.vectors[rows].astype(np.float32), _EFFORT)[:, 0]
+    found = neighbours(view, view.vectors[rows].astype(np.float32), effort)[:, 0]
     bits = stored_bits(view.vectors)
-    missed = rows[_missed(bits, rows, found, view.metric.number, view.storage.number)]
+    are_missed = _missed(bits, rows, found, view.metric.number, view.storage.number)
+    if view.chain is not None:  # a copy that rounding has moved is found where its node is
+        heads = copies.heads(view.chain)
+        are_missed &= (found < 0) | (heads[found] != heads[rows])
+    missed = rows[are_missed]
     return missed, len(missed) / count
 
 

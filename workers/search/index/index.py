@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import InvalidRequest, WrongDimension
-from workers.search.graph import density, entry_points, links
+from workers.search.graph import density, entry_points, levels, links
 from workers.search.graph.build import GraphOf, own_graph
 from workers.search.index import bulk, inputs, ways
 from workers.search.index.audit import Neighbours, audited, tried
@@ -263,7 +263,11 @@ class Index:
             )
             if self.metric is Metric.INNER_PRODUCT:  # what is near by distance may not be by it
                 return made
-            return density.thinned(made, distinct, self.storage.number, threads=self.threads)
+            stored = self.storage.number
+            thin = density.thinned(made, distinct, stored, threads=self.threads)
+            if thin is made:
+                return made
+            return levels.laid(thin, distinct, stored, seed=self.seed, threads=self.threads)
 
         return links.built(vectors, self.degree, *kernel, graph_of, seed=self.seed)
 

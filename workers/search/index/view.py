@@ -28,7 +28,7 @@ UNCALIBRATED = 128  # entries of the routing list for any recall, where none was
 _OF_ENTRIES = (
     "seeds", "entry_panels", "entry_vectors", "entry_codes", "entry_wild", "nodes", "node_panels",
 )  # fmt: skip
-NODES_MAX, NODES_VALUES_MAX = 1_500, 60_000  # whose distances take as long as a walk: the sum
+NODES_MAX = 4_096  # distinct vectors, of which a search may measure all
 _GROWN = 8  # an index that has grown by this part is audited again
 _LEAST_MISSED = 1e-4
 _GROWN_EFFORTS = 1.5  # times as many rows: recall of routing lists is measured again
@@ -96,16 +96,16 @@ class IndexView:
     codes: Codes | None = None  # of the linked rows
     audit: Audit | None = None  # of the entry points; None: not made yet
     payloads: list[bytes] = field(default_factory=list)  # of all rows
+    is_walked: bool = False  # by all searches, however few nodes there are
     ways: dict[Any, Any] = field(default_factory=dict)  # of `ways.py`
     _allowed: dict[str, Allowed] = field(default_factory=dict)
 
     @cached_property
     def nodes(self) -> Array | None:
-        """All rows that others have edges to, int64; None where a walk takes less than these."""
-        length = self.vectors.shape[1]
-        if not self.linked or length > PANEL_DIM_MAX:
+        """All rows that others have edges to, int64; None where no search measures all of them."""
+        if self.is_walked or not self.linked or self.vectors.shape[1] > PANEL_DIM_MAX:
             return None
-        if copies.node_count(self.chain, self.linked) > NODES_MAX + NODES_VALUES_MAX // length:
+        if copies.node_count(self.chain, self.linked) > NODES_MAX:
             return None
         return beside(copies.nodes(self.chain, self.linked))
 

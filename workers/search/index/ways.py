@@ -31,6 +31,8 @@ from workers.search.walk.slots import ROWS_A_STEP, SlotRows, fill, hash_places
 ENTRIES = 16  # representatives that a walk begins at
 _MARGIN = 2  # times as many rows in the routing list as would hold the wanted hits on average
 _SCANNED_PER_MEASURED = 2  # rows of a list in the time in which a walk meets a row
+_NODES_PER_ENTRY = 64  # nodes in the time in which a walk takes an entry of its list
+_NODES_VALUES = 16_000  # and those, by their values, in the time that it takes beside
 
 
 class SearchLimits(NamedTuple):
@@ -152,7 +154,7 @@ def _way(effort: Effort, view: IndexView, limits: SearchLimits) -> Way:
     row[fields.PATIENCE] = effort.patience
     top_m = min(max(_top_m(effort, view, limits), effort.k), limits.top_m_max)
     allowed, where = view.live, None
-    if limits.scanned_rows_max and view.nodes is not None:
+    if limits.scanned_rows_max and view.nodes is not None and _are_few(view.nodes, top_m, row):
         top_m = effort.k
         _enter_all(row, view, view.nodes)
     if effort.where is not None:
@@ -178,6 +180,11 @@ def _way(effort: Effort, view: IndexView, limits: SearchLimits) -> Way:
     extends = -(-seeds // ROWS_A_STEP) + (0 if exact else top_m // effort.width + 3)
     row[fields.WANTED] = wanted = 0 if exact else min(effort.k, allowed)
     return Way(row, address_of(row), effort.k, top_m, wanted, int(extends), exact, allowed, where)
+
+
+def _are_few(nodes: Array, top_m: int, row: Array) -> bool:
+    """Whether it takes less to measure all nodes than to walk with such a routing list."""
+    return len(nodes) <= _NODES_PER_ENTRY * top_m + _NODES_VALUES // int(row[fields.LENGTH])
 
 
 def _enter_all(row: Array, view: IndexView, nodes: Array) -> None:

@@ -8,6 +8,7 @@ from workers.search.graph import copies
 from workers.search.graph.build import own_graph
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.keys import NOWHERE
+from workers.search.kernels.metrics import INNER_PRODUCT, SQUARED_L2
 
 NODE_OF = [0, 1, 0, 3, 1, 0, 6]
 
@@ -18,13 +19,14 @@ def of_each(node_of: list[int], dtype: type = np.float32) -> Array:
     return vectors
 
 
+@pytest.mark.parametrize("metric", [SQUARED_L2, INNER_PRODUCT])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_the_first_of_equal_rows_is_found_by_bits(dtype: type) -> None:
-    assert copies.firsts(of_each(NODE_OF, dtype)).tolist() == NODE_OF
+def test_the_first_of_equal_rows_is_found(dtype: type, metric: int) -> None:
+    assert copies.firsts(of_each(NODE_OF, dtype), metric).tolist() == NODE_OF
     zeros: Array = np.zeros((3, 16), dtype)
     zeros[1] = -zeros[1]
-    assert copies.firsts(zeros).tolist() == [0, 1, 0]
-    assert copies.firsts(zeros[:0]).tolist() == []
+    assert copies.firsts(zeros, SQUARED_L2).tolist() == [0, 1, 0]
+    assert copies.firsts(zeros[:0], SQUARED_L2).tolist() == []
 
 
 def test_rows_whose_hashes_are_equal_are_compared() -> None:
@@ -57,11 +59,11 @@ def test_a_graph_is_made_of_distinct_vectors() -> None:
     def graph_of(vectors: Array) -> Array:
         return own_graph(vectors, 8, 0, 0, seed=0, threads=1)
 
-    graph, chain = copies.over_nodes(distinct[node_of], graph_of)
+    graph, chain = copies.over_nodes(distinct[node_of], SQUARED_L2, graph_of)
     nodes = copies.nodes(chain, 1_000)
     of = np.unique(node_of)
     assert (graph[nodes] == nodes[graph_of(distinct[of])]).all()
     same = np.setdiff1d(np.arange(1_000), nodes)
     assert (node_of[graph[same]] == node_of[same, None]).all()
     assert np.isin(graph, nodes).all()
-    assert copies.over_nodes(distinct, graph_of)[1] is None
+    assert copies.over_nodes(distinct, SQUARED_L2, graph_of)[1] is None

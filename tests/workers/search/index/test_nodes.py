@@ -1,11 +1,12 @@
-"""Where nodes are few and short, searches measure all of them, whatever else is in the index."""
+"""Where nodes are few and short, searches measure all of them, whatever else is in the index; but
+those whose lists are so short that a walk takes less."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from tests.workers.search.data import gaussian, nearest
+from tests.workers.search.data import gaussian, nearest, recall
 from workers.search.index import view as views
 from workers.search.index import ways
 from workers.search.index.index import Index
@@ -17,8 +18,7 @@ QUERIES = gaussian(30, 20, seed=7)
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(views, "NODES_MAX", 1_500)
-    monkeypatch.setattr(views, "NODES_VALUES_MAX", 16_000)  # 2 000 rows of 20 values
+    monkeypatch.setattr(views, "NODES_MAX", 2_000)
     yield
 
 
@@ -34,6 +34,19 @@ def test_all_are_found(k: int) -> None:
     assert way.exact and way.top_m == k
     found = index.search(QUERIES, Effort(k=k))[0]
     assert found.tolist() == nearest(gaussian(1_800, 20), QUERIES, k).tolist()
+
+
+def test_a_short_list_is_walked_and_the_audit_tries_walks_alone() -> None:
+    index = built()
+    view = index.view()
+    assert ways.way(Effort(k=10, top_m=32), view).exact
+    short = ways.way(Effort(k=10, top_m=10), view)
+    assert not short.exact and short.top_m == 10
+    found = index.search(QUERIES, Effort(k=10, top_m=10))[0]
+    assert recall(found, nearest(gaussian(1_800, 20), QUERIES, 10)) > 0.8
+    assert index.audit is not None
+    shares = [share for _, share, _ in index.audit.efforts]
+    assert 0.8 < shares[0] < 1
 
 
 def test_filters_deletions_loose_rows_and_warm_starts() -> None:
@@ -66,13 +79,13 @@ def test_copies_are_found_and_count_as_one() -> None:
 
 def test_an_index_that_outgrows_it_is_walked_and_audited() -> None:
     index = built()
-    assert index.audit is not None and index.audit.rows == 0
+    assert index.audit is not None and index.audit.rows == 1_800
     index.upsert(range(1_800, 3_000), gaussian(1_200, 20, seed=8))
     while index.link():
         pass
     view = index.view()
     assert view.nodes is None and not ways.way(Effort(), view).exact
-    assert index.audit.rows == 3_000 and index.audit.efforts
+    assert index.audit.rows == 3_000
 
 
 def test_long_vectors_are_walked() -> None:

@@ -1,0 +1,99 @@
+"""Rows that are equal but for rounding: one text that was embedded twice, a direction in two sizes.
+
+Only where distances are products: those of such rows differ by less than float32 rounds them by.
+Rows are sorted by their product with one random vector. Equal rows have nearly equal ones, so that
+each is compared with the few before it.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from workers.search.kernels.arrays import Array
+from workers.search.kernels.distances import distance
+from workers.search.kernels.jit import inlined, kernel
+from workers.search.kernels.memory import address
+from workers.search.kernels.metrics import INNER_PRODUCT, SINGLE, SQUARED_L2
+
+_ROUNDED = 2.0**-21  # of a row's norm: eight times what a value is rounded by
+_LOOKED_AT = 32  # rows before a row
+
+
+def are_merged(vectors: Array, metric: int) -> bool:
+    """Whether such rows count as equal: single ones, by inner product or cosine."""
+    return metric == INNER_PRODUCT and vectors.dtype == np.float32
+
+
+def firsts(vectors: Array, rows: Array) -> Array:
+    """Of each of `rows`, int64 and ascending, the first that is equal: int64 (rows,).
+
+    `vectors` have shape (rows, padded dim).
+    """
+    line = np.random.default_rng(0).standard_normal(vectors.shape[1]).astype(np.float32)
+    products = _products(vectors, rows, line)
+    order = np.argsort(products, kind="stable")
+    reach = 2 * _ROUNDED * float(np.linalg.norm(line))
+    return _firsts(vectors, rows, products, order, reach)
+
+
+@kernel
+def matched(vectors: Array, rows: Array, found: Array) -> Array:
+    """Of each of `rows` the first row found for it that is equal: int64, -1 for none.
+
+    `found` is int64 (rows, list length), -1 at the end of short lists.
+    """
+    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
+    out = np.full(len(rows), -1, np.int64)
+    for i in range(len(rows)):
+        for other in found[i]:
+            if other >= 0 and _is_equal(start, row_bytes, length, rows[i], other):
+                out[i] = other
+                break
+    return out
+
+
+@inlined
+def _is_equal(start: int, row_bytes: int, length: int, one: int, other: int) -> Any:
+    """Whether two rows of single vectors, which begin at an address, are equal but for rounding."""
+    a, b = start + one * row_bytes, start + other * row_bytes
+    norm = -distance(a, a, length, INNER_PRODUCT, SINGLE)
+    return distance(b, a, length, SQUARED_L2, SINGLE) <= np.float32(_ROUNDED * _ROUNDED) * norm
+
+
+@kernel
+def _products(vectors: Array, rows: Array, line: Array) -> Array:
+    """Of each of `rows`, int64, the product with a vector, float32 (padded dim,)."""
+    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
+    out = np.empty(len(rows), np.float32)
+    for i in range(len(rows)):
+        at = start + rows[i] * row_bytes
+        out[i] = -distance(at, address(line), length, INNER_PRODUCT, SINGLE)
+    return out
+
+
+@kernel
+def _firsts(vectors: Array, rows: Array, products: Array, order: Array, reach: float) -> Array:
+    """`firsts` of `rows` in the order of their products, float32 (rows,).
+
+    Those are equal that equal the first of them in that order; `reach` is how far products of
+    equal rows of norm 1 lie apart.
+    """
+    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
+    lead, first = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+    for place in range(len(order)):
+        i = order[place]
+        lead[i] = first[i] = i
+        at = start + rows[i] * row_bytes
+        norm = np.sqrt(-distance(at, at, length, INNER_PRODUCT, SINGLE))
+        for before in range(place - 1, max(-1, place - 1 - _LOOKED_AT), -1):
+            j = order[before]
+            if products[i] - products[j] > reach * norm:
+                break
+            if _is_equal(start, row_bytes, length, rows[lead[j]], rows[i]):
+                lead[i] = lead[j]
+                first[lead[j]] = min(first[lead[j]], i)
+                break
+    out = np.empty(len(rows), np.int64)
+    for i in range(len(rows)):
+        out[i] = rows[first[lead[i]]]
+    return out
