@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from workers.search.graph import copies, entry_points, linking
-from workers.search.graph.versions import Versions
+from workers.search.graph.versions import Version, Versions
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.keys import NOWHERE
 
@@ -17,26 +17,36 @@ _NO_ROWS: Array = np.empty(0, np.int64)
 
 
 class Links(NamedTuple):
-    """Of the linked rows. Where it is made for rows that came, also which older rows it changes."""
+    """Of the linked rows."""
 
     graph: Array  # uint32 (rows, degree)
     entries: Array  # int64, ascending
     chain: Array | None  # uint32 (rows, 1), see `copies.py`
-    edges_changed: Array = _NO_ROWS
-    chain_changed: Array = _NO_ROWS
+    versions: tuple[Version, ...]  # of the graph, then of the chain
+
+    @classmethod
+    def first(cls, graph: Array, entries: Array, chain: Array | None) -> "Links":
+        """Of arrays that come from no earlier ones."""
+        arrays = (graph,) if chain is None else (graph, chain)
+        return cls(graph, entries, chain, tuple(Version(array) for array in arrays))
 
 
 class Kept:
     """The versions of an index's links; who writes the next holds the index's locks."""
 
     def __init__(self, links: Links) -> None:
-        self.graphs, self.entries = Versions(links.graph), links.entries
-        self.chains = None if links.chain is None else Versions(links.chain)
+        of_graph, *of_chain = links.versions
+        self.graphs, self.entries = Versions(of_graph), links.entries
+        self.chains = Versions(of_chain[0]) if of_chain else None
 
     @property
-    def chain(self) -> Array | None:
-        """The newest."""
-        return None if self.chains is None else self.chains.newest
+    def newest(self) -> Links:
+        """What was published last."""
+        graph = self.graphs.newest
+        if self.chains is None:
+            return Links(graph.array, self.entries, None, (graph,))
+        chain = self.chains.newest
+        return Links(graph.array, self.entries, chain.array, (graph, chain))
 
     @property
     def bytes_held(self) -> int:
@@ -45,14 +55,13 @@ class Kept:
 
     def publish(self, links: Links) -> None:
         """What `extended` made is the newest."""
-        self.graphs.publish(links.graph, links.edges_changed)
+        of_graph, *of_chain = links.versions
+        self.graphs.publish(of_graph)
         self.entries = links.entries
-        if links.chain is None:
-            return
-        if self.chains is None:
-            self.chains = Versions(links.chain)
-        else:
-            self.chains.publish(links.chain, links.chain_changed)
+        if self.chains is not None:
+            self.chains.publish(of_chain[0])
+        elif of_chain:
+            self.chains = Versions(of_chain[0])
 
 
 def entries_of(
@@ -69,9 +78,9 @@ def built(
 ) -> Links:  # fmt: skip
     """Of all `vectors`; `graph_of` makes the graph of distinct ones."""
     if not len(vectors):
-        return Links(np.empty((0, degree), np.uint32), _NO_ROWS, None)
+        return Links.first(np.empty((0, degree), np.uint32), _NO_ROWS, None)
     graph, chain = copies.over_nodes(vectors, metric, graph_of)
-    return Links(graph, entries_of(vectors, graph, chain, metric, stored, seed=seed), chain)
+    return Links.first(graph, entries_of(vectors, graph, chain, metric, stored, seed=seed), chain)
 
 
 def extended(
@@ -83,7 +92,7 @@ def extended(
     `found_for` takes some of these, int64, and returns the nodes that are nearest to each, int64
     (rows, list length), -1 at the end of short lists.
     """
-    first, last = len(kept.graphs.newest), len(vectors)
+    first, last = len(kept.graphs.newest.array), len(vectors)
     node_of = first + copies.firsts(vectors[first:], metric)
     came = np.arange(first, last)
     distinct = came[node_of == came]
@@ -98,15 +107,17 @@ def extended(
     )
     graph[same] = node_of[same - first, None]
     entries = entry_points.extended(kept.entries, first, new, vectors, graph, metric, stored)
+    of_graph = kept.graphs.written(changed)
     if kept.chains is None and not len(same):
-        return Links(graph, entries, None, changed)
+        return Links(graph, entries, None, (of_graph,))
     if kept.chains is None:
         chain = copies.unchained(last)
-    else:
-        chain = kept.chains.begun(last)
-        chain[first:] = NOWHERE
+        copies.append(chain, same, node_of)
+        return Links(graph, entries, chain, (of_graph, Version(chain)))
+    chain = kept.chains.begun(last)
+    chain[first:] = NOWHERE
     after = copies.append(chain, same, node_of)
-    return Links(graph, entries, chain, changed, after[after < first])
+    return Links(graph, entries, chain, (of_graph, kept.chains.written(after[after < first])))
 
 
 def compacted(

@@ -5,27 +5,57 @@ Correia, 2015). Readers hold the newest version, the first rows of one. The next
 other, which lags behind by what the last change wrote: those rows are copied, and no others. Who
 still reads the version before the newest keeps its buffer, and all rows are copied to a new one.
 The same holds after a version that was begun and not published. One writer at a time.
+
+A version knows the rows that the last changes wrote, for whoever has a copy of an earlier one.
 """
 
 import weakref
+from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 
 from workers.search.kernels.arrays import Array
 
+CHANGES_MAX = 8  # that a version remembers
 _NO_ROWS: Array = np.empty(0, np.int64)
+_numbers = count()
+
+
+class Line:
+    """What versions of one graph have in common; it lives as long as one of them."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Version:
+    """Of a graph; by default the first one."""
+
+    array: Array  # uint32 (rows, degree); nobody writes to it
+    line: Line = field(default_factory=Line)
+    number: int = field(default_factory=lambda: next(_numbers))  # no other version has it
+    # the last changes: the number of the version before, and rows that were other in it, or missing
+    changes: tuple[tuple[int, Array], ...] = ()
+
+    def since(self, number: int) -> Array | None:
+        """Rows in which it may differ from an earlier version, some twice; None: it forgot that."""
+        before = [each for each, _ in self.changes]
+        if number not in before:
+            return None
+        return np.concatenate([rows for _, rows in self.changes[before.index(number) :]])
 
 
 class Versions:
-    """Of one graph, uint32 (rows, degree)."""
+    """Of one graph, from its first version on."""
 
-    def __init__(self, graph: Array) -> None:
-        self.newest = graph  # nobody writes to it
-        self._buffer = graph  # where it begins
+    def __init__(self, first: Version) -> None:
+        self.newest = first
+        self._buffer = first.array  # where it begins
         self._other: Array | None = None
         self._reader: weakref.ref[Array] | None = None  # the version that lies in the other
         self._behind = _NO_ROWS  # rows in which the other differs
-        self._begun: Array | None = None
+        self._begun: tuple[Array, Array] | None = None  # a buffer, and the version in it
 
     @property
     def bytes_held(self) -> int:
@@ -35,7 +65,7 @@ class Versions:
 
     def begun(self, rows: int) -> Array:
         """The next version, to be written: as the newest one, with rows that are not set yet."""
-        newest, other = self.newest, self._other
+        newest, other = self.newest.array, self._other
         is_read = self._reader is not None and self._reader() is not None
         self._other = None
         if other is None or len(other) < rows or is_read:
@@ -43,13 +73,21 @@ class Versions:
             other[: len(newest)] = newest
         else:
             other[self._behind] = newest[self._behind]
-        self._begun = other
-        return other[:rows]
+        self._begun = other, other[:rows]
+        return self._begun[1]
 
-    def publish(self, version: Array, changed: Array) -> None:
-        """The version that was begun is the newest; `changed` are rows that the former had, too."""
+    def written(self, changed: Array) -> Version:
+        """The version that was begun; `changed` are rows of it that the newest one has, too."""
         assert self._begun is not None, "begun first"
-        came = np.arange(len(self.newest), len(version))
-        self._behind = np.concatenate([changed, came])
-        self._other, self._reader = self._buffer, weakref.ref(self.newest)
-        self._buffer, self.newest = self._begun, version
+        newest, array = self.newest, self._begun[1]
+        rows = np.concatenate([changed, np.arange(len(newest.array), len(array))])
+        changes = (*newest.changes, (newest.number, rows))[-CHANGES_MAX:]
+        return Version(array, newest.line, changes=changes)
+
+    def publish(self, version: Version) -> None:
+        """What was written is the newest."""
+        assert self._begun is not None, "begun first"
+        assert version.array is self._begun[1], "the version that was begun last"
+        self._behind = version.changes[-1][1]
+        self._other, self._reader = self._buffer, weakref.ref(self.newest.array)
+        self._buffer, self.newest, self._begun = self._begun[0], version, None

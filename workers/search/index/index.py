@@ -77,7 +77,7 @@ class Index:
     @property
     def graph(self) -> Array:
         """Edges of the rows that have some: shape (linked rows, degree), uint32."""
-        return self.links.graphs.newest
+        return self.links.graphs.newest.array
 
     @property
     def entries(self) -> Array:
@@ -218,7 +218,7 @@ class Index:
                     view.links, view.vectors, linked, *kernel, threads=self.threads
                 )
                 entries = self._entries(vectors[: len(linked)], graph, chain)
-                made = links.Links(graph, entries, chain)
+                made = links.Links.first(graph, entries, chain)
             coded = codes.coded(vectors[: len(linked)], self.metric.number, threads=self.threads)
             now = replace(view, vectors=vectors).linked_part(made, coded)
             entries, audit = audited(now, self.searched, seed=self.seed, threads=self.threads)
@@ -298,12 +298,11 @@ class Index:
 
     def _seen(self) -> IndexView:
         """A view of what there is."""
-        rows = self.rows
+        rows, newest = self.rows, self.links.newest
         made = IndexView(
             dim=self.dim, metric=self.metric, storage=self.storage, count=rows.count,
-            linked=len(self.graph), live=len(self), vectors=rows.vectors, graph=self.graph,
-            alive=rows.alive(), entries=self.entries, chain=self.links.chain, ids=rows.ids,
-            columns=rows.columns, filters=rows.filters, epoch=self.epoch, codes=self.codes,
-            audit=self.audit, payloads=rows.payloads,
+            linked=len(newest.graph), live=len(self), vectors=rows.vectors, **newest._asdict(),
+            alive=rows.alive(), ids=rows.ids, columns=rows.columns, filters=rows.filters,
+            epoch=self.epoch, codes=self.codes, audit=self.audit, payloads=rows.payloads,
         )  # fmt: skip
         return made.ready(self._view)

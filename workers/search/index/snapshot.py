@@ -221,7 +221,7 @@ def _index(header: dict[str, Any], arrays: dict[str, Array], threads: int) -> In
     snapshot_checks.ids(ids, dead)
     payloads = packing.unpacked_payloads(arrays)
     index.rows = Rows(arrays["vectors"], ids, columns, dead, payloads)
-    index.links = Kept(Links(arrays["graph"], arrays["entries"], arrays.get("chain")))
+    index.links = Kept(Links.first(arrays["graph"], arrays["entries"], arrays.get("chain")))
     linked = index.rows.vectors[: len(index.graph)]
     index.codes = codes.coded(linked, index.metric.number, threads=threads)
     if found := header.get("audit"):

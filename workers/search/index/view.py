@@ -13,6 +13,7 @@ import numpy as np
 
 from workers.search.graph import copies
 from workers.search.graph.links import Links
+from workers.search.graph.versions import Version
 from workers.search.index.query import ExternalId
 from workers.search.kernels.arrays import Array, address_of, packed, unpacked
 from workers.search.kernels.codes import Codes
@@ -89,6 +90,7 @@ class IndexView:
     alive: Array | None  # bit set of live rows; None: all
     entries: Array  # rows where searches begin, int64
     chain: Array | None  # (linked, 1), uint32: what leads to equal rows; None: there are none
+    versions: tuple[Version, ...]  # that graph and chain are, where they are
     ids: list[ExternalId]
     columns: Columns
     filters: CompiledFilters  # over `columns`
@@ -182,15 +184,15 @@ class IndexView:
     @property
     def links(self) -> Links:
         """Of the linked rows."""
-        return Links(self.graph, self.entries, self.chain)
+        return Links(self.graph, self.entries, self.chain, self.versions)
 
     def linked_part(self, links: Links, coded: Codes | None) -> "IndexView":
         """Nothing but the first rows, deleted or not, with these links."""
         rows = len(links.graph)
         return replace(
-            self, count=rows, linked=rows, live=rows, graph=links.graph, alive=None,
-            entries=links.entries, chain=links.chain, ids=[], columns=Columns(), codes=coded,
-            ways={}, _allowed={}, filters=CompiledFilters(Columns()), payloads=[],
+            self, **links._asdict(), count=rows, linked=rows, live=rows, alive=None, ids=[],
+            columns=Columns(), codes=coded, ways={}, _allowed={},
+            filters=CompiledFilters(Columns()), payloads=[],
         )  # fmt: skip
 
     def ready(self, before: "IndexView | None") -> "IndexView":

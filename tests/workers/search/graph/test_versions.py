@@ -5,7 +5,7 @@ import pytest
 
 from tests.workers.search.data import gaussian, overlapping
 from workers.search.graph.build import components
-from workers.search.graph.versions import Versions
+from workers.search.graph.versions import CHANGES_MAX, Version, Versions
 from workers.search.index.index import Index
 from workers.search.index.view import IndexView
 from workers.search.kernels.arrays import Array, address_of
@@ -15,11 +15,10 @@ DEGREE = 4
 
 def grown(versions: Versions, value: int, *, added: int = 10) -> Array:
     """A version that is written: new rows, and every third of the others, get one value."""
-    made = versions.begun(len(versions.newest) + added)
-    changed = np.arange(0, len(versions.newest), 3)
-    made[len(versions.newest) :] = value
-    made[changed] = value
-    versions.publish(made, changed)
+    before = len(versions.newest.array)
+    made, changed = versions.begun(before + added), np.arange(0, before, 3)
+    made[before:] = made[changed] = value
+    versions.publish(versions.written(changed))
     return made
 
 
@@ -30,39 +29,62 @@ def stored(view: IndexView) -> tuple[bytes, bytes]:
 
 
 def test_each_version_is_the_former_with_what_was_changed() -> None:
-    versions = Versions(np.zeros((100, DEGREE), np.uint32))
+    versions = Versions(Version(np.zeros((100, DEGREE), np.uint32)))
     expected = np.zeros((100, DEGREE), np.uint32)
     for value in range(1, 30):
-        before = versions.newest.copy()
+        before = versions.newest.array.copy()
         grown(versions, value)
         expected = np.concatenate([before, np.full((10, DEGREE), value, np.uint32)])
         expected[: len(before) : 3] = value
-        assert (versions.newest == expected).all()
+        assert (versions.newest.array == expected).all()
 
 
 def test_two_buffers_take_turns_and_what_is_read_is_left_alone() -> None:
-    versions = Versions(np.zeros((100, DEGREE), np.uint32))
+    versions = Versions(Version(np.zeros((100, DEGREE), np.uint32)))
     for value in range(3):  # until both have room
         grown(versions, value, added=1)
     places = []
     for value in range(4, 10):
         grown(versions, value, added=1)
-        places.append(address_of(versions.newest))
+        places.append(address_of(versions.newest.array))
     assert len(set(places)) == 2
-    held, whole = versions.newest, versions.newest.tobytes()
+    held, whole = versions.newest.array, versions.newest.array.tobytes()
     for value in range(10, 20):
         grown(versions, value, added=1)
         assert held.tobytes() == whole
-        assert not np.shares_memory(held, versions.newest)
+        assert not np.shares_memory(held, versions.newest.array)
+
+
+def test_a_version_knows_in_which_rows_it_differs_from_earlier_ones() -> None:
+    random = np.random.default_rng(0)
+    versions, known = Versions(Version(np.zeros((100, DEGREE), np.uint32))), list[Version]()
+    for value in range(1, 30):
+        known.append(versions.newest)
+        before = len(versions.newest.array)
+        changed = random.choice(before, 5, replace=False)
+        for _ in range(1 + value % 2):  # one that is not published is not part of the line
+            made = versions.begun(before + 3)
+            made[before:] = made[changed] = value
+            version = versions.written(changed)
+        versions.publish(version)
+        for each in known[-CHANGES_MAX:]:
+            rows = version.since(each.number)
+            assert rows is not None and len(rows) <= 8 * CHANGES_MAX
+            kept = np.setdiff1d(np.arange(len(each.array)), rows)
+            assert (each.array[kept] == version.array[kept]).all()
+            assert set(range(len(each.array), len(version.array))) <= set(rows.tolist())
+        for each in known[:-CHANGES_MAX]:
+            assert version.since(each.number) is None
+        assert version.line is known[0].line
 
 
 def test_a_version_that_is_never_published_leaves_no_trace() -> None:
-    versions = Versions(np.zeros((100, DEGREE), np.uint32))
+    versions = Versions(Version(np.zeros((100, DEGREE), np.uint32)))
     for value in range(6):
         grown(versions, value, added=1)
-        whole = versions.newest.tobytes()
+        whole = versions.newest.array.tobytes()
         versions.begun(200)[:] = 99
-        assert versions.newest.tobytes() == whole
+        assert versions.newest.array.tobytes() == whole
     assert (grown(versions, 7) != 99).all()
 
 
