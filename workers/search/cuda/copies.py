@@ -1,13 +1,16 @@
 """What searches point to, on the device: vectors, graphs, entry points, bit sets and lists of rows.
 
 An array is copied when a search first needs it, and its copy goes with it. Vectors grow in place,
-row after row (`rows.py`), so of an array that is known only the rows that are new are copied.
+row after row (`rows.py`), so of an array that is known only the rows that are new are copied. Of a
+version of a graph only the rows that differ from an earlier one are (`deltas.py`).
 """
 
 import weakref
 from dataclasses import dataclass
 
+from workers.search.cuda.deltas import DeviceVersions
 from workers.search.cuda.device import Device, Memory
+from workers.search.index.view import IndexView
 from workers.search.index.ways import Search, Way
 from workers.search.kernels.arrays import Array
 from workers.search.walk import fields
@@ -26,10 +29,11 @@ class Copies:
 
     def __init__(self, device: Device) -> None:
         self._device, self._copies = device, dict[int, _Copy]()
+        self._versions = DeviceVersions(device)
         self._rows: dict[int, tuple[Way, Array]] = {}  # by the way's place
 
     def __len__(self) -> int:
-        return len(self._copies)
+        return len(self._copies) + len(self._versions)
 
     def shared(self, search: Search) -> Array:
         """What the rows of all searches that go one way have in common, with device addresses.
@@ -51,12 +55,12 @@ class Copies:
         row, view, where = row.copy(), search.view, search.way.where
         row[fields.VECTORS] = self.address(view.vectors, view.count)
         if view.linked:
-            row[fields.GRAPH] = self.address(view.graph)
+            row[fields.GRAPH] = self.version(view.graph, view)
         if row[fields.REPS_COUNT]:
             nodes = view.nodes if row[fields.WHOLE] else None
             row[fields.REPS] = self.address(view.seeds if nodes is None else nodes)
         if row[fields.CHAIN] and view.chain is not None:
-            row[fields.CHAIN] = self.address(view.chain)
+            row[fields.CHAIN] = self.version(view.chain, view)
         if view.alive is not None:
             row[fields.ALIVE] = self.address(view.alive)
         if where is not None:
@@ -64,6 +68,11 @@ class Copies:
             if row[fields.LIST_COUNT]:
                 row[fields.LIST] = self.address(where.rows)
         return row
+
+    def version(self, array: Array, view: IndexView) -> int:
+        """Where a view's graph or chain is on the device."""
+        found = next((each for each in view.versions if each.array is array), None)
+        return self.address(array) if found is None else self._versions.address(found)
 
     def address(self, array: Array, rows: int = -1) -> int:
         """Where the first `rows` rows of an array are on the device; -1: all."""

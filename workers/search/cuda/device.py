@@ -1,7 +1,8 @@
 """What the CUDA backend needs of a device; `launch.py` is the real one, tests emulate another.
 
-All work of a device is done in the order in which it was asked for. Addresses are the same numbers
-for host and device where memory is pinned, so kernels read and write host arrays too.
+Graphs run one after the other, in the order in which they were launched. Copies, and what else is
+done on return, do not wait for them. Addresses are the same numbers for host and device where
+memory is pinned, so kernels read and write host arrays too.
 """
 
 from collections.abc import Sequence
@@ -59,7 +60,10 @@ class Device(Protocol):
         """Zeroed host memory that kernels can use, uint8."""
 
     def copy(self, target: int, source: int, size_bytes: int) -> None:
-        """Between host and device, whatever the direction; done on return."""
+        """Between host and device or within it; done on return, beside the graphs under way."""
+
+    def beside(self, launch: Launch) -> None:
+        """One kernel that is done on return, beside the graphs under way."""
 
     def graph(self, launches: Sequence[Launch]) -> Graph:
         """Capture launches."""

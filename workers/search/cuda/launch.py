@@ -58,7 +58,7 @@ class CudaDevice:
         self.name = str(cupy.cuda.runtime.getDeviceProperties(number)["name"].decode())
         with self._card:
             self._stream = cupy.cuda.Stream(non_blocking=True)
-            self._copies = cupy.cuda.Stream(non_blocking=True)  # beside the turns under way
+            self._copies = cupy.cuda.Stream(non_blocking=True)  # beside graphs under way
             self._module = cupy.RawModule(code=layout.source(), options=OPTIONS)
             self._kernels = {name: self._module.get_function(name) for name in layout.KERNELS}
 
@@ -86,6 +86,12 @@ class CudaDevice:
         with self._card:
             kind = runtime.memcpyDefault
             runtime.memcpyAsync(target, source, size_bytes, kind, self._copies.ptr)
+            self._copies.synchronize()
+
+    def beside(self, launch: Launch) -> None:
+        self._prepare([launch])
+        with self._card, self._copies:
+            self._enqueue(launch)
             self._copies.synchronize()
 
     def graph(self, launches: Sequence[Launch]) -> "CudaGraph":
@@ -138,10 +144,11 @@ class CudaDevice:
         return None
 
     def _prepare(self, launches: Sequence[Launch]) -> None:
-        for each in launches:
-            if each.shared_bytes > _DEFAULT_SHARED_BYTES:
-                self._kernels[each.kernel].max_dynamic_shared_size_bytes = each.shared_bytes
-            _ = self._kernels[each.kernel].num_regs  # loads it
+        with self._card:
+            for each in launches:
+                if each.shared_bytes > _DEFAULT_SHARED_BYTES:
+                    self._kernels[each.kernel].max_dynamic_shared_size_bytes = each.shared_bytes
+                _ = self._kernels[each.kernel].num_regs  # loads it
 
     def _enqueue(self, each: Launch) -> None:
         arguments = (np.int64(each.structure), np.int32(each.number))

@@ -63,6 +63,13 @@ LISTS = (  # neighbour lists while an index is built
     "changed",  # uint64
     "list_size",
 )
+CHANGES = (  # rows of a graph that a new version has otherwise
+    "graph",  # uint32 [any, width]
+    "rows",  # uint32 [count]: their numbers
+    "words",  # uint32 [count, width]: what they are now
+    "count",
+    "width",
+)
 TILE = 256  # candidates of a row that are measured and merged together
 GATHERED = 4 * SAMPLE * SAMPLE  # candidates of a row in a round, at most
 MET = 4_096  # places of a round's table: more than a list and GATHERED rows
@@ -75,6 +82,7 @@ KERNELS = (
     "turn_end",
     "join",
     "descend",
+    "scatter",
 )
 _KEYS = {"EMPTY": EMPTY, "FLAG": FLAG, "LIMIT": LIMIT}
 _COLUMNS = [name for name, value in vars(fields).items() if name.isupper() and type(value) is int]
@@ -90,9 +98,12 @@ def source() -> str:
         f"#define NOWHERE {int(NOWHERE):#x}u",
         _structure("Machine", MACHINE),
         _structure("Lists", LISTS),
+        _structure("Changes", CHANGES),
     ]
     folder = files("workers.search.cuda")
-    texts = [folder.joinpath(f"{name}.cu").read_text() for name in ("common", "step", "knn")]
+    texts = [
+        folder.joinpath(f"{name}.cu").read_text() for name in ("common", "step", "knn", "scatter")
+    ]
     return "\n".join([*parts, *texts])
 
 

@@ -53,6 +53,9 @@ class Timed:
     def copy(self, target: int, source: int, size_bytes: int) -> None:
         self._device.copy(target, source, size_bytes)
 
+    def beside(self, launch: Launch) -> None:
+        self._device.beside(launch)
+
     def graph(self, launches: Sequence[Launch]) -> "TimedGraph":
         return TimedGraph(self, tuple(launches))
 

@@ -68,7 +68,11 @@ class EmulatedMemory:
 
 
 class EmulatedDevice:
-    """Runs a graph when it is waited for, at the latest when another is launched."""
+    """Runs a graph when it is waited for, at the latest when another is launched.
+
+    So copies, and what is done beside graphs, come before those under way: where that may not be
+    seen, it is seen here.
+    """
 
     multiprocessors = 2
 
@@ -91,8 +95,10 @@ class EmulatedDevice:
         return np.zeros(size_bytes, np.uint8)
 
     def copy(self, target: int, source: int, size_bytes: int) -> None:
-        self.finish()
         ctypes.memmove(target, source, size_bytes)
+
+    def beside(self, launch: Launch) -> None:
+        self.run([launch])
 
     def graph(self, launches: Sequence[Launch]) -> "EmulatedGraph":
         return EmulatedGraph(self, tuple(launches))

@@ -10,6 +10,7 @@ from schemas.errors import DeadlineExceeded, EngineDead, InvalidRequest
 from tests.workers.search.cuda.running import SIZES
 from tests.workers.search.data import clustered_index, gaussian
 from tests.workers.search.engine.test_engine import assert_nothing_is_left
+from tests.workers.search.engine.test_engine_links import through
 from workers.search.cuda.device import Device
 from workers.search.engine import backend
 from workers.search.engine.cuda_lanes import CudaLanes
@@ -120,6 +121,29 @@ async def test_an_index_may_change_while_it_is_searched(
             10_000 + round_
             not in (await engine.search(index, Query(vector=QUERIES[round_], k=3))).ids
         )
+
+
+async def test_rows_are_linked_through_it_while_others_search(
+    engine: SearchEngine, cpu: SearchEngine
+) -> None:
+    """Versions of the graph come and go beside the searches; the graph is the cores'."""
+    index, alone = clustered_index(1_200), clustered_index(1_200)
+    queries = [Query(vector=vector, k=4, top_m=24) for vector in QUERIES[:12]]
+    for number in range(5):
+        for each in (index, alone):
+            each.upsert(range(9_000 + 20 * number, 9_020 + 20 * number), gaussian(20, 20, number))
+        linking = asyncio.ensure_future(
+            asyncio.to_thread(index.link, neighbours=through(engine), batch=15)
+        )
+        found = await asyncio.gather(*(engine.search(index, query) for query in queries))
+        assert all(len(each.ids) == 4 for each in found)
+        assert await linking == alone.link(batch=15)
+        assert index.graph.tobytes() == alone.graph.tobytes()
+        ours = await asyncio.gather(*(engine.search(index, query) for query in queries))
+        for query, one in zip(queries, ours, strict=True):
+            two = await cpu.search(alone, query)
+            assert one.ids == two.ids
+            assert one.distances.tobytes() == two.distances.tobytes()
 
 
 async def test_searches_that_are_given_up_leave_nothing(engine: SearchEngine, index: Index) -> None:

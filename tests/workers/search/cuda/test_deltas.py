@@ -1,0 +1,262 @@
+"""Versions of a graph on a device are those of the host, and of a new one only changes are sent."""
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.workers.search.cuda.running import SIZES, assign, left, searches
+from tests.workers.search.data import clustered_index, gaussian
+from tests.workers.search.walk.reference import Reference
+from workers.search.cuda import deltas, layout
+from workers.search.cuda.batch import Batch
+from workers.search.cuda.deltas import DeviceVersions
+from workers.search.cuda.device import Device, Graph, Launch, Memory
+from workers.search.cuda.rings import DEPTH
+from workers.search.graph.versions import CHANGES_MAX, Version, Versions
+from workers.search.index.index import Index
+from workers.search.index.query import Effort
+from workers.search.index.view import IndexView
+from workers.search.walk import fields
+
+Array = np.ndarray[Any, Any]
+
+DEGREE = 16
+ROW_BYTES = 4 + 4 * DEGREE  # with its number
+EFFORT = Effort(k=5, top_m=24)
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Counted:
+    """Memory whose end is noticed."""
+
+    memory: Memory
+
+    @property
+    def address(self) -> int:
+        return self.memory.address
+
+
+class Counting:
+    """A device that counts what is allocated, and what is sent from the host."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self.multiprocessors = device, device.multiprocessors
+        self.sent_bytes = self.held_bytes = self.held_bytes_max = 0
+        self._there: dict[int, int] = {}
+
+    def memory(self, size_bytes: int) -> Memory:
+        memory = Counted(self._device.memory(size_bytes))
+        self.held_bytes += size_bytes
+        self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
+        self._there[memory.address] = size_bytes
+        weakref.finalize(memory, self._freed, memory.address)
+        return memory
+
+    def pinned(self, size_bytes: int) -> Array:
+        return self._device.pinned(size_bytes)
+
+    def copy(self, target: int, source: int, size_bytes: int) -> None:
+        if not any(at <= source < at + size for at, size in self._there.items()):
+            self.sent_bytes += size_bytes
+        self._device.copy(target, source, size_bytes)
+
+    def beside(self, launch: Launch) -> None:
+        self._device.beside(launch)
+
+    def graph(self, launches: Sequence[Launch]) -> Graph:
+        return self._device.graph(launches)
+
+    def _freed(self, address: int) -> None:
+        self.held_bytes -= self._there.pop(address)
+
+
+def there(device: Device, address: int, array: Array) -> bytes:
+    """What lies where the copy of an array is."""
+    found = np.empty_like(array)
+    device.copy(found.ctypes.data, int(address), found.nbytes)
+    return found.tobytes()
+
+
+def first_of(rows: int, seed: int = 0) -> Versions:
+    random = np.random.default_rng(seed)
+    return Versions(Version(random.integers(0, rows, (rows, DEGREE), np.uint32)))
+
+
+def next_of(versions: Versions, random: np.random.Generator, changed: int, added: int) -> None:
+    rows = len(versions.newest.array)
+    made = versions.begun(rows + added)
+    some = random.choice(rows, changed, replace=False)
+    made[some] = random.integers(0, rows, (changed, DEGREE), np.uint32)
+    made[rows:] = random.integers(0, rows, (added, DEGREE), np.uint32)
+    versions.publish(versions.written(some))
+
+
+@pytest.mark.parametrize("piece_words", [1 << 18, 100])
+@pytest.mark.parametrize("seed", range(3))
+def test_each_version_is_there_as_long_as_it_is_read(
+    device: Device, monkeypatch: pytest.MonkeyPatch, seed: int, piece_words: int
+) -> None:
+    """Read for any time, some never; changes of any size, sent in any pieces."""
+    monkeypatch.setattr(deltas, "_PIECE_WORDS", piece_words)
+    random, versions, on_device = np.random.default_rng(seed), first_of(200), DeviceVersions(device)
+    read: list[tuple[Version, int]] = []
+    for _ in range(60):
+        changed, added = (int(random.integers(0, most)) for most in (40, 12))
+        next_of(versions, random, changed, added)
+        if random.random() < 0.6:
+            read.append((versions.newest, on_device.address(versions.newest)))
+        while read and random.random() < 0.4:
+            read.pop(int(random.integers(len(read))))
+        for version, address in read:
+            assert on_device.address(version) == address
+            assert there(device, address, version.array) == version.array.tobytes()
+        assert len({address for _, address in read}) == len({version for version, _ in read})
+    read = []
+    del versions, version
+    assert len(on_device) == 0
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_what_is_sent_is_what_has_changed_however_large_the_graph(
+    device: Device, is_read: bool
+) -> None:
+    """Since the version that lies in the buffer: where the newest one is read, that is the one
+    before."""
+    sent = []
+    for rows in (1_000, 8_000):
+        counting = Counting(device)
+        versions, on_device = first_of(rows), DeviceVersions(counting)
+        beside, random = counting.held_bytes, np.random.default_rng(1)
+        on_device.address(versions.newest)
+        assert counting.sent_bytes == versions.newest.array.nbytes
+        for number in range(12):
+            before, former = counting.sent_bytes, versions.newest if is_read else None
+            next_of(versions, random, changed=10, added=3)
+            on_device.address(versions.newest)
+            changes = versions.newest.changes[-2 if is_read and number else -1 :]
+            rows_sent = sum(len(each) for _, each in changes)
+            wanted = 8 * len(layout.CHANGES) + ROW_BYTES * rows_sent
+            assert counting.sent_bytes - before == wanted
+        del former
+        assert len(on_device) == 2
+        most = 2 * (1 + 1 / 8) * versions.newest.array.nbytes
+        assert counting.held_bytes_max - beside <= most
+        sent.append(counting.sent_bytes - 4 * DEGREE * rows)
+    assert sent[0] == sent[1]
+
+
+def test_versions_that_no_search_wanted_are_sent_with_the_next(device: Device) -> None:
+    counting = Counting(device)
+    random, versions, on_device = (
+        np.random.default_rng(2),
+        first_of(2_000),
+        DeviceVersions(counting),
+    )
+    on_device.address(versions.newest)
+    for skipped, whole in ((CHANGES_MAX, False), (CHANGES_MAX + 2, True)):
+        before = counting.sent_bytes
+        for _ in range(skipped):
+            next_of(versions, random, changed=10, added=0)
+        address, newest = on_device.address(versions.newest), versions.newest.array
+        assert there(device, address, newest) == newest.tobytes()
+        assert (counting.sent_bytes - before >= newest.nbytes) == whole
+
+
+def test_a_version_that_is_not_published_is_no_ground_for_the_next(device: Device) -> None:
+    """A link that is audited through an engine, and then fails."""
+    random, versions, on_device = np.random.default_rng(3), first_of(300), DeviceVersions(device)
+    for _ in range(6):
+        on_device.address(versions.newest)
+        versions.begun(310)[:] = 9
+        void = versions.written(np.arange(20))
+        on_device.address(void)
+        del void
+        next_of(versions, random, changed=5, added=2)
+        address, newest = on_device.address(versions.newest), versions.newest.array
+        assert there(device, address, newest) == newest.tobytes()
+
+
+def test_a_link_of_an_index_sends_what_it_changes(device: Device) -> None:
+    counting = Counting(device)
+    index, batch = clustered_index(3_000), Batch(counting, SIZES)
+    for number in range(4):
+        index.upsert([f"new {number}"], gaussian(1, 20, seed=number))
+        index.link()
+        view = index.view()
+        before = counting.sent_bytes
+        batch.copies.shared(searches(view, EFFORT, 1, scanned_rows_max=0)[0])
+        sent = counting.sent_bytes - before
+        changed = sum(len(rows) for _, rows in view.versions[0].changes[-2:])
+        beside = view.seeds.nbytes + view.vectors.strides[0]
+        if number:
+            assert sent <= beside + 8 * len(layout.CHANGES) + changed * ROW_BYTES
+            assert sent < view.graph.nbytes / 8
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_history_is_searched_as_on_cores(
+    device: Device, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Searches of older views are under way while later ones reach the device."""
+    monkeypatch.setattr("workers.search.metadata.parts._LOOKS", 1)  # they hold up a compaction
+    random = np.random.default_rng(seed)
+    index, batch = grown(), Batch(device, SIZES)
+    held: dict[int, tuple[Any, Array]] = {}
+    free, names = list(range(SIZES.slots)), 10_000
+    for step in range(90):
+        what = random.random()
+        if what < 0.35:
+            count = int(random.integers(1, 8))
+            vectors = gaussian(count, 20, seed=1_000 * seed + step)
+            vectors[::3] = index.view().vectors[:3, :20][: len(vectors[::3])]  # copies
+            index.upsert(range(names, names + count), vectors)
+            names += count
+        elif what < 0.45:
+            index.delete(random.integers(0, names, 20).tolist())
+        elif what < 0.7:
+            index.link(batch=int(random.integers(1, 20)))
+        elif what < 0.73:
+            index.compact()
+        if free and random.random() < 0.5:
+            search = searches(index.view(), EFFORT, 1, scanned_rows_max=0)[0]
+            slot = free.pop()
+            assign(batch, slot, search)
+            held[slot] = search, batch.copies.row(search.row, search)
+        for search, row in held.values():
+            assert_there(device, search.view, row)
+        if held and batch.under_way < DEPTH:
+            batch.launch(list(held)[: batch.places], 1)
+        if batch.under_way and random.random() < 0.6:
+            finish(batch, held, free)
+    while held or batch.under_way:
+        if held and batch.under_way < DEPTH:
+            batch.launch(list(held)[: batch.places], 4)
+        finish(batch, held, free)
+
+
+def grown() -> Index:
+    """With copies."""
+    index = clustered_index(700)
+    index.upsert(range(700, 720), index.view().vectors[:20, :20])
+    index.link()
+    return index
+
+
+def assert_there(device: Device, view: IndexView, row: Array) -> None:
+    assert there(device, row[fields.GRAPH], view.graph) == view.graph.tobytes()
+    if row[fields.CHAIN]:
+        assert view.chain is not None
+        assert there(device, row[fields.CHAIN], view.chain) == view.chain.tobytes()
+
+
+def finish(batch: Batch, held: dict[int, Any], free: list[int]) -> None:
+    for slot in batch.collect():
+        search, _ = held.pop(slot)
+        expected = Reference(search).run()
+        found = left(batch, slot, search)
+        assert found[:2] == (expected[0].tobytes(), expected[1].tobytes())
+        free.append(slot)

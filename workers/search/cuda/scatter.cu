@@ -1,0 +1,7 @@
+// Rows of a graph that a new version has otherwise, to where they belong; nobody reads that memory.
+extern "C" __global__ void scatter(const Changes* m, int) {
+    const u32 *rows = (const u32*)m->rows, *words = (const u32*)m->words;
+    u32 width = m->width, all = (u32)m->count * width, stride = gridDim.x * blockDim.x;
+    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < all; i += stride)
+        ((u32*)m->graph)[(u64)rows[i / width] * width + i % width] = words[i];
+}
