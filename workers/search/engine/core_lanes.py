@@ -5,7 +5,6 @@ takes the interpreter's lock, so neither an event loop that computes nor other t
 nor it them. Whoever owns the lanes tells them what to run and hears what ended, from one thread.
 """
 
-import contextlib
 import os
 import threading
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from schemas.errors import ConfigError
 from workers.search.engine import lane_loop
-from workers.search.engine.lanes import LaneFigures
+from workers.search.engine.lanes import LaneFigures, run_as_batch_job
 from workers.search.index.ways import Search
 from workers.search.kernels.arrays import address_of, row_addresses
 from workers.search.limits import CORES_DIM_MAX, TASKS_MAX, TOP_M_MAX
@@ -113,10 +112,7 @@ class CoreLanes:
             os.close(counter)
 
     def _serve(self, lane: int) -> None:
-        # to the operating system a lane is a batch job: when it wakes it does not push aside the
-        # event loop, which it would wait for next
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        run_as_batch_job()
         self._run(lane)
 
     def _run(self, lane: int) -> None:

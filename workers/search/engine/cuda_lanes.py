@@ -20,7 +20,7 @@ from workers.search.cuda.device import Device
 from workers.search.cuda.feeds import Feed
 from workers.search.cuda.rings import DEPTH
 from workers.search.engine.lane_loop import CLOSE, END, PARK, RESUME, RUN
-from workers.search.engine.lanes import LaneFigures
+from workers.search.engine.lanes import LaneFigures, run_as_batch_job
 from workers.search.index.ways import Search
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.jit import kernel
@@ -92,6 +92,7 @@ class CudaLanes:
         os.close(self.bell)
 
     def _run(self) -> None:
+        run_as_batch_job()
         try:
             while self._obey():
                 self._turn()

@@ -5,6 +5,8 @@ run through all lanes: lane i has slots i * slots_each to (i + 1) * slots_each. 
 one thread, the owner's, and none of them waits but `close`.
 """
 
+import contextlib
+import os
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +20,13 @@ class LaneFigures:
     extends: int  # of all slots of a lane together
     places_used: int  # slots that took part, summed over extends
     busy_ms: float
+
+
+def run_as_batch_job() -> None:
+    """For a lane's thread: to the operating system it is a batch job. When it wakes it does not
+    push aside the event loop, which it would wait for next."""
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 class Lanes(Protocol):

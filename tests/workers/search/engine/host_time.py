@@ -2,7 +2,9 @@
 
 `make bench-search-host` writes build/bench/search_host.json. Rates are searches per second of this
 process's CPU time, of all its threads: they share the interpreter's lock. Those of the wall clock
-stand beside them; on a machine that others use only the former mean anything.
+stand beside them; on a machine that others use only the former mean anything. A lone search's CPU
+time stands beside how long it took: where its threads are on two cores, that is waking these, most
+of all.
 """
 
 import asyncio
@@ -82,8 +84,10 @@ async def _measure(options: HostOptions) -> dict[str, Any]:
     await asked_by(64)
     batch, figures = Batch(device, sizes), dict[str, Any]()
     with garbage.spared():
+        cpu_s = time.process_time()
         taken_us = [await _took_us(one, vector) for vector in queries[: options.lone]]
-        figures["lone"] = percentiles(taken_us, prefix="us_p")
+        cpu_us = (time.process_time() - cpu_s) / len(taken_us) * 1e6
+        figures["lone"] = percentiles(taken_us, prefix="us_p") | {"cpu_us": cpu_us}
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             f"{callers} callers": partial(asked_by, callers) for callers in options.callers
         }

@@ -1,6 +1,7 @@
 """The engine on a CUDA device, from `search` to kernels: real where there is one, and emulated."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -169,6 +170,16 @@ async def test_what_does_not_fit_is_refused(engine: SearchEngine, index: Index) 
     wide = Index.build(gaussian(5, 300))
     with pytest.raises(InvalidRequest, match="expected vectors of up to 256 values, found 300"):
         await engine.search(wide, Query(vector=np.zeros(300)))
+
+
+async def test_its_thread_does_not_push_the_event_loop_aside(
+    engine: SearchEngine, index: Index
+) -> None:
+    await engine.search(index, Query(vector=QUERIES[0]))
+    lanes = engine._dispatcher.lanes
+    assert isinstance(lanes, CudaLanes)
+    assert os.sched_getscheduler(lanes._thread.native_id or 0) == os.SCHED_BATCH
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 async def test_a_closed_engine_ends_what_waits(
