@@ -32,7 +32,7 @@ ENTRIES = 16  # representatives that a walk begins at
 _MARGIN = 2  # times as many rows in the routing list as would hold the wanted hits on average
 _SCANNED_PER_MEASURED = 2  # rows of a list in the time in which a walk meets a row
 _NODES_PER_ENTRY = 64  # nodes in the time in which a walk takes an entry of its list
-_NODES_VALUES = 16_000  # and those, by their values, in the time that it takes beside
+_NODES_VALUES = 32_000  # and those, by their values, in the time that it takes beside
 
 
 class SearchLimits(NamedTuple):
