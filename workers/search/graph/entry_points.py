@@ -55,20 +55,21 @@ def _root(rows: int, length: int) -> float:
 
 
 def extended(
-    entries: Array, first: int, added: Array, vectors: Array, graph: Array, metric: int, stored: int
+    entries: Array, first: int, among: Array, vectors: Array, graph: Array, metric: int, stored: int
 ) -> Array:
     """`entries`, int64, with some for the rows from `first` on, and for islands of these alone.
 
-    `added`, int64, are the rows to choose from. There are as many as keep all entry points in
+    `among`, int64, are the rows to choose from. There are as many as keep all entry points in
     proportion to the root of the rows: each search measures them. Islands of older rows, whose
     edges to others gave way, wait for `covering`.
     """
     length = vectors.shape[1]
-    wanted = min(len(added), int(2 * _root(len(graph), length)) - int(2 * _root(first, length)))
-    chosen = _farthest(stored_bits(vectors), added, wanted, metric, stored)
+    wanted = min(len(among), int(2 * _root(len(graph), length)) - int(2 * _root(first, length)))
+    chosen = _farthest(stored_bits(vectors), among, wanted, metric, stored)
     roots = _islands(graph, first)
     lone = np.setdiff1d(roots, roots[chosen - first])
-    return np.union1d(np.union1d(entries, chosen), lone[lone >= first])
+    added = np.union1d(chosen, lone[lone >= first])
+    return np.union1d(entries, added) if len(added) else entries  # what is made of them is kept
 
 
 def covering(chosen: Array, graph: Array) -> Array:

@@ -282,7 +282,7 @@ class Index:
     def _extended(self, view: IndexView, last: int, neighbours: Neighbours) -> links.Links:
         """With the next version of the graph."""
         kernel = (self.metric.number, self.storage.number)
-        linked = view.linked_part(view.links._replace(chain=None), view.codes)
+        linked = view.linked_part(view.links._replace(chain=None), view.codes).ready(view)
         effort = Effort(k=int(self.degree * CANDIDATES), top_m=_LINK_TOP_M)
 
         def found_for(rows: Array) -> Array:

@@ -15,7 +15,7 @@ from workers.search.graph import copies
 from workers.search.graph.links import Links
 from workers.search.graph.versions import Version
 from workers.search.index.query import ExternalId
-from workers.search.kernels.arrays import Array, address_of, packed, unpacked
+from workers.search.kernels.arrays import Array, address_of, are_in, packed, unpacked
 from workers.search.kernels.codes import Codes
 from workers.search.kernels.metrics import Metric, Storage
 from workers.search.kernels.panels import PANEL_DIM_MAX, beside, panels
@@ -26,9 +26,8 @@ from workers.search.walk import fields
 WAYS_MAX = 64  # to search a view, that it remembers
 LONG = 1_000_000  # comparisons of a filter, about 1 ms
 UNCALIBRATED = 128  # entries of the routing list for any recall, where none was measured
-_OF_ENTRIES = (
-    "seeds", "entry_panels", "entry_vectors", "entry_codes", "entry_wild", "nodes", "node_panels",
-)  # fmt: skip
+_OF_ENTRIES: tuple[str, ...] = ("seeds", "entry_panels", "entry_vectors")
+_OF_CODES, _OF_NODES = ("entry_codes", "entry_wild"), ("nodes", "node_panels")
 NODES_MAX = 4_096  # distinct vectors, of which a search may measure all
 _GROWN = 8  # an index that has grown by this part is audited again
 _LEAST_MISSED = 1e-4
@@ -142,7 +141,7 @@ class IndexView:
         """Bit set of places in `seeds` whose rows pass whatever their codes say."""
         if self.codes is None or self.codes.wild is None:
             return None
-        return packed(unpacked(self.codes.wild, self.linked)[self.seeds])
+        return packed(are_in(self.codes.wild, self.seeds))
 
     @cached_property
     def template(self) -> Array:
@@ -200,13 +199,11 @@ class IndexView:
 
         What `before` has made of the same entry points is taken over.
         """
-        if (
-            before is not None
-            and before.entries is self.entries
-            and before.codes is self.codes
-            and before.linked == self.linked
-        ):
-            made = {name: before.__dict__[name] for name in _OF_ENTRIES if name in before.__dict__}
+        if before is not None and before.entries is self.entries:
+            are_alike = before.linked == self.linked and before.chain is self.chain
+            names = _OF_ENTRIES + (_OF_CODES if before.codes is self.codes else ())
+            names += _OF_NODES if are_alike else ()
+            made = {name: before.__dict__[name] for name in names if name in before.__dict__}
             self.__dict__.update(made)
         assert len(self.template)
         assert self.nodes is None or len(self.node_panels)

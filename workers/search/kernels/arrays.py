@@ -67,6 +67,12 @@ def unpacked(bits: Array, count: int) -> Array:
     return np.unpackbits(bits.view(np.uint8), count=count, bitorder="little").astype(bool)
 
 
+def are_in(bits: Array, rows: Array) -> Array:
+    """Whether rows, int64, are in a bit set: bool, same shape."""
+    inside: Array = bits[rows // WORD_BITS] >> (rows % WORD_BITS).astype(np.uint32) & 1 != 0
+    return inside
+
+
 def members(bits: Array) -> Array:
     """Rows in a bit set, ascending, int64."""
     words = np.flatnonzero(bits)

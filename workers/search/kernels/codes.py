@@ -26,12 +26,20 @@ from typing import Any
 
 import numpy as np
 
-from workers.search.kernels.arrays import Array, aligned, grown, packed, unpacked
-from workers.search.kernels.distances import SIMD_FLOATS, distance
+from workers.search.kernels.arrays import WORD_BITS, Array, aligned, grown, stored_bits
+from workers.search.kernels.distances import SIMD_FLOATS, distance, load
 from workers.search.kernels.integers import SIMD_CODES, product_sum, square_sum
 from workers.search.kernels.jit import inlined, kernel
-from workers.search.kernels.memory import get_f32, get_i64, has_bit, put_f32, put_i16, put_i64
-from workers.search.kernels.metrics import INNER_PRODUCT, SINGLE, SQUARED_L2
+from workers.search.kernels.memory import (
+    address,
+    get_f32,
+    get_i64,
+    has_bit,
+    put_f32,
+    put_i16,
+    put_i64,
+)
+from workers.search.kernels.metrics import HALF, INNER_PRODUCT, SINGLE, SQUARED_L2
 from workers.search.kernels.parallel import over_rows
 
 CODED_DIM_MAX = 4_096  # beyond it sums would not fit 32 bits
@@ -50,7 +58,6 @@ _INFINITY = np.float32(np.inf)
 _SUM_MAX = 2.0**31 - 256
 _VALUE_MAX, _STEP_MIN = 1e15, 1e-15  # float32 holds their squares
 _LENGTH_MAX = 1e30  # of vectors of larger values, which get no codes
-_BLOCK_ROWS = 512
 _SAMPLED_ROWS, _BEYOND_SHARE, _MARGIN = 4_096, 0.001, 0.25  # what the range is taken from
 _WILD_SHARE, _USUAL = 0.02, 1.5  # at most so many rows are wild: those of so many usual errors
 _RECODED = 0.1  # share of rows that came later and do not fit, at which a new ruler is made
@@ -131,14 +138,12 @@ def _coded(
         first, codes = len(known.codes), grown(known.codes, rows)
     codes[first:, length:] = 0
     told = np.zeros((rows - first, _TOLD), np.float32)
-
-    def encode(begin: int, end: int) -> None:
-        for block in range(first + begin, first + end, _BLOCK_ROWS):
-            last = min(first + end, block + _BLOCK_ROWS)
-            told[block - first : last - first] = _encode(vectors, codes, ruler, block, last)
-
     if first < rows:
-        over_rows(encode, rows - first, threads=threads)
+        stored = SINGLE if vectors.dtype == np.float32 else HALF
+        over_rows(
+            _encode, rows - first, stored_bits(vectors), codes, ruler, first, stored, told,
+            threads=threads,
+        )  # fmt: skip
     ruler = ruler.copy()
     constants = ruler[length:]
     was_cut = told[:, _OF_ROW] > told[:, _OF_CUT] * _WIDER
@@ -171,37 +176,60 @@ def _widen(constants: Array, told: Array, metric: int) -> None:
 
 
 def _bits(known: Codes | None, first: int, wild: Array) -> Array | None:
-    """The bit set of wild rows: those known, and of the rows from `first` on."""
+    """The bit set of wild rows: those known, and of the rows from `first` on.
+
+    It shares the memory of the known one, of which nobody reads the bits from `first` on.
+    """
     before = None if known is None else known.wild
     if before is None and not wild.any():
         return None
-    all_before = np.zeros(first, bool) if before is None else unpacked(before, first)
-    return packed(np.concatenate([all_before, wild]))
+    words = -(-(first + len(wild)) // WORD_BITS)
+    if before is None:
+        bits = aligned(words, 1, np.uint32)
+        bits[:] = 0
+    else:
+        bits = grown(before[:, None], words)
+        bits[len(before) :] = 0
+        if first % WORD_BITS:
+            bits[first // WORD_BITS] &= np.uint32((1 << first % WORD_BITS) - 1)
+    rows = first + np.flatnonzero(wild)
+    np.bitwise_or.at(bits[:, 0], rows // WORD_BITS, np.uint32(1) << (rows % WORD_BITS).astype("u4"))
+    return bits[:, 0]
 
 
-def _encode(vectors: Array, codes: Array, ruler: Array, first: int, last: int) -> Array:
-    """Write codes of rows `first` to `last`, uint8; `ruler` has the least values and the step.
+@kernel
+def _encode(
+    begin: int, end: int, vectors: Array, codes: Array, ruler: Array, first: int, stored: int,
+    told: Array,
+) -> None:  # fmt: skip
+    """Write codes of some rows, uint8, counted from `first`, and to `told` what is told of each.
 
-    Returns what is told of each row: float32 (rows, _TOLD).
+    `vectors` are stored bits, `ruler` has the least values and the step, and `told` is float32
+    (rows from `first` on, _TOLD).
     """
     length = vectors.shape[1]
-    exact = vectors[first:last].astype(np.float32)
-    told = np.empty((last - first, _TOLD), np.float32)
-    told[:, _SIZE] = _lengths(exact)
-    exact -= ruler[:length]
-    step = ruler[length + _STEP]
-    levels = np.clip(np.rint(exact / step), 0, _LEVELS)
-    codes[first:last, :length] = levels
-    levels *= step
-    told[:, _RADIUS_OF] = _lengths(levels)
-    told[:, _OF_ROW] = _lengths(exact - levels)
-    told[:, _OF_CUT] = _lengths(np.clip(exact, 0, _LEVELS * step) - levels)
-    return told
+    exact = np.empty(length, np.float32)
+    least, step = np.float32(0), ruler[length + _STEP]
+    for i in range(begin, end):
+        load(address(vectors) + (first + i) * vectors.strides[0], address(exact), length, stored)
+        size = radius = error = cut = 0.0
+        for j in range(length):
+            above = exact[j] - ruler[j]
+            level = np.floor(above / step + np.float32(0.5))
+            level = min(np.float32(_LEVELS), max(least, level))
+            codes[first + i, j] = np.uint8(level)
+            near = level * step
+            size += np.float64(exact[j]) ** 2
+            radius += np.float64(near) ** 2
+            error += np.float64(above - near) ** 2
+            cut += np.float64(min(np.float32(_LEVELS) * step, max(least, above)) - near) ** 2
+        told[i, _SIZE], told[i, _RADIUS_OF] = _length(size), _length(radius)
+        told[i, _OF_ROW], told[i, _OF_CUT] = _length(error), _length(cut)
 
 
-def _lengths(rows: Array) -> Array:
-    lengths: Array = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
-    return np.minimum(lengths, _LENGTH_MAX)
+@inlined
+def _length(square: Any) -> Any:
+    return np.float32(min(np.sqrt(square), _LENGTH_MAX))
 
 
 @kernel

@@ -2,7 +2,15 @@
 
 import numpy as np
 
-from workers.search.kernels.arrays import aligned, first_bits, grown, members, packed, unpacked
+from workers.search.kernels.arrays import (
+    aligned,
+    are_in,
+    first_bits,
+    grown,
+    members,
+    packed,
+    unpacked,
+)
 
 
 def test_bit_sets() -> None:
@@ -10,6 +18,8 @@ def test_bit_sets() -> None:
         mask = np.random.default_rng(count).random(count) < 0.5
         assert unpacked(packed(mask), count).tolist() == mask.tolist()
         assert members(packed(mask)).tolist() == np.flatnonzero(mask).tolist()
+        rows = np.arange(count)[::-3]
+        assert are_in(packed(mask), rows).tolist() == mask[rows].tolist()
         for first in range(0, count, 7):
             assert first_bits(packed(mask), first).tolist() == packed(mask[:first]).tolist()
 

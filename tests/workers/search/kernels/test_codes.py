@@ -132,6 +132,23 @@ def test_one_wild_row_does_not_make_codes_coarse(metric: Metric) -> None:
     assert errors[1] < 1.3 * errors[0]
 
 
+def test_wild_rows_of_codes_that_grow_are_those_of_each_version() -> None:
+    """Versions share the words of their bit sets; a version that is never used leaves no trace."""
+    vectors = inputs.prepared(gaussian(2_200, 64, seed=1), 64, Metric.INNER_PRODUCT)
+    vectors[[1_500, 2_031, 2_035, 2_190]] *= 100
+    kernel = Metric.INNER_PRODUCT.number
+    known, versions = codes.coded(vectors[:2_000], kernel), []
+    for count in (2_030, 2_033, 2_080, 2_200):
+        codes.extended(known, vectors[: min(2_200, count + 6)], kernel)
+        known = codes.extended(known, vectors[:count], kernel)
+        assert known is not None and known.wild is not None
+        versions.append((known.wild, count))
+    for bits, count in versions:
+        expected = [row for row in (1_500, 2_031, 2_035, 2_190) if row < count]
+        assert set(expected) <= set(np.flatnonzero(unpacked(bits, count)).tolist())
+        assert unpacked(bits, count).mean() < 0.1
+
+
 def test_codes_leave_most_rows_out() -> None:
     vectors, queries = overlapping(2_000, 1, dim=128)
     known = codes.coded(inputs.prepared(vectors, 128, Metric.SQEUCLIDEAN), 0)
