@@ -99,8 +99,11 @@ def _introduce(
         row = rows[i]
         load(start + row * row_bytes, address(query), length, stored)
         held = address(keys) + (row - base) * keys.strides[0]
-        for j in range(spans[i, 0], spans[i, 1]):
+        last = spans[i, 1]
+        for j in range(spans[i, 0], last):
             other = others[j]
+            if j + _AHEAD < last:
+                prefetch_row(start + max(0, others[j + _AHEAD]) * row_bytes, row_bytes)
             if other >= 0 and other != row:
                 at = start + other * row_bytes
                 key = key_of(distance(at, address(query), length, metric, stored), other)

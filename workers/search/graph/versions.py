@@ -15,10 +15,13 @@ from itertools import count
 
 import numpy as np
 
-from workers.search.kernels.arrays import Array
+from workers.search.kernels.arrays import Array, aligned
+from workers.search.kernels.jit import kernel
+from workers.search.kernels.memory import address, prefetch_row
 
 CHANGES_MAX = 8  # that a version remembers
 _NO_ROWS: Array = np.empty(0, np.int64)
+_AHEAD = 8  # rows that are on their way from memory
 _numbers = count()
 
 
@@ -69,10 +72,10 @@ class Versions:
         is_read = self._reader is not None and self._reader() is not None
         self._other = None
         if other is None or len(other) < rows or is_read:
-            other = np.empty((rows + rows // 2, newest.shape[1]), np.uint32)
+            other = aligned(rows + rows // 2, newest.shape[1], np.uint32)
             other[: len(newest)] = newest
         else:
-            other[self._behind] = newest[self._behind]
+            _copy(newest, other, self._behind)
         self._begun = other, other[:rows]
         return self._begun[1]
 
@@ -91,3 +94,15 @@ class Versions:
         self._behind = version.changes[-1][1]
         self._other, self._reader = self._buffer, weakref.ref(self.newest.array)
         self._buffer, self.newest, self._begun = self._begun[0], version, None
+
+
+@kernel
+def _copy(source: Array, target: Array, rows: Array) -> None:
+    """Some rows, int64, of one graph to another; both are uint32 (rows, degree)."""
+    row_bytes = source.strides[0]
+    for i in range(len(rows)):
+        if i + _AHEAD < len(rows):
+            prefetch_row(address(source) + rows[i + _AHEAD] * row_bytes, row_bytes)
+            prefetch_row(address(target) + rows[i + _AHEAD] * row_bytes, row_bytes)
+        for place in range(source.shape[1]):
+            target[rows[i], place] = source[rows[i], place]
