@@ -3,14 +3,16 @@
 New rows: their neighbours come from a search of the graph, and from a scan of the rows that are
 linked with them. They keep the edges with the fewest detours, as in a build (`build.py`), and push
 themselves into their neighbours' lists. The first half of a list is protected: there a new row
-takes the place of the farthest, if it is nearer. What it displaced, or else the new row, then
-stands in the middle, and the last entry goes. Were the first half kept for ever, rows that came
-early would keep the long edges of a small index. Deleted rows: who had an edge to one takes the
-nearest of that one's neighbours instead (Singh et al., "FreshDiskANN", arXiv:2105.09613, without
-its slack factor).
+takes the place of the farthest, if it is nearer (else rows that came early would keep the long
+edges of a small index). What it displaced, or else the new row, then stands in the middle, and the
+last entry goes. The lengths of protected edges stand beside the graph: to measure them for each
+push took a sixth of linking. Deleted rows: who had an edge to one takes the nearest of that one's
+neighbours instead (Singh et al., "FreshDiskANN", arXiv:2105.09613, without its slack factor).
 
 A graph that searches may be walking is never changed: `versions.py` has room for the next one.
 """
+
+from typing import Any
 
 import numpy as np
 
@@ -18,18 +20,24 @@ from workers.search.graph.knn import even_spans, introduce
 from workers.search.kernels.arrays import Array, stored_bits
 from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import kernel
-from workers.search.kernels.keys import EMPTY, LIMIT, insert, key_of, row_of
+from workers.search.kernels.keys import EMPTY, LIMIT, distance_of, insert, key_of, row_of
 from workers.search.kernels.memory import address, prefetch_row
 from workers.search.kernels.parallel import over_rows
 
+UNKNOWN = np.float32(np.nan)  # length of an edge
 _SCATTER = np.uint64(0x9E3779B97F4A7C15)
+_AHEAD = 4  # lists that are on their way from memory
 
 
 def extended(
-    graph: Array, linked: int, new: Array, vectors: Array, found: Array, metric: int, stored: int,
-    *, threads: int = 0,
+    graph: Array, lengths: Array, linked: int, new: Array, vectors: Array, found: Array,
+    metric: int, stored: int, *, threads: int = 0,
 ) -> Array:  # fmt: skip
-    """Fill in a graph from row `linked` on, in place; which older rows have other edges now.
+    """Fill in a graph from row `linked` on, in place; which older rows have other edges now, some
+    more than once.
+
+    `lengths`, float32 (at least rows, degree / 2), are those of the first half of each list, the
+    first one UNKNOWN where nobody has measured them; they are filled in likewise.
 
     `new`, int64, are those of the rows that get edges; all places of the others hold themselves.
     `found` has shape (new rows, list length), int64: the linked rows that are nearest to each new
@@ -42,21 +50,22 @@ def extended(
         stored_bits(vectors), new, candidates.ravel(), even_spans(*candidates.shape), keys, metric,
         stored, base=linked, threads=threads,
     )  # fmt: skip
-    over_rows(_forward, added, keys, graph, linked, threads=threads)
-    targets = graph[linked:, : graph.shape[1] // 2].copy()  # what is pushed changes lists, new too
-    _backward(stored_bits(vectors), graph, targets, linked, metric, stored)
-    pushed = np.unique(targets)
-    return pushed[pushed < linked]
+    over_rows(_forward, added, keys, graph, lengths, linked, threads=threads)
+    targets = graph[linked:, : lengths.shape[1]].copy()  # what is pushed changes lists, new too
+    far = lengths[linked : len(graph)].copy()
+    _backward(stored_bits(vectors), graph, lengths, targets, far, linked, metric, stored)
+    return targets[targets < linked]
 
 
 @kernel
-def _forward(first: int, last: int, keys: Array, graph: Array, linked: int) -> None:
+def _forward(first: int, last: int, keys: Array, graph: Array, lengths: Array, linked: int) -> None:
     """The candidates with the fewest detours, as edges; ties stay in order of distance.
 
     By the first half of an older row's edges: the others take as long and change no recall.
 
     Of new rows `first` to `last`: from `keys`, uint64 (new rows, list length), to rows of `graph`,
     uint32 (linked + new rows, degree), from row `linked` on. Places that are left hold the row.
+    Likewise to `lengths`, float32 (at least as many rows, degree / 2).
     """
     size, degree = keys.shape[1], graph.shape[1]
     detours, after = np.empty(size, np.int64), np.empty(size + 2, np.int64)
@@ -102,25 +111,31 @@ def _forward(first: int, last: int, keys: Array, graph: Array, linked: int) -> N
             after[detours[rank]] += 1
             if kept < degree:
                 graph[linked + i, kept] = row_of(keys[i, rank])
+            if kept < lengths.shape[1]:
+                lengths[linked + i, kept] = distance_of(keys[i, rank])
         graph[linked + i, found:] = linked + i
 
 
 @kernel
 def _backward(
-    vectors: Array, graph: Array, targets: Array, linked: int, metric: int, stored: int
-) -> None:
+    vectors: Array, graph: Array, lengths: Array, targets: Array, far: Array, linked: int,
+    metric: int, stored: int,
+) -> None:  # fmt: skip
     """Push each new row into its neighbours' lists, worst edges first: the best stay longest.
 
-    In place, in `graph`, uint32 (linked + new rows, degree). `targets`, uint32 (new rows, degree /
-    2), are the first edges that each new row has now; `vectors` are stored bits. Empty places stay
+    In place, in `graph`, uint32 (linked + new rows, degree), and `lengths`, float32 (at least as
+    many rows, degree / 2). `targets`, uint32 (new rows, degree / 2), are the first edges that each
+    new row has now, and `far`, float32, their lengths; `vectors` are stored bits. Empty places stay
     at the end.
     """
-    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
-    query, degree = np.empty(length, np.float32), graph.shape[1]
-    middle = degree // 2
+    degree, middle, edges = graph.shape[1], lengths.shape[1], address(graph)
     for place in range(middle - 1, -1, -1):
         for row in range(linked, len(graph)):
             other = np.int64(targets[row - linked, place])
+            if row + _AHEAD < len(graph):
+                later = np.int64(targets[row + _AHEAD - linked, place])
+                prefetch_row(edges + later * graph.strides[0], graph.strides[0])
+                prefetch_row(address(lengths) + later * lengths.strides[0], lengths.strides[0])
             if other == row:
                 continue
             at = 0
@@ -129,21 +144,36 @@ def _backward(
             if at < middle and graph[other, at] == row:
                 continue
             at = min(at, degree - 1)
-            for i in range(middle):
-                prefetch_row(start + np.int64(graph[other, i]) * row_bytes, row_bytes)
-            load(start + other * row_bytes, address(query), length, stored)
-            worst = distance(start + row * row_bytes, address(query), length, metric, stored)
-            pushed, farthest = np.uint32(row), middle
-            for i in range(min(at, middle)):
-                held = start + np.int64(graph[other, i]) * row_bytes
-                far = distance(held, address(query), length, metric, stored)
-                if far > worst:
-                    worst, farthest, pushed = far, i, graph[other, i]
+            full = min(at, middle)
+            if full > 0 and np.isnan(lengths[other, 0]):
+                _measure(vectors, graph, lengths, other, full, metric, stored)
+            pushed, length, farthest = np.uint32(row), far[row - linked, place], middle
+            for i in range(full):
+                if lengths[other, i] > length:
+                    length, farthest = lengths[other, i], i
             for i in range(at, middle, -1):
                 graph[other, i] = graph[other, i - 1]
             if farthest < middle:
-                graph[other, farthest] = row
-            graph[other, min(at, middle)] = pushed
+                pushed = graph[other, farthest]
+                graph[other, farthest], lengths[other, farthest] = row, far[row - linked, place]
+            graph[other, full] = pushed
+            if full < middle:
+                lengths[other, full] = length
+
+
+@kernel
+def _measure(
+    vectors: Array, graph: Array, lengths: Array, row: Any, count: int, metric: int, stored: int
+) -> None:
+    """Fill in the lengths of a row's first edges, so many."""
+    start, row_bytes, size = address(vectors), vectors.strides[0], vectors.shape[1]
+    query = np.empty(size, np.float32)
+    for i in range(count):
+        prefetch_row(start + np.int64(graph[row, i]) * row_bytes, row_bytes)
+    load(start + row * row_bytes, address(query), size, stored)
+    for i in range(count):
+        at = start + np.int64(graph[row, i]) * row_bytes
+        lengths[row, i] = distance(at, address(query), size, metric, stored)
 
 
 def mended(

@@ -1,0 +1,47 @@
+"""What linking keeps beside the graph."""
+
+import numpy as np
+import pytest
+
+from tests.workers.search.data import overlapping
+from workers.search.index.index import Index
+from workers.search.kernels.arrays import Array, stored_bits
+from workers.search.kernels.distances import distance, load
+from workers.search.kernels.jit import kernel
+from workers.search.kernels.memory import address
+from workers.search.kernels.metrics import Metric, Storage
+
+
+@kernel
+def _lengths(vectors: Array, graph: Array, metric: int, stored: int, out: Array) -> None:
+    """Of the first edges of each row; queries are float32 copies, as where rows are linked."""
+    query = np.empty(vectors.shape[1], np.float32)
+    for row in range(len(graph)):
+        load(address(vectors) + row * vectors.strides[0], address(query), len(query), stored)
+        for i in range(out.shape[1]):
+            at = address(vectors) + np.int64(graph[row, i]) * vectors.strides[0]
+            out[row, i] = distance(at, address(query), len(query), metric, stored)
+
+
+@pytest.mark.parametrize("metric", Metric)
+@pytest.mark.parametrize("storage", Storage)
+def test_lengths_are_those_of_the_edges(metric: Metric, storage: Storage) -> None:
+    """Also after a change that came to nothing, by which they had been changed already."""
+    vectors, _ = overlapping(3_400, 0, dim=64)
+    index = Index(64, degree=16, metric=metric, storage=storage, threads=1)
+    index.upsert(range(3_000), vectors[:3_000])
+    index.link(3_000)
+    index.upsert(range(3_000, 3_400), vectors[3_000:])
+    for batch in range(4):
+        if batch == 2:
+            made = index._extended(index.view(), 3_300, index.searched)
+            assert len(made.graph) == 3_300
+        index.link(100)
+    graph, view = index.graph, index.view()
+    kept = index.links.lengths(len(graph))[: len(graph)]
+    expected = np.empty(kept.shape, np.float32)
+    _lengths(stored_bits(view.vectors), graph, metric.number, storage.number, expected)
+    known = ~np.isnan(kept[:, 0])
+    assert known[3_200:].all() and 100 < known[:3_000].sum()
+    is_edge = graph[:, : kept.shape[1]] != np.arange(len(graph))[:, None]
+    assert (kept == expected)[known[:, None] & is_edge].all()
