@@ -63,7 +63,7 @@ class Kept:
         never published would be wrong, and they are measured anew then.
         """
         held, self._lengths = self._lengths, None
-        linked, degree = self.graphs.newest.shape
+        linked, degree = self.graphs.newest.array.shape
         if held is None or len(held) < rows:
             room = aligned(rows + rows // 2, degree // 2, np.float32)
             if held is None:
