@@ -21,7 +21,7 @@ from workers.search.kernels.keys import (
     row_of,
     rows_and_distances,
 )
-from workers.search.kernels.memory import address, get_f32, get_u32
+from workers.search.kernels.memory import address, get_u32
 from workers.search.kernels.metrics import SQUARED_L2
 from workers.search.kernels.parallel import over_rows
 from workers.search.kernels.products import GROUP, PANEL_ROWS, lowest, nearer
@@ -151,19 +151,18 @@ def _chosen(
     """
     dim, size = groups.shape[1], held.shape[1]
     room = np.empty(GROUP * PANEL_ROWS + GROUP, np.float32)
-    out = address(room)
     for panel in range(len(panels)):
         there = address(panels) + panel * panels.strides[0]
         beside = address(lengths) + 4 * PANEL_ROWS * panel
         for group in range(len(groups)):
             asked = address(groups) + group * groups.strides[0]
-            nearer(there, asked, dim, beside, address(worst) + 4 * GROUP * group, out)
+            nearer(there, asked, dim, beside, address(worst) + 4 * GROUP * group, address(room))
             for j in range(GROUP):
-                bits, query = get_u32(out + _BITS, j), GROUP * group + j
+                bits, query = get_u32(address(room) + _BITS, j), GROUP * group + j
                 while bits != np.uint32(0):
                     lane = lowest(bits)
                     bits &= bits - np.uint32(1)
-                    far = get_f32(out, PANEL_ROWS * j + lane)
+                    far = room[PANEL_ROWS * j + lane]
                     if far < worst[query]:
                         insert(
                             address(held) + query * held.strides[0], size,
