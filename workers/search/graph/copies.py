@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from workers.search.graph import rounded
-from workers.search.kernels.arrays import Array, aligned
+from workers.search.kernels.arrays import Array, gathered
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.keys import NOWHERE
 
@@ -30,9 +30,7 @@ def over_nodes(
     if chain is None:
         return graph_of(vectors), None
     nodes = np.flatnonzero(node_of == np.arange(len(vectors)))
-    distinct = aligned(len(nodes), vectors.shape[1], vectors.dtype)
-    distinct[:] = vectors[nodes]
-    made = graph_of(distinct)
+    made = graph_of(gathered(vectors, nodes))
     graph = np.empty((len(vectors), made.shape[1]), np.uint32)
     graph[:] = node_of[:, None]
     graph[nodes] = nodes[made]

@@ -9,7 +9,7 @@ and Yashunin, arXiv:1603.09320); here all of them lie in one graph, which is wal
 import numpy as np
 
 from workers.search.graph import density, knn
-from workers.search.kernels.arrays import Array, aligned
+from workers.search.kernels.arrays import Array, gathered
 from workers.search.kernels.keys import LIMIT, rows_and_distances
 from workers.search.kernels.metrics import SQUARED_L2
 
@@ -37,9 +37,9 @@ def laid(graph: Array, vectors: Array, stored: int, *, seed: int, threads: int =
 
 def _nearest(vectors: Array, rows: Array, stored: int, seed: int, threads: int) -> Array:
     """Of each of `rows`, int64, the nearest others of them, and itself where a list ends."""
-    sample = aligned(len(rows), vectors.shape[1], vectors.dtype)
-    sample[:] = vectors[rows]
-    keys = knn.neighbours(sample, _NEAREST, SQUARED_L2, stored, seed=seed, threads=threads)
+    keys = knn.neighbours(
+        gathered(vectors, rows), _NEAREST, SQUARED_L2, stored, seed=seed, threads=threads
+    )
     own = np.arange(len(rows))[:, None]
     places = np.where(keys < LIMIT, rows_and_distances(keys)[0], own)
     found: Array = rows[places].astype(np.uint32)

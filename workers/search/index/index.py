@@ -21,7 +21,7 @@ from workers.search.index.query import Effort, ExternalId
 from workers.search.index.rows import Rows, check_ids
 from workers.search.index.view import Audit, IndexView
 from workers.search.kernels import codes
-from workers.search.kernels.arrays import Array, aligned
+from workers.search.kernels.arrays import Array, gathered
 from workers.search.kernels.metrics import Metric, Storage
 from workers.search.limits import CANDIDATES, DEGREE, DEGREE_MAX
 from workers.search.metadata import parts
@@ -208,8 +208,7 @@ class Index:
             view = self.view()
             live = view.live_rows()
             linked = live[live < view.linked]
-            vectors = aligned(len(live), view.vectors.shape[1], view.vectors.dtype)
-            vectors[:] = view.vectors[live]
+            vectors = gathered(view.vectors, live)
             if len(linked) < view.linked // 2:
                 made = self._built(vectors[: len(linked)])
             else:

@@ -22,6 +22,13 @@ def aligned(rows: int, columns: int, dtype: Any) -> Array:
     return matrix
 
 
+def gathered(matrix: Array, rows: Array) -> Array:
+    """Some rows of a matrix, int64, in one that is made by `aligned`."""
+    found = aligned(len(rows), matrix.shape[1], matrix.dtype)
+    found[:] = matrix[rows]
+    return found
+
+
 def grown(matrix: Array, rows: int) -> Array:
     """A matrix of more rows, of which the first are those of `matrix`, made by `aligned`.
 
