@@ -45,19 +45,31 @@ def matched(vectors: Array, rows: Array, found: Array) -> Array:
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     out = np.full(len(rows), -1, np.int64)
     for i in range(len(rows)):
+        at = start + rows[i] * row_bytes
+        limit = _limit(_square(at, length))
         for other in found[i]:
-            if other >= 0 and _is_equal(start, row_bytes, length, rows[i], other):
+            if other >= 0 and _is_equal(at, start + other * row_bytes, length, limit):
                 out[i] = other
                 break
     return out
 
 
 @inlined
-def _is_equal(start: int, row_bytes: int, length: int, one: int, other: int) -> Any:
-    """Whether two rows of single vectors, which begin at an address, are equal but for rounding."""
-    a, b = start + one * row_bytes, start + other * row_bytes
-    norm = -distance(a, a, length, INNER_PRODUCT, SINGLE)
-    return distance(b, a, length, SQUARED_L2, SINGLE) <= np.float32(_ROUNDED * _ROUNDED) * norm
+def _square(row: int, length: int) -> Any:
+    """Of the norm of the row at an address."""
+    return -distance(row, row, length, INNER_PRODUCT, SINGLE)
+
+
+@inlined
+def _limit(square: Any) -> Any:
+    """Squared distance from a row, up to which others equal it."""
+    return np.float32(_ROUNDED * _ROUNDED) * square
+
+
+@inlined
+def _is_equal(one: int, other: int, length: int, limit: Any) -> Any:
+    """Whether two rows at addresses are equal but for rounding; the limit is that of the first."""
+    return distance(other, one, length, SQUARED_L2, SINGLE) <= limit
 
 
 @kernel
@@ -80,16 +92,18 @@ def _firsts(vectors: Array, rows: Array, products: Array, order: Array, reach: f
     """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     lead, first = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+    limits = np.empty(len(rows), np.float32)
     for place in range(len(order)):
         i = order[place]
         lead[i] = first[i] = i
         at = start + rows[i] * row_bytes
-        norm = np.sqrt(-distance(at, at, length, INNER_PRODUCT, SINGLE))
+        square = _square(at, length)
+        limits[i], norm = _limit(square), np.sqrt(square)
         for before in range(place - 1, max(-1, place - 1 - _LOOKED_AT), -1):
             j = order[before]
             if products[i] - products[j] > reach * norm:
                 break
-            if _is_equal(start, row_bytes, length, rows[lead[j]], rows[i]):
+            if _is_equal(start + rows[lead[j]] * row_bytes, at, length, limits[lead[j]]):
                 lead[i] = lead[j]
                 first[lead[j]] = min(first[lead[j]], i)
                 break

@@ -99,8 +99,6 @@ def _mended(
         missed, share = tried(view, neighbours, random, part, effort)
         if share > _LESS * before:
             effort = _EFFORT
-        if view.chain is not None:
-            missed = copies.heads(view.chain)[missed]
         view = replace(view, entries=np.union1d(view.entries, missed), ways={})
     return view, rounds, share
 
@@ -279,7 +277,7 @@ def tried(
     view: IndexView, neighbours: Neighbours, random: np.random.Generator, part: int = 1,
     effort: Effort = _EFFORT,
 ) -> tuple[Array, float]:  # fmt: skip
-    """Rows that were searched for and not found, and which share of the searched they are.
+    """Nodes of rows that were searched for and not found, and these rows' share of the searched.
 
     `part` times as few are searched for as where nothing is known yet.
     """
@@ -290,12 +288,12 @@ def tried(
     rows = np.sort(random.choice(live, count, replace=False))
     found = neighbours(view, view.vectors[rows].astype(np.float32), effort)[:, 0]
     bits = stored_bits(view.vectors)
-    are_missed = _missed(bits, rows, found, view.metric.number, view.storage.number)
+    missed = _missed(bits, rows, found, view.metric.number, view.storage.number)
     if view.chain is not None:  # a copy that rounding has moved is found where its node is
         heads = copies.heads(view.chain)
-        are_missed &= (found < 0) | (heads[found] != heads[rows])
-    missed = rows[are_missed]
-    return missed, len(missed) / count
+        rows = heads[rows]
+        missed &= (found < 0) | (heads[found] != rows)
+    return rows[missed], int(missed.sum()) / count
 
 
 @kernel
