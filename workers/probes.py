@@ -12,6 +12,7 @@ from typing import Literal, cast
 
 from schemas.errors import NotReady, TriviumError
 from schemas.log.clock import wall_ms
+from schemas.log.endings import ended
 from schemas.log.membership import Membership
 from schemas.log.retrieval.asker import Asker
 from schemas.log.retrieval.leased import LeasedAsker
@@ -85,9 +86,7 @@ class Prober:
 
     async def stop(self) -> None:
         """Give up what is asked."""
-        for task in self._asks:
-            task.cancel()
-        await asyncio.gather(*self._asks, return_exceptions=True)
+        await ended(*self._asks)
 
 
 def _record(ask: ProbeAsk, found: Found) -> Retrieved:

@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from schemas.errors import EngineDead
+from schemas.log.endings import ended, within
 
 log = logging.getLogger("trivium.worker")
 Result = TypeVar("Result")
@@ -49,7 +50,7 @@ class Tasks:
                     return aim.result()
                 await self._ended.wait()
         finally:
-            await cancel(aim)
+            await ended(aim)
 
     async def watch(self) -> None:
         """Until cancelled; raises what ended one of the tasks."""
@@ -57,14 +58,7 @@ class Tasks:
 
     async def cancel(self) -> None:
         """End all tasks."""
-        await cancel(*self._tasks.values())
-
-
-async def cancel(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel and wait until it is done."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(*self._tasks.values())
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
@@ -76,7 +70,7 @@ async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     try:
         await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await cancel(working, stopped)
+        await ended(working, stopped)
     if working.cancelled():
         return False
     working.result()
@@ -86,7 +80,7 @@ async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
 async def close(what: str, closing: Coroutine[Any, Any, None], timeout_ms: int) -> None:
     """Close one part; its failure is logged, because the others have to be closed as well."""
     try:
-        async with asyncio.timeout(timeout_ms / 1000):
-            await closing
+        if not await within(timeout_ms / 1000, closing):
+            log.error("closing the %s takes longer than %d ms; it is left", what, timeout_ms)
     except Exception:
         log.exception("closing the %s failed", what)

@@ -16,6 +16,7 @@ from schemas.errors import RecordError
 from schemas.fleet import LEASE_MS, FleetView
 from schemas.log.clients import AssignedReader
 from schemas.log.clock import wall_ms
+from schemas.log.endings import ended
 from schemas.log.patience import PAUSE_MAX_S
 from schemas.records import Heartbeat, Registration, Wanted
 from schemas.settings import LogSettings
@@ -50,8 +51,7 @@ class FleetWatch:
             try:
                 yield self
             finally:
-                following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
+                await ended(following)
 
     async def start(self) -> None:
         """Fold all that the topic holds; may be called again after BrokerUnavailable."""

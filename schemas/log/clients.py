@@ -18,13 +18,12 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordTooLarge, TopicError, TriviumError, clipped
-from schemas.log.connecting import client_options, heeding, no_broker, started, stopped
+from schemas.log.connecting import CLOSE_S, client_options, no_broker, started, stopped
+from schemas.log.endings import within
 from schemas.rules.sizes import RECORD_BYTES_MAX, check_size
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, check_record, partition_of
 
-_DISCARD_S = 2.0  # for a producer's task to notice that its connections are closed
-_COMMIT_S = 2.0  # for the last positions, which only lag tools read
 _HELD_MAX = 5_000  # records of a partition that wait for older ones of others, when more are read
 Headers = Sequence[tuple[str, bytes]]
 Ack = asyncio.Future[Any]
@@ -81,13 +80,9 @@ class LogProducer:
         producer, self._producer = self._producer, None
         if producer is None:
             return
-        with heeding():
-            try:
-                async with asyncio.timeout(self._settings.request_timeout_ms / 1000):
-                    await producer.stop()
-            except TimeoutError:
-                await producer._sender.close()  # noqa: SLF001  # what `stop` did not come to
-                await producer.client.close()
+        if not await within(self._settings.request_timeout_ms / 1000, producer.stop()):
+            await within(CLOSE_S, producer._sender.close())  # noqa: SLF001  # what `stop` left
+            await within(CLOSE_S, producer.client.close())
 
     async def discard(self) -> None:
         """Close, and write nothing more: what is buffered is of a life that is over.
@@ -99,10 +94,8 @@ class LogProducer:
         if producer is None:
             return
         producer._closed = True  # noqa: SLF001  # aiokafka only offers to flush first
-        with heeding(), contextlib.suppress(TimeoutError):
-            await producer.client.close()
-            async with asyncio.timeout(_DISCARD_S):
-                await producer._sender.close()  # noqa: SLF001  # as above
+        await within(CLOSE_S, producer.client.close())
+        await within(CLOSE_S, producer._sender.close())  # noqa: SLF001  # as above
 
     def session_partition(self, session_id: str) -> int:
         """The partition of everything about a session."""
@@ -364,11 +357,10 @@ class AssignedReader:
         return int(await self._started.position(partition))
 
     async def stop(self) -> None:
-        """Close; positions that no broker takes soon are not committed: whoever closes because the
-        log was away is to join again as soon as it is back."""
+        """Close; positions that no broker takes soon are not committed."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            await stopped(consumer, min(self._stop_s, _COMMIT_S))
+            await stopped(consumer)
 
 
 async def bury(producer: LogProducer, record: ConsumerRecord, error: Exception) -> None:

@@ -2,15 +2,18 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import BrokerResponseError, KafkaConnectionError, KafkaError
 
 from schemas.errors import BrokerUnavailable
+from schemas.log.endings import ended, within
 from schemas.settings import LogSettings
+
+CLOSE_S = 2.0  # for a client to close; last positions, which only lag tools read, may be lost
 
 
 def client_options(settings: LogSettings) -> dict[str, Any]:
@@ -32,7 +35,7 @@ def client_options(settings: LogSettings) -> dict[str, Any]:
 
 
 async def started(
-    start: Callable[[], Awaitable[object]], stop: Callable[[], Awaitable[object]]
+    start: Callable[[], Awaitable[object]], stop: Callable[[], Coroutine[Any, Any, object]]
 ) -> None:
     """Start an aiokafka client, or stop it again where that fails or is cancelled.
 
@@ -40,49 +43,36 @@ async def started(
     about as long as a request may take.
     """
     starting = asyncio.ensure_future(start())
-    with heeding():
-        try:
-            await asyncio.shield(starting)
-        except BaseException:
-            await asyncio.wait([starting])
-            if not starting.cancelled():
-                starting.exception()  # that it failed as well is of no interest any more
-            await stop()
-            raise
-
-
-@contextmanager
-def heeding() -> Iterator[None]:
-    """At the end, raise a cancellation that came meanwhile and was lost.
-
-    aiokafka 0.14 closes by waiting for tasks of its own, which end quietly when they are cancelled:
-    as they do when whoever waits for them is.
-    """
-    task = asyncio.current_task()
-    assert task is not None, "a coroutine runs in a task"
-    asked = task.cancelling()
     try:
-        yield
-    finally:
-        if task.cancelling() > asked:
-            raise asyncio.CancelledError
+        await asyncio.shield(starting)
+    except BaseException:
+        await asyncio.wait([starting])
+        if not starting.cancelled():
+            starting.exception()  # that it failed as well is of no interest any more
+        await within(CLOSE_S, stop())
+        raise
 
 
-async def stopped(consumer: AIOKafkaConsumer, within_s: float) -> None:
-    """Stop an aiokafka consumer; positions that no broker takes in time are not committed.
+async def stopped(consumer: AIOKafkaConsumer) -> None:
+    """Stop an aiokafka consumer soon: whoever closes because the log was away is to join again as
+    soon as it is back.
 
-    aiokafka 0.14 would offer them for ever. And a fetch that waits to try again, because its
-    broker is away, passes its own cancellation on to whoever closes the consumer, and then the
-    connections stay.
+    aiokafka 0.14 would offer its last positions for ever, where no broker takes them. And a fetch
+    that waits to try again, because its broker is away, passes its own cancellation on to whoever
+    closes the consumer. Then what is left is closed here, or its connections would stay.
     """
-    with heeding():
-        try:
-            async with asyncio.timeout(within_s):
-                await consumer.stop()
-        except (asyncio.CancelledError, TimeoutError):  # then for what `stop` did not come to
-            with suppress(asyncio.CancelledError):
-                await consumer._fetcher.close()  # noqa: SLF001
-            await consumer._client.close()  # noqa: SLF001
+    if await within(CLOSE_S, consumer.stop()):
+        return
+    if (group := consumer._coordinator) is not None:  # noqa: SLF001  # there is no other way
+        await ended(*_tasks_of(group), within_s=CLOSE_S)
+    await within(CLOSE_S, consumer._fetcher.close())  # noqa: SLF001
+    await within(CLOSE_S, consumer._client.close())  # noqa: SLF001
+
+
+def _tasks_of(group: Any) -> list[asyncio.Task[Any]]:
+    names = ("_coordination_task", "_heartbeat_task", "_commit_refresh_task")
+    tasks = [getattr(group, name, None) for name in names]
+    return [task for task in tasks if task is not None and not task.done()]
 
 
 @asynccontextmanager
@@ -102,7 +92,7 @@ async def asking_client(
     try:
         yield consumer
     finally:
-        await stopped(consumer, settings.request_timeout_ms / 1000)
+        await stopped(consumer)
 
 
 def no_broker(bootstrap: str, error: KafkaError) -> BrokerUnavailable:

@@ -26,6 +26,7 @@ from schemas.fleet import HEARTBEAT_MS, LEASE_MS, FleetView
 from schemas.log.clients import AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.log.doubt import Doubt
+from schemas.log.endings import ended
 from schemas.records import (
     Backlog,
     Capability,
@@ -267,12 +268,13 @@ class Membership:
         """Beat and follow the fleet until cancelled; raises LeaseError when this member is
         fenced."""
         self._running = True
+        loops = [asyncio.create_task(loop) for loop in (self._beat_forever(), self._follow())]
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._beat_forever())
-                tasks.create_task(self._follow())
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from group
+            done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await ended(*loops)
+        for loop in done:
+            loop.result()
 
     async def _beat_forever(self) -> None:
         loop = asyncio.get_running_loop()

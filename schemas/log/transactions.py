@@ -29,7 +29,8 @@ from aiokafka.structs import OffsetAndMetadata
 
 from schemas.errors import BrokerUnavailable, Fenced, RecordTooLarge
 from schemas.log.clients import Headers
-from schemas.log.connecting import client_options, heeding, no_broker, started
+from schemas.log.connecting import CLOSE_S, client_options, no_broker, started
+from schemas.log.endings import within
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
 
@@ -164,14 +165,12 @@ class Transactions:
         producer, self._producer = self._producer, None
         if producer is None:
             return
-        with heeding():
-            try:
-                async with asyncio.timeout(self._settings.request_timeout_ms / 1000):
-                    await producer.stop()
-            except (KafkaError, TimeoutError):
-                with contextlib.suppress(KafkaError):
-                    await producer._sender.close()  # noqa: SLF001  # what `stop` did not come to
-                await producer.client.close()
+        with contextlib.suppress(KafkaError):
+            if await within(self._settings.request_timeout_ms / 1000, producer.stop()):
+                return
+        with contextlib.suppress(KafkaError):
+            await within(CLOSE_S, producer._sender.close())  # noqa: SLF001  # what `stop` left
+        await within(CLOSE_S, producer.client.close())
 
     def _fenced(self) -> Fenced:
         return Fenced(f"{self._id}: another process writes this now")

@@ -10,6 +10,7 @@ from typing import Any
 
 from schemas.codec import Codec
 from schemas.log.admin import check_retention, needs_of_requests
+from schemas.log.endings import ended, within
 from schemas.log.faust.app import run_app
 from schemas.log.faust.watchdog import watch
 from schemas.log.patience import outlive
@@ -92,22 +93,22 @@ async def _wind_up(
     everything else.
     """
     process = partitions.process
-    outbox, membership, *others = tasks
+    outbox, _membership, *others = tasks
     for task in others:
         task.cancel()
     if not process.membership.is_valid():  # another may route in its place
         outbox.cancel()
         process.outbox.discard()
-    try:
-        async with asyncio.timeout(_WIND_UP_S):
-            await app.stop()
-            await partitions.stop_takeover()
-            process.stop_journal()
-            process.flush()
-            if not outbox.done():
-                await process.outbox.drain()
-    except TimeoutError:
+    if not await within(_WIND_UP_S, _finish(partitions, app, outbox)):
         log.warning("%s: gave up winding down after %d s", process.router_id, _WIND_UP_S)
-    for task in (outbox, membership):  # not the others again: they may be closing connections
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await ended(*tasks)
+
+
+async def _finish(partitions: OwnedPartitions, app: Any, outbox: asyncio.Task[Any]) -> None:
+    process = partitions.process
+    await app.stop()
+    await partitions.stop_takeover()
+    process.stop_journal()
+    process.flush()
+    if not outbox.done():
+        await process.outbox.drain()

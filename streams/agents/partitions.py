@@ -16,6 +16,7 @@ from aiokafka import ConsumerRecord
 from schemas.errors import RecordError
 from schemas.log.clients import bury
 from schemas.log.clock import wall_ms
+from schemas.log.endings import ended
 from schemas.log.faust.app import consumer_record
 from schemas.log.faust.receipts import Place
 from schemas.records import (
@@ -255,8 +256,7 @@ class OwnedPartitions:
     async def stop_takeover(self) -> None:
         """End a rebuild under way, and wait until what it reads through is closed."""
         if self._takeover is not None:
-            self._takeover.cancel()
-            await asyncio.wait([self._takeover])
+            await ended(self._takeover)
 
     def _give_up(self, partitions: set[int]) -> None:
         for partition in sorted(partitions):

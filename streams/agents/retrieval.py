@@ -17,6 +17,7 @@ from schemas.codec import Codec
 from schemas.errors import NotReady, QueueFull, TriviumError
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
+from schemas.log.endings import ended
 from schemas.log.membership import Membership
 from schemas.log.retrieval.asker import Asker
 from schemas.log.retrieval.leased import LeasedAsker
@@ -137,7 +138,4 @@ class Retriever:
 
     async def stop(self) -> None:
         """Give up what is asked; whoever takes its requests over asks again."""
-        tasks = [*self._asks, *self._searches.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(*self._asks, *self._searches.values())

@@ -13,6 +13,7 @@ from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, LeaseError
 from schemas.log.admin import bytes_max_of, create_others
 from schemas.log.clock import wall_ms
+from schemas.log.endings import ended, within
 from schemas.log.faust.app import run_app
 from schemas.log.faust.group import Group
 from schemas.log.patience import outlive
@@ -151,15 +152,14 @@ class Bridge:
         self, partitions: OwnedPartitions, app: Any, tasks: Sequence[asyncio.Task[Any]]
     ) -> None:
         """Bounded: the log has everything."""
-        try:
-            async with asyncio.timeout(_WIND_UP_S):
-                await partitions.stop()
-                await app.stop()
-        except TimeoutError:
+
+        async def finish() -> None:
+            await partitions.stop()
+            await app.stop()
+
+        if not await within(_WIND_UP_S, finish()):
             logger.warning("%s: gave up winding down", self.gateway.gateway_id)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(*tasks)
 
 
 def _topics(pair: Pair) -> list[str]:
@@ -217,9 +217,8 @@ async def run_bridge(
     try:
         await asyncio.wait([*helpers, living], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (living, *helpers):
-            task.cancel()
-            await asyncio.wait([task])
+        await ended(living)
+        await ended(*helpers)
         await pool.close()
     for task in (living, *helpers):
         if not task.cancelled():

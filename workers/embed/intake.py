@@ -12,6 +12,7 @@ from aiokafka import ConsumerRecord
 
 from schemas.errors import EngineFailed, RecordError
 from schemas.log.clients import LogProducer, bury
+from schemas.log.endings import ended
 from schemas.log.faust.app import consumer_record
 from schemas.log.faust.group import Group
 from schemas.log.faust.receipts import Receipt
@@ -72,10 +73,7 @@ class Intake:
 
     async def cancel(self, *topics: str) -> None:
         """Give up what is under way of these topics, or of all."""
-        tasks = self._all(*topics)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(*self._all(*topics))
 
     def _all(self, *topics: str) -> list[asyncio.Task[None]]:
         chosen = topics or tuple(self._tasks)

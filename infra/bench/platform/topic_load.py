@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from infra.bench.platform.questions import Question
 from schemas.codec import Codec
 from schemas.log.connecting import client_options, stopped
+from schemas.log.endings import ended
 from schemas.settings import LogSettings
 
 _AT_ONCE = 2_000  # sent and not acknowledged
@@ -48,9 +49,8 @@ class TopicLoad:
                 told(len(self.answered))
             self.ended_s = time.monotonic()
         finally:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
-            await stopped(answers, _PATIENCE_MS / 1000)  # the broker may be away
+            await ended(sending)
+            await stopped(answers)  # the broker may be away
 
     async def _follow(self) -> AIOKafkaConsumer:
         """From the end of the answers on."""

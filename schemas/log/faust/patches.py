@@ -18,6 +18,7 @@ from faust._cython import streams as cython_streams
 from faust.transport.drivers import aiokafka as driver
 
 from schemas.errors import ConfigError
+from schemas.log.connecting import stopped
 
 FAUST_VERSION = "0.15.3"  # the private names below were checked for this one
 FETCH_MAX_WAIT_MS = 100
@@ -68,7 +69,7 @@ class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has
             if self.transport.leaves_group:
                 # aiokafka says goodbye only for members that have no name
                 self._consumer._coordinator._group_instance_id = None  # noqa: SLF001  # no setting
-            await self._consumer.stop()
+            await stopped(self._consumer)
 
     async def call_thread(self, fun: Any, *args: Any, **options: Any) -> Any:
         result = fun(*args, **options)

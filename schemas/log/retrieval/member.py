@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 from schemas.codec import Codec
 from schemas.log.clients import LogProducer
+from schemas.log.endings import ended
 from schemas.log.membership import Membership
 from schemas.log.retrieval.asker import Asker
 from schemas.records import MemberKind, MemberState
@@ -40,8 +41,7 @@ async def asking(settings: LogSettings, codec: Codec, member_id: str) -> AsyncIt
             try:
                 yield asker
             finally:
-                for life in lives:
-                    life.cancel()
+                await ended(*lives)
     except ExceptionGroup as group:  # a life that ended, or what was raised within
         raise (error := group.exceptions[0]) from error.__cause__
     finally:

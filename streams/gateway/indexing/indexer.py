@@ -16,6 +16,7 @@ from typing import Any
 from schemas.codec import Codec
 from schemas.errors import OverloadError, TriviumError
 from schemas.log.clock import wall_ms
+from schemas.log.endings import ended
 from schemas.log.ingester import Ingester
 from schemas.log.patience import TROUBLE, over_every_trouble
 from schemas.records import Document, StoreFileResult, VectorStore
@@ -102,15 +103,11 @@ class Indexer:
                 news = asyncio.create_task(self._news())
                 tasks = [task for *_, task in jobs.values()]
                 await asyncio.wait([news, following, *tasks], return_when="FIRST_COMPLETED")
-                news.cancel()
-                await asyncio.wait([news])
+                await ended(news)
                 if following.done():
                     following.result()
         finally:
-            left = [following, *(task for *_, task in jobs.values())]
-            for task in left:
-                task.cancel()
-            await asyncio.wait(left)
+            await ended(following, *(task for *_, task in jobs.values()))
             await ingester.stop()
 
     async def _begin_and_end(self, ingester: Ingester, jobs: dict[Place, Job]) -> None:
@@ -119,8 +116,7 @@ class Indexer:
         for place, (*wish, task) in list(jobs.items()):
             now = undone.get(place)
             if not task.done() and (now is None or wish != [*_wish(*now)]):
-                task.cancel()
-                await asyncio.wait([task])
+                await ended(task)
             if task.done():
                 del jobs[place]
                 if not task.cancelled():

@@ -17,6 +17,7 @@ from schemas.errors import BrokerUnavailable
 from schemas.log.clients import Ack
 from schemas.log.clock import wall_ms
 from schemas.log.documents import send_document
+from schemas.log.endings import ended
 from schemas.log.patience import TROUBLE
 from schemas.log.retrieval.asker import Asker
 from schemas.log.retrieval.embedding import EmbeddedTexts
@@ -127,5 +128,4 @@ class LogPool:
     async def close(self) -> None:
         """Leave."""
         if self._life is not None:
-            self._life.cancel()
-            await asyncio.wait([self._life])
+            await ended(self._life)

@@ -13,7 +13,6 @@ from schemas.log.connecting import stopped
 from schemas.settings import LogSettings
 
 Place = tuple[int, int]  # partition and offset of a prompt
-STOP_S = 30.0
 
 
 @dataclass
@@ -76,7 +75,7 @@ class AnswerReader:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await stopped(self._consumer, STOP_S)  # also while the broker is away
+        await stopped(self._consumer)  # also while the broker is away
 
     async def more(self, timeout_ms: int = 500) -> Read:
         """What has come meanwhile."""

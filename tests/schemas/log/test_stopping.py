@@ -1,9 +1,14 @@
-"""How long closing takes where the log is away."""
+"""How long closing takes where the log is away, or where a cancellation is lost."""
 
 import asyncio
+import logging
 from typing import Any
 
+import pytest
+
 from schemas.log.clients import AssignedReader
+from schemas.log.connecting import CLOSE_S, stopped
+from schemas.log.endings import AGAIN_S, ended, within
 from schemas.settings import LogSettings
 from tests.virtual import virtual
 
@@ -14,12 +19,38 @@ class Away:
     def __init__(self) -> None:
         self.closed: list[str] = []
         self._fetcher = self._client = self
+        self._coordinator: Any = None
 
     async def stop(self) -> None:
         await asyncio.Event().wait()
 
     async def close(self) -> None:
         self.closed.append("closed")
+
+
+class Deaf(Away):
+    """One that loses its first cancellation, as aiokafka's own tasks do, and then waits again."""
+
+    async def stop(self) -> None:
+        await deaf_to(1)
+
+
+async def deaf_to(cancellations: int) -> None:
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancellations -= 1
+            if cancellations < 0:
+                raise
+
+
+async def taking(seconds: float) -> None:
+    await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=seconds)
+
+
+async def closing_of(task: "asyncio.Task[None]") -> None:
+    await task
 
 
 @virtual
@@ -35,3 +66,93 @@ async def test_a_reader_closes_soon_however_long_requests_may_take() -> None:
     await reader.stop()
     assert loop.time() - began_s <= 2.5
     assert away.closed == ["closed", "closed"]
+
+
+@virtual
+async def test_a_consumer_that_loses_its_cancellation_is_closed_all_the_same() -> None:
+    """A router whose consumer did so after an outage never joined again."""
+    deaf: Any = Deaf()
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    await stopped(deaf)
+    assert loop.time() - began_s <= CLOSE_S + 2 * AGAIN_S + 0.1
+    assert deaf.closed == ["closed", "closed"]
+
+
+@virtual
+async def test_the_tasks_of_a_consumers_group_end_with_it() -> None:
+    """They would beat for ever for a member that is gone."""
+    away: Any = Away()
+    away._coordinator = group = Away()
+    beating: Any = asyncio.create_task(deaf_to(1))
+    group._heartbeat_task = beating  # type: ignore[attr-defined]  # aiokafka's name
+    await stopped(away)
+    assert beating.done()
+
+
+@virtual
+async def test_tasks_are_cancelled_until_they_end() -> None:
+    tasks = [asyncio.create_task(deaf_to(count)) for count in (0, 1, 3)]
+    await asyncio.sleep(0)
+    await ended(*tasks)
+    assert all(task.cancelled() for task in tasks)
+
+
+@virtual
+async def test_a_task_that_never_ends_is_left_behind_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    deaf = asyncio.create_task(deaf_to(1_000), name="deaf")
+    await asyncio.sleep(0)
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    with caplog.at_level(logging.WARNING):
+        await ended(deaf, within_s=5.0)
+    assert loop.time() - began_s == pytest.approx(5.0, abs=0.1)
+    assert "left behind" in caplog.text
+    assert "deaf" in caplog.text
+    while not deaf.done():
+        deaf.cancel()
+        await asyncio.sleep(0)
+
+
+@virtual
+async def test_how_tasks_ended_is_nobodys_error() -> None:
+    async def fails() -> None:
+        raise ValueError
+
+    failing = asyncio.create_task(fails())
+    await asyncio.sleep(0)
+    await ended(failing)
+    assert isinstance(failing.exception(), ValueError)
+
+
+@virtual
+async def test_closing_tells_whether_it_was_done_in_time() -> None:
+    assert await within(2.0, taking(1.0))
+    assert not await within(1.0, taking(2.0))
+    assert not await within(1.0, deaf_to(1))
+
+
+@virtual
+async def test_closing_raises_what_it_raised() -> None:
+    async def fails() -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        await within(1.0, fails())
+
+
+@virtual
+async def test_who_is_cancelled_while_it_closes_closes_and_ends_then() -> None:
+    """Half closed clients would keep their connections."""
+    closing, deaf = asyncio.create_task(taking(1.0)), asyncio.create_task(deaf_to(2))
+    for work in (within(2.0, closing_of(closing)), ended(deaf)):
+        task = asyncio.create_task(work)
+        await taking(0.5)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+    assert closing.done()
+    assert not closing.cancelled()
+    assert deaf.cancelled()

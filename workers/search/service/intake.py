@@ -13,6 +13,7 @@ from typing import Any
 from schemas.codec import Codec
 from schemas.errors import RecordError, RecordTooLarge
 from schemas.log.clients import Ack, LogProducer, bury
+from schemas.log.endings import ended
 from schemas.log.faust.app import consumer_record
 from schemas.log.faust.group import Group
 from schemas.records import Hits, RetrievalRequest
@@ -145,6 +146,4 @@ class Intake:
 
     async def cancel(self) -> None:
         """Give up what is under way."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await ended(*self._tasks)

@@ -1,0 +1,69 @@
+"""Ends what may not heed its cancellation: tasks, and the closing of clients, in bounded time.
+
+Libraries lose cancellations. aiokafka 0.14 closes by waiting for tasks of its own, which end
+quietly when they are cancelled, as they are when whoever waits for them is. Faust's services
+suppress the cancellation of a `stop` and go on. The bound of an `asyncio.timeout` is lost with it,
+and what comes next has none. So here work runs in a task of its own that is only waited for, is
+cancelled again while it goes on, and is left behind in the end.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+log = logging.getLogger("trivium.log")
+AGAIN_S = 1.0  # between two cancellations of a task
+LEAVE_S = 30.0  # a task that goes on for so long is left behind; closing a client takes less
+Tasks = set[asyncio.Future[Any]]
+
+
+async def ended(*tasks: asyncio.Future[Any], within_s: float = LEAVE_S) -> None:
+    """Cancel tasks and wait until all have ended, whatever with. One that does not is left behind
+    with a warning. The caller's own cancellation is raised at the end."""
+    loop = asyncio.get_running_loop()
+    until_s, left, asked = loop.time() + within_s, set(tasks), False
+    while left and loop.time() < until_s:
+        for task in left:
+            task.cancel()
+        left, again = await _waited(left, min(AGAIN_S, until_s - loop.time()))
+        asked |= again
+    for task in left:
+        log.warning("left behind, for it goes on although it was cancelled: %r", task)
+    _forget(set(tasks) - left)
+    if asked:
+        raise asyncio.CancelledError
+
+
+async def within(seconds: float, closing: Coroutine[Any, Any, object]) -> bool:
+    """Whether something was closed in so long; if not, that is cancelled, and waited for no longer.
+    Raises what it raised. The caller's own cancellation is raised at the end."""
+    task = asyncio.ensure_future(closing)
+    left, asked = await _waited({task}, seconds)
+    if left:
+        await ended(task, within_s=2 * AGAIN_S)
+    if asked:
+        _forget({task} - left)
+        raise asyncio.CancelledError
+    if left or task.cancelled():
+        return False
+    task.result()
+    return True
+
+
+async def _waited(tasks: Tasks, seconds: float) -> tuple[Tasks, bool]:
+    """Those that have not ended in so long, and whether the caller was cancelled meanwhile."""
+    loop = asyncio.get_running_loop()
+    until_s, asked = loop.time() + seconds, False
+    while tasks and (left_s := until_s - loop.time()) > 0:
+        try:
+            _, tasks = await asyncio.wait(tasks, timeout=left_s)
+        except asyncio.CancelledError:
+            asked = True
+    return tasks, asked
+
+
+def _forget(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # else asyncio tells of errors that nobody has asked for
