@@ -94,13 +94,18 @@ def entries_of(
     return entry_points.representatives(vectors, graph, nodes, metric, stored, seed=seed)
 
 
+def none(degree: int) -> Links:
+    """Of no rows."""
+    return Links.first(np.empty((0, degree), np.uint32), _NO_ROWS, None)
+
+
 def built(
     vectors: Array, degree: int, metric: int, stored: int, graph_of: Callable[[Array], Array], *,
     seed: int,
 ) -> Links:  # fmt: skip
     """Of all `vectors`; `graph_of` makes the graph of distinct ones."""
     if not len(vectors):
-        return Links.first(np.empty((0, degree), np.uint32), _NO_ROWS, None)
+        return none(degree)
     graph, chain = copies.over_nodes(vectors, metric, graph_of)
     return Links.first(graph, entries_of(vectors, graph, chain, metric, stored, seed=seed), chain)
 

@@ -76,7 +76,8 @@ def audited(
     elif view.linked > max(SCANNED_ROWS_MAX, 8 * HELD_OUT):  # of few rows, which are scanned, none
         scanned = _SCANNED_MOST if before is None else _SCANNED_GROWN
         nearest_of = others(view, neighbours, scanned, threads=threads)
-        held = HeldOut.of(view, nearest_of, random, HELD_OUT, _MOST)
+        drawn = np.random.default_rng([seed, view.linked])  # the same rows, whatever the rounds
+        held = HeldOut.of(view, nearest_of, drawn, HELD_OUT, _MOST)
         wanted = REACHED if before is None else min(REACHED, before.found(_EFFORT.top_m) - _FELL)
         if held.share(neighbours, view.entries) < wanted:
             entries = reached(view, neighbours, nearest_of, random, most)

@@ -5,7 +5,7 @@ ones are walked through and not returned. `link` gives edges to some of the new 
 drops the deleted ones; both may run on another thread, one at a time, while all else goes on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import Any
@@ -31,6 +31,8 @@ LINK_BATCH = 512  # rows that are linked together are compared each with each
 _LINK_TOP_M = 48  # 64 finds 0.006 more at 64 entries, nothing at 128, and takes 8 us a row more
 _ENTRIES_GROWN = 2  # times as many as the last audit left: they are chosen anew
 
+Linked = tuple[links.Links, codes.Codes | None, Audit]  # and what was measured of them
+
 
 class Index:
     """Vectors of one dimension and metric, with ids and metadata."""
@@ -50,7 +52,7 @@ class Index:
         self.epoch = 0
         empty = inputs.prepared(np.empty((0, dim), np.float32), dim, metric, storage)
         self.rows = Rows(empty, [], Columns())
-        self.links = links.Kept(self._built(empty))
+        self.links = links.Kept(links.none(degree))
         self.codes: codes.Codes | None = None  # of the rows that have edges
         self.audit: Audit | None = None
         self._view: IndexView | None = None
@@ -171,34 +173,17 @@ class Index:
             if loose == 0:
                 return 0
             neighbours = neighbours or self.searched
-            last = view.linked + min(loose, batch)
             is_new = loose > view.linked // 2
             if is_new:
-                last, known, before = view.count, None, None
-                made = self._built(view.vectors[:last])
+                made, coded, audit = self._made(view, view.count, neighbours)
             else:
-                known, before = view.codes, self.audit
-                made = self._extended(view, last, neighbours)
-                if before is None or len(made.entries) > _ENTRIES_GROWN * before.entries:
-                    entries = self._entries(view.vectors[:last], made.graph, made.chain)
-                    made, before = made._replace(entries=entries), None
-                elif before.is_old(last):
-                    entries = entry_points.covering(made.entries, made.graph)
-                    made = made._replace(entries=entries)
-            kernel = self.metric.number
-            coded = codes.extended(known, view.vectors[:last], kernel, threads=self.threads)
-            if before is None or before.is_old(last):
-                now = view.linked_part(made, coded)
-                entries, before = audited(
-                    now, neighbours, seed=self.seed, before=before, threads=self.threads
-                )
-                made = made._replace(entries=entries)
+                made, coded, audit = self._grown(view, view.linked + min(loose, batch), neighbours)
             with self._lock:
                 if is_new:
                     self.links = links.Kept(made)
                 else:
                     self.links.publish(made)
-                self.codes, self.audit = coded, before
+                self.codes, self.audit = coded, audit
                 self._changed()
                 return self.loose
 
@@ -209,22 +194,23 @@ class Index:
             live = view.live_rows()
             linked = live[live < view.linked]
             vectors = gathered(view.vectors, live)
+            now = replace(view, vectors=vectors)
             if len(linked) < view.linked // 2:
-                made = self._built(vectors[: len(linked)])
+                made, coded, audit = self._made(now, len(linked), self.searched)
             else:
                 kernel = (self.metric.number, self.storage.number)
                 graph, chain = links.compacted(
                     view.links, view.vectors, linked, *kernel, threads=self.threads
                 )
                 entries = self._entries(vectors[: len(linked)], graph, chain)
-                made = links.Links.first(graph, entries, chain)
-            coded = codes.coded(vectors[: len(linked)], self.metric.number, threads=self.threads)
-            now = replace(view, vectors=vectors).linked_part(made, coded)
-            entries, audit = audited(now, self.searched, seed=self.seed, threads=self.threads)
+                coded = codes.coded(vectors[: len(linked)], kernel[0], threads=self.threads)
+                made, audit = self._audited(
+                    now, links.Links.first(graph, entries, chain), coded, self.searched
+                )
             old = self.rows.long_ones()
             with self._lock:
                 self._replace(view, live, vectors)
-                self.links = links.Kept(made._replace(entries=entries))
+                self.links = links.Kept(made)
                 self.codes, self.audit = coded, audit
                 self._changed()
             del view, now
@@ -253,22 +239,64 @@ class Index:
                 rows.delete(name)
         self.rows = rows
 
-    def _built(self, vectors: Array) -> links.Links:
-        kernel = (self.metric.number, self.storage.number)
+    def _made(self, view: IndexView, count: int, neighbours: Neighbours) -> Linked:
+        """The first `count` rows of a view, linked from nothing.
+
+        Edges are left out where few are needed. By inner product their lengths do not tell whether
+        they are, so rows that are held out do.
+        """
+        vectors, kernel = view.vectors[:count], (self.metric.number, self.storage.number)
+        own = {"seed": self.seed, "threads": self.threads}
+        coded = codes.coded(vectors, kernel[0], threads=self.threads)
+        with_few: Array | None = None
 
         def graph_of(distinct: Array) -> Array:
-            made = self.graph_of(
-                distinct, self.degree, *kernel, seed=self.seed, threads=self.threads
-            )
-            if self.metric is Metric.INNER_PRODUCT:  # what is near by distance may not be by it
+            nonlocal with_few
+            made = self.graph_of(distinct, self.degree, *kernel, **own)
+            few = density.thinned(made, distinct, kernel[1], threads=self.threads)
+            if few is made:
                 return made
-            stored = self.storage.number
-            thin = density.thinned(made, distinct, stored, threads=self.threads)
-            if thin is made:
-                return made
-            return levels.laid(thin, distinct, stored, seed=self.seed, threads=self.threads)
+            with_few = levels.laid(few, distinct, kernel[1], **own)
+            return made if self.metric is Metric.INNER_PRODUCT else with_few
 
-        return links.built(vectors, self.degree, *kernel, graph_of, seed=self.seed)
+        def linked(graph_of: Callable[[Array], Array]) -> tuple[links.Links, Audit]:
+            made = links.built(vectors, self.degree, *kernel, graph_of, seed=self.seed)
+            return self._audited(view, made, coded, neighbours)
+
+        made, audit = linked(graph_of)
+        if self.metric is Metric.INNER_PRODUCT and with_few is not None:
+            few, audit_of_few = linked(lambda _: with_few)
+            if audit_of_few.serves_as_well_as(audit):
+                return few, coded, audit_of_few
+        return made, coded, audit
+
+    def _grown(self, view: IndexView, last: int, neighbours: Neighbours) -> Linked:
+        """The first `last` rows of a view, some of which are linked."""
+        before = self.audit
+        made = self._extended(view, last, neighbours)
+        if before is None or len(made.entries) > _ENTRIES_GROWN * before.entries:
+            entries = self._entries(view.vectors[:last], made.graph, made.chain)
+            made, before = made._replace(entries=entries), None
+        elif before.is_old(last):
+            entries = entry_points.covering(made.entries, made.graph)
+            made = made._replace(entries=entries)
+        coded = codes.extended(
+            view.codes, view.vectors[:last], self.metric.number, threads=self.threads
+        )
+        if before is None or before.is_old(last):
+            made, before = self._audited(view, made, coded, neighbours, before)
+        return made, coded, before
+
+    def _audited(
+        self, view: IndexView, made: links.Links, coded: codes.Codes | None,
+        neighbours: Neighbours, before: Audit | None = None,
+    ) -> tuple[links.Links, Audit]:  # fmt: skip
+        """With the entry points that searches of a view's first rows need."""
+        now = view.linked_part(made, coded)
+        entries, audit = audited(
+            now, neighbours, seed=self.seed, before=before, threads=self.threads
+        )
+        return made._replace(entries=entries), audit
 
     def _entries(self, vectors: Array, graph: Array, chain: Array | None) -> Array:
         kernel = (self.metric.number, self.storage.number)

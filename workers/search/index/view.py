@@ -32,6 +32,7 @@ NODES_MAX = 4_096  # distinct vectors, of which a search may measure all
 _GROWN = 8  # an index that has grown by this part is audited again
 _LEAST_MISSED = 1e-4
 _GROWN_EFFORTS = 1.5  # times as many rows: recall of routing lists is measured again
+_COMPARED, _WITHIN = (16, 32, 64), 0.002  # lists of two graphs, and what is no more than chance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,12 @@ class Audit:
     def found(self, length: int) -> float:
         """Share of the 10 nearest that lists of this length found; 1 where that was not tried."""
         return next((each[1] for each in self.efforts if each[0] == length), 1.0)
+
+    def serves_as_well_as(self, full: "Audit") -> bool:
+        """Whether this graph, of few edges, finds as much as the full one of the same rows."""
+        return bool(self.efforts) and all(
+            self.found(length) >= full.found(length) - _WITHIN for length in _COMPARED
+        )
 
     def top_m(self, recall: float, k: int, most: int) -> int:
         """The shortest routing list that has this recall of the k nearest, as far as is measured.

@@ -1,6 +1,9 @@
 """Edges that a shorter one makes needless are left out, where that are most of them."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from infra.bench.search.zoo.kinds import one_dimension
 from tests.workers.search.data import gaussian, nearest, neighbour_lists, recall
@@ -8,6 +11,7 @@ from workers.search.graph import build, density
 from workers.search.index.index import Index
 from workers.search.index.inputs import prepared
 from workers.search.index.query import Effort
+from workers.search.index.view import Audit
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.metrics import Metric, Storage
 
@@ -78,3 +82,40 @@ def test_points_on_a_line_need_no_entry_points_but_the_usual() -> None:
     index = Index.build(vectors)
     assert index.audit is not None and index.audit.missed_share <= 0.002
     assert len(index.entries) <= 260
+
+
+@pytest.mark.parametrize("are_enough", [True, False])
+def test_by_inner_product_rows_that_are_held_out_choose(
+    are_enough: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audits = list[Audit]()
+
+    def serves(few: Audit, full: Audit) -> bool:
+        audits[:] = full, few
+        return are_enough
+
+    monkeypatch.setattr(Audit, "serves_as_well_as", serves)
+    vectors, queries = gaussian(6_000, 5, seed=5), gaussian(100, 5, seed=6)
+    index = Index.build(vectors, metric=Metric.INNER_PRODUCT)
+    edges = (index.graph != np.arange(6_000)[:, None]).sum(1).mean()
+    assert (edges < 16) == are_enough
+    assert index.audit is audits[are_enough]
+    assert audits[0].efforts[0][0] == audits[1].efforts[0][0] == 16
+    found, _ = index.search(queries, Effort(k=10, top_m=64))
+    exact = np.argsort(-queries @ vectors.T, axis=1)[:, :10]
+    assert recall(found, exact) >= 0.95
+
+
+def audit(*shares: float) -> Audit:
+    efforts = tuple(
+        (length, share, 0.0) for length, share in zip((16, 32, 64), shares, strict=True)
+    )
+    return Audit(rows=1, entries=1, rounds=1, missed_share=0.0, calibrated=1, efforts=efforts)
+
+
+def test_few_edges_serve_as_well_when_no_list_finds_less() -> None:
+    full = audit(0.90, 0.95, 0.99)
+    assert audit(0.90, 0.949, 0.995).serves_as_well_as(full)
+    assert not audit(0.95, 0.99, 0.98).serves_as_well_as(full)
+    assert not audit(0.88, 0.99, 0.99).serves_as_well_as(full)
+    assert not replace(full, efforts=()).serves_as_well_as(full), "nothing was measured"
