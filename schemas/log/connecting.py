@@ -53,15 +53,15 @@ async def started(
         raise
 
 
-async def stopped(consumer: AIOKafkaConsumer) -> None:
+async def stopped(consumer: AIOKafkaConsumer, within_s: float = CLOSE_S) -> None:
     """Stop an aiokafka consumer soon: whoever closes because the log was away is to join again as
-    soon as it is back.
+    soon as it is back. A member of a group takes longer, which it leaves.
 
     aiokafka 0.14 would offer its last positions for ever, where no broker takes them. And a fetch
     that waits to try again, because its broker is away, passes its own cancellation on to whoever
     closes the consumer. Then what is left is closed here, or its connections would stay.
     """
-    if await within(CLOSE_S, consumer.stop()):
+    if await within(within_s, consumer.stop()):
         return
     if (group := consumer._coordinator) is not None:  # noqa: SLF001  # there is no other way
         await ended(*_tasks_of(group), within_s=CLOSE_S)

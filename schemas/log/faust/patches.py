@@ -22,6 +22,7 @@ from schemas.log.connecting import stopped
 
 FAUST_VERSION = "0.15.3"  # the private names below were checked for this one
 FETCH_MAX_WAIT_MS = 100
+STOP_S = 5.0
 RECORDS_PER_TURN = 64
 _records = itertools.count(1)
 
@@ -69,7 +70,7 @@ class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has
             if self.transport.leaves_group:
                 # aiokafka says goodbye only for members that have no name
                 self._consumer._coordinator._group_instance_id = None  # noqa: SLF001  # no setting
-            await stopped(self._consumer)
+            await stopped(self._consumer, STOP_S)
 
     async def call_thread(self, fun: Any, *args: Any, **options: Any) -> Any:
         result = fun(*args, **options)

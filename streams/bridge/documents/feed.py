@@ -82,7 +82,7 @@ class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
                         if place in consumer.assignment():
                             await self._write(place, records)
         finally:
-            await stopped(consumer)
+            await stopped(consumer, self._settings.request_timeout_ms / 1000)
             await self._stop_writers()
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:

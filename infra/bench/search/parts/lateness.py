@@ -1,10 +1,11 @@
 """How late an event loop is while something goes on, and how much of that this process caused.
 
 On a shared machine a loop is late because others have the core: the loop's, or that of a thread
-which holds the interpreter's lock just then. So two figures stand beside each delay: how long those
-threads that share this lock could run and had no core, by the system's own count, and how much CPU
-time they took. A loop was held up for no longer than it was late without the former (the loop's
-own and the longest of the others), and no longer than the latter. Linux only.
+which holds the interpreter's lock just then. So beside each delay stand: how long those threads
+that share this lock could run and had no core, by the system's own count; what a host took from a
+core meanwhile (`stolen.py`); and how much CPU time these threads took. A loop was held up for no
+longer than it was late without the first (the loop's own and the longest of the others) or the
+second, and no longer than the third. Linux only.
 """
 
 import asyncio
@@ -13,59 +14,82 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from infra.bench.results import percentile
+from infra.bench.search.parts.stolen import told
 
 TICK_S = 0.001
 _LANES = "search"  # threads of an engine, which never take the interpreter's lock
 
 
 class Lateness:
-    """Of a loop that is looked at every millisecond; milliseconds."""
+    """Of a loop that is looked at every millisecond; milliseconds. Complete at the block's end."""
 
     def __init__(self) -> None:
         self.late_ms: list[float] = []
         self.held_ms: list[float] = []
+        self.stolen_ms: list[float] = []
 
     def figures(self) -> dict[str, Any]:
         """The longest and the 99.9th percentile of each."""
         figures = {}
-        for name, values in (("late", self.late_ms), ("held", self.held_ms)):
+        for name in ("late", "held", "stolen"):
+            values = getattr(self, f"{name}_ms")
             figures[f"{name}_ms"] = round(max(values, default=0.0), 2)
             figures[f"{name}_ms_p99.9"] = round(percentile(values, 99.9) or 0.0, 2)
         return figures
 
 
+class _Look(NamedTuple):
+    """One time that the loop was looked at; seconds."""
+
+    began_s: float
+    ended_s: float
+    waited_s: float  # for a core
+    used_s: float
+
+    def told(self, stolen_s: float) -> tuple[float, float]:
+        """How late the loop was, and for how long it was held up at most."""
+        late_s = self.ended_s - self.began_s - TICK_S
+        others_s = max(self.waited_s, stolen_s)  # a thread may have waited for a core that was away
+        return late_s, max(0.0, min(late_s - others_s, self.used_s))
+
+
 @asynccontextmanager
 async def watched() -> AsyncIterator[Lateness]:
     """Lateness of the running loop, until the block ends."""
-    found = Lateness()
-    task = asyncio.create_task(_watch(found))
-    await asyncio.sleep(0)
-    try:
-        yield found
-    finally:
-        await asyncio.sleep(TICK_S)  # what came last is seen, too
-        task.cancel()
+    found, looks = Lateness(), list[_Look]()
+    async with told() as stolen:
+        task = asyncio.create_task(_watch(looks))
+        await asyncio.sleep(0)
+        try:
+            yield found
+        finally:
+            await asyncio.sleep(TICK_S)  # what came last is seen, too
+            task.cancel()
+    for look in looks:
+        stolen_s = stolen.within(look.began_s, look.ended_s)
+        late_s, held_s = look.told(stolen_s)
+        found.late_ms.append(1_000 * late_s)
+        found.held_ms.append(1_000 * held_s)
+        found.stolen_ms.append(1_000 * stolen_s)
 
 
-async def _watch(found: Lateness) -> None:
+async def _watch(looks: list[_Look]) -> None:
     own, files = threading.get_native_id(), _Files()
     try:
         while True:
-            began, before = time.perf_counter(), files.times()
+            began_s, before = time.perf_counter(), files.times()
             await asyncio.sleep(TICK_S)
-            late_s, after = time.perf_counter() - began - TICK_S, files.times()
+            ended_s, after = time.perf_counter(), files.times()
             came = {
                 thread: (now[0] - was[0], now[1] - was[1])
                 for thread, now in after.items()
                 if (was := before.get(thread, (0.0, 0.0)))
             }
             waited_s = came[own][1] + max((w for t, (_, w) in came.items() if t != own), default=0)
-            used_s = sum(used for used, _ in came.values())
-            found.late_ms.append(1_000 * late_s)
-            found.held_ms.append(1_000 * max(0.0, min(late_s - waited_s, used_s)))
+            looks.append(_Look(began_s, ended_s, waited_s, sum(used for used, _ in came.values())))
     finally:
         files.close()
 

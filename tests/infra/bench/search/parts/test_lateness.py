@@ -1,0 +1,74 @@
+"""What held a loop up, apart from what the machine did."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE
+from typing import Any
+
+import pytest
+
+from infra.bench.search.parts import stolen
+from infra.bench.search.parts.lateness import TICK_S, _Look, watched
+from infra.bench.search.parts.stolen import Stolen, told
+from tests.waiting import until
+
+
+def test_what_a_core_lost_is_summed_within_a_span_and_the_worst_core_counts() -> None:
+    found = Stolen()
+    assert found.within(0.0, 9.0) == 0.0
+    found.gaps = [[(1.0, 2.0), (3.0, 5.0)], [(1.5, 1.75)]]
+    assert found.within(0.0, 9.0) == 3.0
+    assert found.within(1.5, 3.5) == 1.0
+    assert found.within(2.0, 3.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("waited", "stolen_s", "used", "held"),
+    [(0.0, 0.0, 9.0, 8.0), (5.0, 0.0, 9.0, 3.0), (0.0, 7.0, 9.0, 1.0), (5.0, 6.0, 9.0, 2.0),
+     (0.0, 0.0, 4.0, 4.0), (9.0, 0.0, 9.0, 0.0)],
+)  # fmt: skip
+def test_a_loop_was_held_up_by_what_nothing_else_explains(
+    waited: float, stolen_s: float, used: float, held: float
+) -> None:
+    late_s, found_s = _Look(1.0, 9.0 + TICK_S, waited, used).told(stolen_s)
+    assert (late_s, found_s) == pytest.approx((8.0, held))
+
+
+async def test_cores_are_looked_at_until_the_block_ends() -> None:
+    async with told() as found:
+        assert len(found.gaps) == len(os.sched_getaffinity(0))
+
+
+async def test_a_core_that_stands_still_is_told() -> None:
+    """As good as: who looks at it is stopped, and the system counts no wait in its queue."""
+    script: Any = stolen.__file__
+    core = str(min(os.sched_getaffinity(0)))
+    looker = await asyncio.create_subprocess_exec(sys.executable, script, core, stdout=PIPE)
+    assert looker.stdout is not None
+    try:
+        assert await looker.stdout.readline() == b"ready\n"
+        looker.send_signal(signal.SIGSTOP)
+        began_s = time.perf_counter()
+        await until(lambda: time.perf_counter() > began_s + 0.3)
+        looker.send_signal(signal.SIGCONT)
+        begin = end = 0.0
+        while end - begin < 0.25:
+            begin, end = map(float, (await looker.stdout.readline()).split())
+        assert begin < began_s + 0.1
+    finally:
+        looker.kill()
+        await looker.wait()
+
+
+async def test_a_loop_that_computes_is_late_and_held_up() -> None:
+    async with watched() as found:
+        await asyncio.sleep(0)
+        ended_s = time.process_time() + 0.2
+        while time.process_time() < ended_s:
+            pass
+    figures = found.figures()
+    assert figures["late_ms"] >= 190
+    assert figures["held_ms"] <= figures["late_ms"]
