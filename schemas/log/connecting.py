@@ -13,6 +13,7 @@ from schemas.errors import BrokerUnavailable
 from schemas.log.endings import ended, within
 from schemas.settings import LogSettings
 
+START_S = 15.0
 CLOSE_S = 2.0  # for a client to close; last positions, which only lag tools read, may be lost
 
 
@@ -39,16 +40,15 @@ async def started(
 ) -> None:
     """Start an aiokafka client, or stop it again where that fails or is cancelled.
 
-    A start that is cancelled forgets its first connection (aiokafka 0.14), so it is waited for:
-    about as long as a request may take.
+    A start that is cancelled forgets its first connection (aiokafka 0.14), so it is waited for
+    first: about as long as a request may take.
     """
     starting = asyncio.ensure_future(start())
     try:
         await asyncio.shield(starting)
     except BaseException:
-        await asyncio.wait([starting])
-        if not starting.cancelled():
-            starting.exception()  # that it failed as well is of no interest any more
+        await asyncio.wait([starting], timeout=START_S)  # a producer may ask for its id for ever
+        await ended(starting)
         await within(CLOSE_S, stop())
         raise
 

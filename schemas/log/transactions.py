@@ -14,7 +14,7 @@ sends late.
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -138,7 +138,7 @@ class Transactions:
         try:
             async with asyncio.timeout(self._limit_ms / 1000):
                 await self._void(producer, ((each.topic, each.partition) for each in sends))
-            async with asyncio.timeout(self._limit_ms / 1000), producer.transaction():
+            async with asyncio.timeout(self._limit_ms / 1000), _transaction(producer):
                 acks = [
                     await producer.send(
                         each.topic,
@@ -179,6 +179,21 @@ class Transactions:
         if isinstance(error, KafkaError) and self._producer is None:
             return no_broker(self._settings.bootstrap, error)
         return BrokerUnavailable(f"{self._id}: not committed: {type(error).__name__}: {error}")
+
+
+@contextlib.asynccontextmanager
+async def _transaction(producer: AIOKafkaProducer) -> AsyncIterator[None]:
+    """Commits at the end, or aborts. aiokafka's own would wait for an abort for ever where nobody
+    answers; whoever has the id next ends what stays open."""
+    await producer.begin_transaction()
+    try:
+        yield
+    except BaseException:
+        if not producer._txn_manager.is_fatal_error():  # noqa: SLF001  # it has no public name
+            with contextlib.suppress(KafkaError):
+                await within(CLOSE_S, producer.abort_transaction())
+        raise
+    await producer.commit_transaction()
 
 
 def _offsets(positions: Mapping[FullPlace, Position]) -> dict[TopicPartition, OffsetAndMetadata]:

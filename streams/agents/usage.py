@@ -21,6 +21,7 @@ from aiokafka import TopicPartition
 from schemas.codec import Codec
 from schemas.log.clients import Ack, AssignedReader, event_headers
 from schemas.log.connecting import asking_client
+from schemas.log.endings import ended
 from schemas.log.faust.receipts import Place
 from schemas.log.transactions import Position, Sending, Transactions, committed
 from schemas.records import Usage
@@ -112,8 +113,7 @@ class _Account:
     async def stop(self) -> None:
         """Commit nothing more, and close; what waits is the next owner's to tell."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await ended(self._task)
         for entry in self._waiting:
             entry.told.set_result(None)
         self._waiting.clear()

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from schemas.errors import BrokerUnavailable
 from schemas.log.clients import AssignedReader
-from schemas.log.connecting import CLOSE_S, stopped
+from schemas.log.connecting import CLOSE_S, START_S, started, stopped
 from schemas.log.endings import AGAIN_S, ended, within
+from schemas.log.transactions import Sending, Transactions
 from schemas.settings import LogSettings
 from tests.virtual import virtual
 
@@ -88,6 +90,66 @@ async def test_the_tasks_of_a_consumers_group_end_with_it() -> None:
     group._heartbeat_task = beating  # type: ignore[attr-defined]  # aiokafka's name
     await stopped(away)
     assert beating.done()
+
+
+class Silent:
+    """A transactional producer whose broker answers nothing any more."""
+
+    def __init__(self) -> None:
+        self._txn_manager = self
+        self.aborts = 0
+
+    def is_fatal_error(self) -> bool:
+        return False
+
+    async def begin_transaction(self) -> None:
+        """Asks nobody."""
+
+    async def send(self, *_: Any, **__: Any) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().create_future()
+
+    async def abort_transaction(self) -> None:
+        self.aborts += 1
+        await asyncio.Event().wait()
+
+
+@virtual
+async def test_a_commit_that_nobody_answers_ends_in_bounded_time() -> None:
+    """aiokafka's own context waits for the abort for ever."""
+    sending = Sending(topic="usage", partition=0, key=None, value=b"")
+    writer = Transactions(LogSettings(), "t")
+    silent: Any = Silent()
+    writer._producer = silent
+    writer._voided = {("usage", 0)}
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    with pytest.raises(BrokerUnavailable, match="not committed"):
+        await writer.commit([sending])
+    assert loop.time() - began_s <= writer._limit_ms / 1000 + CLOSE_S + 2 * AGAIN_S
+    task, began_s = asyncio.create_task(writer.commit([sending])), loop.time()
+    await taking(0.1)
+    await ended(task)
+    assert loop.time() - began_s <= CLOSE_S + 2 * AGAIN_S + 0.2
+    assert silent.aborts == 2
+
+
+@virtual
+async def test_a_client_that_never_starts_is_stopped_in_bounded_time() -> None:
+    """A transactional producer asks for its id until somebody answers."""
+    stopped_at_s = list[float]()
+    loop = asyncio.get_running_loop()
+
+    async def start() -> None:
+        await asyncio.Event().wait()
+
+    async def stop() -> None:
+        stopped_at_s.append(loop.time())
+
+    began_s = loop.time()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(10.0):
+            await started(start, stop)
+    assert stopped_at_s[0] - began_s <= 10.0 + START_S + 0.1
 
 
 @virtual
