@@ -81,6 +81,6 @@ async def close(what: str, closing: Coroutine[Any, Any, None], timeout_ms: int) 
     """Close one part; its failure is logged, because the others have to be closed as well."""
     try:
         if not await within(timeout_ms / 1000, closing):
-            log.error("closing the %s takes longer than %d ms; it is left", what, timeout_ms)
+            log.error("closing the %s takes too long; it is left", what)
     except Exception:
         log.exception("closing the %s failed", what)

@@ -195,8 +195,7 @@ async def test_a_file_is_given_up_while_its_bytes_are_read(
         await stop(consumer)
 
     def is_indexing() -> bool:
-        task = asyncio.current_task()
-        return task is not None and "Indexer._index" in repr(task.get_coro())
+        return any("Indexer._index at" in repr(each.get_coro()) for each in asyncio.all_tasks())
 
     monkeypatch.setattr(AIOKafkaConsumer, "stop", stop_slowly)
     async with gateway(kafka, "g1") as one, one.ai() as ai:
