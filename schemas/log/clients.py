@@ -181,7 +181,7 @@ class AssignedReader:
         self.topic = settings.topic_prefix + topic
         self._partitions = [TopicPartition(self.topic, p) for p in partitions]
         self._bootstrap = settings.bootstrap
-        self._stop_s = settings.request_timeout_ms / 1000
+        self._answer_s = settings.request_timeout_ms / 1000
         group = settings.topic_prefix + committed_group if committed_group else None
         self._options = {
             **client_options(settings),
@@ -282,7 +282,7 @@ class AssignedReader:
         """Why nothing can be read: aiokafka has one word for a missing topic and for silence."""
         trouble = f"{self.topic}: cannot be read: {type(error).__name__}"
         try:
-            async with asyncio.timeout(self._stop_s):
+            async with asyncio.timeout(self._answer_s):
                 known = await consumer.topics()
         except (KafkaError, TimeoutError):
             return BrokerUnavailable(f"{trouble}; no broker answers at {self._bootstrap}")

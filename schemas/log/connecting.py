@@ -72,7 +72,7 @@ async def stopped(consumer: AIOKafkaConsumer, within_s: float = CLOSE_S) -> None
 def _tasks_of(group: Any) -> list[asyncio.Task[Any]]:
     names = ("_coordination_task", "_heartbeat_task", "_commit_refresh_task")
     tasks = [getattr(group, name, None) for name in names]
-    return [task for task in tasks if task is not None and not task.done()]
+    return [task for task in tasks if task is not None]
 
 
 @asynccontextmanager

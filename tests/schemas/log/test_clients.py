@@ -201,7 +201,7 @@ async def test_a_reader_closes_where_nobody_takes_its_positions(
     reader = AssignedReader(
         kafka, "cancellations", [0], client_id="reader", committed_group="workers"
     )
-    reader._stop_s = 0.1  # always waited for
+    reader._answer_s = 0.1  # always waited for
 
     async def nobody(*_: object) -> None:
         raise GroupCoordinatorNotAvailableError
