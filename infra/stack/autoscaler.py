@@ -20,6 +20,7 @@ from infra.stack.wanted import Announcer
 from schemas.errors import ConfigError, TriviumError
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
+from schemas.log.endings import ended
 from schemas.log.patience import over_every_trouble
 from schemas.log.registry import make_codec
 from schemas.records import MemberKind, MemberState, Role
@@ -57,10 +58,7 @@ class Autoscaler:
         try:
             await over_every_trouble(self._serve, "scaling", log)
         finally:
-            tasks = list(self._under_way.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await ended(*self._under_way.values())
 
     async def _serve(self) -> None:
         settings = self._stack.settings.log

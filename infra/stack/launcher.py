@@ -26,6 +26,7 @@ from schemas.errors import ConfigError, NotReady
 from schemas.fleet import FleetView
 from schemas.log.admin import create_topics
 from schemas.log.clock import wall_ms
+from schemas.log.endings import ended
 from schemas.log.patience import insist
 from schemas.log.registry import make_codec
 from schemas.records import MemberKind, MemberState, Role
@@ -193,9 +194,7 @@ class Stack:
         gateways = [name for name in self.processes if kinds[name] is MemberKind.GATEWAY]
         await self._supervisor.stop(gateways, grace_s=grace_s)
         await self._supervisor.stop(grace_s=grace_s)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await ended(*self._tasks)
         self._tasks.clear()
         if self._fleet is not None:
             await self._fleet.stop()

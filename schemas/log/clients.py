@@ -18,7 +18,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordTooLarge, TopicError, TriviumError, clipped
-from schemas.log.connecting import CLOSE_S, client_options, no_broker, started, stopped
+from schemas.log.connecting import CLOSE_S, client_options, flushed, no_broker, started, stopped
 from schemas.log.endings import within
 from schemas.rules.sizes import RECORD_BYTES_MAX, check_size
 from schemas.settings import LogSettings
@@ -73,16 +73,10 @@ class LogProducer:
         self._producer = producer
 
     async def stop(self) -> None:
-        """Flush and close; what no broker takes within `request_timeout_ms` is given up.
-
-        aiokafka would offer the records of an idempotent producer for ever.
-        """
+        """Flush and close; what no broker takes within `request_timeout_ms` is given up."""
         producer, self._producer = self._producer, None
-        if producer is None:
-            return
-        if not await within(self._settings.request_timeout_ms / 1000, producer.stop()):
-            await within(CLOSE_S, producer._sender.close())  # noqa: SLF001  # what `stop` left
-            await within(CLOSE_S, producer.client.close())
+        if producer is not None:
+            await flushed(producer, self._settings.request_timeout_ms / 1000)
 
     async def discard(self) -> None:
         """Close, and write nothing more: what is buffered is of a life that is over.

@@ -2,11 +2,11 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import BrokerResponseError, KafkaConnectionError, KafkaError
 
 from schemas.errors import BrokerUnavailable
@@ -14,6 +14,8 @@ from schemas.log.endings import ended, within
 from schemas.settings import LogSettings
 
 START_S = 15.0
+Close = Callable[[], Coroutine[Any, Any, object]]
+_TASKS_OF_A_GROUP = ("_coordination_task", "_heartbeat_task", "_commit_refresh_task")
 CLOSE_S = 2.0  # for a client to close; last positions, which only lag tools read, may be lost
 
 
@@ -35,9 +37,7 @@ def client_options(settings: LogSettings) -> dict[str, Any]:
     return options
 
 
-async def started(
-    start: Callable[[], Awaitable[object]], stop: Callable[[], Coroutine[Any, Any, object]]
-) -> None:
+async def started(start: Callable[[], Awaitable[object]], stop: Close) -> None:
     """Start an aiokafka client, or stop it again where that fails or is cancelled.
 
     A start that is cancelled forgets its first connection (aiokafka 0.14), so it is waited for
@@ -61,18 +61,40 @@ async def stopped(consumer: AIOKafkaConsumer, within_s: float = CLOSE_S) -> None
     that waits to try again, because its broker is away, passes its own cancellation on to whoever
     closes the consumer. Then what is left is closed here, or its connections would stay.
     """
-    if await within(within_s, consumer.stop()):
-        return
-    if (group := consumer._coordinator) is not None:  # noqa: SLF001  # there is no other way
-        await ended(*_tasks_of(group), within_s=CLOSE_S)
-    await within(CLOSE_S, consumer._fetcher.close())  # noqa: SLF001
-    await within(CLOSE_S, consumer._client.close())  # noqa: SLF001
+
+    async def leave_group() -> None:
+        group = consumer._coordinator  # noqa: SLF001  # there is no other way
+        tasks = (getattr(group, name, None) for name in _TASKS_OF_A_GROUP)
+        await ended(*(task for task in tasks if task is not None))
+
+    parts = (
+        leave_group,
+        lambda: consumer._fetcher.close(),  # noqa: SLF001
+        lambda: consumer._client.close(),  # noqa: SLF001
+    )
+    await _closed(within_s, consumer.stop(), parts)
 
 
-def _tasks_of(group: Any) -> list[asyncio.Task[Any]]:
-    names = ("_coordination_task", "_heartbeat_task", "_commit_refresh_task")
-    tasks = [getattr(group, name, None) for name in names]
-    return [task for task in tasks if task is not None]
+async def flushed(producer: AIOKafkaProducer, within_s: float) -> None:
+    """Flush and close an aiokafka producer; what no broker takes in so long is given up. An
+    idempotent one would offer its records for ever."""
+    parts = (producer._sender.close, producer.client.close)  # noqa: SLF001  # as above
+    await _closed(within_s, producer.stop(), parts)
+
+
+async def _closed(
+    within_s: float, whole: Coroutine[Any, Any, object], parts: Iterable[Close]
+) -> None:
+    """Close a client, or part by part where that fails or takes longer: each in bounded time, and
+    whatever the others raise."""
+    is_closed = False
+    try:
+        is_closed = await within(within_s, whole)
+    finally:
+        if not is_closed:
+            async with AsyncExitStack() as closing:
+                for part in reversed([*parts]):
+                    closing.push_async_callback(within, CLOSE_S, part())
 
 
 @asynccontextmanager

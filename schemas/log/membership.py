@@ -26,7 +26,7 @@ from schemas.fleet import HEARTBEAT_MS, LEASE_MS, FleetView
 from schemas.log.clients import AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.log.doubt import Doubt
-from schemas.log.endings import ended
+from schemas.log.endings import ended, within
 from schemas.records import (
     Backlog,
     Capability,
@@ -361,8 +361,11 @@ class Membership:
         await self._doubt.over()
 
     async def leave(self) -> None:
-        """Say goodbye, if the broker still listens, and stop reading."""
+        """Say goodbye, if the broker still listens, and stop reading; a caller's cancellation is
+        raised after that."""
         self.state = MemberState.GONE
-        if self.epoch and self.is_valid():
-            await self._try_beat()
-        await self._reader.stop()
+        try:
+            if self.epoch and self.is_valid():
+                await within(LEASE_MS / 1000, self._try_beat())
+        finally:
+            await self._reader.stop()

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import (
+    IllegalOperation,
     KafkaError,
     MessageSizeTooLargeError,
     OutOfOrderSequenceNumber,
@@ -27,9 +28,9 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import OffsetAndMetadata
 
-from schemas.errors import BrokerUnavailable, Fenced, RecordTooLarge
+from schemas.errors import BrokerUnavailable, Fenced, RecordTooLarge, TriviumError
 from schemas.log.clients import Headers
-from schemas.log.connecting import CLOSE_S, client_options, no_broker, started
+from schemas.log.connecting import CLOSE_S, client_options, flushed, no_broker, started
 from schemas.log.endings import within
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
@@ -41,6 +42,7 @@ _RETRY_S = 0.1
 _VOID = b"trivium/void"  # the key of what is never committed; it deletes nothing that there is
 _FRAME_BYTES, _HEADER_BYTES = 128, 10  # of a batch of one record, and of a header
 _FENCED = (ProducerFenced, OutOfOrderSequenceNumber)
+_REFUSALS = (IllegalOperation, AssertionError)  # of what comes after a transaction's failure
 FullPlace = tuple[str, int]  # topic, with its prefix, and partition
 
 
@@ -95,19 +97,11 @@ class Transactions:
             max_batch_size=1 << 18,
             max_request_size=RECORD_BYTES_MAX,
         )
-        try:
-            async with asyncio.timeout(self._limit_ms / 1000):
-                await started(producer.start, producer.stop)
-        except (KafkaError, TimeoutError) as error:
-            raise self._trouble(error) from error
+        async with self._told(producer):
+            await started(producer.start, producer.stop)
         self._producer = producer
-        try:
-            async with asyncio.timeout(self._limit_ms / 1000):
-                await self._void(producer, reads)
-        except _FENCED as error:
-            raise self._fenced() from error
-        except (KafkaError, TimeoutError) as error:
-            raise self._trouble(error) from error
+        async with self._told(producer):
+            await self._void(producer, reads)
 
     async def _void(self, producer: AIOKafkaProducer, places: Iterable[FullPlace]) -> None:
         """End what former transactions may have left open on partitions: see the module's words."""
@@ -135,47 +129,48 @@ class Transactions:
         producer = self._producer
         if producer is None:
             raise BrokerUnavailable(f"{self._id}: the transactional producer is not started")
-        try:
-            async with asyncio.timeout(self._limit_ms / 1000):
-                await self._void(producer, ((each.topic, each.partition) for each in sends))
-            async with asyncio.timeout(self._limit_ms / 1000), _transaction(producer):
-                acks = [
-                    await producer.send(
-                        each.topic,
-                        each.value,
-                        key=each.key,
-                        partition=each.partition,
-                        headers=list(each.headers),
-                    )
-                    for each in sends
-                ]
-                written = await asyncio.gather(*acks)
-                if positions:
-                    await producer.send_offsets_to_transaction(_offsets(positions), group_id)
-            return [each.offset for each in written]
-        except _FENCED as error:
-            raise self._fenced() from error
-        except MessageSizeTooLargeError as error:
-            raise RecordTooLarge(f"{self._id}: not sent: {error}") from error
-        except (KafkaError, TimeoutError) as error:
-            raise self._trouble(error) from error
+        async with self._told(producer):
+            await self._void(producer, ((each.topic, each.partition) for each in sends))
+        async with self._told(producer), _transaction(producer):
+            acks = [
+                await producer.send(
+                    each.topic,
+                    each.value,
+                    key=each.key,
+                    partition=each.partition,
+                    headers=list(each.headers),
+                )
+                for each in sends
+            ]
+            written = await asyncio.gather(*acks)
+            if positions:
+                await producer.send_offsets_to_transaction(_offsets(positions), group_id)
+        return [each.offset for each in written]
 
     async def stop(self) -> None:
         """Close; what is not committed is void."""
         producer, self._producer = self._producer, None
-        if producer is None:
-            return
-        with contextlib.suppress(KafkaError):
-            if await within(self._settings.request_timeout_ms / 1000, producer.stop()):
-                return
-        with contextlib.suppress(KafkaError):
-            await within(CLOSE_S, producer._sender.close())  # noqa: SLF001  # what `stop` left
-        await within(CLOSE_S, producer.client.close())
+        if producer is not None:
+            with contextlib.suppress(KafkaError):
+                await flushed(producer, self._settings.request_timeout_ms / 1000)
 
-    def _fenced(self) -> Fenced:
-        return Fenced(f"{self._id}: another process writes this now")
+    @contextlib.asynccontextmanager
+    async def _told(self, producer: AIOKafkaProducer) -> AsyncIterator[None]:
+        """Ends in bounded time, or raises what went wrong, by our own names."""
+        try:
+            async with asyncio.timeout(self._limit_ms / 1000):
+                yield
+        except (KafkaError, TimeoutError, *_REFUSALS) as raised:
+            error = _failure(producer) if isinstance(raised, _REFUSALS) else raised
+            if error is None:
+                raise
+            raise self._named(error) from error
 
-    def _trouble(self, error: Exception) -> BrokerUnavailable:
+    def _named(self, error: BaseException) -> TriviumError:
+        if isinstance(error, _FENCED):
+            return Fenced(f"{self._id}: another process writes this now")
+        if isinstance(error, MessageSizeTooLargeError):
+            return RecordTooLarge(f"{self._id}: not sent: {error}")
         if isinstance(error, KafkaError) and self._producer is None:
             return no_broker(self._settings.bootstrap, error)
         return BrokerUnavailable(f"{self._id}: not committed: {type(error).__name__}: {error}")
@@ -194,6 +189,12 @@ async def _transaction(producer: AIOKafkaProducer) -> AsyncIterator[None]:
                 await within(CLOSE_S, producer.abort_transaction())
         raise
     await producer.commit_transaction()
+
+
+def _failure(producer: AIOKafkaProducer) -> BaseException | None:
+    """What the transaction under way failed with, as aiokafka's sender found out meanwhile."""
+    end = producer._txn_manager._transaction_waiter  # noqa: SLF001  # it has no public name
+    return end.exception() if end is not None and end.done() and not end.cancelled() else None
 
 
 def _offsets(positions: Mapping[FullPlace, Position]) -> dict[TopicPartition, OffsetAndMetadata]:

@@ -22,6 +22,7 @@ from schemas.errors import (
     SystemFault,
     TriviumError,
 )
+from schemas.log.endings import ended
 from schemas.log.transactions import FullPlace, Position, Transactions, committed
 from schemas.settings import LogSettings
 from streams.bridge.asking import Asked, Asking, Ends
@@ -84,11 +85,7 @@ class Life:
     async def stop(self) -> None:
         """Commit nothing more; whoever is next goes on with what is under way."""
         self._over = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await ended(*self._tasks)
         for asked in self._under_way.values():
             self._shared.asking.release(asked)
         await self._past.close()

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from schemas.codec import Codec
 from schemas.errors import TriviumError
 from schemas.log.clock import wall_ms
+from schemas.log.endings import ended
 from schemas.records import CancelReason, Endpoint
 from schemas.settings import LogSettings, ModelSettings
 from streams.gateway.batches.carrier import Carrier
@@ -228,12 +229,10 @@ async def _serve(
         gateway.draining = server.should_exit = True
         stopping.cancel()
         await asyncio.wait([serving])
-        for task in helpers:
-            task.cancel()
-        await asyncio.wait(helpers)
+        await ended(*helpers)
         sock.close()
     for task in [*helpers, serving]:
-        if not task.cancelled():
+        if task.done() and not task.cancelled():
             task.result()
 
 

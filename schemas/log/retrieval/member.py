@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from schemas.codec import Codec
 from schemas.log.clients import LogProducer
@@ -29,14 +29,16 @@ async def asking(settings: LogSettings, codec: Codec, member_id: str) -> AsyncIt
         kind=MemberKind.ASKER,
         lease_topics=["hits"],
     )
-    asker: Asker | None = None
     try:
-        await producer.start()
-        await membership.join()
-        asker = Asker(settings, codec, producer, membership)
-        await asker.start()
-        membership.set_state(MemberState.READY)
-        async with asyncio.TaskGroup() as tasks:
+        async with AsyncExitStack() as closing, asyncio.TaskGroup() as tasks:
+            closing.push_async_callback(producer.stop)
+            closing.push_async_callback(membership.leave)
+            await producer.start()
+            await membership.join()
+            asker = Asker(settings, codec, producer, membership)
+            closing.push_async_callback(asker.stop)
+            await asker.start()
+            membership.set_state(MemberState.READY)
             lives = [tasks.create_task(membership.run()), tasks.create_task(asker.run())]
             try:
                 yield asker
@@ -44,8 +46,3 @@ async def asking(settings: LogSettings, codec: Codec, member_id: str) -> AsyncIt
                 await ended(*lives)
     except ExceptionGroup as group:  # a life that ended, or what was raised within
         raise (error := group.exceptions[0]) from error.__cause__
-    finally:
-        if asker is not None:
-            await asker.stop()
-        await membership.leave()
-        await producer.stop()

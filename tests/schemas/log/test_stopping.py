@@ -5,12 +5,16 @@ import logging
 from typing import Any
 
 import pytest
+from aiokafka.errors import KafkaError
 
+from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable
-from schemas.log.clients import AssignedReader
-from schemas.log.connecting import CLOSE_S, START_S, started, stopped
+from schemas.log.clients import AssignedReader, LogProducer
+from schemas.log.connecting import CLOSE_S, START_S, flushed, started, stopped
 from schemas.log.endings import AGAIN_S, ended, within
+from schemas.log.membership import Membership
 from schemas.log.transactions import Sending, Transactions
+from schemas.records import MemberKind
 from schemas.settings import LogSettings
 from tests.virtual import virtual
 
@@ -90,6 +94,74 @@ async def test_the_tasks_of_a_consumers_group_end_with_it() -> None:
     group._heartbeat_task = beating  # type: ignore[attr-defined]  # aiokafka's name
     await stopped(away)
     assert beating.done()
+
+
+class Offering:
+    """A producer whose records nobody takes, and whose parts do not close either."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self._sender, self.client = Part(self.asked, "sender"), Part(self.asked, "client")
+
+    async def stop(self) -> None:
+        await asyncio.Event().wait()
+
+
+class Part:
+    def __init__(self, asked: list[str], name: str) -> None:
+        self.asked, self.name = asked, name
+
+    async def close(self) -> None:
+        self.asked.append(self.name)
+        raise KafkaError(self.name)
+
+
+@virtual
+async def test_every_part_of_a_producer_is_closed_whatever_the_others_raise() -> None:
+    offering: Any = Offering()
+    with pytest.raises(KafkaError):
+        await flushed(offering, 1.0)
+    assert offering.asked == ["sender", "client"]
+
+
+@virtual
+async def test_who_is_cancelled_while_a_producer_is_flushed_closes_all_of_it() -> None:
+    offering: Any = Offering()
+    task = asyncio.create_task(flushed(offering, 5.0))
+    await taking(1.0)
+    await ended(task)
+    assert task.cancelled() or isinstance(task.exception(), KafkaError)
+    assert offering.asked == ["sender", "client"]
+
+
+class Follower:
+    """Of the fleet's topic."""
+
+    stopped = False
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
+@virtual
+async def test_a_member_whose_goodbye_is_cancelled_again_and_again_stops_reading() -> None:
+    member = Membership(
+        LogSettings(),
+        Codec(),
+        LogProducer(LogSettings(), Codec(), durable=True, client_id="m"),
+        member_id="m",
+        kind=MemberKind.ASKER,
+    )
+    follower: Any = Follower()
+    member._reader = follower
+    member.epoch = 1
+    beats: Any = asyncio.Event().wait
+    member.beat_now = beats  # type: ignore[method-assign]  # a broker that says nothing
+    member.is_valid = lambda: True  # type: ignore[method-assign]
+    leaving = asyncio.create_task(member.leave())
+    await taking(0.5)
+    await ended(leaving)
+    assert leaving.cancelled() and follower.stopped
 
 
 class Silent:

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -74,6 +76,33 @@ async def test_a_successor_fences_whoever_had_the_id(kafka: LogSettings) -> None
         assert await committed(kafka, group, [place]) == {place: Position(3)}
     finally:
         await asyncio.gather(former.stop(), successor.stop(), third.stop())
+
+
+@pytest.mark.parametrize("voided", [False, True])
+async def test_who_is_fenced_between_two_records_is_told_so(
+    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch, voided: bool
+) -> None:
+    """aiokafka's sender finds out by itself, and the next call is refused in other words then."""
+    name = uuid4().hex
+    writer, successor = Transactions(kafka, name), Transactions(kafka, name)
+    sends = [replace(sending(kafka, b"late"), partition=partition) for partition in (0, 1)]
+    await writer.start([(each.topic, each.partition) for each in sends] if voided else ())
+    try:
+        await successor.start()
+        producer: Any = writer._producer
+        send = producer.send
+
+        async def found_out(*args: Any, **options: Any) -> Any:
+            ack = await send(*args, **options)
+            await until(producer._txn_manager.is_fatal_error)
+            return ack
+
+        monkeypatch.setattr(producer, "send", found_out)
+        for _ in range(2):  # the second one does not even begin
+            with pytest.raises(Fenced):
+                await writer.commit(sends)
+    finally:
+        await asyncio.gather(writer.stop(), successor.stop())
 
 
 async def leave_open(kafka: LogSettings, name: str) -> None:

@@ -42,3 +42,32 @@ async def test_who_asks_is_told_when_its_membership_ends(monkeypatch: pytest.Mon
             lost.set()
             await asyncio.Event().wait()
     assert isinstance(raised.value.__cause__, ConnectionError)
+
+
+async def test_who_asks_and_is_cancelled_again_closes_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed = list[str]()
+
+    class Part:
+        """Whose closing is cancelled, each time."""
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.member_id, self.leases = "asker", {"hits": 0}
+            self.start = self.join = functools.partial(asyncio.sleep, 0)
+            self.run = self.batch = asyncio.Event().wait
+            self.set_state = self.leases.get
+            self.stop = functools.partial(self.close, "stop")
+            self.leave = functools.partial(self.close, "leave")
+
+        async def close(self, what: str) -> None:
+            closed.append(what)
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(asking, "LogProducer", Part)
+    monkeypatch.setattr(asking, "Membership", Part)
+    monkeypatch.setattr(asker, "AssignedReader", Part)
+    with pytest.raises(asyncio.CancelledError):
+        async with asking.asking(LogSettings(), Codec(), "asker"):
+            pass
+    assert closed == ["stop", "leave", "stop"]  # the reader, the membership, the producer
