@@ -60,9 +60,9 @@ def clustered_index(rows: int = 3_000, dim: int = 20) -> Index:
     return Index.build(overlapping(rows, 0, dim)[0], metadata=metadata, degree=16)
 
 
-def neighbour_lists(vectors: Any, count: int = 24, seed: int = 0) -> Any:
+def neighbour_lists(
+    vectors: Any, count: int = 24, seed: int = 0, metric: Metric = Metric.SQEUCLIDEAN
+) -> Any:
     """Lists as keys that a build begins with, shape (rows, count)."""
-    rows = prepared(vectors, vectors.shape[1], Metric.SQEUCLIDEAN, Storage.FLOAT32)
-    return knn.neighbours(
-        rows, count, Metric.SQEUCLIDEAN.number, Storage.FLOAT32.number, seed=seed, threads=1
-    )
+    rows = prepared(vectors, vectors.shape[1], metric, Storage.FLOAT32)
+    return knn.neighbours(rows, count, metric.number, Storage.FLOAT32.number, seed=seed, threads=1)

@@ -29,8 +29,10 @@ from workers.search.kernels.keys import (
     insert,
     key_of,
     row_of,
+    rows_and_distances,
 )
 from workers.search.kernels.memory import address, get_i64, get_u32, prefetch_row, put_i64, put_u32
+from workers.search.kernels.metrics import INNER_PRODUCT
 from workers.search.kernels.parallel import over_rows
 
 EXACT_ROWS_MAX = 12_000
@@ -38,6 +40,9 @@ TREES = 3
 SAMPLE = 26  # entries of a list, and of a reverse list, that take part in a round
 ROUNDS_MAX = 8
 ENOUGH = 0.005  # changed share of all entries below which another round is not worth it
+LONG = 2  # times as long as half of the rows are those that may be near by their length alone
+MOST = 0.5  # of the entries of a list
+_SOME = 32  # rows whose lists tell
 _SIFTED_ROWS = 64  # between two looks at how far the end of a list is
 _AHEAD = 6  # rows that are on their way from memory
 _NO_CODES = codes.Codes(np.empty((0, 0), np.uint8), np.empty(0, np.float32))
@@ -120,6 +125,8 @@ def _descend(
     for _ in range(TREES):
         order, bounds = trees.leaves(vectors, stored, random)
         introduce(vectors, order, order, spans_of(bounds), keys, metric, stored, threads=threads)
+    if metric == INNER_PRODUCT:
+        _introduce_longest(vectors, keys, stored, random, threads)
     for _ in range(ROUNDS_MAX):
         reverse = np.empty((rows, SAMPLE), np.uint64)
         turn_round(keys, reverse)
@@ -134,6 +141,38 @@ def _descend(
         if sum(changed) < ENOUGH * rows * count:
             break
     return keys
+
+
+def _introduce_longest(
+    vectors: Array, keys: Array, stored: int, random: np.random.Generator, threads: int
+) -> None:
+    """Insert the longest rows into all lists where, by inner product, they are most of them.
+
+    Few trees and rounds lead there from row to row: what is near a neighbour is no nearer than
+    anything else that is as long. Some rows' lists, which are exact then, tell.
+    """
+    rows, count = keys.shape
+    squares = np.empty(rows, np.float32)
+    over_rows(_squares, rows, vectors, stored, squares, threads=threads)
+    every, longest = np.arange(rows), np.argsort(-squares, kind="stable")[:count]
+    if squares[longest[-1]] < LONG**2 * np.median(squares):
+        return
+    some = random.choice(rows, _SOME, replace=False)
+    spans = np.tile([0, rows], (_SOME, 1))
+    introduce(vectors, some, every, spans, keys, INNER_PRODUCT, stored, threads=threads)
+    found, _ = rows_and_distances(keys[some])
+    if np.isin(found, longest).mean() > MOST:
+        spans = np.tile([0, count], (rows, 1))
+        introduce(vectors, every, longest, spans, keys, INNER_PRODUCT, stored, threads=threads)
+
+
+@kernel
+def _squares(first: int, last: int, vectors: Array, stored: int, squares: Array) -> None:
+    line = np.empty(vectors.shape[1], np.float32)
+    for row in range(first, last):
+        at = address(vectors) + row * vectors.strides[0]
+        load(at, address(line), len(line), stored)
+        squares[row] = -distance(at, address(line), len(line), INNER_PRODUCT, stored)
 
 
 @kernel
