@@ -10,6 +10,7 @@ import dataclasses
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -194,13 +195,14 @@ class Stack:
         gateways = [name for name in self.processes if kinds[name] is MemberKind.GATEWAY]
         await self._supervisor.stop(gateways, grace_s=grace_s)
         await self._supervisor.stop(grace_s=grace_s)
-        await ended(*self._tasks)
+        async with AsyncExitStack() as closing:  # all of it, also by who is cancelled meanwhile
+            closing.callback(self._files.release)
+            if self._broker is not None:
+                closing.callback(self._broker.stop)
+            if self._fleet is not None:
+                closing.push_async_callback(self._fleet.stop)
+            await ended(*self._tasks)
         self._tasks.clear()
-        if self._fleet is not None:
-            await self._fleet.stop()
-        if self._broker is not None:
-            self._broker.stop()
-        self._files.release()
 
     def state_of(self, name: str) -> str:
         """Where a process is: what the supervisor knows, then what its heartbeats say."""

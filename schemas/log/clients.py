@@ -18,8 +18,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordTooLarge, TopicError, TriviumError, clipped
-from schemas.log.connecting import CLOSE_S, client_options, flushed, no_broker, started, stopped
-from schemas.log.endings import within
+from schemas.log.connecting import client_options, dropped, flushed, no_broker, started, stopped
 from schemas.rules.sizes import RECORD_BYTES_MAX, check_size
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, check_record, partition_of
@@ -85,11 +84,9 @@ class LogProducer:
         it.
         """
         producer, self._producer = self._producer, None
-        if producer is None:
-            return
-        producer._closed = True  # noqa: SLF001  # aiokafka only offers to flush first
-        await within(CLOSE_S, producer.client.close())
-        await within(CLOSE_S, producer._sender.close())  # noqa: SLF001  # as above
+        if producer is not None:
+            producer._closed = True  # noqa: SLF001  # aiokafka only offers to flush first
+            await dropped(producer)
 
     def session_partition(self, session_id: str) -> int:
         """The partition of everything about a session."""

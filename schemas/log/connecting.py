@@ -3,18 +3,19 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import BrokerResponseError, KafkaConnectionError, KafkaError
 
 from schemas.errors import BrokerUnavailable
-from schemas.log.endings import ended, within
+from schemas.log.endings import LEAVE_S, ended, waited, within
 from schemas.settings import LogSettings
 
 START_S = 15.0
 Close = Callable[[], Coroutine[Any, Any, object]]
+_END_S = 1.5  # for tasks that are cancelled twice; less than closing may take
 _TASKS_OF_A_GROUP = ("_coordination_task", "_heartbeat_task", "_commit_refresh_task")
 CLOSE_S = 2.0  # for a client to close; last positions, which only lag tools read, may be lost
 
@@ -46,10 +47,13 @@ async def started(start: Callable[[], Awaitable[object]], stop: Close) -> None:
     starting = asyncio.ensure_future(start())
     try:
         await asyncio.shield(starting)
-    except BaseException:
-        await asyncio.wait([starting], timeout=START_S)  # a producer may ask for its id for ever
-        await ended(starting)
-        await within(CLOSE_S, stop())
+    except BaseException as error:
+        _, is_over = await waited({starting}, START_S)  # a producer may ask for its id for ever
+        raised: list[BaseException] = [asyncio.CancelledError()] if is_over else []
+        await _tried(2 * LEAVE_S, lambda: ended(starting), raised)
+        await _tried(CLOSE_S, stop, raised)
+        if any(isinstance(each, asyncio.CancelledError) for each in raised):
+            raise asyncio.CancelledError from error
         raise
 
 
@@ -65,36 +69,47 @@ async def stopped(consumer: AIOKafkaConsumer, within_s: float = CLOSE_S) -> None
     async def leave_group() -> None:
         group = consumer._coordinator  # noqa: SLF001  # there is no other way
         tasks = (getattr(group, name, None) for name in _TASKS_OF_A_GROUP)
-        await ended(*(task for task in tasks if task is not None))
+        await ended(*(task for task in tasks if task is not None), within_s=_END_S)
 
     parts = (
         leave_group,
         lambda: consumer._fetcher.close(),  # noqa: SLF001
         lambda: consumer._client.close(),  # noqa: SLF001
     )
-    await _closed(within_s, consumer.stop(), parts)
+    await _closed(parts, consumer.stop, within_s)
 
 
 async def flushed(producer: AIOKafkaProducer, within_s: float) -> None:
     """Flush and close an aiokafka producer; what no broker takes in so long is given up. An
     idempotent one would offer its records for ever."""
     parts = (producer._sender.close, producer.client.close)  # noqa: SLF001  # as above
-    await _closed(within_s, producer.stop(), parts)
+    await _closed(parts, producer.stop, within_s)
 
 
-async def _closed(
-    within_s: float, whole: Coroutine[Any, Any, object], parts: Iterable[Close]
-) -> None:
+async def dropped(producer: AIOKafkaProducer) -> None:
+    """Close an aiokafka producer without what it still holds: its connections first."""
+    await _closed((producer.client.close, producer._sender.close))  # noqa: SLF001  # as above
+
+
+async def _closed(parts: Iterable[Close], whole: Close | None = None, within_s: float = 0) -> None:
     """Close a client, or part by part where that fails or takes longer: each in bounded time, and
-    whatever the others raise."""
-    is_closed = False
+    whatever the others raise. A cancellation is raised at the end, or else the first error."""
+    raised = list[BaseException]()
+    if whole is not None and await _tried(within_s, whole, raised):
+        return
+    for part in parts:
+        await _tried(CLOSE_S, part, raised)
+    for error in sorted(raised, key=lambda error: not isinstance(error, asyncio.CancelledError)):
+        raise error
+
+
+async def _tried(seconds: float, close: Close, raised: list[BaseException]) -> bool:
+    """Whether it was closed in so long, and raised nothing."""
     try:
-        is_closed = await within(within_s, whole)
-    finally:
-        if not is_closed:
-            async with AsyncExitStack() as closing:
-                for part in reversed([*parts]):
-                    closing.push_async_callback(within, CLOSE_S, part())
+        return await within(seconds, close())
+    except (Exception, asyncio.CancelledError) as error:
+        raised.append(error)
+        return False
 
 
 @asynccontextmanager

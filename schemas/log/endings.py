@@ -26,7 +26,7 @@ async def ended(*tasks: asyncio.Future[Any], within_s: float = LEAVE_S) -> None:
     while left and loop.time() < until_s:
         for task in left:
             task.cancel()
-        left, again = await _waited(left, min(AGAIN_S, until_s - loop.time()))
+        left, again = await waited(left, min(AGAIN_S, until_s - loop.time()))
         asked |= again
     for task in left:
         log.warning("left behind, for it goes on although it was cancelled: %r", task)
@@ -39,7 +39,7 @@ async def within(seconds: float, closing: Coroutine[Any, Any, object]) -> bool:
     """Whether something was closed in so long; if not, that is cancelled, and waited for no longer.
     Raises what it raised. The caller's own cancellation is raised at the end."""
     task = asyncio.ensure_future(closing)
-    left, asked = await _waited({task}, seconds)
+    left, asked = await waited({task}, seconds)
     if left:
         await ended(task, within_s=2 * AGAIN_S)
     if asked:
@@ -51,7 +51,7 @@ async def within(seconds: float, closing: Coroutine[Any, Any, object]) -> bool:
     return True
 
 
-async def _waited(tasks: Tasks, seconds: float) -> tuple[Tasks, bool]:
+async def waited(tasks: Tasks, seconds: float) -> tuple[Tasks, bool]:
     """Those that have not ended in so long, and whether the caller was cancelled meanwhile."""
     loop = asyncio.get_running_loop()
     until_s, asked = loop.time() + seconds, False

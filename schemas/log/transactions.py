@@ -183,11 +183,12 @@ async def _transaction(producer: AIOKafkaProducer) -> AsyncIterator[None]:
     await producer.begin_transaction()
     try:
         yield
-    except BaseException:
+    except BaseException as raised:
+        error = _failure(producer) if isinstance(raised, _REFUSALS) else None
         if not producer._txn_manager.is_fatal_error():  # noqa: SLF001  # it has no public name
-            with contextlib.suppress(KafkaError):
+            with contextlib.suppress(KafkaError, *_REFUSALS):
                 await within(CLOSE_S, producer.abort_transaction())
-        raise
+        raise (error or raised) from raised.__cause__
     await producer.commit_transaction()
 
 
@@ -229,7 +230,7 @@ async def committed(
     except (KafkaError, TimeoutError) as error:
         raise BrokerUnavailable(f"{group_id}: no offsets: {error}") from error
     finally:
-        await admin.close()
+        await within(CLOSE_S, admin.close())
     return {
         (tp.topic, tp.partition): Position(at.offset, at.metadata or "")
         for tp, at in found.items()

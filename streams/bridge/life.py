@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,11 +85,15 @@ class Life:
     async def stop(self) -> None:
         """Commit nothing more; whoever is next goes on with what is under way."""
         self._over = True
-        await ended(*self._tasks)
+        async with AsyncExitStack() as closing:  # all of it, also by who is cancelled meanwhile
+            closing.push_async_callback(self._transactions.stop)
+            closing.push_async_callback(self._past.close)
+            closing.callback(self._release)
+            await ended(*self._tasks)
+
+    def _release(self) -> None:
         for asked in self._under_way.values():
             self._shared.asking.release(asked)
-        await self._past.close()
-        await self._transactions.stop()
 
     async def flush(self) -> None:
         """Commit what has ended."""

@@ -228,9 +228,11 @@ async def _serve(
     finally:
         gateway.draining = server.should_exit = True
         stopping.cancel()
-        await asyncio.wait([serving])
-        await ended(*helpers)
-        sock.close()
+        try:
+            await asyncio.wait([serving])
+        finally:
+            await ended(*helpers)
+            sock.close()
     for task in [*helpers, serving]:
         if task.done() and not task.cancelled():
             task.result()

@@ -107,8 +107,10 @@ class Indexer:
                 if following.done():
                     following.result()
         finally:
-            await ended(following, *(task for *_, task in jobs.values()))
-            await ingester.stop()
+            try:
+                await ended(following, *(task for *_, task in jobs.values()))
+            finally:
+                await ingester.stop()
 
     async def _begin_and_end(self, ingester: Ingester, jobs: dict[Place, Job]) -> None:
         """Reap what has ended, end what is not wanted any more, begin what is."""

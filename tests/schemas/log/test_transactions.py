@@ -11,9 +11,9 @@ import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import InvalidTxnState
+from aiokafka.errors import InvalidTxnState, TopicAuthorizationFailedError
 
-from schemas.errors import Fenced
+from schemas.errors import BrokerUnavailable, Fenced
 from schemas.log.clients import AssignedReader
 from schemas.log.transactions import (
     TRANSACTION_MS,
@@ -103,6 +103,28 @@ async def test_who_is_fenced_between_two_records_is_told_so(
                 await writer.commit(sends)
     finally:
         await asyncio.gather(writer.stop(), successor.stop())
+
+
+async def test_what_a_transaction_failed_with_counts_not_what_is_refused_after_it(
+    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here a topic that this client may not write to, as its sender finds out."""
+    writer = Transactions(kafka, uuid4().hex)
+    refused = sending(kafka, b"refused")
+    await writer.start([(refused.topic, refused.partition)])
+    producer: Any = writer._producer
+    send = producer.send
+
+    async def found_out(*args: Any, **options: Any) -> Any:
+        producer._txn_manager.error_transaction(TopicAuthorizationFailedError("answers"))
+        return await send(*args, **options)
+
+    monkeypatch.setattr(producer, "send", found_out)
+    try:
+        with pytest.raises(BrokerUnavailable, match="TopicAuthorizationFailed"):
+            await writer.commit([refused])
+    finally:
+        await writer.stop()
 
 
 async def leave_open(kafka: LogSettings, name: str) -> None:

@@ -12,6 +12,7 @@ from workers.search.cuda.device import Device, Launch, Memory, uploaded
 from workers.search.graph import build, knn, trees
 from workers.search.kernels.arrays import Array, stored_bits
 from workers.search.kernels.keys import EMPTY
+from workers.search.kernels.metrics import INNER_PRODUCT
 from workers.search.limits import CANDIDATES
 
 EXACT_ROWS_MAX = 100_000  # all pairs of so many rows are some seconds' work
@@ -43,6 +44,10 @@ def neighbours(
     random, bits = np.random.default_rng(seed), stored_bits(vectors)
     for _ in range(knn.TREES):
         lists.join(*trees.leaves(bits, stored, random))
+    if metric == INNER_PRODUCT:
+        keys = lists.keys()
+        knn.introduce_longest(bits, keys, stored, random)
+        lists.put(keys)
     for _ in range(knn.ROUNDS_MAX):
         if lists.descend() < knn.ENOUGH * len(vectors) * count:
             break
@@ -76,6 +81,10 @@ class Lists:
         found = np.empty((self._rows, self._count), np.uint64)
         self._device.copy(found.ctypes.data, self._memory["keys"].address, found.nbytes)
         return found
+
+    def put(self, keys: Array) -> None:
+        """Go on with these lists."""
+        self._write("keys", keys)
 
     def join(self, order: Array, bounds: Array) -> None:
         """Introduce rows to each other, group by group of `order`."""

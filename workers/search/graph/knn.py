@@ -126,7 +126,7 @@ def _descend(
         order, bounds = trees.leaves(vectors, stored, random)
         introduce(vectors, order, order, spans_of(bounds), keys, metric, stored, threads=threads)
     if metric == INNER_PRODUCT:
-        _introduce_longest(vectors, keys, stored, random, threads)
+        introduce_longest(vectors, keys, stored, random, threads=threads)
     for _ in range(ROUNDS_MAX):
         reverse = np.empty((rows, SAMPLE), np.uint64)
         turn_round(keys, reverse)
@@ -143,13 +143,14 @@ def _descend(
     return keys
 
 
-def _introduce_longest(
-    vectors: Array, keys: Array, stored: int, random: np.random.Generator, threads: int
+def introduce_longest(
+    vectors: Array, keys: Array, stored: int, random: np.random.Generator, *, threads: int = 0
 ) -> None:
     """Insert the longest rows into all lists where, by inner product, they are most of them.
 
     Few trees and rounds lead there from row to row: what is near a neighbour is no nearer than
-    anything else that is as long. Some rows' lists, which are exact then, tell.
+    anything else that is as long. Some rows' lists, which are exact then, tell. `vectors` are
+    stored bits, `keys` uint64 (rows, list length).
     """
     rows, count = keys.shape
     squares = np.empty(rows, np.float32)
@@ -157,12 +158,12 @@ def _introduce_longest(
     every, longest = np.arange(rows), np.argsort(-squares, kind="stable")[:count]
     if squares[longest[-1]] < LONG**2 * np.median(squares):
         return
-    some = random.choice(rows, _SOME, replace=False)
-    spans = np.tile([0, rows], (_SOME, 1))
+    some = random.choice(rows, min(_SOME, rows), replace=False)
+    spans = np.tile([0, rows], (len(some), 1))
     introduce(vectors, some, every, spans, keys, INNER_PRODUCT, stored, threads=threads)
     found, _ = rows_and_distances(keys[some])
     if np.isin(found, longest).mean() > MOST:
-        spans = np.tile([0, count], (rows, 1))
+        spans = np.tile([0, len(longest)], (rows, 1))
         introduce(vectors, every, longest, spans, keys, INNER_PRODUCT, stored, threads=threads)
 
 

@@ -1,5 +1,6 @@
 """An index that is built on a device is the one that cores build."""
 
+import numpy as np
 import pytest
 
 from tests.workers.search.data import gaussian
@@ -15,14 +16,18 @@ from workers.search.kernels.metrics import Metric, Storage
 @pytest.mark.parametrize("storage", list(Storage))
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("dim", [20, 130])
+@pytest.mark.parametrize("metric", [Metric.SQEUCLIDEAN, Metric.INNER_PRODUCT])
 def test_neighbour_lists_equal_the_cpus(
-    device: Device, monkeypatch: pytest.MonkeyPatch, storage: Storage, exact: bool, dim: int
-) -> None:
-    """Those of 130 values have codes there."""
+    device: Device, monkeypatch: pytest.MonkeyPatch, storage: Storage, exact: bool, dim: int,
+    metric: Metric,
+) -> None:  # fmt: skip
+    """Those of 130 values have codes there; by inner product the longest rows are near all."""
     monkeypatch.setattr("workers.search.graph.knn.EXACT_ROWS_MAX", 1_000 if exact else 0)
     monkeypatch.setattr(builder, "THREADS", 32)
-    kind = (Metric.SQEUCLIDEAN.number, storage.number)
-    vectors = inputs.prepared(gaussian(150, dim), dim, Metric.SQEUCLIDEAN, storage)
+    kind, drawn = (metric.number, storage.number), gaussian(150, dim)
+    if metric is Metric.INNER_PRODUCT:
+        drawn = (drawn + 3) * np.exp(gaussian(150, 1, seed=1))
+    vectors = inputs.prepared(drawn, dim, metric, storage)
     cpu = neighbours(vectors, 24, *kind, seed=3, threads=1)
     gpu = builder.neighbours(device, vectors, 24, *kind, seed=3, exact_rows_max=1_000 * exact)
     assert cpu.tobytes() == gpu.tobytes()
