@@ -112,7 +112,7 @@ async def stack(
         await met(running)
         yield running
     finally:
-        await running.stop(grace_s=10)
+        await running.stop(grace_s=40)  # a router may take 15 s to wind down
     if replays:
         path = folder / "recording.avro"
         await replayed(running.settings.log, path, begun_ms, long=long_leases)

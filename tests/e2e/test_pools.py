@@ -114,7 +114,7 @@ class Load:
         answers = []
         try:
             for turn in range(2):
-                answer = await self._client.stream("", messages=messages, max_tokens=24)
+                answer = await self._asked(messages)
                 answers.append(answer)
                 self.answers.append(answer)
                 messages.append({"role": "assistant", "content": answer.text})
@@ -122,6 +122,14 @@ class Load:
         finally:
             self._open.release()
         return answers
+
+    async def _asked(self, messages: list[dict[str, str]]) -> Answer:
+        """A gateway that a small machine has made doubt its lease refuses, and nothing is lost."""
+        while True:
+            answer = await self._client.stream("", messages=messages, max_tokens=24)
+            if answer.status != 503:
+                return answer
+            await pass_time(0.1)
 
 
 async def orders_of(log: LogSettings, life: Life) -> int:

@@ -66,7 +66,7 @@ class Counted:
             pairs = zip(self.by_partition, wanted, strict=True)
             return all(number >= least for number, least in pairs)
 
-        await until(are_there)
+        await until(are_there, seconds=180)  # a broker that was killed may have to start
 
 
 async def told_of(log: LogSettings, names: Callable[[], set[str]]) -> dict[str, Usage]:

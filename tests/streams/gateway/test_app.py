@@ -252,9 +252,19 @@ async def test_a_gateway_serves_refusals_for_as_long_as_there_is_no_broker(
     await asyncio.wait_for(task, 60)
 
 
-@pytest.mark.timeout(300)  # a start of a JVM, and a lease that runs out
+def stands_still(pid: int) -> bool:
+    """Whether all threads have stopped: one that has not yet may still acknowledge."""
+    states = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(state.rpartition(")")[2].split()[0] == "T" for state in states)
+
+
+@pytest.mark.timeout(500)  # a start of a JVM, and a lease that runs out
 async def test_a_broker_that_pauses_means_503_and_the_gateway_joins_again(tmp_path: Path) -> None:
-    broker = Broker(BrokerSettings(port=0, heap_mb=384, quick=True), tmp_path, tethered=True)
+    broker = Broker(
+        BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=200),
+        tmp_path,
+        tethered=True,
+    )
     try:
         address = broker.start()  # here and not in a thread: the broker ends with its thread
     except ConfigError as error:
@@ -267,6 +277,7 @@ async def test_a_broker_that_pauses_means_503_and_the_gateway_joins_again(tmp_pa
             url = await running.gateway("gateway-1", accept_ms=LEASE_MS + 1_000)
             async with http_client(url) as client:
                 os.kill(pid, signal.SIGSTOP)
+                await until(lambda: stands_still(pid))
                 try:
                     assert await refused(client)  # found out by not being acknowledged
                     assert await refused(client, "cannot be written")  # and known since
@@ -286,9 +297,9 @@ async def test_a_broker_that_pauses_means_503_and_the_gateway_joins_again(tmp_pa
         await asyncio.to_thread(broker.stop)
 
 
-@pytest.mark.timeout(300)  # two starts of a JVM
+@pytest.mark.timeout(700)  # two starts of a JVM
 async def test_a_gateway_outlives_its_broker_and_so_do_its_streams(tmp_path: Path) -> None:
-    settings = BrokerSettings(port=0, heap_mb=384, quick=True)
+    settings = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=200)
     broker = Broker(settings, tmp_path, tethered=True)
     try:
         address = broker.start()

@@ -13,6 +13,7 @@ from rich.console import Console
 from infra.bench.retrieval.latency import IDLE, SATURATED
 from infra.evaluate.live import coupled
 from tests.infra.cli.running import trivium
+from tests.long_leases import LONG_LEASES
 
 SPREAD = {"p50": 10.0, "p99": 20.0, "count": 5}
 ROWS = {
@@ -56,7 +57,9 @@ def test_figures_add_up_over_the_copies() -> None:
 def test_both_ways_run_and_answer(tmp_path: Path) -> None:
     """Few chats on whole stacks: two copies in (a), one in (c)."""
     code, output, errors = trivium(
-        "evaluate", "trinity", "--live", "--rate", "5", "--load-s", "2", "--json", home=tmp_path
+        *("evaluate", "trinity", "--live", "--rate", "5", "--load-s", "2", "--json"),
+        home=tmp_path,
+        env=LONG_LEASES,
     )
     assert code == 0, errors
     found = json.loads(output)

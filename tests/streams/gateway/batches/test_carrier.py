@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from schemas.errors import RecordTooLarge
+from schemas.log.clock import wall_ms
 from schemas.log.transactions import Sending, Transactions
 from schemas.records import Batch
 from schemas.rules.sizes import RECORD_BYTES_MAX
@@ -171,9 +172,15 @@ async def test_a_cancelled_batch_keeps_what_it_has(kafka: LogSettings) -> None:
 async def test_what_is_not_answered_in_time_has_expired(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(shapes.WINDOWS_MS, "24h", 4_000)
     async with gateway(kafka, "g1") as one, one.ai() as ai, standing_in(kafka, lambda body: None):
         made = await begun(ai, calls(30))
+
+        async def is_carried() -> bool:
+            return bool((await ai.batches.retrieve(made.id)).status == "in_progress")
+
+        await until(is_carried)
+        late_ms = 2 * shapes.WINDOWS_MS["24h"]
+        monkeypatch.setattr(carrier, "wall_ms", lambda: wall_ms() + late_ms)
         batch = await ended(ai, made.id)
         assert batch.status == "expired" and batch.expired_at and batch.output_file_id is None
         wrong = by_id(await read(ai, batch.error_file_id))
