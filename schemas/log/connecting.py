@@ -49,12 +49,10 @@ async def started(start: Callable[[], Awaitable[object]], stop: Close) -> None:
         await asyncio.shield(starting)
     except BaseException as error:
         _, is_over = await waited({starting}, START_S)  # a producer may ask for its id for ever
-        raised: list[BaseException] = [asyncio.CancelledError()] if is_over else []
+        raised = [error, asyncio.CancelledError()] if is_over else [error]
         await _tried(2 * LEAVE_S, lambda: ended(starting), raised)
         await _tried(CLOSE_S, stop, raised)
-        if any(isinstance(each, asyncio.CancelledError) for each in raised):
-            raise asyncio.CancelledError from error
-        raise
+        _raise(raised)
 
 
 async def stopped(consumer: AIOKafkaConsumer, within_s: float = CLOSE_S) -> None:
@@ -93,12 +91,17 @@ async def dropped(producer: AIOKafkaProducer) -> None:
 
 async def _closed(parts: Iterable[Close], whole: Close | None = None, within_s: float = 0) -> None:
     """Close a client, or part by part where that fails or takes longer: each in bounded time, and
-    whatever the others raise. A cancellation is raised at the end, or else the first error."""
+    whatever the others raise."""
     raised = list[BaseException]()
     if whole is not None and await _tried(within_s, whole, raised):
         return
     for part in parts:
         await _tried(CLOSE_S, part, raised)
+    _raise(raised)
+
+
+def _raise(raised: list[BaseException]) -> None:
+    """A cancellation, or else the first error, if there was one."""
     for error in sorted(raised, key=lambda error: not isinstance(error, asyncio.CancelledError)):
         raise error
 

@@ -127,7 +127,7 @@ class Load:
         """A gateway that a small machine has made doubt its lease refuses, and nothing is lost."""
         while True:
             answer = await self._client.stream("", messages=messages, max_tokens=24)
-            if answer.status != 503:
+            if answer.error.get("code") != "broker_unavailable":
                 return answer
             await pass_time(0.1)
 

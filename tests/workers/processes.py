@@ -28,6 +28,12 @@ def lives(pid: int) -> bool:
     return state != [] and state[0] not in "ZX"
 
 
+def stands_still(pid: int) -> bool:
+    """Whether all of its threads have stopped: one that has not yet may still do something."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(_read(task).rpartition(")")[2].split()[:1] == ["T"] for task in tasks)
+
+
 def niceness(pid: int) -> set[int]:
     """Of all of its threads."""
     found = set()

@@ -29,6 +29,7 @@ from tests.streams.gateway.in_process import http_client
 from tests.streams.gateway.samples import MODEL, chat, ended, events_of, frame, text_of
 from tests.streams.gateway.small_tokenizer import tokenizer_folder
 from tests.waiting import until
+from tests.workers.processes import stands_still
 
 pytestmark = pytest.mark.kafka
 CAPABILITY = Capability(
@@ -250,12 +251,6 @@ async def test_a_gateway_serves_refusals_for_as_long_as_there_is_no_broker(
         assert not task.done()
     stop.set()
     await asyncio.wait_for(task, 60)
-
-
-def stands_still(pid: int) -> bool:
-    """Whether all threads have stopped: one that has not yet may still acknowledge."""
-    states = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return all(state.rpartition(")")[2].split()[0] == "T" for state in states)
 
 
 @pytest.mark.timeout(500)  # a start of a JVM, and a lease that runs out

@@ -40,8 +40,8 @@ TREES = 3
 SAMPLE = 26  # entries of a list, and of a reverse list, that take part in a round
 ROUNDS_MAX = 8
 ENOUGH = 0.005  # changed share of all entries below which another round is not worth it
-LONG = 2  # times as long as half of the rows are those that may be near by their length alone
-MOST = 0.5  # of the entries of a list
+_LONG = 2  # times as long as half of the rows are those that may be near by their length alone
+_MOST = 0.5  # of the entries of a list
 _SOME = 32  # rows whose lists tell
 _SIFTED_ROWS = 64  # between two looks at how far the end of a list is
 _AHEAD = 6  # rows that are on their way from memory
@@ -156,13 +156,13 @@ def introduce_longest(
     squares = np.empty(rows, np.float32)
     over_rows(_squares, rows, vectors, stored, squares, threads=threads)
     every, longest = np.arange(rows), np.argsort(-squares, kind="stable")[:count]
-    if squares[longest[-1]] < LONG**2 * np.median(squares):
+    if squares[longest[-1]] < _LONG**2 * np.median(squares):
         return
     some = random.choice(rows, min(_SOME, rows), replace=False)
     spans = np.tile([0, rows], (len(some), 1))
     introduce(vectors, some, every, spans, keys, INNER_PRODUCT, stored, threads=threads)
     found, _ = rows_and_distances(keys[some])
-    if np.isin(found, longest).mean() > MOST:
+    if np.isin(found, longest).mean() > _MOST:
         spans = np.tile([0, len(longest)], (rows, 1))
         introduce(vectors, every, longest, spans, keys, INNER_PRODUCT, stored, threads=threads)
 

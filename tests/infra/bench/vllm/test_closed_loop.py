@@ -57,7 +57,8 @@ async def test_streams_converse_and_their_tokens_are_counted() -> None:
     async with server(seen) as url:
         found, again = await enough(url), await enough(url)
     assert found["errors"] == {}
-    assert found["requests_per_s"] > 0
+    assert found["answers"] > 2
+    assert found["requests_per_s"] > 1
     assert {len(body["messages"]) for body in seen} == {1, 3}
     assert all(body["max_tokens"] == TOKENS and body["ignore_eos"] for body in seen)
     assert set(found["said"]) & set(again["said"])  # the same seed asks the same

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.workers.search.data import neighbour_lists, overlapping
+from tests.workers.search.data import neighbour_lists, overlapping, recall
 from workers.search.kernels.keys import rows_and_distances
 from workers.search.kernels.metrics import Metric
 
@@ -13,9 +13,7 @@ def share_found(found: Any, scores: Any, some: Any) -> float:
     """Of the nearest other rows of some rows, by scores of shape (some rows, rows)."""
     scores[np.arange(len(some)), some] = np.inf
     truth = np.argsort(scores, axis=1)[:, : found.shape[1]]
-    rows_found = [rows_and_distances(found[row])[0].tolist() for row in some]
-    pairs = zip(rows_found, truth.tolist(), strict=True)
-    return float(sum(len({*ours} & {*near}) for ours, near in pairs) / truth.size)
+    return recall(rows_and_distances(found[some])[0], truth)
 
 
 def test_neighbours_of_few_rows_are_exact_and_of_many_nearly() -> None:

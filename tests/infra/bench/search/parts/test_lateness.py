@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from infra.bench.search.parts import stolen
 from infra.bench.search.parts.lateness import TICK_S, _Look, watched
 from infra.bench.search.parts.stolen import Stolen, told
 from tests.waiting import until
+from tests.workers.processes import stands_still
 
 
 def test_what_a_core_lost_is_summed_within_a_span_and_the_worst_core_counts() -> None:
@@ -49,11 +49,10 @@ async def test_a_core_that_stands_still_is_told() -> None:
     core = str(min(os.sched_getaffinity(0)))
     looker = await asyncio.create_subprocess_exec(sys.executable, script, core, stdout=PIPE)
     assert looker.stdout is not None
-    state = Path(f"/proc/{looker.pid}/stat")
     try:
         assert await looker.stdout.readline() == b"ready\n"
         looker.send_signal(signal.SIGSTOP)
-        await until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T")
+        await until(lambda: stands_still(looker.pid))
         stopped_s = time.perf_counter()
         await until(lambda: time.perf_counter() > stopped_s + 0.3)
         went_on_s = time.perf_counter()
