@@ -103,7 +103,8 @@ simulate: setup  ## Everything breaks on virtual time, seed after seed, under al
 
 ##@ Check
 
-.PHONY: check schemas format test fuzz test-kafka test-brokers test-platform test-gpu bugs coverage
+.PHONY: check schemas format test test-all test-changed watch fuzz test-kafka test-brokers \
+	test-platform test-gpu bugs coverage
 check: build/stamps/environment  ## Lint, formatting, types and house rules, in seconds
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -121,8 +122,24 @@ format: build/stamps/environment  ## Format, and mend what the linter can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-test: setup build/stamps/llamaindex build/stamps/registry  ## All tests, in three processes; what needs a GPU or Docker is skipped with a sentence
+TESTED := build/stamps/llamaindex build/stamps/registry
+PLATFORMS := build/stamps/postgres build/stamps/connect build/stamps/connect-converter \
+	build/stamps/registry build/stamps/flink build/stamps/java
+
+test: setup $(TESTED)  ## What a change must pass, in three processes; what is left out is skipped with a sentence
 	@$(BIN)/python -m pytest --durations=10 $(if $(ARGS),,-n 3) $(ARGS)
+
+test-all: setup $(TESTED) $(PLATFORMS)  ## Everything: kills, real models, three brokers, platforms, long fuzzing; an hour and 400 MB
+	@$(BIN)/python -m pytest --all --durations=10 -n 3
+	@$(MAKE) --no-print-directory fuzz
+
+BASE ?=
+test-changed: setup $(TESTED)  ## What a change can reach by imports, nearest first; BASE=main compares with that
+	@tests=$$($(BIN)/python -m tests.changed $(BASE)); \
+		if [ -n "$$tests" ]; then $(BIN)/python -m pytest -q -n 2 -m "not slow and not vllm" $(ARGS) $$tests; fi
+
+watch: setup  ## The same whenever a file is saved
+	@$(BIN)/watchfiles "make --no-print-directory test-changed" schemas streams workers infra tests
 
 fuzz: setup  ## What the outside can send, drawn anew and for longer; ARGS="-k http"
 	@FUZZ_TIMES=$${FUZZ_TIMES:-20} $(BIN)/python -m pytest tests/fuzz \
@@ -134,7 +151,7 @@ test-kafka: setup  ## Only the tests that use the broker
 test-brokers: setup  ## A stack over three brokers, whose leaders die under load; minutes
 	@$(BIN)/python -m pytest -m brokers $(ARGS)
 
-test-platform: setup build/stamps/postgres build/stamps/connect build/stamps/connect-converter build/stamps/registry build/stamps/flink build/stamps/java  ## PostgreSQL, Kafka Connect, Flink, Kafka Streams and stock clients around the topics
+test-platform: setup $(PLATFORMS)  ## PostgreSQL, Kafka Connect, Flink, Kafka Streams and stock clients around the topics
 	@$(BIN)/python -m pytest -m platform $(ARGS)
 
 test-gpu: setup build/stamps/cuda  ## Only the tests that use a CUDA device

@@ -39,20 +39,33 @@ _session = f"test-{os.getpid()}-{time.time_ns() // 1_000_000:x}"  # ids of proce
 _prefixes = (f"{_session}-{number}." for number in itertools.count(1))
 _MEMORY, _ROOM_BYTES = Path("/dev/shm"), 2 << 30
 _RANKS = {"kafka": 1, "docker": 2, "vllm": 3, "gpu": 4}  # what needs least runs first
+_LEFT_OUT = {  # unless they are asked for: by `-m`, by the name of their file, or by `--all`
+    "slow": "takes long: `make test-all`",
+    "brokers": "takes minutes: `make test-brokers`",
+    "platform": "large downloads: `make test-platform`",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run slow, brokers and platform, too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what uses the broker, then order: tidy, pure, broker, Docker, vLLM, GPU.
+    """Mark what uses the broker and what is left out, then order: tidy, pure, broker, Docker, vLLM,
+    GPU.
 
     In several processes it is the other way round: what takes longest must not begin last.
     """
+    option = config.option
+    names = [arg.partition("::")[0] for arg in config.args]
+    is_named = not option.markexpr and all(name.endswith(".py") for name in names)
+    left_out = {} if option.all or is_named else _LEFT_OUT
     for item in items:
         if "bootstrap" in getattr(item, "fixturenames", ()):
             item.add_marker("kafka")
-        if item.get_closest_marker("brokers") and "brokers" not in config.option.markexpr:
-            item.add_marker(pytest.mark.skip(reason="takes minutes: `make test-brokers`"))
-        if item.get_closest_marker("platform") and "platform" not in config.option.markexpr:
-            item.add_marker(pytest.mark.skip(reason="large downloads: `make test-platform`"))
+        for mark, reason in left_out.items():
+            if item.get_closest_marker(mark) and mark not in option.markexpr:
+                item.add_marker(pytest.mark.skip(reason=reason))
     items.sort(key=_turn if hasattr(config, "workerinput") else _rank)
 
 

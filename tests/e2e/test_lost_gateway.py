@@ -18,7 +18,7 @@ from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.waiting import until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(600)]
 
 TOKENS = 1_500
 STEP_MS = 30.0  # so 45 s: much longer than a lease and the grace

@@ -24,7 +24,7 @@ from tests.e2e.harness import Client, sim_settings, stack
 from tests.page_blocks import TRIVIUM, Block, blocks
 from tests.waiting import until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(600)]
 
 PAGE_URL, PAGE_BROKER = "http://127.0.0.1:8000", "127.0.0.1:9092"
 MODEL = "smollm2-135m-instruct"  # as the pages call it

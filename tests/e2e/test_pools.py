@@ -24,7 +24,7 @@ from tests.e2e.audits import overlooked
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.waiting import pass_time, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 PER_S = 20  # conversations of two turns
 OPEN_MAX = 32  # at once: a slow machine is not to be overwhelmed

@@ -22,7 +22,7 @@ from tests.e2e.harness import Answer, Client, sim_settings
 from tests.e2e.hosts import DEVICE, HERE, Hosts, two_hosts
 from tests.waiting import pass_time, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(600)]
 
 CUT_S = 6.0  # more than two leases
 FAR, TOKENS, STREAMS = "far", 400, 4

@@ -24,7 +24,7 @@ from tests.e2e.bridge.topics import AnswerReader, Read, Sent, produce
 from tests.e2e.harness import met, sim_settings, stack
 from tests.waiting import pass_time
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]
 
 KEYS = 24
 KEPT_MS = 3_600_000

@@ -25,7 +25,7 @@ from schemas.topics import partition_of
 from tests.e2e.harness import Client, lasting_stack, met, sim_settings
 from tests.waiting import until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]
 
 USUAL_LEASES = {"PYTHONPATH": str(Path(__file__).parents[3])}  # a sleeping router loses its own
 ASKERS = 8

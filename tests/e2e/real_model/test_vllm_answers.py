@@ -11,7 +11,7 @@ from tests.conftest import _fresh_topics
 from tests.e2e.real_model.stack import real_stack
 from workers.models.wheels import SMOLLM2
 
-pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(1_800)]
 
 CAPITAL = "What is the capital of France?"
 

@@ -17,7 +17,7 @@ from tests.e2e.scaling.scaled import Askers, pools, scaled
 from tests.waiting import until
 from workers.config import WorkerSettings
 
-pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(2_400)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(2_400)]
 GUESS_MS, LEAST_MS = 1, 1_000  # no start of vLLM takes so little
 SCALING = ScalingSettings(
     ttft_ms=500,

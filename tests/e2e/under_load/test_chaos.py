@@ -12,7 +12,7 @@ from rich.console import Console
 from infra.bench.faults import chaos
 from schemas.errors import ConfigError
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]
 
 
 async def test_ninety_seconds_of_kills_lose_nothing(

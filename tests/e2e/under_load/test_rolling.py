@@ -15,7 +15,7 @@ from infra.stack.rolling import restart
 from schemas.settings import LogSettings
 from tests.e2e.harness import sim_settings, stack
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(600)]
 
 
 async def test_a_rolling_restart_fails_no_request(kafka: LogSettings, tmp_path: Path) -> None:

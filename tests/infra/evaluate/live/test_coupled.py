@@ -52,6 +52,7 @@ def test_figures_add_up_over_the_copies() -> None:
     assert "10 / 20" in text
 
 
+@pytest.mark.slow
 @pytest.mark.kafka
 @pytest.mark.timeout(600)
 def test_both_ways_run_and_answer(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def test_parts_of_the_grid_are_scaled_and_others_refused() -> None:
         comparison.chosen(["huge"], [1.0], **sizes)  # type: ignore[arg-type]  # by name
 
 
+@pytest.mark.slow
 @pytest.mark.kafka
 @pytest.mark.timeout(900)
 async def test_a_chosen_part_runs_live_and_is_reported(
@@ -75,6 +76,7 @@ def test_the_bytes_of_a_way_are_those_of_its_requests_stories() -> None:
     assert (found["kv_bytes_turn_1"], found["kv_bytes"]) == (3, 100)
 
 
+@pytest.mark.slow
 @pytest.mark.kafka
 @pytest.mark.timeout(900)
 async def test_a_running_cluster_is_planned_through_its_gateway(
