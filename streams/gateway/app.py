@@ -29,7 +29,7 @@ from streams.gateway.endpoints.embeddings import embeddings, rerank
 from streams.gateway.endpoints.generate import generate
 from streams.gateway.endpoints.openapi import describe
 from streams.gateway.endpoints.resume import events
-from streams.gateway.endpoints.routes import make_router
+from streams.gateway.endpoints.routes import make_routes
 from streams.gateway.http.entry import AsgiEndpoint, Entry, Handler
 from streams.gateway.http.errors import error_body, from_detail, plain_body, retry_headers
 from streams.gateway.http.server import allow_files, listen, make_server
@@ -96,8 +96,8 @@ def create_app(gateway: Gateway) -> Entry:
                 ("/input_items", "GET", "response.input", partial(input_items, gateway)),
             )
         ),
+        *make_routes(gateway),
     ]
-    app.include_router(make_router(gateway))
     _handle_errors(app, gateway.settings.retry_after_s)
     return Entry(app, posts, gateway.settings)
 

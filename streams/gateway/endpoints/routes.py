@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.routing import BaseRoute
 
 from schemas.errors import InvalidRequest, NotFound, UnknownModel
 from schemas.log.clock import wall_ms
@@ -33,14 +34,15 @@ def identify(response: Response) -> None:
     response.headers["x-request-id"] = new_request_id(wall_ms())
 
 
-def make_router(gateway: Gateway) -> APIRouter:
-    """Routes of one gateway."""
+def make_routes(gateway: Gateway) -> list[BaseRoute]:
+    """Routes of one gateway. Nothing includes their routers: FastAPI would build each route again
+    for each, which takes twice as long as all else that makes an app."""
 
     def authorise(request: Request) -> None:
         gateway.keys.tenant(headers_of(request.scope))
 
     router = APIRouter(dependencies=[Depends(identify)])
-    guarded = APIRouter(dependencies=[Depends(authorise)])
+    guarded = APIRouter(dependencies=[Depends(identify), Depends(authorise)])
 
     @guarded.get("/v1/models", tags=["OpenAI"])
     async def list_models() -> dict[str, Any]:
@@ -102,8 +104,7 @@ def make_router(gateway: Gateway) -> APIRouter:
         """Prometheus metrics of this process."""
         return Response(gateway.metrics.render(), media_type="text/plain; version=0.0.4")
 
-    router.include_router(guarded)
-    return router
+    return [*router.routes, *guarded.routes]
 
 
 def _health_headers(gateway: Gateway, problems: Sequence[str]) -> dict[str, str]:
