@@ -1,136 +1,183 @@
-"""Stacks in which processes die: no accepted request is lost, no stream has a gap or a repeat."""
+"""Stacks in which processes die: no accepted request is lost, no stream has a gap or a repeat.
+
+Two stacks for all tests, each of which begins when everything is there again.
+"""
 
 import asyncio
 import signal
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
 from infra.bench.faults.expected_answers import alone
-from infra.bench.faults.log_audit import audit, read_topic
-from schemas.settings import LogSettings
+from infra.bench.faults.log_audit import Audit, audit, read_topic
+from infra.stack.launcher import Stack
+from schemas.records import Continued, Work
+from tests.conftest import _fresh_topics
 from tests.e2e.audits import decoder, overlooked
-from tests.e2e.harness import Answer, Client, sim_settings, stack
+from tests.e2e.harness import Answer, Client, met, sim_settings, stack
 from tests.waiting import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
 TOKENS = 800  # at 5 ms each: long enough to be caught in the middle
 LONG = 1_800  # long enough for that whatever stalls meanwhile
+AT_LEAST = 100  # tokens that each answer has when its worker dies
+SAMPLED = {"temperature": 0.8, "seed": 11}
+RUNNING_MAX = 6  # of each replica
 
 
-async def streams(
-    client: Client, count: int, seen: list[Answer], tokens: int = TOKENS
-) -> list[Answer]:
-    seen += [Answer() for _ in range(count)]
-    return await asyncio.gather(
-        *(
-            client.stream(f"Question {number}", into=answer, max_tokens=tokens)
-            for number, answer in enumerate(seen)
-        )
+async def ready(running: Stack) -> Stack:
+    """When all processes are there again, and routers know it."""
+    await running.wait_ready(timeout_s=240)
+    await met(running)
+    return running
+
+
+def client_of(running: Stack, gateway: int = 0) -> Client:
+    return Client(running.gateway_urls[gateway], running.settings.model.served_name)
+
+
+@pytest.fixture(scope="module")
+async def pools(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """Workers are lost by their silence here, so leases are those of a deployment."""
+    settings = sim_settings(
+        await _fresh_topics(bootstrap), decode_step_ms=5.0, prefill_base_ms=200.0
     )
+    folder = tmp_path_factory.mktemp("pools")
+    async with stack(settings, folder, long_leases=False, prefill=2, decode=2) as running:
+        yield running
 
 
-def underway(seen: list[Answer]) -> bool:
-    return bool(seen) and all(len(answer.token_ids) > 20 for answer in seen)
+@pytest.fixture(scope="module")
+async def replicas(
+    bootstrap: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stack]:
+    """Two of each kind."""
+    settings = sim_settings(
+        await _fresh_topics(bootstrap), decode_step_ms=5.0, running_max=RUNNING_MAX
+    )
+    folder = tmp_path_factory.mktemp("replicas")
+    async with stack(settings, folder, replica=2, routers=2, gateways=2) as running:
+        yield running
+
+
+def begun(client: Client, seen: list[Answer], about: str) -> "asyncio.Task[list[Answer]]":
+    """Streams of these answers; every other one is drawn, not greedy."""
+    streams = [
+        client.stream(
+            f"{about} {number}", into=answer, max_tokens=LONG, **(SAMPLED if number % 2 else {})
+        )
+        for number, answer in enumerate(seen)
+    ]
+    return asyncio.ensure_future(asyncio.gather(*streams))
+
+
+def tokens_written(found: Audit, names: Iterable[str]) -> dict[str, int]:
+    """Tokens of each answer that stand in the log, those of several attempts counted each."""
+    places: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    for frame in found.frames:
+        rows = zip(
+            *(frame.request_ids, frame.attempts, frame.first_seqs, frame.token_counts), strict=True
+        )
+        for request_id, attempt, first, count in rows:
+            places[request_id] |= {(attempt, place) for place in range(first, first + count)}
+    return {name: len(places[name]) for name in names}
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_lost_decode_worker_is_noticed_and_its_streams_go_on(
-    kafka: LogSettings, tmp_path: Path, how: signal.Signals
-) -> None:
-    settings = sim_settings(kafka, decode_step_ms=5.0)
-    async with (
-        stack(settings, tmp_path, long_leases=False, prefill=1, decode=2) as running,
-        Client(running.gateway_urls[0], settings.model.served_name) as client,
-    ):
-        seen: list[Answer] = []
-        task = asyncio.create_task(streams(client, 8, seen, LONG))
-        await until(lambda: underway(seen))
+async def test_answers_go_on_where_their_worker_died(pools: Stack, how: signal.Signals) -> None:
+    """Greedy or drawn, each is the same that nobody interrupts, and only the rest of it is computed
+    (issue 14, 1)."""
+    running, log = await ready(pools), pools.settings.log
+    async with client_of(running) as client:
+        seen = [Answer() for _ in range(8)]
+        task = begun(client, seen, how.name)
+        await until(lambda: all(len(answer.token_ids) > AT_LEAST for answer in seen))
         answer = next(answer for answer in seen if not answer.done)
-        life = worker_id, epoch = await decoder(kafka, answer.headers["x-request-id"])
+        life = worker_id, epoch = await decoder(log, answer.headers["x-request-id"])
         await running.kill(worker_id, how)
-        answers = await task
+        answers = {answer.headers["x-request-id"]: answer for answer in await task}
         if how is signal.SIGSTOP:  # it wakes up, finds itself fenced, and must write nothing more
             await running.kill(worker_id, signal.SIGCONT)
-        answers.append(await client.stream("Who goes on?"))
-        found = await audit(kafka)
-        expected = await alone(running.settings, found.requests.values())
-    for answer in answers:
+        assert (await client.stream("Who goes on?")).done
+    found = await audit(log)
+    expected = await alone(running.settings, [found.requests[name] for name in answers])
+    for name, answer in answers.items():
         assert answer.done
-        assert answer.token_ids == expected[answer.headers["x-request-id"]].token_ids
+        assert (answer.token_ids, answer.text) == (expected[name].token_ids, expected[name].text)
+        assert all(outcome.prompt_tokens < AT_LEAST for outcome in found.outcomes[name])
     lost = [d for d in found.of_kind("void") if (d.decode_worker, d.decode_epoch) == life]
     assert lost
     assert {decision.reason for decision in lost} == {"worker_lost"}
     again = {decision.request_id for decision in found.of_kind("replace")}
     assert {decision.request_id for decision in lost} <= again
     noticed_ms = min(decision.at_ms for decision in lost)
-    assert await overlooked(kafka, "router-0", life, noticed_ms) == []
+    assert await overlooked(log, "router-0", life, noticed_ms) == []
+    orders = [w for w in await read_topic(log, "decode") if isinstance(w, Work) and w.said]
+    going_on = [order for order in orders if order.request_id in answers]
+    told = {r.request_id for r in await read_topic(log, "phases") if isinstance(r, Continued)}
+    assert going_on and {order.request_id for order in going_on} == told & answers.keys()
+    assert all(order.attempt > 1 and order.said > AT_LEAST for order in going_on)
+    written = tokens_written(found, answers)
+    for order in going_on:  # decode draws prefill's token again, in either attempt
+        assert written[order.request_id] < LONG + AT_LEAST / 2
 
 
-async def test_a_lost_prefill_worker_is_replaced(kafka: LogSettings, tmp_path: Path) -> None:
-    settings = sim_settings(kafka, prefill_base_ms=400.0)
-    async with (
-        stack(settings, tmp_path, long_leases=False, prefill=2, decode=1) as running,
-        Client(running.gateway_urls[0], settings.model.served_name) as client,
-    ):
+async def test_a_lost_prefill_worker_is_replaced(pools: Stack) -> None:
+    running, log = await ready(pools), pools.settings.log
+    before = len(await read_topic(log, "prefill"))
+
+    async def dispatched() -> bool:
+        return len(await read_topic(log, "prefill")) >= before + 4
+
+    async with client_of(running) as client:
         tasks = [asyncio.create_task(client.stream(f"Question {n}")) for n in range(12)]
-
-        async def dispatched() -> bool:
-            return len(await read_topic(kafka, "prefill")) >= 4
-
         await until(dispatched)
         await running.kill("prefill-0")
         answers = await asyncio.gather(*tasks)
-        assert all(answer.done and len(answer.token_ids) == 32 for answer in answers)
-        await audit(kafka)
+    assert all(answer.done and len(answer.token_ids) == 32 for answer in answers)
+    await audit(log)
 
 
-async def test_a_router_that_restarts_loses_nothing(kafka: LogSettings, tmp_path: Path) -> None:
-    settings = sim_settings(kafka, decode_step_ms=5.0, running_max=4)
-    async with (
-        stack(settings, tmp_path, prefill=1, decode=1) as running,
-        Client(running.gateway_urls[0], settings.model.served_name) as client,
-    ):
-        seen: list[Answer] = [Answer() for _ in range(10)]  # more than there are credits for
+async def test_routers_that_restart_lose_nothing(replicas: Stack) -> None:
+    running = await ready(replicas)
+    async with client_of(running) as client:
+        seen = [Answer() for _ in range(2 * RUNNING_MAX + 2)]  # more than there are credits for
         tasks = [
             asyncio.create_task(client.stream(f"Question {n}", into=answer, max_tokens=300))
             for n, answer in enumerate(seen)
         ]
         await until(lambda: any(len(answer.token_ids) > 20 for answer in seen))
-        await running.kill("router-0")
+        for number in range(2):
+            await running.kill(f"router-{number}")
         late = asyncio.create_task(client.stream("Asked while no router lives"))
         answers = await asyncio.gather(*tasks, late)
-        assert all(answer.done for answer in answers)
-        assert [len(answer.token_ids) for answer in answers] == [300] * 10 + [32]
-        await audit(kafka)
+    assert all(answer.done for answer in answers)
+    assert [len(answer.token_ids) for answer in answers] == [300] * len(seen) + [32]
+    await audit(running.settings.log)
 
 
-async def test_one_of_two_routers_takes_over_the_others_sessions(
-    kafka: LogSettings, tmp_path: Path
-) -> None:
-    settings = sim_settings(kafka, decode_step_ms=5.0)
-    async with (
-        stack(settings, tmp_path, replica=1, routers=2) as running,
-        Client(running.gateway_urls[0], settings.model.served_name) as client,
-    ):
-        seen: list[Answer] = []
-        task = asyncio.create_task(streams(client, 12, seen))
-        await until(lambda: underway(seen))
+async def test_one_of_two_routers_takes_over_the_others_sessions(replicas: Stack) -> None:
+    running = await ready(replicas)
+    async with client_of(running) as client:
+        seen = [Answer() for _ in range(8)]
+        tasks = [
+            asyncio.create_task(client.stream(f"Before {n}", into=answer, max_tokens=TOKENS))
+            for n, answer in enumerate(seen)
+        ]
+        await until(lambda: all(len(answer.token_ids) > 20 for answer in seen))
         await running.kill("router-1")
-        answers = await task
+        answers = await asyncio.gather(*tasks)
         more = await asyncio.gather(*(client.stream(f"After {n}") for n in range(12)))
-        assert all(answer.done for answer in [*answers, *more])
-        await audit(kafka)
+    assert all(answer.done for answer in [*answers, *more])
+    await audit(running.settings.log)
 
 
-async def test_a_stream_outlives_its_gateway(kafka: LogSettings, tmp_path: Path) -> None:
-    settings = sim_settings(kafka, decode_step_ms=5.0)
-    async with (
-        stack(settings, tmp_path, replica=1, gateways=2) as running,
-        Client(running.gateway_urls[0], settings.model.served_name) as client,
-        Client(running.gateway_urls[1], settings.model.served_name) as other,
-    ):
+async def test_a_stream_outlives_its_gateway(replicas: Stack) -> None:
+    running = await ready(replicas)
+    async with client_of(running) as client, client_of(running, gateway=1) as other:
         seen = Answer()
         task = asyncio.create_task(client.stream("Outlive me", into=seen, max_tokens=TOKENS))
         await until(lambda: len(seen.token_ids) > 50)
@@ -138,39 +185,34 @@ async def test_a_stream_outlives_its_gateway(kafka: LogSettings, tmp_path: Path)
         await asyncio.gather(task, return_exceptions=True)
         rest = await other.resume(seen.headers["x-request-id"], seen.event_ids[-1])
         whole = await other.stream("Outlive me", max_tokens=TOKENS)
-        assert rest.done
-        assert seen.token_ids + rest.token_ids == whole.token_ids
-        assert seen.text + rest.text == whole.text
-        await audit(kafka)
+    assert rest.done
+    assert seen.token_ids + rest.token_ids == whole.token_ids
+    assert seen.text + rest.text == whole.text
+    await audit(running.settings.log)
 
 
-async def test_a_drained_worker_finishes_what_it_holds(kafka: LogSettings, tmp_path: Path) -> None:
-    settings = sim_settings(kafka, decode_step_ms=5.0)
-    async with (
-        stack(settings, tmp_path, replica=2) as running,
-        Client(running.gateway_urls[0], settings.model.served_name) as client,
-    ):
-        seen: list[Answer] = []
-        task = asyncio.create_task(streams(client, 8, seen))
-        await until(lambda: underway(seen))
+async def test_a_drained_worker_finishes_what_it_holds(replicas: Stack) -> None:
+    running = await ready(replicas)
+    async with client_of(running) as client:
+        seen = [Answer() for _ in range(8)]
+        task = begun(client, seen, "Drain")
+        await until(lambda: all(len(answer.token_ids) > 20 for answer in seen))
         await running.kill("replica-0", signal.SIGTERM)
         answers = await task
-        assert all(answer.done for answer in answers)
-        found = await audit(kafka)
-    kinds = {d.kind.value for decisions in found.decisions.values() for d in decisions}
-    assert "replace" not in kinds
+    assert all(answer.done for answer in answers)
+    found = await audit(running.settings.log)
+    names = [answer.headers["x-request-id"] for answer in answers]
+    assert "replace" not in {d.kind.value for name in names for d in found.decisions[name]}
 
 
-async def test_without_workers_a_request_ends_at_its_deadline(
-    kafka: LogSettings, tmp_path: Path
-) -> None:
-    settings = sim_settings(kafka)
-    async with (
-        stack(settings, tmp_path, replica=1) as running,
-        Client(running.gateway_urls[0], settings.model.served_name) as client,
-    ):
-        await running.processes["replica-0"].stop(grace_s=10)
+async def test_without_workers_a_request_ends_at_its_deadline(replicas: Stack) -> None:
+    """The last one here: it ends the workers for good."""
+    running = await ready(replicas)
+    async with client_of(running) as client:
+        await asyncio.gather(
+            *(running.processes[f"replica-{n}"].stop(grace_s=10) for n in range(2))
+        )
         client.http.headers["x-deadline-ms"] = "3000"  # should its gateway not have heard of that
         answer = await client.chat("Anybody?", max_tokens=4)
-        assert answer.status in (503, 504)
-        assert answer.error["code"] in ("not_ready", "deadline_exceeded")
+    assert answer.status in (503, 504)
+    assert answer.error["code"] in ("not_ready", "deadline_exceeded")

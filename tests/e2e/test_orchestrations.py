@@ -1,18 +1,45 @@
 """The three orchestrations through whole stacks of simulated engines, over real NIXL."""
 
 import asyncio
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 
 from infra.bench.faults.expected_answers import alone
 from infra.bench.faults.log_audit import audit
+from infra.stack.launcher import Stack
 from schemas.records import Orchestration, OutcomeKind, PhaseKind
-from schemas.settings import LogSettings
+from tests.conftest import _fresh_topics
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
-OPENINGS = [f"Tell me about logs, part {n}: " + "logs and streams " * 20 for n in range(6)]
+REMOTE = {"policy": "static", "local_share": 0.0, "local_after_ms": 600_000}
+DEGREES = {"prefill-0": 2, "decode-0": 1, "decode-1": 4}
+
+
+def openings(orchestration: str) -> list[str]:
+    """Prompts of which no worker has KV: those of other tests begin otherwise."""
+    return [f"{orchestration}, part {n}: " + "logs and streams " * 20 for n in range(6)]
+
+
+@pytest.fixture(scope="module")
+async def pair(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """Two workers, for whatever order a call wishes."""
+    settings = sim_settings(await _fresh_topics(bootstrap), router=REMOTE)
+    folder = tmp_path_factory.mktemp("pair")
+    async with stack(settings, folder, prefill=1, decode=1) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+async def unlike(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """Workers whose degrees of tensor parallelism differ, one way and the other."""
+    router = {**REMOTE, "orchestration": "decode_first"}
+    settings = sim_settings(await _fresh_topics(bootstrap), router=router)
+    own = {name: {"TRIVIUM_SIM_TENSOR_PARALLEL": str(degree)} for name, degree in DEGREES.items()}
+    folder = tmp_path_factory.mktemp("unlike")
+    async with stack(settings, folder, prefill=1, decode=2, own=own) as running:
+        yield running
 
 
 async def conversation(client: Client, opening: str) -> list[Answer]:
@@ -26,31 +53,22 @@ async def conversation(client: Client, opening: str) -> list[Answer]:
     return [first, await client.stream("", messages=messages)]
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [(4, 1), (2, 4)])
-async def test_degrees_of_tensor_parallelism_may_differ(
-    kafka: LogSettings, tmp_path: Path, prefill: int, decode: int
-) -> None:
+async def test_degrees_of_tensor_parallelism_may_differ(unlike: Stack) -> None:
     """KV is transposed on its way, both ways (issue 10, 27)."""
-    remote = {"policy": "static", "local_share": 0.0, "local_after_ms": 600_000}
-    settings = sim_settings(kafka, router={**remote, "orchestration": "decode_first"})
-    variable = "TRIVIUM_SIM_TENSOR_PARALLEL"
-    own = {"prefill-0": {variable: str(prefill)}, "decode-0": {variable: str(decode)}}
-    async with (
-        stack(settings, tmp_path, prefill=1, decode=1, own=own) as running,
-        Client(running.gateway_urls[0], settings.model.served_name) as client,
-    ):
-        turns = await asyncio.gather(*(conversation(client, opening) for opening in OPENINGS[:2]))
-        found = await audit(kafka)
-        expected = await alone(running.settings, found.requests.values())
-        members = running._fleet.view.members if running._fleet is not None else {}
-        degrees = {
-            name: member.registration.capability.tensor_parallel
-            for name, member in members.items()
-            if member.registration.capability is not None
-        }
-    assert degrees == {"prefill-0": prefill, "decode-0": decode}
-    answers = [answer for pair in turns for answer in pair]
+    async with Client(unlike.gateway_urls[0], unlike.settings.model.served_name) as client:
+        turns = await asyncio.gather(*(conversation(client, each) for each in openings("degrees")))
+    found = await audit(unlike.settings.log)
+    expected = await alone(unlike.settings, found.requests.values())
+    members = unlike._fleet.view.members if unlike._fleet is not None else {}
+    degrees = {
+        name: member.registration.capability.tensor_parallel
+        for name, member in members.items()
+        if member.registration.capability is not None
+    }
+    assert degrees == DEGREES
+    answers = [answer for turn in turns for answer in turn]
     assert found.kinds() == {OutcomeKind.COMPLETED.value: len(answers)}
+    assert {answer.trivium["decode_worker"] for answer in answers} == {"decode-0", "decode-1"}
     for answer in answers:
         assert answer.token_ids == expected[answer.headers["x-request-id"]].token_ids
         assert answer.trivium["kv_bytes"] > 0
@@ -59,33 +77,30 @@ async def test_degrees_of_tensor_parallelism_may_differ(
 
 @pytest.mark.parametrize("orchestration", ["prefill_first", "decode_first", "concurrent"])
 async def test_an_orchestration_gives_the_tokens_of_an_engine_alone(
-    kafka: LogSettings, tmp_path: Path, orchestration: str
+    pair: Stack, orchestration: str
 ) -> None:
-    remote = {"policy": "static", "local_share": 0.0, "local_after_ms": 600_000}
-    settings = sim_settings(kafka, router={**remote, "orchestration": orchestration})
-    async with (
-        stack(settings, tmp_path, prefill=1, decode=1) as running,
-        Client(running.gateway_urls[0], settings.model.served_name) as client,
-    ):
-        turns = await asyncio.gather(*(conversation(client, opening) for opening in OPENINGS))
+    async with Client(pair.gateway_urls[0], pair.settings.model.served_name) as client:
+        client.http.headers["x-trivium-orchestration"] = orchestration
+        turns = await asyncio.gather(
+            *(conversation(client, opening) for opening in openings(orchestration))
+        )
         one = await client.stream("Say one word.", max_tokens=1)
-        found = await audit(kafka)
-        expected = await alone(running.settings, found.requests.values())
-    answers = [*(answer for pair in turns for answer in pair), one]
-    assert found.kinds() == {OutcomeKind.COMPLETED.value: len(answers)}
-    for answer in answers:
-        assert answer.token_ids == expected[answer.headers["x-request-id"]].token_ids
-    ways = {
-        found.outcomes[answer.headers["x-request-id"]][0].orchestration for answer in answers[:-1]
-    }
+    answers = [*(answer for turn in turns for answer in turn), one]
+    names = [answer.headers["x-request-id"] for answer in answers]
+    found = await audit(pair.settings.log)
+    expected = await alone(pair.settings, [found.requests[name] for name in names])
+    for name, answer in zip(names, answers, strict=True):
+        assert found.outcomes[name][0].kind is OutcomeKind.COMPLETED
+        assert answer.token_ids == expected[name].token_ids
+    ways = {found.outcomes[name][0].orchestration for name in names[:-1]}
     assert ways == {Orchestration(orchestration)}
     assert answers[0].headers["x-trivium-prefill-worker"] == "prefill-0"
     for first, second in turns:  # what decode holds of the first turn is not sent again
         assert 0 < second.trivium["kv_bytes"] < first.trivium["kv_bytes"]
     done = [
         phase
-        for phases in found.phases.values()
-        for phase in phases
+        for name in names
+        for phase in found.phases.get(name, ())
         if phase.kind is PhaseKind.PREFILL_DONE
     ]
     paired = orchestration != "prefill_first"

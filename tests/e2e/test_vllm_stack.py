@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI, OpenAI
 
 from infra.bench.faults.kill_schedule import BROKER, KILL, Blow, Killer
@@ -173,6 +172,8 @@ async def test_unchanged_clients_work(pair: Pair) -> None:
     model = pair.remote.settings.model.served_name
 
     def ask() -> list[str]:
+        from langchain_openai import ChatOpenAI  # slow to import
+
         asked: dict[str, Any] = {
             "model": model,
             "messages": [{"role": "user", "content": "Hello"}],

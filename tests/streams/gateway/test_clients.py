@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from langchain_openai import ChatOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from schemas.records import OutcomeKind
@@ -89,6 +88,8 @@ async def test_openai_is_told_about_overload() -> None:
 
 
 async def test_langchain() -> None:
+    from langchain_openai import ChatOpenAI  # slow to import
+
     async with serving(talking()) as url, httpx.AsyncClient(timeout=60) as http:
         chat = ChatOpenAI(
             base_url=url + "/v1",
@@ -156,6 +157,8 @@ async def test_openai_sync_reads_over_silences() -> None:
 
 async def test_langchain_reads_over_silences() -> None:
     """As above, through LangChain (issue 10, 1)."""
+    from langchain_openai import ChatOpenAI  # slow to import
+
     async with pausing() as url, httpx.AsyncClient(timeout=60) as http:
         chat = ChatOpenAI(base_url=url, api_key="x", model=MODEL, http_async_client=http)
         chunks = [chunk.content async for chunk in chat.astream("hello")]

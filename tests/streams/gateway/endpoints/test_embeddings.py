@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from langchain_openai import OpenAIEmbeddings
 from pydantic import SecretStr
 
 from schemas.errors import NotReady
@@ -40,6 +39,8 @@ async def test_base64_holds_the_same_numbers() -> None:
 
 
 async def test_openai_and_langchain_get_vectors() -> None:
+    from langchain_openai import OpenAIEmbeddings  # slow to import
+
     async with serving(InProcessGateway(api_keys=("key",))) as url:
         async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key", timeout=60) as client:
             answer = await client.embeddings.create(model="letters", input=["a", "b"])

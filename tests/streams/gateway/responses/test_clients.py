@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
 from tests.streams.gateway.in_process import InProcessGateway, serving
@@ -149,6 +148,8 @@ async def test_an_agent_sends_back_all_that_it_got() -> None:
 @pytest.mark.parametrize("by_id", [False, True])
 async def test_langchain(by_id: bool) -> None:
     """Its whole answers, streams, searches and next turns, by their words or by id."""
+    from langchain_openai import ChatOpenAI  # slow to import
+
     gateway = answering()
     gateway.log.on_request = lambda request: answer(gateway, request)
     async with serving(gateway) as url, httpx.AsyncClient(timeout=60) as http:

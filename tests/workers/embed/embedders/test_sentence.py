@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from workers.embed.chunking import cut
 from workers.embed.embedders.protocol import Embedder
 from workers.models.wheels import MINILM, wheel_folder
 
-sentence = pytest.importorskip("workers.embed.embedders.sentence", reason="torch is missing")
 TEXTS = [
     "When does the Ondry ferry leave?",
     "The ferry from Ondry leaves pier 7 every twelve minutes.",
@@ -23,7 +23,13 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def embedder() -> Iterator[Embedder]:
+def sentence() -> Any:
+    """The module, imported where it is used: torch takes seconds in each process that collects."""
+    return pytest.importorskip("workers.embed.embedders.sentence", reason="torch is missing")
+
+
+@pytest.fixture(scope="module")
+def embedder(sentence: Any) -> Iterator[Embedder]:
     yield sentence.SentenceEmbedder(
         wheel_folder(MINILM), "all-minilm-l6-v2@test", threads=1, batch_tokens=1_024
     )
@@ -59,12 +65,12 @@ def test_tokens_are_the_models_own_and_long_texts_are_seen_to_their_bound(
     assert all(len(embedder.token_starts(each)) <= 100 and each[-1] == "." for each in ends)
 
 
-def test_texts_of_like_length_share_a_batch() -> None:
+def test_texts_of_like_length_share_a_batch(sentence: Any) -> None:
     assert sentence.groups([3, 9, 4, 100, 9], 20) == [[3], [1, 4], [2, 0]]
     assert sentence.groups([], 20) == []
 
 
-def test_a_folder_that_cannot_be_computed_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_computed_is_named(sentence: Any, tmp_path: Path) -> None:
     def made(layers: list[str], pooling: dict[str, object]) -> Path:
         modules = [
             {"path": str(number), "type": f"sentence_transformers.models.{kind}"}
