@@ -142,7 +142,7 @@ watch: setup  ## The same whenever a file is saved
 	@$(BIN)/watchfiles "make --no-print-directory test-changed" schemas streams workers infra tests
 
 fuzz: setup  ## What the outside can send, drawn anew and for longer; ARGS="-k http"
-	@FUZZ_TIMES=$${FUZZ_TIMES:-20} $(BIN)/python -m pytest tests/fuzz \
+	@FUZZ_TIMES=$${FUZZ_TIMES:-60} $(BIN)/python -m pytest tests/fuzz \
 		--hypothesis-profile default --timeout 0 $(ARGS)
 
 test-kafka: setup  ## Only the tests that use the broker
