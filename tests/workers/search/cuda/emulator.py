@@ -4,10 +4,10 @@ Memory has guards on both sides, which `check` looks at. Needs a C++ compiler.
 """
 
 import ctypes
+import fcntl
 import hashlib
 import shutil
 import subprocess
-import tempfile
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,12 +24,14 @@ Array = np.ndarray[Any, Any]
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 _GUARD, _ALIGNED = 256, 256
+_FOLDER = Path(__file__).parents[4] / "build" / "emulator"
 _BROKEN = {1: "a barrier that not all threads reach", 2: "shared memory beyond what is asked for"}
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """The kernels with the emulator around them, compiled once in a session."""
+    """The kernels with the emulator around them, compiled once in a working tree: processes of one
+    session wait for whoever comes first."""
     header = Path(__file__).with_name("emulator.h").read_text()
     calls = "\n".join(
         f"case {i}: return emulate((Kernel){name}, grid, threads, shared, to, n, order);"
@@ -42,17 +44,25 @@ extern "C" int run(int which, int grid, int threads, int shared, const void* to,
     switch (which) {{ {calls} }}
     return -1;
 }}"""
-    assert COMPILER is not None
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
-    folder = Path(tempfile.mkdtemp(prefix=f"emulated-{name}-"))
-    weakref.finalize(library, shutil.rmtree, folder, ignore_errors=True)
-    source, built = folder / "kernels.cpp", folder / "kernels.so"
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    built = _FOLDER / f"{name}.so"
+    with (_FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            _compile(text, built)
+    return ctypes.CDLL(str(built))
+
+
+def _compile(text: str, built: Path) -> None:
+    assert COMPILER is not None
+    source, whole = built.with_suffix(".cpp"), built.with_suffix(".part")
     source.write_text(text)
     options = ["-std=c++17", "-O2", "-fPIC", "-shared", "-Wl,-Bsymbolic", "-ffp-contract=off", "-w"]
-    command = [COMPILER, *options, str(source), "-o", str(built)]
+    command = [COMPILER, *options, str(source), "-o", str(whole)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(built))
+    whole.rename(built)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
