@@ -11,6 +11,7 @@ from infra.bench.faults.log_audit import audit, read_topic
 from schemas.settings import LogSettings
 from tests.e2e.audits import decoder, overlooked
 from tests.e2e.harness import Answer, Client, sim_settings, stack
+from tests.long_leases import BRIEF_LEASE_MS
 from tests.waiting import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
@@ -41,7 +42,7 @@ async def test_a_lost_decode_worker_is_noticed_and_its_streams_go_on(
 ) -> None:
     settings = sim_settings(kafka, decode_step_ms=5.0)
     async with (
-        stack(settings, tmp_path, long_leases=False, prefill=1, decode=2) as running,
+        stack(settings, tmp_path, lease_ms=BRIEF_LEASE_MS, prefill=1, decode=2) as running,
         Client(running.gateway_urls[0], settings.model.served_name) as client,
     ):
         seen: list[Answer] = []
@@ -71,7 +72,7 @@ async def test_a_lost_decode_worker_is_noticed_and_its_streams_go_on(
 async def test_a_lost_prefill_worker_is_replaced(kafka: LogSettings, tmp_path: Path) -> None:
     settings = sim_settings(kafka, prefill_base_ms=400.0)
     async with (
-        stack(settings, tmp_path, long_leases=False, prefill=2, decode=1) as running,
+        stack(settings, tmp_path, lease_ms=BRIEF_LEASE_MS, prefill=2, decode=1) as running,
         Client(running.gateway_urls[0], settings.model.served_name) as client,
     ):
         tasks = [asyncio.create_task(client.stream(f"Question {n}")) for n in range(12)]

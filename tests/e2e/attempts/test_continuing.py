@@ -12,6 +12,7 @@ from infra.bench.faults.log_audit import Audit, audit, read_topic
 from schemas.records import Continued, Work
 from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, sim_settings, stack
+from tests.long_leases import BRIEF_LEASE_MS
 from tests.waiting import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
@@ -41,7 +42,7 @@ async def test_an_answer_goes_on_where_its_worker_died(
     (issue 14, 1)."""
     settings = sim_settings(kafka, decode_step_ms=5.0)
     async with (
-        stack(settings, tmp_path, long_leases=False, prefill=1, decode=2) as running,
+        stack(settings, tmp_path, lease_ms=BRIEF_LEASE_MS, prefill=1, decode=2) as running,
         Client(running.gateway_urls[0], settings.model.served_name) as client,
     ):
         seen = [Answer() for _ in range(8)]

@@ -28,7 +28,7 @@ from tests.long_leases import long_leases
 from tests.streams.gateway.in_process import http_client
 from tests.streams.gateway.samples import MODEL, chat, ended, events_of, frame, text_of
 from tests.streams.gateway.small_tokenizer import tokenizer_folder
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.workers.processes import stands_still
 
 pytestmark = pytest.mark.kafka
@@ -37,7 +37,7 @@ CAPABILITY = Capability(
 )
 TEXTS = ["Hé", "llo", " wörld"]
 LOG = LogSettings(session_partitions=1, gateway_partitions=2, request_timeout_ms=30_000)
-LEASE_MS = 6_000  # where it has to run out: twice what it is else, for machines that stall
+LEASE_MS = 6_000  # while it has to run out
 
 
 @dataclass
@@ -109,7 +109,9 @@ class Cluster:
         """Gateways first, as they should end by themselves."""
         for stop, _ in self.gateways.values():
             stop.set()
-        await asyncio.wait_for(asyncio.gather(*(task for _, task in self.gateways.values())), 90)
+        await asyncio.wait_for(
+            asyncio.gather(*(task for _, task in self.gateways.values())), PATIENCE_S
+        )
         await self.leave()
 
     async def leave(self) -> None:
@@ -133,14 +135,14 @@ async def ready(client: httpx.AsyncClient) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def cluster(kafka: LogSettings, lease_ms: int = 100_000) -> AsyncIterator[Cluster]:
+async def cluster(kafka: LogSettings) -> AsyncIterator[Cluster]:
     """Gateways and members whose leases no stall of the machine ends."""
     producer = LogProducer(kafka, Codec(), durable=True, client_id="test")
     reader = AssignedReader(kafka, "requests", range(kafka.session_partitions), client_id="test")
     await producer.start()
     await reader.start("latest")
     cluster = Cluster(kafka, producer, reader)
-    with long_leases(lease_ms):
+    with long_leases():
         try:
             yield cluster
         finally:
@@ -175,7 +177,7 @@ async def test_a_gateway_whose_name_another_process_took_ends(kafka: LogSettings
         _, first = running.gateways.pop("gateway-1")
         await running.join("gateway-1", MemberKind.GATEWAY)
         with pytest.raises(NameTaken, match="another process took its place"):
-            await asyncio.wait_for(first, 60)
+            await asyncio.wait_for(first, PATIENCE_S)
 
 
 async def test_an_undecodable_frame_is_buried_and_tokens_go_on(kafka: LogSettings) -> None:
@@ -219,7 +221,7 @@ async def test_a_stop_lets_streams_end_and_then_leaves_the_fleet(kafka: LogSetti
             assert (await client.post(path, json=chat())).status_code == 503
             await running.answer(request, 0, 3)
             assert text_of(events_of((await call).text)) == "".join(TEXTS)
-        await asyncio.wait_for(gateway, 60)
+        await asyncio.wait_for(gateway, PATIENCE_S)
 
 
 async def test_a_gateway_serves_refusals_for_as_long_as_there_is_no_broker(
@@ -250,7 +252,7 @@ async def test_a_gateway_serves_refusals_for_as_long_as_there_is_no_broker(
         await until(lambda: caplog.text.count("no broker at 127.0.0.1:1") > len(tries) + 1)
         assert not task.done()
     stop.set()
-    await asyncio.wait_for(task, 60)
+    await asyncio.wait_for(task, PATIENCE_S)
 
 
 @pytest.mark.timeout(500)  # a start of a JVM, and a lease that runs out
@@ -268,15 +270,16 @@ async def test_a_broker_that_pauses_means_503_and_the_gateway_joins_again(tmp_pa
     try:
         log = replace(LOG, bootstrap=address)
         await create_topics(log)
-        async with cluster(log, LEASE_MS) as running:
+        async with cluster(log) as running:
             url = await running.gateway("gateway-1", accept_ms=LEASE_MS + 1_000)
             async with http_client(url) as client:
                 os.kill(pid, signal.SIGSTOP)
                 await until(lambda: stands_still(pid))
                 try:
-                    assert await refused(client)  # found out by not being acknowledged
-                    assert await refused(client, "cannot be written")  # and known since
-                    assert not await ready(client)
+                    with long_leases(LEASE_MS):
+                        assert await refused(client)  # found out by not being acknowledged
+                        assert await refused(client, "cannot be written")  # and known since
+                        assert not await ready(client)
                 finally:
                     os.kill(pid, signal.SIGCONT)
                 await running.join("router-2", MemberKind.ROUTER)
@@ -304,7 +307,7 @@ async def test_a_gateway_outlives_its_broker_and_so_do_its_streams(tmp_path: Pat
         log = replace(LOG, bootstrap=address)
         hasty = replace(log, request_timeout_ms=1_500)  # how long it is waited for at the end
         await create_topics(log)
-        async with cluster(log, LEASE_MS) as running:
+        async with cluster(log) as running:
             url = await running.gateway("gateway-1", accept_ms=LEASE_MS + 1_000, log=hasty)
             async with http_client(url) as client:
                 headers = {"X-Session-Id": "through"}
@@ -314,8 +317,9 @@ async def test_a_gateway_outlives_its_broker_and_so_do_its_streams(tmp_path: Pat
                 request = await running.next_request("through")
                 await running.answer(request, 0, 1)
                 os.kill(broker.status().pid, signal.SIGKILL)
-                while "no broker" not in (await client.get("/health/ready")).text:
-                    assert await refused(client)  # until the lease has lapsed, and beyond
+                with long_leases(LEASE_MS):
+                    while "no broker" not in (await client.get("/health/ready")).text:
+                        assert await refused(client)  # until the lease has lapsed, and beyond
                 assert broker.start() == address
                 router = await running.join("router-2", MemberKind.ROUTER)
                 await running.join("replica-2", MemberKind.WORKER)
