@@ -18,7 +18,7 @@ from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, met, sim_settings
 from tests.waiting import START_S, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]  # two starts of everything
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]  # two starts of everything
 
 TOKENS = 600  # at 5 ms each: long enough to be caught in the middle
 

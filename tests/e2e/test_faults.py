@@ -14,7 +14,7 @@ from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS
 from tests.waiting import until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 TOKENS = 800  # at 5 ms each: long enough to be caught in the middle
 LONG = 1_800  # long enough for that whatever stalls meanwhile

@@ -11,7 +11,7 @@ from schemas.records import Orchestration, OutcomeKind, PhaseKind
 from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 OPENINGS = [f"Tell me about logs, part {n}: " + "logs and streams " * 20 for n in range(6)]
 
 

@@ -19,7 +19,7 @@ from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, sim_settings
 from tests.waiting import START_S, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 TOKENS, STREAMS = 300, 6
 AWAY_S = (0.0, 0.0, 20.0)  # how long the broker stays away, time after time

@@ -25,7 +25,7 @@ from tests.long_leases import LONG_LEASES
 from tests.page_blocks import TRIVIUM, Block, blocks
 from tests.waiting import PATIENCE_S, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 PAGE_URL, PAGE_BROKER = "http://127.0.0.1:8000", "127.0.0.1:9092"
 MODEL = "smollm2-135m-instruct"  # as the pages call it

@@ -25,7 +25,7 @@ from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS
 from tests.waiting import START_S, pause, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 PER_S = 20  # conversations of two turns
 OPEN_MAX = 32  # at once: a slow machine is not to be overwhelmed

@@ -20,7 +20,7 @@ from tests.e2e.harness import Answer, Client, PatientStack, sim_settings
 from tests.e2e.hosts import DEVICE, HERE, Hosts, two_hosts
 from tests.waiting import START_S, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 CUT_MS = 6_000  # more than two leases, by the clock that ends them
 FAR, TOKENS, STREAMS = "far", 400, 4

@@ -15,7 +15,7 @@ from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS
 from tests.waiting import until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 TOKENS = 1_600  # at 5 ms each: long enough to be caught in the middle
 AT_LEAST = 100  # tokens that each answer has by then

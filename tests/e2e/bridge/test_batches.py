@@ -15,7 +15,7 @@ from streams.gateway.batches.lines import ENDPOINTS
 from tests.e2e.harness import sim_settings, stack
 from tests.waiting import START_S, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 CHAT: Any = ENDPOINTS[0]
 Kafka = Callable[..., Awaitable[LogSettings]]
 

@@ -25,7 +25,7 @@ from tests.e2e.harness import met, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS
 from tests.waiting import START_S
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 KEYS = 24
 KEPT_MS = 3_600_000

@@ -26,7 +26,7 @@ from tests.e2e.harness import Client, lasting_stack, met, sim_settings
 from tests.long_leases import BRIEF_LEASE_MS, process_leases
 from tests.waiting import START_S, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 OWN_LEASES = process_leases(BRIEF_LEASE_MS)  # a sleeping router loses its own
 ASKERS = 8

@@ -18,7 +18,7 @@ from schemas.topics import document_key, partition_of
 from tests.e2e.harness import Client, sim_settings, stack
 from tests.waiting import PATIENCE_S, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 TOWN = "town"
 _SEARCHES = "trivium_retrieval_searches_total"

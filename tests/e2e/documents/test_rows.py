@@ -15,7 +15,7 @@ from streams.bridge.config import BridgeSettings, DocumentSource
 from tests.e2e.harness import sim_settings, stack
 from tests.waiting import PATIENCE_S, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 TOWN = "town"
 FERRY = Text("ferry", "The ferry to Ondry leaves pier seven at noon.")
 EDITED = Text("ferry", "No boat has left the town since the storm.")

@@ -38,7 +38,7 @@ from tests.replays import replayed
 from tests.waiting import until
 
 SHADOW = "shadow-0"
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 
 async def test_a_recording_of_a_stack_is_replayed_bit_for_bit(

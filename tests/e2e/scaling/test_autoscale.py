@@ -14,7 +14,7 @@ from tests.e2e.harness import Client, sim_settings, stack
 from tests.e2e.scaling.scaled import Askers, metric, pools, scaled
 from tests.waiting import START_S, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 SCALING = ScalingSettings(
     ttft_ms=500, settle_ms=4_000, up_after_ms=1_000, down_after_ms=6_000, workers_max=3
 )

@@ -20,7 +20,7 @@ from tests.workers.search.data import gaussian
 from tests.workers.search.service.library import Library, library, ready
 from workers.search.service.settings import RetrievalSettings
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 ROWS, DIM = 2_000, 32
 # One lane, so that a worker holds four searches at once; both copies have one folder of snapshots.
 SCALING = ScalingSettings(up_after_ms=1_000, down_after_ms=8_000, workers_max=1, copies_max=2)

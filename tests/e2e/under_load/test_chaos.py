@@ -17,7 +17,7 @@ from tests.e2e.harness import PatientStack
 from tests.long_leases import long_leases
 from tests.waiting import START_S
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 
 async def test_ninety_seconds_of_kills_lose_nothing(

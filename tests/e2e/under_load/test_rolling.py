@@ -17,7 +17,7 @@ from schemas.settings import LogSettings
 from tests.e2e.harness import sim_settings, stack
 from tests.waiting import START_S
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 
 GRACE_MS = int(START_S * 1000)  # a stream that is only slow is not to be broken off

@@ -34,7 +34,7 @@ def test_parts_of_the_grid_are_scaled_and_others_refused() -> None:
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1_800)
 async def test_a_chosen_part_runs_live_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +80,7 @@ def test_the_bytes_of_a_way_are_those_of_its_requests_stories() -> None:
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1_800)
 async def test_a_running_cluster_is_planned_through_its_gateway(
     kafka: LogSettings, tmp_path: Path
 ) -> None:
