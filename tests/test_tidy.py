@@ -308,6 +308,8 @@ def only_hangs_reach_the_bounds_of_tests() -> Found:
             bounds = [value for key, value in given.items() if key in BOUNDS]
             if called(node) in WAITS:
                 bounds += [*node.args[-1:], *(given[key] for key in given if key == "seconds")]
+            if called(node) == "httpx.AsyncClient" and not given.keys() & {"timeout", "transport"}:
+                yield f"{name}:{node.lineno}: it gives up after 5 s"
             for bound in bounds:
                 value = bound.value if isinstance(bound, ast.Constant) else None
                 if isinstance(value, int | float) and value < PATIENCE_S:
