@@ -37,7 +37,7 @@ CAPABILITY = Capability(
 )
 TEXTS = ["Hé", "llo", " wörld"]
 LOG = LogSettings(session_partitions=1, gateway_partitions=2, request_timeout_ms=30_000)
-LEASE_MS = 6_000  # while it has to run out
+LEASE_MS = 6_000  # where it has to run out, once all are there
 
 
 @dataclass
@@ -62,17 +62,18 @@ class Cluster:
         stop = asyncio.Event()
         work = run_gateway(log or self.log, settings, model, gateway_id=name, stop=stop)
         self.gateways[name] = stop, asyncio.create_task(work)
-        router = await self.join(f"router-of-{name}", MemberKind.ROUTER)
-        await self.join(f"replica-of-{name}", MemberKind.WORKER)
+        with long_leases():
+            router = await self.join(f"router-of-{name}", MemberKind.ROUTER)
+            await self.join(f"replica-of-{name}", MemberKind.WORKER)
 
-        def known() -> bool:
-            member = router.view.members.get(name)
-            return member is not None and member.state is MemberState.READY
+            def known() -> bool:
+                member = router.view.members.get(name)
+                return member is not None and member.state is MemberState.READY
 
-        await until(known)
-        url = router.view.members[name].registration.url
-        async with http_client(url) as client:
-            await until(lambda: ready(client))
+            await until(known)
+            url = router.view.members[name].registration.url
+            async with http_client(url) as client:
+                await until(lambda: ready(client))
         return url
 
     async def join(self, name: str, kind: MemberKind) -> Membership:
@@ -135,14 +136,14 @@ async def ready(client: httpx.AsyncClient) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def cluster(kafka: LogSettings) -> AsyncIterator[Cluster]:
+async def cluster(kafka: LogSettings, lease_ms: int = 100_000) -> AsyncIterator[Cluster]:
     """Gateways and members whose leases no stall of the machine ends."""
     producer = LogProducer(kafka, Codec(), durable=True, client_id="test")
     reader = AssignedReader(kafka, "requests", range(kafka.session_partitions), client_id="test")
     await producer.start()
     await reader.start("latest")
     cluster = Cluster(kafka, producer, reader)
-    with long_leases():
+    with long_leases(lease_ms):
         try:
             yield cluster
         finally:
@@ -270,16 +271,15 @@ async def test_a_broker_that_pauses_means_503_and_the_gateway_joins_again(tmp_pa
     try:
         log = replace(LOG, bootstrap=address)
         await create_topics(log)
-        async with cluster(log) as running:
+        async with cluster(log, LEASE_MS) as running:
             url = await running.gateway("gateway-1", accept_ms=LEASE_MS + 1_000)
             async with http_client(url) as client:
                 os.kill(pid, signal.SIGSTOP)
                 await until(lambda: stands_still(pid))
                 try:
-                    with long_leases(LEASE_MS):
-                        assert await refused(client)  # found out by not being acknowledged
-                        assert await refused(client, "cannot be written")  # and known since
-                        assert not await ready(client)
+                    assert await refused(client)  # found out by not being acknowledged
+                    assert await refused(client, "cannot be written")  # and known since
+                    assert not await ready(client)
                 finally:
                     os.kill(pid, signal.SIGCONT)
                 await running.join("router-2", MemberKind.ROUTER)
@@ -307,7 +307,7 @@ async def test_a_gateway_outlives_its_broker_and_so_do_its_streams(tmp_path: Pat
         log = replace(LOG, bootstrap=address)
         hasty = replace(log, request_timeout_ms=1_500)  # how long it is waited for at the end
         await create_topics(log)
-        async with cluster(log) as running:
+        async with cluster(log, LEASE_MS) as running:
             url = await running.gateway("gateway-1", accept_ms=LEASE_MS + 1_000, log=hasty)
             async with http_client(url) as client:
                 headers = {"X-Session-Id": "through"}
@@ -317,9 +317,8 @@ async def test_a_gateway_outlives_its_broker_and_so_do_its_streams(tmp_path: Pat
                 request = await running.next_request("through")
                 await running.answer(request, 0, 1)
                 os.kill(broker.status().pid, signal.SIGKILL)
-                with long_leases(LEASE_MS):
-                    while "no broker" not in (await client.get("/health/ready")).text:
-                        assert await refused(client)  # until the lease has lapsed, and beyond
+                while "no broker" not in (await client.get("/health/ready")).text:
+                    assert await refused(client)  # until the lease has lapsed, and beyond
                 assert broker.start() == address
                 router = await running.join("router-2", MemberKind.ROUTER)
                 await running.join("replica-2", MemberKind.WORKER)
