@@ -88,8 +88,8 @@ async def test_a_running_cluster_is_planned_through_its_gateway(
     code, output, errors = trivium("plan", "probe", "--out", str(probe))
     assert (code, f"written: {probe}" in output) == (0, True), errors
     by_table = {"policy": "table", "table": str(probe)}
-    # Turns last far longer than a client takes to ask, or those of many would not meet.
-    settings = sim_settings(kafka, router=by_table, prefill_base_ms=40.0, decode_step_ms=5.0)
+    # Turns last far longer than a starved client takes to ask, or those of many would not meet.
+    settings = sim_settings(kafka, router=by_table, prefill_base_ms=120.0, decode_step_ms=15.0)
     async with stack(settings, tmp_path, prefill=1, decode=1) as running:
         config = str(running.folder / "stack.toml")
         arguments = ["--url", running.gateway_urls[0], "--config", config, "--quick"]
