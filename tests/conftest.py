@@ -33,6 +33,8 @@ from streams.gateway.indexing.reading import FILE_PROCESS
 from streams.gateway.request.check_process import ANSWER_PROCESS, CHECK_PROCESS
 from tests.dealing import WholeFiles
 
+pytest_plugins = ("tests.runs.after_failures", "tests.runs.near_limits")
+
 # The same examples each time, however slow; `--hypothesis-profile default` looks for new ones.
 hypothesis_settings.load_profile("ci")
 _session = f"test-{os.getpid()}-{time.time_ns() // 1_000_000:x}"  # ids of processes come again

@@ -1,7 +1,7 @@
 """Leases that no stall of the machine ends, for tests that are not about that end.
 
-`long_leases()` is for members in the test's own process. `LONG_LEASES` is the environment for
-programs that a test starts, and reaches whatever these start.
+`long_leases()` is for members in the test's own process. `process_leases()` is the environment for
+programs that a test starts, and reaches whatever these start; `LONG_LEASES` is the usual one.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,18 @@ from schemas.log import doubt, membership
 from streams.core.fleet import members, workers
 
 _TESTS = Path(__file__).parent
-LONG_LEASES = {"PYTHONPATH": f"{_TESTS / 'child_site'}:{_TESTS.parent}"}  # a minute
+_PATH = f"{_TESTS / 'child_site'}:{_TESTS.parent}"
+LONG_LEASE_MS = 60_000
+BRIEF_LEASE_MS = 10_000  # where an end is waited for: a busy machine ends none, and a stall few
 SLOW_BROKER = {"TRIVIUM_LOG_REQUEST_TIMEOUT_MS": "60000"}  # what programs wait for an answer of it
+
+
+def process_leases(lease_ms: int) -> dict[str, str]:
+    """Variables for a program whose members are to live for so long without a heartbeat."""
+    return {"PYTHONPATH": _PATH, "TEST_LEASE_MS": str(lease_ms)}
+
+
+LONG_LEASES = process_leases(LONG_LEASE_MS)
 
 
 @contextmanager

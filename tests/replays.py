@@ -1,16 +1,13 @@
 """Replays what a stack did: records it from the log, and expects the same to be decided again."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 from infra.replay.collecting import record
 from infra.replay.replaying import Report, replay
 from schemas.log.clock import wall_ms
 from schemas.settings import LogSettings
-from tests.long_leases import long_leases
-
-PROCESS_LEASE_MS = 60_000  # what `tests/child_site` gives
+from tests.long_leases import LONG_LEASE_MS, long_leases
 
 
 async def replayed(
@@ -18,12 +15,12 @@ async def replayed(
     path: Path,
     since_ms: int,
     *,
-    long: bool,
+    lease_ms: int = LONG_LEASE_MS,
     look_back_ms: int = 600_000,
     leaves_out: Sequence[str] = (),
 ) -> Report:
-    """Of a stack with leases that are long or not."""
-    with long_leases(PROCESS_LEASE_MS) if long else nullcontext():
+    """Of a stack with such leases."""
+    with long_leases(lease_ms):
         await record(
             log, path, since_ms, wall_ms(), look_back_ms=look_back_ms, leaves_out=leaves_out
         )

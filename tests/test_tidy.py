@@ -16,6 +16,7 @@ import pytest
 
 from tests import tidy_pages
 from tests.import_graph import circles, entries_of, folders_of, longest_chain, modules_of
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
@@ -57,6 +58,23 @@ LONGER_SHARE_MAX = 0.15  # of files above the usual length
 DOCSTRING_LINES_MAX = 12
 THEORY = "Theory of operation"  # the few modules that carry one may say more
 POLLING_FILES = {"tests/waiting.py"}  # where tests wait for a condition
+# Clients of real processes that pause between two calls; nothing is judged by how long.
+PAUSING_FILES = {
+    "tests/e2e/test_pools.py",
+    "tests/e2e/scaling/test_retrieval.py",
+    "tests/workers/search/service/test_worker_replicas.py",
+}
+BOUNDS = {"timeout", "timeout_s"}  # of any call
+WAITS = {"asyncio.timeout", "asyncio.wait_for", "until", "run", "stack"}
+CLOCKS = set("time.monotonic time.perf_counter time.time time.time_ns wall_ms loop.time".split())
+CLOCKS |= {"?.time"}  # of `asyncio.get_running_loop()`
+TIMING_FILES = {
+    "tests/infra/bench/search/parts/test_lateness.py": "how long a process stood still, at least",
+    "tests/streams/agents/test_lives.py": "for tests on virtual time",
+    "tests/workers/llm/sim/test_engine.py": "for tests on virtual time",
+    "tests/workers/processes.py": "the share of a core that was used, whatever the time",
+    "tests/workers/search/engine/host_time.py": "a benchmark",
+}
 UNFINISHED = "FIX" + "ME"
 
 # Names of places that mean nothing on another machine, put together so that this file passes.
@@ -265,6 +283,60 @@ def no_sleeps_in_tests() -> Found:
                     yield f"{name}:{node.lineno}: wait for a condition"  # type: ignore[attr-defined]  # a Call
 
 
+def in_real_time(tree: ast.Module) -> Iterator[ast.AST]:
+    """All of a test file but the functions that run on virtual time, where no machine is slow."""
+    for part in tree.body:
+        nodes = list(ast.walk(part))
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        if isinstance(part, ast.ClassDef) or not names & {"virtual", "run_virtual"}:
+            yield from nodes
+
+
+def only_clients_pause_in_real_time() -> Found:
+    for name, tree in sources("tests"):
+        for node in ast.walk(tree):
+            if called(node) == "pause" and name not in PAUSING_FILES:
+                yield f"{name}:{node.lineno}: wait for a condition, or on virtual time"  # type: ignore[attr-defined]  # a Call
+
+
+def only_hangs_reach_the_bounds_of_tests() -> Found:
+    for name, tree in sources("tests"):
+        for node in in_real_time(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            given = {keyword.arg or "**": keyword.value for keyword in node.keywords}
+            bounds = [value for key, value in given.items() if key in BOUNDS]
+            if called(node) in WAITS:
+                bounds += [*node.args[-1:], *(given[key] for key in given if key == "seconds")]
+            if called(node) == "httpx.AsyncClient" and not given.keys() & {"timeout", "transport"}:
+                yield f"{name}:{node.lineno}: it gives up after 5 s"
+            for bound in bounds:
+                value = bound.value if isinstance(bound, ast.Constant) else None
+                if isinstance(value, int | float) and value < PATIENCE_S:
+                    yield f"{name}:{node.lineno}: {value} s; see `tests/waiting.py`"
+
+
+def no_test_judges_by_the_clock() -> Found:
+    def reads(node: ast.AST) -> bool:
+        return any(called(part) in CLOCKS for part in ast.walk(node))
+
+    for name, tree in sources("tests"):
+        nodes = list(in_real_time(tree)) if name not in TIMING_FILES else []
+        assigned = [node for node in nodes if isinstance(node, ast.Assign) and reads(node.value)]
+        times = {
+            part.id
+            for node in assigned
+            for target in node.targets
+            for part in ast.walk(target)
+            if isinstance(part, ast.Name)
+        }
+        for node in nodes:
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+                sides = (node.left, node.right)
+                if all(called(s) in CLOCKS or getattr(s, "id", "") in times for s in sides):
+                    yield f"{name}:{node.lineno}: count, or use virtual or processor time"
+
+
 def nothing_is_unfinished() -> Found:
     for path in tracked():
         if path.suffix in {".py", ".md", ".toml", ".xml", ".avsc"}:
@@ -308,6 +380,9 @@ RULES: tuple[Callable[[], Found], ...] = (
     errors_are_not_swallowed,
     tasks_are_kept,
     no_sleeps_in_tests,
+    only_clients_pause_in_real_time,
+    only_hangs_reach_the_bounds_of_tests,
+    no_test_judges_by_the_clock,
     nothing_is_unfinished,
     no_place_of_one_machine,
     nothing_built_is_kept,

@@ -1,14 +1,22 @@
-"""How tests run and wait: one deadline per test, and conditions instead of sleeps."""
+"""How tests run and wait: one deadline per test, and conditions instead of sleeps.
+
+Bounds are there for what hangs, and for nothing else: a machine may stall for 20 s, and may be
+five times slower than the one that a test was written on.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from tests.virtual import VirtualLoop
+
 Result = TypeVar("Result")
+PATIENCE_S = 100.0  # for what takes moments; pytest ends most tests after 120 s
+START_S = 600.0  # for processes that start, or a load that goes on while they do
 _POLL_S = 0.01
 
 
-def run(main: Coroutine[Any, Any, Result], *, seconds: float = 90) -> Result:
+def run(main: Coroutine[Any, Any, Result], *, seconds: float = PATIENCE_S) -> Result:
     """Run a test's coroutine; TimeoutError when it takes longer."""
 
     async def limited() -> Result:
@@ -19,7 +27,7 @@ def run(main: Coroutine[Any, Any, Result], *, seconds: float = 90) -> Result:
 
 
 async def until(
-    condition: Callable[[], bool] | Callable[[], Awaitable[bool]], *, seconds: float = 60
+    condition: Callable[[], bool] | Callable[[], Awaitable[bool]], *, seconds: float = PATIENCE_S
 ) -> None:
     """Wait until the condition, plain or async, is true; TimeoutError when it never is."""
     async with asyncio.timeout(seconds):
@@ -33,5 +41,11 @@ async def until(
 
 
 async def pass_time(seconds: float) -> None:
-    """Let time pass where time itself is under test: virtual, or between a stress test's events."""
+    """Let time pass, which has to be virtual."""
+    assert isinstance(asyncio.get_running_loop(), VirtualLoop), "wait for a condition"
+    await asyncio.sleep(seconds)
+
+
+async def pause(seconds: float) -> None:
+    """Between two calls of a client that real processes serve. `test_tidy.py` names who may."""
     await asyncio.sleep(seconds)

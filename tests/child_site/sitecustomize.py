@@ -3,6 +3,8 @@
 `tests/long_leases.py` uses it.
 """
 
+import os
+
 from schemas import fleet
 
-fleet.LEASE_MS = 60_000  # before any module copies it
+fleet.LEASE_MS = int(os.environ["TEST_LEASE_MS"])  # before any module copies it

@@ -6,10 +6,11 @@ What must hold whatever died in between is audited in `infra/bench/faults/log_au
 from collections.abc import Iterable
 
 from infra.bench.faults.log_audit import read_topic, with_offsets
-from schemas.fleet import DEAF_MS, LEASE_MS
+from schemas.fleet import DEAF_MS
 from schemas.records import Heartbeat, JournalBatch, MemberState, Work
 from schemas.settings import LogSettings
 from streams.core.fleet.workers import Life
+from tests.long_leases import BRIEF_LEASE_MS
 
 
 async def decoder(log: LogSettings, request_id: str) -> Life:
@@ -50,7 +51,7 @@ async def know_workers(log: LogSettings, routers: Iterable[str], workers: set[st
 async def overlooked(log: LogSettings, router_id: str, life: Life, noticed_ms: int) -> list[int]:
     """When a router looked and should have noticed by then that a life was over, from its journal.
 
-    A life is over a lease after its last record, or after the router has been deaf to all.
+    A life is over a brief lease after its last record, or after the router has been deaf to all.
     """
     lives = {
         offset: (record.member_id, record.epoch)
@@ -65,7 +66,7 @@ async def overlooked(log: LogSettings, router_id: str, life: Life, noticed_ms: i
             heard_ms = now_ms
             seen_ms = now_ms if lives.get(offset) == life else seen_ms
         elif topic == "tick" and seen_ms and now_ms < noticed_ms and not is_deaf:
-            if now_ms - max(seen_ms, hearing_since_ms) > LEASE_MS:
+            if now_ms - max(seen_ms, hearing_since_ms) > BRIEF_LEASE_MS:
                 found.append(now_ms)
     assert seen_ms, f"{router_id} has never heard of {life}"
     return found

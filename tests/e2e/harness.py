@@ -23,9 +23,9 @@ from schemas.settings import LogSettings, ModelSettings
 from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from tests.e2e.audits import know_workers
-from tests.long_leases import LONG_LEASES
+from tests.long_leases import LONG_LEASE_MS, long_leases, process_leases
 from tests.replays import replayed
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, START_S, until
 from workers.config import WorkerSettings
 
 SIM = {
@@ -60,15 +60,28 @@ def sim_settings(
 
 
 class LongLeaseSupervisor(Supervisor):
-    """Its processes have leases that outlast any stall; `own` has variables of single ones."""
+    """Its processes have leases of such a length; `own` has variables of single ones."""
 
-    def __init__(self, own: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(self, lease_ms: int, own: Mapping[str, Mapping[str, str]]) -> None:
         super().__init__()
-        self._own = own
+        self._lease_ms, self._own = lease_ms, own
 
     def start(self, spec: ProcessSpec) -> Process:
-        env = {**spec.env, **LONG_LEASES, **self._own.get(spec.name, {})}
+        env = {**spec.env, **process_leases(self._lease_ms), **self._own.get(spec.name, {})}
         return super().start(replace(spec, env=env))
+
+
+class PatientStack(Stack):
+    """Waits for processes until they hang."""
+
+    async def start(self, *, timeout_s: float = START_S) -> None:
+        await super().start(timeout_s=timeout_s)
+
+    async def wait_ready(self, *names: str, timeout_s: float = START_S) -> None:
+        await super().wait_ready(*names, timeout_s=timeout_s)
+
+    async def scale(self, *, timeout_s: float = START_S, **counts: int) -> None:
+        await super().scale(timeout_s=timeout_s, **counts)
 
 
 def lasting_stack(
@@ -76,11 +89,12 @@ def lasting_stack(
     plan: StackPlan,
     *,
     folder: Path | None = None,
+    lease_ms: int = LONG_LEASE_MS,
     own: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Stack:
     """A stack of such processes, not started."""
-    made = Stack(settings, plan, folder=folder)
-    made._supervisor = LongLeaseSupervisor(own or {})
+    made = PatientStack(settings, plan, folder=folder)
+    made._supervisor = LongLeaseSupervisor(lease_ms, own or {})
     return made
 
 
@@ -89,8 +103,8 @@ async def stack(
     settings: Settings,
     folder: Path,
     *,
-    seconds: float = 180,
-    long_leases: bool = True,
+    seconds: float = START_S,
+    lease_ms: int = LONG_LEASE_MS,
     own: Mapping[str, Mapping[str, str]] | None = None,
     replays: bool = True,
     **plan: int,
@@ -98,24 +112,23 @@ async def stack(
     """Start the plan's processes, and stop them whatever happens. What routers decided meanwhile
     is then replayed, unless `replays` is false (issue 14, 2).
 
-    Only where workers are to be lost by their silence, leases are those of a deployment.
+    Where workers are to be lost by their silence, leases are brief ones. Those of the test's own
+    process, which looks whether the others are ready, are as long.
     """
     begun_ms = wall_ms()
     counts = {"prefill": 0, "decode": 0, **plan}
     made = replace(StackPlan(broker=False), **counts)  # type: ignore[arg-type]  # by name
-    if long_leases:
-        running = lasting_stack(settings, made, folder=folder, own=own)
-    else:
-        running = Stack(settings, made, folder=folder)
-    try:
-        await running.start(timeout_s=seconds)
-        await met(running)
-        yield running
-    finally:
-        await running.stop(grace_s=40)  # a router may take 15 s to wind down
+    running = lasting_stack(settings, made, folder=folder, lease_ms=lease_ms, own=own)
+    with long_leases(lease_ms):
+        try:
+            await running.start(timeout_s=seconds)
+            await met(running)
+            yield running
+        finally:
+            await running.stop(grace_s=40)  # a router may take 15 s to wind down
     if replays:
         path = folder / "recording.avro"
-        await replayed(running.settings.log, path, begun_ms, long=long_leases)
+        await replayed(running.settings.log, path, begun_ms, lease_ms=lease_ms)
 
 
 async def met(running: Stack) -> None:
@@ -130,14 +143,14 @@ async def met(running: Stack) -> None:
         workers = {each for each in names[MemberKind.WORKER] if not each.startswith(others)}
         return await know_workers(running.settings.log, routers, workers)
 
-    await until(known)
-    async with httpx.AsyncClient(timeout=60) as client:
+    await until(known, seconds=START_S)
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
 
         async def served() -> bool:
             answers = [await client.get(f"{url}/health/ready") for url in running.gateway_urls]
             return {answer.status_code for answer in answers} == {200}
 
-        await until(served)
+        await until(served, seconds=START_S)
 
 
 @dataclass

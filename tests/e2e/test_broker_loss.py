@@ -16,9 +16,9 @@ from infra.stack.plan import StackPlan
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, met, sim_settings
-from tests.waiting import until
+from tests.waiting import START_S, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]  # two starts
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 TOKENS = 600  # at 5 ms each: long enough to be caught in the middle
 
@@ -29,7 +29,7 @@ async def test_a_stream_goes_on_when_the_broker_is_back(tmp_path: Path) -> None:
     settings = replace(sim_settings(log, decode_step_ms=5.0), broker=own)
     running = Stack(settings, StackPlan(prefill=1, decode=1), folder=tmp_path)
     try:
-        await running.start(timeout_s=180)
+        await running.start(timeout_s=START_S)
         await met(running)
         async with Client(running.gateway_urls[0], settings.model.served_name) as client:
             expected = await client.stream("Go on", max_tokens=TOKENS)

@@ -17,9 +17,10 @@ from schemas.records import Continued, Work
 from tests.conftest import _fresh_topics
 from tests.e2e.audits import decoder, overlooked
 from tests.e2e.harness import Answer, Client, met, sim_settings, stack
+from tests.long_leases import BRIEF_LEASE_MS
 from tests.waiting import until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 TOKENS = 800  # at 5 ms each: long enough to be caught in the middle
 LONG = 1_800  # long enough for that whatever stalls meanwhile
@@ -30,7 +31,7 @@ RUNNING_MAX = 6  # of each replica
 
 async def ready(running: Stack) -> Stack:
     """When all processes are there again, and routers know it."""
-    await running.wait_ready(timeout_s=240)
+    await running.wait_ready()
     await met(running)
     return running
 
@@ -41,12 +42,12 @@ def client_of(running: Stack, gateway: int = 0) -> Client:
 
 @pytest.fixture(scope="module")
 async def pools(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """Workers are lost by their silence here, so leases are those of a deployment."""
+    """Workers are lost by their silence here, so leases are brief."""
     settings = sim_settings(
         await _fresh_topics(bootstrap), decode_step_ms=5.0, prefill_base_ms=200.0
     )
     folder = tmp_path_factory.mktemp("pools")
-    async with stack(settings, folder, long_leases=False, prefill=2, decode=2) as running:
+    async with stack(settings, folder, lease_ms=BRIEF_LEASE_MS, prefill=2, decode=2) as running:
         yield running
 
 

@@ -16,9 +16,10 @@ from schemas.records import Heartbeat, Outcome, OutcomeKind
 from schemas.rules.outcomes import counting
 from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, sim_settings, stack
+from tests.long_leases import BRIEF_LEASE_MS
 from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 TOKENS = 1_500
 STEP_MS = 30.0  # so 45 s: much longer than a lease and the grace
@@ -80,7 +81,7 @@ async def test_a_lost_gateways_work_ends_unless_somebody_reads_it(
     settings = sim_settings(log, router=router, decode_step_ms=STEP_MS)
     model = settings.model.served_name
     async with (
-        stack(settings, tmp_path, long_leases=False, replica=1, gateways=3) as running,
+        stack(settings, tmp_path, lease_ms=BRIEF_LEASE_MS, replica=1, gateways=3) as running,
         Client(running.gateway_urls[2], model) as other,
     ):
         lost = [Reading(url, model) for url in running.gateway_urls[:2]]

@@ -12,7 +12,7 @@ from schemas.records import Orchestration, OutcomeKind, PhaseKind
 from tests.conftest import _fresh_topics
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 REMOTE = {"policy": "static", "local_share": 0.0, "local_after_ms": 600_000}
 DEGREES = {"prefill-0": 2, "decode-0": 1, "decode-1": 4}
 

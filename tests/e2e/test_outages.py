@@ -17,9 +17,9 @@ from infra.stack.statefile import NO_BROKER, read_state
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, sim_settings
-from tests.waiting import until
+from tests.waiting import START_S, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 TOKENS, STREAMS = 300, 6
 AWAY_S = (0.0, 0.0, 20.0)  # how long the broker stays away, time after time
@@ -35,7 +35,7 @@ async def test_a_broker_that_dies_often_and_for_long_costs_no_request_and_no_pro
     settings = replace(sim_settings(log, decode_step_ms=5.0), broker=own)
     stack = Stack(settings, PLAN, folder=tmp_path)
     try:
-        await stack.start(timeout_s=240)
+        await stack.start(timeout_s=START_S)
         before = {name: process.pid for name, process in stack.processes.items()}
         async with Client(stack.gateway_urls[0], settings.model.served_name) as client:
             answers = await _asked_meanwhile(stack, client)
@@ -70,7 +70,7 @@ async def _asked_meanwhile(stack: Stack, client: Client) -> list[Answer]:
             await until(lambda: _told(stack) == {NO_BROKER})
         await blow
         answers += await asyncio.gather(*tasks)
-        await stack.wait_ready(timeout_s=120)
+        await stack.wait_ready(timeout_s=START_S)
         answers.append(await client.stream(f"After {number}"))
     return answers
 

@@ -21,15 +21,15 @@ from infra.cli.app import app
 from infra.stack.launcher import Stack
 from schemas.settings import LogSettings
 from tests.e2e.harness import Client, sim_settings, stack
+from tests.long_leases import LONG_LEASES
 from tests.page_blocks import TRIVIUM, Block, blocks
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 PAGE_URL, PAGE_BROKER = "http://127.0.0.1:8000", "127.0.0.1:9092"
 MODEL = "smollm2-135m-instruct"  # as the pages call it
 PAGE_EMBEDDER, EMBEDDER = "all-minilm-l6-v2", "hash"  # as the pages call it, and what runs here
-COMMAND_S = 120
 
 
 @pytest.fixture
@@ -60,13 +60,13 @@ def write_files(folder: Path) -> None:
 
 
 def environ(running: Stack) -> dict[str, str]:
-    """Variables with which `trivium` finds the stack."""
+    """Variables with which `trivium` finds the stack, and counts as there whoever is slow."""
     log = running.settings.log
     values = asdict(log)
     named = {name: value for name, value in values.items() if name.endswith("_partitions")}
     named |= {"bootstrap": log.bootstrap, "topic_prefix": log.topic_prefix}
     found = {f"TRIVIUM_LOG_{name.upper()}": str(value) for name, value in named.items()}
-    return found | {"TRIVIUM_HOME": str(running.folder)}
+    return found | LONG_LEASES | {"TRIVIUM_HOME": str(running.folder)}
 
 
 def trivium(words: list[str]) -> str:
@@ -77,7 +77,7 @@ def trivium(words: list[str]) -> str:
 
 def other(words: list[str]) -> str:
     """The same for another program."""
-    done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     return "" if done.returncode == 0 else f"{shlex.join(words)}: {done.stdout}{done.stderr}"
 
 
@@ -106,7 +106,7 @@ async def run(block: Block, running: Stack, request_id: str) -> None:
             if shutil.which(words[0]):
                 assert not await asyncio.to_thread(other, words)
         elif words[1] == "search":  # documents are applied a moment after they are loaded
-            await until(partial(found, words[1:]), seconds=COMMAND_S)
+            await until(partial(found, words[1:]), seconds=PATIENCE_S)
         else:
             assert not await asyncio.to_thread(trivium, words[1:])
 

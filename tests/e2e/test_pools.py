@@ -22,13 +22,13 @@ from schemas.settings import LogSettings
 from streams.core.fleet.workers import Life
 from tests.e2e.audits import overlooked
 from tests.e2e.harness import Answer, Client, sim_settings, stack
-from tests.waiting import pass_time, until
+from tests.long_leases import BRIEF_LEASE_MS
+from tests.waiting import START_S, pause, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 PER_S = 20  # conversations of two turns
 OPEN_MAX = 32  # at once: a slow machine is not to be overwhelmed
-WAIT_S = 180  # for what a load on a slow machine brings about
 
 
 class Operator:
@@ -56,7 +56,7 @@ class Operator:
     async def move(self, worker_id: str, *roles: Role) -> None:
         await until(lambda: self._is_ready(worker_id))  # who started it may know that sooner
         await move_worker(
-            self._fleet, self._producer, self._log, worker_id, roles, timeout_s=WAIT_S
+            self._fleet, self._producer, self._log, worker_id, roles, timeout_s=START_S
         )
 
     def _is_ready(self, worker_id: str) -> bool:
@@ -65,7 +65,7 @@ class Operator:
 
     async def sees_again(self, before: Member) -> None:
         name, epoch = before.member_id, before.epoch
-        await until(lambda: self.worker(name).epoch > epoch, seconds=WAIT_S)
+        await until(lambda: self.worker(name).epoch > epoch, seconds=START_S)
 
     def lives(self, life: Life) -> bool:
         member = self.worker(life[0])
@@ -92,13 +92,13 @@ class Load:
             opening = f"Question {number}: " + "logs and streams " * self._random.randrange(1, 25)
             await self._open.acquire()
             self._conversations.append(asyncio.create_task(self._converse(opening)))
-            await pass_time(1 / PER_S)
+            await pause(1 / PER_S)
         await asyncio.gather(*self._conversations)
 
     async def more(self, count: int) -> None:
         """Wait until so many more answers have come."""
         wanted = len(self.answers) + count
-        await until(lambda: len(self.answers) >= wanted, seconds=WAIT_S)
+        await until(lambda: len(self.answers) >= wanted, seconds=START_S)
 
     async def decoded_by(self, worker_id: str) -> None:
         """Wait until an answer has come from this worker."""
@@ -106,7 +106,7 @@ class Load:
             lambda: any(
                 answer.trivium.get("decode_worker") == worker_id for answer in self.answers
             ),
-            seconds=WAIT_S,
+            seconds=START_S,
         )
 
     async def _converse(self, opening: str) -> list[Answer]:
@@ -129,7 +129,7 @@ class Load:
             answer = await self._client.stream("", messages=messages, max_tokens=24)
             if answer.error.get("code") != "broker_unavailable":
                 return answer
-            await pass_time(0.1)
+            await pause(0.1)
 
 
 async def orders_of(log: LogSettings, life: Life) -> int:
@@ -145,8 +145,11 @@ async def dies_with_an_order(running: Stack, operator: Operator) -> bool:
     life, log = (before.member_id, before.epoch), running.settings.log
     await running.kill("decode-1", signal.SIGSTOP)
     held = await orders_of(log, life)
-    while operator.lives(life) and await orders_of(log, life) == held:
-        await pass_time(0.1)
+
+    async def has_one_or_is_over() -> bool:
+        return not operator.lives(life) or await orders_of(log, life) > held
+
+    await until(has_one_or_is_over)
     await running.kill("decode-1", signal.SIGKILL)
     return await orders_of(log, life) > held
 
@@ -173,7 +176,7 @@ async def test_nothing_is_lost_while_workers_come_go_move_and_die(
     log = await kafka_with(worker_partitions=8)
     settings = sim_settings(log, decode_step_ms=4.0)
     async with (
-        stack(settings, tmp_path, long_leases=False, prefill=2, decode=2) as running,
+        stack(settings, tmp_path, lease_ms=BRIEF_LEASE_MS, prefill=2, decode=2) as running,
         Client(running.gateway_urls[0], settings.model.served_name) as client,
         Operator(log) as operator,
     ):

@@ -10,7 +10,7 @@ from schemas.settings import LogSettings
 from tests.e2e.harness import Client, sim_settings, stack
 from tests.schemas.log.registry_stub import running_registry
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 
 async def first_values(log: LogSettings, topic: str, partitions: int) -> list[bytes]:

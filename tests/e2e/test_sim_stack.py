@@ -23,7 +23,7 @@ from tests.conftest import _fresh_topics
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.waiting import until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 LONG = 12_000  # tokens, at 2 ms each: goes on whatever the machine stalls for meanwhile
 IN_FLIGHT = 24

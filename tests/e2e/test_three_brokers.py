@@ -23,7 +23,7 @@ from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.waiting import until
 
-pytestmark = [pytest.mark.brokers, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.brokers, pytest.mark.timeout(1_800)]
 SETTINGS = BrokerSettings(port=0, heap_mb=256, quick=True, start_timeout_s=200, stop_timeout_s=1)
 STREAMS, TOKENS = 12, 1_500
 

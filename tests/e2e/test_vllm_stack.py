@@ -30,7 +30,7 @@ from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from tests.conftest import _fresh_topics
 from tests.e2e.harness import GATEWAY, Answer, Client, stack
-from tests.waiting import until
+from tests.waiting import START_S, until
 from tests.workers.processes import family, lives, niceness
 from workers.config import WorkerSettings
 from workers.llm.vllm.settings import VllmSettings
@@ -236,7 +236,7 @@ async def test_an_engine_runs_below_what_keeps_its_lease_and_outlives_a_broker_t
         await until(lambda: len(seen.token_ids) > 20)
         await Killer(running).deal(Blow(at_s=0, name=BROKER, how=KILL, lasts_s=8.0))
         found = await task
-        await running.wait_ready(timeout_s=300)
+        await running.wait_ready(timeout_s=START_S)
         again = await client.stream(QUESTIONS[2])
     assert (found.error, len(found.token_ids)) == ({}, 600)
     assert again.token_ids == first.token_ids

@@ -13,9 +13,9 @@ from infra.stack.launcher import Stack
 from schemas.settings import LogSettings
 from streams.gateway.batches.lines import ENDPOINTS
 from tests.e2e.harness import sim_settings, stack
-from tests.waiting import until
+from tests.waiting import START_S, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 CHAT: Any = ENDPOINTS[0]
 Kafka = Callable[..., Awaitable[LogSettings]]
 
@@ -30,9 +30,7 @@ def call(number: int, **fields: Any) -> bytes:
 
 def client(running: Stack, number: int) -> openai.AsyncOpenAI:
     """Of one of the gateways."""
-    return openai.AsyncOpenAI(
-        base_url=running.gateway_urls[number] + "/v1", api_key="none", timeout=60
-    )
+    return openai.AsyncOpenAI(base_url=running.gateway_urls[number] + "/v1", api_key="none")
 
 
 async def begun(ai: openai.AsyncOpenAI, lines: list[bytes]) -> Any:
@@ -47,12 +45,12 @@ async def results(ai: openai.AsyncOpenAI, file_id: str | None) -> list[Any]:
     return [json.loads(line) for line in (await ai.files.content(file_id)).content.splitlines()]
 
 
-async def ended(ai: openai.AsyncOpenAI, batch_id: str, seconds: float = 240) -> Any:
+async def ended(ai: openai.AsyncOpenAI, batch_id: str) -> Any:
     async def has_ended() -> bool:
         status = (await ai.batches.retrieve(batch_id)).status
         return status in ("failed", "completed", "expired", "cancelled")
 
-    await until(has_ended, seconds=seconds)
+    await until(has_ended, seconds=START_S)
     return await ai.batches.retrieve(batch_id)
 
 
@@ -105,5 +103,5 @@ async def test_what_is_cancelled_is_not_asked(kafka_with: Kafka, tmp_path: Path)
         done = await ended(ai, batch.id)
         assert done.status == "cancelled"
         later = await begun(ai, [call(0, max_tokens=2)])
-        done = await ended(ai, later.id, seconds=90)
+        done = await ended(ai, later.id)
         assert done.status == "completed", "it does not wait for 3 000 others"

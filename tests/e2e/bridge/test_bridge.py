@@ -17,7 +17,7 @@ from streams.bridge.config import BridgeSettings, Pair
 from tests.e2e.bridge.topics import AnswerReader, Sent, produce
 from tests.e2e.harness import sim_settings, stack
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 KEPT_MS = 3_600_000
 

@@ -20,7 +20,7 @@ from streams.bridge.config import BridgeSettings, Pair
 from streams.bridge.prompts import VALUE_BYTES_MAX
 from tests.e2e.harness import sim_settings, stack
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 CODEC = Codec()
 SCHEMA = '{"type": "object", "required": ["stars"], "properties": {"stars": {"type": "integer"}}}'
 TEXT = [("content-type", b"text/plain")]

@@ -22,16 +22,17 @@ from schemas.settings import LogSettings
 from streams.bridge.config import BridgeSettings, Pair
 from tests.e2e.bridge.topics import AnswerReader, Read, Sent, produce
 from tests.e2e.harness import met, sim_settings, stack
-from tests.waiting import pass_time
+from tests.long_leases import BRIEF_LEASE_MS
+from tests.waiting import START_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 KEYS = 24
 KEPT_MS = 3_600_000
 PROMPTS = 400
 TOKENS = 24
 STEP_MS = 20.0  # so an answer takes half a second, and there is always something under way
-ASLEEP_S = 14.0  # longer than the group waits for a member
+ANSWERED_ASLEEP = 0.9  # more than the partitions of one bridge have
 # Workers are lost and doubted here, and each time costs a try.
 TRIES_MAX = 20
 
@@ -74,7 +75,7 @@ async def running(log: LogSettings, folder: Path, **plan: Any) -> AsyncIterator[
     """A stack that answers them."""
     sent = await asked(log)
     async with (
-        stack(settings_of(log), folder, long_leases=False, **plan) as started,
+        stack(settings_of(log), folder, lease_ms=BRIEF_LEASE_MS, **plan) as started,
         AnswerReader(log, log.topic_prefix + "replies") as reader,
     ):
         yield Running(started, sent, reader)
@@ -125,7 +126,7 @@ async def test_a_bridge_that_slept_answers_nothing_twice(
     async with running(log, tmp_path, replica=1, bridges=2) as now:
         await now.answered(0.1)
         await now.stack.kill("bridge-0", signal.SIGSTOP)
-        await pass_time(ASLEEP_S)
+        await now.answered(ANSWERED_ASLEEP)  # so the other one has its partitions
         await now.stack.kill("bridge-0", signal.SIGCONT)
         await now.answered(1.0)
         read = await now.reader.more(timeout_ms=3_000)
@@ -139,7 +140,7 @@ async def test_the_broker_is_killed(tmp_path: Path) -> None:
     settings = dataclasses.replace(settings_of(log), broker=own)
     made = Stack(settings, StackPlan(prefill=0, decode=0, replica=1, bridges=1), folder=tmp_path)
     try:
-        await made.start(timeout_s=180)
+        await made.start(timeout_s=START_S)
         await met(made)
         log = made.settings.log
         sent = await asked(log)

@@ -15,7 +15,7 @@ from schemas.settings import LogSettings
 from tests.e2e.bridge.topics import AnswerReader, Sent, produce
 from tests.e2e.harness import sim_settings, stack
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 
 async def said(log: LogSettings, *words: str) -> Any:

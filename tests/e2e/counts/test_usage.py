@@ -23,11 +23,12 @@ from schemas.records import OutcomeKind, Usage
 from schemas.settings import LogSettings
 from schemas.topics import partition_of
 from tests.e2e.harness import Client, lasting_stack, met, sim_settings
-from tests.waiting import until
+from tests.long_leases import BRIEF_LEASE_MS, process_leases
+from tests.waiting import START_S, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
-USUAL_LEASES = {"PYTHONPATH": str(Path(__file__).parents[3])}  # a sleeping router loses its own
+OWN_LEASES = process_leases(BRIEF_LEASE_MS)  # a sleeping router loses its own
 ASKERS = 8
 PARTITIONS = 2
 
@@ -66,7 +67,7 @@ class Counted:
             pairs = zip(self.by_partition, wanted, strict=True)
             return all(number >= least for number, least in pairs)
 
-        await until(are_there, seconds=180)  # a broker that was killed may have to start
+        await until(are_there, seconds=START_S)  # a broker that was killed may have to start
 
 
 async def told_of(log: LogSettings, names: Callable[[], set[str]]) -> dict[str, Usage]:
@@ -107,11 +108,11 @@ async def test_sums_are_what_clients_have_counted_whoever_dies(tmp_path: Path) -
     own = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
     settings = replace(sim_settings(log), broker=own)
     plan = StackPlan(prefill=0, decode=0, replica=2, routers=2)
-    routers = dict.fromkeys(("router-0", "router-1"), USUAL_LEASES)
+    routers = dict.fromkeys(("router-0", "router-1"), OWN_LEASES)
     running = lasting_stack(settings, plan, folder=tmp_path, own=routers)
     counted = Counted()
     try:
-        await running.start(timeout_s=180)
+        await running.start(timeout_s=START_S)
         await met(running)
         async with Client(running.gateway_urls[0], settings.model.served_name) as client:
             asking = [asyncio.create_task(counted.ask(client, n)) for n in range(ASKERS)]

@@ -16,9 +16,9 @@ from schemas.records import Quoted, Work
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
 from tests.e2e.harness import Client, sim_settings, stack
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 TOWN = "town"
 _SEARCHES = "trivium_retrieval_searches_total"
@@ -83,7 +83,7 @@ async def test_what_was_edited_or_deleted_leaves_the_conversation(
     ):
         await shelf.put(TOWN, [FERRY, LIGHT])
         for each in (FERRY, LIGHT):
-            await shelf.wait_for(TOWN, each, 120)
+            await shelf.wait_for(TOWN, each, PATIENCE_S)
         (ferry, _), (light, quoted) = [await tokens_of(shelf, d) for d in ("ferry", "light")]
         talk = Conversation(client, log)
         first = await talk.ask("When does the ferry to Ondry leave pier seven?")
@@ -92,7 +92,7 @@ async def test_what_was_edited_or_deleted_leaves_the_conversation(
         assert ferry in second and light in second and second.startswith(first)
 
         await shelf.put(TOWN, [EDITED])
-        await shelf.wait_for(TOWN, EDITED, 120)
+        await shelf.wait_for(TOWN, EDITED, PATIENCE_S)
         third = await talk.ask("And who lit the lighthouse of Ondry before Marta?")
         assert ferry not in third and light in third
 
@@ -111,7 +111,7 @@ async def test_what_was_edited_or_deleted_leaves_the_conversation(
 
 async def is_scraped(url: str) -> bool:
     """What the retrieval worker's heartbeats tell of its searches (issue 15, 2.4)."""
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         lines = (await http.get(f"{url}/metrics")).text.splitlines()
     ended = [each for each in lines if each.startswith(_SEARCHES) and "completed" in each]
     counts = [float(each.split()[-1]) for each in ended]

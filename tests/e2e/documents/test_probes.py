@@ -13,9 +13,10 @@ from infra.story.record_finder import read_story
 from schemas.settings import LogSettings
 from tests.e2e.audits import decoder
 from tests.e2e.harness import Answer, Client, sim_settings, stack
-from tests.waiting import until
+from tests.long_leases import BRIEF_LEASE_MS
+from tests.waiting import PATIENCE_S, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 TOWN = "town"
 PIERS = [
@@ -54,7 +55,7 @@ async def test_an_answer_with_probes_goes_on_the_same_when_its_worker_is_killed(
     async with (
         stack(
             *(settings, tmp_path / "home"),
-            long_leases=False,
+            lease_ms=BRIEF_LEASE_MS,
             replica=2,
             retrieval=1,
             embedding=1,
@@ -64,7 +65,7 @@ async def test_an_answer_with_probes_goes_on_the_same_when_its_worker_is_killed(
     ):
         await shelf.put(TOWN, PIERS)
         for each in PIERS:
-            await shelf.wait_for(TOWN, each, 120)
+            await shelf.wait_for(TOWN, each, PATIENCE_S)
         wish: dict[str, Any] = {"max_tokens": 400, "retrieval": WISH}
         question = "Who keeps pier number 3 of Ondry?"
         view = shelf.asker.membership.view

@@ -13,9 +13,9 @@ from schemas.log.clock import wall_ms
 from schemas.settings import LogSettings
 from streams.bridge.config import BridgeSettings, DocumentSource
 from tests.e2e.harness import sim_settings, stack
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 TOWN = "town"
 FERRY = Text("ferry", "The ferry to Ondry leaves pier seven at noon.")
 EDITED = Text("ferry", "No boat has left the town since the storm.")
@@ -47,9 +47,9 @@ async def test_rows_are_found_edited_and_gone(kafka: LogSettings, tmp_path: Path
         for text in (FERRY, LIGHT):
             await commit(kafka, text.document_id, text)
         for text in (FERRY, LIGHT):
-            await shelf.wait_for(TOWN, text, 120)
+            await shelf.wait_for(TOWN, text, PATIENCE_S)
         await commit(kafka, "ferry", EDITED)
-        await shelf.wait_for(TOWN, EDITED, 120)
+        await shelf.wait_for(TOWN, EDITED, PATIENCE_S)
         await commit(kafka, "ferry", None)
 
         async def is_gone() -> bool:

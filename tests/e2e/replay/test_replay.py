@@ -33,12 +33,12 @@ from schemas.records import DecisionKind
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from tests.e2e.harness import Answer, Client, sim_settings, stack
-from tests.long_leases import long_leases
-from tests.replays import PROCESS_LEASE_MS, replayed
+from tests.long_leases import LONG_LEASE_MS, long_leases
+from tests.replays import replayed
 from tests.waiting import until
 
 SHADOW = "shadow-0"
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 
 async def test_a_recording_of_a_stack_is_replayed_bit_for_bit(
@@ -64,7 +64,7 @@ async def test_a_recording_of_a_stack_is_replayed_bit_for_bit(
         middle_ms = wall_ms()
         answers += [await client.stream(f"After {n}") for n in range(4)]
         await _shadowed(kafka)
-        with long_leases(PROCESS_LEASE_MS):
+        with long_leases(LONG_LEASE_MS):
             traffic, told = await read_span(kafka, begin_ms, wall_ms(), 600_000, SHADOW)
             found = agreement(traffic, told)
             rows = outcomes(traffic, found, {"policy": "static", "local_share": "1"})
@@ -77,7 +77,7 @@ async def test_a_recording_of_a_stack_is_replayed_bit_for_bit(
     assert all(answer.done for answer in answers)
     await _compacted(kafka)
 
-    whole = await replayed(kafka, tmp_path / "whole.avro", begin_ms, long=True)
+    whole = await replayed(kafka, tmp_path / "whole.avro", begin_ms)
     killed = [life for life in whole.lives if not life.is_stopped]
     assert [life.router_id for life in killed] == ["router-1"]
     assert {life.router_id for life in whole.lives} == {"router-0", "router-1"}
@@ -85,15 +85,15 @@ async def test_a_recording_of_a_stack_is_replayed_bit_for_bit(
     assert sum(life.with_effects for life in whole.lives) > len(answers)
 
     without = tmp_path / "without.avro"
-    less = await replayed(kafka, without, begin_ms, long=True, leaves_out=(BODIES, NAMES))
+    less = await replayed(kafka, without, begin_ms, leaves_out=(BODIES, NAMES))
     assert (less.events, len(less.lives)) == (whole.events, 3)
-    with long_leases(PROCESS_LEASE_MS), pytest.MonkeyPatch.context() as patched:
+    with long_leases(LONG_LEASE_MS), pytest.MonkeyPatch.context() as patched:
         patched.delattr(pieces, "replay")  # each piece ends as the next one begins
         with opened(tmp_path / "whole.avro") as file:
             assert sum(row.kind == SNAPSHOT for row in file.rows()) > len(whole.lives)
         assert replay_side_by_side(tmp_path / "whole.avro", 2).lives == whole.lives
         assert replay_side_by_side(without, 2).lives == less.lives
-    with long_leases(PROCESS_LEASE_MS):
+    with long_leases(LONG_LEASE_MS):
         traffic = read(tmp_path / "whole.avro")
         rows = predicted(tmp_path / "whole.avro", {"policy": "static"})
     assert [shape_of(traffic.workers).name] == ["1P2D"]
@@ -101,7 +101,7 @@ async def test_a_recording_of_a_stack_is_replayed_bit_for_bit(
     assert {row["answers"] for row in rows.values()} == {len(answers) + again.completed_now}
 
     path = tmp_path / "later.avro"
-    later = await replayed(kafka, path, middle_ms, long=True, look_back_ms=10_000)
+    later = await replayed(kafka, path, middle_ms, look_back_ms=10_000)
     assert {life.is_stopped for life in later.lives} == {True}
     assert 0 < later.events < whole.events
 

@@ -12,6 +12,7 @@ from schemas.fleet import Member
 from schemas.log.clock import wall_ms
 from schemas.records import MemberState, Role
 from tests.e2e.harness import Answer, Client
+from tests.waiting import PATIENCE_S
 
 
 class Askers:
@@ -70,7 +71,7 @@ def serves(member: Member) -> bool:
 
 async def metric(url: str, pool: str) -> float:
     """How many workers a gateway says that a pool wants."""
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         text = (await http.get(f"{url}/metrics")).text
     (line,) = [each for each in text.splitlines() if f'_wanted{{pool="{pool}"}}' in each]
     return float(line.rpartition(" ")[2])

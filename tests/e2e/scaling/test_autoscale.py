@@ -12,9 +12,9 @@ from infra.scaling.settings import ScalingSettings
 from schemas.settings import LogSettings
 from tests.e2e.harness import Client, sim_settings, stack
 from tests.e2e.scaling.scaled import Askers, metric, pools, scaled
-from tests.waiting import until
+from tests.waiting import START_S, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 SCALING = ScalingSettings(
     ttft_ms=500, settle_ms=4_000, up_after_ms=1_000, down_after_ms=6_000, workers_max=3
 )
@@ -25,7 +25,6 @@ ENGINE: dict[str, Any] = {
     "prefill_running_max": 1,
     "prefill_ms_per_token": 0.5,
 }
-WAIT_S = 120
 
 
 async def test_workers_start_move_and_leave_as_the_load_wants(
@@ -36,17 +35,17 @@ async def test_workers_start_move_and_leave_as_the_load_wants(
         model = running.settings.model.served_name
         async with Client(running.gateway_urls[0], model) as client:
             long_answers = Askers(client, 8, "Tell me a story.", max_tokens=150)
-            await until(lambda: pools(running) == (1, 2), seconds=WAIT_S)
+            await until(lambda: pools(running) == (1, 2), seconds=START_S)
             lives = {name: process.pid for name, process in running.processes.items()}
             await long_answers.stop()
 
             long_prompts = Askers(client, 8, "and so on " * 200, max_tokens=1)
-            await until(lambda: pools(running) == (2, 1), seconds=WAIT_S)
+            await until(lambda: pools(running) == (2, 1), seconds=START_S)
             assert {name: process.pid for name, process in running.processes.items()} == lives
             assert await metric(running.gateway_urls[0], "prefill") == 2
             await long_prompts.stop()
 
-            await until(lambda: pools(running) == (1, 1), seconds=WAIT_S)
+            await until(lambda: pools(running) == (1, 1), seconds=START_S)
             assert (await client.chat("Are you there?")).status == 200
             assert (
                 len([name for name in running.plan.names() if "code" in name or "fill" in name])

@@ -14,7 +14,7 @@ from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from tests.e2e.harness import GATEWAY, Client, stack
 from tests.e2e.scaling.scaled import Askers, pools, scaled
-from tests.waiting import until
+from tests.waiting import START_S, until
 from workers.config import WorkerSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(2_400)]
@@ -33,7 +33,6 @@ ENGINE: dict[str, Any] = {
     "first_token_timeout_ms": 120_000,
     "progress_timeout_ms": 120_000,
 }
-WAIT_S = 600  # on a busy machine an engine takes minutes to start
 
 
 def settings(log: LogSettings) -> Settings:
@@ -60,18 +59,18 @@ async def test_an_engine_starts_moves_and_leaves_as_the_load_wants(
     ):
         first = {name: process.pid for name, process in running.processes.items()}
         long_answers = Askers(client, 8, "Tell me a story.", max_tokens=200)
-        await until(lambda: pools(running) == (1, 2), seconds=WAIT_S)
+        await until(lambda: pools(running) == (1, 2), seconds=START_S)
         lives = {name: process.pid for name, process in running.processes.items()}
         assert first.items() <= lives.items() and len(lives) == len(first) + 1, "once, one"
         await until(lambda: scaler.start_ms > LEAST_MS)
         await long_answers.stop()
 
         long_prompts = Askers(client, 8, "and so on " * 200, max_tokens=1)
-        await until(lambda: pools(running) == (2, 1), seconds=WAIT_S)
+        await until(lambda: pools(running) == (2, 1), seconds=START_S)
         assert {name: process.pid for name, process in running.processes.items()} == lives
         await long_prompts.stop()
 
-        await until(lambda: pools(running) == (1, 1), seconds=WAIT_S)
-        await until(lambda: len(running.processes) == len(first), seconds=WAIT_S)
+        await until(lambda: pools(running) == (1, 1), seconds=START_S)
+        await until(lambda: len(running.processes) == len(first), seconds=START_S)
         assert not any(process.restarts for process in running.processes.values())
         assert (await client.chat("Are you there?")).status == 200

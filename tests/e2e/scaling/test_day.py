@@ -11,7 +11,7 @@ from schemas.records import Role
 from schemas.settings import LogSettings
 from tests.e2e.harness import lasting_stack, sim_settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 SHORT = replace(DAY, minutes=0.1, night_per_s=2.0, noon_per_s=4.0, workers_max=2)
 
 

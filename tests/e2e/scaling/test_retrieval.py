@@ -15,17 +15,16 @@ from schemas.records import SearchLoad
 from schemas.settings import LogSettings
 from tests.e2e.harness import sim_settings, stack
 from tests.e2e.scaling.scaled import metric, scaled, serves
-from tests.waiting import pass_time, until
+from tests.waiting import START_S, pause, until
 from tests.workers.search.data import gaussian
 from tests.workers.search.service.library import Library, library, ready
 from workers.search.service.settings import RetrievalSettings
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 ROWS, DIM = 2_000, 32
 # One lane, so that a worker holds four searches at once; both copies have one folder of snapshots.
 SCALING = ScalingSettings(up_after_ms=1_000, down_after_ms=8_000, workers_max=1, copies_max=2)
 ASKERS, SHARE = 64, 50
-WAIT_S = 240
 
 
 class Askers:
@@ -44,11 +43,13 @@ class Askers:
             found = await self._books.search(self._vectors[number], k=1)
             assert found.is_complete and [hit.document_id for hit in found.hits] == [f"d{number}"]
             self.answered += 1
-            await pass_time(self._pause_s)
+            await pause(self._pause_s)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for it, or for the first search that fails."""
-        await until(lambda: condition() or any(task.done() for task in self._tasks), seconds=WAIT_S)
+        await until(
+            lambda: condition() or any(task.done() for task in self._tasks), seconds=START_S
+        )
         for task in self._tasks:
             if task.done():
                 task.result()
@@ -87,7 +88,7 @@ async def test_a_copy_starts_takes_its_share_and_leaves_with_the_load(
     ):
         await ready(books, 1)
         await books.put({f"d{row}": each for row, each in enumerate(gaussian(ROWS, DIM))})
-        await until(lambda: held(running) == ROWS, seconds=WAIT_S)
+        await until(lambda: held(running) == ROWS, seconds=START_S)
         async with scaled(running):
             await follows(running, books)
         (left,) = searchers(running)

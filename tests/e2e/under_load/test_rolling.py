@@ -4,6 +4,7 @@ import asyncio
 import random
 from pathlib import Path
 
+import httpx
 import pytest
 
 from infra.bench.faults.conversation_load import Load
@@ -14,22 +15,32 @@ from infra.bench.faults.target_stack import HOST, adjacent_ports
 from infra.stack.rolling import restart
 from schemas.settings import LogSettings
 from tests.e2e.harness import sim_settings, stack
+from tests.waiting import START_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 
-async def test_a_rolling_restart_fails_no_request(kafka: LogSettings, tmp_path: Path) -> None:
+GRACE_MS = int(START_S * 1000)  # a stream that is only slow is not to be broken off
+
+
+async def test_a_rolling_restart_fails_no_request(
+    kafka: LogSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Balanced, "timeout", httpx.Timeout(None))  # this process may stall, too
     port, restarted, seen = adjacent_ports(2), list[str](), list[Seen]()
-    settings = sim_settings(kafka, gateway={"port": port}, decode_step_ms=10.0)
+    gateway = {"port": port, "grace_ms": GRACE_MS}
+    settings = sim_settings(kafka, gateway=gateway, decode_step_ms=10.0)
     async with stack(settings, tmp_path, replica=2, routers=2, gateways=2) as running:
         urls = [f"http://{HOST}:{port + number}" for number in range(2)]
         client = Balanced(urls, settings.model.served_name, random.Random(1))
         load = Load(client, rate=6.0, seed=1, told=seen.append, retrieves=0.0)
         asking = asyncio.create_task(load.run())
-        await restart((), folder=tmp_path, each_s=120, told=lambda name, _: restarted.append(name))
+        await restart(
+            (), folder=tmp_path, each_s=START_S, told=lambda name, _: restarted.append(name)
+        )
         load.is_over = True
         await asking
-        assert await load.drain(120) == 0
+        assert await load.drain(START_S) == 0
         found = await audit(kafka)
         expected = await alone(running.settings, found.requests.values())
     assert set(restarted) == set(running.plan.names())

@@ -9,13 +9,16 @@ from schemas.log.admin import create_topics
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.records import Cancellation, CancelReason
 from schemas.settings import LogSettings
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 
 
 def docker_answers() -> bool:
     try:
-        done = subprocess.run(["docker", "info"], capture_output=True, check=False, timeout=10)
+        done = subprocess.run(
+            ["docker", "info"], capture_output=True, check=False, timeout=PATIENCE_S
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0

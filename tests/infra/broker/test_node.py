@@ -16,9 +16,10 @@ from infra.processes.identity import Identity, identify
 from schemas.errors import BrokerUnavailable, ConfigError
 from schemas.log.admin import create_topics, describe_topics
 from schemas.settings import LogSettings
+from tests.waiting import PATIENCE_S
 
-PATIENT_S = 30  # longer than any machine stalls
 QUICK = BrokerSettings(port=0, heap_mb=256, quick=True, start_timeout_s=200)
+SILENCE_S = 0.1  # of who never answers
 pytestmark = pytest.mark.timeout(400)
 
 
@@ -54,7 +55,7 @@ def test_a_broker_that_died_is_told_with_its_last_words(broker: Broker) -> None:
     assert identify(pid)
     os.kill(pid, 9)
     found = identify(pid)
-    assert found is None or found.wait(PATIENT_S)
+    assert found is None or found.wait(PATIENCE_S)
     with pytest.raises(BrokerUnavailable, match="the broker ended"):
         broker.answers()
 
@@ -70,7 +71,7 @@ def test_a_taken_port_is_told_with_what_to_do(
         expected = "another Kafka broker" if speaks_kafka else "another program"
         with pytest.raises(BrokerUnavailable, match=f"{expected}.*--bootstrap"):
             mine.start()
-    assert broker_answers(bootstrap, timeout_s=PATIENT_S), "what runs there goes on"
+    assert broker_answers(bootstrap, timeout_s=PATIENCE_S), "what runs there goes on"
 
 
 def test_jars_and_java_that_are_missing_are_named(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_a_process_with_the_same_id_is_not_taken_for_the_broker(tmp_path: Path) 
 
 
 def test_probe_tells_a_broker_from_silence_and_noise(bootstrap: str) -> None:
-    assert broker_answers(bootstrap, timeout_s=PATIENT_S)
+    assert broker_answers(bootstrap, timeout_s=PATIENCE_S)
     with socket.socket() as deaf:  # it has a port, and does not listen
         deaf.bind(("127.0.0.1", 0))
         assert not broker_answers(f"127.0.0.1:{deaf.getsockname()[1]}")
@@ -131,7 +132,7 @@ def test_probe_tells_a_broker_from_silence_and_noise(bootstrap: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         assert port_is_taken("127.0.0.1", port)
-        assert not broker_answers(f"127.0.0.1:{port}", timeout_s=0.1)
+        assert not broker_answers(f"127.0.0.1:{port}", timeout_s=SILENCE_S)
 
 
 def test_free_ports_are_not_the_same() -> None:

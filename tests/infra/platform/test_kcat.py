@@ -8,6 +8,7 @@ import pytest
 
 from schemas.settings import LogSettings
 from tests.infra.platform.topics_filled import ANSWER, KEY, fill
+from tests.waiting import PATIENCE_S
 
 pytestmark = [
     pytest.mark.kafka,
@@ -19,7 +20,9 @@ pytestmark = [
 
 def kcat(log: LogSettings, *flags: str, sent: bytes = b"") -> bytes:
     command = ["kcat", "-q", "-b", log.bootstrap, *flags]
-    return subprocess.run(command, input=sent, capture_output=True, check=True, timeout=60).stdout
+    return subprocess.run(
+        command, input=sent, capture_output=True, check=True, timeout=PATIENCE_S
+    ).stdout
 
 
 async def test_every_topic_is_read_with_keys_headers_and_whole_values(kafka: LogSettings) -> None:

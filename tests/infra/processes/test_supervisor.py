@@ -12,7 +12,7 @@ import pytest
 from infra.processes import supervisor, tether
 from infra.processes.identity import identify
 from infra.processes.supervisor import Process, ProcessSpec, Supervisor
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 IDLE = "import signal, sys; print('up', flush=True); signal.pause()"
 POLITE = (
@@ -87,7 +87,7 @@ async def test_who_is_frozen_is_let_go_so_that_it_can_finish(tmp_path: Path) -> 
     process = keeper.start(spec(tmp_path, POLITE))
     await is_up(process)
     process.kill(signal.SIGSTOP)
-    await keeper.stop(grace_s=120)
+    await keeper.stop(grace_s=PATIENCE_S)
     assert (process.exit_code, process.tail().split()[-1]) == (0, "bye")
 
 
@@ -168,7 +168,7 @@ def test_a_tethered_command_ends_with_whoever_started_it() -> None:
     command = [sys.executable, "-c", code, tether.__file__]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     child = identify(int(done.stdout))
-    assert child is None or child.wait(30)
+    assert child is None or child.wait(PATIENCE_S)
 
 
 def test_a_tethered_command_does_not_start_for_another_parent() -> None:

@@ -23,7 +23,7 @@ from schemas.records import Role
 from schemas.settings import ModelSettings
 from tests.streams.builders import T0, beat, registration
 from tests.virtual import virtual
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 def test_the_launcher_tells_a_broker_that_is_away_from_a_start(
@@ -83,7 +83,7 @@ async def test_a_start_tells_what_it_unpacks(
 
     def slow(model: ModelSettings, engine: str, *, told: Callable[[str], None]) -> ModelSettings:
         told(f"the model of {engine} is unpacked")
-        assert unpacked.wait(60)
+        assert unpacked.wait(PATIENCE_S)
         raise ConfigError("no package")
 
     monkeypatch.setattr(launcher, "resolved", slow)

@@ -22,7 +22,7 @@ from schemas.records import Cancellation, CancelReason, Session
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS, partition_of
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.kafka
 
@@ -256,7 +256,7 @@ async def test_missing_topics_name_the_command_that_makes_them(kafka: LogSetting
 async def test_no_broker_is_said_at_once() -> None:
     settings = LogSettings(bootstrap="127.0.0.1:1")
     producer = LogProducer(settings, Codec(), durable=True, client_id="writer")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(BrokerUnavailable, match="no broker at 127.0.0.1:1"):
             await producer.start()
         with pytest.raises(BrokerUnavailable, match="no broker"):

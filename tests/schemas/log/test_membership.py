@@ -31,7 +31,7 @@ from schemas.records import (
 )
 from schemas.settings import LogSettings
 from tests.long_leases import long_leases
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.kafka
 CAPABILITY = Capability(
@@ -100,7 +100,7 @@ async def fleet_of(settings: LogSettings, *, leases_last: bool = True) -> AsyncI
     fleet = Fleet(settings, producer)
     try:
         with long_leases() if leases_last else nullcontext():
-            async with asyncio.timeout(90):
+            async with asyncio.timeout(PATIENCE_S):
                 yield fleet
     finally:
         for member in fleet.members:

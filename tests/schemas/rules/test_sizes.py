@@ -1,6 +1,5 @@
 """The size rule: what is let in leaves room for everything that follows from it."""
 
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 
 from schemas.codec import Codec
-from schemas.errors import MESSAGE_CHARS_MAX, EngineFailed, RecordTooLarge, clipped
+from schemas.errors import MESSAGE_CHARS_MAX, EngineFailed, RecordError, RecordTooLarge, clipped
 from schemas.records import KvHandle, Phase, PhaseKind, Probing, Request, Role
 from schemas.rules.sizes import (
     FLEET_BYTES_MAX,
@@ -24,7 +23,7 @@ from streams.core.handlers.orders import work
 from streams.core.requests.live import arrived
 from tests.schemas.examples import RECORDS, TRACEPARENT, class_of, example
 
-CODEC = Codec()
+CODEC, FRAMING_BYTES = Codec(), 10
 NOW_MS = 1_790_000_000_000
 LONG_NAME = "n" * NAME_CHARS_MAX
 
@@ -127,10 +126,12 @@ def test_what_takes_long_to_read_is_refused_by_its_bytes(kind: str, field: str, 
     record = example(f"trivium.{kind}")
     items = getattr(record, field)
     value = CODEC.encode(replace(record, **{field: [items[0]] * most}))
-    before = time.thread_time()
-    with pytest.raises(RecordTooLarge, match=f"{kind}: expected at most {most} bytes"):
-        CODEC.decode(value)
-    assert time.thread_time() - before < 0.01
+    unreadable = value[:FRAMING_BYTES] + b"\xff" * len(value)  # so that it is refused unread
+    for sent in (value, unreadable):
+        with pytest.raises(RecordTooLarge, match=f"{kind}: expected at most {most} bytes"):
+            CODEC.decode(sent)
+    with pytest.raises(RecordError, match="damaged"):
+        CODEC.decode(unreadable[:100])
 
 
 @pytest.mark.parametrize("name", RECORDS)

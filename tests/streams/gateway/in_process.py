@@ -41,7 +41,7 @@ from streams.gateway.stream.response_id import Place
 from tests.streams.gateway.memory_objects import MemoryObjects
 from tests.streams.gateway.samples import MODEL, ended, frame
 from tests.streams.gateway.small_tokenizer import tokenizer
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 STARTED_MS = 1_700_000_000_000
 EVENT_KEY = "of-all-gateways-in-these-tests-01"
@@ -291,7 +291,7 @@ class InProcessGateway:
 def http_client(url: str) -> httpx.AsyncClient:
     """A client that waits long, and keeps no connection that the server may be about to close."""
     limits = httpx.Limits(max_keepalive_connections=0)
-    return httpx.AsyncClient(base_url=url, timeout=100, limits=limits)
+    return httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits)
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ import orjson
 from schemas.records import Request
 from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.samples import ended, frame
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 TEXTS = ["Hé", "llo", " ", "wör", "ld"]
 
@@ -84,7 +84,7 @@ async def streamed_call(
         yield stream
     finally:
         stream.hang_up()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await task
 
 

@@ -28,7 +28,7 @@ from tests.long_leases import long_leases
 from tests.streams.gateway.in_process import http_client
 from tests.streams.gateway.samples import MODEL, chat, ended, events_of, frame, text_of
 from tests.streams.gateway.small_tokenizer import tokenizer_folder
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.workers.processes import stands_still
 
 pytestmark = pytest.mark.kafka
@@ -37,7 +37,7 @@ CAPABILITY = Capability(
 )
 TEXTS = ["Hé", "llo", " wörld"]
 LOG = LogSettings(session_partitions=1, gateway_partitions=2, request_timeout_ms=30_000)
-LEASE_MS = 6_000  # where it has to run out: twice what it is else, for machines that stall
+LEASE_MS = 6_000  # where it has to run out, once all are there
 
 
 @dataclass
@@ -62,17 +62,18 @@ class Cluster:
         stop = asyncio.Event()
         work = run_gateway(log or self.log, settings, model, gateway_id=name, stop=stop)
         self.gateways[name] = stop, asyncio.create_task(work)
-        router = await self.join(f"router-of-{name}", MemberKind.ROUTER)
-        await self.join(f"replica-of-{name}", MemberKind.WORKER)
+        with long_leases():
+            router = await self.join(f"router-of-{name}", MemberKind.ROUTER)
+            await self.join(f"replica-of-{name}", MemberKind.WORKER)
 
-        def known() -> bool:
-            member = router.view.members.get(name)
-            return member is not None and member.state is MemberState.READY
+            def known() -> bool:
+                member = router.view.members.get(name)
+                return member is not None and member.state is MemberState.READY
 
-        await until(known)
-        url = router.view.members[name].registration.url
-        async with http_client(url) as client:
-            await until(lambda: ready(client))
+            await until(known)
+            url = router.view.members[name].registration.url
+            async with http_client(url) as client:
+                await until(lambda: ready(client))
         return url
 
     async def join(self, name: str, kind: MemberKind) -> Membership:
@@ -109,7 +110,9 @@ class Cluster:
         """Gateways first, as they should end by themselves."""
         for stop, _ in self.gateways.values():
             stop.set()
-        await asyncio.wait_for(asyncio.gather(*(task for _, task in self.gateways.values())), 90)
+        await asyncio.wait_for(
+            asyncio.gather(*(task for _, task in self.gateways.values())), PATIENCE_S
+        )
         await self.leave()
 
     async def leave(self) -> None:
@@ -175,7 +178,7 @@ async def test_a_gateway_whose_name_another_process_took_ends(kafka: LogSettings
         _, first = running.gateways.pop("gateway-1")
         await running.join("gateway-1", MemberKind.GATEWAY)
         with pytest.raises(NameTaken, match="another process took its place"):
-            await asyncio.wait_for(first, 60)
+            await asyncio.wait_for(first, PATIENCE_S)
 
 
 async def test_an_undecodable_frame_is_buried_and_tokens_go_on(kafka: LogSettings) -> None:
@@ -219,7 +222,7 @@ async def test_a_stop_lets_streams_end_and_then_leaves_the_fleet(kafka: LogSetti
             assert (await client.post(path, json=chat())).status_code == 503
             await running.answer(request, 0, 3)
             assert text_of(events_of((await call).text)) == "".join(TEXTS)
-        await asyncio.wait_for(gateway, 60)
+        await asyncio.wait_for(gateway, PATIENCE_S)
 
 
 async def test_a_gateway_serves_refusals_for_as_long_as_there_is_no_broker(
@@ -250,7 +253,7 @@ async def test_a_gateway_serves_refusals_for_as_long_as_there_is_no_broker(
         await until(lambda: caplog.text.count("no broker at 127.0.0.1:1") > len(tries) + 1)
         assert not task.done()
     stop.set()
-    await asyncio.wait_for(task, 60)
+    await asyncio.wait_for(task, PATIENCE_S)
 
 
 @pytest.mark.timeout(500)  # a start of a JVM, and a lease that runs out

@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from schemas.records import OutcomeKind
 from tests.streams.gateway.in_process import InProcessGateway, serving
 from tests.streams.gateway.samples import MODEL, ended, frame
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
 
@@ -26,7 +26,7 @@ def talking(**end: Any) -> InProcessGateway:
 
 async def test_openai_async() -> None:
     async with serving(talking()) as url:
-        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key", timeout=60) as client:
+        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key") as client:
             answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, n=2)
             assert [choice.message.content for choice in answer.choices] == ["Hello", "Hello"]
             assert answer.usage is not None
@@ -49,7 +49,7 @@ async def test_openai_sync() -> None:
     async with serving(talking()) as url:
 
         def talk() -> str:
-            with openai.OpenAI(base_url=url + "/v1", api_key="key", timeout=60) as client:
+            with openai.OpenAI(base_url=url + "/v1", api_key="key") as client:
                 stream = client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
                 return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
 
@@ -66,12 +66,12 @@ async def test_openai_sync() -> None:
 )
 async def test_openai_raises_what_it_should(fields: Any, error: type[Exception]) -> None:
     async with serving(talking()) as url:
-        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key", timeout=60) as client:
+        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key") as client:
             with pytest.raises(error):
                 await client.chat.completions.create(
                     **{"model": MODEL, "messages": MESSAGES, **fields}
                 )
-        wrong = openai.AsyncOpenAI(base_url=url + "/v1", api_key="no", timeout=60)
+        wrong = openai.AsyncOpenAI(base_url=url + "/v1", api_key="no")
         async with wrong as client:
             with pytest.raises(openai.AuthenticationError):
                 await client.models.list()
@@ -80,9 +80,7 @@ async def test_openai_raises_what_it_should(fields: Any, error: type[Exception])
 async def test_openai_is_told_about_overload() -> None:
     gateway = talking(kind=OutcomeKind.SHED)
     async with serving(gateway) as url:
-        async with openai.AsyncOpenAI(
-            base_url=url + "/v1", api_key="key", timeout=60, max_retries=0
-        ) as client:
+        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key", max_retries=0) as client:
             with pytest.raises(openai.RateLimitError, match="too many requests are waiting"):
                 await client.chat.completions.create(model=MODEL, messages=MESSAGES)
 
@@ -90,11 +88,11 @@ async def test_openai_is_told_about_overload() -> None:
 async def test_langchain() -> None:
     from langchain_openai import ChatOpenAI  # slow to import
 
-    async with serving(talking()) as url, httpx.AsyncClient(timeout=60) as http:
+    async with serving(talking()) as url, httpx.AsyncClient(timeout=PATIENCE_S) as http:
         chat = ChatOpenAI(
             base_url=url + "/v1",
             api_key="key",
-            timeout=60,
+            timeout=PATIENCE_S,
             model=MODEL,
             max_tokens=9,
             http_async_client=http,
@@ -137,7 +135,10 @@ async def pausing() -> AsyncIterator[str]:
 
 async def test_openai_reads_over_silences() -> None:
     """Keep-alive comments before, between and after tokens end no event (issue 10, 1)."""
-    async with pausing() as url, openai.AsyncOpenAI(base_url=url, api_key="x", timeout=60) as ai:
+    async with (
+        pausing() as url,
+        openai.AsyncOpenAI(base_url=url, api_key="x") as ai,
+    ):
         stream = await ai.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
         texts = [chunk.choices[0].delta.content async for chunk in stream]
     assert texts == ["Hel", "lo", None]
@@ -147,7 +148,7 @@ async def test_openai_sync_reads_over_silences() -> None:
     """As above, in the client without asyncio, with the older endpoint (issue 10, 1)."""
 
     def talk(url: str) -> str:
-        with openai.OpenAI(base_url=url, api_key="x", timeout=60) as ai:
+        with openai.OpenAI(base_url=url, api_key="x") as ai:
             stream = ai.completions.create(model=MODEL, prompt="hello", stream=True)
             return "".join(chunk.choices[0].text for chunk in stream)
 
@@ -159,7 +160,7 @@ async def test_langchain_reads_over_silences() -> None:
     """As above, through LangChain (issue 10, 1)."""
     from langchain_openai import ChatOpenAI  # slow to import
 
-    async with pausing() as url, httpx.AsyncClient(timeout=60) as http:
+    async with pausing() as url, httpx.AsyncClient(timeout=PATIENCE_S) as http:
         chat = ChatOpenAI(base_url=url, api_key="x", model=MODEL, http_async_client=http)
         chunks = [chunk.content async for chunk in chat.astream("hello")]
     assert "".join(chunks) == "Hello"

@@ -11,6 +11,7 @@ import pytest
 from tests.streams.gateway.endpoints.test_vector_stores import file_of, hit, made, send
 from tests.streams.gateway.in_process import InProcessGateway, found_hits, serving
 from tests.streams.gateway.samples import MODEL
+from tests.waiting import PATIENCE_S
 
 WHY = "needs LlamaIndex: `make build/stamps/llamaindex`"
 llm = pytest.importorskip("llama_index.llms.openai_like", reason=WHY)
@@ -43,7 +44,7 @@ async def test_llamaindex_chats_whole_and_as_a_stream() -> None:
     async with serving(talking()) as url:
 
         def talk() -> tuple[str, str]:
-            with httpx.Client(timeout=60) as http:
+            with httpx.Client(timeout=PATIENCE_S) as http:
                 model = chat_model(url, http)
                 parts = model.stream_complete("Where?")
                 return model.complete("Where?").text, "".join(part.delta or "" for part in parts)
@@ -55,7 +56,7 @@ async def test_llamaindex_embeds() -> None:
     async with serving(talking()) as url:
 
         def embed() -> list[list[float]]:
-            with httpx.Client(timeout=60) as http:
+            with httpx.Client(timeout=PATIENCE_S) as http:
                 model = embedding.OpenAILikeEmbedding(
                     model_name="letters", api_base=url + "/v1", api_key="one", http_client=http
                 )
@@ -76,7 +77,7 @@ async def test_llamaindex_answers_from_a_vector_store() -> None:
 
         class StoreRetriever(retrievers.BaseRetriever):  # type: ignore[misc, name-defined]  # may not be there
             def _retrieve(self, query: Any) -> list[Any]:
-                with openai.OpenAI(base_url=url + "/v1", api_key="one", timeout=60) as client:
+                with openai.OpenAI(base_url=url + "/v1", api_key="one") as client:
                     page = client.vector_stores.search(
                         store.rpartition("/")[2], query=query.query_str, max_num_results=3
                     )
@@ -88,7 +89,7 @@ async def test_llamaindex_answers_from_a_vector_store() -> None:
                 ]
 
         def ask() -> Any:
-            with httpx.Client(timeout=60) as http:
+            with httpx.Client(timeout=PATIENCE_S) as http:
                 model = chat_model(url, http)
                 engine = engines.RetrieverQueryEngine.from_args(StoreRetriever(), llm=model)
                 return engine.query("From which pier does the ferry leave?")

@@ -10,7 +10,7 @@ import pytest
 
 from schemas.errors import EngineFailed
 from schemas.retrieval import Vector
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from workers.embed.batcher import Batcher
 from workers.embed.embedders.hashed import HashEmbedder
 from workers.embed.scheduler import Urgency
@@ -25,7 +25,7 @@ class Slow(HashEmbedder):
 
     def embed(self, texts: Sequence[str]) -> Vector:
         self.batches.append(list(texts))
-        assert self.gate.acquire(timeout=60)
+        assert self.gate.acquire(timeout=PATIENCE_S)
         if any("poison" in text for text in texts):
             raise ValueError("not this one")
         return super().embed(texts)

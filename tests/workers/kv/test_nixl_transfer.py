@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.waiting import run, until
+from tests.waiting import PATIENCE_S, run, until
 from tests.workers.kv.sockets import listening
 from workers.kv.layout import Card, card_of, spans
 from workers.kv.network import ucx_variables, variables
@@ -27,7 +27,6 @@ from workers.kv.transfer import Direction, KvTransfer, MemoryTransfer, Move, Mov
 needs_nixl = pytest.mark.skipif(find_spec("nixl") is None, reason="needs the package nixl")
 
 BLOCKS, WORDS = 64, 128
-PATIENT_S = 60  # longer than any machine stalls
 READ, WRITE = Direction.READ, Direction.WRITE
 Made = tuple[KvTransfer, Any]
 KINDS: dict[str, Callable[[str, Any], KvTransfer]] = {
@@ -75,7 +74,7 @@ def move_of(
         remote_blocks=blocks,
         local_blocks=local,
         notice=b"done",
-        timeout_s=PATIENT_S,
+        timeout_s=PATIENCE_S,
     )
 
 
@@ -194,14 +193,14 @@ def test_notices_may_be_long(pair: tuple[Made, Made]) -> None:
     (mover, _), (holder, _) = pair
     notice = bytes(range(256)) * 200
     mover.move(
-        Move(tag=1, engine_id="holder", card=holder.metadata(), notice=notice, timeout_s=PATIENT_S)
+        Move(tag=1, engine_id="holder", card=holder.metadata(), notice=notice, timeout_s=PATIENCE_S)
     )
     assert run(ends_of(mover, holder, notices=1)).notices == [notice]
 
 
 def test_connecting_alone_leaves_no_notice(pair: tuple[Made, Made]) -> None:
     (mover, _), (holder, _) = pair
-    mover.move(Move(tag=1, engine_id="holder", card=holder.metadata(), timeout_s=PATIENT_S))
+    mover.move(Move(tag=1, engine_id="holder", card=holder.metadata(), timeout_s=PATIENCE_S))
     mover.move(move_of("holder", holder.metadata(), [], [], 2))
     polled = run(ends_of(mover, holder, notices=1, ends=2))
     assert polled.ended == [MoveEnd(1), MoveEnd(2)]

@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
+from tests.waiting import PATIENCE_S
 from tests.workers.llm.engines import Answer, answered, job, start_vllm
 from tests.workers.llm.engines import prompt as make_prompt
 
-LIMIT_S = 100
 Start = Callable[[], Awaitable[Any]]
 
 
@@ -36,7 +36,7 @@ class EnginePair:
 
     def run(self, main: Any) -> Any:
         async def limited() -> Any:
-            async with asyncio.timeout(LIMIT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 return await main
 
         return self.runner.run(limited())

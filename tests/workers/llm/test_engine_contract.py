@@ -27,6 +27,8 @@ from tests.workers.llm.engines import (
 )
 from tests.workers.llm.engines import prompt as make_prompt
 
+MOMENT_S = 0.01  # in which nothing can come
+
 
 def test_capability(pair: Pair) -> None:
     ours, theirs = pair.producer.capability, pair.consumer.capability
@@ -410,7 +412,7 @@ def test_deadline_ends_a_request(pair: Pair) -> None:
 def test_cancelled_wait_loses_nothing(pair: Pair) -> None:
     async def main() -> Answer:
         waiting = asyncio.ensure_future(pair.consumer.outputs())
-        await asyncio.wait([waiting], timeout=0.01)
+        await asyncio.wait([waiting], timeout=MOMENT_S)
         waiting.cancel()
         await asyncio.wait([waiting])
         return await answered(pair.consumer, job(make_prompt(20)))

@@ -20,7 +20,7 @@ from schemas.records import (
     WorkPhase,
 )
 from schemas.settings import LogSettings
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.workers.on_broker.router import Router, chat, router_of, worker_of
 
 pytestmark = pytest.mark.kafka
@@ -118,7 +118,7 @@ async def test_a_worker_moves_under_load_and_loses_nothing(kafka: LogSettings) -
             assert not running.done(), running.result()
 
         async def move(*roles: Role) -> None:
-            await move_worker(fleet, router.producer, kafka, "mover", roles, timeout_s=60)
+            await move_worker(fleet, router.producer, kafka, "mover", roles, timeout_s=PATIENCE_S)
 
         epoch = router.membership.view.members["mover"].epoch
         await more(WorkPhase.PREFILL)
@@ -147,7 +147,7 @@ async def test_orders_that_cannot_be_followed_say_why(kafka: LogSettings) -> Non
         fleet_of(router.settings) as fleet,
     ):
 
-        async def fails(worker_id: str, *roles: Role, within_s: float = 60) -> str:
+        async def fails(worker_id: str, *roles: Role, within_s: float = PATIENCE_S) -> str:
             with pytest.raises((ConfigError, NotReady)) as raised:
                 await move_worker(
                     fleet, router.producer, kafka, worker_id, roles, timeout_s=within_s

@@ -11,7 +11,7 @@ import pytest
 
 from infra.bench.serving.load_generator import Measured, OfferedLoad, measure
 from infra.bench.serving.sse_client import StreamedAnswer, take_apart, whole_text
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 WORDS = [b" one", b" two", b" three", b" four"]
 TEXT = b"".join(WORDS)
@@ -82,7 +82,7 @@ def serving(script: Script) -> AbstractAsyncContextManager[int]:
 
 def measured(script: Script, **changes: object) -> Measured:
     async def main() -> Measured:
-        async with asyncio.timeout(60), serving(script) as port:
+        async with asyncio.timeout(PATIENCE_S), serving(script) as port:
             load = {"streams": 2, "requests_max": 6, "tokens": 4, "settle_s": 0}
             bodies, expected = ["{}", '{"a": 1}'], [TEXT.decode()] * 2
             return await measure(

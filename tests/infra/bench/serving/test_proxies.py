@@ -9,6 +9,7 @@ from infra.bench.serving.cells import TOKENS, make_bodies
 from infra.bench.serving.contenders import DIRECT, SIM, _baselines
 from infra.bench.serving.load_generator import OfferedLoad, measure
 from infra.bench.serving.proxies import prefill_body
+from tests.waiting import START_S
 from workers.models.sim import make_sim_model
 
 
@@ -24,7 +25,7 @@ def test_the_prefill_call_asks_for_one_token() -> None:
 def test_direct_engine_and_proxies_answer_alike(tmp_path: Path) -> None:
     async def main() -> None:
         model = make_sim_model(tmp_path / "model")
-        async with asyncio.timeout(200), _baselines(tmp_path, model) as peers:
+        async with asyncio.timeout(START_S), _baselines(tmp_path, model) as peers:
             expected: list[str] = []
             for name in (DIRECT, "httpx", "aiohttp"):
                 found = await measure(

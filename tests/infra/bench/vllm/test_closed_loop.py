@@ -58,7 +58,8 @@ async def test_streams_converse_and_their_tokens_are_counted() -> None:
         found, again = await enough(url), await enough(url)
     assert found["errors"] == {}
     assert found["answers"] > 2
-    assert found["requests_per_s"] > 1
+    most = found["answers"] + SMALL.streams  # what is given up counts in part
+    assert 0 < found["requests_per_s"] <= most / SMALL.window_s
     assert {len(body["messages"]) for body in seen} == {1, 3}
     assert all(body["max_tokens"] == TOKENS and body["ignore_eos"] for body in seen)
     assert set(found["said"]) & set(again["said"])  # the same seed asks the same

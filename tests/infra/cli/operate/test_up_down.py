@@ -15,6 +15,7 @@ from schemas.errors import ConfigError
 from schemas.settings import LogSettings, ModelSettings
 from tests.infra.cli.running import trivium, trivium_here
 from tests.long_leases import LONG_LEASES, long_leases
+from tests.waiting import START_S
 from workers.config import WorkerSettings
 
 SIM = {"prefill_base_ms": 1.0, "decode_step_ms": 1.0, "end_every_tokens": 0}
@@ -119,7 +120,7 @@ async def test_a_process_that_cannot_start_is_told_with_its_last_words(
     stack = Stack(wrong, plan, folder=tmp_path)
     try:
         with pytest.raises(ConfigError, match=r"(?s)gateway-0 ended with code 2.*model.path"):
-            await stack.start(timeout_s=200)
+            await stack.start(timeout_s=START_S)
     finally:
         await stack.stop(grace_s=5)
     assert read_state(tmp_path) is None

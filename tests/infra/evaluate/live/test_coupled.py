@@ -54,7 +54,7 @@ def test_figures_add_up_over_the_copies() -> None:
 
 @pytest.mark.slow
 @pytest.mark.kafka
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_800)
 def test_both_ways_run_and_answer(tmp_path: Path) -> None:
     """Few chats on whole stacks: two copies in (a), one in (c)."""
     code, output, errors = trivium(

@@ -11,6 +11,7 @@ import pytest
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from tests.infra.platform.topics_filled import fill
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[4]
 LIBS = ROOT / "build" / "java" / "libs"
@@ -27,7 +28,7 @@ def read(log: LogSettings, topic: str) -> list[list[str]]:
     source = ROOT / "infra" / "platform" / "java" / "ReadRecords.java"
     schemas = (str(ROOT / "schemas" / "avro"), str(ROOT / "schemas" / "history"))
     command = ["java", "-Xmx256m", "-cp", f"{LIBS}/*", str(source), log.bootstrap, topic, *schemas]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr[-2_000:]
     return [line.split("\t", 2) for line in done.stdout.splitlines()]
 

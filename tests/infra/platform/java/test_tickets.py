@@ -74,7 +74,7 @@ async def values(log: LogSettings, topic: str, count: int) -> list[tuple[str, st
         return len(found) >= count
 
     try:
-        await until(enough, seconds=90)
+        await until(enough)
     finally:
         await consumer.stop()
     return found

@@ -12,6 +12,7 @@ from schemas.errors import (
     QueueFull,
     WrongDimension,
 )
+from schemas.log.clock import wall_ms
 from schemas.log.retrieval import exchange as module
 from schemas.records import RetrievalRequest
 from tests.schemas.log.retrieval.asked_pool import Pool, ask, asking, hits
@@ -184,12 +185,15 @@ async def test_nobody_waits_beyond_the_deadline_and_silent_shards_are_named() ->
         pool.answer(hits(request, 0, shards=2))
 
     async with asking(2, half) as (asker, pool):
+        began_ms = wall_ms()
         found = await ask(asker, within_ms=60)
+        assert wall_ms() - began_ms <= 60
         assert set(found.missing) == {1} and len(pool.asked) == 2
         assert asker._exchange._pending == {}
     async with asking(1, lambda *_: None) as (asker, pool):
         with pytest.raises(DeadlineExceeded):
             await ask(asker, within_ms=40)
+        assert wall_ms() - began_ms <= 60 + 40
         with pytest.raises(DeadlineExceeded, match="passed 7 ms ago"):
             await ask(asker, within_ms=-7)
         assert asker._exchange._pending == {}

@@ -38,7 +38,7 @@ async def test_openai_keeps_lists_gets_and_deletes_files() -> None:
     """Issue 12, 3) `/v1/files` as the `openai` package uses it."""
     gateway = keeping()
     async with serving(gateway) as url:
-        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="one", timeout=60) as ai:
+        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="one") as ai:
             large = bytes(range(256)) * 12_000  # three parts
             kept = [
                 await ai.files.create(file=("a.txt", TEXT), purpose="user_data"),

@@ -120,7 +120,7 @@ async def test_a_stream_gets_it_as_events() -> None:
 async def test_the_openai_package_gets_both_forms() -> None:
     gateway = gateway_of(api_keys=("key",))
     async with serving(gateway) as url:
-        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key", timeout=60) as client:
+        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key") as client:
 
             async def ask() -> Any:
                 return await client.chat.completions.create(

@@ -9,6 +9,7 @@ import httpx
 
 from tests.streams.gateway.in_process import InProcessGateway, call, serving
 from tests.streams.gateway.samples import chat
+from tests.waiting import PATIENCE_S
 
 JSON = {"content-type": "application/json"}
 CHATS = "/v1/chat/completions"
@@ -61,7 +62,10 @@ async def test_who_sends_too_much_sees_the_answer() -> None:
     """The rest of the body is forgotten instead of cut off, and the connection serves on (18)."""
     gateway = InProcessGateway(body_bytes_max=1_000)
     gateway.answer_with("ok")
-    async with serving(gateway) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with (
+        serving(gateway) as url,
+        httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client,
+    ):
         for size, expected in ((10, 200), (8 << 20, 413), (10, 200)):
             response = await client.post(CHATS, json=chat("x" * size, max_tokens=1))
             assert response.status_code == expected

@@ -12,9 +12,10 @@ from schemas.settings import LogSettings, ModelSettings
 from streams.gateway import app
 from streams.gateway.config import GatewaySettings
 from streams.gateway.http import server
+from tests.long_leases import long_leases
 from tests.streams.gateway.samples import MODEL
 from tests.streams.gateway.small_tokenizer import tokenizer_folder
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.workers.embed.bookshelf import worker as embedder
 from tests.workers.search.service.library import worker as searcher
 from workers.embed.settings import EmbeddingSettings
@@ -30,7 +31,7 @@ class Running:
 
     def ai(self, key: str = KEYS[0]) -> openai.AsyncOpenAI:
         """A caller."""
-        return openai.AsyncOpenAI(base_url=self.url + "/v1", api_key=key, timeout=60, max_retries=0)
+        return openai.AsyncOpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0)
 
     async def end(self) -> None:
         """In an orderly way."""
@@ -50,14 +51,15 @@ async def gateway(log: LogSettings, name: str, **settings: Any) -> AsyncIterator
     limits = GatewaySettings(**{**patient, **settings, "port": _free_port()})
     model = ModelSettings(path=str(tokenizer_folder()), name=MODEL, max_model_len=256)
     stop = asyncio.Event()
-    task = asyncio.create_task(app.run_gateway(log, limits, model, gateway_id=name, stop=stop))
-    running = Running(f"http://127.0.0.1:{limits.port}", stop, task)
-    try:
-        await until(lambda: answers(running.url))
-        yield running
-    finally:
-        if not task.done():
-            await running.end()
+    with long_leases():
+        task = asyncio.create_task(app.run_gateway(log, limits, model, gateway_id=name, stop=stop))
+        running = Running(f"http://127.0.0.1:{limits.port}", stop, task)
+        try:
+            await until(lambda: answers(running.url))
+            yield running
+        finally:
+            if not task.done():
+                await running.end()
 
 
 def _free_port() -> int:
@@ -67,7 +69,7 @@ def _free_port() -> int:
 
 async def answers(url: str) -> bool:
     """Whether a gateway knows what was kept, and can write."""
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         try:
             headers = {"authorization": f"Bearer {KEYS[0]}"}
             if (await client.get(url + "/v1/files", headers=headers)).status_code != 200:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from tests.streams.gateway.in_process import InProcessGateway, serving
 from tests.streams.gateway.responses.answering import TEXTS, answer, answering, beside
 from tests.streams.gateway.samples import MODEL
+from tests.waiting import PATIENCE_S
 
 TOOL: Any = {"type": "file_search", "vector_store_ids": ["handbook"]}
 TEXT = "".join(TEXTS)
@@ -31,7 +32,7 @@ async def clients(*gateways: InProcessGateway) -> AsyncIterator[list[openai.Asyn
         found = []
         for gateway in gateways:
             url = await stack.enter_async_context(serving(gateway))
-            one = openai.AsyncOpenAI(base_url=url + "/v1", api_key="key", timeout=60, max_retries=0)
+            one = openai.AsyncOpenAI(base_url=url + "/v1", api_key="key", max_retries=0)
             found.append(await stack.enter_async_context(one))
         yield found
 
@@ -114,7 +115,7 @@ async def test_openai_sync() -> None:
     async with serving(answering()) as url:
 
         def talk() -> tuple[str, str]:
-            with openai.OpenAI(base_url=url + "/v1", api_key="key", timeout=60) as client:
+            with openai.OpenAI(base_url=url + "/v1", api_key="key") as client:
                 made = client.responses.create(model=MODEL, input="where?")
                 stream = client.responses.create(
                     model=MODEL, input="and?", previous_response_id=made.id, stream=True
@@ -152,7 +153,7 @@ async def test_langchain(by_id: bool) -> None:
 
     gateway = answering()
     gateway.log.on_request = lambda request: answer(gateway, request)
-    async with serving(gateway) as url, httpx.AsyncClient(timeout=60) as http:
+    async with serving(gateway) as url, httpx.AsyncClient(timeout=PATIENCE_S) as http:
         chat = ChatOpenAI(
             base_url=url + "/v1",
             api_key="key",

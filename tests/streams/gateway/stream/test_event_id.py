@@ -18,7 +18,7 @@ from streams.gateway.stream.event_id import EventIds, StreamKey
 from streams.gateway.stream.event_key import FILE_NAME, event_key
 from tests.streams.gateway.in_process import EVENT_KEY, InProcessGateway
 from tests.streams.gateway.samples import chat
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 KEY = StreamKey(
     parent_id="r" + "0" * 26,
@@ -85,7 +85,7 @@ async def test_forged_ids_take_no_place_of_resumes() -> None:
     key, _ = gateway.state.event_ids.parse(event_id, "")
     thief = EventIds("k" * 32, choices_max=16)
     later = replace(key, created_s=2**32 - 1, deadline_ms=2**62)
-    async with gateway.client() as client, asyncio.timeout(30):
+    async with gateway.client() as client, asyncio.timeout(PATIENCE_S):
         for forged in (thief.name(later).decode() + ".0-0-0", "A" * 90 + ".0-0-0"):
             answer = await client.get(path, headers={"last-event-id": forged})
             assert answer.status_code == 400

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.waiting import PATIENCE_S
 from workers.llm.vllm.plugin import (
     NICE_VARIABLE,
     OWNER_VARIABLE,
@@ -78,7 +79,7 @@ def test_a_process_ends_with_its_owner() -> None:
         assert child.stdout.readline() == b"watching\n"
         owner.kill()
         owner.communicate()
-        assert child.wait(timeout=60) == -signal.SIGKILL
+        assert child.wait(timeout=PATIENCE_S) == -signal.SIGKILL
 
 
 def test_a_process_whose_owner_is_gone_ends_at_once() -> None:

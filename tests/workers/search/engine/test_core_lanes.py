@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.waiting import until
+from tests.waiting import START_S, until
 from tests.workers.search.data import clustered_index, gaussian
 from workers.search.engine import lane_loop
 from workers.search.engine.core_lanes import CoreLanes
@@ -49,7 +49,7 @@ async def test_an_ending_is_told_before_a_lane_sleeps_whose_other_searches_were_
         except BlockingIOError:
             return False
 
-    await until(rang, seconds=120)
+    await until(rang, seconds=START_S)
     lanes.close()
 
 

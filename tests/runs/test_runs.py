@@ -1,0 +1,68 @@
+"""What pytest does here beside running tests, on small runs of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LEAKS = """
+import gc, socket
+
+def test_breaks_off():
+    kept = Itself(socket.socket())  # in a circle, which only the garbage collector opens
+    raise RuntimeError("in its middle")
+
+class Itself:
+    def __init__(self, kept):
+        self.kept, self.circle = kept, self
+
+def test_is_not_to_blame():
+    gc.collect()
+"""
+SLOW = """
+import pytest, time
+
+@pytest.mark.timeout(0.2)
+def test_near_its_limit():
+    until_s = time.monotonic() + 0.11
+    while time.monotonic() < until_s:
+        pass
+
+def test_far_from_it():
+    pass
+"""
+
+
+def outcome(folder: Path, source: str, *options: str) -> str:
+    """What a run of these tests says."""
+    (folder / "test_small.py").write_text(source)
+    wanted = (
+        "tests.runs.after_failures",
+        "tests.runs.near_limits",
+        "no:schemathesis",
+        "no:langsmith_plugin",
+    )
+    plugins = [word for name in wanted for word in ("-p", name)]
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", *plugins, *options]
+    done = subprocess.run(
+        [*command, "-c", "/dev/null", "--rootdir", str(folder), str(folder)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+def test_what_a_failed_test_leaves_open_is_not_blamed_on_the_next(tmp_path: Path) -> None:
+    """Eight sockets of a test that had been ended were the fault of the next (issue 27)."""
+    assert "1 failed, 1 passed in" in outcome(tmp_path, LEAKS)
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "1")], ids=["alone", "dealt"])
+def test_a_run_tells_which_tests_were_near_their_limits(
+    tmp_path: Path, processes: tuple[str, ...]
+) -> None:
+    said = outcome(tmp_path, SLOW, "--timeout=100", *processes)
+    (line,) = [line for line in said.splitlines() if " of 0.2 s: " in line]
+    assert line.endswith("test_small.py::test_near_its_limit")
+    assert "took more than half of their timeout" in said and "test_far_from_it" not in said
