@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,9 +26,11 @@ from infra.cli.options import (
 )
 from infra.processes import garbage, log_lines
 from infra.processes.identity import PRIVATE
-from infra.stack.configuration import Settings
 from schemas.errors import ClientError, ConfigError, TopicError, TriviumError
-from schemas.settings import home
+from schemas.state_folder import home
+
+if TYPE_CHECKING:
+    from infra.stack.configuration import Settings
 
 _DRAIN_MAX_S = 60
 _HOPELESS = (ClientError, ConfigError, TopicError)
@@ -273,7 +275,7 @@ def _default_id(kind: str) -> str:
     return f"{kind}-{socket.gethostname()}"
 
 
-def _with_model_folder(settings: Settings) -> Settings:
+def _with_model_folder(settings: "Settings") -> "Settings":
     """The model's folder made or found, and its name kept."""
     from workers.models.folder import resolved
 

@@ -16,7 +16,8 @@ from schemas.errors import BrokerUnavailable
 from schemas.log.connecting import client_options
 from schemas.log.faust import patches
 from schemas.log.faust.receipts import Place
-from schemas.settings import LogSettings, home, private_folder
+from schemas.settings import LogSettings
+from schemas.state_folder import home, private_folder
 
 
 class Taker(Protocol):

@@ -1,0 +1,58 @@
+"""What the start of a process imports: counted, since seconds differ from one machine to the next.
+
+A module of ours or of a package that is not needed shows here as a heavy package or as a number.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.infra.cli.running import PLAIN
+
+HEAVY = {
+    *("aiohttp", "aiokafka", "fastapi", "fastavro", "faust", "httpx", "jinja2", "jsonschema"),
+    *("markdown_it", "mode", "numba", "numpy", "orjson", "prometheus_client", "pydantic"),
+    *("pygments", "pypdf", "starlette", "tantivy", "tokenizers", "torch", "transformers"),
+    *("uvicorn", "vllm"),
+}
+_PRINT_MODULES = "atexit.register(lambda: print(*sys.modules, sep='\\n', file=sys.__stderr__))"
+
+
+def modules_after(code: str) -> set[str]:
+    """Names of all modules that a Python program has imported at its end."""
+    program = [sys.executable, "-c", f"import atexit, sys; {_PRINT_MODULES}; {code}"]
+    env = {**os.environ, **PLAIN}
+    done = subprocess.run(program, capture_output=True, text=True, env=env, check=True)
+    return set(done.stderr.split())
+
+
+def modules_of(*arguments: str) -> set[str]:
+    """The same of a command line of `trivium`."""
+    return modules_after(
+        f"sys.argv = ['trivium', *{arguments}]; from infra.cli import app; app.main()"
+    )
+
+
+def packages(modules: set[str]) -> set[str]:
+    """Their packages."""
+    return {name.partition(".")[0] for name in modules}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "modules_max"),
+    [
+        (["--help"], 240),
+        (["version"], 230),
+        (["status", "--help"], 300),
+        (["tail", "--help"], 300),
+        (["replay", "--help"], 300),
+        (["worker", "--help"], 300),
+        (["broker", "--help"], 250),
+    ],
+)
+def test_who_asks_for_help_imports_little(arguments: list[str], modules_max: int) -> None:
+    modules = modules_of(*arguments)
+    assert not packages(modules) & HEAVY
+    assert len(modules) <= modules_max
