@@ -178,13 +178,13 @@ def router(
         raise ConfigError("--policy, --set: expected with --shadow; others have a settings file")
 
     async def run(stop: asyncio.Event) -> None:
-        from infra.replay.shadowing import run_shadow
         from schemas.log.registry import make_codec
-        from streams.agents.lives import run_router
 
         name = member_id or _default_id("shadow" if shadow else "router")
         codec = await asyncio.to_thread(make_codec, settings.log)
         if shadow:
+            from infra.replay.shadowing import run_shadow
+
             await run_shadow(
                 settings.log,
                 given,
@@ -194,6 +194,8 @@ def router(
                 snapshot_ms=settings.router.snapshot_ms,
             )
             return
+        from streams.agents.lives import run_router
+
         await run_router(
             settings.log,
             settings.router,

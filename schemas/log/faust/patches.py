@@ -14,11 +14,10 @@ from inspect import isawaitable, iscoroutine
 from typing import Any
 
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
-from faust._cython import streams as cython_streams
-from faust.transport.drivers import aiokafka as driver
 
 from schemas.errors import ConfigError
 from schemas.log.connecting import stopped
+from schemas.log.faust.library import driver, streams
 
 FAUST_VERSION = "0.15.3"  # the private names below were checked for this one
 FETCH_MAX_WAIT_MS = 100
@@ -34,13 +33,13 @@ def check() -> None:
             f"expected faust-streaming {FAUST_VERSION}, found {version('faust-streaming')}; "
             "schemas/log/faust/patches.py changes what it offers no setting for"
         )
-    if not hasattr(cython_streams, "sleep"):
+    if not hasattr(streams, "sleep"):
         raise ConfigError("faust's streams have no sleep; check schemas/log/faust/patches.py")
 
 
 def install(app: Any, *, leaves_group: bool, reads_committed: bool = False) -> None:
     """Give an app that was just made the changed consumer, and all apps the changed streams."""
-    cython_streams.sleep = _turn_now_and_then
+    streams.sleep = _turn_now_and_then
     app.transport = _Transport(app.conf.broker_consumer, app)
     app.transport.leaves_group = leaves_group
     app.transport.reads_committed = reads_committed

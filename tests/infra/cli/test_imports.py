@@ -12,7 +12,8 @@ import pytest
 from tests.infra.cli.running import PLAIN
 
 HEAVY = {
-    *("aiohttp", "aiokafka", "fastapi", "fastavro", "faust", "httpx", "jinja2", "jsonschema"),
+    *("aiohttp", "aiokafka", "click", "croniter", "dateutil", "fastapi", "fastavro", "faust"),
+    *("httpx", "jinja2", "jsonschema"),
     *("markdown_it", "mode", "numba", "numpy", "orjson", "prometheus_client", "pydantic"),
     *("pygments", "pypdf", "starlette", "tantivy", "tokenizers", "torch", "transformers"),
     *("uvicorn", "vllm"),
@@ -55,4 +56,45 @@ def packages(modules: set[str]) -> set[str]:
 def test_who_asks_for_help_imports_little(arguments: list[str], modules_max: int) -> None:
     modules = modules_of(*arguments)
     assert not packages(modules) & HEAVY
+    assert len(modules) <= modules_max
+
+
+_COMMAND = "from infra.cli.commands import imported; imported('worker'); import uvloop; "
+_SETTINGS = _COMMAND + "from infra.stack.configuration import load; load(environ={}); "
+_CODEC = _SETTINGS + "import schemas.log.registry; "
+_READER = {"aiokafka", "fastavro", "numpy", "pydantic"}  # of the log
+_MEMBER = _READER | {"faust", "mode", "orjson"}  # of a group that shares its topics
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy", "modules_max"),
+    [
+        (_SETTINGS, {"pydantic"}, 410),
+        (_CODEC + "import streams.agents.lives", _MEMBER, 900),
+        (
+            _CODEC + "import streams.gateway.app, streams.gateway.stream.event_key",
+            _READER
+            | {"fastapi", "jinja2", "orjson", "prometheus_client", "starlette", "tokenizers"}
+            | {"uvicorn"},
+            940,
+        ),
+        (
+            _CODEC + "import infra.stack.engine_source, workers.runtime, workers.models.folder, "
+            "workers.llm.sim.engine",
+            _READER | {"tokenizers"},
+            690,
+        ),
+        (
+            _CODEC + "import workers.embed.process, workers.models.folder",
+            _MEMBER | {"tokenizers"},
+            850,
+        ),
+        (_CODEC + "import workers.search.service.worker", _MEMBER | {"numba", "tantivy"}, 1_200),
+    ],
+    ids=["settings", "router", "gateway", "simulated worker", "embedding", "retrieval"],
+)
+def test_a_process_imports_what_it_needs(code: str, heavy: set[str], modules_max: int) -> None:
+    """What `infra/cli/operate/single_process.py` imports for it."""
+    modules = modules_after(code)
+    assert packages(modules) & HEAVY == heavy
     assert len(modules) <= modules_max
