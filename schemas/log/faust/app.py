@@ -68,7 +68,7 @@ def make_app(
     private_folder(home())
     datadir = home() / "faust"  # Faust makes one though it keeps nothing there
     private_folder(datadir)
-    app = library.App(
+    app = patches.App(
         group,
         broker=[f"kafka://{address}" for address in log.bootstrap.split(",")],
         broker_credentials=_credentials(log),
@@ -77,6 +77,7 @@ def make_app(
         key_serializer="raw",
         store="memory://",
         web_enabled=False,
+        HttpClient=library.ClientSession,  # a promise of it, which nobody calls in
         topic_disable_leader=True,
         topic_allow_declare=False,
         processing_guarantee="at_least_once",

@@ -8,11 +8,22 @@ from schemas.stand_ins import stand_ins
 
 with stand_ins("aiohttp", "aiohttp.client", "croniter", "croniter.croniter", "yaml"):
     import faust
+    from aiohttp.client import ClientSession
     from faust._cython import streams
     from faust.app import App
     from faust.transport.drivers import aiokafka as driver
     from faust.types import TP
+    from faust.utils import venusian
 
 SASLCredentials, SSLCredentials = faust.SASLCredentials, faust.SSLCredentials
 
-__all__ = ["TP", "App", "SASLCredentials", "SSLCredentials", "driver", "streams"]
+__all__ = [
+    "TP",
+    "App",
+    "ClientSession",
+    "SASLCredentials",
+    "SSLCredentials",
+    "driver",
+    "streams",
+    "venusian",
+]
