@@ -2,8 +2,8 @@
 
 The path uses fastavro only. Every schema version that was ever committed can be read: `avro`
 holds the current ones, `history` the older ones, which are resolved to the current one.
-Schema registry calls happen once, at start (`schemas/log/registry.py`); nothing here does I/O once
-a codec is made.
+Schema registry calls happen once, at start (`schemas/log/registry.py`). A schema's file is read
+when a record of it comes first: most processes write and read few kinds.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
-from fastavro.schema import fingerprint, load_schema, to_parsing_canonical_form
+from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 from schemas import records
 from schemas.errors import RecordError
@@ -28,6 +28,7 @@ from schemas.rules.sizes import check_bytes
 
 AVRO_DIR = Path(__file__).parent / "avro"
 HISTORY_DIR = Path(__file__).parent / "history"
+MARKS_FILE = Path(__file__).parent / "marks.json"  # written by `make schemas`
 SINGLE_OBJECT_MARKER = b"\xc3\x01"
 CONFLUENT_MAGIC = 0
 
@@ -42,7 +43,7 @@ def record_names() -> list[str]:
 @cache
 def schema_of(name: str) -> Schema:
     """The current schema of a record, with every type that it names."""
-    return typing.cast(Schema, load_schema(AVRO_DIR / f"trivium.{name}.avsc"))
+    return typing.cast(Schema, fastavro.parse_schema(full_schema(name)))
 
 
 @cache
@@ -77,13 +78,15 @@ def _expanded(name: str) -> str:
 
 def schema_fingerprint(schema: Schema | str) -> bytes:
     """CRC-64-AVRO of the parsing canonical form, little-endian as single-object encoding has it."""
-    return _mark_of(to_parsing_canonical_form(typing.cast(Any, schema)))
+    canonical = to_parsing_canonical_form(typing.cast(Any, schema))
+    return bytes.fromhex(fingerprint(canonical, "CRC-64-AVRO"))
 
 
 @cache
-def _mark_of(canonical: str) -> bytes:
-    """Worked out once: of all schemas this is most of what a codec's making takes."""
-    return bytes.fromhex(fingerprint(canonical, "CRC-64-AVRO"))
+def marks() -> Mapping[str, bytes]:
+    """Each record's fingerprint, kept: to work them out takes longer than all else of a codec."""
+    kept = json.loads(MARKS_FILE.read_text())
+    return {name: bytes.fromhex(mark) for name, mark in kept.items()}
 
 
 # Converters between dataclasses and what fastavro takes. Built once per class.
@@ -201,6 +204,22 @@ class BoundedBytes:
         return self._at
 
 
+Key = typing.TypeVar("Key", bound=Hashable)
+Made = typing.TypeVar("Made")
+
+
+class _OnUse(dict[Key, Made]):
+    """Makes what it is asked for, once; what cannot be made raises, and is not kept."""
+
+    def __init__(self, make: Callable[[Key], Made]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: Key) -> Made:
+        self[key] = made = self._make(key)
+        return made
+
+
 class Codec:
     """Encodes and decodes records in one framing.
 
@@ -213,28 +232,14 @@ class Codec:
     def __init__(
         self, registry_ids: Mapping[str, int] | None = None, *, history: Path = HISTORY_DIR
     ) -> None:
-        self._parsed: dict[str, Schema] = {}
-        self._headers: dict[str, bytes] = {}
-        self._to_plain: dict[str, Convert] = {}
-        self._from_plain: dict[str, Convert] = {}
-        self._by_fingerprint: dict[bytes, tuple[str, Schema]] = {}
+        self._parsed = _OnUse(schema_of)
+        self._to_plain = _OnUse[str, Convert](lambda name: _to_dict(getattr(records, name)))
+        self._from_plain = _OnUse[str, Convert](lambda name: _from_dict(getattr(records, name)))
+        self._headers = {name: SINGLE_OBJECT_MARKER + mark for name, mark in marks().items()}
+        self._names = {mark: name for name, mark in marks().items()}
+        self._older = {bytes.fromhex(path.suffixes[0][1:]): path for path in history.glob("*.avsc")}
+        self._by_fingerprint = _OnUse(self._version)
         self._by_id: dict[int, tuple[str, Schema]] = {}
-        for name in record_names():
-            schema = schema_of(name)
-            if schema["type"] != "record":
-                continue
-            mark = schema_fingerprint(full_schema(name))
-            self._parsed[name] = schema
-            self._headers[name] = SINGLE_OBJECT_MARKER + mark
-            self._to_plain[name] = _to_dict(getattr(records, name))
-            self._from_plain[name] = _from_dict(getattr(records, name))
-            self._by_fingerprint[mark] = (name, schema)
-        for path in sorted(history.glob("*.avsc")):
-            old = json.loads(path.read_text())
-            self._by_fingerprint.setdefault(
-                schema_fingerprint(old),
-                (old["name"], typing.cast(Schema, fastavro.parse_schema(old))),
-            )
         for name, schema_id in (registry_ids or {}).items():
             self._headers[name] = struct.pack(">bI", CONFLUENT_MAGIC, schema_id)
             self._by_id[schema_id] = (name, self._parsed[name])
@@ -288,10 +293,7 @@ class Codec:
 
     def _frame(self, value: bytes) -> tuple[str, Schema, int]:
         if value[:2] == SINGLE_OBJECT_MARKER and len(value) >= 10:
-            known = self._by_fingerprint.get(value[2:10])
-            if known is None:
-                raise RecordError(f"unknown schema fingerprint {value[2:10].hex()}")
-            return *known, 10
+            return *self._by_fingerprint[value[2:10]], 10
         if value[0] == CONFLUENT_MAGIC and len(value) >= 5:
             (schema_id,) = struct.unpack_from(">I", value, 1)
             known = self._by_id.get(schema_id)
@@ -299,3 +301,12 @@ class Codec:
                 raise RecordError(f"unknown schema id {schema_id}")
             return *known, 5
         raise RecordError(f"expected an Avro framing marker (c301 or 00), found {value[:2].hex()}")
+
+    def _version(self, mark: bytes) -> tuple[str, Schema]:
+        """The record and the schema that a fingerprint stands for; the current one comes first."""
+        if (name := self._names.get(mark)) is not None:
+            return name, self._parsed[name]
+        if (path := self._older.get(mark)) is None:
+            raise RecordError(f"unknown schema fingerprint {mark.hex()}")
+        old = json.loads(path.read_text())
+        return old["name"], typing.cast(Schema, fastavro.parse_schema(old))

@@ -50,9 +50,10 @@ TriviumError
 """
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from schemas.records import WireError
+if TYPE_CHECKING:
+    from schemas.records import WireError
 
 MESSAGE_CHARS_MAX = 2_048  # of an error that travels
 
@@ -85,11 +86,13 @@ class TriviumError(Exception):
         super().__init__(message)
         self.message = message
 
-    def to_wire(self) -> WireError:
+    def to_wire(self) -> "WireError":
         """The error as a record travels with it.
 
         A message may quote what somebody sent; what is no UTF-8 of it is escaped.
         """
+        from schemas.records import WireError  # 100 classes, which no command's help needs
+
         message = self.message.encode(errors="backslashreplace").decode()
         return WireError(code=self.code, message=clipped(message), retriable=self.retriable)
 
@@ -363,6 +366,6 @@ def _tree(cls: type[TriviumError]) -> list[type[TriviumError]]:
 BY_CODE: dict[str, type[TriviumError]] = {cls.code: cls for cls in _tree(TriviumError)}
 
 
-def from_wire(error: WireError) -> TriviumError:
+def from_wire(error: "WireError") -> TriviumError:
     """The exception for a travelled error; an unknown code becomes a plain TriviumError."""
     return BY_CODE.get(error.code, TriviumError)(error.message)

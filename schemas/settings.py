@@ -1,11 +1,9 @@
-"""The sections of the settings that every process shares, and the state folder.
+"""The sections of the settings that every process shares.
 
 How a section is filled and checked is `schemas/sections.py`'s; the other sections live beside the
 processes that they configure.
 """
 
-import os
-import stat
 from pathlib import Path
 from typing import Annotated
 
@@ -95,25 +93,3 @@ class ModelSettings:
     @property
     def served_name(self) -> str:
         return self.name or Path(self.path).name
-
-
-def home() -> Path:
-    """The state folder: broker data, logs, process ids and models made here."""
-    return Path(os.environ.get("TRIVIUM_HOME", ".trivium")).absolute()
-
-
-def private_folder(path: Path) -> Path:
-    """Make a folder that only its owner can look into; one that is there is closed to others.
-
-    Raises ConfigError for a folder that others may write to, which is not ours to close.
-    """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    mode = path.stat().st_mode
-    if mode & (stat.S_ISVTX | stat.S_IWOTH):
-        raise ConfigError(
-            f"{path}: expected a folder of our own, found one that others may write to; name "
-            "another with TRIVIUM_HOME"
-        )
-    if stat.S_IMODE(mode) & 0o077:
-        path.chmod(0o700)
-    return path

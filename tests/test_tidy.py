@@ -41,12 +41,11 @@ HEAVY = {
     "nixl_cu12": set(),
     "cupy": {"workers/search/cuda/launch"},
     "cuvs": {"workers/search/cuda/cuvs_graph"},
-    "faust": {"schemas/log/faust/"},
+    "faust": {"schemas/log/faust/library"},
     "transformers": {"workers/models/conversion", "workers/embed/embedders/sentence"},
 }
 HEAVY_FILES_MAX = {
     "vllm": 4,
-    "faust": 2,
     "transformers": 2,
 }  # too much for one file; of the others one each
 

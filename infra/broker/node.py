@@ -24,7 +24,7 @@ from infra.broker.section import BrokerSettings
 from infra.processes import tether
 from infra.processes.identity import PRIVATE, Identity, identify
 from schemas.errors import BrokerUnavailable, ConfigError
-from schemas.settings import home, private_folder
+from schemas.state_folder import home, private_folder
 
 _HERE = Path(__file__).parent
 _DEFAULT_LIBS = _HERE.parents[1] / "build" / "broker" / "libs"

@@ -1,4 +1,7 @@
-"""Options that several commands share, and the settings that come of them."""
+"""Options that several commands share, and the settings that come of them.
+
+The settings are imported when a command wants them: help does without.
+"""
 
 import dataclasses
 import functools
@@ -8,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.stack.configuration import Settings, load
-from infra.stack.statefile import read_state
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
+    from infra.stack.configuration import Settings
     from schemas.records import Role
 
 Config = Annotated[
@@ -44,14 +46,18 @@ def in_panel(panel: str) -> Callable[..., Any]:
 
 def settings_from(
     config: Path | None, bootstrap: str | None = None, **sections: dict[str, Any]
-) -> Settings:
+) -> "Settings":
     """File, environment, and flags; flags that are None change nothing."""
+    from infra.stack.configuration import load
+
     flags = {"log": {"bootstrap": bootstrap}, **sections}
     return load(config, flags=flags)
 
 
-def settings_of_running(config: Path | None, bootstrap: str | None = None) -> Settings:
+def settings_of_running(config: Path | None, bootstrap: str | None = None) -> "Settings":
     """The same, but without a named cluster that of the stack or broker that runs here."""
+    from infra.stack.statefile import read_state
+
     settings = settings_from(config, bootstrap)
     if bootstrap is not None:
         return settings
@@ -69,6 +75,8 @@ def settings_of_running(config: Path | None, bootstrap: str | None = None) -> Se
 
 def gateway_url(config: Path | None) -> str:
     """The first gateway of the stack that runs here, else where the settings put one."""
+    from infra.stack.statefile import read_state
+
     state = read_state()
     if state is not None and state.gateways:
         return state.gateways[0]

@@ -30,7 +30,7 @@ from infra.story.story import Story
 from infra.terminal.output import stdout_console
 from infra.terminal.stack_display import LiveTable, PlainLines
 from schemas.records import OutcomeKind
-from schemas.settings import home
+from schemas.state_folder import home
 
 CONVERSATIONS = (
     (

@@ -43,7 +43,7 @@ from infra.stack.plan import StackPlan
 from infra.terminal.output import stdout_console
 from schemas.errors import EngineFailed
 from schemas.log.clock import wall_ms
-from schemas.settings import home
+from schemas.state_folder import home
 from streams.bridge.config import BridgeSettings, DocumentSource, Pair
 
 COLLECTION = "handbook"

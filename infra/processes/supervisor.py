@@ -19,7 +19,7 @@ from pathlib import Path
 
 from infra.processes import tether
 from infra.processes.identity import PRIVATE
-from schemas.settings import private_folder
+from schemas.state_folder import private_folder
 
 BACKOFF_S, BACKOFF_MAX_S = 0.5, 10.0
 STABLE_S = 30.0  # after so long a life the backoff starts anew

@@ -31,7 +31,7 @@ from schemas.log.endings import ended
 from schemas.log.patience import insist
 from schemas.log.registry import make_codec
 from schemas.records import MemberKind, MemberState, Role
-from schemas.settings import home
+from schemas.state_folder import home
 from workers.models.folder import resolved
 
 READY_TIMEOUT_S = 240.0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from infra.stack.statefile import ProcessRow, read_state
 from schemas.errors import ConfigError, NotReady
-from schemas.settings import home
+from schemas.state_folder import home
 
 _LOOK_S = 0.2
 

@@ -12,7 +12,7 @@ from typing import IO
 
 from infra.processes.identity import Identity, this_process
 from schemas.errors import ConfigError
-from schemas.settings import home, private_folder
+from schemas.state_folder import home, private_folder
 
 STATE_FILE = "stack.json"
 LOCK_FILE = "stack.lock"

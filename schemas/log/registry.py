@@ -8,9 +8,7 @@ other people's prompts, each once.
 
 import base64
 import json
-import urllib.error
 import urllib.parse
-import urllib.request
 from http import HTTPStatus
 from typing import Any, NamedTuple, cast
 from uuid import UUID
@@ -99,6 +97,9 @@ class Registry:
         ]
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None, what: str) -> Any:
+        import urllib.error  # with an HTTP client, which few deployments need
+        import urllib.request
+
         data = None if body is None else json.dumps(body).encode()
         call = urllib.request.Request(
             self.url + path, data=data, headers=self._headers, method=method

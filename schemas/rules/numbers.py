@@ -1,4 +1,5 @@
-"""Which numbers of a worker's report can be meant: the one rule, kept by whoever reads it.
+"""Which numbers of a worker's report can be meant: the one rule, kept by whoever reads it; and
+which seeds a request may have.
 
 A schema lets through what no worker can mean, such as a transfer of NaN ms or -1 tokens; whoever
 works with it fails, or writes what fits no schema. Nothing here does I/O.
@@ -11,6 +12,8 @@ from schemas.records import Continued, Hits, Outcome, Phase
 
 NUMBER_MAX = 1 << 53  # of ms, bytes and attempts; as a float it is still exact
 TOKENS_MAX = 1 << 30  # the sum of two fits an int of a schema
+# Room is left above for the numbers of choices, which are added to the seed.
+SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1 - 65_536
 
 
 def check_numbers(record: Any) -> None:

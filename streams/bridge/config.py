@@ -3,24 +3,24 @@ topics of rows that are documents.
 
 A pair is a table `[[bridge.pairs]]`. Two are always there: `prompts` with `answers`, which a table
 may say more about, and `batch.prompts` with `batch.answers`, the lines of /v1/batches.
+
+Every process reads all sections, so what checks a schema or a search of a pair is imported where
+a pair has one.
 """
 
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
-from jsonschema import SchemaError  # type: ignore[import-untyped]  # ships no types
-from jsonschema import ValidationError as JsonInvalid
-from jsonschema.validators import Draft202012Validator  # type: ignore[import-untyped]  # the same
 from pydantic import BeforeValidator, Field, ValidationError
 
 from schemas.errors import ConfigError, InvalidRequest
 from schemas.records import Priority
 from schemas.rules import filters
+from schemas.rules.numbers import SEED_MAX, SEED_MIN
 from schemas.sections import Positive, Share, Texts, faults, one_of, section, tables_of
 from schemas.topics import TOPICS, live_ms_max
 from streams.bridge.template import Template
-from streams.gateway.request.body import SEED_MAX, SEED_MIN, SearchBody
 
 FORMATS = ("prompt", "json", "json_envelope", "avro")
 TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,245}$")]  # with room for .dlq
@@ -91,9 +91,12 @@ class Pair:
         return ConfigError(f"bridge.pairs ({self.title}): {field}: {why}")
 
     def _check_retrieval(self) -> None:
+        if self.retrieval is None:
+            return
+        from streams.gateway.request.body import SearchBody
+
         try:
-            if self.retrieval is not None:
-                filters.text_of(SearchBody.model_validate(self.retrieval).filter)
+            filters.text_of(SearchBody.model_validate(self.retrieval).filter)
         except ValidationError as error:
             raise self._wrong("retrieval", faults("", error)) from None
         except InvalidRequest as error:
@@ -102,6 +105,10 @@ class Pair:
     def _check_schema(self) -> None:
         if not self.schema:
             return
+        from jsonschema import SchemaError  # type: ignore[import-untyped]  # ships no types
+        from jsonschema import ValidationError as JsonInvalid
+        from jsonschema.validators import Draft202012Validator  # type: ignore[import-untyped]
+
         field = "schema"
         try:
             schema = json.loads(self.schema)

@@ -6,7 +6,8 @@ import pytest
 
 from schemas.errors import ConfigError
 from schemas.sections import build
-from schemas.settings import LogSettings, ModelSettings, home
+from schemas.settings import LogSettings, ModelSettings
+from schemas.state_folder import home
 
 
 @pytest.mark.parametrize("name", ["session_partitions", "worker_partitions", "gateway_partitions"])

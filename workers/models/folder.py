@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from schemas.settings import ModelSettings, home
+from schemas.settings import ModelSettings
+from schemas.state_folder import home
 from workers.models.sim import SIM_MODEL, make_sim_model
 from workers.models.tiny import TINY, version, write_tiny_model
 from workers.models.wheels import SMOLLM2, WHEELS, wheel_folder

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.errors import ConfigError
-from schemas.settings import home
+from schemas.state_folder import home
 from workers.models.conversion import FORM, converted
 
 SMOLLM2 = "smollm2-135m-instruct"

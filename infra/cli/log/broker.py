@@ -1,13 +1,15 @@
 """`trivium broker`: the Kafka node that Trivium runs itself."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.broker.node import Broker
 from infra.cli.options import AsJson, Config, Quiet, settings_from
 from infra.terminal.output import print_json
+
+if TYPE_CHECKING:
+    from infra.broker.node import Broker
 
 app = typer.Typer(
     help="Apache Kafka as one node of Trivium's own, with its data in the state folder.",
@@ -18,7 +20,7 @@ app = typer.Typer(
 @app.command(epilog="Example: TRIVIUM_BROKER_PORT=0 trivium broker start")
 def start(config: Config = None, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Start the broker in the background, and wait until it answers."""
-    broker = Broker(settings_from(config).broker)
+    broker = _broker(config)
     before = broker.runs()
     bootstrap = broker.start()
     if as_json:
@@ -30,7 +32,7 @@ def start(config: Config = None, as_json: AsJson = False, quiet: Quiet = False) 
 @app.command(epilog="Example: trivium broker stop --quiet")
 def stop(config: Config = None, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Stop it in an orderly way; data stays."""
-    stopped = Broker(settings_from(config).broker).stop()
+    stopped = _broker(config).stop()
     if as_json:
         print_json({"stopped": stopped})
     elif not quiet:
@@ -40,7 +42,7 @@ def stop(config: Config = None, as_json: AsJson = False, quiet: Quiet = False) -
 @app.command(epilog="Example: trivium broker status --json | jq -r .bootstrap")
 def status(config: Config = None, as_json: AsJson = False) -> None:
     """Say whether it runs, where, and how much it holds; exit code 1 if it does not run."""
-    broker = Broker(settings_from(config).broker).status()
+    broker = _broker(config).status()
     if as_json:
         print_json(asdict(broker))
     elif broker.running:
@@ -63,7 +65,7 @@ def reset(
     as_json: AsJson = False,
 ) -> None:
     """Stop it and delete all its data."""
-    broker = Broker(settings_from(config).broker)
+    broker = _broker(config)
     if not yes:
         typer.confirm(f"Delete every record in {broker.folder}?", abort=True, err=True)
     broker.reset()
@@ -71,3 +73,9 @@ def reset(
         print_json({"folder": str(broker.folder), "empty": True})
     else:
         print(f"{broker.folder} is empty")
+
+
+def _broker(config: Config) -> "Broker":
+    from infra.broker.node import Broker
+
+    return Broker(settings_from(config).broker)

@@ -17,13 +17,13 @@ from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
 from infra.terminal.output import print_json, stdout_console
 from infra.terminal.printable import printable
 from schemas.errors import ConfigError, RecordError, TopicError, TriviumError
-from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS
 
 if TYPE_CHECKING:
     from infra.stack.configuration import Settings
     from schemas.codec import Codec
     from schemas.log.dead_letters import DeadLetter, Place, Retried, Wanted
+    from schemas.settings import LogSettings
 
 app = typer.Typer(
     help="Dead letters: records that nobody could read or answer. Look at them, send them again.",
@@ -202,13 +202,13 @@ async def _counts(settings: "Settings", topics: list[str] | None) -> Counts:
     return {name: (found.get(name, 0), of_letters[name]) for name in of_letters if name in held}
 
 
-def _full(log: LogSettings, topic: str) -> str:
+def _full(log: "LogSettings", topic: str) -> str:
     """A topic of the table may be named without the prefix, and any with its .dlq."""
     name = topic.removesuffix(DEAD_LETTER_SUFFIX)
     return log.topic_prefix + name if name in TOPICS else name
 
 
-def _place(log: LogSettings, name: str) -> "Place":
+def _place(log: "LogSettings", name: str) -> "Place":
     topic, partition, offset = (*name.rsplit("/", 2), "", "")[:3]
     if not (topic and partition.isdigit() and offset.isdigit()):
         raise ConfigError(f"dlq: expected TOPIC/PARTITION/OFFSET, found {name!r}")

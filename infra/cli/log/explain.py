@@ -11,11 +11,11 @@ import typer
 from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
 from infra.terminal.output import print_json, stdout_console
 from schemas.errors import ConfigError
-from schemas.settings import LogSettings
 
 if TYPE_CHECKING:
     from infra.story.record_finder import Progress
     from infra.story.story import Story
+    from schemas.settings import LogSettings
 
 _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -64,7 +64,7 @@ def duration_ms(text: str, option: str = "--since") -> int:
     return int(duration[1]) * _UNITS_MS[duration[2]]
 
 
-async def _read(log: LogSettings, name: str, since_ms: int) -> "Story":
+async def _read(log: "LogSettings", name: str, since_ms: int) -> "Story":
     from infra.story.record_finder import read_story
 
     with _progress() as progress:

@@ -1,14 +1,16 @@
 """`trivium schemas`: what records look like, in a schema registry and since the last release."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from infra.cli.options import AsJson, Config, Quiet, settings_from
 from infra.terminal.output import print_json, stdout_console
 from schemas.errors import ConfigError
-from schemas.settings import LogSettings
+
+if TYPE_CHECKING:
+    from schemas.settings import LogSettings
 
 app = typer.Typer(
     help="Register the schemas of all records, check them, list them.",
@@ -57,7 +59,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _breaks_of(log: LogSettings, url: str) -> list[str]:
+def _breaks_of(log: "LogSettings", url: str) -> list[str]:
     from schemas.codec import full_schema
     from schemas.compatibility import unreadable
     from schemas.log.registry import Registry, subjects
@@ -103,7 +105,7 @@ def list_(config: Config = None, url: Url = None, as_json: AsJson = False) -> No
     stdout_console().print(table)
 
 
-def _subjects(log: LogSettings, url: str) -> list[Subject]:
+def _subjects(log: "LogSettings", url: str) -> list[Subject]:
     from schemas.codec import schema_fingerprint
     from schemas.compatibility import current_marks, older_versions
     from schemas.log.registry import Registry, subjects
@@ -126,7 +128,7 @@ def _subjects(log: LogSettings, url: str) -> list[Subject]:
     return rows
 
 
-def _named(log: LogSettings) -> str:
+def _named(log: "LogSettings") -> str:
     if not log.schema_registry:
         raise ConfigError("a schema registry: expected --url or log.schema_registry, found neither")
     return log.schema_registry

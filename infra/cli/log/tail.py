@@ -5,15 +5,17 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
 from infra.terminal.printable import printable
 from schemas.errors import ConfigError, RecordError
-from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, TOPICS
+
+if TYPE_CHECKING:
+    from schemas.settings import LogSettings
 
 _LONG_LIST = 12
 
@@ -43,7 +45,7 @@ def tail(
 
 
 async def _follow(
-    log: LogSettings, topic: str, partitions: int, from_beginning: bool, count: int, as_json: bool
+    log: "LogSettings", topic: str, partitions: int, from_beginning: bool, count: int, as_json: bool
 ) -> None:
     from schemas.log.clients import AssignedReader
     from schemas.log.registry import make_codec

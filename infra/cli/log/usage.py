@@ -11,10 +11,10 @@ from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
 from infra.terminal.output import print_json, stdout_console
 from infra.terminal.printable import printable
 from schemas.errors import ConfigError
-from schemas.settings import LogSettings
 
 if TYPE_CHECKING:
     from infra.story.usage import Check, Sums
+    from schemas.settings import LogSettings
 
 _COLUMNS = {
     "requests": "requests",
@@ -81,7 +81,7 @@ def _names(by: str) -> list[str]:
 
 
 async def _read(
-    log: LogSettings, names: list[str], since_ms: int, *, check: bool
+    log: "LogSettings", names: list[str], since_ms: int, *, check: bool
 ) -> "tuple[Sums, Check | None]":
     from infra.story.usage import Check, Sums, read_usage
 

@@ -1,13 +1,15 @@
 """`trivium pool`: which workers serve which pools, and moving them while they run."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from infra.cli.options import AsJson, Bootstrap, Config, roles_from, settings_of_running
 from infra.terminal.output import print_json, stdout_console
-from schemas.settings import LogSettings
+
+if TYPE_CHECKING:
+    from schemas.settings import LogSettings
 
 app = typer.Typer(
     help="Show the pools of workers, and move workers between them without a restart.",
@@ -44,7 +46,7 @@ def move(
     asyncio.run(_move(log, worker, roles, timeout_s, as_json))
 
 
-async def _list(log: LogSettings, as_json: bool) -> None:
+async def _list(log: "LogSettings", as_json: bool) -> None:
     from rich.table import Table
 
     from infra.cli.operate.status import members
@@ -78,7 +80,7 @@ def _row(member: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _move(
-    log: LogSettings, worker_id: str, roles: list[Any], timeout_s: float, as_json: bool
+    log: "LogSettings", worker_id: str, roles: list[Any], timeout_s: float, as_json: bool
 ) -> None:
     from rich.console import Console
 

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,9 +26,11 @@ from infra.cli.options import (
 )
 from infra.processes import garbage, log_lines
 from infra.processes.identity import PRIVATE
-from infra.stack.configuration import Settings
 from schemas.errors import ClientError, ConfigError, TopicError, TriviumError
-from schemas.settings import home
+from schemas.state_folder import home
+
+if TYPE_CHECKING:
+    from infra.stack.configuration import Settings
 
 _DRAIN_MAX_S = 60
 _HOPELESS = (ClientError, ConfigError, TopicError)
@@ -176,13 +178,13 @@ def router(
         raise ConfigError("--policy, --set: expected with --shadow; others have a settings file")
 
     async def run(stop: asyncio.Event) -> None:
-        from infra.replay.shadowing import run_shadow
         from schemas.log.registry import make_codec
-        from streams.agents.lives import run_router
 
         name = member_id or _default_id("shadow" if shadow else "router")
         codec = await asyncio.to_thread(make_codec, settings.log)
         if shadow:
+            from infra.replay.shadowing import run_shadow
+
             await run_shadow(
                 settings.log,
                 given,
@@ -192,6 +194,8 @@ def router(
                 snapshot_ms=settings.router.snapshot_ms,
             )
             return
+        from streams.agents.lives import run_router
+
         await run_router(
             settings.log,
             settings.router,
@@ -273,7 +277,7 @@ def _default_id(kind: str) -> str:
     return f"{kind}-{socket.gethostname()}"
 
 
-def _with_model_folder(settings: Settings) -> Settings:
+def _with_model_folder(settings: "Settings") -> "Settings":
     """The model's folder made or found, and its name kept."""
     from workers.models.folder import resolved
 

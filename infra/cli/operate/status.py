@@ -11,11 +11,11 @@ from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
 from infra.stack.statefile import read_state
 from infra.terminal.output import print_json, stdout_console
 from schemas.errors import BrokerUnavailable
-from schemas.settings import LogSettings
 
 if TYPE_CHECKING:
     from infra.stack.fleet_watch import FleetWatch
     from schemas.records import Capability, Registration
+    from schemas.settings import LogSettings
 
 _REFRESH_S = 0.5
 _MISSED_TOLD = 0.01  # share of documents that searches for them do not find
@@ -37,7 +37,7 @@ def status(
     asyncio.run(_show(settings_of_running(config, bootstrap).log, once, as_json))
 
 
-async def _show(log: LogSettings, once: bool, as_json: bool) -> None:
+async def _show(log: "LogSettings", once: bool, as_json: bool) -> None:
     from rich.live import Live
 
     from infra.stack.fleet_watch import FleetWatch

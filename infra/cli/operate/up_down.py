@@ -16,7 +16,7 @@ from infra.processes.identity import PRIVATE
 from infra.stack.statefile import StackState, read_state
 from infra.terminal.output import print_json
 from schemas.errors import NotReady
-from schemas.settings import home, private_folder
+from schemas.state_folder import home, private_folder
 
 if TYPE_CHECKING:
     from infra.stack.autoscaler import Autoscaler

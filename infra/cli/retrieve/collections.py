@@ -11,11 +11,11 @@ from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
 from infra.terminal.output import print_json, stdout_console
 from infra.terminal.printable import printable
 from schemas.errors import ConfigError
-from schemas.settings import LogSettings
 
 if TYPE_CHECKING:
     from schemas.fleet import FleetView
     from schemas.records import CollectionDeclared, CollectionState
+    from schemas.settings import LogSettings
 
 app = typer.Typer(help="Show collections, and declare who may search them.")
 Name = Annotated[str, typer.Argument(help="The collection.")]
@@ -116,7 +116,7 @@ def declare(
         print(f"collection {printable(name)}: may be searched by {who}")
 
 
-async def _declare(log: LogSettings, name: str, fields: dict[str, Any], withdraw: bool) -> None:
+async def _declare(log: "LogSettings", name: str, fields: dict[str, Any], withdraw: bool) -> None:
     from schemas.log.clients import LogProducer
     from schemas.log.clock import wall_ms
     from schemas.log.documents import declare as declare_collection
@@ -133,7 +133,7 @@ async def _declare(log: LogSettings, name: str, fields: dict[str, Any], withdraw
         await producer.stop()
 
 
-async def _found(log: LogSettings) -> dict[str, Any]:
+async def _found(log: "LogSettings") -> dict[str, Any]:
     from infra.stack.fleet_watch import FleetWatch
     from schemas.log.clock import wall_ms
     from schemas.log.registry import make_codec
@@ -173,7 +173,7 @@ def rows_of(view: "FleetView", now_ms: int) -> dict[str, Row]:
     return rows
 
 
-async def _declared(log: LogSettings, codec: Any) -> "Iterable[CollectionDeclared]":
+async def _declared(log: "LogSettings", codec: Any) -> "Iterable[CollectionDeclared]":
     """The last word on each collection. Reads a partition of `documents`; decodes little of it."""
     from schemas.errors import RecordError
     from schemas.log.clients import AssignedReader
@@ -199,7 +199,7 @@ async def _declared(log: LogSettings, codec: Any) -> "Iterable[CollectionDeclare
     return said.values()
 
 
-async def _waiting(log: LogSettings) -> int:
+async def _waiting(log: "LogSettings") -> int:
     """Records of `documents` that the embedding pool has not acknowledged."""
     from aiokafka import TopicPartition
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,9 @@ from infra.cli.options import AsJson, Bootstrap, Config, Quiet, settings_of_runn
 from infra.cli.retrieve.arrays import read_rows
 from infra.terminal.output import print_json
 from schemas.errors import ConfigError
-from schemas.settings import LogSettings
+
+if TYPE_CHECKING:
+    from schemas.settings import LogSettings
 
 app = typer.Typer(help="Load documents with ready vectors.", no_args_is_help=True)
 _UNDER_WAY = 1_000  # sent and not acknowledged
@@ -102,7 +104,7 @@ def _row(found: Any) -> Row:
     return name, vector, json.dumps(metadata) if metadata else ""
 
 
-async def _dimension(log: LogSettings, codec: Any, collection: str) -> int:
+async def _dimension(log: "LogSettings", codec: Any, collection: str) -> int:
     """Of the vectors that retrieval workers hold in the collection; 0 where they hold none."""
     from infra.stack.fleet_watch import FleetWatch
     from schemas.log.clock import wall_ms
@@ -129,7 +131,7 @@ def _alike(rows: Iterator[Row], collection: str, dim: int) -> Iterator[Row]:
 
 
 async def _load(
-    log: LogSettings, collection: str, count: int, rows: Iterator[Row], *, shows: bool
+    log: "LogSettings", collection: str, count: int, rows: Iterator[Row], *, shows: bool
 ) -> None:
     from rich.console import Console
     from rich.progress import Progress
@@ -160,7 +162,7 @@ async def _load(
         await producer.stop()
 
 
-async def _send(log: LogSettings, producer: Any, collection: str, row: Row) -> Any:
+async def _send(log: "LogSettings", producer: Any, collection: str, row: Row) -> Any:
     from schemas.log.clock import wall_ms
     from schemas.log.documents import send_document
     from schemas.records import Document

@@ -12,7 +12,6 @@ import typer
 from infra.cli.options import AsJson, Bootstrap, Config, Quiet, settings_of_running
 from infra.terminal.output import print_json
 from schemas.errors import ConfigError
-from schemas.settings import LogSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from infra.ingest.batch import Reading, Refusal, Target
     from infra.ingest.watching import Changes
     from schemas.log.ingester import Fates, Ingester
+    from schemas.settings import LogSettings
 
 EXIT_INCOMPLETE = 1
 
@@ -83,7 +83,7 @@ class _Call:
     """One call of the command."""
 
     def __init__(
-        self, log: LogSettings, roots: list[Path], reading: "Reading", *, shows: bool, waits: bool
+        self, log: "LogSettings", roots: list[Path], reading: "Reading", *, shows: bool, waits: bool
     ) -> None:
         self._log, self._roots, self._reading = log, roots, reading
         self._shows, self._waits = shows, waits
@@ -208,7 +208,7 @@ class _Call:
         }
 
 
-async def _has_workers(log: LogSettings, codec: Any) -> bool:
+async def _has_workers(log: "LogSettings", codec: Any) -> bool:
     """Whether an embedding worker lives."""
     from infra.stack.fleet_watch import FleetWatch
     from schemas.log.clock import wall_ms

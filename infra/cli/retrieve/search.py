@@ -13,10 +13,10 @@ from infra.cli.retrieve.arrays import read_vector
 from infra.terminal.output import print_json, stdout_console
 from infra.terminal.printable import printable
 from schemas.errors import ConfigError
-from schemas.settings import LogSettings
 
 if TYPE_CHECKING:
     from schemas.retrieval import Found, Hit
+    from schemas.settings import LogSettings
 
 _BY = {"hybrid": "vector and words", "vector": "vector", "words": "words"}
 
@@ -103,7 +103,7 @@ def vector_from(text: str | None, file: Path | None) -> Any:
 
 
 async def _search(
-    log: LogSettings, values: Any, deadline_ms: int, fields: dict[str, Any]
+    log: "LogSettings", values: Any, deadline_ms: int, fields: dict[str, Any]
 ) -> "Found":
     from schemas.log.clock import wall_ms
     from schemas.log.registry import make_codec

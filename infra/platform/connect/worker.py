@@ -15,7 +15,7 @@ from infra.broker.probe import free_ports
 from infra.platform.connect.connectors import Config
 from infra.processes.supervisor import ProcessSpec, Supervisor
 from schemas.errors import ConfigError, NotReady
-from schemas.settings import private_folder
+from schemas.state_folder import private_folder
 
 log = logging.getLogger("trivium.platform")
 _JARS = Path(__file__).parents[3] / "build" / "connect"

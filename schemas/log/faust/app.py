@@ -8,15 +8,14 @@ to a `Taker`. What is changed in Faust itself is in `schemas/log/faust/patches.p
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-import faust
 from aiokafka import ConsumerRecord
-from faust.types import TP
 
 from schemas.errors import BrokerUnavailable
 from schemas.log.connecting import client_options
-from schemas.log.faust import patches
+from schemas.log.faust import library, patches
 from schemas.log.faust.receipts import Place
-from schemas.settings import LogSettings, home, private_folder
+from schemas.settings import LogSettings
+from schemas.state_folder import home, private_folder
 
 
 class Taker(Protocol):
@@ -45,19 +44,19 @@ def _credentials(log: LogSettings) -> Any:
     options = client_options(log)
     context = options.get("ssl_context")
     if "sasl_mechanism" in options:
-        return faust.SASLCredentials(
+        return library.SASLCredentials(
             mechanism=log.sasl_mechanism,
             username=log.sasl_username,
             password=log.sasl_password,
             ssl_context=context,
         )
-    return faust.SSLCredentials(context) if context is not None else None
+    return library.SSLCredentials(context) if context is not None else None
 
 
 def make_app(
     log: LogSettings, *, group: str, member_id: str, buffer_max: int = 4_096,
     leaves_group: bool = False, reads_committed: bool = False,
-) -> faust.App:  # fmt: skip
+) -> library.App:  # fmt: skip
     """An app with no agents yet; `add_agents` follows. `buffer_max` records wait for each agent.
 
     A member that stops keeps its place in the group until its session ends, ten seconds later: if
@@ -69,7 +68,7 @@ def make_app(
     private_folder(home())
     datadir = home() / "faust"  # Faust makes one though it keeps nothing there
     private_folder(datadir)
-    app = faust.App(
+    app = patches.App(
         group,
         broker=[f"kafka://{address}" for address in log.bootstrap.split(",")],
         broker_credentials=_credentials(log),
@@ -78,6 +77,7 @@ def make_app(
         key_serializer="raw",
         store="memory://",
         web_enabled=False,
+        HttpClient=library.ClientSession,  # a promise of it, which nobody calls in
         topic_disable_leader=True,
         topic_allow_declare=False,
         processing_guarantee="at_least_once",
@@ -105,7 +105,7 @@ def make_app(
 
 
 def add_agents(
-    app: faust.App, prefix: str, name: str, topics: Sequence[str], taker: Taker
+    app: library.App, prefix: str, name: str, topics: Sequence[str], taker: Taker
 ) -> list[Any]:
     """One agent per topic; each hands its events to `taker.take`."""
 
@@ -120,7 +120,7 @@ def add_agents(
     return [agent_of(topic) for topic in topics]
 
 
-def follow_rebalances(app: faust.App, prefix: str, owner: Owner) -> None:
+def follow_rebalances(app: library.App, prefix: str, owner: Owner) -> None:
     """Have the owner hear which partitions it has, by their topics' names in the table."""
 
     async def on_assigned(sender: Any, assigned: Any, **_: Any) -> None:
@@ -133,7 +133,7 @@ def follow_rebalances(app: faust.App, prefix: str, owner: Owner) -> None:
     app.on_partitions_revoked.connect(on_revoked)
 
 
-def ends_of(app: faust.App, prefix: str, places: Collection[Place]) -> dict[Place, int]:
+def ends_of(app: library.App, prefix: str, places: Collection[Place]) -> dict[Place, int]:
     """Offsets after the last records of these partitions, as the last fetches told them, where the
     app's consumer has them; the broker is not asked."""
     if not places:
@@ -141,14 +141,14 @@ def ends_of(app: faust.App, prefix: str, places: Collection[Place]) -> dict[Plac
     consumer, found = app.consumer, dict[Place, int]()
     own = consumer.assignment()
     for topic, partition in places:
-        place = TP(prefix + topic, partition)
+        place = library.TP(prefix + topic, partition)
         end = consumer.highwater(place) if place in own else None
         if end is not None:
             found[topic, partition] = end
     return found
 
 
-async def run_app(app: faust.App) -> None:
+async def run_app(app: library.App) -> None:
     """Faust's life; raises BrokerUnavailable when it ends.
 
     Nothing leaves our agents, so what it crashes with comes from its consumer.

@@ -1,9 +1,10 @@
 """What is changed in Faust and aiokafka that they offer no setting for, of one pinned version.
 
 Three things cost milliseconds per record or seconds per rebalance: the consumer's own thread, a
-sleep before every record, and a race of four tasks for each message that is handed over. All of it
-uses private names, so `check` refuses to start on another version. `schemas/log/faust/app.py`
-makes an app with it.
+sleep before every record, and a race of four tasks for each message that is handed over. Two more
+would be a tenth of a router's start: a look for extensions, and one for the source of each agent,
+by which programs are found that we do not have. All of it uses private names, so `check` refuses to
+start on another version. `schemas/log/faust/app.py` makes an app with it.
 """
 
 import asyncio
@@ -14,11 +15,11 @@ from inspect import isawaitable, iscoroutine
 from typing import Any
 
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
-from faust._cython import streams as cython_streams
-from faust.transport.drivers import aiokafka as driver
 
 from schemas.errors import ConfigError
 from schemas.log.connecting import stopped
+from schemas.log.faust import library
+from schemas.log.faust.library import driver, streams
 
 FAUST_VERSION = "0.15.3"  # the private names below were checked for this one
 FETCH_MAX_WAIT_MS = 100
@@ -34,16 +35,28 @@ def check() -> None:
             f"expected faust-streaming {FAUST_VERSION}, found {version('faust-streaming')}; "
             "schemas/log/faust/patches.py changes what it offers no setting for"
         )
-    if not hasattr(cython_streams, "sleep"):
+    if not hasattr(streams, "sleep"):
         raise ConfigError("faust's streams have no sleep; check schemas/log/faust/patches.py")
 
 
 def install(app: Any, *, leaves_group: bool, reads_committed: bool = False) -> None:
     """Give an app that was just made the changed consumer, and all apps the changed streams."""
-    cython_streams.sleep = _turn_now_and_then
+    streams.sleep = _turn_now_and_then
+    library.venusian.attach = _unlisted
     app.transport = _Transport(app.conf.broker_consumer, app)
     app.transport.leaves_group = leaves_group
     app.transport.reads_committed = reads_committed
+
+
+class App(library.App):  # type: ignore[misc]  # faust has no types here
+    """Faust's app without extensions of other packages, such as Django's."""
+
+    def _init_fixups(self) -> list[Any]:
+        return []
+
+
+def _unlisted(agent: Any, category: str, **_: Any) -> None:
+    """In place of a note for programs that find an app's agents by themselves."""
 
 
 class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has no types here

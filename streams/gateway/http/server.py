@@ -10,11 +10,11 @@ import resource
 import socket
 from collections.abc import Iterator
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from schemas.errors import ConfigError
 from streams.gateway.config import GatewaySettings
+from streams.gateway.http import library
 from streams.gateway.http.head_limits import connection_factory
 from streams.gateway.http.slow_clients import PatientProtocol
 
@@ -24,7 +24,7 @@ _LOOK_S = 0.1
 OTHER_FILES = 512  # besides connections of clients
 
 
-class Server(uvicorn.Server):
+class Server(library.Server):
     """Uvicorn without its signal handlers: `run_gateway`'s caller decides when to stop."""
 
     @contextlib.contextmanager
@@ -89,7 +89,7 @@ class Server(uvicorn.Server):
 
 def make_server(app: ASGIApp, settings: GatewaySettings, *, grace_ms: int = 1_000) -> Server:
     """A server for an app; `serve(sockets=[...])` runs it, `should_exit` ends it."""
-    config = uvicorn.Config(
+    config = library.Config(
         app,
         http=connection_factory(settings),  # type: ignore[arg-type]  # it is only called
         timeout_keep_alive=settings.idle_ms / 1000,  # type: ignore[arg-type]  # any number serves

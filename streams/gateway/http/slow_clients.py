@@ -8,12 +8,11 @@ cost beyond that is its deadline's (`state.py`), which ends the connection of wh
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-
 from schemas.errors import RequestTooSlow, TooManyRequests, TriviumError
 from streams.gateway.config import GatewaySettings
 from streams.gateway.http.errors import error_body, retry_headers
 from streams.gateway.http.exchange import ABORT
+from streams.gateway.http.library import STATUS_LINE, HttpToolsProtocol
 
 _HEAD, _BODY = "head", "body"
 

@@ -20,6 +20,7 @@ from pydantic import (
 
 from schemas.errors import InvalidRequest
 from schemas.records import Priority
+from schemas.rules.numbers import SEED_MAX, SEED_MIN
 from schemas.rules.sizes import PASSAGES_MAX, PROBES_MAX
 from streams.config import ORCHESTRATIONS, POLICIES
 from streams.gateway.http.errors import from_validation
@@ -29,8 +30,6 @@ Body = TypeVar("Body", bound=BaseModel)
 _INT_32_MAX = 2**31 - 1
 STALL_MS_MAX = 60_000
 TTL_S_MAX = 30 * 86_400
-# Room is left above for the numbers of choices, which are added to the seed.
-SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1 - 65_536
 _SEPARATORS = (b",", b"[", b"{")
 _ROLES_REFUSED = ("tool", "function")
 # What clients send back with an assistant's message, and what has no effect on the prompt.

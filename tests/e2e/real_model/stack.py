@@ -12,7 +12,8 @@ import pytest
 
 from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
-from schemas.settings import LogSettings, home
+from schemas.settings import LogSettings
+from schemas.state_folder import home
 from streams.gateway.config import GatewaySettings
 from tests.e2e.harness import GATEWAY, stack
 from workers.config import WorkerSettings

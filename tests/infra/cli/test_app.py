@@ -10,7 +10,7 @@ import pytest
 
 from infra.stack.statefile import StackFiles, StackState, read_state
 from schemas.errors import ConfigError
-from tests.infra.cli.running import PLAIN, trivium, trivium_here
+from tests.infra.cli.running import trivium, trivium_here
 
 COMMANDS = (
     "up down restart status chat pool demo bench broker topics tail explain asyncapi worker router "
@@ -19,18 +19,10 @@ COMMANDS = (
 NOWHERE = "127.0.0.1:1"
 
 
-def test_help_names_every_command_and_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; from infra.cli import app\n"
-        "try: app.app(['--help'])\n"
-        "except SystemExit: pass\n"
-        "print(sorted({'aiokafka', 'faust', 'vllm', 'torch', 'numpy'} & set(sys.modules)))"
-    )
-    program, env = [sys.executable, "-c", code], {**os.environ, **PLAIN}
-    done = subprocess.run(program, capture_output=True, text=True, env=env, check=True)
+def test_help_names_every_command() -> None:
+    _, output, _ = trivium("--help")
     for command in COMMANDS:
-        assert f" {command} " in done.stdout
-    assert done.stdout.splitlines()[-1] == "[]"
+        assert f" {command} " in output
 
 
 @pytest.mark.parametrize("command", COMMANDS)

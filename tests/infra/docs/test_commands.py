@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from infra.cli.app import app
+from infra.cli.commands import imported
 from infra.cli.measure.bench import BENCHMARKS, benchmark
 from infra.stack.configuration import load
 from tests import tidy_pages
@@ -38,13 +39,18 @@ def _only_parses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
 
 
+def below(group: Any, name: str) -> Any:
+    """What a group has by that name; of the whole program, imported for it."""
+    return imported(name) if group is ROOT_COMMAND else group.commands[name]
+
+
 def check(words: list[str]) -> None:
     """Parse a command line of `trivium` as the program does, down to its last option."""
     command, names = ROOT_COMMAND, ["trivium"]
     while hasattr(command, "commands") and (words or not command.invoke_without_command):
         name, *words = words
         assert name in command.commands, f"{' '.join(names)} {name} is no command"
-        command, names = command.commands[name], [*names, name]
+        command, names = below(command, name), [*names, name]
     if names[-1] == "bench":
         name, *rest = words
         with pytest.raises(Parsed):
@@ -84,7 +90,7 @@ def test_commands_in_sentences_exist() -> None:
             if not hasattr(command, "commands") or not (word.isalpha() and word.islower()):
                 break
             assert word in command.commands, f"{page}: {text}: {word} is no command"
-            command = command.commands[word]
+            command = below(command, word)
 
 
 def test_make_commands_in_tables_are_taken() -> None:

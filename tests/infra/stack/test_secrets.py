@@ -12,7 +12,7 @@ from infra.stack.configuration import Settings, dump, load, secrets_environ
 from infra.stack.plan import StackPlan, process_specs
 from infra.stack.statefile import StackFiles
 from schemas.errors import ConfigError
-from schemas.settings import private_folder
+from schemas.state_folder import private_folder
 from tests.infra.broker.test_node import QUICK
 from tests.waiting import until
 

@@ -9,7 +9,6 @@ from workers.llm.engine import Job
 from workers.llm.sim.arena import MASK, Digest, mix
 from workers.llm.sim.batch import BatchRow
 from workers.llm.sim.blocks import BlockTable
-from workers.llm.sim.forms.form import drawn_text
 from workers.llm.sim.moves import Moving
 from workers.llm.sim.settings import SimSettings
 from workers.llm.sim.vocabulary import Script, Vocabulary, Writer
@@ -89,6 +88,9 @@ def _script(job: Job, digest: Digest, vocabulary: Vocabulary) -> Script:
     sampling = job.sampling
     if sampling.structured is None:
         return ()
+    # With a validator of schemas, which no other answer needs.
+    from workers.llm.sim.forms.form import drawn_text
+
     drawn = (sampling.seed or 0) if sampling.temperature > 0 else 0
     seed = mix((drawn + digest.tail + sum(digest.chain[-1:])) & MASK)
     return vocabulary.script(drawn_text(sampling.structured, seed))

@@ -1,5 +1,9 @@
 """The Faust app: its settings, what is changed in it, and how its agents and rebalances arrive."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,3 +101,17 @@ async def test_security_settings_reach_faust() -> None:
     credentials = app_of(sasl).conf.broker_credentials
     assert str(credentials.mechanism.value) == "SCRAM-SHA-512"
     assert app_of(LogSettings(security_protocol="SSL")).conf.broker_credentials is not None
+
+
+def test_an_app_needs_no_http_client_and_asks_nobody_for_extensions(tmp_path: Path) -> None:
+    code = (
+        "import sys; from schemas.log.faust.app import add_agents, make_app;"
+        "from schemas.settings import LogSettings;"
+        "app = make_app(LogSettings(), group='g', member_id='m');"
+        "add_agents(app, '', 'x', ['requests'], None);"
+        "print({'aiohttp', 'croniter', 'yaml'} & set(sys.modules), app.fixups)"
+    )
+    env = {**os.environ, "TRIVIUM_HOME": str(tmp_path)}
+    program = [sys.executable, "-c", code]
+    done = subprocess.run(program, capture_output=True, text=True, env=env, check=True)
+    assert done.stdout == "set() []\n"

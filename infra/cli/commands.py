@@ -1,0 +1,206 @@
+"""The commands of `trivium`: a line about each, and where it is; the one that is named is imported.
+
+`trivium --help` shows the lines and imports none of them. They are the first paragraphs of what
+the commands say of themselves (`tests/infra/cli/test_commands.py` compares).
+"""
+
+import inspect
+from functools import cache
+from importlib import import_module
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_group
+
+MARKUP: Final = "rich"  # of help
+LINES = {  # by panel of the help and by name, in its order
+    "Run": {
+        "up": "Start broker, routers, workers, gateways and bridges; Ctrl-C drains and stops them.",
+        "down": "Stop the stack that runs in this state folder, draining it first.",
+        "restart": "Restart processes of `trivium up` one after the other, under load.",
+        "status": (
+            "Show workers, routers, gateways and bridges: states, credits, queues, tokens per "
+            "second, KV."
+        ),
+        "scale": (
+            "Show how many prefill, decode, replica and retrieval workers are wanted, and why."
+        ),
+        "chat": "Talk to the model; each answer says where it was computed. An empty line ends.",
+        "search": "Find passages for a text, or the documents nearest to a vector, in all shards.",
+        "ingest": (
+            "Ingest text, Markdown, HTML, PDF and JSON lines; the same content again embeds "
+            "nothing."
+        ),
+        "demo": (
+            "Hold conversations through Kafka, real engines and NIXL, look answers up, and "
+            "explain one."
+        ),
+        "bench": "Run a benchmark; what follows its name goes to it. Results lie in build/bench.",
+        "simulate": (
+            "The real router, gateways and workers on virtual time, while everything breaks."
+        ),
+        "pool": "Show the pools of workers, and move workers between them without a restart.",
+        "evaluate": "Published evaluations, on simulated or live engines.",
+        "plan": "Tables that policies look up, and how many workers pools want.",
+        "trace": "Traffic traces: converted, shown, and sent to a running cluster.",
+    },
+    "Log": {
+        "tail": "Print decoded records of a topic.",
+        "explain": (
+            "Tell a request's whole story: decisions and why, dispatches, KV transfers, tokens, "
+            "outcome."
+        ),
+        "usage": "Sum what requests have used, by tenant, model, class or hour.",
+        "record": (
+            "Record what routers did: requests, all else that they applied, decisions, outcomes, "
+            "usage."
+        ),
+        "replay": (
+            "Replay a recording: every event into the router core again, every effect compared."
+        ),
+        "compare": (
+            "Sum up what a shadow router would have done: placements, TTFT, TPOT, whole answers, "
+            "KV bytes."
+        ),
+        "asyncapi": "Print the AsyncAPI document of all topics and records, or write it as a page.",
+        "documents": "Load documents with ready vectors.",
+        "collections": "Show collections, and declare who may search them.",
+        "broker": "Apache Kafka as one node of Trivium's own, with its data in the state folder.",
+        "topics": "Say what topics are for; create them, check them, show them as they are.",
+        "schemas": "Register the schemas of all records, check them, list them.",
+        "dlq": (
+            "Dead letters: records that nobody could read or answer. Look at them, send them again."
+        ),
+    },
+    "Single processes": {
+        "worker": "Run one worker.",
+        "retrieval": (
+            "Run one retrieval worker: a shard of all collections, searched for prefill and decode."
+        ),
+        "embedding": (
+            "Run one embedding worker: it cuts documents into passages and makes vectors, of "
+            "searches too."
+        ),
+        "router": "Run one router; several share the sessions among them.",
+        "gateway": "Run one gateway: the OpenAI API over HTTP.",
+        "bridge": (
+            "Run one bridge: prompts from topics, one answer each, to topics. Several share "
+            "partitions."
+        ),
+    },
+    "About": {
+        "version": "Versions of Trivium and of what decides its behaviour.",
+    },
+    "Files": {
+        "index": "Build, look at and check index files.",
+    },
+}
+_PLACES = {  # below infra.cli: a function, or a group as a Typer
+    "up": "operate.up_down:up",
+    "down": "operate.up_down:down",
+    "restart": "operate.rolling:restart",
+    "status": "operate.status:status",
+    "scale": "operate.scale:scale",
+    "chat": "chat:chat",
+    "search": "retrieve.search:search",
+    "ingest": "retrieve.ingest:ingest",
+    "demo": "measure.bench:demo",
+    "bench": "measure.bench:bench",
+    "simulate": "measure.simulate:simulate",
+    "pool": "operate.pools:app",
+    "evaluate": "measure.evaluate:app",
+    "plan": "measure.plan_tables:app",
+    "trace": "measure.traces:app",
+    "tail": "log.tail:tail",
+    "explain": "log.explain:explain",
+    "usage": "log.usage:usage",
+    "record": "log.record:record",
+    "replay": "log.replay:replay",
+    "compare": "log.compare:compare",
+    "asyncapi": "about:asyncapi",
+    "documents": "retrieve.documents:app",
+    "collections": "retrieve.collections:app",
+    "broker": "log.broker:app",
+    "topics": "log.topics:app",
+    "schemas": "log.schemas:app",
+    "dlq": "log.dlq:app",
+    "worker": "operate.single_process:worker",
+    "retrieval": "operate.single_process:retrieval",
+    "embedding": "operate.single_process:embedding",
+    "router": "operate.single_process:router",
+    "gateway": "operate.single_process:gateway",
+    "bridge": "operate.bridges:app",
+    "version": "about:version",
+    "index": "retrieve.index_files:app",
+}
+_ALSO = {  # what typer is told of a command, and how its module calls that
+    "bench": ("context_settings", "PASS_ON"),
+    "simulate": ("epilog", "EXAMPLES"),
+}
+
+
+class CommandsOnUse(TyperGroup):
+    """A group whose commands are placeholders, until one of them is named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As usual, with less imported."""
+        _flags_are_off(self, ctx)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the arguments name, imported; fails as usual where there is none."""
+        name, placeholder, rest = super().resolve_command(ctx, args)
+        if placeholder is None:
+            return name, None, rest
+        command = imported(placeholder.name or "")
+        _flags_are_off(command, ctx)
+        return name, command, rest
+
+
+def _flags_are_off(command: Any, ctx: Any) -> None:
+    """Flags that nobody gave, such as `--help`, are off already, not yet to be read.
+
+    typer reads values with pydantic, whose import takes longer than most answers.
+    """
+    for option in command.get_params(ctx):
+        is_flag = getattr(option, "is_bool_flag", False) and not option.secondary_opts
+        if is_flag and option.default is None:
+            option.default = False
+
+
+def add_to(app: typer.Typer) -> None:
+    """A placeholder of each command, for help and completion."""
+    for panel, lines in LINES.items():
+        for name, line in lines.items():
+            app.command(name, help=line, rich_help_panel=panel)(_placeholder)
+
+
+def _placeholder() -> None:
+    raise AssertionError("its group puts the real command into its place")
+
+
+@cache
+def imported(name: str) -> Any:
+    """The real command, ready to parse and to run."""
+    place, _, attribute = _PLACES[name].partition(":")
+    module = import_module(f"infra.cli.{place}")
+    target = getattr(module, attribute)
+    alone = typer.Typer(rich_markup_mode=MARKUP, pretty_exceptions_enable=False)
+    if isinstance(target, typer.Typer):
+        alone.add_typer(target, name=name)
+    else:
+        told = [_ALSO[name]] if name in _ALSO else []
+        alone.command(name, **{key: getattr(module, value) for key, value in told})(target)
+    _unwrap(alone)
+    return get_group(alone).commands[name]
+
+
+def _unwrap(group: typer.Typer) -> None:
+    """Let paragraphs of help flow: typer keeps the line breaks that they have in the source."""
+    for command in group.registered_commands:
+        paragraphs = (inspect.getdoc(command.callback) or "").split("\n\n")
+        command.help = "\n\n".join(each.replace("\n", " ") for each in paragraphs)
+    for inner in group.registered_groups:
+        if inner.typer_instance is not None:
+            _unwrap(inner.typer_instance)

@@ -1,0 +1,18 @@
+"""`schemas/marks.json`: the fingerprint of each record's schema, so that no start works them out.
+
+Written by `make schemas`; a test says when it is stale.
+"""
+
+import json
+
+from schemas.codec import MARKS_FILE
+from schemas.compatibility import current_marks
+
+
+def marks_text() -> str:
+    """The whole file."""
+    return json.dumps(current_marks(), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    MARKS_FILE.write_text(marks_text())

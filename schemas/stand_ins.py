@@ -1,0 +1,48 @@
+"""Packages that another package imports at its top and that we never use, put off until they are.
+
+While the other package is imported, modules that only promise their names stand in for them. What
+is made of such a class, or read from such a module later, is of the real one, imported then. Only
+for packages whose import costs a start more than this costs a reader.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+@contextmanager
+def stand_ins(*names: str) -> Iterator[None]:
+    """Of these modules, of which those that are there already stay. Classes and functions only."""
+    promised = [_StandIn(name) for name in names if name not in sys.modules]
+    sys.modules.update({module.__name__: module for module in promised})
+    try:
+        yield
+    finally:
+        for module in promised:
+            module.promises = False
+            del sys.modules[module.__name__]
+
+
+class _StandIn(ModuleType):
+    """A module: promises every name until the real one may be imported."""
+
+    promises = True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what Python itself looks for
+            raise AttributeError(name)
+        if self.promises:
+            return _promised(self.__name__, name)
+        return getattr(import_module(self.__name__), name)
+
+
+def _promised(module: str, name: str) -> type:
+    """A class whose call is a call of the real one."""
+
+    def call(_: type, *given: Any, **named: Any) -> Any:
+        return getattr(import_module(module), name)(*given, **named)
+
+    return type(name, (), {"__new__": call})

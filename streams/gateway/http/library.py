@@ -1,0 +1,10 @@
+"""What we use of uvicorn, without its command line and what looks for changed files."""
+
+from schemas.stand_ins import stand_ins
+
+with stand_ins("uvicorn.main"):
+    from uvicorn.config import Config
+    from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+    from uvicorn.server import Server
+
+__all__ = ["STATUS_LINE", "Config", "HttpToolsProtocol", "Server"]

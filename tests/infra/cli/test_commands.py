@@ -1,0 +1,69 @@
+"""The table of commands: it says what they say of themselves, and names where they are."""
+
+import contextlib
+import io
+import os
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from infra.cli.app import app
+from infra.cli.commands import LINES, imported
+from infra.cli.measure.bench import PASS_ON
+from infra.cli.measure.simulate import EXAMPLES
+from tests.infra.cli.running import trivium_here
+
+ALL = {name: line for lines in LINES.values() for name, line in lines.items()}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_line_is_the_first_paragraph_of_the_commands_own_help(name: str) -> None:
+    assert ALL[name] == imported(name).help.partition("\n\n")[0]
+
+
+def test_commands_keep_what_else_typer_is_told_of_them() -> None:
+    assert imported("simulate").epilog == EXAMPLES
+    assert imported("bench").context_settings == PASS_ON
+    assert imported("demo").context_settings == {}
+
+
+def test_only_what_begins_so_is_completed_down_to_options() -> None:
+    assert completed("trivium", "s") == ["status", "scale", "search", "simulate", "schemas"]
+    assert completed("trivium", "pool", "m") == ["move"]
+    assert completed("trivium", "down", "--q") == ["--quiet"]
+
+
+def completed(*words: str) -> list[str]:
+    """What a shell is told of the last word."""
+    line = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    output = io.StringIO()
+    with (
+        patch.dict(os.environ, {"_TRIVIUM_COMPLETE": "complete_bash", **line}),
+        contextlib.redirect_stdout(output),
+        contextlib.suppress(SystemExit),
+    ):
+        app(prog_name="trivium")
+    return output.getvalue().split()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["stauts"], "No such command 'stauts'. Did you mean 'status', 'restart'?"),
+        (["pool", "lst"], "No such command 'lst'. Did you mean 'list'?"),
+        (["--bogus"], "No such option: --bogus"),
+        (["status", "--bogus"], "No such option: --bogus"),
+    ],
+)
+def test_what_is_misspelt_is_told(arguments: list[str], message: str) -> None:
+    code, _, errors = trivium_here(*arguments)
+    assert (code, message in errors) == (2, True)
+
+
+def test_flags_that_nobody_gave_are_off() -> None:
+    """Also for commands whose own parser reads them."""
+    group: Any = imported("pool")
+    assert not any(option.default for option in group.params)
+    code, output, _ = trivium_here("bench", "--help")
+    assert (code, "takeover" in output) == (0, True)

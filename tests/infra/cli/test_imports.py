@@ -1,0 +1,100 @@
+"""What the start of a process imports: counted, since seconds differ from one machine to the next.
+
+A module of ours or of a package that is not needed shows here as a heavy package or as a number.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.infra.cli.running import PLAIN
+
+HEAVY = {
+    *("aiohttp", "aiokafka", "click", "croniter", "dateutil", "fastapi", "fastavro", "faust"),
+    *("httpx", "jinja2", "jsonschema"),
+    *("markdown_it", "mode", "numba", "numpy", "orjson", "prometheus_client", "pydantic"),
+    *("pygments", "pypdf", "starlette", "tantivy", "tokenizers", "torch", "transformers"),
+    *("uvicorn", "vllm"),
+}
+_PRINT_MODULES = "atexit.register(lambda: print(*sys.modules, sep='\\n', file=sys.__stderr__))"
+
+
+def modules_after(code: str) -> set[str]:
+    """Names of all modules that a Python program has imported at its end."""
+    program = [sys.executable, "-c", f"import atexit, sys; {_PRINT_MODULES}; {code}"]
+    env = {**os.environ, **PLAIN}
+    done = subprocess.run(program, capture_output=True, text=True, env=env, check=True)
+    return set(done.stderr.split())
+
+
+def modules_of(*arguments: str) -> set[str]:
+    """The same of a command line of `trivium`."""
+    return modules_after(
+        f"sys.argv = ['trivium', *{arguments}]; from infra.cli import app; app.main()"
+    )
+
+
+def packages(modules: set[str]) -> set[str]:
+    """Their packages."""
+    return {name.partition(".")[0] for name in modules}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "modules_max"),
+    [
+        (["--help"], 240),
+        (["version"], 230),
+        (["status", "--help"], 300),
+        (["tail", "--help"], 300),
+        (["replay", "--help"], 300),
+        (["worker", "--help"], 300),
+        (["broker", "--help"], 250),
+    ],
+)
+def test_who_asks_for_help_imports_little(arguments: list[str], modules_max: int) -> None:
+    modules = modules_of(*arguments)
+    assert not packages(modules) & HEAVY
+    assert len(modules) <= modules_max
+
+
+_COMMAND = "from infra.cli.commands import imported; imported('worker'); import uvloop; "
+_SETTINGS = _COMMAND + "from infra.stack.configuration import load; load(environ={}); "
+_CODEC = _SETTINGS + "import schemas.log.registry; "
+_READER = {"aiokafka", "fastavro", "numpy", "pydantic"}  # of the log
+_MEMBER = _READER | {"faust", "mode", "orjson"}  # of a group that shares its topics
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy", "modules_max"),
+    [
+        (_SETTINGS, {"pydantic"}, 410),
+        (_CODEC + "import streams.agents.lives", _MEMBER, 900),
+        (
+            _CODEC + "import streams.gateway.app, streams.gateway.stream.event_key",
+            _READER
+            | {"fastapi", "jinja2", "orjson", "prometheus_client", "starlette", "tokenizers"}
+            | {"uvicorn"},
+            940,
+        ),
+        (
+            _CODEC + "import infra.stack.engine_source, workers.runtime, workers.models.folder, "
+            "workers.llm.sim.engine",
+            _READER | {"tokenizers"},
+            690,
+        ),
+        (
+            _CODEC + "import workers.embed.process, workers.models.folder",
+            _MEMBER | {"tokenizers"},
+            850,
+        ),
+        (_CODEC + "import workers.search.service.worker", _MEMBER | {"numba", "tantivy"}, 1_200),
+    ],
+    ids=["settings", "router", "gateway", "simulated worker", "embedding", "retrieval"],
+)
+def test_a_process_imports_what_it_needs(code: str, heavy: set[str], modules_max: int) -> None:
+    """What `infra/cli/operate/single_process.py` imports for it."""
+    modules = modules_after(code)
+    assert packages(modules) & HEAVY == heavy
+    assert len(modules) <= modules_max

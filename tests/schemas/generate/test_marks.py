@@ -1,0 +1,8 @@
+"""The kept fingerprints are those of the schemas."""
+
+from schemas.codec import MARKS_FILE
+from schemas.generate.marks import marks_text
+
+
+def test_the_committed_copy_is_current() -> None:
+    assert MARKS_FILE.read_text() == marks_text(), "run `make schemas` and commit what it writes"
