@@ -9,11 +9,13 @@ from xdist.scheduler import LoadScopeScheduling
 
 
 class WholeFiles(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
-    """All that starts vLLM counts as one file: two such at a time are slower than one by one."""
+    """All that starts vLLM counts as one file: two such at a time are slower than one by one. So
+    does all that searches vectors: its kernels are compiled once, not in each process at a time."""
 
     def __init__(self, config: pytest.Config, log: Producer) -> None:
         super().__init__(config, log)
         config.option.loadscopereorder = False  # by the number of tests, which tells no times
 
     def _split_scope(self, nodeid: str) -> str:
-        return "vllm" if "vllm" in nodeid else nodeid.partition("::")[0]
+        file = nodeid.partition("::")[0]
+        return next((scope for scope in ("vllm", "/search/") if scope in nodeid), file)
