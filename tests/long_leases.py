@@ -5,9 +5,8 @@ programs that a test starts, and reaches whatever these start; `LONG_LEASES` is 
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 from schemas import fleet
 from schemas.log import doubt, membership
@@ -28,10 +27,27 @@ def process_leases(lease_ms: int) -> dict[str, str]:
 LONG_LEASES = process_leases(LONG_LEASE_MS)
 
 
+_USUAL_MS = fleet.LEASE_MS
+_wanted: dict[object, int] = {}  # by those who want another lease, the newest last
+
+
 @contextmanager
 def long_leases(lease_ms: int = 100_000) -> Iterator[None]:
-    """Meanwhile members of this process live for so long without a heartbeat."""
-    with ExitStack() as stack:
-        for module in (fleet, doubt, membership, members, workers):
-            stack.enter_context(patch.object(module, "LEASE_MS", lease_ms))
+    """Meanwhile members of this process live for so long without a heartbeat.
+
+    Stacks that start side by side end in any order: the newest that is left decides.
+    """
+    who = object()
+    _wanted[who] = lease_ms
+    _apply()
+    try:
         yield
+    finally:
+        del _wanted[who]
+        _apply()
+
+
+def _apply() -> None:
+    lease_ms = next(reversed(_wanted.values()), _USUAL_MS)
+    for module in (fleet, doubt, membership, members, workers):
+        vars(module)["LEASE_MS"] = lease_ms
