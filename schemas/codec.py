@@ -2,8 +2,8 @@
 
 The path uses fastavro only. Every schema version that was ever committed can be read: `avro`
 holds the current ones, `history` the older ones, which are resolved to the current one.
-Schema registry calls happen once, at start (`schemas/log/registry.py`). A schema's file is read
-when a record of it comes first: most processes write and read few kinds.
+Schema registry calls happen once, at start (`schemas/log/registry.py`). A schema is parsed when a
+record of it comes first: most processes write and read few kinds. Threads may share a codec.
 """
 
 import dataclasses
@@ -52,6 +52,13 @@ def full_schema(name: str) -> Schema:
     return typing.cast(Schema, json.loads(_expanded(name)))
 
 
+@cache
+def _texts() -> Mapping[str, str]:
+    """All current schemas as they are when the first is wanted: files may be replaced under a
+    process that runs, and it goes on writing the version that it says."""
+    return {path.stem: path.read_text() for path in AVRO_DIR.glob("trivium.*.avsc")}
+
+
 def _expanded(name: str) -> str:
     seen: set[str] = set()
 
@@ -60,7 +67,7 @@ def _expanded(name: str) -> str:
             if node in seen:
                 return node
             seen.add(node)
-            return expand(json.loads((AVRO_DIR / f"{node}.avsc").read_text()))
+            return expand(json.loads(_texts()[node]))
         if isinstance(node, list):
             return [expand(item) for item in node]
         if not isinstance(node, dict):
@@ -84,7 +91,8 @@ def schema_fingerprint(schema: Schema | str) -> bytes:
 
 @cache
 def marks() -> Mapping[str, bytes]:
-    """Each record's fingerprint, kept: to work them out takes longer than all else of a codec."""
+    """Each record's fingerprint, from a file: to work them out takes longer than the rest of making
+    a codec."""
     kept = json.loads(MARKS_FILE.read_text())
     return {name: bytes.fromhex(mark) for name, mark in kept.items()}
 
@@ -237,7 +245,10 @@ class Codec:
         self._from_plain = _OnUse[str, Convert](lambda name: _from_dict(getattr(records, name)))
         self._headers = {name: SINGLE_OBJECT_MARKER + mark for name, mark in marks().items()}
         self._names = {mark: name for name, mark in marks().items()}
-        self._older = {bytes.fromhex(path.suffixes[0][1:]): path for path in history.glob("*.avsc")}
+        self._older = {
+            bytes.fromhex(path.suffixes[0][1:]): path.read_text() for path in history.glob("*.avsc")
+        }
+        _texts()
         self._by_fingerprint = _OnUse(self._version)
         self._by_id: dict[int, tuple[str, Schema]] = {}
         for name, schema_id in (registry_ids or {}).items():
@@ -306,7 +317,7 @@ class Codec:
         """The record and the schema that a fingerprint stands for; the current one comes first."""
         if (name := self._names.get(mark)) is not None:
             return name, self._parsed[name]
-        if (path := self._older.get(mark)) is None:
+        if (text := self._older.get(mark)) is None:
             raise RecordError(f"unknown schema fingerprint {mark.hex()}")
-        old = json.loads(path.read_text())
+        old = json.loads(text)
         return old["name"], typing.cast(Schema, fastavro.parse_schema(old))

@@ -2,7 +2,9 @@
 
 While the other package is imported, modules that only promise their names stand in for them. What
 is made of such a class, or read from such a module later, is of the real one, imported then. Only
-for packages whose import costs a start more than this costs a reader.
+for packages whose import costs a start more than this costs a reader, and of which nobody derives a
+class, catches an error or asks `isinstance`: a promise is not the class itself. No other thread may
+import them meanwhile.
 """
 
 import sys
@@ -15,7 +17,7 @@ from typing import Any
 
 @contextmanager
 def stand_ins(*names: str) -> Iterator[None]:
-    """Of these modules, of which those that are there already stay. Classes and functions only."""
+    """Modules that are imported already stay as they are. Classes and functions only."""
     promised = [_StandIn(name) for name in names if name not in sys.modules]
     sys.modules.update({module.__name__: module for module in promised})
     try:
@@ -23,7 +25,7 @@ def stand_ins(*names: str) -> Iterator[None]:
     finally:
         for module in promised:
             module.promises = False
-            del sys.modules[module.__name__]
+            sys.modules.pop(module.__name__, None)
 
 
 class _StandIn(ModuleType):

@@ -17,16 +17,12 @@ _FROZEN_AFTER_S = (3, 60)  # the second is for engines, which start slowly
 
 
 def spare(loop: asyncio.AbstractEventLoop) -> None:
-    """Have the collector spare a process that starts now, from the first freeze on."""
+    """Keep the collector off until the first freeze; then it looks only at what came later."""
     gc.disable()
     gc.set_threshold(*_THRESHOLDS)
     for delay_s in _FROZEN_AFTER_S:
-        loop.call_later(delay_s, _freeze)
-
-
-def _freeze() -> None:
-    gc.freeze()  # else a full collection takes tens of milliseconds
-    gc.enable()
+        loop.call_later(delay_s, gc.freeze)  # else a full collection takes tens of milliseconds
+    loop.call_later(_FROZEN_AFTER_S[0], gc.enable)
 
 
 @contextmanager

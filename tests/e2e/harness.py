@@ -59,7 +59,7 @@ def sim_settings(
     )
 
 
-class LongLeaseSupervisor(Supervisor):
+class LeaseSupervisor(Supervisor):
     """Its processes have leases of such a length; `own` has variables of single ones."""
 
     def __init__(self, lease_ms: int, own: Mapping[str, Mapping[str, str]]) -> None:
@@ -94,7 +94,7 @@ def lasting_stack(
 ) -> Stack:
     """A stack of such processes, not started."""
     made = PatientStack(settings, plan, folder=folder)
-    made._supervisor = LongLeaseSupervisor(lease_ms, own or {})
+    made._supervisor = LeaseSupervisor(lease_ms, own or {})
     return made
 
 

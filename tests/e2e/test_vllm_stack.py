@@ -30,7 +30,7 @@ from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from tests.conftest import _fresh_topics
 from tests.e2e.harness import GATEWAY, Answer, Client, stack
-from tests.waiting import START_S, until
+from tests.waiting import PATIENCE_S, START_S, until
 from tests.workers.processes import family, lives, niceness
 from workers.config import WorkerSettings
 from workers.llm.vllm.settings import VllmSettings
@@ -180,7 +180,7 @@ async def test_unchanged_clients_work(pair: Pair) -> None:
             "max_tokens": 8,
             "temperature": 0,
         }
-        with OpenAI(base_url=url, api_key="none") as client:
+        with OpenAI(base_url=url, api_key="none", timeout=PATIENCE_S) as client:
             whole: Any = client.chat.completions.create(**asked)
             chunks: Any = client.chat.completions.create(**asked, stream=True)
             text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
@@ -190,7 +190,7 @@ async def test_unchanged_clients_work(pair: Pair) -> None:
 
     first, second, third = await asyncio.to_thread(ask)
     assert first == second == third != ""
-    async with AsyncOpenAI(base_url=url, api_key="none") as client:
+    async with AsyncOpenAI(base_url=url, api_key="none", timeout=PATIENCE_S) as client:
         answer = await client.completions.create(model=model, prompt="Hello", max_tokens=4)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 4

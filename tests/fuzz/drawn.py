@@ -49,10 +49,14 @@ def text_of(body: Any) -> bytes:
     return json.dumps(body).replace(json.dumps(HUGE), "9" * 5_000).encode("utf-8", "replace")
 
 
-def examples(count: int) -> settings:
-    """So many examples, more where that is asked for."""
+def examples(count: int, *, more: int = 1) -> settings:
+    """So many examples; where more are asked for, `more` times as many as of other tests."""
     unhealthy = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-    return settings(max_examples=count * TIMES, deadline=None, suppress_health_check=unhealthy)
+    return settings(
+        max_examples=count * (TIMES * more if TIMES > 1 else 1),
+        deadline=None,
+        suppress_health_check=unhealthy,
+    )
 
 
 @st.composite

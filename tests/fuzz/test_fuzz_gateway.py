@@ -101,7 +101,7 @@ def no_constant(name: str) -> None:
     raise AssertionError(f"{name} is no JSON")
 
 
-@examples(50)
+@examples(50, more=3)
 @given(
     st.lists(frames(), max_size=4),
     st.fixed_dictionaries(
@@ -135,7 +135,7 @@ async def test_a_call_ends_whatever_frames_say(
     assert not len(gateway.log.hub)
 
 
-@examples(50)
+@examples(50, more=3)
 @given(
     st.lists(
         instances("trivium.TurnBatch").map(CODEC.encode)
@@ -162,7 +162,7 @@ async def test_turns_that_somebody_else_tells(values: list[bytes]) -> None:
     assert found.session_id
 
 
-@examples(50)
+@examples(50, more=3)
 @given(
     st.lists(
         st.tuples(

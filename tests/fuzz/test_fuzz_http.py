@@ -35,7 +35,7 @@ def answering() -> InProcessGateway:
     return gateway
 
 
-@examples(80)
+@examples(80, more=3)
 @given(st.sampled_from(sorted(PATHS)), st.data())
 async def test_bodies_with_fields_changed(path: str, data: st.DataObject) -> None:
     body, kind = PATHS[path]
@@ -45,14 +45,14 @@ async def test_bodies_with_fields_changed(path: str, data: st.DataObject) -> Non
     assert status < 500
 
 
-@examples(50)
+@examples(50, more=3)
 @given(st.sampled_from(sorted(PATHS)), st.data())
 async def test_bodies_with_bytes_changed(path: str, data: st.DataObject) -> None:
     raw = data.draw(changed_bytes(json.dumps(PATHS[path][0]).encode()) | st.binary(max_size=200))
     assert (await unstalled(call(answering(), raw, path)))[0] < 500
 
 
-@examples(50)
+@examples(50, more=3)
 @given(st.dictionaries(st.sampled_from(HEADERS), st.text(max_size=60), max_size=4))
 async def test_headers(headers: dict[str, str]) -> None:
     raw = {name: value.encode("utf-8", "replace") for name, value in headers.items()}
@@ -63,7 +63,7 @@ async def test_headers(headers: dict[str, str]) -> None:
     assert answer.status_code < 500
 
 
-@examples(35)
+@examples(35, more=3)
 @given(
     st.text(max_size=40),
     st.sampled_from(["/events", "", "/x"]),

@@ -95,14 +95,14 @@ async def sent(client: httpx.AsyncClient, case: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize("label", LABELS)
-@examples(15)
+@examples(15, more=4)
 @given(data=st.data())
 async def test_calls_are_answered_as_the_page_says(label: str, data: st.DataObject) -> None:
     await check(data.draw(cases(label)))
 
 
 @pytest.mark.parametrize("label", OBJECT_LABELS)
-@examples(5)
+@examples(5, more=2)
 @given(data=st.data())
 async def test_so_are_calls_about_files_and_stores(label: str, data: st.DataObject) -> None:
     await check(data.draw(cases(label)))

@@ -77,7 +77,7 @@ def make_app(
         key_serializer="raw",
         store="memory://",
         web_enabled=False,
-        HttpClient=library.ClientSession,  # a promise of it, which nobody calls in
+        HttpClient=library.ClientSession,  # a stand-in: nothing of ours makes an HTTP client
         topic_disable_leader=True,
         topic_allow_declare=False,
         processing_guarantee="at_least_once",

@@ -2,8 +2,8 @@
 
 Three things cost milliseconds per record or seconds per rebalance: the consumer's own thread, a
 sleep before every record, and a race of four tasks for each message that is handed over. Two more
-would be a tenth of a router's start: a look for extensions, and one for the source of each agent,
-by which programs are found that we do not have. All of it uses private names, so `check` refuses to
+would be a tenth of a router's start: a search for extensions, and one for the source of each agent.
+We have no program that needs either. All of it uses private names, so `check` refuses to
 start on another version. `schemas/log/faust/app.py` makes an app with it.
 """
 

@@ -1,4 +1,4 @@
-"""What we use of uvicorn, without its command line and what looks for changed files."""
+"""What we use of uvicorn, without its command line and its reloader."""
 
 from schemas.stand_ins import stand_ins
 

@@ -13,7 +13,7 @@ from infra.stack.launcher import Stack
 from schemas.settings import LogSettings
 from streams.gateway.batches.lines import ENDPOINTS
 from tests.e2e.harness import sim_settings, stack
-from tests.waiting import START_S, until
+from tests.waiting import PATIENCE_S, START_S, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 CHAT: Any = ENDPOINTS[0]
@@ -30,7 +30,9 @@ def call(number: int, **fields: Any) -> bytes:
 
 def client(running: Stack, number: int) -> openai.AsyncOpenAI:
     """Of one of the gateways."""
-    return openai.AsyncOpenAI(base_url=running.gateway_urls[number] + "/v1", api_key="none")
+    return openai.AsyncOpenAI(
+        base_url=running.gateway_urls[number] + "/v1", api_key="none", timeout=PATIENCE_S
+    )
 
 
 async def begun(ai: openai.AsyncOpenAI, lines: list[bytes]) -> Any:
@@ -93,7 +95,7 @@ async def test_what_is_cancelled_is_not_asked(kafka_with: Kafka, tmp_path: Path)
         stack(slow, tmp_path, replica=1, bridges=1) as running,
         client(running, 0) as ai,
     ):
-        batch = await begun(ai, [call(number, max_tokens=100) for number in range(3_000)])
+        batch = await begun(ai, [call(number, max_tokens=1_000) for number in range(3_000)])
 
         async def is_sent() -> bool:
             return (await ai.batches.retrieve(batch.id)).status == "in_progress"

@@ -26,7 +26,9 @@ def talking(**end: Any) -> InProcessGateway:
 
 async def test_openai_async() -> None:
     async with serving(talking()) as url:
-        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key") as client:
+        async with openai.AsyncOpenAI(
+            base_url=url + "/v1", api_key="key", timeout=PATIENCE_S
+        ) as client:
             answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, n=2)
             assert [choice.message.content for choice in answer.choices] == ["Hello", "Hello"]
             assert answer.usage is not None
@@ -49,7 +51,7 @@ async def test_openai_sync() -> None:
     async with serving(talking()) as url:
 
         def talk() -> str:
-            with openai.OpenAI(base_url=url + "/v1", api_key="key") as client:
+            with openai.OpenAI(base_url=url + "/v1", api_key="key", timeout=PATIENCE_S) as client:
                 stream = client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
                 return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
 
@@ -66,12 +68,14 @@ async def test_openai_sync() -> None:
 )
 async def test_openai_raises_what_it_should(fields: Any, error: type[Exception]) -> None:
     async with serving(talking()) as url:
-        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key") as client:
+        async with openai.AsyncOpenAI(
+            base_url=url + "/v1", api_key="key", timeout=PATIENCE_S
+        ) as client:
             with pytest.raises(error):
                 await client.chat.completions.create(
                     **{"model": MODEL, "messages": MESSAGES, **fields}
                 )
-        wrong = openai.AsyncOpenAI(base_url=url + "/v1", api_key="no")
+        wrong = openai.AsyncOpenAI(base_url=url + "/v1", api_key="no", timeout=PATIENCE_S)
         async with wrong as client:
             with pytest.raises(openai.AuthenticationError):
                 await client.models.list()
@@ -80,7 +84,9 @@ async def test_openai_raises_what_it_should(fields: Any, error: type[Exception])
 async def test_openai_is_told_about_overload() -> None:
     gateway = talking(kind=OutcomeKind.SHED)
     async with serving(gateway) as url:
-        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key", max_retries=0) as client:
+        async with openai.AsyncOpenAI(
+            base_url=url + "/v1", api_key="key", timeout=PATIENCE_S, max_retries=0
+        ) as client:
             with pytest.raises(openai.RateLimitError, match="too many requests are waiting"):
                 await client.chat.completions.create(model=MODEL, messages=MESSAGES)
 
@@ -137,7 +143,7 @@ async def test_openai_reads_over_silences() -> None:
     """Keep-alive comments before, between and after tokens end no event (issue 10, 1)."""
     async with (
         pausing() as url,
-        openai.AsyncOpenAI(base_url=url, api_key="x") as ai,
+        openai.AsyncOpenAI(base_url=url, api_key="x", timeout=PATIENCE_S) as ai,
     ):
         stream = await ai.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
         texts = [chunk.choices[0].delta.content async for chunk in stream]
@@ -148,7 +154,7 @@ async def test_openai_sync_reads_over_silences() -> None:
     """As above, in the client without asyncio, with the older endpoint (issue 10, 1)."""
 
     def talk(url: str) -> str:
-        with openai.OpenAI(base_url=url, api_key="x") as ai:
+        with openai.OpenAI(base_url=url, api_key="x", timeout=PATIENCE_S) as ai:
             stream = ai.completions.create(model=MODEL, prompt="hello", stream=True)
             return "".join(chunk.choices[0].text for chunk in stream)
 

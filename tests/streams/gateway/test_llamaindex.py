@@ -77,7 +77,9 @@ async def test_llamaindex_answers_from_a_vector_store() -> None:
 
         class StoreRetriever(retrievers.BaseRetriever):  # type: ignore[misc, name-defined]  # may not be there
             def _retrieve(self, query: Any) -> list[Any]:
-                with openai.OpenAI(base_url=url + "/v1", api_key="one") as client:
+                with openai.OpenAI(
+                    base_url=url + "/v1", api_key="one", timeout=PATIENCE_S
+                ) as client:
                     page = client.vector_stores.search(
                         store.rpartition("/")[2], query=query.query_str, max_num_results=3
                     )

@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from schemas.errors import NotReady
 from tests.streams.gateway.in_process import InProcessGateway, call, http_client, serving
+from tests.waiting import PATIENCE_S
 
 EMBED, RERANK = "/v1/embeddings", "/v1/rerank"
 
@@ -42,7 +43,9 @@ async def test_openai_and_langchain_get_vectors() -> None:
     from langchain_openai import OpenAIEmbeddings  # slow to import
 
     async with serving(InProcessGateway(api_keys=("key",))) as url:
-        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key") as client:
+        async with openai.AsyncOpenAI(
+            base_url=url + "/v1", api_key="key", timeout=PATIENCE_S
+        ) as client:
             answer = await client.embeddings.create(model="letters", input=["a", "b"])
         assert [int(np.argmax(each.embedding)) for each in answer.data] == [0, 1]
         async with http_client(url) as http:

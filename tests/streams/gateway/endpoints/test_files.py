@@ -10,6 +10,7 @@ import pytest
 from schemas.errors import BrokerUnavailable
 from streams.gateway.endpoints import files as files_module
 from tests.streams.gateway.in_process import InProcessGateway, serving
+from tests.waiting import PATIENCE_S
 
 FILES = "/v1/files"
 KEYS = ("one", "two")
@@ -38,7 +39,9 @@ async def test_openai_keeps_lists_gets_and_deletes_files() -> None:
     """Issue 12, 3) `/v1/files` as the `openai` package uses it."""
     gateway = keeping()
     async with serving(gateway) as url:
-        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="one") as ai:
+        async with openai.AsyncOpenAI(
+            base_url=url + "/v1", api_key="one", timeout=PATIENCE_S
+        ) as ai:
             large = bytes(range(256)) * 12_000  # three parts
             kept = [
                 await ai.files.create(file=("a.txt", TEXT), purpose="user_data"),

@@ -12,7 +12,7 @@ from schemas.errors import NotReady, UnknownCollection
 from schemas.records import Citation, Request, StreamRetrieved, WireError
 from tests.streams.gateway.in_process import InProcessGateway, call, serving
 from tests.streams.gateway.samples import MODEL, chat, completion, ended, events_of, frame, text_of
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 Json = dict[str, Any]
 FERRY = "When does the ferry head for a bad dock?"
@@ -120,7 +120,9 @@ async def test_a_stream_gets_it_as_events() -> None:
 async def test_the_openai_package_gets_both_forms() -> None:
     gateway = gateway_of(api_keys=("key",))
     async with serving(gateway) as url:
-        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key") as client:
+        async with openai.AsyncOpenAI(
+            base_url=url + "/v1", api_key="key", timeout=PATIENCE_S
+        ) as client:
 
             async def ask() -> Any:
                 return await client.chat.completions.create(

@@ -31,7 +31,9 @@ class Running:
 
     def ai(self, key: str = KEYS[0]) -> openai.AsyncOpenAI:
         """A caller."""
-        return openai.AsyncOpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0)
+        return openai.AsyncOpenAI(
+            base_url=self.url + "/v1", api_key=key, timeout=PATIENCE_S, max_retries=0
+        )
 
     async def end(self) -> None:
         """In an orderly way."""

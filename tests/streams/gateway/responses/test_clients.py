@@ -32,7 +32,9 @@ async def clients(*gateways: InProcessGateway) -> AsyncIterator[list[openai.Asyn
         found = []
         for gateway in gateways:
             url = await stack.enter_async_context(serving(gateway))
-            one = openai.AsyncOpenAI(base_url=url + "/v1", api_key="key", max_retries=0)
+            one = openai.AsyncOpenAI(
+                base_url=url + "/v1", api_key="key", timeout=PATIENCE_S, max_retries=0
+            )
             found.append(await stack.enter_async_context(one))
         yield found
 
@@ -115,7 +117,7 @@ async def test_openai_sync() -> None:
     async with serving(answering()) as url:
 
         def talk() -> tuple[str, str]:
-            with openai.OpenAI(base_url=url + "/v1", api_key="key") as client:
+            with openai.OpenAI(base_url=url + "/v1", api_key="key", timeout=PATIENCE_S) as client:
                 made = client.responses.create(model=MODEL, input="where?")
                 stream = client.responses.create(
                     model=MODEL, input="and?", previous_response_id=made.id, stream=True
