@@ -75,15 +75,22 @@ def _look(core: int) -> None:
     def waited_s() -> float:
         return int(os.pread(counted, 100, 0).split()[1]) / 1e9
 
+    def both() -> tuple[float, float]:
+        """The time and the wait so far, of one moment: neither wait nor stop lies between them."""
+        while True:
+            queued_s, now_s = waited_s(), time.perf_counter()
+            if waited_s() == queued_s:
+                return now_s, queued_s
+
+    before_s, queued_s = both()
     os.write(1, _READY)
-    before_s, queued_s = time.perf_counter(), waited_s()
     while True:
         time.sleep(_SLEEP_S)
-        now_s, now_queued_s = time.perf_counter(), waited_s()
+        now_s, now_queued_s = both()
         gap_s = now_s - before_s - _SLEEP_S - (now_queued_s - queued_s)
         if gap_s > _LEAST_S:
             os.write(1, f"{now_s - gap_s:.6f} {now_s:.6f}\n".encode())
-        before_s, queued_s = time.perf_counter(), now_queued_s
+        before_s, queued_s = now_s, now_queued_s
 
 
 if __name__ == "__main__":
