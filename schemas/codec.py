@@ -248,7 +248,7 @@ class Codec:
         self._older = {
             bytes.fromhex(path.suffixes[0][1:]): path.read_text() for path in history.glob("*.avsc")
         }
-        _texts()
+        _texts()  # those of this start
         self._by_fingerprint = _OnUse(self._version)
         self._by_id: dict[int, tuple[str, Schema]] = {}
         for name, schema_id in (registry_ids or {}).items():

@@ -231,6 +231,11 @@ class Client:
         return answer
 
 
+def client_of(running: Stack, gateway: int = 0) -> Client:
+    """Of one of a stack's gateways."""
+    return Client(running.gateway_urls[gateway], running.settings.model.served_name)
+
+
 async def read_events(response: httpx.Response, answer: Answer) -> None:
     """Fold server-sent events into the answer; the id of one counts when all of it is there."""
     answer.status, answer.headers = response.status_code, dict(response.headers)

@@ -17,7 +17,7 @@ from infra.stack.launcher import Stack
 from schemas.records import Continued, Work
 from tests.conftest import _fresh_topics
 from tests.e2e.audits import decoder, overlooked
-from tests.e2e.harness import Answer, Client, met, sim_settings, stack
+from tests.e2e.harness import Answer, Client, client_of, met, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS
 from tests.waiting import until
 
@@ -35,10 +35,6 @@ async def ready(running: Stack) -> Stack:
     await running.wait_ready()
     await met(running)
     return running
-
-
-def client_of(running: Stack, gateway: int = 0) -> Client:
-    return Client(running.gateway_urls[gateway], running.settings.model.served_name)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from infra.bench.faults.log_audit import audit
 from infra.stack.launcher import Stack
 from schemas.records import Orchestration, OutcomeKind, PhaseKind
 from tests.conftest import _fresh_topics
-from tests.e2e.harness import Answer, Client, sim_settings, stack
+from tests.e2e.harness import Answer, Client, client_of, sim_settings, stack
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 REMOTE = {"policy": "static", "local_share": 0.0, "local_after_ms": 600_000}
@@ -55,7 +55,7 @@ async def conversation(client: Client, opening: str) -> list[Answer]:
 
 async def test_degrees_of_tensor_parallelism_may_differ(unlike: Stack) -> None:
     """KV is transposed on its way, both ways (issue 10, 27)."""
-    async with Client(unlike.gateway_urls[0], unlike.settings.model.served_name) as client:
+    async with client_of(unlike) as client:
         turns = await asyncio.gather(*(conversation(client, each) for each in openings("degrees")))
     found = await audit(unlike.settings.log)
     expected = await alone(unlike.settings, found.requests.values())
@@ -79,7 +79,7 @@ async def test_degrees_of_tensor_parallelism_may_differ(unlike: Stack) -> None:
 async def test_an_orchestration_gives_the_tokens_of_an_engine_alone(
     pair: Stack, orchestration: str
 ) -> None:
-    async with Client(pair.gateway_urls[0], pair.settings.model.served_name) as client:
+    async with client_of(pair) as client:
         client.http.headers["x-trivium-orchestration"] = orchestration
         turns = await asyncio.gather(
             *(conversation(client, opening) for opening in openings(orchestration))

@@ -29,7 +29,7 @@ from schemas.settings import LogSettings, ModelSettings
 from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from tests.conftest import _fresh_topics
-from tests.e2e.harness import GATEWAY, Answer, Client, stack
+from tests.e2e.harness import GATEWAY, Answer, client_of, stack
 from tests.waiting import PATIENCE_S, START_S, until
 from tests.workers.processes import family, lives, niceness
 from workers.config import WorkerSettings
@@ -90,10 +90,6 @@ async def on_own_broker(folder: Path) -> AsyncIterator[Stack]:
         yield running
     finally:
         await running.stop(grace_s=10)
-
-
-def client_of(deployment: Stack) -> Client:
-    return Client(deployment.gateway_urls[0], deployment.settings.model.served_name)
 
 
 async def test_answers_equal_one_engine_alone_and_kv_moves_over_nixl(pair: Pair) -> None:

@@ -29,7 +29,7 @@ def modules_after(code: str) -> set[str]:
     return set(done.stderr.split())
 
 
-def modules_of(*arguments: str) -> set[str]:
+def modules_after_command(*arguments: str) -> set[str]:
     """The same of a command line of `trivium`."""
     return modules_after(
         f"sys.argv = ['trivium', *{arguments}]; from infra.cli import app; app.main()"
@@ -54,7 +54,7 @@ def packages(modules: set[str]) -> set[str]:
     ],
 )
 def test_who_asks_for_help_imports_little(arguments: list[str], modules_max: int) -> None:
-    modules = modules_of(*arguments)
+    modules = modules_after_command(*arguments)
     assert not packages(modules) & HEAVY
     assert len(modules) <= modules_max
 

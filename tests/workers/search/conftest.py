@@ -12,13 +12,6 @@ from tests.workers.search.cuda.emulator import COMPILER, EmulatedDevice
 from workers.search.cuda.device import Device
 from workers.search.index import view
 
-LIMIT_S = 600  # the first use ever compiles kernels, 20 s of a fast processor
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    if item.config.getoption("timeout") is None and item.get_closest_marker("timeout") is None:
-        item.add_marker(pytest.mark.timeout(LIMIT_S))
-
 
 @pytest.fixture(scope="session", autouse=True)
 def walked() -> Iterator[None]:
