@@ -13,13 +13,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from infra.processes import tether
+from infra.processes.fork_server import ForkServer
 from infra.processes.identity import PRIVATE
 from schemas.state_folder import private_folder
+from workers.forks import Forked
 
 BACKOFF_S, BACKOFF_MAX_S = 0.5, 10.0
 STABLE_S = 30.0  # after so long a life the backoff starts anew
@@ -37,6 +40,7 @@ class ProcessSpec:
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     restart: bool = True
     grace_s: float = 40.0  # between SIGTERM and SIGKILL
+    forks: ForkServer | None = None  # which forks it, as long as it is there
 
 
 class Process:
@@ -52,7 +56,7 @@ class Process:
         self.changed = asyncio.Event()  # set at every start and end
         self.stopping = False
         self._task: asyncio.Task[None] | None = None
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: subprocess.Popen[bytes] | Forked | None = None
         self._log_start = 0  # where the lives of this process begin in its log
 
     @property
@@ -125,17 +129,8 @@ class Process:
     def _spawn(self) -> None:
         spec = self.spec
         private_folder(spec.log_file.parent)
-        command = [sys.executable, "-IS", tether.__file__, str(os.getpid()), *spec.command]
-        with spec.log_file.open("ab") as output:
-            child = self._child = subprocess.Popen(
-                command,
-                env=dict(spec.env),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                umask=PRIVATE,
-            )
+        with spec.log_file.open("ab") as output, open(os.devnull, "rb") as nothing:
+            child = self._child = started(spec.command, spec.env, (nothing, output), spec.forks)
         self.pid = child.pid
         self.changed.set()
 
@@ -153,6 +148,30 @@ class Process:
             os.killpg(group, signal.SIGKILL)
         assert self._child is not None, "a life ends only after it began"
         self.exit_code = self._child.wait()
+
+
+def started(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    files: tuple[IO[bytes], IO[bytes]],
+    forks: ForkServer | None,
+) -> subprocess.Popen[bytes] | Forked:
+    """A process that leads a group and is asked to end when this thread ends; forked if it can be.
+
+    It reads the first of the files and writes to the second.
+    """
+    given, output = (each.fileno() for each in files)
+    if forks is not None and (forked := forks.fork(command, environ, (given, output, output))):
+        return forked
+    return subprocess.Popen(
+        [sys.executable, "-IS", tether.__file__, str(os.getpid()), *command],
+        env=dict(environ),
+        stdin=given,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        umask=PRIVATE,
+    )
 
 
 class Supervisor:

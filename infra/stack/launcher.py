@@ -16,10 +16,12 @@ from typing import Any, Self
 
 from infra.broker.keeper import BrokerKeeper
 from infra.broker.node import Broker
+from infra.processes.fork_server import ForkServer
 from infra.processes.supervisor import Process, Supervisor
 from infra.stack import configuration
 from infra.stack.configuration import Settings
 from infra.stack.fleet_watch import FleetWatch
+from infra.stack.forking import fork_server
 from infra.stack.plan import StackPlan, check_wishes, process_specs, seated, with_roles
 from infra.stack.readiness import is_served
 from infra.stack.statefile import NO_BROKER, ProcessRow, StackFiles, StackState
@@ -52,6 +54,7 @@ class Stack:
         self._supervisor = Supervisor()
         self._broker: BrokerKeeper | None = None
         self._fleet: FleetWatch | None = None
+        self._forks: ForkServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._files = StackFiles(self.folder)
         self._seats: dict[str, int] = {}  # of workers, among those that share the cores
@@ -92,6 +95,9 @@ class Stack:
         """
         self._files.lock()
         self._spawn(self._write_state())
+        self._forks = fork_server(self.plan, self.settings, self.folder)
+        if self._forks is not None:
+            self._forks.start()  # it has most to do
         await self._resolve_model()
         end_s = time.monotonic() + timeout_s
         await self._start_broker()
@@ -101,9 +107,20 @@ class Stack:
         await self._insist(self._fleet.start, end_s)
         self._spawn(self._fleet.follow(self._keep_roles))
         self._config.write_text(configuration.dump(self.settings))
-        self._start_missing()
+        await self._start_all()
         await self.wait_ready(timeout_s=timeout_s)
         self.ready = True
+
+    async def _start_all(self) -> None:
+        """What is forked, when it can be."""
+        self._start_missing(forked=False)
+        if self._forks is not None:
+            self.waits_for = "vLLM is imported, once for all engines"
+            if not await self._forks.ready():
+                self._forks.stop()
+                self._forks = None
+            self.waits_for = ""
+        self._start_missing()
 
     async def _insist(self, ask: Callable[[], Awaitable[object]], end_s: float) -> None:
         """A cluster may come after its deployment, and a broker that has just begun on a busy
@@ -144,7 +161,7 @@ class Stack:
     def _config(self) -> Path:
         return self.folder / "stack.toml"
 
-    def _start_missing(self) -> list[str]:
+    def _start_missing(self, *, forked: bool = True) -> list[str]:
         specs = process_specs(
             self.plan,
             folder=self.folder,
@@ -153,9 +170,14 @@ class Stack:
             gateway_port=self.settings.gateway.port,
             secrets=configuration.secrets_environ(self.settings),
             taken=self._seats,
+            forks=self._forks,
         )
         self._seats = seated(self.plan.engine_names(), self._seats)
-        missing = [spec for spec in specs if spec.name not in self.processes]
+        missing = [
+            spec
+            for spec in specs
+            if spec.name not in self.processes and (forked or spec.forks is None)
+        ]
         for spec in missing:
             self._supervisor.start(spec)
         return [spec.name for spec in missing]
@@ -197,6 +219,8 @@ class Stack:
         await self._supervisor.stop(grace_s=grace_s)
         async with AsyncExitStack() as closing:  # all of it, also by who is cancelled meanwhile
             closing.callback(self._files.release)
+            if self._forks is not None:
+                closing.callback(self._forks.stop)
             if self._broker is not None:
                 closing.callback(self._broker.stop)
             if self._fleet is not None:

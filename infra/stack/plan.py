@@ -11,15 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+from infra.processes.fork_server import ForkServer
 from infra.processes.supervisor import ProcessSpec
 from infra.stack.configuration import ENGINE_SECTIONS, Settings, without_sections
 from schemas.errors import ConfigError
 from schemas.records import MemberKind
 from schemas.sections import Natural, Positive, build, section
+from workers.llm.vllm.preload import BIND_VARIABLE
 
 # One thread each, or the libraries of every process start as many as there are cores.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _WORKER_ROLES = ("prefill", "decode", "replica")
+_FORKED = {*_WORKER_ROLES, "embedding"}
 
 
 @section("plan")
@@ -113,18 +116,17 @@ def process_specs(
     gateway_port: int,
     secrets: Mapping[str, str] = MappingProxyType({}),
     taken: Mapping[str, int] = MappingProxyType({}),
+    forks: ForkServer | None = None,
 ) -> list[ProcessSpec]:
     """One spec for each process of the plan but the broker; `secrets` join the environment, and
-    `taken` are the seats of workers that run."""
+    `taken` are the seats of workers that run. `forks` forks what vLLM's libraries are for."""
     names = plan.names()
     seats = seated(plan.engine_names(), taken)
-    count = max(plan.seats, *(seat + 1 for seat in seats.values()), 0)
-    shares = core_shares(sorted(os.sched_getaffinity(0)), count)
-    base = {**without_sections(os.environ), **secrets, "TRIVIUM_HOME": str(folder)}
-    base.pop("PYTHONDONTWRITEBYTECODE", None)  # the cache halves the start of vLLM's processes
+    shares = _shares(plan, seats)
+    base = {**_environ(folder), **secrets}
     specs = []
     for name, kind in names.items():
-        env, flags = {**base, **dict.fromkeys(_ONE_THREAD, "1")}, ["--id", name]
+        env, flags = {**base}, ["--id", name]
         which, _, number = name.partition("-")
         command_name = kind.value
         if which == "retrieval":
@@ -145,9 +147,29 @@ def process_specs(
                 command=(*command, "--config", str(config)),
                 log_file=folder / "logs" / f"{name}.log",
                 env=env,
+                forks=forks if which in _FORKED else None,
             )
         )
     return specs
+
+
+def engine_environ(plan: StackPlan, folder: Path) -> dict[str, str]:
+    """That of a vLLM worker, whichever cores it has; all have as many."""
+    environ = {**_environ(folder), **_vllm_env(_shares(plan, seated(plan.engine_names(), {}))[0])}
+    del environ[BIND_VARIABLE]
+    return environ
+
+
+def _environ(folder: Path) -> dict[str, str]:
+    """What all processes have."""
+    environ = {**without_sections(os.environ), "TRIVIUM_HOME": str(folder)}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the cache halves the start of vLLM's processes
+    return {**environ, **dict.fromkeys(_ONE_THREAD, "1")}
+
+
+def _shares(plan: StackPlan, seats: Mapping[str, int]) -> list[list[int]]:
+    count = max(plan.seats, *(seat + 1 for seat in seats.values()), 0)
+    return core_shares(sorted(os.sched_getaffinity(0)), count)
 
 
 def seated(workers: Iterable[str], taken: Mapping[str, int]) -> dict[str, int]:
@@ -179,6 +201,6 @@ def core_shares(cores: list[int], count: int) -> list[list[int]]:
 
 def _vllm_env(cores: list[int]) -> Mapping[str, str]:
     return {
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        BIND_VARIABLE: ",".join(map(str, cores)),
         "OMP_NUM_THREADS": str(len(cores)),
     }

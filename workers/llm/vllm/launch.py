@@ -27,21 +27,17 @@ from schemas.records import Capability
 from schemas.settings import ModelSettings
 from workers.kv.network import LOOPBACK, ucx_variables
 from workers.kv.network import variables as environment_of
+from workers.llm.vllm import preload
 from workers.llm.vllm.api import Meter, NoPrometheus
 from workers.llm.vllm.fence import FENCE_VARIABLE, KvRelease
-from workers.llm.vllm.plugin import (
-    BIND_VARIABLE,
-    NICE_VARIABLE,
-    OWNER_VARIABLE,
-    SPIN_VARIABLE,
-)
+from workers.llm.vllm.plugin import NICE_VARIABLE, OWNER_VARIABLE, SPIN_VARIABLE
+from workers.llm.vllm.preload import BIND_VARIABLE
 from workers.llm.vllm.settings import VllmSettings
 from workers.models.folder import model_folder
 
 _CONNECTORS = {"pull": "NixlConnector", "push": "NixlPushConnector"}
 _UNLESS_SET = {
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "OMP_NUM_THREADS": "1",
+    **preload.UNLESS_SET,
     # One engine's processes are on one machine; nobody else is to reach what they listen on.
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": LOOPBACK,
@@ -155,8 +151,7 @@ def _connector_config(settings: VllmSettings) -> dict[str, Any]:
 def environment(settings: VllmSettings, *, side_channel_port: int) -> dict[str, str]:
     """Variables where vLLM has no argument for it; port 0 where no KV moves."""
     found = {
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
+        **preload.SILENT,
         OWNER_VARIABLE: str(os.getpid()),
         NICE_VARIABLE: str(settings.nice),
         **ucx_variables(settings.kv_devices),
@@ -167,9 +162,8 @@ def environment(settings: VllmSettings, *, side_channel_port: int) -> dict[str, 
         found[BIND_VARIABLE] = settings.cpu_bind
     if settings.spin_ms >= 0:
         found[SPIN_VARIABLE] = str(settings.spin_ms)
-    if settings.enforce_eager and current_platform.is_cpu():
-        # vLLM compiles a few small functions in any case, the first log-probabilities for 20 s.
-        found["TORCHDYNAMO_DISABLE"] = "1"
+    if current_platform.is_cpu():
+        found |= preload.eager(settings)
     if side_channel_port:
         found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
         found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(side_channel_port)

@@ -9,7 +9,8 @@ Theory of operation, with what each costs unmended on one small machine:
 - Engines take the time of whoever keeps the worker's lease, and of the broker (`give_way`).
 - A prefill engine may write KV long after its peer gave up (`fence.py`).
 - A prompt with a seed that takes several steps ends a CPU engine (`keep_draws`).
-The first two and the last are always done, the others where `workers/llm/vllm/launch.py` asks for
+- Each process imports all of vLLM, 10 CPU seconds (`fork_children`, if this one was forked, too).
+The first two and the last two are always done, the others where `workers/llm/vllm/launch.py` asks for
 them by environment. What an unknown vLLM no longer has is left alone, and the log says so.
 """
 
@@ -29,12 +30,13 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
+from workers import forks
 from workers.llm.vllm.fence import fence_writes
+from workers.llm.vllm.preload import BIND_VARIABLE
 
 OWNER_VARIABLE = "TRIVIUM_PLUGIN_OWNER_PID"
 NICE_VARIABLE = "TRIVIUM_PLUGIN_NICE"
 SPIN_VARIABLE = "TRIVIUM_PLUGIN_SPIN_MS"
-BIND_VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
 # The longest sleep of the progress thread. It wakes on events; this bounds the harm of a lost
 # wake-up, which NIXL's own code expects of some UCX transports. 10 ms costs 0.5 % of a core.
 PROGRESS_SLEEP_US = 10_000
@@ -59,7 +61,7 @@ def register() -> None:
         give_way(int(os.environ.get(NICE_VARIABLE, "0")))
     for mend in (
         *(_calm_nixl_when_loaded, fence_writes, calm_waiting, calm_queues, keep_binding),
-        keep_draws,
+        *(keep_draws, fork_children),
     ):
         try:
             mend()
@@ -233,6 +235,18 @@ def keeping_draws(sample: Callable[..., Any]) -> Callable[..., Any]:
 
     sample_keeping.keeps = True  # type: ignore[attr-defined]  # marks the replacement
     return sample_keeping
+
+
+def fork_children() -> None:
+    """Have vLLM's processes forked where this one was."""
+    if not forks.address:
+        return
+    from vllm.v1.engine import utils
+    from vllm.v1.executor import multiproc_executor
+
+    for starter in (utils, multiproc_executor):
+        assert callable(starter.get_mp_context)
+        starter.get_mp_context = forks.Context
 
 
 def watch(owner_pid: int) -> None:

@@ -1,0 +1,119 @@
+"""A process that imports modules once, and forks the programs that need them.
+
+The launcher of a stack starts it first of all. Not ready yet, it lets who asks wait; gone or
+frozen, it is asked for nothing more, and programs are started as ever. `workers/forks.py` is its
+clients' side. It ends with the thread that started it.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from multiprocessing import forkserver
+from pathlib import Path
+
+from infra.processes import tether
+from infra.processes.identity import PRIVATE
+from schemas.state_folder import private_folder
+from workers import forks
+
+_BACKLOG = 64
+log = logging.getLogger(__name__)
+
+
+class ForkServer:
+    """`start`, then `ready`, then `fork`, at last `stop`."""
+
+    def __init__(self, modules: Sequence[str], environ: Mapping[str, str], log_file: Path) -> None:
+        self._modules, self._environ, self._log_file = modules, environ, log_file
+        self._folder = tempfile.mkdtemp(prefix="trivium-")  # for this user alone
+        self.address = f"{self._folder}/forks"
+        self.pid = 0
+        self._server: subprocess.Popen[bytes] | None = None
+        self._imported = -1  # readable when it has imported, or is gone
+
+    def start(self) -> None:
+        """Begin to import."""
+        private_folder(self._log_file.parent)
+        self._imported, imported = os.pipe()
+        with socket.socket(socket.AF_UNIX) as listener, self._log_file.open("ab") as output:
+            listener.bind(self.address)
+            listener.listen(_BACKLOG)
+            given = (listener.fileno(), imported)
+            me = [sys.executable, "-m", __name__, *map(str, given), *self._modules]
+            self._server = subprocess.Popen(
+                [sys.executable, "-IS", tether.__file__, str(os.getpid()), *me],
+                env=dict(self._environ),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                umask=PRIVATE,
+                pass_fds=given,
+            )
+        os.close(imported)
+        self.pid = self._server.pid
+
+    async def ready(self) -> bool:
+        """Wait until it has imported; False: it cannot be had."""
+        loop, came = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._imported, came.set)
+        try:
+            await came.wait()
+        finally:
+            loop.remove_reader(self._imported)
+        return os.read(self._imported, 1) != b""
+
+    def fork(
+        self, command: Sequence[str], environ: Mapping[str, str], files: Sequence[int]
+    ) -> forks.Forked | None:
+        """`python -m MODULE ...` with these three files, in a process group that it leads.
+
+        None where the server is gone or does not answer.
+        """
+        try:
+            return forks.forked_command(self.address, command, environ, files, PRIVATE)
+        except (OSError, EOFError) as error:
+            log.warning("%s is not forked: %r", " ".join(command[1:4]), error)
+            return None
+
+    def stop(self) -> None:
+        """End it; what it has forked goes on."""
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+            os.close(self._imported)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _serve(listener: int, imported: int, modules: Sequence[str]) -> None:
+    before = dict(os.environ)
+    for name in modules:
+        import_module(name)
+    forks.imported_with.update(os.environ)
+    forks.set_by_imports.update({*os.environ.items()} - {*before.items()})
+    threads = [
+        Path(f"/proc/self/task/{each}/comm").read_text() for each in os.listdir("/proc/self/task")
+    ]
+    if len(threads) > 1:  # a fork would have the locks that they hold, and nobody to open them
+        sys.exit(f"expected no threads after the imports, found {' '.join(threads)}")
+    gc.collect()
+    gc.freeze()  # else a child's collector writes to all of it, and so copies it
+    os.write(imported, b"1")
+    os.close(imported)
+    with socket.socket(fileno=os.dup(listener)) as named:
+        forks.address = named.getsockname()
+    endless, _kept = os.pipe()  # the protocol's sign that no client is left; here a tether ends it
+    forkserver.main(listener, endless, [])
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,250 @@
+"""Asks a fork server for processes: it has imported, once, what all of them need.
+
+Theory of operation. `infra/processes/fork_server.py` runs one process per stack that imports vLLM
+and then does nothing but fork, by the protocol of `multiprocessing.forkserver`. Who is forked there
+asks the same server for its own children, so that an engine's three processes import nothing. They
+begin with the server's memory, and take over all else from whoever asked: environment, folder,
+output and process group. Only what libraries read while they were imported stays as the server had
+it. Where a child needs that otherwise, or the server is gone, it is spawned as ever.
+"""
+
+import atexit
+import logging
+import os
+import pickle
+import runpy
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import context, forkserver, popen_forkserver, process, spawn, util
+from multiprocessing import resource_tracker as trackers
+from multiprocessing.connection import wait
+from multiprocessing.reduction import dump, sendfds
+from io import BytesIO
+from typing import Any
+
+address = ""  # of the server that this process was forked by
+imported_with: dict[str, str] = {}  # the server's environment after its imports; empty elsewhere
+set_by_imports: dict[str, str] = {}  # what they have changed in it
+_ANSWER_S = 10.0  # for a fork; a server that is frozen gives none
+_UNKNOWN_EXIT = 255  # of a child that outlived its server
+# What libraries read while they are loaded or imported, by the beginnings of its names ...
+_READ_EARLY = tuple(
+    "LD_PRELOAD OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ NUMEXPR_ TORCH PYTORCH_ VLLM_".split()
+)
+# ... but for what vLLM reads later. The last one is heeded here (`_bind`).
+_READ_LATE = {
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_HOST_IP",
+    "VLLM_NIXL_SIDE_CHANNEL_HOST",
+    "VLLM_NIXL_SIDE_CHANNEL_PORT",
+    "VLLM_SSM_CONV_STATE_LAYOUT",
+    _AFFINITY := "GOMP_CPU_AFFINITY",
+}
+log = logging.getLogger(__name__)
+
+
+def differences(environ: Mapping[str, str]) -> list[str]:
+    """The variables that libraries have read here otherwise than this environment has them."""
+    late = _READ_LATE if environ.get("OMP_NUM_THREADS") == "1" else _READ_LATE - {_AFFINITY}
+    names = {name for name in {*environ, *imported_with} if name.startswith(_READ_EARLY)} - late
+    return sorted(name for name in names if environ.get(name) != imported_with.get(name))
+
+
+class Process(process.BaseProcess):
+    """A child of a process that was forked."""
+
+    _start_method = "spawn"
+
+    @staticmethod
+    def _Popen(child: Any) -> Any:  # noqa: N802  # the standard library's name
+        if others := differences(os.environ):
+            log.warning("%s is not forked, but spawned: other %s", child.name, ", ".join(others))
+        else:
+            try:
+                return Popen(child)
+            except (OSError, EOFError) as error:
+                log.warning("%s is spawned: the fork server is gone (%r)", child.name, error)
+        return context.SpawnProcess._Popen(child)  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def _bootstrap(self, parent_sentinel: int | None = None) -> int:
+        try:
+            return super()._bootstrap(parent_sentinel)  # type: ignore[misc,no-any-return]
+        finally:
+            atexit._run_exitfuncs()  # noqa: SLF001  # which a spawned one does, and a fork does not
+
+
+class Context(context.SpawnContext):
+    """What starts such children; locks and queues are those of spawned ones."""
+
+    Process = Process  # type: ignore[assignment,misc]
+
+
+class Popen(popen_forkserver.Popen):
+    """A running child. It may outlive the server, whose pipes then say nothing of it."""
+
+    def _launch(self, child: Any) -> None:
+        about = spawn.get_preparation_data(child.name)
+        for name in ("init_main_from_name", "init_main_from_path"):
+            about.pop(name, None)  # what children run is never in the program itself
+        files = {number: self.duplicate_for_child(number) for number in (1, 2)}
+        begin = Beginning({**about, "start_method": "spawn"}, dict(os.environ), files, os.getpgrp())
+        context.set_spawning_popen(self)
+        try:
+            message = _pickled(begin, child)
+        finally:
+            context.set_spawning_popen(None)
+        self._forked = Forked(address, message, self._fds, trackers.getfd())
+        self.pid, self.sentinel = self._forked.pid, self._forked.ended
+        self.finalizer = util.Finalize(self, self._forked.close)
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        if self.returncode is None and wait([self.sentinel], 0 if flag else None):
+            self.returncode = self._forked.wait()
+        return self.returncode
+
+
+class Forked:
+    """A process that a server forked for this one; raises OSError or EOFError where it does not."""
+
+    def __init__(self, server_address: str, message: bytes, files: Sequence[int], tracker: int) -> None:
+        self._status, status = os.pipe()
+        data, self._alive = os.pipe()  # its end tells the child that this process is gone
+        self.ended = -1  # becomes readable
+        try:
+            with socket.socket(socket.AF_UNIX) as server:
+                server.connect(server_address)
+                sendfds(server, [data, status, data, tracker, *files])
+            os.close(status)
+            status = -1
+            if not wait([self._status], _ANSWER_S):
+                raise TimeoutError(f"no answer in {_ANSWER_S:g} s")
+            self.pid = forkserver.read_signed(self._status)
+            self.ended = _end_of(self.pid, self._status)
+            with open(os.dup(self._alive), "wb") as child:
+                child.write(message)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            for end in (data, status):
+                if end >= 0:
+                    os.close(end)
+
+    def wait(self) -> int:
+        """Its exit code, or minus the signal that ended it, once it has ended; asked for once."""
+        wait([self.ended])
+        try:
+            if not wait([self._status], _ANSWER_S):
+                return _UNKNOWN_EXIT
+            return int(forkserver.read_signed(self._status))
+        except (OSError, EOFError):
+            return _UNKNOWN_EXIT
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of it: a command ends with that."""
+        for end in (self._status, self._alive, self.ended):
+            if end >= 0:
+                os.close(end)
+        self._status = self._alive = self.ended = -1
+
+
+def _end_of(pid: int, status: int) -> int:
+    """What becomes readable when a process ends; it may have ended and be forgotten."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return os.dup(status)
+
+
+def forked_command(
+    server_address: str,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    files: Sequence[int],
+    umask: int,
+) -> Forked:
+    """`python -m MODULE ...`, forked, with these three files; it leads a process group."""
+    assert command[1] == "-m", f"expected a module, found {command}"
+    about = {"dir": os.getcwd(), "sys_argv": [*command[2:]]}
+    begin = Beginning(about, dict(environ), {0: 0, 1: 1, 2: 2}, 0)
+    return Forked(server_address, _pickled(begin, Command(umask)), files, files[0])
+
+
+class Beginning:
+    """What a fork does first of all; pickled before anything of its own."""
+
+    def __init__(
+        self, about: dict[str, Any], environ: dict[str, str], files: dict[int, int], group: int
+    ) -> None:
+        self._what = (about, environ, files, group)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return begin, self._what
+
+
+def begin(
+    about: dict[str, Any], environ: dict[str, str], files: dict[int, int], group: int
+) -> dict[str, Any]:
+    """Become what was asked for. Group 0: lead one of its own."""
+    os.environ.clear()
+    os.environ.update({**set_by_imports, **environ})
+    os.setpgid(0, group)
+    inherited = forkserver.get_inherited_fds()
+    for number, place in files.items():
+        os.dup2(inherited[place], number)
+        os.close(inherited[place])
+    if cores := environ.get(_AFFINITY):  # which the library of threads heeds when it is loaded
+        os.sched_setaffinity(0, [int(core) for core in cores.split()])
+    return about
+
+
+class Command:
+    """A program that was forked; it is asked to end when its starter is gone, as by a tether."""
+
+    def __init__(self, umask: int) -> None:
+        self._umask = umask
+
+    def _bootstrap(self, parent_sentinel: int) -> int:
+        os.umask(self._umask)
+        trackers._resource_tracker._fd = None  # type: ignore[attr-defined]  # noqa: SLF001  # its own, when it needs one
+        threading.Thread(target=_end_with, args=(parent_sentinel,), daemon=True).start()
+        try:
+            return _run(sys.argv[0])
+        finally:
+            threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # as Python does at its end
+            atexit._run_exitfuncs()  # noqa: SLF001  # likewise
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+
+def _run(module: str) -> int:
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _end_with(parent: int) -> None:
+    wait([parent])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _pickled(*what: object) -> bytes:
+    found = BytesIO()
+    for each in what:
+        dump(each, found)
+    return found.getvalue()
