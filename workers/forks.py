@@ -9,21 +9,23 @@ it. Where a child needs that otherwise, or the server is gone, it is spawned as 
 """
 
 import atexit
+import contextlib
 import logging
 import os
-import pickle
 import runpy
+import shlex
 import signal
 import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from io import BytesIO
 from multiprocessing import context, forkserver, popen_forkserver, process, spawn, util
 from multiprocessing import resource_tracker as trackers
 from multiprocessing.connection import wait
 from multiprocessing.reduction import dump, sendfds
-from io import BytesIO
 from typing import Any
 
 address = ""  # of the server that this process was forked by
@@ -61,7 +63,7 @@ class Process(process.BaseProcess):
     _start_method = "spawn"
 
     @staticmethod
-    def _Popen(child: Any) -> Any:  # noqa: N802  # the standard library's name
+    def _Popen(child: Any) -> Any:
         if others := differences(os.environ):
             log.warning("%s is not forked, but spawned: other %s", child.name, ", ".join(others))
         else:
@@ -69,7 +71,7 @@ class Process(process.BaseProcess):
                 return Popen(child)
             except (OSError, EOFError) as error:
                 log.warning("%s is spawned: the fork server is gone (%r)", child.name, error)
-        return context.SpawnProcess._Popen(child)  # type: ignore[attr-defined]  # noqa: SLF001
+        return context.SpawnProcess._Popen(child)  # noqa: SLF001  # what would run without us
 
     def _bootstrap(self, parent_sentinel: int | None = None) -> int:
         try:
@@ -81,11 +83,19 @@ class Process(process.BaseProcess):
 class Context(context.SpawnContext):
     """What starts such children; locks and queues are those of spawned ones."""
 
-    Process = Process  # type: ignore[assignment,misc]
+    Process = Process  # type: ignore[assignment]
 
 
 class Popen(popen_forkserver.Popen):
     """A running child. It may outlive the server, whose pipes then say nothing of it."""
+
+    def __init__(self, child: Any) -> None:
+        self._files: list[int] = []  # that it inherits
+        super().__init__(child)
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self._files.append(fd)
+        return len(self._files) - 1
 
     def _launch(self, child: Any) -> None:
         about = spawn.get_preparation_data(child.name)
@@ -98,7 +108,9 @@ class Popen(popen_forkserver.Popen):
             message = _pickled(begin, child)
         finally:
             context.set_spawning_popen(None)
-        self._forked = Forked(address, message, self._fds, trackers.getfd())
+        tracker = trackers.getfd()
+        assert tracker is not None, "asking for it starts it"
+        self._forked = Forked(address, message, self._files, tracker)
         self.pid, self.sentinel = self._forked.pid, self._forked.ended
         self.finalizer = util.Finalize(self, self._forked.close)
 
@@ -111,7 +123,9 @@ class Popen(popen_forkserver.Popen):
 class Forked:
     """A process that a server forked for this one; raises OSError or EOFError where it does not."""
 
-    def __init__(self, server_address: str, message: bytes, files: Sequence[int], tracker: int) -> None:
+    def __init__(
+        self, server_address: str, message: bytes, files: Sequence[int], tracker: int
+    ) -> None:
         self._status, status = os.pipe()
         data, self._alive = os.pipe()  # its end tells the child that this process is gone
         self.ended = -1  # becomes readable
@@ -196,7 +210,7 @@ def begin(
     os.environ.clear()
     os.environ.update({**set_by_imports, **environ})
     os.setpgid(0, group)
-    inherited = forkserver.get_inherited_fds()
+    inherited = forkserver.get_inherited_fds() or []
     for number, place in files.items():
         os.dup2(inherited[place], number)
         os.close(inherited[place])
@@ -213,6 +227,7 @@ class Command:
 
     def _bootstrap(self, parent_sentinel: int) -> int:
         os.umask(self._umask)
+        entitle(shlex.join([sys.executable, "-m", *sys.argv]))
         trackers._resource_tracker._fd = None  # type: ignore[attr-defined]  # noqa: SLF001  # its own, when it needs one
         threading.Thread(target=_end_with, args=(parent_sentinel,), daemon=True).start()
         try:
@@ -224,13 +239,19 @@ class Command:
             sys.stderr.flush()
 
 
+def entitle(words: str) -> None:
+    """Show this in lists of processes, by the package that vLLM brings for it."""
+    with contextlib.suppress(ImportError):
+        import_module("setproctitle").setproctitle(words)
+
+
 def _run(module: str) -> int:
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
-        print(end.code, file=sys.stderr)
+        sys.stderr.write(f"{end.code}\n")
         return 1
     except BaseException:
         traceback.print_exc()

@@ -6,7 +6,6 @@ clients' side. It ends with the thread that started it.
 """
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
@@ -105,6 +104,7 @@ def _serve(listener: int, imported: int, modules: Sequence[str]) -> None:
     ]
     if len(threads) > 1:  # a fork would have the locks that they hold, and nobody to open them
         sys.exit(f"expected no threads after the imports, found {' '.join(threads)}")
+    forks.entitle("trivium fork server")  # before a fork: it looks for room beside the environment
     gc.collect()
     gc.freeze()  # else a child's collector writes to all of it, and so copies it
     os.write(imported, b"1")

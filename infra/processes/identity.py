@@ -14,7 +14,7 @@ from pathlib import Path
 PRIVATE = 0o077  # umask of what we start: nobody else reads what it leaves
 _POLL_S = 0.05
 # Of /proc/PID/stat, counted after the command in brackets.
-_STATE_FIELD, _PARENT_FIELD, _START_FIELD = 0, 1, 19
+_STATE_FIELD, _PARENT_FIELD, _GROUP_FIELD, _START_FIELD = 0, 1, 2, 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,19 @@ def this_process() -> Identity:
 
 def children(pid: int) -> dict[int, str]:
     """The living children of a process, with their command lines."""
+    return _living(_PARENT_FIELD, pid)
+
+
+def members(group: int) -> dict[int, str]:
+    """The living processes of a group, with their command lines; its leader too."""
+    return _living(_GROUP_FIELD, group)
+
+
+def _living(field: int, value: int) -> dict[int, str]:
     commands = {}
     for entry in Path("/proc").iterdir():
         fields = _stat(int(entry.name)) if entry.name.isdecimal() else None
-        if fields and int(fields[_PARENT_FIELD]) == pid and fields[_STATE_FIELD] not in "ZX":
+        if fields and int(fields[field]) == value and fields[_STATE_FIELD] not in "ZX":
             with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_text().replace("\0", " ")
                 commands[int(entry.name)] = words.strip()

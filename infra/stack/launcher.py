@@ -12,11 +12,10 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from infra.broker.keeper import BrokerKeeper
 from infra.broker.node import Broker
-from infra.processes.fork_server import ForkServer
 from infra.processes.supervisor import Process, Supervisor
 from infra.stack import configuration
 from infra.stack.configuration import Settings
@@ -36,6 +35,9 @@ from schemas.records import MemberKind, MemberState, Role
 from schemas.state_folder import home
 from workers.models.folder import resolved
 
+if TYPE_CHECKING:
+    from infra.processes.fork_server import ForkServer
+
 READY_TIMEOUT_S = 240.0
 _POLL_S = 0.1
 _WRITE_S = 0.25
@@ -54,7 +56,7 @@ class Stack:
         self._supervisor = Supervisor()
         self._broker: BrokerKeeper | None = None
         self._fleet: FleetWatch | None = None
-        self._forks: ForkServer | None = None
+        self.forks: "ForkServer | None" = None  # of vLLM, if it runs here
         self._tasks: list[asyncio.Task[None]] = []
         self._files = StackFiles(self.folder)
         self._seats: dict[str, int] = {}  # of workers, among those that share the cores
@@ -95,9 +97,9 @@ class Stack:
         """
         self._files.lock()
         self._spawn(self._write_state())
-        self._forks = fork_server(self.plan, self.settings, self.folder)
-        if self._forks is not None:
-            self._forks.start()  # it has most to do
+        self.forks = fork_server(self.plan, self.settings, self.folder)
+        if self.forks is not None:
+            self.forks.start()  # it has most to do
         await self._resolve_model()
         end_s = time.monotonic() + timeout_s
         await self._start_broker()
@@ -114,11 +116,11 @@ class Stack:
     async def _start_all(self) -> None:
         """What is forked, when it can be."""
         self._start_missing(forked=False)
-        if self._forks is not None:
+        if self.forks is not None:
             self.waits_for = "vLLM is imported, once for all engines"
-            if not await self._forks.ready():
-                self._forks.stop()
-                self._forks = None
+            if not await self.forks.ready():
+                self.forks.stop()
+                self.forks = None
             self.waits_for = ""
         self._start_missing()
 
@@ -170,7 +172,7 @@ class Stack:
             gateway_port=self.settings.gateway.port,
             secrets=configuration.secrets_environ(self.settings),
             taken=self._seats,
-            forks=self._forks,
+            forks=self.forks,
         )
         self._seats = seated(self.plan.engine_names(), self._seats)
         missing = [
@@ -219,8 +221,8 @@ class Stack:
         await self._supervisor.stop(grace_s=grace_s)
         async with AsyncExitStack() as closing:  # all of it, also by who is cancelled meanwhile
             closing.callback(self._files.release)
-            if self._forks is not None:
-                closing.callback(self._forks.stop)
+            if self.forks is not None:
+                closing.callback(self.forks.stop)
             if self._broker is not None:
                 closing.callback(self._broker.stop)
             if self._fleet is not None:

@@ -31,7 +31,7 @@ from streams.gateway.config import GatewaySettings
 from tests.conftest import _fresh_topics
 from tests.e2e.harness import GATEWAY, Answer, client_of, stack
 from tests.waiting import PATIENCE_S, START_S, until
-from tests.workers.processes import family, lives, niceness
+from tests.workers.processes import family, lives, niceness, parent
 from workers.config import WorkerSettings
 from workers.llm.vllm.settings import VllmSettings
 
@@ -239,6 +239,14 @@ async def test_an_engine_runs_below_what_keeps_its_lease_and_outlives_a_broker_t
     assert again.usage["prompt_tokens_details"]["cached_tokens"] > 0
     assert {name: process.pid for name, process in running.processes.items()} == before
     assert [pid for pid in family(worker) if computes(pid)] == [worker, *computing]
+
+
+async def test_vllm_is_imported_once_for_all_processes_of_a_stack(pair: Pair) -> None:
+    for running in (pair.remote, pair.replica, pair.push):
+        assert running.forks is not None
+        for name in running.plan.engine_names():
+            pids = [pid for pid in family(running.processes[name].pid) if computes(pid)]
+            assert [parent(pid) for pid in pids] == [running.forks.pid] * 3
 
 
 async def test_nothing_outlives_a_killed_worker(

@@ -6,9 +6,15 @@ import os
 import time
 from pathlib import Path
 
+from infra.processes.identity import members
+
 
 def family(pid: int) -> list[int]:
-    """A process and all that descend from it, parents first; of one that is gone, itself."""
+    """A process and all that descend from it, parents first; of one that is gone, itself.
+
+    And all of the group that it leads, in the order of their ids: an engine's may be forked by
+    another process.
+    """
     tasks = Path(f"/proc/{pid}/task")
     main = tasks / str(pid)
     try:
@@ -19,13 +25,18 @@ def family(pid: int) -> list[int]:
     for task in (main, *threads):
         for child in _read(task / "children").split():
             found += family(int(child))
-    return found
+    return [*found, *sorted(members(pid).keys() - {*found})]
 
 
 def lives(pid: int) -> bool:
     """Whether it runs, and is no corpse that waits for its parent."""
     state = _fields(pid)[:1]
     return state != [] and state[0] not in "ZX"
+
+
+def parent(pid: int) -> int:
+    """Who started it, or has taken it over."""
+    return int(_fields(pid)[1])
 
 
 def stands_still(pid: int) -> bool:

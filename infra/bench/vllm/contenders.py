@@ -23,7 +23,7 @@ from typing import Any
 import aiohttp
 
 from infra.broker.probe import free_ports
-from infra.processes.identity import children
+from infra.processes.identity import children, members
 from infra.processes.supervisor import Process, ProcessSpec, Supervisor
 from infra.stack.configuration import Settings
 from infra.stack.fleet_watch import FleetWatch
@@ -181,12 +181,13 @@ def hold(pid: int, cores: Sequence[int]) -> None:
     vLLM's `NixlConnector` moves the thread that computes to the last core of its node whatever it
     was bound to, so both engines of this machine would share one core.
     """
-    for child, command in children(pid).items():
+    for child, command in {**children(pid), **members(pid)}.items():
         if _WORKER in command:
             for thread in os.listdir(f"/proc/{child}/task"):
                 with contextlib.suppress(ProcessLookupError):  # it has just ended
                     os.sched_setaffinity(int(thread), cores)
-        hold(child, cores)
+        if child != pid:
+            hold(child, cores)
 
 
 def _proxy(name: str, deals: Sequence[str], port: int, folder: Path) -> ProcessSpec:

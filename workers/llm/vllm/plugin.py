@@ -9,9 +9,9 @@ Theory of operation, with what each costs unmended on one small machine:
 - Engines take the time of whoever keeps the worker's lease, and of the broker (`give_way`).
 - A prefill engine may write KV long after its peer gave up (`fence.py`).
 - A prompt with a seed that takes several steps ends a CPU engine (`keep_draws`).
-- Each process imports all of vLLM, 10 CPU seconds (`fork_children`, if this one was forked, too).
-The first two and the last two are always done, the others where `workers/llm/vllm/launch.py` asks for
-them by environment. What an unknown vLLM no longer has is left alone, and the log says so.
+- Each process imports all of vLLM, 10 CPU seconds (`fork_children`, where this one was forked).
+The first two and the last two are always done, the others where `workers/llm/vllm/launch.py` asks
+for them by environment. What an unknown vLLM no longer has is left alone, and the log says so.
 """
 
 import atexit

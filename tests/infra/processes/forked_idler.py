@@ -1,0 +1,16 @@
+"""A program that waits until it is asked to end."""
+
+import signal
+import sys
+from typing import Any
+
+
+def _asked(*_: Any) -> None:
+    sys.exit("asked to end")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _asked)
+    print("up", flush=True)
+    while True:
+        signal.pause()

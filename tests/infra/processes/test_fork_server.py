@@ -1,0 +1,161 @@
+"""The fork server with small programs: what a fork takes over, its children, and every end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.processes import supervisor
+from infra.processes.fork_server import ForkServer
+from infra.processes.supervisor import Process, ProcessSpec, Supervisor
+from tests.infra.processes import forked_family
+from tests.waiting import until
+from tests.workers.processes import lives
+
+FAMILY, PROGRAM = forked_family.__name__, "tests.infra.processes.forked_program"
+ENVIRON = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "TORCH_SETTING": "early"}
+IDLE = "tests.infra.processes.forked_idler"
+LAUNCHER = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from infra.processes.fork_server import ForkServer
+from infra.processes.supervisor import ProcessSpec, Supervisor
+
+async def main():
+    forks = ForkServer(["json"], dict(os.environ), Path(sys.argv[1]) / "forks.log")
+    forks.start()
+    assert await forks.ready()
+    command = (sys.executable, "-m", sys.argv[2])
+    spec = ProcessSpec(name="one", command=command, log_file=Path(sys.argv[1]) / "log", forks=forks)
+    process = Supervisor().start(spec)
+    print(forks.pid, process.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+async def forks(tmp_path: Path) -> AsyncIterator[ForkServer]:
+    server = ForkServer([FAMILY], ENVIRON, tmp_path / "forks.log")
+    server.start()
+    assert await server.ready()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "BACKOFF_S", 0.01)
+
+
+def spec(tmp_path: Path, forks: ForkServer, *words: str, **changed: Any) -> ProcessSpec:
+    return ProcessSpec(
+        name="one",
+        command=(sys.executable, "-m", *words),
+        log_file=tmp_path / "one.log",
+        forks=forks,
+        **changed,
+    )
+
+
+async def told(tmp_path: Path, forks: ForkServer, *variables: str) -> list[dict[str, Any]]:
+    """What a program and its child say of themselves; the child's environment is another."""
+    file = tmp_path / "told"
+    words = (PROGRAM, str(file), *variables)
+    process = Supervisor().start(spec(tmp_path, forks, *words, env=ENVIRON, restart=False))
+    await until(lambda: process.failed)
+    assert (process.exit_code, process.tail().splitlines()[-1]) == (3, "its child ended with 0")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+async def test_a_program_and_its_child_are_forked_and_import_nothing(
+    tmp_path: Path, forks: ForkServer
+) -> None:
+    program, child = await told(tmp_path, forks, "LATER=1", "VLLM_HOST_IP=10.0.0.1")
+    for each in (program, child):
+        assert (each["imported_by"], each["parent"]) == (forks.pid, forks.pid)
+        assert (each["group"], each["folder"]) == (program["pid"], os.getcwd())
+    assert "LATER" not in program["environ"] and "HOME" not in program["environ"]
+    assert (child["environ"]["LATER"], child["environ"]["VLLM_HOST_IP"]) == ("1", "10.0.0.1")
+
+
+async def test_a_child_for_whom_libraries_would_have_read_something_else_is_spawned(
+    tmp_path: Path, forks: ForkServer
+) -> None:
+    program, child = await told(tmp_path, forks, "TORCH_SETTING=late")
+    assert (child["parent"], child["imported_by"]) == (program["pid"], child["pid"])
+    assert child["environ"]["TORCH_SETTING"] == "late"
+
+
+@pytest.mark.parametrize(("threads", "is_forked"), [("1", True), ("2", False)])
+async def test_one_thread_is_bound_as_the_library_of_threads_would(
+    tmp_path: Path, forks: ForkServer, threads: str, is_forked: bool
+) -> None:
+    core = max(os.sched_getaffinity(0))
+    variables = (f"OMP_NUM_THREADS={threads}", f"GOMP_CPU_AFFINITY={core}")
+    _, child = await told(tmp_path, forks, *variables)
+    assert (child["parent"] == forks.pid) == is_forked
+    assert (child["cores"] == [core]) or not is_forked
+
+
+async def test_what_was_forked_outlives_the_server_and_is_then_started_as_ever(
+    tmp_path: Path, forks: ForkServer
+) -> None:
+    keeper = Supervisor()
+    process = keeper.start(spec(tmp_path, forks, IDLE))
+    await is_up(process)
+    first = process.pid
+    os.kill(forks.pid, signal.SIGKILL)
+    await until(lambda: not lives(forks.pid))
+    assert lives(first) and process.pid == first
+    process.kill()
+    await is_up(process, lives=2)
+    assert process.pid != first
+    await keeper.stop()
+    assert not lives(process.pid)
+
+
+async def test_a_frozen_server_is_not_waited_for(
+    tmp_path: Path, forks: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.forks._ANSWER_S", 0.01)
+    os.kill(forks.pid, signal.SIGSTOP)
+    keeper = Supervisor()
+    await is_up(keeper.start(spec(tmp_path, forks, IDLE)))
+    await keeper.stop()
+
+
+async def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LAUNCHER, str(tmp_path), IDLE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        pids = [int(word) for word in launcher.stdout.readline().split()]
+        await until(lambda: "up" in (tmp_path / "log").read_text())
+        launcher.kill()
+    await until(lambda: not any(lives(pid) for pid in pids))
+    assert (tmp_path / "log").read_text() == "up\nasked to end\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [("no.such.module", "No module named 'no'"), (f"{IDLE}_threads", "expected no threads")],
+)
+async def test_a_server_that_could_not_fork_is_not_had(
+    tmp_path: Path, module: str, why: str
+) -> None:
+    server = ForkServer([module], dict(os.environ), tmp_path / "forks.log")
+    server.start()
+    assert not await server.ready()
+    server.stop()
+    assert why in (tmp_path / "forks.log").read_text()
+
+
+async def is_up(process: Process, lives: int = 1) -> None:
+    await until(lambda: process.tail().count("up") >= lives)
