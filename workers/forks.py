@@ -214,6 +214,8 @@ def begin(
     for number, place in files.items():
         os.dup2(inherited[place], number)
         os.close(inherited[place])
+    if 0 in files:  # the server has put something else in its place
+        sys.stdin = open(0, closefd=False)  # as long as the process
     if cores := environ.get(_AFFINITY):  # which the library of threads heeds when it is loaded
         os.sched_setaffinity(0, [int(core) for core in cores.split()])
     return about

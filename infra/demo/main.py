@@ -7,6 +7,7 @@ and compares every answer with one engine alone.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import time
@@ -18,7 +19,7 @@ from rich.markup import escape
 
 from infra.demo.asking import Turn, ask
 from infra.demo.documents import Tour, summary, tour
-from infra.demo.reference_engine import Verdict, compare
+from infra.demo.reference_engine import ReferenceEngine, Verdict
 from infra.stack import configuration
 from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
@@ -50,6 +51,7 @@ CONVERSATIONS = (
     ),
 )
 ANSWER_TOKENS = 64
+_FRONT = ("router-0", "gateway-0")  # with engines, all that a chat needs
 
 
 def run(*, engine: str = "vllm", as_json: bool = False) -> int:
@@ -63,19 +65,23 @@ async def _demo(engine: str, console: Console, *, as_json: bool) -> int:
     folder = home() / "demo"
     plan = StackPlan(prefill=1, decode=1, retrieval=1, embedding=1)
     stack = Stack(settings, plan, folder=folder)
-    try:
-        await start(stack, console)
-        await _converse(stack, console)
-        seen = await tour(stack, console)
-        stories = list((await read_stories(stack.settings.log)).values())
-    finally:
-        with console.status("stopping: drain, then leave"):
-            await stack.stop(grace_s=20)
+    with contextlib.ExitStack() as ending:
+        try:
+            await start(stack, console)
+            await _converse(stack, console)
+            reference = ReferenceEngine(stack)
+            ending.callback(reference.stop)
+            await stack.wait_ready()
+            seen = await tour(stack, console)
+            stories = list((await read_stories(stack.settings.log)).values())
+            with console.status("asking one engine alone the same questions"):
+                verdicts = await asyncio.to_thread(reference.compare, stories)
+        finally:
+            with console.status("stopping: drain, then leave"):
+                await stack.stop(grace_s=20)
     console.print("\nThe way of one request, read back from the log:", style="bold")
     explained = next(s for s in stories if s.request.request_id == seen.turns[0].request_id)
     show(explained, console)
-    with console.status("asking one engine alone the same questions"):
-        verdicts = await asyncio.to_thread(compare, stories, stack.settings)
     return _conclude(
         stories, explained, verdicts, seen, console, reads=engine == "vllm", as_json=as_json
     )
@@ -101,7 +107,8 @@ async def start(stack: Stack, console: Console) -> None:
     with lines(stack, console) as display:
         showing = asyncio.create_task(display.follow())
         try:
-            await stack.start()
+            await stack.begin()
+            await stack.wait_ready(*stack.plan.engine_names(), *_FRONT)
         finally:
             showing.cancel()
             display.show()

@@ -1,30 +1,36 @@
 """Asks one engine alone the questions that a deployment answered, and compares token by token.
 
-Runs as a process of its own (`python -m infra.demo.reference_engine SETTINGS REQUESTS`), because
-vLLM re-imports the main module; prints its answers as JSON. The engine is a replica: no connector,
-no peer, the plainest way to the right answer.
+Runs as a process of its own (`python -m infra.demo.reference_engine SETTINGS ANSWERS`), because
+vLLM re-imports the main module; it starts beside the deployment, reads requests, and writes its
+answers as JSON. The engine is a replica: no connector, no peer, the plainest way to the right
+answer.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import json
-import subprocess
+import os
+import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.processes.supervisor import started
 from infra.stack import configuration
 from infra.stack.configuration import Settings
 from infra.stack.engine_alone import answers
 from infra.stack.engine_source import engine_source
+from infra.stack.launcher import Stack
+from infra.stack.plan import engine_environ
 from infra.story.story import Story
 from schemas.codec import Codec
 from schemas.errors import EngineFailed
 from schemas.records import Request, Role
 from schemas.rules.tokens import pack_tokens, unpack_tokens
+from workers.llm.vllm.preload import BIND_VARIABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,25 +43,48 @@ class Verdict:
     first_difference: int  # token number, -1 for none
 
 
-def compare(
-    stories: Sequence[Story], settings: Settings, *, timeout_s: float = 300
-) -> list[Verdict]:
-    """Run the reference process over these stories; raises EngineFailed with its last words."""
-    codec = Codec()
-    parts = [parts_of(story) for story in stories]
-    requests = [codec.encode(part).hex() for story in parts for part in story]
-    with tempfile.TemporaryDirectory() as folder:
-        settings_file, requests_file = Path(folder) / "settings.toml", Path(folder) / "requests"
-        settings_file.write_text(configuration.dump(settings))
-        requests_file.write_text("\n".join(requests))
-        files = [str(settings_file), str(requests_file)]
+class ReferenceEngine:
+    """Starts at once, beside a stack whose fork server it uses; `compare` once, `stop` always."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._folder = stack.folder / "reference"
+        self._folder.mkdir(exist_ok=True)
+        self._answers, self._log = self._folder / "answers", self._folder / "log"
+        settings_file = self._folder / "settings.toml"
+        settings_file.write_text(configuration.dump(stack.settings))
+        files = (str(settings_file), str(self._answers))
         command = [sys.executable, "-m", "infra.demo.reference_engine", *files]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-    if done.returncode:
-        raise EngineFailed(f"the reference engine ended early: {done.stderr[-2_000:]}")
-    said = iter(json.loads(done.stdout.splitlines()[-1]))
-    alone = [list(itertools.chain.from_iterable(itertools.islice(said, len(p)))) for p in parts]
-    return [_verdict(story, tokens) for story, tokens in zip(stories, alone, strict=True)]
+        # Where the machine has room: all cores are dealt to the stack.
+        environ = {**engine_environ(stack.plan, stack.folder), BIND_VARIABLE: "nobind"}
+        given, self._requests = os.pipe()
+        with self._log.open("wb") as log, open(given, "rb") as requests:
+            self._process = started(command, environ, (requests, log), stack.forks)
+
+    def compare(self, stories: Sequence[Story]) -> list[Verdict]:
+        """Blocks until it has answered; raises EngineFailed with its last words."""
+        codec = Codec()
+        parts = [parts_of(story) for story in stories]
+        lines = [codec.encode(part).hex() for story in parts for part in story]
+        with contextlib.suppress(BrokenPipeError), open(self._requests, "w") as requests:
+            self._requests = -1
+            requests.write("\n".join(lines))
+        if self._process.wait():
+            raise EngineFailed(
+                f"the reference engine ended early: {self._log.read_text()[-2_000:]}"
+            )
+        answered = json.loads(self._answers.read_text())
+        if len(answered) != len(lines):
+            raise EngineFailed(f"expected {len(lines)} answers, found {len(answered)}")
+        said = iter(answered)
+        alone = [list(itertools.chain.from_iterable(itertools.islice(said, len(p)))) for p in parts]
+        return [_verdict(story, tokens) for story, tokens in zip(stories, alone, strict=True)]
+
+    def stop(self) -> None:
+        """End it; nothing where it has answered."""
+        if self._requests >= 0:
+            os.close(self._requests)
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
 def parts_of(story: Story) -> list[Request]:
@@ -97,17 +126,21 @@ def _verdict(story: Story, alone: list[int]) -> Verdict:
     )
 
 
-async def _main(settings: Settings, requests: Sequence[Request]) -> None:
+async def _main(settings: Settings) -> list[list[int]]:
     engine = await engine_source(settings, "reference", [Role.REPLICA])(1)
     try:
-        asked = [(unpack_tokens(each.prompt_tokens), each.sampling) for each in requests]
-        given = await answers(engine, asked, at_once=1)
+        lines = await asyncio.to_thread(sys.stdin.read)
+        requests = [Codec().decode(bytes.fromhex(line)) for line in lines.splitlines()]
+        asked = [
+            (unpack_tokens(each.prompt_tokens), each.sampling)
+            for each in requests
+            if isinstance(each, Request)
+        ]
+        return [answer.token_ids for answer in await answers(engine, asked, at_once=1)]
     finally:
         await engine.close()
-    sys.stdout.write(json.dumps([answer.token_ids for answer in given]) + "\n")
 
 
 if __name__ == "__main__":
-    lines = Path(sys.argv[2]).read_text().splitlines()
-    made = configuration.load(Path(sys.argv[1]), environ={})
-    asyncio.run(_main(made, [Codec().decode(bytes.fromhex(line)) for line in lines]))
+    given = asyncio.run(_main(configuration.load(Path(sys.argv[1]), environ={})))
+    Path(sys.argv[2]).write_text(json.dumps(given))

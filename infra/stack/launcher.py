@@ -56,7 +56,7 @@ class Stack:
         self._supervisor = Supervisor()
         self._broker: BrokerKeeper | None = None
         self._fleet: FleetWatch | None = None
-        self.forks: "ForkServer | None" = None  # of vLLM, if it runs here
+        self.forks: ForkServer | None = None  # of vLLM, if it runs here
         self._tasks: list[asyncio.Task[None]] = []
         self._files = StackFiles(self.folder)
         self._seats: dict[str, int] = {}  # of workers, among those that share the cores
@@ -95,6 +95,11 @@ class Stack:
 
         The broker has `timeout_s` to come and to answer, and the processes then have as long.
         """
+        await self.begin(timeout_s=timeout_s)
+        await self.wait_ready(timeout_s=timeout_s)
+
+    async def begin(self, *, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """The same, but wait for no process."""
         self._files.lock()
         self._spawn(self._write_state())
         self.forks = fork_server(self.plan, self.settings, self.folder)
@@ -110,8 +115,6 @@ class Stack:
         self._spawn(self._fleet.follow(self._keep_roles))
         self._config.write_text(configuration.dump(self.settings))
         await self._start_all()
-        await self.wait_ready(timeout_s=timeout_s)
-        self.ready = True
 
     async def _start_all(self) -> None:
         """What is forked, when it can be."""
@@ -193,6 +196,7 @@ class Stack:
                     self._raise_failed()  # readiness also ends by time alone: no event to wait for
                     await asyncio.sleep(_POLL_S)
                 await self._until_served()
+            self.ready |= not names
         except TimeoutError:
             late = [name for name in chosen if self.state_of(name) != "ready"]
             late = late or self.plan.gateway_names()  # they know of no worker

@@ -1,0 +1,33 @@
+"""Compiles what a retrieval worker calls: `python -m workers.search.service.compiling`, at set-up.
+
+Compiled code is kept beside its source until that changes (`kernels/jit.py`). Without this the
+first worker compiles it, for 20 s, before it is ready.
+"""
+
+import asyncio
+
+import numpy as np
+
+from workers.search.engine.engine import EngineSettings, SearchEngine
+from workers.search.index.index import Index
+from workers.search.index.query import Query
+
+ROWS, DIM = 1_200, 16  # so many that a graph is made
+
+
+async def search_once() -> None:
+    """One search of rows without links, and one along links that the engine helped to make."""
+    engine = SearchEngine(EngineSettings(lanes=1))
+    try:
+        index = Index(DIM)
+        vectors = np.random.default_rng(0).standard_normal((ROWS, DIM)).astype(np.float32)
+        index.upsert(list(range(ROWS)), vectors)
+        await engine.search(index, Query(vector=vectors[0]))
+        await asyncio.to_thread(index.link)
+        await engine.search(index, Query(vector=vectors[0]))
+    finally:
+        await engine.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(search_once())
