@@ -11,6 +11,7 @@ import httpx
 from schemas.errors import EngineFailed
 
 OnToken = Callable[[int], Awaitable[None]]
+OnText = Callable[[str], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -46,8 +47,10 @@ async def ask(
     *,
     retrieval: Mapping[str, Any] | None = None,
     on_token: OnToken | None = None,
+    on_text: OnText | None = None,
 ) -> Turn:
-    """Stream one greedy answer; `on_token` hears how many events brought text so far."""
+    """Stream one greedy answer; `on_token` hears how many events brought text so far, `on_text`
+    which."""
     body: dict[str, Any] = {
         "model": model,
         "messages": messages,
@@ -77,6 +80,8 @@ async def ask(
                     turn.events += 1
                     if on_token is not None:
                         await on_token(turn.events)
+                    if on_text is not None:
+                        await on_text(text)
                 turn.ended = turn.ended or bool(choice.get("finish_reason"))
     return turn
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import httpx
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 
 from infra.demo.asking import Turn, ask
@@ -19,6 +18,7 @@ from infra.handbook.handbook import Page, handbook
 from infra.handbook.library import Library, Text, library
 from infra.stack.launcher import Stack
 from infra.terminal.citations import citation_lines
+from infra.terminal.output import print_indented
 
 COLLECTION = "handbook"
 PAGES = 30
@@ -163,12 +163,12 @@ async def _kill_the_router(
 
 
 def _print(console: Console, title: str, text: str, style: str) -> None:
-    console.print(f"  {title}  {escape(text.strip())}", style=style, highlight=False)
+    print_indented(console, f"{title}  {text.strip()}", style)
 
 
 def _print_citations(console: Console, turn: Turn) -> None:
     for line in citation_lines(turn.told.get("retrieval", {})):
-        console.print(f"  {line}", style="dim", highlight=False, markup=False, soft_wrap=True)
+        print_indented(console, line, "dim", cut=True)
 
 
 def summary(seen: Tour) -> Sequence[str]:

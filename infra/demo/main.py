@@ -28,7 +28,7 @@ from infra.story.record_finder import read_stories
 from infra.story.screen import show
 from infra.story.steps import steps_of
 from infra.story.story import Story
-from infra.terminal.output import stdout_console
+from infra.terminal.output import print_indented, stdout_console
 from infra.terminal.stack_display import LiveTable, PlainLines
 from schemas.records import OutcomeKind
 from schemas.state_folder import home
@@ -115,39 +115,66 @@ async def start(stack: Stack, console: Console) -> None:
 
 
 async def _converse(stack: Stack, console: Console) -> None:
-    """All conversations at once, turn by turn; every answer ends up on the log."""
+    """All conversations at once, turn by turn, behind the first answer; all ends up on the log."""
     model = stack.settings.model.served_name
     async with httpx.AsyncClient(base_url=stack.gateway_urls[0], timeout=120) as client:
+        begun = await _first_answer(client, model, stack, console)
         talks = [
-            _conversation(client, model, questions, number, console)
+            _conversation(client, model, questions, number, console, begun if number == 1 else ())
             for number, questions in enumerate(CONVERSATIONS, start=1)
         ]
         await asyncio.gather(*talks)
 
 
+async def _first_answer(
+    client: httpx.AsyncClient, model: str, stack: Stack, console: Console
+) -> Sequence[dict[str, str]]:
+    """Shown as it comes; returns what was said."""
+    question = {"role": "user", "content": CONVERSATIONS[0][0]}
+    _print_question(console, "conversation 1, turn 1", question["content"])
+    console.print("  ", end="")
+
+    async def show(text: str) -> None:
+        console.print(escape(text), style="green", highlight=False, end="", soft_wrap=True)
+
+    turn = await ask(client, model, [question], ANSWER_TOKENS, "demo-1", on_text=show)
+    console.print(f"\n  the first answer, {stack.age_s:.0f} s after the start", style="dim")
+    _print_way(console, turn)
+    return question, {"role": "assistant", "content": turn.answer}
+
+
 async def _conversation(
-    client: httpx.AsyncClient, model: str, questions: Sequence[str], number: int, console: Console
+    client: httpx.AsyncClient,
+    model: str,
+    questions: Sequence[str],
+    number: int,
+    console: Console,
+    begun: Sequence[dict[str, str]],
 ) -> None:
-    messages: list[dict[str, str]] = []
-    for place, question in enumerate(questions, start=1):
+    messages = [*begun]
+    for place, question in [*enumerate(questions, start=1)][len(begun) // 2 :]:
         messages.append({"role": "user", "content": question})
         turn = await ask(client, model, messages, ANSWER_TOKENS, f"demo-{number}")
         messages.append({"role": "assistant", "content": turn.answer})
-        _print_turn(console, f"conversation {number}, turn {place}", turn)
+        _print_question(console, f"conversation {number}, turn {place}", question)
+        print_indented(console, turn.answer, "green")
+        _print_way(console, turn)
 
 
-def _print_turn(console: Console, title: str, turn: Turn) -> None:
+def _print_question(console: Console, title: str, question: str) -> None:
+    console.print(f"[bold]{title}[/bold]  {question}", highlight=False)
+
+
+def _print_way(console: Console, turn: Turn) -> None:
     told, usage = turn.told, turn.usage
     workers = dict.fromkeys((told.get("prefill_worker"), told.get("decode_worker")))
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    console.print(f"[bold]{title}[/bold]  {turn.question}", highlight=False)
-    console.print(escape(f"  {turn.answer.strip()}"), style="green", highlight=False)
-    console.print(
-        f"  {told.get('mode')} on {' and '.join(filter(None, workers))}; "
+    print_indented(
+        console,
+        f"{told.get('mode')} on {' and '.join(filter(None, workers))}; "
         f"first token after {turn.first_token_ms:.0f} ms; {usage.get('prompt_tokens')} prompt "
         f"tokens, {cached} cached; {told.get('kv_bytes', 0):,} KV bytes over NIXL",
-        style="dim",
-        highlight=False,
+        "dim",
     )
 
 

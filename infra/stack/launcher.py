@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from infra.processes.fork_server import ForkServer
 
 READY_TIMEOUT_S = 240.0
+_USUAL_S = {"vllm": 25.0, "sim": 8.0}  # by engine, on two cores that have nothing else to do
 _POLL_S = 0.1
 _WRITE_S = 0.25
 
@@ -52,7 +53,8 @@ class Stack:
         self.plan = plan
         self.folder = (folder or home()).absolute()
         self.ready = False
-        self.waits_for = ""  # what the start is held up by outside of it
+        self.waits_for = ""  # what holds up the start of all processes, or of some
+        self._began_s = time.monotonic()
         self._supervisor = Supervisor()
         self._broker: BrokerKeeper | None = None
         self._fleet: FleetWatch | None = None
@@ -75,6 +77,21 @@ class Stack:
     @property
     def bootstrap(self) -> str:
         return self.settings.log.bootstrap
+
+    @property
+    def age_s(self) -> float:
+        """Since its start began."""
+        return time.monotonic() - self._began_s
+
+    @property
+    def usual_s(self) -> float:
+        """How long a start takes: the last one of such a stack here, else one on two cores."""
+        engine = self.settings.worker.engine if self.plan.engine_names() else ""
+        return self._files.usual_s(self._kind) or _USUAL_S.get(engine, _USUAL_S["sim"])
+
+    @property
+    def _kind(self) -> str:
+        return f"{self.settings.worker.engine}: {' '.join(self.plan.names())}"
 
     @property
     def processes(self) -> dict[str, Process]:
@@ -100,6 +117,7 @@ class Stack:
 
     async def begin(self, *, timeout_s: float = READY_TIMEOUT_S) -> None:
         """The same, but wait for no process."""
+        self._began_s = time.monotonic()
         self._files.lock()
         self._spawn(self._write_state())
         self.forks = fork_server(self.plan, self.settings, self.folder)
@@ -196,7 +214,9 @@ class Stack:
                     self._raise_failed()  # readiness also ends by time alone: no event to wait for
                     await asyncio.sleep(_POLL_S)
                 await self._until_served()
-            self.ready |= not names
+            if not names and not self.ready:
+                self._files.took(self._kind, self.age_s)
+                self.ready = True
         except TimeoutError:
             late = [name for name in chosen if self.state_of(name) != "ready"]
             late = late or self.plan.gateway_names()  # they know of no worker
@@ -293,9 +313,11 @@ class Stack:
     async def _start_broker(self) -> None:
         if not self.plan.broker:
             return
+        self.waits_for = "the broker starts"
         broker = Broker(self.settings.broker, self.folder / "broker", tethered=True)
         self._broker = BrokerKeeper(broker, self.settings.broker.start_timeout_s)
         bootstrap = await self._broker.start()
+        self.waits_for = ""
         log = dataclasses.replace(self.settings.log, bootstrap=bootstrap)
         self.settings = dataclasses.replace(self.settings, log=log)
         self._spawn(self._broker.keep())

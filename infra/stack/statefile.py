@@ -16,6 +16,7 @@ from schemas.state_folder import home, private_folder
 
 STATE_FILE = "stack.json"
 LOCK_FILE = "stack.lock"
+START_FILE = "start.json"
 NO_BROKER = "no broker"  # a process that lives, and waits for the log
 
 
@@ -76,6 +77,17 @@ class StackFiles:
                 "TRIVIUM_HOME to another folder"
             ) from None
         self._lock = lock
+
+    def usual_s(self, kind: str) -> float | None:
+        """How long the last start of such a stack took in this folder."""
+        try:
+            return float(json.loads((self._folder / START_FILE).read_text())[kind])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def took(self, kind: str, start_s: float) -> None:
+        """Remember it, and nothing of other stacks."""
+        (self._folder / START_FILE).write_text(json.dumps({kind: round(start_s, 1)}))
 
     def write(self, state: StackState) -> None:
         """Write the file anew if anything in it changed."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
+_INDENT = 2
 PIPED_COLUMNS = 160  # where no terminal says how wide it is
 
 
@@ -17,6 +18,15 @@ def stdout_console() -> "Console":
 
     named = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(highlight=False, width=None if named else PIPED_COLUMNS)
+
+
+def print_indented(console: "Console", text: str, style: str, *, cut: bool = False) -> None:
+    """All of its lines, no longer than the terminal is wide; a single one where it is cut."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    said = Text(text.strip(), style=style, no_wrap=cut, overflow="ellipsis" if cut else None)
+    console.print(Padding(said, (0, 0, 0, _INDENT), expand=False))
 
 
 def print_json(value: object) -> None:

@@ -42,6 +42,7 @@ class PlainLines:
         self._console = console or Console(highlight=False)
         self._shown: dict[str, str] = {}
         self._held_up = ""
+        self._told_usual = False
         self._began_s = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -84,7 +85,9 @@ class PlainLines:
                 self._changed(row)
 
     def _waits(self) -> None:
-        self._say(f"waiting: {escape(self._held_up)}")
+        usual = f"; a start usually takes {self._stack.usual_s:.0f} s" * (not self._told_usual)
+        self._told_usual = True
+        self._say(f"waiting: {escape(self._held_up)}{usual}")
 
     def _changed(self, row: "ProcessRow") -> None:
         self._say(f"{row.name}: {row.state}" + (f", pid {row.pid}" * bool(row.pid)))
@@ -160,7 +163,9 @@ class LiveTable(PlainLines):
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             ProgressBar(total=len(rows), completed=done, width=30),
-            f"{done} of {len(rows)} ready, {self._after_s():.0f} s",
+            f"{done} of {len(rows)} ready, {self._after_s():.0f} s of usually "
+            f"{self._stack.usual_s:.0f}",
         )
-        held_up = Text(f"waiting: {self._stack.waits_for}" * bool(self._stack.waits_for), "yellow")
+        late = ", ".join(row.name for row in rows if row.state != "ready")
+        held_up = Text(f"waiting: {self._stack.waits_for or late}", "yellow")
         return Group(table, bar, held_up)

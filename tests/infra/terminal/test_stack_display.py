@@ -14,7 +14,7 @@ class Stacked:
     """A stack as displays see it."""
 
     bootstrap, folder, gateway_urls, ready = "k:9092", Path("/state"), ["http://g:1"], True
-    waits_for = ""
+    waits_for, usual_s = "", 21.0
 
     def __init__(self) -> None:
         self.states = {"router-0": "waiting", "gateway-0": "starting"}
@@ -92,3 +92,18 @@ def test_what_holds_up_a_start_is_told(
         if isinstance(display, LiveTable):
             display._live.update(display._picture(), refresh=True)
     assert capsys.readouterr().out.count("no broker at [::1]:9092") == 1
+
+
+@pytest.mark.parametrize("kind", [PlainLines, LiveTable])
+def test_who_waits_is_told_for_what_and_how_long_it_usually_takes(
+    capsys: pytest.CaptureFixture[str], kind: type[PlainLines]
+) -> None:
+    stack: Any = Stacked()
+    stack.waits_for, stack.ready = "the broker starts", False
+    with kind(stack) as display:
+        display.show()
+        stack.waits_for = ""
+        display.show()
+    told = capsys.readouterr().out
+    assert "waiting: the broker starts" in told or kind is LiveTable
+    assert told.count("21") == 1
