@@ -71,9 +71,10 @@ async def _demo(engine: str, console: Console, *, as_json: bool) -> int:
             await _converse(stack, console)
             reference = ReferenceEngine(stack)
             ending.callback(reference.stop)
+            await asyncio.to_thread(reference.ask, await _stories(stack))
             await stack.wait_ready()
             seen = await tour(stack, console)
-            stories = list((await read_stories(stack.settings.log)).values())
+            stories = await _stories(stack)
             with console.status("asking one engine alone the same questions"):
                 verdicts = await asyncio.to_thread(reference.compare, stories)
         finally:
@@ -85,6 +86,10 @@ async def _demo(engine: str, console: Console, *, as_json: bool) -> int:
     return _conclude(
         stories, explained, verdicts, seen, console, reads=engine == "vllm", as_json=as_json
     )
+
+
+async def _stories(stack: Stack) -> list[Story]:
+    return list((await read_stories(stack.settings.log)).values())
 
 
 def _settings(engine: str) -> Settings:

@@ -47,6 +47,7 @@ class ReferenceEngine:
     """Starts at once, beside a stack whose fork server it uses; `compare` once, `stop` always."""
 
     def __init__(self, stack: Stack) -> None:
+        self._codec, self._asked = Codec(), dict[str, list[Request]]()
         self._folder = stack.folder / "reference"
         self._folder.mkdir(exist_ok=True)
         self._answers, self._log = self._folder / "answers", self._folder / "log"
@@ -56,33 +57,39 @@ class ReferenceEngine:
         command = [sys.executable, "-m", "infra.demo.reference_engine", *files]
         # Where the machine has room: all cores are dealt to the stack.
         environ = {**engine_environ(stack.plan, stack.folder), BIND_VARIABLE: "nobind"}
-        given, self._requests = os.pipe()
+        given, asked = os.pipe()
+        self._requests = open(asked, "wb", buffering=0)  # until it has been asked everything
         with self._log.open("wb") as log, open(given, "rb") as requests:
             self._process = started(command, environ, (requests, log), stack.forks)
 
+    def ask(self, stories: Sequence[Story]) -> None:
+        """Let it answer what it was not asked yet; blocks while it has much to read."""
+        new = [story for story in stories if story.request.request_id not in self._asked]
+        for story in new:
+            parts = self._asked[story.request.request_id] = parts_of(story)
+            lines = "".join(f"{self._codec.encode(part).hex()}\n" for part in parts)
+            with contextlib.suppress(BrokenPipeError):  # it has ended; its log says why
+                self._requests.write(lines.encode())
+
     def compare(self, stories: Sequence[Story]) -> list[Verdict]:
         """Blocks until it has answered; raises EngineFailed with its last words."""
-        codec = Codec()
-        parts = [parts_of(story) for story in stories]
-        lines = [codec.encode(part).hex() for story in parts for part in story]
-        with contextlib.suppress(BrokenPipeError), open(self._requests, "w") as requests:
-            self._requests = -1
-            requests.write("\n".join(lines))
+        self.ask(stories)
+        self._requests.close()
         if self._process.wait():
             raise EngineFailed(
                 f"the reference engine ended early: {self._log.read_text()[-2_000:]}"
             )
-        answered = json.loads(self._answers.read_text())
-        if len(answered) != len(lines):
-            raise EngineFailed(f"expected {len(lines)} answers, found {len(answered)}")
-        said = iter(answered)
-        alone = [list(itertools.chain.from_iterable(itertools.islice(said, len(p)))) for p in parts]
-        return [_verdict(story, tokens) for story, tokens in zip(stories, alone, strict=True)]
+        said = iter(json.loads(self._answers.read_text()))
+        alone = {
+            name: [*itertools.chain.from_iterable(itertools.islice(said, len(parts)))]
+            for name, parts in self._asked.items()
+        }
+        return [_verdict(story, alone[story.request.request_id]) for story in stories]
 
     def stop(self) -> None:
         """End it; nothing where it has answered."""
-        if self._requests >= 0:
-            os.close(self._requests)
+        if not self._requests.closed:
+            self._requests.close()
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
@@ -127,20 +134,19 @@ def _verdict(story: Story, alone: list[int]) -> Verdict:
 
 
 async def _main(settings: Settings) -> list[list[int]]:
-    engine = await engine_source(settings, "reference", [Role.REPLICA])(1)
+    engine, codec = await engine_source(settings, "reference", [Role.REPLICA])(1), Codec()
+    given = []
     try:
-        lines = await asyncio.to_thread(sys.stdin.read)
-        requests = [Codec().decode(bytes.fromhex(line)) for line in lines.splitlines()]
-        asked = [
-            (unpack_tokens(each.prompt_tokens), each.sampling)
-            for each in requests
-            if isinstance(each, Request)
-        ]
-        return [answer.token_ids for answer in await answers(engine, asked, at_once=1)]
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            request = codec.decode(bytes.fromhex(line))
+            assert isinstance(request, Request), f"expected a request, found {request}"
+            asked = (unpack_tokens(request.prompt_tokens), request.sampling)
+            given += [each.token_ids for each in await answers(engine, [asked], at_once=1)]
     finally:
         await engine.close()
+    return given
 
 
 if __name__ == "__main__":
-    given = asyncio.run(_main(configuration.load(Path(sys.argv[1]), environ={})))
-    Path(sys.argv[2]).write_text(json.dumps(given))
+    answered = asyncio.run(_main(configuration.load(Path(sys.argv[1]), environ={})))
+    Path(sys.argv[2]).write_text(json.dumps(answered))

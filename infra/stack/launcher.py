@@ -54,7 +54,7 @@ class Stack:
         self.folder = (folder or home()).absolute()
         self.ready = False
         self.waits_for = ""  # what holds up the start of all processes, or of some
-        self._began_s = time.monotonic()
+        self._began_s, self._start_s = time.monotonic(), 0.0
         self._supervisor = Supervisor()
         self._broker: BrokerKeeper | None = None
         self._fleet: FleetWatch | None = None
@@ -214,9 +214,10 @@ class Stack:
                     self._raise_failed()  # readiness also ends by time alone: no event to wait for
                     await asyncio.sleep(_POLL_S)
                 await self._until_served()
-            if not names and not self.ready:
-                self._files.took(self._kind, self.age_s)
-                self.ready = True
+            if not self._start_s:
+                self._start_s = self.age_s
+                self._files.took(self._kind, self._start_s)
+            self.ready |= not names
         except TimeoutError:
             late = [name for name in chosen if self.state_of(name) != "ready"]
             late = late or self.plan.gateway_names()  # they know of no worker
