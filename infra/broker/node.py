@@ -27,7 +27,7 @@ from schemas.errors import BrokerUnavailable, ConfigError
 from schemas.state_folder import home, private_folder
 
 _HERE = Path(__file__).parent
-_DEFAULT_LIBS = _HERE.parents[1] / "build" / "broker" / "libs"
+DEFAULT_LIBS = _HERE.parents[1] / "build" / "broker" / "libs"
 _POLL_S = 0.05
 _TOLD_APART_S = 10.0  # for the answer of who has our port; a busy broker is slow
 _OUTPUT_LINES = 12
@@ -188,7 +188,7 @@ class Broker:
                 "install it (Debian: apt-get install openjdk-17-jre-headless), or use another "
                 "cluster with --bootstrap"
             )
-        libs = Path(self._settings.libs or _DEFAULT_LIBS)
+        libs = self._libs
         jars = sorted(str(jar) for jar in libs.glob("*.jar"))
         if not any("/kafka_" in jar for jar in jars):
             raise ConfigError(
@@ -227,7 +227,7 @@ class Broker:
 
     def _format(self, classpath: str) -> None:
         command = [self._settings.java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-        command += [*self._log_flags(), "-cp", classpath, "kafka.tools.StorageTool", "format"]
+        command += [*self._common_flags(), "-cp", classpath, "kafka.tools.StorageTool", "format"]
         command += [*self._cluster(), "-c", str(self._properties)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, umask=PRIVATE)
         if done.returncode:
@@ -245,7 +245,7 @@ class Broker:
         command = [self._settings.java, f"-Xms{heap_mb // 2}m", f"-Xmx{heap_mb}m"]
         command += ["-XX:TieredStopAtLevel=1"] if self._settings.quick else []
         command += ["-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"]
-        command += [*self._settings.jvm_flags, *self._log_flags()]
+        command += [*self._common_flags(), *self._settings.jvm_flags]
         command += ["-cp", classpath, "kafka.Kafka", str(self._properties)]
         if self._tethered:
             command = [sys.executable, "-IS", tether.__file__, str(os.getpid()), *command]
@@ -270,8 +270,14 @@ class Broker:
         self._state_file.write_text(json.dumps(asdict(state)))
         return state
 
-    def _log_flags(self) -> list[str]:
+    @property
+    def _libs(self) -> Path:
+        return Path(self._settings.libs or DEFAULT_LIBS)
+
+    def _common_flags(self) -> list[str]:
+        archive = class_archive(self._libs)
         return [
+            *[f"-XX:SharedArchiveFile={archive}"] * archive.exists(),
             f"-Dlog4j2.configurationFile={_HERE / 'log4j2.xml'}",
             f"-Dtrivium.broker.log={self.log_file}",
         ]
@@ -282,6 +288,11 @@ class Broker:
             with contextlib.suppress(FileNotFoundError):
                 lines += path.read_text(errors="replace").splitlines()[-_OUTPUT_LINES:]
         return "\n".join([f"its last words (all in {self.folder}):", *lines])
+
+
+def class_archive(libs: Path) -> Path:
+    """Where the classes of these jars are kept in the JVM's own form (`class_archive.py`)."""
+    return libs.parent / "classes.jsa"
 
 
 def new_cluster_id() -> str:

@@ -60,7 +60,7 @@ class ReferenceEngine:
         given, asked = os.pipe()
         self._requests = open(asked, "wb", buffering=0)  # until it has been asked everything
         with self._log.open("wb") as log, open(given, "rb") as requests:
-            self._process = started(command, environ, (requests, log), stack.forks)
+            self._process = started(command, environ, (requests, log), stack.forks.get("prefill"))
 
     def ask(self, stories: Sequence[Story]) -> None:
         """Let it answer what it was not asked yet; blocks while it has much to read."""

@@ -31,19 +31,23 @@ log = logging.getLogger(__name__)
 class ForkServer:
     """`start`, then `ready`, then `fork`, at last `stop`."""
 
-    def __init__(self, modules: Sequence[str], environ: Mapping[str, str], log_file: Path) -> None:
-        self._modules, self._environ, self._log_file = modules, environ, log_file
-        self._folder = tempfile.mkdtemp(prefix="trivium-")  # for this user alone
-        self.address = f"{self._folder}/forks"
+    def __init__(
+        self, title: str, modules: Sequence[str], environ: Mapping[str, str], logs: Path
+    ) -> None:
+        self.title, self._modules, self._environ = title, modules, environ
+        self.log_file = logs / f"{title.lower()}-forks.log"
         self.pid = 0
+        self.address = ""
         self._server: subprocess.Popen[bytes] | None = None
         self._imported = -1  # readable when it has imported, or is gone
 
     def start(self) -> None:
         """Begin to import."""
-        private_folder(self._log_file.parent)
+        folder = tempfile.mkdtemp(prefix="trivium-")  # for this user alone
+        self.address = f"{folder}/forks"
+        private_folder(self.log_file.parent)
         self._imported, imported = os.pipe()
-        with socket.socket(socket.AF_UNIX) as listener, self._log_file.open("ab") as output:
+        with socket.socket(socket.AF_UNIX) as listener, self.log_file.open("ab") as output:
             listener.bind(self.address)
             listener.listen(_BACKLOG)
             given = (listener.fileno(), imported)
@@ -90,7 +94,7 @@ class ForkServer:
             self._server.kill()
             self._server.wait()
             os.close(self._imported)
-        shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(Path(self.address).parent, ignore_errors=True)
 
 
 def _serve(listener: int, imported: int, modules: Sequence[str]) -> None:

@@ -1,25 +1,44 @@
-"""Which processes of a stack are forked from one that has imported vLLM, and how that one is made.
+"""Which processes of a stack are forked, from which of two that have imported what they need.
 
-Engines on CPUs, and the embedding workers beside them, which need most of the same libraries.
+One has imported vLLM, for engines on CPUs, and for the embedding workers beside them, which need
+most of the same libraries. The other is small, for routers, gateways, bridges and simulated
+engines: what these import takes most of their start. A retrieval worker is started as ever.
 """
 
 from pathlib import Path
 
 from infra.processes.fork_server import ForkServer
 from infra.stack.configuration import ENGINE_SECTIONS, Settings
-from infra.stack.plan import StackPlan, engine_environ
+from infra.stack.plan import WORKER_ROLES, StackPlan, engine_environ, environ
 from schemas.sections import build
 from workers.llm.vllm import preload
 
 _COMMAND = "infra.cli.operate.single_process"
 _EMBEDDING = "workers.embed.embedders.sentence"
+_SMALL = {
+    "router": ("streams.agents.lives",),
+    "gateway": ("streams.gateway.app", "streams.gateway.stream.event_key"),
+    "bridge": ("streams.bridge.process",),
+}
+_SIMULATED = ("infra.stack.engine_source", "workers.runtime", "workers.llm.sim.engine")
 
 
-def fork_server(plan: StackPlan, settings: Settings, folder: Path) -> ForkServer | None:
-    """Not started yet; None where nothing is to be forked."""
-    if settings.worker.engine != "vllm" or not plan.engine_names() or not preload.is_on_cpu():
-        return None
-    section = build("vllm", ENGINE_SECTIONS["vllm"], settings.engines.get("vllm", {}))
-    modules = [*preload.MODULES, _COMMAND, *[_EMBEDDING] * bool(plan.embedding)]
-    environ = preload.environment(engine_environ(plan, folder), section)
-    return ForkServer(modules, environ, folder / "logs" / "forks.log")
+def fork_servers(plan: StackPlan, settings: Settings, folder: Path) -> dict[str, ForkServer]:
+    """By the first part of the names of processes that each forks; not started yet."""
+    present, engine = {name.partition("-")[0] for name in plan.names()}, settings.worker.engine
+    engines = present & set(WORKER_ROLES)
+    small = {which: modules for which, modules in _SMALL.items() if which in present}
+    if engine == "sim":
+        small |= dict.fromkeys(engines, _SIMULATED)
+    modules = dict.fromkeys(name for each in small.values() for name in each)
+    server = ForkServer("Trivium", [_COMMAND, *modules], environ(folder), folder / "logs")
+    found = dict.fromkeys(small, server)
+    if engine == "vllm" and engines and preload.is_on_cpu():
+        also = {"embedding"} & present
+        section = build("vllm", ENGINE_SECTIONS["vllm"], settings.engines.get("vllm", {}))
+        variables = preload.environment(engine_environ(plan, folder), section)
+        wanted = [*preload.MODULES, _COMMAND, *[_EMBEDDING] * len(also)]
+        found |= dict.fromkeys(
+            engines | also, ForkServer("vLLM", wanted, variables, folder / "logs")
+        )
+    return found

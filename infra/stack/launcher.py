@@ -9,18 +9,19 @@ import asyncio
 import dataclasses
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from infra.broker.keeper import BrokerKeeper
 from infra.broker.node import Broker
+from infra.processes.fork_server import ForkServer
 from infra.processes.supervisor import Process, Supervisor
 from infra.stack import configuration
 from infra.stack.configuration import Settings
 from infra.stack.fleet_watch import FleetWatch
-from infra.stack.forking import fork_server
+from infra.stack.forking import fork_servers
 from infra.stack.plan import StackPlan, check_wishes, process_specs, seated, with_roles
 from infra.stack.readiness import is_served
 from infra.stack.statefile import NO_BROKER, ProcessRow, StackFiles, StackState
@@ -34,9 +35,6 @@ from schemas.log.registry import make_codec
 from schemas.records import MemberKind, MemberState, Role
 from schemas.state_folder import home
 from workers.models.folder import resolved
-
-if TYPE_CHECKING:
-    from infra.processes.fork_server import ForkServer
 
 READY_TIMEOUT_S = 240.0
 _USUAL_S = {"vllm": 25.0, "sim": 8.0}  # by engine, on two cores that have nothing else to do
@@ -58,7 +56,7 @@ class Stack:
         self._supervisor = Supervisor()
         self._broker: BrokerKeeper | None = None
         self._fleet: FleetWatch | None = None
-        self.forks: ForkServer | None = None  # of vLLM, if it runs here
+        self.forks: dict[str, ForkServer] = {}  # by the first part of names
         self._tasks: list[asyncio.Task[None]] = []
         self._files = StackFiles(self.folder)
         self._seats: dict[str, int] = {}  # of workers, among those that share the cores
@@ -120,9 +118,9 @@ class Stack:
         self._began_s = time.monotonic()
         self._files.lock()
         self._spawn(self._write_state())
-        self.forks = fork_server(self.plan, self.settings, self.folder)
-        if self.forks is not None:
-            self.forks.start()  # it has most to do
+        self.forks = fork_servers(self.plan, self.settings, self.folder)
+        for server in {*self.forks.values()}:
+            server.start()  # first of all: they have most to do
         await self._resolve_model()
         end_s = time.monotonic() + timeout_s
         await self._start_broker()
@@ -135,14 +133,16 @@ class Stack:
         await self._start_all()
 
     async def _start_all(self) -> None:
-        """What is forked, when it can be."""
-        self._start_missing(forked=False)
-        if self.forks is not None:
-            self.waits_for = "vLLM is imported, once for all engines"
-            if not await self.forks.ready():
-                self.forks.stop()
-                self.forks = None
-            self.waits_for = ""
+        """Each process as soon as its fork server can be used, or is known not to be had."""
+        importing = [*dict.fromkeys(self.forks.values())]
+        while importing:
+            self._start_missing(but=importing)
+            server = importing.pop(0)
+            self.waits_for = f"{server.title} is imported, once for all processes"
+            if not await server.ready():
+                server.stop()
+                self.forks = {name: each for name, each in self.forks.items() if each is not server}
+        self.waits_for = ""
         self._start_missing()
 
     async def _insist(self, ask: Callable[[], Awaitable[object]], end_s: float) -> None:
@@ -184,7 +184,7 @@ class Stack:
     def _config(self) -> Path:
         return self.folder / "stack.toml"
 
-    def _start_missing(self, *, forked: bool = True) -> list[str]:
+    def _start_missing(self, *, but: Collection[ForkServer] = ()) -> list[str]:
         specs = process_specs(
             self.plan,
             folder=self.folder,
@@ -197,9 +197,7 @@ class Stack:
         )
         self._seats = seated(self.plan.engine_names(), self._seats)
         missing = [
-            spec
-            for spec in specs
-            if spec.name not in self.processes and (forked or spec.forks is None)
+            spec for spec in specs if spec.name not in self.processes and spec.forks not in but
         ]
         for spec in missing:
             self._supervisor.start(spec)
@@ -246,8 +244,8 @@ class Stack:
         await self._supervisor.stop(grace_s=grace_s)
         async with AsyncExitStack() as closing:  # all of it, also by who is cancelled meanwhile
             closing.callback(self._files.release)
-            if self.forks is not None:
-                closing.callback(self.forks.stop)
+            for server in {*self.forks.values()}:
+                closing.callback(server.stop)
             if self._broker is not None:
                 closing.callback(self._broker.stop)
             if self._fleet is not None:

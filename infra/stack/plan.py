@@ -21,8 +21,7 @@ from workers.llm.vllm.preload import BIND_VARIABLE
 
 # One thread each, or the libraries of every process start as many as there are cores.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_WORKER_ROLES = ("prefill", "decode", "replica")
-_FORKED = {*_WORKER_ROLES, "embedding"}
+WORKER_ROLES = ("prefill", "decode", "replica")
 
 
 @section("plan")
@@ -62,7 +61,7 @@ class StackPlan:
     def names(self) -> dict[str, MemberKind]:
         """Member ids in the order of starting, with their kinds."""
         kinds = {f"router-{number}": MemberKind.ROUTER for number in range(self.routers)}
-        for role in _WORKER_ROLES:
+        for role in WORKER_ROLES:
             for number in range(getattr(self, role)):
                 kinds[f"{role}-{number}"] = MemberKind.WORKER
         kinds.update({f"retrieval-{n}": MemberKind.WORKER for n in range(self.retrieval)})
@@ -73,7 +72,7 @@ class StackPlan:
 
     def engine_names(self) -> list[str]:
         """Workers with a language model, which the cores are dealt to."""
-        return [name for name in self.names() if name.partition("-")[0] in _WORKER_ROLES]
+        return [name for name in self.names() if name.partition("-")[0] in WORKER_ROLES]
 
     def with_worker(self, role: str) -> tuple["StackPlan", str]:
         """One more prefill, decode or replica worker, and its name: the first that is free."""
@@ -116,14 +115,14 @@ def process_specs(
     gateway_port: int,
     secrets: Mapping[str, str] = MappingProxyType({}),
     taken: Mapping[str, int] = MappingProxyType({}),
-    forks: ForkServer | None = None,
+    forks: Mapping[str, ForkServer] = MappingProxyType({}),
 ) -> list[ProcessSpec]:
     """One spec for each process of the plan but the broker; `secrets` join the environment, and
-    `taken` are the seats of workers that run. `forks` forks what vLLM's libraries are for."""
+    `taken` are the seats of workers that run. `forks` are found by what a name begins with."""
     names = plan.names()
     seats = seated(plan.engine_names(), taken)
     shares = _shares(plan, seats)
-    base = {**_environ(folder), **secrets}
+    base = {**environ(folder), **secrets}
     specs = []
     for name, kind in names.items():
         env, flags = {**base}, ["--id", name]
@@ -147,24 +146,24 @@ def process_specs(
                 command=(*command, "--config", str(config)),
                 log_file=folder / "logs" / f"{name}.log",
                 env=env,
-                forks=forks if which in _FORKED else None,
+                forks=forks.get(which),
             )
         )
     return specs
 
 
+def environ(folder: Path) -> dict[str, str]:
+    """What all processes have."""
+    found = {**without_sections(os.environ), "TRIVIUM_HOME": str(folder)}
+    found.pop("PYTHONDONTWRITEBYTECODE", None)  # the cache halves the start of vLLM's processes
+    return {**found, **dict.fromkeys(_ONE_THREAD, "1")}
+
+
 def engine_environ(plan: StackPlan, folder: Path) -> dict[str, str]:
     """That of a vLLM worker, whichever cores it has; all have as many."""
-    environ = {**_environ(folder), **_vllm_env(_shares(plan, seated(plan.engine_names(), {}))[0])}
-    del environ[BIND_VARIABLE]
-    return environ
-
-
-def _environ(folder: Path) -> dict[str, str]:
-    """What all processes have."""
-    environ = {**without_sections(os.environ), "TRIVIUM_HOME": str(folder)}
-    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the cache halves the start of vLLM's processes
-    return {**environ, **dict.fromkeys(_ONE_THREAD, "1")}
+    found = {**environ(folder), **_vllm_env(_shares(plan, seated(plan.engine_names(), {}))[0])}
+    del found[BIND_VARIABLE]
+    return found
 
 
 def _shares(plan: StackPlan, seats: Mapping[str, int]) -> list[list[int]]:

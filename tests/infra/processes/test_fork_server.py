@@ -28,7 +28,7 @@ from infra.processes.fork_server import ForkServer
 from infra.processes.supervisor import ProcessSpec, Supervisor
 
 async def main():
-    forks = ForkServer(["json"], dict(os.environ), Path(sys.argv[1]) / "forks.log")
+    forks = ForkServer("small", ["json"], dict(os.environ), Path(sys.argv[1]))
     forks.start()
     assert await forks.ready()
     command = (sys.executable, "-m", sys.argv[2])
@@ -43,7 +43,7 @@ asyncio.run(main())
 
 @pytest.fixture
 async def forks(tmp_path: Path) -> AsyncIterator[ForkServer]:
-    server = ForkServer([FAMILY], ENVIRON, tmp_path / "forks.log")
+    server = ForkServer("small", [FAMILY], ENVIRON, tmp_path)
     server.start()
     assert await server.ready()
     yield server
@@ -150,11 +150,11 @@ async def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path) -> Non
 async def test_a_server_that_could_not_fork_is_not_had(
     tmp_path: Path, module: str, why: str
 ) -> None:
-    server = ForkServer([module], dict(os.environ), tmp_path / "forks.log")
+    server = ForkServer("small", [module], dict(os.environ), tmp_path)
     server.start()
     assert not await server.ready()
     server.stop()
-    assert why in (tmp_path / "forks.log").read_text()
+    assert why in server.log_file.read_text()
 
 
 async def is_up(process: Process, lives: int = 1) -> None:
