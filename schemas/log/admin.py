@@ -5,7 +5,7 @@ routers and gateways at their start, and by tests.
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -22,6 +22,7 @@ from schemas.topic import HOUR_MS, Topic
 from schemas.topics import DEAD_LETTER_SUFFIX, REBUILT_FROM, TOPICS
 
 log = logging.getLogger("trivium.log")
+_GROUPS, _TRANSACTIONS = 0, 1  # kinds of coordinators
 _UNKNOWN_TOPIC = 3
 _ALREADY_EXISTS = 36
 _FENCED = "currently fenced"  # of brokers that starve, in what Kafka says of copies
@@ -120,12 +121,23 @@ async def _with_missing(
             counts = await _partition_counts(client, wanted)
         missing = [name for name in wanted if name not in counts]
         if missing:
+            await _wake_coordinators(client)
             with _in_time(settings, f"create {_some(missing)}"):
                 made = await _create(client, [wanted[name] for name in missing], settings)
             counts = await _all_counts(client, wanted, settings)
     finally:
         await client.close()
     return made, counts
+
+
+async def _wake_coordinators(client: AIOKafkaAdminClient) -> None:
+    """Let a new cluster make its own topics, of groups and transactions, beside ours.
+
+    Else that begins when the first router asks, and takes it seconds.
+    """
+    for kind in (_GROUPS, _TRANSACTIONS):
+        with suppress(KafkaError):  # it has none yet, or does not tell us
+            await client.find_coordinator("trivium", kind)
 
 
 async def _create(

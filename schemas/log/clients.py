@@ -24,6 +24,7 @@ from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, check_record, partition_of
 
 _HELD_MAX = 5_000  # records of a partition that wait for older ones of others, when more are read
+_MARKS_MS = 100  # marks of transactions at an end are no records: only the position tells of them
 Headers = Sequence[tuple[str, bytes]]
 Ack = asyncio.Future[Any]
 ReadFrom = Literal["earliest", "latest", "nowhere"] | dict[int, int]  # or the offsets by partition
@@ -311,7 +312,7 @@ class AssignedReader:
     ) -> AsyncIterator[list[ConsumerRecord]]:
         """Batches until every partition stands at its end or beyond; the last may hold more."""
         while any([await self._position(tp) < ends[tp.partition] for tp in self._partitions]):
-            yield await self.batch(max_records=max_records, timeout_ms=1_000)
+            yield await self.batch(max_records=max_records, timeout_ms=_MARKS_MS)
 
     def rest(self) -> None:
         """Fetch nothing until the next `seek`."""
