@@ -34,7 +34,7 @@ class ForkServer:
     def __init__(
         self, title: str, modules: Sequence[str], environ: Mapping[str, str], logs: Path
     ) -> None:
-        self.title, self._modules, self._environ = title, modules, environ
+        self.title, self._modules, self.environ = title, modules, dict(environ)
         self.log_file = logs / f"{title.lower()}-forks.log"
         self.pid = 0
         self.address = ""
@@ -54,7 +54,7 @@ class ForkServer:
             me = [sys.executable, "-m", __name__, *map(str, given), *self._modules]
             self._server = subprocess.Popen(
                 [sys.executable, "-IS", tether.__file__, str(os.getpid()), *me],
-                env=dict(self._environ),
+                env=self.environ,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -80,8 +80,10 @@ class ForkServer:
     ) -> forks.Forked | None:
         """`python -m MODULE ...` with these three files, in a process group that it leads.
 
-        None where the server is gone or does not answer.
+        None where the server is gone or does not answer, or Python would have begun otherwise.
         """
+        if _read_by_python(environ) != _read_by_python(self.environ):
+            return None
         try:
             return forks.forked_command(self.address, command, environ, files, PRIVATE)
         except (OSError, EOFError) as error:
@@ -95,6 +97,11 @@ class ForkServer:
             self._server.wait()
             os.close(self._imported)
             shutil.rmtree(Path(self.address).parent, ignore_errors=True)
+
+
+def _read_by_python(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that it reads when it starts."""
+    return {name: value for name, value in environ.items() if name.startswith("PYTHON")}
 
 
 def _serve(listener: int, imported: int, modules: Sequence[str]) -> None:

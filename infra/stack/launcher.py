@@ -118,9 +118,7 @@ class Stack:
         self._began_s = time.monotonic()
         self._files.lock()
         self._spawn(self._write_state())
-        self.forks = fork_servers(self.plan, self.settings, self.folder)
-        for server in {*self.forks.values()}:
-            server.start()  # first of all: they have most to do
+        self._start_forks()  # first of all: they have most to do
         await self._resolve_model()
         end_s = time.monotonic() + timeout_s
         await self._start_broker()
@@ -131,6 +129,11 @@ class Stack:
         self._spawn(self._fleet.follow(self._keep_roles))
         self._config.write_text(configuration.dump(self.settings))
         await self._start_all()
+
+    def _start_forks(self) -> None:
+        self.forks = fork_servers(self.plan, self.settings, self.folder)
+        for server in {*self.forks.values()}:
+            server.start()
 
     async def _start_all(self) -> None:
         """Each process as soon as its fork server can be used, or is known not to be had."""

@@ -27,6 +27,7 @@ from tests.long_leases import LONG_LEASE_MS, long_leases, process_leases
 from tests.replays import replayed
 from tests.waiting import PATIENCE_S, START_S, until
 from workers.config import WorkerSettings
+from workers.kv.network import variables
 
 SIM = {
     "prefill_base_ms": 5.0,
@@ -67,12 +68,24 @@ class LeaseSupervisor(Supervisor):
         self._lease_ms, self._own = lease_ms, own
 
     def start(self, spec: ProcessSpec) -> Process:
-        env = {**spec.env, **process_leases(self._lease_ms), **self._own.get(spec.name, {})}
-        return super().start(replace(spec, env=env))
+        own = self._own.get(spec.name, {})
+        env = {**spec.env, **self.leases, **own}
+        return super().start(replace(spec, env=env, forks=None if own else spec.forks))
+
+    @property
+    def leases(self) -> Mapping[str, str]:
+        """Of processes without others of their own, and of who forks them."""
+        return process_leases(self._lease_ms)
 
 
 class PatientStack(Stack):
     """Waits for processes until they hang."""
+
+    def _start_forks(self) -> None:
+        """They import the length of leases, too."""
+        assert isinstance(self._supervisor, LeaseSupervisor)
+        with variables(self._supervisor.leases):
+            super()._start_forks()
 
     async def start(self, *, timeout_s: float = START_S) -> None:
         await super().start(timeout_s=timeout_s)

@@ -16,7 +16,7 @@ from infra.processes.fork_server import ForkServer
 from infra.processes.supervisor import Process, ProcessSpec, Supervisor
 from tests.infra.processes import forked_family
 from tests.waiting import until
-from tests.workers.processes import lives
+from tests.workers.processes import lives, parent
 
 FAMILY, PROGRAM = forked_family.__name__, "tests.infra.processes.forked_program"
 ENVIRON = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "TORCH_SETTING": "early"}
@@ -120,6 +120,16 @@ async def test_what_was_forked_outlives_the_server_and_is_then_started_as_ever(
     assert process.pid != first
     await keeper.stop()
     assert not lives(process.pid)
+
+
+async def test_a_program_with_another_python_path_is_started_as_ever(
+    tmp_path: Path, forks: ForkServer
+) -> None:
+    keeper = Supervisor()
+    process = keeper.start(spec(tmp_path, forks, IDLE, env={**os.environ, "PYTHONPATH": "/"}))
+    await is_up(process)
+    assert parent(process.pid) == os.getpid()
+    await keeper.stop()
 
 
 async def test_a_frozen_server_is_not_waited_for(
