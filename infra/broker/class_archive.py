@@ -13,13 +13,16 @@ from infra.broker.section import BrokerSettings
 from schemas.log.admin import create_topics
 from schemas.settings import LogSettings
 
+_S = 300.0  # on a machine with much else to do: one that is killed leaves no archive
+
 
 def make(archive: Path) -> None:
     """Of a broker that starts, makes topics and ends, which is when the JVM writes it."""
     archive.unlink(missing_ok=True)
     flags = (*BrokerSettings().jvm_flags, f"-XX:ArchiveClassesAtExit={archive}")
     with TemporaryDirectory() as folder:
-        broker = Broker(BrokerSettings(port=0, jvm_flags=flags), Path(folder), tethered=True)
+        settings = BrokerSettings(port=0, jvm_flags=flags, start_timeout_s=_S, stop_timeout_s=_S)
+        broker = Broker(settings, Path(folder), tethered=True)
         try:
             asyncio.run(create_topics(LogSettings(bootstrap=broker.start())))
         finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.broker import class_archive, node
 from infra.broker.node import Broker
 from infra.broker.probe import broker_answers, free_ports, port_is_taken
 from infra.broker.section import BrokerSettings
@@ -47,6 +48,25 @@ async def test_data_survives_a_restart_and_not_a_reset(broker: Broker) -> None:
     broker.reset()
     assert not broker.folder.exists()
     assert not broker.status().running
+
+
+def test_a_broker_uses_the_archive_of_its_classes_if_there_is_one(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    archive = tmp_path / "classes.jsa"
+    monkeypatch.setattr(node, "class_archive", lambda libs: archive)
+    broker.start()
+    assert "SharedArchiveFile" not in command(broker)
+    broker.stop()
+    class_archive.make(archive)
+    broker.start()
+    assert f"-XX:SharedArchiveFile={archive}" in command(broker)
+    maps = Path(f"/proc/{broker.pid}/maps").read_text()
+    assert str(archive) in maps, "the JVM has taken it"
+
+
+def command(broker: Broker) -> str:
+    return Path(f"/proc/{broker.pid}/cmdline").read_text()
 
 
 def test_a_broker_that_died_is_told_with_its_last_words(broker: Broker) -> None:

@@ -95,3 +95,15 @@ async def test_a_start_tells_what_it_unpacks(
         await starting
     assert not (tmp_path / "broker").exists()
     await stack.stop()
+
+
+async def test_a_start_takes_as_long_as_the_last_one_of_such_a_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is told while one waits; where none was yet, that of two idle cores."""
+    monkeypatch.setattr(Stack, "age_s", 71.0)
+    plan = StackPlan(prefill=0, decode=0, routers=0, gateways=0)
+    stack = Stack(Settings(), plan, folder=tmp_path)
+    await stack.wait_ready()
+    assert stack.usual_s == 71.0 and stack.ready
+    assert Stack(Settings(), StackPlan(), folder=tmp_path).usual_s == launcher._USUAL_S["vllm"]

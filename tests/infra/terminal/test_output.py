@@ -3,8 +3,9 @@
 import io
 
 import pytest
+from rich.console import Console
 
-from infra.terminal.output import PIPED_COLUMNS, stdout_console
+from infra.terminal.output import PIPED_COLUMNS, print_indented, stdout_console
 
 
 def test_tables_in_a_pipe_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,3 +14,15 @@ def test_tables_in_a_pipe_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stdout_console().width == PIPED_COLUMNS
     monkeypatch.setenv("COLUMNS", "90")
     assert stdout_console().width == 90
+
+
+def test_text_is_indented_and_no_line_is_longer_than_the_terminal() -> None:
+    console = Console(file=io.StringIO(), width=20)
+    print_indented(console, " one two three four five six\n", "dim")
+    print_indented(console, "one two three four five six", "dim", cut=True)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # as given
+    assert [line.rstrip() for line in lines] == [
+        "  one two three four",
+        "  five six",
+        "  one two three fou…",
+    ]

@@ -1,0 +1,18 @@
+"""What set-up compiles, so that the first retrieval worker need not."""
+
+from pathlib import Path
+from typing import Any
+
+from workers.search import kernels
+from workers.search.engine import lane_loop
+from workers.search.service import compiling
+
+SEARCH = Path(kernels.__file__).parents[1]
+
+
+async def test_set_up_leaves_compiled_code_beside_the_source() -> None:
+    await compiling.search_once()
+    kept = {path.name.partition("-")[0] for path in SEARCH.rglob("*.nbi")}
+    assert {"lane_loop.serve", "steps.advance", "codes.encode_query", "results._read_all"} <= kept
+    called: Any = (lane_loop.start, lane_loop.tell)
+    assert all(kernel.signatures for kernel in called)
