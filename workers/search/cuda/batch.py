@@ -1,7 +1,7 @@
 """Searches on a CUDA device: slots, their captured turns, and what has ended.
 
 Theory of operation. A turn is one captured graph: it admits what the host wrote to the ring, makes
-some extends of the active slots, and says which ended (`step.cu`). Graphs differ in how many slots
+some extends of the active slots, and says which ended (`walk.cu`). Graphs differ in how many slots
 they can step and in how many extends they make; the smallest that fits is launched. `DEPTH` turns
 are under way at most: while one runs, the host reads what ended in the one before and writes the
 next. The device writes hits to host memory, so reading them is reading an array. Whatever is
@@ -33,8 +33,7 @@ from workers.search.limits import (
 from workers.search.walk import fields
 from workers.search.walk.slots import hash_places
 
-_MEASURE_THREADS = 256
-_MEASURE_BLOCKS = 4  # of a multiprocessor
+_THREADS_MAX = 1_024  # of a block
 _SMALL_SIZES = (64, 256)  # slots of turns that are cheaper where few searches run
 
 
@@ -49,15 +48,14 @@ class BatchSettings:
 
     slots: int = CUDA_SLOTS
     sizes: tuple[int, ...] = sizes_up_to(CUDA_PLACES)  # slots that a turn can step, ascending
-    steps: tuple[int, ...] = (4, 16)  # extends of a turn, ascending
+    steps: tuple[int, ...] = (4, 32)  # extends of a turn, ascending
     top_m_max: int = CUDA_TOP_M_MAX
     k_max: int = K_MAX
     dim_max: int = CUDA_DIM_MAX
     tasks_max: int = TASKS_MAX  # of one slot in an extend
     seed_rows: int = 256  # of a list, that a seeding slot takes in an extend
     merge_max: int = 512  # distances of a slot that are merged together
-    threads: int = 128  # of a slot
-    team: int = 8  # threads that compute a distance: 4, 8 or 16
+    threads: int = 128  # of a slot, where all places are taken
 
     def __post_init__(self) -> None:
         if not _is_power_of_two(self.merge_max) or self.merge_max > 32 * self.threads:
@@ -71,10 +69,8 @@ class BatchSettings:
                 raise ConfigError(f"cuda.{name}: expected ascending numbers, found {values}")
         if self.sizes[-1] > self.slots or not 1 <= self.seed_rows <= self.tasks_max:
             raise ConfigError("cuda: expected sizes up to slots, and seed_rows up to tasks_max")
-        if self.team not in (4, 8, 16) or self.threads % 32 or self.dim_max % 16:
-            raise ConfigError(
-                "cuda: expected a team of 4, 8 or 16, threads in whole warps and dim_max in 16s"
-            )
+        if self.threads % 32 or self.dim_max % 16:
+            raise ConfigError("cuda: expected threads in whole warps and dim_max in 16s")
 
 
 def _is_power_of_two(value: int) -> bool:
@@ -149,10 +145,9 @@ class Batch:
             "fields": 8 * fields.COUNT, "top": 8 * sizes.top_m_max, "found": 8 * sizes.k_max,
             "visited": 4 * visited, "queries": 4 * sizes.dim_max, "warm": 8 * sizes.top_m_max,
             "rows": 4 * sizes.tasks_max, "distances": 4 * sizes.tasks_max, "pending": 4,
-            "serials": 8, "tasks": 8 * sizes.tasks_max, "active": 4,
+            "serials": 8, "active": 4,
         }  # fmt: skip
-        shared = {"active_count": 4, "ended_count": 4, "turn": 8}
-        shared["tasks_count"] = 4 * sizes.steps[-1]
+        shared = {"active_count": 4, "ended_count": 4, "turn": 8, "tasks": 8}
         places = {name: self._room(size * slots) for name, size in arrays.items()}
         places |= {name: self._room(size) for name, size in shared.items()}
         host = {
@@ -164,8 +159,7 @@ class Batch:
             "slots": slots, "top_m_max": sizes.top_m_max, "k_max": sizes.k_max,
             "dim_max": sizes.dim_max, "visited_places": visited, "tasks_max": sizes.tasks_max,
             "list_places": self._list_places, "merge_max": sizes.merge_max,
-            "seed_rows": sizes.seed_rows,
-            "steps_max": sizes.steps[-1], "ring_depth": DEPTH,
+            "seed_rows": sizes.seed_rows, "ring_depth": DEPTH,
             "ring_in_words": rings.into.shape[1], "ring_out_words": rings.out.shape[1],
             "record_words": rings.record_words, "host_top_bytes": self.top.strides[0],
             "host_found_bytes": self.found.strides[0],
@@ -186,20 +180,16 @@ class Batch:
         return max(self.settings.top_m_max, self.settings.k_max) + 1
 
     def _turn(self, size: int, steps: int) -> list[Launch]:
+        """Where fewer slots are stepped, each has more threads."""
         sizes = self.settings
+        threads = min(_THREADS_MAX, sizes.threads * (self.places // size))
         shared_bytes = 8 * (fields.COUNT + 1 + 3 * self._list_places + sizes.merge_max + 1)
-        slots = {"grid": size, "threads": sizes.threads, "structure": self._machine}
-        teams = _MEASURE_THREADS // sizes.team
-        blocks = min(_MEASURE_BLOCKS * self.device.multiprocessors,
-                     -(-size * sizes.tasks_max // teams))  # fmt: skip
-        launches = [Launch(kernel="turn_begin", **slots)]
-        for number in range(steps):
-            launches += [
-                Launch(kernel="step", **slots, shared_bytes=shared_bytes, number=number),
-                Launch(
-                    kernel=f"measure{sizes.team}", grid=blocks, threads=_MEASURE_THREADS,
-                    structure=self._machine, number=number,
-                ),
-            ]  # fmt: skip
-        end = Launch(kernel="turn_end", grid=1, threads=32, structure=self._machine, number=steps)
-        return [*launches, end]
+        walk = Launch(
+            kernel="walk", grid=size, threads=threads, structure=self._machine,
+            number=steps, shared_bytes=shared_bytes,
+        )  # fmt: skip
+        begin = Launch(
+            kernel="turn_begin", grid=size, threads=sizes.threads, structure=self._machine
+        )
+        end = Launch(kernel="turn_end", grid=1, threads=32, structure=self._machine)
+        return [begin, walk, end]

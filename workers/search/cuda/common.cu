@@ -1,9 +1,9 @@
-// Keys, sorted lists, visited tables and distances: what the kernels of step.cu and knn.cu share.
+// Keys, sorted lists, visited tables and distances: what the kernels of walk.cu and knn.cu share.
 //
 // One block works on one slot or row; its threads share lists in dynamic shared memory. Nothing here
 // depends on the order in which threads of a block run, nor on what other blocks do: keys are
 // totally ordered, and each distance is added up in the order of workers/search/kernels/distances.py, so
-// results equal the CPU's to the last bit whatever the size of a team. Python puts the constants
+// results equal the CPU's to the last bit. Python puts the constants
 // and structures of layout.py before this text. A kernel uses `room` as its only shared memory, and
 // barriers and shuffles in whole warps: tests run the same text on the CPU (tests/.../emulator.h).
 
@@ -11,7 +11,9 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define WARP 32
+#define TEAM 8  // threads that compute a distance
 #define ALL 0xFFFFFFFFu
+#define LINE 32  // values of a line of the second cache
 
 __device__ inline u64 key_of(float distance, u32 row) {
     u32 bits = __float_as_uint(distance + 0.0f);  // no negative zero
@@ -38,24 +40,28 @@ __device__ inline int below(const u64* keys, int size, u64 key) {
     return low;
 }
 
-// Sort a power of two of keys in shared memory (Batcher's bitonic sort).
+// Sort a power of two of keys in shared memory (Batcher's bitonic sort). Warps wait for each other only
+// around the exchanges that reach from one into another.
 __device__ void sort(u64* keys, int size) {
     for (int run = 2; run <= size; run <<= 1)
         for (int reach = run >> 1; reach > 0; reach >>= 1) {
             for (int i = threadIdx.x; i < size; i += blockDim.x) {
                 int other = i ^ reach;
+                if (other < i) continue;
                 u64 one = keys[i], two = keys[other];
-                if (other > i && (one > two) == !(i & run)) { keys[i] = two; keys[other] = one; }
+                if ((one > two) == !(i & run)) { keys[i] = two; keys[other] = one; }
             }
-            __syncthreads();
+            int next = reach > 1 ? reach >> 1 : run;
+            if (reach < WARP && next < WARP) __syncwarp(); else __syncthreads();
         }
+    __syncthreads();
 }
 
 // Merge the `count` keys of `fresh`, in any order, into the `size` ascending keys of `list` and drop
 // what is too much. Rows that are in the list already, or twice in `fresh`, count once. All in shared
 // memory, `fresh` with room for a power of two and at most 32 keys for each thread, `spare` for `size`.
 // Returns the place of the first new key, `size` where there is none. Call it after a barrier.
-__device__ int merge(u64* list, int size, u64* fresh, int count, u64* spare) {
+__device__ __noinline__ int merge(u64* list, int size, u64* fresh, int count, u64* spare) {
     int padded = 1;
     while (padded < count) padded <<= 1;
     for (int i = count + threadIdx.x; i < padded; i += blockDim.x) fresh[i] = EMPTY;
@@ -89,8 +95,8 @@ __device__ int merge(u64* list, int size, u64* fresh, int count, u64* spare) {
     return first;
 }
 
-// Put the rows of a list and their copies into the hits, nearest first; for one thread. Within `step` it
-// would take registers from all that step does.
+// Put the rows of a list and their copies into the hits, nearest first; for one thread. Within `walk` it
+// would take registers from all that walk does.
 __device__ __noinline__ void unfold(
     const u64* list, i64 size, const u32* chain, u64* hits, i64 k) {
     i64 kept = 0;
@@ -109,11 +115,12 @@ __device__ __noinline__ void unfold(
 }
 
 // Whether a row is met for the first time, as far as the table tells; kept if `keeps`. A full table
-// says yes: what comes twice is dropped in the merge, what is not looked at would be lost.
+// says yes: what comes twice is dropped in the merge, what is not looked at would be lost. Atomics
+// change the second cache; a plain load could find what the first one has kept.
 __device__ inline bool visit(u32* seen, u32 mask, u32 row, bool keeps) {
     u32 place = (u32)((u64)row * 0x9E3779B97F4A7C15ull >> 40) & mask;
     for (u32 tries = 0; tries <= mask; tries++) {
-        u32 held = keeps ? atomicCAS(&seen[place], NOWHERE, row) : seen[place];
+        u32 held = keeps ? atomicCAS(&seen[place], NOWHERE, row) : *(volatile u32*)&seen[place];
         if (held == row) return false;
         if (held == NOWHERE) return true;
         place = (place + 1) & mask;
@@ -134,7 +141,14 @@ __device__ inline float widened(unsigned short bits) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
     return value;
 }
+
+__device__ inline void prefetch_line(const u32* at) { asm volatile("prefetch.global.L2 [%0];" : : "l"(at)); }
 #endif
+
+// Let values be on their way from memory.
+__device__ inline void prefetch(const u32* values, i64 count) {
+    for (i64 i = 0; i < count; i += LINE) prefetch_line(values + i);
+}
 
 // Four values of a row that is stored in either way.
 __device__ inline float4 four(const char* row, int at, bool half) {
@@ -143,16 +157,18 @@ __device__ inline float4 four(const char* row, int at, bool half) {
     return make_float4(widened(bits.x), widened(bits.y), widened(bits.z), widened(bits.w));
 }
 
-__device__ inline float term(float left, float right, float sum, bool product) {
-    if (product) return fmaf(left, right, sum);
+template <bool PRODUCT>
+__device__ inline float term(float left, float right, float sum) {
+    if (PRODUCT) return fmaf(left, right, sum);
     float gap = left - right;
     return fmaf(gap, gap, sum);
 }
 
-__device__ inline float4 terms(float4 row, float4 query, float4 sum, bool product) {
+template <bool PRODUCT>
+__device__ inline float4 terms(float4 row, float4 query, float4 sum) {
     return make_float4(
-        term(row.x, query.x, sum.x, product), term(row.y, query.y, sum.y, product),
-        term(row.z, query.z, sum.z, product), term(row.w, query.w, sum.w, product));
+        term<PRODUCT>(row.x, query.x, sum.x), term<PRODUCT>(row.y, query.y, sum.y),
+        term<PRODUCT>(row.z, query.z, sum.z), term<PRODUCT>(row.w, query.w, sum.w));
 }
 
 __device__ inline float4 plus(float4 a, float4 b) {
@@ -165,34 +181,39 @@ __device__ inline float4 plus_of(float4 a, int distance) {
         a.z + __shfl_xor_sync(ALL, a.z, distance), a.w + __shfl_xor_sync(ALL, a.w, distance));
 }
 
-// Sums that a team of 4, 8 or 16 threads adds up: 16-byte loads, `4 * SUMS` of them in flight. The
-// CPU has four sums of 16 values, added as (0 + 1) + (2 + 3), then as a tree over the 16; here each
-// group of four threads has `SUMS` of the four, four values a thread. All of the warp take part.
-template <int TEAM>
+// What one thread of a team adds up. The CPU has four sums of 16 values, added as (0 + 1) + (2 + 3),
+// then as a tree over the 16; here each half of a team has two of the four, four values a thread. Nothing
+// but `length` is asked while it runs, so that four loads are in flight: a branch between them would let
+// each wait for the one before.
+template <bool HALF, bool PRODUCT>
+__device__ inline float4 part_of(const char* row, const float4* query, int length) {
+    int member = threadIdx.x % TEAM, side = member >> 2, part = member & 3, whole = length & ~63;
+    float4 sums[2] = {};
+#pragma unroll 2
+    for (int i = 0; i < whole; i += 64) {
+#pragma unroll
+        for (int s = 0; s < 2; s++) {
+            int d = i + 16 * (2 * side + s) + 4 * part;
+            sums[s] = terms<PRODUCT>(four(row, d, HALF), query[d >> 2], sums[s]);
+        }
+    }
+    for (int d = whole + 4 * part; side == 0 && d < length; d += 16)
+        sums[0] = terms<PRODUCT>(four(row, d, HALF), query[d >> 2], sums[0]);
+    return plus(sums[0], sums[1]);
+}
+
+// A distance, by a team of threads with 16-byte loads. All of the warp take part.
 __device__ float distance(const Vectors& v, u32 row, const float* query, bool wanted) {
-    constexpr int SUMS = 16 / TEAM;
-    int member = threadIdx.x % TEAM, group = member >> 2, part = member & 3;
-    float4 sums[SUMS] = {};
+    float4 sum = {};
     if (wanted) {
         const char* at = v.start + (u64)row * v.row_bytes;
         const float4* q = (const float4*)query;
-        int whole = v.length & ~63;
-#pragma unroll 4 / SUMS
-        for (int i = 0; i < whole; i += 64) {
-#pragma unroll
-            for (int s = 0; s < SUMS; s++) {
-                int d = i + 16 * (group * SUMS + s) + 4 * part;
-                sums[s] = terms(four(at, d, v.half), q[d >> 2], sums[s], v.product);
-            }
-        }
-        for (int d = whole + 4 * part; group == 0 && d < v.length; d += 16)
-            sums[0] = terms(four(at, d, v.half), q[d >> 2], sums[0], v.product);
+        sum = v.half ? v.product ? part_of<true, true>(at, q, v.length)
+                                 : part_of<true, false>(at, q, v.length)
+                     : v.product ? part_of<false, true>(at, q, v.length)
+                                 : part_of<false, false>(at, q, v.length);
     }
-    float4 sum = sums[0];
-    if (SUMS == 4) sum = plus(plus(sums[0], sums[1 % SUMS]), plus(sums[2 % SUMS], sums[3 % SUMS]));
-    if (SUMS == 2) sum = plus(sums[0], sums[1 % SUMS]);
-    for (int reach = 4; reach < TEAM; reach <<= 1) sum = plus_of(sum, reach);
-    sum = plus_of(plus_of(sum, 2), 1);
+    sum = plus_of(plus_of(plus_of(sum, 4), 2), 1);
     float total = (sum.x + sum.z) + (sum.y + sum.w);
     return v.product ? -total : total;
 }

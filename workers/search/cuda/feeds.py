@@ -17,7 +17,7 @@ from workers.search.kernels.arrays import Array
 from workers.search.limits import SCANNED_ROWS_MAX
 from workers.search.walk import fields
 
-_CHUNK_QUERIES = 65_536  # of a bulk search, in pinned memory at a time
+_CHUNK_QUERIES = 16_384  # of a bulk search, in pinned memory; the next ones are copied meanwhile
 _NO_QUERY, _NOT_WARM = np.empty(0, np.float32), np.empty(0, np.int64)
 
 
@@ -52,30 +52,46 @@ def search_all(
     """The nearest rows of prepared queries, as `bulk.search_all`; the batch must be idle."""
 
     def run(search: ways.Search, rows: Array, distances: Array) -> Array:
-        sums = np.zeros(2, np.int64)
-        for first in range(0, len(rows), _CHUNK_QUERIES):
-            part = slice(first, first + _CHUNK_QUERIES)
-            sums += _run(batch, search, search.query[part], rows[part], distances[part])
+        sums, row, done = np.zeros(2, np.int64), batch.copies.row(search.row, search), 0
+        feeds = (
+            Feed(batch.device, search.query[first : first + _CHUNK_QUERIES], search.way.k)
+            for first in range(0, len(rows), _CHUNK_QUERIES)
+        )
+        feed = next(feeds, None)
+        while feed is not None:
+            active = _begun(batch, feed, row)
+            following = next(feeds, None)  # made while the device searches
+            sums += _ended(batch, active)
+            part = slice(done, done + len(feed.rows))
+            rows[part], distances[part] = feed.rows, feed.distances
+            feed, done = following, part.stop
         return sums
 
     return hits_of(run, effort, queries, view, scanned_rows_max)
 
 
-def _run(batch: Batch, search: ways.Search, queries: Array, rows: Array, distances: Array) -> Array:
-    """Hits of one chunk of queries; extends and distances that it took."""
-    feed = Feed(batch.device, queries, search.way.k)
-    row = batch.copies.row(search.row, search)
-    active = list(range(min(batch.places, len(queries))))
+def _begun(batch: Batch, feed: Feed, row: Array) -> list[int]:
+    """Let slots search for a feed, with all turns under way that there may be; which slots."""
+    active = list(range(min(batch.places, len(feed.rows))))
     for slot in active:
         feed.assign(batch, slot, row)
+    _launch(batch, active)
+    return active
+
+
+def _ended(batch: Batch, active: list[int]) -> Array:
+    """Wait until the slots have ended; extends and distances that their feed took."""
     sums = np.zeros(2, np.int64)
     while active:
-        while batch.under_way < DEPTH:
-            batch.launch(active, batch.settings.steps[-1])
+        _launch(batch, active)
         for slot in batch.collect():
             active.remove(slot)
             sums = np.maximum(sums, batch.counts[slot])
     while batch.under_way:
         batch.collect()
-    rows[:], distances[:] = feed.rows, feed.distances
     return sums
+
+
+def _launch(batch: Batch, active: list[int]) -> None:
+    while batch.under_way < DEPTH:
+        batch.launch(active, batch.settings.steps[-1])

@@ -2,8 +2,6 @@
 // rows of a group to each other, `descend` is a round of NN-descent. One block makes one row's list
 // from lists that do not change meanwhile.
 
-#define TEAM 8
-
 struct Row {  // a block's row; all pointers but `v` to shared memory
     u32 row;
     Vectors v;
@@ -35,7 +33,7 @@ __device__ void meet(const Lists* m, Row& r, const u32* candidates, int count) {
     int teams = blockDim.x / TEAM;
     for (int first = 0; first < count; first += teams) {
         int i = first + threadIdx.x / TEAM;
-        float found = distance<TEAM>(r.v, candidates[i < count ? i : first], r.query, i < count);
+        float found = distance(r.v, candidates[i < count ? i : first], r.query, i < count);
         if (i < count && threadIdx.x % TEAM == 0) r.distances[i] = found;
     }
     if (threadIdx.x == 0) *r.count = 0;

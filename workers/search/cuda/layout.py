@@ -21,8 +21,7 @@ MACHINE = (  # all state of one batch: addresses of arrays in device memory, unl
     "distances",  # float32 [slots, tasks_max]: of its tasks
     "pending",  # int32 [slots]: how many they are; -1: none were written yet
     "serials",  # int64 [slots]
-    "tasks",  # uint64 [slots * tasks_max]: the task array, (slot * tasks_max + place) << 32 | row
-    "tasks_count",  # uint32 [steps_max]: its length in each step of a turn
+    "tasks",  # uint64: of all slots, in this turn
     "active",  # uint32 [slots]
     "active_count",  # uint32
     "ended_count",  # uint32
@@ -41,7 +40,6 @@ MACHINE = (  # all state of one batch: addresses of arrays in device memory, unl
     "list_places",
     "merge_max",
     "seed_rows",
-    "steps_max",
     "ring_depth",
     "ring_in_words",
     "ring_out_words",
@@ -75,10 +73,7 @@ GATHERED = 4 * SAMPLE * SAMPLE  # candidates of a row in a round, at most
 MET = 4_096  # places of a round's table: more than a list and GATHERED rows
 KERNELS = (
     "turn_begin",
-    "step",
-    "measure4",
-    "measure8",
-    "measure16",
+    "walk",
     "turn_end",
     "join",
     "descend",
@@ -102,7 +97,7 @@ def source() -> str:
     ]
     folder = files("workers.search.cuda")
     texts = [
-        folder.joinpath(f"{name}.cu").read_text() for name in ("common", "step", "knn", "scatter")
+        folder.joinpath(f"{name}.cu").read_text() for name in ("common", "walk", "knn", "scatter")
     ]
     return "\n".join([*parts, *texts])
 

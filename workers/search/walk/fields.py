@@ -2,7 +2,7 @@
 
 All columns are int64. An address is where an array of the given type begins; whoever fills in the
 row keeps the array alive until the slot has ended. On a CUDA device addresses are the device's.
-`index/ways.py` fills in rows, `steps.py` and `cuda/step.cu` read and write them.
+`index/ways.py` fills in rows, `steps.py` and `cuda/walk.cu` read and write them.
 """
 
 # Columns of `SlotRows.fields`.

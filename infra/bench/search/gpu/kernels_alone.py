@@ -1,9 +1,9 @@
 """Part of the GPU search benchmark: what each kernel takes, and what it reads from memory.
 
 Kernels of a turn are launched one by one, with the device's clock read between them. The kernel
-that measures distances reads one vector for each; so many bytes per second are compared with what
-the same card reaches when it copies memory, where a byte counts as read and as written. Rows that
-the card's caches hold are counted too.
+that walks reads one vector for each distance; so many bytes per second are compared with what the
+same card reaches when it copies memory, where a byte counts as read and as written. Rows that the
+card's caches hold are counted too.
 """
 
 from collections.abc import Sequence
@@ -90,9 +90,9 @@ def kernels(
     batch = Batch(timed, settings)
     some = queries[: _QUERIES_OF_A_PLACE * batch.places]
     feeds.search_all(batch, effort, inputs.prepared(some, view.dim, view.metric), view)
-    measured_ms = sum(sum(t) for name, t in timed.taken_ms.items() if name.startswith("measure"))
+    walked_ms = sum(timed.taken_ms["walk"])
     total_ms = sum(map(sum, timed.taken_ms.values()))
-    read_gb_per_s = batch.tasks * view.vectors.strides[0] / measured_ms / 1e6
+    read_gb_per_s = batch.tasks * view.vectors.strides[0] / walked_ms / 1e6
     copy_gb_per_s = median(copied) or 0.0
     return {
         "by_kernel": {
@@ -138,7 +138,7 @@ def _kernels(figures: dict[str, Any]) -> Table:
         times = (number(row["us_p50"]), number(row["us_max"]))
         table.add_row(name, str(row["launches"]), *times, f"{row['share']:.1%}")
     table.caption = (
-        f"Vectors are read at {number(figures['read_gb_per_s'])} GB/s while distances are "
-        f"measured: {figures['read_of_copy']:.0%} of a copy's {number(figures['copy_gb_per_s'])}."
+        f"Vectors are read at {number(figures['read_gb_per_s'])} GB/s while slots walk: "
+        f"{figures['read_of_copy']:.0%} of a copy's {number(figures['copy_gb_per_s'])}."
     )
     return table

@@ -48,7 +48,7 @@ class GpuOptions:
     queries: int = offered(100_000, "of one call")
     checked: int = 2_000  # of them, whose true neighbours are computed
     efforts: tuple[int, ...] = (32, 48, 64, 96, 128, 192)
-    width: int = offered(4)
+    width: int = offered(8)
     samplings: tuple[int, ...] = (1, 8)  # of cuVS: its random entry points
     repeats: int = offered(5)
     singles: int = 2_000  # searches that are asked one by one

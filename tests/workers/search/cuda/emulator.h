@@ -2,10 +2,10 @@
 //
 // A fiber runs until a barrier or a shuffle; then the next one does. When all fibers of a warp, or of
 // the block, wait at the same kind of barrier, they go on. Where some can never arrive the launch
-// fails, as a real device would hang. `order` chooses which fiber runs first at each turn, so that
-// results which depend on it show. Shared memory is filled with junk before each block, and a guard
-// behind it is looked at after. A block's threads do not run at the same time: what this cannot find
-// is a missing __syncthreads between accesses that happen to be in order here for every `order`.
+// fails, as a real device would hang. `order` chooses which fiber runs first at each turn and which
+// warps rest, so that results which depend on it show. Shared memory is filled with junk before each
+// block, and a guard behind it is looked at after. A block's threads do not run at the same time: what
+// this cannot find is a missing barrier between accesses that are in order here for every `order`.
 
 #include <math.h>
 #include <setjmp.h>
@@ -16,6 +16,7 @@
 #define __device__
 #define __global__
 #define __noinline__
+#define __launch_bounds__(...)
 #define __shared__  // `extern __shared__ T room[]` is then the array below
 #define __popc __builtin_popcount
 
@@ -95,7 +96,11 @@ static bool run_block(unsigned order) {
         for (int n = 0; n < threads; n++) {
             int i = order & 1 ? threads - 1 - n : n;
             i ^= order >> 1 & (threads - 1);  // whole warps of a power of two
-            if (i < threads && fibers[i].wait == NOTHING) resume(i), ran = true;
+            if (i < threads && fibers[i].wait == NOTHING) {
+                bool rests = order >> 8 + (i / 32) % 16 & 1;  // its warp, until the next turn
+                if (!rests) resume(i);
+                ran = true;
+            }
             over &= fibers[n].wait == OVER;
         }
         order = order * 1664525u + 1013904223u * (order != 0);
@@ -108,6 +113,8 @@ static bool run_block(unsigned order) {
 }
 
 static void __syncthreads() { wait_at(BLOCK_BARRIER); }
+
+static void __syncwarp() { wait_at(WARP_BARRIER); }
 
 static int __syncthreads_or(int value) {
     fibers[current].value = value != 0;
@@ -166,6 +173,8 @@ static float widened(unsigned short bits) {  // of a half
     if (rest < 0x400u) return (sign ? -1.0f : 1.0f) * (float)rest * 0x1p-24f;
     return __uint_as_float(sign | ((rest << 13) + (112u << 23)));
 }
+
+static void prefetch_line(const unsigned*) {}
 
 // Run a launch; 0, or which rule was broken: 1 a barrier that not all reach, 2 shared memory.
 static int emulate(Kernel which, int grid, int threads, int shared_bytes, const void* to, int n,

@@ -123,7 +123,7 @@ def test_sizes_are_checked() -> None:
     for wrong, message in (
         ({"merge_max": 100}, "cuda.merge_max: expected a power of two"),
         ({"sizes": (8, 2)}, "cuda.sizes: expected ascending numbers"),
-        ({"team": 5}, "expected a team of 4, 8 or 16"),
+        ({"threads": 48}, "expected threads in whole warps"),
         ({"sizes": (64,)}, "expected sizes up to slots"),
     ):
         with pytest.raises(Exception, match=message):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.workers.search.cuda.emulator import COMPILER, EmulatedDevice
 from tests.workers.search.data import gaussian
 from workers.search.cuda import builder
 from workers.search.cuda.device import Device
@@ -31,6 +32,22 @@ def test_neighbour_lists_equal_the_cpus(
     cpu = neighbours(vectors, 24, *kind, seed=3, threads=1)
     gpu = builder.neighbours(device, vectors, 24, *kind, seed=3, exact_rows_max=1_000 * exact)
     assert cpu.tobytes() == gpu.tobytes()
+
+
+@pytest.mark.skipif(COMPILER is None, reason="the emulator of CUDA kernels needs a C++ compiler")
+@pytest.mark.parametrize("order", [3, 12_345])
+def test_no_order_of_threads_changes_a_neighbour_list(
+    monkeypatch: pytest.MonkeyPatch, order: int
+) -> None:
+    monkeypatch.setattr("workers.search.graph.knn.EXACT_ROWS_MAX", 0)
+    monkeypatch.setattr(builder, "THREADS", 64)
+    kind = (Metric.SQEUCLIDEAN.number, Storage.FLOAT32.number)
+    vectors = inputs.prepared(gaussian(150, 20), 20, Metric.SQEUCLIDEAN, Storage.FLOAT32)
+    cpu = neighbours(vectors, 24, *kind, seed=3, threads=1)
+    device = EmulatedDevice(order)
+    gpu = builder.neighbours(device, vectors, 24, *kind, seed=3, exact_rows_max=0)
+    assert cpu.tobytes() == gpu.tobytes()
+    device.check()
 
 
 def test_an_index_that_is_built_on_a_device_is_the_same(

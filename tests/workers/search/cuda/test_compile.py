@@ -12,7 +12,7 @@ from workers.search.cuda import layout
 from workers.search.cuda.launch import OPTIONS
 
 _PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc-cu13")
-REGISTERS_MAX = {"step": 64, "measure4": 128, "measure8": 64, "measure16": 64}
+REGISTERS_MAX = {"walk": 64}
 
 
 @cache
@@ -57,6 +57,7 @@ def test_every_kernel_compiles_without_spills(architecture: str) -> None:
     said = {part.split("'")[1]: part for part in parts}
     assert set(said) == set(layout.KERNELS)
     for kernel, part in said.items():
-        assert "0 bytes stack frame, 0 bytes spill stores" in part, part
+        frames = part.count("bytes stack frame")
+        assert frames == part.count("0 bytes stack frame, 0 bytes spill stores") > 0, part
         registers = int(part.split("Used ")[1].split()[0])
         assert registers <= REGISTERS_MAX.get(kernel, 128), (kernel, registers)

@@ -1,7 +1,7 @@
-// One extend of all active slots, as in workers/search/walk/steps.py: `step` merges the distances of the
-// tasks before and writes the next ones, `measure` computes their distances. A turn is one captured
-// graph: `turn_begin`, so many times `step` and `measure`, `turn_end`. Nothing but a slot's own state decides
-// what becomes of it, so parking it, or stopping between the two, changes nothing.
+// Extends of all active slots, as in workers/search/walk/steps.py. A block has one slot: it merges the
+// distances of the tasks before, writes the next ones and measures them, again and again, and waits
+// for no other block. A turn is one captured graph: `turn_begin`, `walk`, `turn_end`. Nothing but a slot's
+// own state decides what becomes of it, so parking it, or a turn's end, changes nothing.
 //
 // `turn_begin` takes what the host wrote to its ring: which slots are active, and the admitted ones. What
 // ends is written to host memory directly, and `turn_end` says which slots those are. The host reads when
@@ -41,18 +41,16 @@ extern "C" __global__ void turn_begin(const Machine* m, int) {
     }
     if (blockIdx.x == 0) {
         for (int i = threadIdx.x; i < in[0]; i += blockDim.x) ((u32*)m->active)[i] = in[2 + i];
-        for (int i = threadIdx.x; i < m->steps_max; i += blockDim.x) ((u32*)m->tasks_count)[i] = 0;
-        if (threadIdx.x == 0) *(u32*)m->active_count = in[0];
+        if (threadIdx.x == 0) *(u32*)m->active_count = in[0], *(u64*)m->tasks = 0;
     }
 }
 
-extern "C" __global__ void turn_end(const Machine* m, int steps) {
+extern "C" __global__ void turn_end(const Machine* m, int) {
     if (threadIdx.x > 0) return;
-    i64 turn = *(i64*)m->turn, tasks = 0;
+    i64 turn = *(i64*)m->turn;
     i64* out = WORDS(m->ring_out, turn % m->ring_depth, m->ring_out_words);
-    for (int i = 0; i < steps; i++) tasks += ((u32*)m->tasks_count)[i];
     out[0] = *(u32*)m->ended_count;
-    out[1] = tasks;
+    out[1] = *(i64*)m->tasks;
     *(u32*)m->ended_count = 0;
     *(i64*)m->turn = turn + 1;
 }
@@ -99,7 +97,8 @@ __device__ i64 status_of(const Work& w) {
     return status;
 }
 
-// Merge the slot's distances into a list, `merge_max` at a time; place of the first new one.
+// Merge the slot's distances into a list, `merge_max` at a time; place of the first new one. Edges of what
+// comes into the routing list will be wanted soon.
 __device__ int take_in(const Machine* m, Work& w, u64* list, int size, int pending, bool screens) {
     const u32* rows = (const u32*)m->rows + (u64)w.slot * m->tasks_max;
     const float* distances = (const float*)m->distances + (u64)w.slot * m->tasks_max;
@@ -111,8 +110,9 @@ __device__ int take_in(const Machine* m, Work& w, u64* list, int size, int pendi
         u64 limit = list[size - 1] & ~FLAG;
         for (int i = at + threadIdx.x; i < last; i += blockDim.x) {
             u64 key = rows[i] == NOWHERE ? EMPTY : key_of(distances[i], rows[i]);
-            if (key < limit && (!screens || may_return(w.f, rows[i])))
-                w.fresh[atomicAdd(w.count, 1)] = key;
+            if (key >= limit || (screens && !may_return(w.f, rows[i]))) continue;
+            w.fresh[atomicAdd(w.count, 1)] = key;
+            if (!screens) prefetch((const u32*)w.f[GRAPH] + rows[i] * w.f[DEGREE], w.f[DEGREE]);
         }
         __syncthreads();
         int count = *w.count, place = size;
@@ -277,16 +277,20 @@ __device__ void expand(const Machine* m, Work& w, u32* rows) {
     }
     __syncthreads();
     u32* seen = (u32*)m->visited + (u64)w.slot * m->visited_places;
-    int edges = (int)w.spare[width] * degree;
+    int taken = w.spare[width];
     bool keeps = f[DISTANCES] < f[HASH_MASK] >> 1;
-    for (int i = threadIdx.x; i < edges; i += blockDim.x) {
-        u32 from = row_of(w.spare[i / degree]), row = ((u32*)f[GRAPH])[(u64)from * degree + i % degree];
-        if (row != from && visit(seen, f[HASH_MASK], row, keeps)) rows[atomicAdd(w.count, 1)] = row;
+    for (int i = threadIdx.x / WARP; i < taken; i += blockDim.x / WARP) {  // a warp has an entry
+        u32 from = row_of(w.spare[i]);
+        const u32* edges = (const u32*)f[GRAPH] + (u64)from * degree;
+        for (int j = in_warp; j < degree; j += WARP) {
+            u32 row = edges[j];
+            if (row != from && visit(seen, f[HASH_MASK], row, keeps)) rows[atomicAdd(w.count, 1)] = row;
+        }
     }
 }
 
-// Write the slot's next tasks.
-__device__ void emit(const Machine* m, Work& w, int step) {
+// Write the slot's next tasks; how many.
+__device__ int emit(const Machine* m, Work& w) {
     u32* rows = (u32*)m->rows + (u64)w.slot * m->tasks_max;
     if (threadIdx.x == 0) *w.count = 0;
     __syncthreads();
@@ -299,19 +303,49 @@ __device__ void emit(const Machine* m, Work& w, int step) {
         if (threadIdx.x == 0) *w.count = s.last - s.first;
     }
     __syncthreads();
-    u32 count = *w.count;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        ((int*)m->pending)[w.slot] = count;
-        *w.count = atomicAdd((u32*)m->tasks_count + step, count);
-    }
-    __syncthreads();
-    u64* tasks = (u64*)m->tasks + *w.count;
-    for (u32 i = threadIdx.x; i < count; i += blockDim.x)
-        tasks[i] = (u64)(w.slot * (u32)m->tasks_max + i) << 32 | rows[i];
+    if (threadIdx.x == 0) atomicAdd((u64*)m->tasks, (u64)*w.count);
+    return *w.count;
 }
 
-extern "C" __global__ void step(const Machine* m, int number) {
+// The distances of the slot's tasks, each by a team of threads.
+__device__ void measure(const Machine* m, Work& w, int count) {
+    const u32* rows = (const u32*)m->rows + (u64)w.slot * m->tasks_max;
+    float* distances = (float*)m->distances + (u64)w.slot * m->tasks_max;
+    const i64* f = w.f;
+    Vectors v = {(const char*)f[VECTORS], f[ROW_BYTES], (int)f[LENGTH], f[METRIC] != 0, f[STORED] != 0};
+    const float* query = (const float*)f[QUERY];
+    int teams = blockDim.x / TEAM, team = threadIdx.x / TEAM;
+    for (int first = 0; first < count; first += teams) {
+        int i = first + team;
+        bool wanted = i < count;
+        float found = distance(v, rows[wanted ? i : first], query, wanted);
+        if (wanted && threadIdx.x % TEAM == 0) distances[i] = found;
+    }
+    __syncthreads();
+}
+
+// Copy the slot's state from the device's memory to shared memory, or back.
+__device__ void load(const Machine* m, Work& w) {
+    const i64* f = WORDS(m->fields, w.slot, COUNT);
+    const u64* top = (const u64*)m->top + (u64)w.slot * m->top_m_max;
+    const u64* found = (const u64*)m->found + (u64)w.slot * m->k_max;
+    for (int i = threadIdx.x; i < COUNT; i += blockDim.x) w.f[i] = f[i];
+    for (int i = threadIdx.x; i < f[TOP_M]; i += blockDim.x) w.list[i] = top[i];
+    for (int i = threadIdx.x; i < f[K]; i += blockDim.x) w.hits[i] = found[i];
+    __syncthreads();
+}
+
+__device__ void store(const Machine* m, Work& w) {
+    i64* f = WORDS(m->fields, w.slot, COUNT);
+    u64* top = (u64*)m->top + (u64)w.slot * m->top_m_max;
+    u64* found = (u64*)m->found + (u64)w.slot * m->k_max;
+    for (int i = threadIdx.x; i < COUNT; i += blockDim.x) f[i] = w.f[i];
+    for (int i = threadIdx.x; i < w.f[TOP_M]; i += blockDim.x) top[i] = w.list[i];
+    for (int i = threadIdx.x; i < w.f[K]; i += blockDim.x) found[i] = w.hits[i];
+}
+
+// So few registers that the largest block fits, and eight of the smallest beside each other.
+extern "C" __global__ void __launch_bounds__(1024, 1) walk(const Machine* m, int extends) {
     extern __shared__ u64 room[];
     if (blockIdx.x >= *(u32*)m->active_count) return;
     Work w = {((u32*)m->active)[blockIdx.x], (i64*)room, room + COUNT + 1};
@@ -319,41 +353,17 @@ extern "C" __global__ void step(const Machine* m, int number) {
     w.spare = w.hits + m->list_places;
     w.fresh = w.spare + m->list_places;
     w.count = (u32*)(w.fresh + m->merge_max);
-    i64* f = WORDS(m->fields, w.slot, COUNT);
-    if (f[STATUS] == FREE) return;
-    for (int i = threadIdx.x; i < COUNT; i += blockDim.x) w.f[i] = f[i];
-    u64* top = (u64*)m->top + (u64)w.slot * m->top_m_max;
-    u64* found = (u64*)m->found + (u64)w.slot * m->k_max;
-    for (int i = threadIdx.x; i < f[TOP_M]; i += blockDim.x) w.list[i] = top[i];
-    for (int i = threadIdx.x; i < f[K]; i += blockDim.x) w.hits[i] = found[i];
+    if (WORDS(m->fields, w.slot, COUNT)[STATUS] == FREE) return;
+    load(m, w);
     int pending = ((int*)m->pending)[w.slot];
-    __syncthreads();
-    if (pending >= 0) absorb(m, w, pending);
-    if (status_of(w) == DONE) finish(m, w);
-    if (status_of(w) == FRESH) clear(m, w);
-    if (status_of(w) != FREE) emit(m, w, number);
-    __syncthreads();
-    for (int i = threadIdx.x; i < COUNT; i += blockDim.x) f[i] = w.f[i];
-    for (int i = threadIdx.x; i < w.f[TOP_M]; i += blockDim.x) top[i] = w.list[i];
-    for (int i = threadIdx.x; i < w.f[K]; i += blockDim.x) found[i] = w.hits[i];
-}
-
-// The distances of a step's tasks, each by a team of threads, whoever they belong to.
-template <int TEAM>
-__device__ void measure(const Machine* m, int step) {
-    int count = ((u32*)m->tasks_count)[step], teams = blockDim.x / TEAM;
-    for (int first = blockIdx.x * teams; first < count; first += gridDim.x * teams) {
-        int i = first + threadIdx.x / TEAM;
-        bool wanted = i < count;
-        u64 task = ((u64*)m->tasks)[wanted ? i : first];
-        u32 place = task >> 32;
-        const i64* f = WORDS(m->fields, place / (u32)m->tasks_max, COUNT);
-        Vectors v = {(const char*)f[VECTORS], f[ROW_BYTES], (int)f[LENGTH], f[METRIC] != 0, f[STORED] != 0};
-        float found = distance<TEAM>(v, (u32)task, (const float*)f[QUERY], wanted);
-        if (wanted && threadIdx.x % TEAM == 0) ((float*)m->distances)[place] = found;
+    for (; extends > 0; extends--) {
+        if (pending >= 0) absorb(m, w, pending);
+        if (status_of(w) == DONE) finish(m, w);
+        if (status_of(w) == FRESH) clear(m, w);
+        if (status_of(w) == FREE) break;
+        pending = emit(m, w);
+        measure(m, w, pending);
     }
+    store(m, w);
+    if (threadIdx.x == 0) ((int*)m->pending)[w.slot] = pending;
 }
-
-extern "C" __global__ void measure4(const Machine* m, int step) { measure<4>(m, step); }
-extern "C" __global__ void measure8(const Machine* m, int step) { measure<8>(m, step); }
-extern "C" __global__ void measure16(const Machine* m, int step) { measure<16>(m, step); }
