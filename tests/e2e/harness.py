@@ -81,12 +81,6 @@ class LeaseSupervisor(Supervisor):
 class PatientStack(Stack):
     """Waits for processes until they hang."""
 
-    def _start_forks(self) -> None:
-        """They import the length of leases, too."""
-        assert isinstance(self._supervisor, LeaseSupervisor)
-        with variables(self._supervisor.leases):
-            super()._start_forks()
-
     async def start(self, *, timeout_s: float = START_S) -> None:
         await super().start(timeout_s=timeout_s)
 
@@ -95,6 +89,19 @@ class PatientStack(Stack):
 
     async def scale(self, *, timeout_s: float = START_S, **counts: int) -> None:
         await super().scale(timeout_s=timeout_s, **counts)
+
+
+class LastingStack(PatientStack):
+    """Of processes whose leases are the supervisor's."""
+
+    def __init__(self, supervisor: LeaseSupervisor, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._supervisor = self._leases = supervisor
+
+    def _start_forks(self) -> None:
+        """What imports for others imports the length of leases, too."""
+        with variables(self._leases.leases):
+            super()._start_forks()
 
 
 def lasting_stack(
@@ -106,9 +113,7 @@ def lasting_stack(
     own: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Stack:
     """A stack of such processes, not started."""
-    made = PatientStack(settings, plan, folder=folder)
-    made._supervisor = LeaseSupervisor(lease_ms, own or {})
-    return made
+    return LastingStack(LeaseSupervisor(lease_ms, own or {}), settings, plan, folder=folder)
 
 
 @asynccontextmanager
