@@ -23,6 +23,7 @@ from schemas.topics import DEAD_LETTER_SUFFIX, REBUILT_FROM, TOPICS
 
 log = logging.getLogger("trivium.log")
 _GROUPS, _TRANSACTIONS = 0, 1  # kinds of coordinators
+_WAKE_S = 1.0
 _UNKNOWN_TOPIC = 3
 _ALREADY_EXISTS = 36
 _FENCED = "currently fenced"  # of brokers that starve, in what Kafka says of copies
@@ -133,11 +134,13 @@ async def _with_missing(
 async def _wake_coordinators(client: AIOKafkaAdminClient) -> None:
     """Let a new cluster make its own topics, of groups and transactions, beside ours.
 
-    Else that begins when the first router asks, and takes it seconds.
+    Else that begins when the first router asks, and takes it seconds. What it answers is nothing
+    to us: that it has none yet, or does not tell us, or is slow.
     """
-    for kind in (_GROUPS, _TRANSACTIONS):
-        with suppress(KafkaError):  # it has none yet, or does not tell us
-            await client.find_coordinator("trivium", kind)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_WAKE_S):
+            asked = (client.find_coordinator("trivium", each) for each in (_GROUPS, _TRANSACTIONS))
+            await asyncio.gather(*asked, return_exceptions=True)
 
 
 async def _create(

@@ -6,7 +6,12 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from aiokafka.errors import NodeNotReadyError, RequestTimedOutError, for_code
+from aiokafka.errors import (
+    GroupCoordinatorNotAvailableError,
+    NodeNotReadyError,
+    RequestTimedOutError,
+    for_code,
+)
 
 from schemas.errors import BrokerUnavailable, TopicError
 from schemas.log.admin import create_topics, describe_topics, wanted_topics
@@ -26,9 +31,15 @@ class SlowBroker:
         self.failing = failing
         self.topics: dict[str, int] = {}
         self.led = True
+        self.asked: list[int] = []  # for coordinators, by kind
 
     def __call__(self, **_: object) -> "SlowBroker":
         return self
+
+    async def find_coordinator(self, name: str, kind: int) -> int:
+        """As a new cluster answers."""
+        self.asked.append(kind)
+        raise GroupCoordinatorNotAvailableError(name)
 
     async def start(self) -> None:
         """Connected."""
@@ -143,3 +154,13 @@ async def test_a_bound_ends_also_what_never_answers() -> None:
 
     with pytest.raises(BrokerUnavailable, match="no answer .asked for 20 s"):
         await insist(silent, lambda _: None, within_s=20)
+
+
+@virtual
+async def test_a_new_cluster_is_asked_for_coordinators_and_one_that_has_our_topics_is_not() -> None:
+    """So that it makes its own topics meanwhile."""
+    broker = SlowBroker()
+    with patch("schemas.log.admin.AIOKafkaAdminClient", broker):
+        await create_topics(SETTINGS)
+        await create_topics(SETTINGS)
+    assert broker.asked == [0, 1]
