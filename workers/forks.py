@@ -37,7 +37,7 @@ _UNKNOWN_EXIT = 255  # of a child that outlived its server
 _READ_EARLY = tuple(
     "LD_PRELOAD OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ NUMEXPR_ TORCH PYTORCH_ VLLM_".split()
 )
-# ... but for what vLLM reads later. The last one is heeded here (`_bind`).
+# ... but for what vLLM reads later. The last one is heeded here (`begin`).
 _READ_LATE = {
     "VLLM_CPU_KVCACHE_SPACE",
     "VLLM_CPU_OMP_THREADS_BIND",
@@ -50,11 +50,17 @@ _READ_LATE = {
 log = logging.getLogger(__name__)
 
 
-def differences(environ: Mapping[str, str]) -> list[str]:
-    """The variables that libraries have read here otherwise than this environment has them."""
+def read_early(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that libraries have read before a fork begins."""
     late = _READ_LATE if environ.get("OMP_NUM_THREADS") == "1" else _READ_LATE - {_AFFINITY}
-    names = {name for name in {*environ, *imported_with} if name.startswith(_READ_EARLY)} - late
-    return sorted(name for name in names if environ.get(name) != imported_with.get(name))
+    names = [name for name in environ if name.startswith(_READ_EARLY) and name not in late]
+    return {name: environ[name] for name in names}
+
+
+def differences(environ: Mapping[str, str]) -> list[str]:
+    """Those that were read here otherwise than this environment has them."""
+    mine, wanted = read_early(imported_with), read_early(environ)
+    return sorted({name for name, _ in mine.items() ^ wanted.items()})
 
 
 class Process(process.BaseProcess):
@@ -116,7 +122,7 @@ class Popen(popen_forkserver.Popen):
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         if self.returncode is None and wait([self.sentinel], 0 if flag else None):
-            self.returncode = self._forked.wait()
+            self.returncode = self._forked.exit_code()  # others may wait for `sentinel` yet
         return self.returncode
 
 
@@ -149,8 +155,8 @@ class Forked:
                 if end >= 0:
                     os.close(end)
 
-    def wait(self) -> int:
-        """Its exit code, or minus the signal that ended it, once it has ended; asked for once."""
+    def exit_code(self) -> int:
+        """Once it has ended; minus the signal that ended it. To be asked once."""
         wait([self.ended])
         try:
             if not wait([self._status], _ANSWER_S):
@@ -158,6 +164,11 @@ class Forked:
             return int(forkserver.read_signed(self._status))
         except (OSError, EOFError):
             return _UNKNOWN_EXIT
+
+    def wait(self) -> int:
+        """The same, and let go of it."""
+        try:
+            return self.exit_code()
         finally:
             self.close()
 

@@ -80,9 +80,11 @@ class ForkServer:
     ) -> forks.Forked | None:
         """`python -m MODULE ...` with these three files, in a process group that it leads.
 
-        None where the server is gone or does not answer, or Python would have begun otherwise.
+        None where the server is gone or does not answer, or Python or a library would have begun
+        otherwise.
         """
-        if _read_by_python(environ) != _read_by_python(self.environ):
+        others = forks.read_early(environ).items() - self.environ.items()
+        if others or _read_by_python(environ) != _read_by_python(self.environ):
             return None
         try:
             return forks.forked_command(self.address, command, environ, files, PRIVATE)

@@ -122,13 +122,15 @@ async def test_what_was_forked_outlives_the_server_and_is_then_started_as_ever(
     assert not lives(process.pid)
 
 
-async def test_a_program_with_another_python_path_is_started_as_ever(
-    tmp_path: Path, forks: ForkServer
+@pytest.mark.parametrize("other", ["", "PYTHONPATH", "OMP_NUM_THREADS"])
+async def test_a_program_that_would_have_begun_otherwise_is_started_as_ever(
+    tmp_path: Path, forks: ForkServer, other: str
 ) -> None:
     keeper = Supervisor()
-    process = keeper.start(spec(tmp_path, forks, IDLE, env={**os.environ, "PYTHONPATH": "/"}))
+    environ = {**ENVIRON, "ANY": "1", **({other: "2"} if other else {})}
+    process = keeper.start(spec(tmp_path, forks, IDLE, env=environ))
     await is_up(process)
-    assert parent(process.pid) == os.getpid()
+    assert parent(process.pid) == (os.getpid() if other else forks.pid)
     await keeper.stop()
 
 
