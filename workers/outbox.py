@@ -16,7 +16,7 @@ from schemas.log.clients import Ack, Headers, LogProducer
 from schemas.records import Outcome, Phase, Retrieved
 from workers.llm.reports import Report, Reports
 
-GATHER_S = 0.01  # so long outcomes wait for others
+GATHER_S = 0.02  # so long outcomes wait for others
 
 
 class ReportOutbox:

@@ -172,8 +172,9 @@ async def test_what_ends_meanwhile_is_one_transaction_and_whoever_waits_has_it_a
         writer.hurry()
         await asyncio.gather(*first)
         await writer.write(used("a3"), None)
-        async with AssignedReader(kafka, "usage", [0], client_id="test").reading("earliest") as all_:
-            offsets = [each.offset for each in await all_.read_to_end() if each.value]
+        reader = AssignedReader(kafka, "usage", [0], client_id="test")
+        async with reader.reading("earliest"):
+            offsets = [each.offset for each in await reader.read_to_end() if each.value]
     assert await told(kafka) == [(0, number, f"a{number}") for number in range(4)]
     begin = offsets[0]
     assert offsets == [begin, begin + 1, begin + 2, begin + 4]  # the end of one lies between
