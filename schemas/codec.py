@@ -24,7 +24,7 @@ import fastavro
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 from schemas import records
-from schemas.encoder import MISFITS, Encode, encoder_of
+from schemas.encoder import REFUSALS, Encode, encoder_of
 from schemas.errors import RecordError
 from schemas.rules.sizes import check_bytes
 
@@ -276,7 +276,7 @@ class Codec:
             raise RecordError(f"expected a record of schemas/avro, found {name}")
         try:
             return header + self._bodies[name](record)
-        except MISFITS as error:
+        except REFUSALS as error:
             raise RecordError(f"{name}: a value does not fit its schema: {error}") from error
 
     def decode(self, value: bytes | None, *, reads_max: int = 0) -> Any:

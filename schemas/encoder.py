@@ -2,7 +2,7 @@
 
 A writer that walks the schema with each value asks anew what every field is to be: it took five
 times as long, and a fifth of what a router does. The bytes are the same. A value that the schema
-refuses raises any of `MISFITS`; `schemas/codec.py` says which record it was in.
+refuses raises any of `REFUSALS`; `schemas/codec.py` says which record it was in.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from typing import Any
 
 Schema = dict[str, Any]
 Encode = Callable[[Any], bytes]
-MISFITS = (ValueError, TypeError, OverflowError, AttributeError, KeyError, error)
+REFUSALS = (ValueError, TypeError, OverflowError, AttributeError, KeyError, error)
 _LONG_MAX = 1 << 63
 _KNOWN_MAX = 1 << 14
 
