@@ -4,8 +4,9 @@ The rules are in `workers/llm/reports.py`. A record that cannot be sent ends the
 sent while the worker's lease is in doubt.
 
 Somebody waits for a phase: it leaves at once, with all that stands before it. Nobody does for an
-outcome, whose stream has its end already. So outcomes leave together, a moment later: each record
-for itself would cost its writer, the log and the routers a request more.
+outcome, whose stream has its end already, unless it offers KV: a next turn may be here soon that can
+use it. So outcomes leave together, a moment later: each record for itself would cost its writer,
+the log and the routers a request more.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ class ReportOutbox:
         """Send a record, an outcome with those that follow soon; `on_written` is told when a
         `Retrieved` is there."""
         self._reports.add(record, headers)
-        if not isinstance(record, Outcome):
+        if not isinstance(record, Outcome) or record.kv is not None:
             self._changed.set()
         elif self._gathering is None:
             loop = asyncio.get_running_loop()

@@ -86,6 +86,9 @@ async def test_outcomes_leave_together_and_no_phase_waits_for_them() -> None:
     await outbox.flushed()
     assert loop.time() == pytest.approx(began_s + GATHER_S)
     assert [type(record) for *_, record, _ in log.sent[2:]] == [Outcome, Phase]
+    outbox.add(example("trivium.Outcome"))  # the next turn may use its KV
+    await outbox.flushed()
+    assert loop.time() == pytest.approx(began_s + GATHER_S)
     sending.cancel()
 
 
