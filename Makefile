@@ -31,7 +31,7 @@ help:  ## Show this list
 
 ##@ Run
 
-.PHONY: demo demo-platform up down chaos rolling soak bench bench-serving bench-decisions bench-kills bench-vllm \
+.PHONY: demo demo-platform up down chaos rolling soak bench bench-serving bench-costs bench-decisions bench-kills bench-vllm \
 	bench-vllm-faults bench-attempts bench-takeover bench-search bench-search-gpu bench-search-host \
 	bench-retrieval bench-platform evaluate simulate
 demo: setup  ## Conversations, and answers looked up in documents, on Kafka, vLLM and NIXL; explained
@@ -50,6 +50,9 @@ bench: bench-decisions bench-serving bench-search  ## Every benchmark; results g
 
 bench-serving: setup  ## Trivium beside a direct engine and two HTTP proxies
 	@$(BIN)/trivium bench serving $(ARGS)
+
+bench-costs: setup  ## What one request and an idle stack cost, beside the committed figures
+	@$(BIN)/trivium bench costs $(ARGS)
 
 bench-decisions: setup  ## Placement in a fleet of 200 workers, 100 000 sessions, 1 M known KV blocks
 	@$(BIN)/trivium bench decisions $(ARGS)

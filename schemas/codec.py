@@ -1,7 +1,8 @@
 """Records to bytes and back: Avro bodies in single-object or Confluent framing.
 
-The path uses fastavro only. Every schema version that was ever committed can be read: `avro`
-holds the current ones, `history` the older ones, which are resolved to the current one.
+`schemas/encoder.py` writes bodies, fastavro reads them. Every schema version that was ever
+committed can be read: `avro` holds the current ones, `history` the older ones, which are resolved
+to the current one.
 Schema registry calls happen once, at start (`schemas/log/registry.py`). A schema is parsed when a
 record of it comes first: most processes write and read few kinds. Threads may share a codec.
 """
@@ -23,6 +24,7 @@ import fastavro
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 from schemas import records
+from schemas.encoder import REFUSALS, Encode, encoder_of
 from schemas.errors import RecordError
 from schemas.rules.sizes import check_bytes
 
@@ -57,6 +59,11 @@ def _texts() -> Mapping[str, str]:
     """All current schemas as they are when the first is wanted: files may be replaced under a
     process that runs, and it goes on writing the version that it says."""
     return {path.stem: path.read_text() for path in AVRO_DIR.glob("trivium.*.avsc")}
+
+
+@cache
+def _encoder(name: str) -> Encode:
+    return encoder_of(full_schema(name))
 
 
 def _expanded(name: str) -> str:
@@ -241,7 +248,7 @@ class Codec:
         self, registry_ids: Mapping[str, int] | None = None, *, history: Path = HISTORY_DIR
     ) -> None:
         self._parsed = _OnUse(schema_of)
-        self._to_plain = _OnUse[str, Convert](lambda name: _to_dict(getattr(records, name)))
+        self._bodies = _OnUse(_encoder)
         self._from_plain = _OnUse[str, Convert](lambda name: _from_dict(getattr(records, name)))
         self._headers = {name: SINGLE_OBJECT_MARKER + mark for name, mark in marks().items()}
         self._names = {mark: name for name, mark in marks().items()}
@@ -267,13 +274,10 @@ class Codec:
         header = self._headers.get(name)
         if header is None:
             raise RecordError(f"expected a record of schemas/avro, found {name}")
-        out = io.BytesIO()
-        out.write(header)
         try:
-            fastavro.schemaless_writer(out, self._parsed[name], self._to_plain[name](record))
-        except (ValueError, TypeError, OverflowError, AttributeError) as error:
+            return header + self._bodies[name](record)
+        except REFUSALS as error:
             raise RecordError(f"{name}: a value does not fit its schema: {error}") from error
-        return out.getvalue()
 
     def decode(self, value: bytes | None, *, reads_max: int = 0) -> Any:
         """The record in `value`; raises RecordError saying what was expected and found.

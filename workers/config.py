@@ -37,7 +37,7 @@ class WorkerSettings:
     reports_pending_max: Positive = 1_024
     report_tries_max: Positive = 5  # sends of one phase or outcome before the worker gives up
     # between frames to a gateway; grows with streams beyond 64
-    frame_interval_ms: Natural = 10
+    frame_interval_ms: Natural = 20
     frame_interval_ms_max: Natural = 32  # a reader still sees 30 updates a second
     # tokens of so few streams leave at once; first tokens always do
     frame_at_once_max: Natural = 16

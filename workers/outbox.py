@@ -2,6 +2,11 @@
 
 The rules are in `workers/llm/reports.py`. A record that cannot be sent ends the life. Nothing is
 sent while the worker's lease is in doubt.
+
+Somebody waits for a phase: it leaves at once, with all that stands before it. Nobody does for an
+outcome, whose stream has its end already, unless it offers KV: a next turn may be here soon that can
+use it. So outcomes leave together, a moment later: each record for itself would cost its writer,
+the log and the routers a request more.
 """
 
 import asyncio
@@ -11,6 +16,8 @@ from schemas.errors import BrokerUnavailable, RecordTooLarge
 from schemas.log.clients import Ack, Headers, LogProducer
 from schemas.records import Outcome, Phase, Retrieved
 from workers.llm.reports import Report, Reports
+
+GATHER_S = 0.02  # so long outcomes wait for others
 
 
 class ReportOutbox:
@@ -31,16 +38,26 @@ class ReportOutbox:
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._flushed = asyncio.Event()
+        self._gathering: asyncio.TimerHandle | None = None
         self._update()
 
     def __len__(self) -> int:
         return len(self._reports)
 
     def add(self, record: Phase | Outcome | Retrieved, headers: Headers = ()) -> None:
-        """Send a record as soon as possible; `on_written` is told when a `Retrieved` is there."""
+        """Send a record, an outcome with those that follow soon; `on_written` is told when a
+        `Retrieved` is there."""
         self._reports.add(record, headers)
-        self._changed.set()
+        if not isinstance(record, Outcome) or record.kv is not None:
+            self._changed.set()
+        elif self._gathering is None:
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.call_later(GATHER_S, self._gathered)
         self._update()
+
+    def _gathered(self) -> None:
+        self._gathering = None
+        self._changed.set()
 
     def _update(self) -> None:
         for event, wanted in (

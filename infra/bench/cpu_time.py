@@ -1,5 +1,6 @@
-"""CPU time of processes and of the whole machine, read from /proc, so Linux only."""
+"""CPU time and wake-ups of processes, and of the whole machine; read from /proc, so Linux only."""
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,16 @@ def cpu_s(pid: int) -> float:
         return 0.0
     fields = text.rpartition(")")[2].split()
     return (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS_PER_S
+
+
+def wakeups(pid: int) -> int:
+    """How often its threads that live began to run again after they had waited."""
+    count = 0
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended just now
+            lines = (line.split() for line in status.read_text().splitlines())
+            count += sum(int(line[1]) for line in lines if line[0] == "voluntary_ctxt_switches:")
+    return count
 
 
 def machine_cpu_s() -> float:

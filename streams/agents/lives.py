@@ -111,4 +111,5 @@ async def _finish(partitions: OwnedPartitions, app: Any, outbox: asyncio.Task[An
     process.stop_journal()
     process.flush()
     if not outbox.done():
+        process.usage.hurry()
         await process.outbox.drain()

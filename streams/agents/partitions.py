@@ -250,6 +250,7 @@ class OwnedPartitions:
         self.group.revoked()
         self.process.flush()
         await self.stop_takeover()
+        self.process.usage.hurry()
         await self.process.outbox.drain()
         await self.process.usage.keep(())
 

@@ -10,9 +10,15 @@ again. A record is committed when the outcome is in the log that it tells of, ne
 Usage is told from the first takeover on that knows of it. Which outcomes are older is committed in
 a group of its own. Where the log has dropped all records, numbers go on at its first offset: each
 record took one, so no number comes twice.
+
+A transaction costs the log about as much as a request: its partition is added, its end is written
+twice, with a marker between. So one holds all that ends on a partition in half a second. Who waits
+for them to be told, because it gives the partitions up, has what is there committed at once
+(`UsageWriter.hurry`).
 """
 
 import asyncio
+import contextlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
@@ -28,7 +34,7 @@ from schemas.records import Usage
 from schemas.settings import LogSettings
 from streams.core.effects import Use
 
-COMMIT_S = 0.1  # so long records are gathered
+COMMIT_S = 0.5  # so long records are gathered
 _LOOK_BACK = 256  # offsets, for the last record; 16 times as many at each further look
 
 
@@ -54,6 +60,7 @@ class _Account:
         self._codec, self._router_id = codec, router_id
         self._topic, self._partition = f"{log.topic_prefix}usage", partition
         self._waiting: list[_Entry] = []
+        self._hurried = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._over: Exception | None = None
 
@@ -70,10 +77,16 @@ class _Account:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._commit_all())
 
+    def hurry(self) -> None:
+        """Gather no longer: commit what waits, and what comes, at once."""
+        self._hurried.set()
+
     async def _commit_all(self) -> None:
         """What fails ends this router's life: the outbox waits for it."""
         while self._waiting:
-            await asyncio.sleep(COMMIT_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(COMMIT_S):
+                    await self._hurried.wait()
             entries = self._waiting[:]
             try:
                 await self._commit(entries)
@@ -166,6 +179,11 @@ class UsageWriter:
                 account.since = read_to["outcomes", partition]
                 position = {self._place(partition): Position(account.since)}
                 await account.transactions.commit([], position, usage_group(self._log))
+
+    def hurry(self) -> None:
+        """Commit at once from now on, until the partitions are given up: somebody waits for it."""
+        for account in self._accounts.values():
+            account.hurry()
 
     async def keep(self, partitions: Collection[int]) -> None:
         """Write of no others any more."""

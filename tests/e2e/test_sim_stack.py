@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.bench.costs import main as costs
 from infra.bench.faults.log_audit import audit, read_raw, read_topic
 from infra.stack.launcher import Stack
 from infra.story.record_finder import read_story
@@ -25,6 +26,10 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
+COSTS = {  # records and bytes of a request that one worker prefills and another decodes
+    "requests": (1, 483), "prefill": (1, 543), "decode": (1, 544), "phases": (2, 496),
+    "outcomes": (1, 278), "decisions": (1, 334), "sessions": (1, 190), "usage": (1, 255),
+}  # fmt: skip
 LONG = 12_000  # tokens, at 2 ms each: goes on whatever the machine stalls for meanwhile
 IN_FLIGHT = 24
 
@@ -315,3 +320,22 @@ async def test_a_trace_is_sent_and_comes_back_from_the_log(
     write(await read_log(log, begin_ms, wall_ms(), 16), path, "dynamo", model)
     found = read(path).arrivals
     assert [(e.prompt_tokens, e.output_tokens, (*e.blocks,)) for e in found] == rows
+
+
+async def test_what_a_request_writes_is_known(client: Client, log: LogSettings) -> None:
+    """A record more per request is a decision: it costs gateways, routers and the broker."""
+    before, count = await costs.ends(log), 6
+
+    async def written() -> dict[str, dict[str, int]]:
+        return await costs.counts(log, before, await costs.ends(log))
+
+    async def is_told() -> bool:
+        return (await written()).get("usage", {}).get("records", 0) >= count
+
+    for number in range(count):
+        assert (await client.chat(f"What does question {number} cost?", max_tokens=8)).status == 200
+    await until(is_told)
+    found = await written()
+    for topic, (records, size) in COSTS.items():
+        assert found[topic]["records"] == records * count, topic
+        assert found[topic]["bytes"] == pytest.approx(size * count, rel=0.05), topic

@@ -10,8 +10,9 @@ from schemas.errors import RecordTooLarge
 from schemas.records import Outcome, OutcomeKind, Phase, PhaseKind
 from schemas.rules.sizes import NAME_CHARS_MAX, REPORT_BYTES_MAX
 from tests.schemas.examples import example
+from tests.virtual import virtual
 from tests.workers.fakes import FakeLog, FakeProducer, handle
-from workers.outbox import ReportOutbox
+from workers.outbox import GATHER_S, ReportOutbox
 
 HUGE = replace(handle(1), params=bytes(REPORT_BYTES_MAX))
 
@@ -59,6 +60,35 @@ async def test_nothing_is_said_while_the_lease_is_in_doubt() -> None:
     leased.set()
     await flushed
     assert len(log.sent) == 1
+    sending.cancel()
+
+
+@virtual
+async def test_outcomes_leave_together_and_no_phase_waits_for_them() -> None:
+    """Each for itself cost its writer, the log and a router a request more (issue 27, 3.1)."""
+    log, loop = FakeLog(), asyncio.get_running_loop()
+    producer = FakeProducer(log)
+    await producer.start()
+    outbox = ReportOutbox(producer, standing, pending_max=9, tries_max=1)  # type: ignore[arg-type]  # a fake
+    sending = asyncio.ensure_future(outbox.run())
+    outcome, phase = replace(example("trivium.Outcome"), kv=None), example("trivium.Phase")
+    began_s = loop.time()
+    outbox.add(outcome)
+    await asyncio.sleep(0)
+    outbox.add(outcome)
+    await asyncio.sleep(0)
+    assert log.sent == []
+    await outbox.flushed()
+    assert len(log.sent) == 2
+    assert loop.time() == pytest.approx(began_s + GATHER_S)
+    outbox.add(outcome)
+    outbox.add(phase)  # which stands behind it
+    await outbox.flushed()
+    assert loop.time() == pytest.approx(began_s + GATHER_S)
+    assert [type(record) for *_, record, _ in log.sent[2:]] == [Outcome, Phase]
+    outbox.add(example("trivium.Outcome"))  # the next turn may use its KV
+    await outbox.flushed()
+    assert loop.time() == pytest.approx(began_s + GATHER_S)
     sending.cancel()
 
 

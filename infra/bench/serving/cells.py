@@ -195,12 +195,12 @@ def keeps_up(rate: float, cell: Cell) -> bool:
     return not cell["errors"] and on_time and cell["requests_per_s"] > 0.9 * rate
 
 
-def make_bodies(seed: int) -> list[str]:
+def make_bodies(seed: int, *, words: int = PROMPT_WORDS, count: int = PROMPTS) -> list[str]:
     """Request bodies: chats of random words that the simulated model's tokenizer knows."""
     vocabulary = make_tokenizer().get_vocab()
-    words = sorted(token[1:] for token in vocabulary if token.startswith("Ġ") and len(token) > 3)
+    known = sorted(token[1:] for token in vocabulary if token.startswith("Ġ") and len(token) > 3)
     rng = random.Random(seed)
-    prompts = [" ".join(rng.choices(words, k=PROMPT_WORDS)) for _ in range(PROMPTS)]
+    prompts = [" ".join(rng.choices(known, k=words)) for _ in range(count)]
     return [
         json.dumps(
             {

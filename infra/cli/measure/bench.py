@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 BENCHMARKS = {
     "serving": "infra.bench.serving.main",
+    "costs": "infra.bench.costs.main",
     "decisions": "infra.bench.decisions.main",
     "chaos": "infra.bench.faults.chaos",
     "kills": "infra.bench.faults.kills",
@@ -34,6 +35,7 @@ _BENCH_USAGE = """Usage: trivium bench NAME [OPTIONS]
 Run a benchmark; what follows its name goes to it. Results lie in build/bench.
 
   serving     Trivium beside a direct engine and two HTTP proxies
+  costs       what one request and an idle stack cost: CPU, wake-ups, records, bytes, memory
   decisions   placement in a fleet of 200 workers, 100 000 sessions, 1 M known KV blocks
   chaos       processes and the broker die under load; what is lost, double, wrong or late
   kills       Dynamo's protocol: one process of each kind killed, failed requests of 800

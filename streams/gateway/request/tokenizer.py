@@ -5,6 +5,7 @@ steps: in the rendered text the last question has its marked place, around which
 """
 
 import asyncio
+import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +20,10 @@ from schemas.errors import ConfigError, InvalidRequest
 from streams.gateway.request.check_process import CHECK_PROCESS
 from streams.gateway.request.jinja_environment import make_environment
 from streams.gateway.request.model_files import read_json, special_tokens_of, template_source_of
+
+# Texts are encoded one at a time. The library would hand each to a pool of threads, and block this
+# one until the machine finds time for that.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 Message = Mapping[str, Any]
 ENCODE_MS = 5_000

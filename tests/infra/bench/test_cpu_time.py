@@ -1,12 +1,32 @@
 """CPU time of processes."""
 
-from infra.bench.cpu_time import CpuMeter, cpu_s
+import os
+import threading
+
+from infra.bench.cpu_time import CpuMeter, cpu_s, wakeups
 
 
 def test_cpu_time_of_this_process_is_seen() -> None:
-    import os
-
     meter = CpuMeter({"me": os.getpid(), "nobody": 2**22 + 1})
     while meter.used_s()["me"] == 0:  # 10 ms of work at most
         sum(range(10_000))
     assert meter.used_s()["nobody"] == 0 and cpu_s(os.getpid()) > 0
+
+
+def test_each_wait_of_a_thread_is_a_wake_up() -> None:
+    ask, answer = threading.Semaphore(0), threading.Semaphore(0)
+
+    def answering() -> None:
+        for _ in range(100):
+            ask.acquire()
+            answer.release()
+
+    thread = threading.Thread(target=answering)
+    thread.start()
+    before = wakeups(os.getpid())
+    for _ in range(100):
+        ask.release()
+        answer.acquire()
+    assert wakeups(os.getpid()) >= before
+    thread.join()
+    assert wakeups(2**22 + 1) == 0

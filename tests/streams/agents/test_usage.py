@@ -13,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from infra.story.usage import read_usage
 from schemas.codec import Codec
 from schemas.errors import Fenced
-from schemas.log.clients import Ack
+from schemas.log.clients import Ack, AssignedReader
 from schemas.log.connecting import client_options
 from schemas.log.faust.receipts import Receipts
 from schemas.log.transactions import Transactions
@@ -159,6 +159,25 @@ async def test_nothing_is_told_of_an_outcome_that_is_not_in_the_log(kafka: LogSe
         with pytest.raises(OSError, match="not acknowledged"):
             await second
     assert await told(kafka) == [(0, 0, "r0")]
+
+
+@pytest.mark.kafka
+async def test_what_ends_meanwhile_is_one_transaction_and_whoever_waits_has_it_at_once(
+    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction costs the log about as much as a request (issue 27, 3.1)."""
+    monkeypatch.setattr(usage_module, "COMMIT_S", 3_600.0)
+    async with owner(kafka) as writer:
+        first = [writer.write(used(f"a{n}"), None) for n in range(3)]
+        writer.hurry()
+        await asyncio.gather(*first)
+        await writer.write(used("a3"), None)
+        reader = AssignedReader(kafka, "usage", [0], client_id="test")
+        async with reader.reading("earliest"):
+            offsets = [each.offset for each in await reader.read_to_end() if each.value]
+    assert await told(kafka) == [(0, number, f"a{number}") for number in range(4)]
+    begin = offsets[0]
+    assert offsets == [begin, begin + 1, begin + 2, begin + 4]  # the end of one lies between
 
 
 async def aborted(log: LogSettings, count: int) -> None:

@@ -8,12 +8,13 @@ from schemas.log.clock import wall_ms
 from schemas.records import Role, Usage, Work
 from schemas.settings import LogSettings
 from schemas.topics import partition_of
+from streams.agents import usage as usage_module
 from streams.agents.usage import UsageWriter
 from streams.core.effects import Use
 from streams.core.requests.live import arrived
 from streams.core.requests.usage import usage_of
 from tests.streams import builders
-from tests.streams.agents.stage import Stage, fresh, of, router, stage, worker
+from tests.streams.agents.stage import Stage, applied, fresh, of, router, stage, worker
 from tests.streams.core.router_setups import replicas
 from tests.waiting import run, until
 
@@ -88,6 +89,22 @@ def test_a_takeover_tells_what_is_not_written_and_nothing_else(kafka: LogSetting
             async with router(kafka, "router-b"), worker(on, "replica-b", Role.REPLICA, 4):
                 await serve(on, "r4")
                 assert (await told(kafka, 5)).keys() == {f"r{n}" for n in range(5)}
+
+    run(main())
+
+
+def test_a_router_that_leaves_tells_at_once_what_it_gathers(
+    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for the time after which it would have done so (issue 27, 3.1)."""
+    monkeypatch.setattr(usage_module, "COMMIT_S", 3_600.0)
+
+    async def main() -> None:
+        async with stage(kafka) as on:
+            async with router(kafka), worker(on, "replica-a", Role.REPLICA, 4):
+                await serve(on, "r0")
+                await on.until("journal", applied("outcomes"))
+            assert (await told(kafka, 1)).keys() == {"r0"}
 
     run(main())
 

@@ -1,0 +1,307 @@
+"""What one request and an idle stack cost: CPU time, wake-ups, records, bytes and memory.
+
+`make bench-costs`, or `trivium bench costs`. A stack of simulated engines gets a fixed number of
+requests in each cell; every process's CPU time and every topic's records are counted over it, down
+to the last answer. Writes build/bench/costs.json, beside `committed.json` of this folder in tables,
+which is what the last commit that changed a cost has measured: copy the new one there with yours.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from rich.console import Console
+from rich.table import Table
+
+from infra.bench.benchmark import Benchmark, Findings, offered
+from infra.bench.cpu_time import CpuMeter, wakeups
+from infra.bench.faults.target_stack import HOST, make_stack
+from infra.bench.memory import resident_mib
+from infra.bench.results import BENCH_DIR, number
+from infra.bench.serving.cells import TOKENS, Generator, make_bodies
+from infra.bench.serving.contenders import MODEL, SIM
+from infra.bench.serving.load_generator import OfferedLoad
+from infra.broker.node import Broker
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
+from schemas.log.admin import wanted_topics
+from schemas.log.clients import AssignedReader
+from schemas.log.connecting import client_options
+from schemas.settings import LogSettings
+from schemas.topics import TOPICS
+
+COMMITTED = Path(__file__).with_name("committed.json")
+PLAN = StackPlan(prefill=0, decode=0, replica=1, retrieval=1, embedding=1, bridges=1)
+Rows = dict[str, dict[str, float]]  # a figure by row and column
+_INTERNAL = ("__transaction_state", "__consumer_offsets")
+_SETTLE_S = 1.5  # until what is written behind an answer is in the log
+_LIMIT_S = 600.0
+_CONTEXT_TOKENS = 1 << 18
+_HELD_TOKENS = 4_000  # of a stream that is held: it ends long after it was looked at
+_KIB_OF_A_MIB = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """So many requests at so many streams, with prompts of about so many tokens."""
+
+    name: str
+    requests: int
+    streams: int
+    prompt_words: int = 64
+    prompts: int = 32  # that differ
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is asked of the stack."""
+
+    cells: tuple[Cell, ...] = (
+        Cell("1 stream", 40, 1),
+        Cell("64 streams", 1_280, 64),
+        Cell("256 streams", 2_560, 256),
+        Cell("1 000-token prompts", 200, 4, 1_000),
+        Cell("100 000-token prompts", 20, 4, 100_000, 5),
+    )
+    warm_up: int = offered(2_000, "requests before")
+    idle_s: float = offered(15.0, "seconds without a request")
+    held: int = offered(1_024, "streams that are open at the same time")
+    seed: int = offered(1)
+
+
+class Costs:
+    """Counts what a stack does."""
+
+    def __init__(self, stack: Stack, generator: Generator, options: Options) -> None:
+        self._stack, self._generator, self._options = stack, generator, options
+
+    def _pids(self) -> dict[str, int]:
+        ours = {row.name.rpartition("-")[0]: row.pid for row in self._stack.rows() if row.pid}
+        broker = Broker(self._stack.settings.broker, self._stack.folder / "broker").status()
+        return {"broker": broker.pid, **ours}
+
+    async def ask(self, cell: Cell) -> None:
+        """All requests of a cell; raises RuntimeError where an answer is not whole."""
+        bodies = make_bodies(self._options.seed, words=cell.prompt_words, count=cell.prompts)
+        found = await self._generator.run(
+            OfferedLoad(
+                host=HOST,
+                port=self._stack.settings.gateway.port,
+                bodies=bodies,
+                streams=cell.streams,
+                requests_max=cell.requests,
+                tokens=TOKENS,
+                settle_s=0.0,
+                window_s=_LIMIT_S,
+            )
+        )
+        if found["errors"] or found["requests"] != cell.requests:
+            raise RuntimeError(f"{cell.name}: {found['requests']} answers, {found['errors']}")
+
+    async def cell(self, cell: Cell) -> dict[str, Any]:
+        """What a request of it costs: CPU in ms by process, records and bytes by topic."""
+        log = self._stack.settings.log
+        before, meter = await ends(log), CpuMeter(self._pids())
+        await self.ask(cell)
+        await asyncio.sleep(_SETTLE_S)
+        used_s = meter.used_s()
+        counted = await counts(log, before, await ends(log))
+        return {
+            "cpu_ms": {name: 1e3 * s / cell.requests for name, s in sorted(used_s.items())},
+            "topics": {
+                topic: {kind: value / cell.requests for kind, value in each.items()}
+                for topic, each in counted.items()
+            },
+        }
+
+    async def idle(self) -> dict[str, dict[str, float]]:
+        """Share of a core and wake-ups per second, by process."""
+        pids, seconds = self._pids(), self._options.idle_s
+        meter, before = CpuMeter(pids), {name: wakeups(pid) for name, pid in pids.items()}
+        await asyncio.sleep(seconds)
+        used_s = meter.used_s()
+        return {
+            name: {"cores": used_s[name] / seconds,
+                   "wakeups_per_s": (wakeups(pid) - before[name]) / seconds}
+            for name, pid in sorted(pids.items())
+        }  # fmt: skip
+
+    async def held(self) -> dict[str, float]:
+        """KiB that a process takes for each stream that is open, by process."""
+        pids, count = self._pids(), self._options.held
+        before = {name: resident_mib(pid) for name, pid in pids.items()}
+        async with AsyncExitStack() as streams:
+            await asyncio.gather(*(self._open(streams, number) for number in range(count)))
+            grown = {name: resident_mib(pid) - before[name] for name, pid in pids.items()}
+        return {name: _KIB_OF_A_MIB * mib / count for name, mib in sorted(grown.items())}
+
+    async def _open(self, streams: AsyncExitStack, number: int) -> None:
+        """Open a stream and wait for its first token."""
+        body = json.dumps({
+            "model": MODEL, "messages": [{"role": "user", "content": f"Question {number}"}],
+            "max_tokens": _HELD_TOKENS, "temperature": 0, "stream": True,
+        })  # fmt: skip
+        port = self._stack.settings.gateway.port
+        reader, writer = await asyncio.open_connection(HOST, port)
+        streams.callback(writer.close)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {HOST}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write((head + body).encode())
+        status = await reader.readline()
+        if b" 200 " not in status:
+            raise RuntimeError(f"a stream that is to be held: {status.decode().strip()}")
+        await reader.readuntil(b'"content"')
+
+
+async def ends(log: LogSettings) -> dict[TopicPartition, int]:
+    """After the last record of every partition of our topics, and of the broker's own."""
+    names = [*wanted_topics(log), *_INTERNAL]
+    admin = AIOKafkaAdminClient(**client_options(log), client_id="costs")
+    await admin.start()
+    try:
+        told = await admin.describe_topics(names)
+    finally:
+        await admin.close()
+    places = [TopicPartition(each["topic"], part["partition"])
+              for each in told for part in each["partitions"]]  # fmt: skip
+    consumer = AIOKafkaConsumer(**client_options(log), client_id="costs")
+    await consumer.start()
+    try:
+        found: dict[TopicPartition, int] = await consumer.end_offsets(places)
+        return found
+    finally:
+        await consumer.stop()
+
+
+async def counts(
+    log: LogSettings, before: Mapping[TopicPartition, int], after: Mapping[TopicPartition, int]
+) -> dict[str, dict[str, int]]:
+    """Records and bytes that were written in between, by topic; marks of transactions apart.
+
+    Bytes are those of keys, values and headers, before batches are compressed. The broker's own
+    topics are not read: every offset of theirs counts as a record.
+    """
+    out: dict[str, dict[str, int]] = {}
+    for place, end in after.items():
+        if (first := before.get(place, 0)) >= end:
+            continue
+        topic = place.topic.removeprefix(log.topic_prefix)
+        row = out.setdefault(topic, {"records": 0, "bytes": 0, "marks": 0})
+        if topic in _INTERNAL:
+            row["records"] += end - first
+            continue
+        reader = AssignedReader(log, topic, [place.partition], client_id="costs")
+        async with reader.reading({place.partition: first}):
+            async for records in reader.until({place.partition: end}):
+                counted = [each for each in records if each.offset < end]
+                row["records"] += len(counted)
+                row["bytes"] += sum(map(_size, counted))
+                row["marks"] -= len(counted)
+        row["marks"] += end - first
+    return {topic: out[topic] for topic in (*TOPICS, *_INTERNAL) if topic in out}
+
+
+def _size(record: ConsumerRecord) -> int:
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers
+
+
+async def run(options: Options, console: Console) -> Findings:
+    """Start a stack, and count part by part."""
+    folder = BENCH_DIR.absolute() / "costs"
+    stack = make_stack(PLAN, folder, **SIM)
+    model = replace(stack.settings.model, max_model_len=_CONTEXT_TOKENS)
+    stack.settings = replace(stack.settings, model=model)
+    generator = await Generator.start()
+    try:
+        await stack.start()
+        costs = Costs(stack, generator, options)
+        console.print(f"{options.warm_up} requests to warm up ...")
+        await costs.ask(Cell("warm-up", options.warm_up, 64))
+        figures: dict[str, Any] = {"idle": await costs.idle(), "cells": {}}
+        for cell in options.cells:
+            console.print(f"{cell.name} ...")
+            figures["cells"][cell.name] = await costs.cell(cell)
+        console.print(f"{options.held} streams are held ...")
+        figures["held_kib"] = await costs.held()
+    finally:
+        await stack.stop(grace_s=10)
+        await generator.stop()
+    committed = json.loads(COMMITTED.read_text()) if COMMITTED.exists() else None
+    load = {"sim": SIM, "tokens": TOKENS, "context_tokens": _CONTEXT_TOKENS}
+    return Findings(figures=figures, shown=tables(figures, committed), load=load)
+
+
+def tables(figures: Mapping[str, Any], committed: Mapping[str, Any] | None) -> list[Table]:
+    """Each figure beside the committed one."""
+    before = committed["figures"] if committed else {}
+    since = f" (before: {committed['commit'][:7]})" if committed else ""
+    parts: list[tuple[str, Callable[[Mapping[str, Any]], Rows]]] = [
+        ("CPU, ms per request", _cpu),
+        ("Records per request", partial(_topics, "records")),
+        ("Bytes per request", partial(_topics, "bytes")),
+        ("Idle", _idle),
+        ("KiB per held stream", _held),
+    ]
+    return [_table(title + since, rows(figures), rows(before)) for title, rows in parts]
+
+
+def _cpu(figures: Mapping[str, Any]) -> Rows:
+    rows: Rows = {}
+    for cell, found in figures.get("cells", {}).items():
+        for process, ms in (*found["cpu_ms"].items(), ("all", sum(found["cpu_ms"].values()))):
+            rows.setdefault(process, {})[cell] = ms
+    return rows
+
+
+def _topics(kind: str, figures: Mapping[str, Any]) -> Rows:
+    rows: Rows = {}
+    for cell, found in figures.get("cells", {}).items():
+        for topic, counted in found["topics"].items():
+            rows.setdefault(topic, {})[cell] = counted[kind]
+    return rows
+
+
+def _idle(figures: Mapping[str, Any]) -> Rows:
+    rows: Rows = dict(figures.get("idle", {}))
+    if rows:
+        columns = ("cores", "wakeups_per_s")
+        rows["all"] = {each: sum(row[each] for row in rows.values()) for each in columns}
+    return rows
+
+
+def _held(figures: Mapping[str, Any]) -> Rows:
+    return {process: {"KiB": kib} for process, kib in figures.get("held_kib", {}).items()}
+
+
+def _table(title: str, now: Rows, before: Rows) -> Table:
+    columns = list(dict.fromkeys(column for row in now.values() for column in row))
+    table = Table("", *columns, title=title)
+    for name, row in now.items():
+        cells = [_beside(row.get(each), before.get(name, {}).get(each)) for each in columns]
+        table.add_row(name, *cells)
+    return table
+
+
+def _beside(now: float | None, before: float | None) -> str:
+    """A figure, and that of before where there is one."""
+    return number(now) if before is None else f"{number(now)} ({number(before)})"
+
+
+BENCHMARK = Benchmark(
+    name="costs",
+    about=__doc__,
+    run=run,
+    full=Options(),
+    quick=replace(
+        Options(), cells=(Cell("64 streams", 320, 64),), warm_up=320, idle_s=3.0, held=64
+    ),
+    quick_said="one cell",
+)
