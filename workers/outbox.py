@@ -4,9 +4,9 @@ The rules are in `workers/llm/reports.py`. A record that cannot be sent ends the
 sent while the worker's lease is in doubt.
 
 Somebody waits for a phase: it leaves at once, with all that stands before it. Nobody does for an
-outcome, whose stream has its end already, unless it offers KV: a next turn may be here soon that can
-use it. So outcomes leave together, a moment later: each record for itself would cost its writer,
-the log and the routers a request more.
+outcome, whose stream has its end already, unless it offers KV: a next turn may be here soon that
+can use it. So outcomes leave together, a moment later: each record for itself would cost its
+writer, the log and the routers a request more.
 """
 
 import asyncio
