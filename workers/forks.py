@@ -31,7 +31,8 @@ from typing import Any
 address = ""  # of the server that this process was forked by
 imported_with: dict[str, str] = {}  # the server's environment after its imports; empty elsewhere
 set_by_imports: dict[str, str] = {}  # what they have changed in it
-_ANSWER_S = 10.0  # for a fork; a server that is frozen gives none
+ANSWER_S = 10.0  # for a fork; a server that is frozen gives none
+_OWN_GROUP, _OWN_SESSION = 0, -1
 _UNKNOWN_EXIT = 255  # of a child that outlived its server
 # What libraries read while they are loaded or imported, by the beginnings of its names ...
 _READ_EARLY = tuple(
@@ -52,9 +53,16 @@ log = logging.getLogger(__name__)
 
 def read_early(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that libraries have read before a fork begins."""
-    late = _READ_LATE if environ.get("OMP_NUM_THREADS") == "1" else _READ_LATE - {_AFFINITY}
+    is_bound_here = environ.get("OMP_NUM_THREADS") == "1" and _cores(environ) is not None
+    late = _READ_LATE if is_bound_here else _READ_LATE - {_AFFINITY}
     names = [name for name in environ if name.startswith(_READ_EARLY) and name not in late]
     return {name: environ[name] for name in names}
+
+
+def _cores(environ: Mapping[str, str]) -> list[int] | None:
+    """That a lone thread is to be bound to; None where they are not listed one by one."""
+    words = environ.get(_AFFINITY, "").split()
+    return [int(word) for word in words] if all(word.isdecimal() for word in words) else None
 
 
 def differences(environ: Mapping[str, str]) -> list[str]:
@@ -132,19 +140,19 @@ class Forked:
     def __init__(
         self, server_address: str, message: bytes, files: Sequence[int], tracker: int
     ) -> None:
-        self._status, status = os.pipe()
+        self.status, status = os.pipe()
         data, self._alive = os.pipe()  # its end tells the child that this process is gone
-        self.ended = -1  # becomes readable
+        self.ended = -1  # becomes readable; a pidfd, unless it had ended before it was known
         try:
             with socket.socket(socket.AF_UNIX) as server:
                 server.connect(server_address)
                 sendfds(server, [data, status, data, tracker, *files])
             os.close(status)
             status = -1
-            if not wait([self._status], _ANSWER_S):
-                raise TimeoutError(f"no answer in {_ANSWER_S:g} s")
-            self.pid = forkserver.read_signed(self._status)
-            self.ended = _end_of(self.pid, self._status)
+            if not wait([self.status], ANSWER_S):
+                raise TimeoutError(f"no answer in {ANSWER_S:g} s")
+            self.pid = forkserver.read_signed(self.status)
+            self.ended = _end_of(self.pid, self.status)
             with open(os.dup(self._alive), "wb") as child:
                 child.write(message)
         except BaseException:
@@ -155,29 +163,34 @@ class Forked:
                 if end >= 0:
                     os.close(end)
 
-    def exit_code(self) -> int:
+    def send_signal(self, number: int) -> None:
+        """Nothing happens where it has ended, whoever has its id now."""
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self.ended, number)
+
+    def exit_code(self, patience_s: float = ANSWER_S) -> int:
         """Once it has ended; minus the signal that ended it. To be asked once."""
         wait([self.ended])
         try:
-            if not wait([self._status], _ANSWER_S):
+            if not wait([self.status], patience_s):
                 return _UNKNOWN_EXIT
-            return int(forkserver.read_signed(self._status))
+            return int(forkserver.read_signed(self.status))
         except (OSError, EOFError):
             return _UNKNOWN_EXIT
 
-    def wait(self) -> int:
+    def wait(self, patience_s: float = ANSWER_S) -> int:
         """The same, and let go of it."""
         try:
-            return self.exit_code()
+            return self.exit_code(patience_s)
         finally:
             self.close()
 
     def close(self) -> None:
         """Let go of it: a command ends with that."""
-        for end in (self._status, self._alive, self.ended):
+        for end in (self.status, self._alive, self.ended):
             if end >= 0:
                 os.close(end)
-        self._status = self._alive = self.ended = -1
+        self.status = self._alive = self.ended = -1
 
 
 def _end_of(pid: int, status: int) -> int:
@@ -194,11 +207,16 @@ def forked_command(
     environ: Mapping[str, str],
     files: Sequence[int],
     umask: int,
+    *,
+    has_children: bool,
 ) -> Forked:
-    """`python -m MODULE ...`, forked, with these three files; it leads a process group."""
+    """`python -m MODULE ...`, forked, with these three files; it leads a process group, and a
+    session where it asks the server for no children, which could not join its group there.
+    """
     assert command[1] == "-m", f"expected a module, found {command}"
     about = {"dir": os.getcwd(), "sys_argv": [*command[2:]]}
-    begin = Beginning(about, dict(environ), {0: 0, 1: 1, 2: 2}, 0)
+    group = _OWN_GROUP if has_children else _OWN_SESSION
+    begin = Beginning(about, dict(environ), {0: 0, 1: 1, 2: 2}, group)
     return Forked(server_address, _pickled(begin, Command(umask)), files, files[0])
 
 
@@ -217,18 +235,23 @@ class Beginning:
 def begin(
     about: dict[str, Any], environ: dict[str, str], files: dict[int, int], group: int
 ) -> dict[str, Any]:
-    """Become what was asked for. Group 0: lead one of its own."""
+    """Become what was asked for, in this process group."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the server handles
     os.environ.clear()
     os.environ.update({**set_by_imports, **environ})
-    os.setpgid(0, group)
+    if group == _OWN_SESSION:
+        os.setsid()
+    else:
+        os.setpgid(0, group)
     inherited = forkserver.get_inherited_fds() or []
     for number, place in files.items():
         os.dup2(inherited[place], number)
         os.close(inherited[place])
     if 0 in files:  # the server has put something else in its place
         sys.stdin = open(0, closefd=False)  # as long as the process
-    if cores := environ.get(_AFFINITY):  # which the library of threads heeds when it is loaded
-        os.sched_setaffinity(0, [int(core) for core in cores.split()])
+    if group > 0 and (cores := _cores(environ)):  # as the library of threads would, once loaded
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, cores)
     return about
 
 

@@ -1,8 +1,8 @@
 """A process that imports modules once, and forks the programs that need them.
 
 The launcher of a stack starts it first of all. Not ready yet, it lets who asks wait; gone or
-frozen, it is asked for nothing more, and programs are started as ever. `workers/forks.py` is its
-clients' side. It ends with the thread that started it.
+frozen, it is asked for nothing more, and programs are started as ever. A client that dies while it
+asks ends it, too. `workers/forks.py` is its clients' side. It ends with the thread that started it.
 """
 
 import asyncio
@@ -10,11 +10,13 @@ import gc
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from multiprocessing import forkserver
 from pathlib import Path
@@ -32,9 +34,17 @@ class ForkServer:
     """`start`, then `ready`, then `fork`, at last `stop`."""
 
     def __init__(
-        self, title: str, modules: Sequence[str], environ: Mapping[str, str], logs: Path
+        self,
+        title: str,
+        modules: Sequence[str],
+        environ: Mapping[str, str],
+        logs: Path,
+        *,
+        has_children: bool = False,
     ) -> None:
+        """`has_children`: what it forks asks it for children of its own."""
         self.title, self._modules, self.environ = title, modules, dict(environ)
+        self._has_children, self._answers = has_children, True
         self.log_file = logs / f"{title.lower()}-forks.log"
         self.pid = 0
         self.address = ""
@@ -46,10 +56,15 @@ class ForkServer:
         folder = tempfile.mkdtemp(prefix="trivium-")  # for this user alone
         self.address = f"{folder}/forks"
         private_folder(self.log_file.parent)
-        self._imported, imported = os.pipe()
         with socket.socket(socket.AF_UNIX) as listener, self.log_file.open("ab") as output:
-            listener.bind(self.address)
+            try:
+                listener.bind(self.address)
+            except OSError as error:  # addresses may have some 100 characters
+                log.warning("nothing is forked: %s: %s", self.address, error)
+                shutil.rmtree(folder, ignore_errors=True)
+                return
             listener.listen(_BACKLOG)
+            self._imported, imported = os.pipe()
             given = (listener.fileno(), imported)
             me = [sys.executable, "-m", __name__, *map(str, given), *self._modules]
             self._server = subprocess.Popen(
@@ -65,12 +80,18 @@ class ForkServer:
         os.close(imported)
         self.pid = self._server.pid
 
-    async def ready(self) -> bool:
-        """Wait until it has imported; False: it cannot be had."""
+    async def ready(self, timeout_s: float) -> bool:
+        """Wait until it has imported; False: it cannot be had, or not in time."""
+        if self._server is None:
+            return False
         loop, came = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._imported, came.set)
         try:
-            await came.wait()
+            async with asyncio.timeout(timeout_s):
+                await came.wait()
+        except TimeoutError:
+            log.warning("%s is not imported after %g s", self.title, timeout_s)
+            return False
         finally:
             loop.remove_reader(self._imported)
         return os.read(self._imported, 1) != b""
@@ -84,19 +105,23 @@ class ForkServer:
         otherwise.
         """
         others = forks.read_early(environ).items() - self.environ.items()
-        if others or _read_by_python(environ) != _read_by_python(self.environ):
+        if others or _read_by_python(environ) != _read_by_python(self.environ) or not self._answers:
             return None
         try:
-            return forks.forked_command(self.address, command, environ, files, PRIVATE)
+            return forks.forked_command(
+                self.address, command, environ, files, PRIVATE, has_children=self._has_children
+            )
         except (OSError, EOFError) as error:
-            log.warning("%s is not forked: %r", " ".join(command[1:4]), error)
+            self._answers = False
+            log.warning("%s is not forked, nor what comes: %r", " ".join(command[1:4]), error)
             return None
 
     def stop(self) -> None:
         """End it; what it has forked goes on."""
-        if self._server is not None:
-            self._server.kill()
-            self._server.wait()
+        server, self._server = self._server, None
+        if server is not None:
+            server.kill()
+            server.wait()
             os.close(self._imported)
             shutil.rmtree(Path(self.address).parent, ignore_errors=True)
 
@@ -104,6 +129,13 @@ class ForkServer:
 def _read_by_python(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that it reads when it starts."""
     return {name: value for name, value in environ.items() if name.startswith("PYTHON")}
+
+
+def _leave(server_pid: int, number: int, _frame: object) -> None:
+    """A launcher that was killed removes nothing."""
+    if os.getpid() == server_pid:
+        shutil.rmtree(Path(forks.address).parent, ignore_errors=True)
+    os._exit(128 + number)
 
 
 def _serve(listener: int, imported: int, modules: Sequence[str]) -> None:
@@ -124,6 +156,7 @@ def _serve(listener: int, imported: int, modules: Sequence[str]) -> None:
     os.close(imported)
     with socket.socket(fileno=os.dup(listener)) as named:
         forks.address = named.getsockname()
+    signal.signal(signal.SIGTERM, partial(_leave, os.getpid()))
     endless, _kept = os.pipe()  # the protocol's sign that no client is left; here a tether ends it
     forkserver.main(listener, endless, [])
 

@@ -22,7 +22,7 @@ from infra.processes import tether
 from infra.processes.fork_server import ForkServer
 from infra.processes.identity import PRIVATE
 from schemas.state_folder import private_folder
-from workers.forks import Forked
+from workers.forks import ANSWER_S, Forked
 
 BACKOFF_S, BACKOFF_MAX_S = 0.5, 10.0
 STABLE_S = 30.0  # after so long a life the backoff starts anew
@@ -73,8 +73,8 @@ class Process:
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Signal the present life; the supervisor then restarts it as after any death."""
-        if self.pid:
-            os.kill(self.pid, number)
+        if self.pid and self._child is not None:
+            send(self._child, number)
 
     async def stop(self, *, grace_s: float | None = None) -> None:
         """SIGTERM, SIGKILL after the grace; returns when the process and its group are gone. Who is
@@ -135,19 +135,40 @@ class Process:
         self.changed.set()
 
     async def _ended(self) -> None:
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        descriptor = os.pidfd_open(self.pid)
-        loop.add_reader(descriptor, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
+        child = self._child
+        assert child is not None, "a life ends only after it began"
+        await _readable(
+            os.dup(child.ended) if isinstance(child, Forked) else os.pidfd_open(self.pid)
+        )
         group, self.pid = self.pid, 0
         with contextlib.suppress(ProcessLookupError):  # before the wait: the id is still ours
             os.killpg(group, signal.SIGKILL)
-        assert self._child is not None, "a life ends only after it began"
-        self.exit_code = self._child.wait()
+        if isinstance(child, Forked):
+            with contextlib.suppress(TimeoutError):  # its server tells how it ended, if it can
+                async with asyncio.timeout(ANSWER_S):
+                    await _readable(os.dup(child.status))
+            self.exit_code = child.wait(0)
+        else:
+            self.exit_code = child.wait()
+
+
+async def _readable(descriptor: int) -> None:
+    """Wait until it is, and close it."""
+    loop, came = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, came.set)
+    try:
+        await came.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def send(child: subprocess.Popen[bytes] | Forked, number: int) -> None:
+    """Signal it, if it lives. One that was forked may be reaped, and its id be another's."""
+    if isinstance(child, Forked):
+        child.send_signal(number)
+    else:
+        os.kill(child.pid, number)  # a zombie until we wait
 
 
 def started(

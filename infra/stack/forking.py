@@ -37,8 +37,9 @@ def fork_servers(plan: StackPlan, settings: Settings, folder: Path) -> dict[str,
         also = {"embedding"} & present
         section = build("vllm", ENGINE_SECTIONS["vllm"], settings.engines.get("vllm", {}))
         variables = preload.environment(engine_environ(plan, folder), section)
+        if variables["OMP_NUM_THREADS"] != "1":
+            also = set()  # they have one, and would be started as ever, only later
         wanted = [*preload.MODULES, _COMMAND, *[_EMBEDDING] * len(also)]
-        found |= dict.fromkeys(
-            engines | also, ForkServer("vLLM", wanted, variables, folder / "logs")
-        )
+        server = ForkServer("vLLM", wanted, variables, folder / "logs", has_children=True)
+        found |= dict.fromkeys(engines | also, server)
     return found

@@ -128,21 +128,21 @@ class Stack:
         await self._insist(self._fleet.start, end_s)
         self._spawn(self._fleet.follow(self._keep_roles))
         self._config.write_text(configuration.dump(self.settings))
-        await self._start_all()
+        await self._start_all(timeout_s)
 
     def _start_forks(self) -> None:
         self.forks = fork_servers(self.plan, self.settings, self.folder)
         for server in {*self.forks.values()}:
             server.start()
 
-    async def _start_all(self) -> None:
+    async def _start_all(self, timeout_s: float) -> None:
         """Each process as soon as its fork server can be used, or is known not to be had."""
         importing = [*dict.fromkeys(self.forks.values())]
         while importing:
             self._start_missing(but=importing)
             server = importing.pop(0)
             self.waits_for = f"{server.title} is imported, once for all processes"
-            if not await server.ready():
+            if not await server.ready(timeout_s):
                 server.stop()
                 self.forks = {name: each for name, each in self.forks.items() if each is not server}
         self.waits_for = ""

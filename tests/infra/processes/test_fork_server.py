@@ -15,7 +15,7 @@ from infra.processes import supervisor
 from infra.processes.fork_server import ForkServer
 from infra.processes.supervisor import Process, ProcessSpec, Supervisor
 from tests.infra.processes import forked_family
-from tests.waiting import until
+from tests.waiting import START_S, until
 from tests.workers.processes import lives, parent
 
 FAMILY, PROGRAM = forked_family.__name__, "tests.infra.processes.forked_program"
@@ -30,7 +30,7 @@ from infra.processes.supervisor import ProcessSpec, Supervisor
 async def main():
     forks = ForkServer("small", ["json"], dict(os.environ), Path(sys.argv[1]))
     forks.start()
-    assert await forks.ready()
+    assert await forks.ready(600)
     command = (sys.executable, "-m", sys.argv[2])
     spec = ProcessSpec(name="one", command=command, log_file=Path(sys.argv[1]) / "log", forks=forks)
     process = Supervisor().start(spec)
@@ -43,9 +43,9 @@ asyncio.run(main())
 
 @pytest.fixture
 async def forks(tmp_path: Path) -> AsyncIterator[ForkServer]:
-    server = ForkServer("small", [FAMILY], ENVIRON, tmp_path)
+    server = ForkServer("small", [FAMILY], ENVIRON, tmp_path, has_children=True)
     server.start()
-    assert await server.ready()
+    assert await server.ready(START_S)
     yield server
     server.stop()
 
@@ -134,25 +134,90 @@ async def test_a_program_that_would_have_begun_otherwise_is_started_as_ever(
     await keeper.stop()
 
 
-async def test_a_frozen_server_is_not_waited_for(
+async def test_a_frozen_server_is_asked_once(
     tmp_path: Path, forks: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.forks._ANSWER_S", 0.01)
+    monkeypatch.setattr("workers.forks.ANSWER_S", 0.01)
     os.kill(forks.pid, signal.SIGSTOP)
     keeper = Supervisor()
-    await is_up(keeper.start(spec(tmp_path, forks, IDLE)))
+    process = keeper.start(spec(tmp_path, forks, IDLE))
+    await is_up(process)
+    monkeypatch.setattr("workers.forks.forked_command", None)  # which nobody calls any more
+    process.kill()
+    await is_up(process, lives=2)
     await keeper.stop()
+
+
+async def test_a_server_that_never_has_imported_is_not_had(tmp_path: Path) -> None:
+    server = ForkServer("small", ["json"], dict(os.environ), tmp_path)
+    server.start()
+    os.kill(server.pid, signal.SIGSTOP)
+    assert not await server.ready(0.01)
+    server.stop()
+
+
+async def test_without_room_for_an_address_nothing_is_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    server = ForkServer("small", ["json"], dict(os.environ), tmp_path)
+    server.start()
+    assert not await server.ready(START_S)
+    server.stop()
+    assert not list(folder.iterdir())
+
+
+async def test_who_died_unseen_is_stopped_like_any_other(tmp_path: Path, forks: ForkServer) -> None:
+    """The server has reaped it: its id is nobody's, or another's."""
+    keeper = Supervisor()
+    process = keeper.start(spec(tmp_path, forks, IDLE))
+    await is_up(process)
+    os.kill(process.pid, signal.SIGKILL)
+    while lives(process.pid):  # the loop, and so the supervisor, sees nothing of it
+        pass
+    await keeper.stop()
+    assert process.exit_code == -signal.SIGKILL
+    forks.stop()
+    forks.stop()
+
+
+@pytest.mark.parametrize("has_children", [False, True])
+async def test_who_has_no_children_there_leads_a_session(
+    tmp_path: Path, has_children: bool
+) -> None:
+    server = ForkServer("small", ["json"], ENVIRON, tmp_path, has_children=has_children)
+    server.start()
+    assert await server.ready(START_S)
+    keeper = Supervisor()
+    process = keeper.start(spec(tmp_path, server, IDLE, env=ENVIRON))
+    await is_up(process)
+    assert os.getpgid(process.pid) == process.pid
+    assert (os.getsid(process.pid) == process.pid) != has_children
+    await keeper.stop()
+    server.stop()
+
+
+@pytest.mark.parametrize("cores", ["0-1", "4096"])
+async def test_cores_that_are_no_list_or_not_there_stop_nobody(
+    tmp_path: Path, forks: ForkServer, cores: str
+) -> None:
+    _, child = await told(tmp_path, forks, "OMP_NUM_THREADS=1", f"GOMP_CPU_AFFINITY={cores}")
+    assert (child["parent"] == forks.pid) == (cores == "4096")
 
 
 async def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LAUNCHER, str(tmp_path), IDLE]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as launcher:
         assert launcher.stdout is not None
         pids = [int(word) for word in launcher.stdout.readline().split()]
         await until(lambda: "up" in (tmp_path / "log").read_text())
         launcher.kill()
     await until(lambda: not any(lives(pid) for pid in pids))
     assert (tmp_path / "log").read_text() == "up\nasked to end\n"
+    assert not list(tmp_path.glob("trivium-*"))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +229,7 @@ async def test_a_server_that_could_not_fork_is_not_had(
 ) -> None:
     server = ForkServer("small", [module], dict(os.environ), tmp_path)
     server.start()
-    assert not await server.ready()
+    assert not await server.ready(START_S)
     server.stop()
     assert why in server.log_file.read_text()
 

@@ -24,4 +24,5 @@ def test_some_seed_finds_it(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = map(run_seed, range(first, SEEDS_MAX))
     found = next((each for each in verdicts if each.violation), None)
     assert found is not None, f"{SEEDS_MAX} seeds have not found it"
-    assert BUGS[bug].finds in found.violation, f"seed {found.seed}: {found.violation}"
+    said = BUGS[bug].finds.split(" or ")
+    assert any(each in found.violation for each in said), f"seed {found.seed}: {found.violation}"
