@@ -18,9 +18,10 @@ MODELS := infra/lock/models.txt
 CUDA := infra/lock/cuda.txt
 LLAMAINDEX := infra/lock/llamaindex.txt
 JARS := build/broker/libs
+CLASSES := build/broker/classes.jsa
 ARGS ?=
 
-READY := build/stamps/environment build/stamps/broker build/stamps/classes build/stamps/kernels
+READY := build/stamps/environment build/stamps/broker $(CLASSES) build/stamps/kernels
 LOCK_OPTIONS := --quiet --generate-hashes --python-version 3.11 --no-emit-index-url \
 	--python-platform x86_64-manylinux_2_28 --custom-compile-command "make lock"
 
@@ -222,13 +223,22 @@ build/stamps/environment: $(LOCK) $(MODELS) pyproject.toml | $(UV)
 	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --no-build-isolation --offline -e .
 	@mkdir -p $(@D) && touch $@
 
-build/stamps/classes: build/stamps/broker build/stamps/environment
+# No stamp stands for it: where none came, or a broker could not use it, the next call tries again.
+$(CLASSES): build/stamps/broker build/broker/java | build/stamps/environment
 	@echo "[5/7] Kafka's classes in the form in which the JVM has them, beside the jars"
 	@$(BIN)/python -m infra.broker.class_archive
-	@touch $@
+
+# What says which Java is here, kept: packages bring a file that may be older than the archive.
+JAVA_RELEASE = $(dir $(realpath $(shell command -v java)))../release
+.PHONY: anew
+build/broker/java: anew
+	@mkdir -p $(@D)
+	@cat $(JAVA_RELEASE) > $@.new 2> /dev/null || true
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 # Else the first retrieval worker does it before it is ready, and the first demo before all else.
-KERNELS := workers/search/limits.py $(wildcard workers/search/kernels/*.py workers/search/walk/*.py)
+KERNELS := workers/search/limits.py workers/search/engine/lane_loop.py \
+	$(wildcard $(addprefix workers/search/,kernels/*.py walk/*.py graph/*.py))
 build/stamps/kernels: $(KERNELS) build/stamps/environment
 	@echo "[6/7] kernels of the vector engine: compiled, beside their source"
 	@$(BIN)/python -m workers.search.service.compiling

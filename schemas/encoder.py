@@ -17,7 +17,12 @@ _KNOWN_MAX = 1 << 14
 
 
 def long_of(value: int) -> bytes:
-    """A number of 64 bits: zigzag, seven bits in a byte, the lowest first."""
+    """A number of 64 bits: zigzag, seven bits in a byte, the lowest first.
+
+    Numbers of other libraries are as wide as they are there, and shifting cuts them off; a fraction
+    is cut off, as fastavro does. `int` would also read texts.
+    """
+    value = value.__int__()
     if not -_LONG_MAX <= value < _LONG_MAX:
         raise OverflowError(f"expected a number of 64 bits, found {value}")
     left, parts = (value << 1) ^ (value >> 63), bytearray()
@@ -81,7 +86,8 @@ class _Source:
         """An expression for the bytes of another one's value."""
         node = self._types.get(node, node) if isinstance(node, str) else node
         if isinstance(node, list):
-            at, inner = self._new("value"), node[1]  # ["null", inner] is the only union
+            assert node[0] == "null" and len(node) == 2, f'expected ["null", one], found {node}'
+            at, inner = self._new("value"), node[1]
             there = f"b'\\2' + {self.bytes_of(inner, at)}"
             return f"(b'\\0' if ({at} := {value}) is None else {there})"
         if isinstance(node, str):

@@ -3,10 +3,12 @@
 The rules are in `workers/llm/reports.py`. A record that cannot be sent ends the life. Nothing is
 sent while the worker's lease is in doubt.
 
-Somebody waits for a phase: it leaves at once, with all that stands before it. Nobody does for an
+Somebody waits for a phase: it leaves at once, with all that stands before it. No client does for an
 outcome, whose stream has its end already, unless it offers KV: a next turn may be here soon that
 can use it. So outcomes leave together, a moment later: each record for itself would cost its
-writer, the log and the routers a request more.
+writer, the log and the routers a request more. Where all workers are full, the next request that is
+queued waits for that moment too, 20 ms at most: the router gives a worker's place to another once
+it reads the outcome.
 """
 
 import asyncio

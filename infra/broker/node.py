@@ -9,8 +9,10 @@ import base64
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -26,11 +28,13 @@ from infra.processes.identity import PRIVATE, Identity, identify
 from schemas.errors import BrokerUnavailable, ConfigError
 from schemas.state_folder import home, private_folder
 
+log = logging.getLogger("trivium.broker")
 _HERE = Path(__file__).parent
 DEFAULT_LIBS = _HERE.parents[1] / "build" / "broker" / "libs"
 _POLL_S = 0.05
 _TOLD_APART_S = 10.0  # for the answer of who has our port; a busy broker is slow
 _OUTPUT_LINES = 12
+_CRASHES = {-signal.SIGABRT, -signal.SIGBUS, -signal.SIGSEGV}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +130,9 @@ class Broker:
         """True once the node serves; raises BrokerUnavailable if its process has ended."""
         state = self._read_state()
         if state is None or not state.identity.lives():
+            if self._reap():
+                self.spawn(same_port=True)
+                return False
             raise BrokerUnavailable(f"the broker ended: {self._tail()}")
         return broker_answers(state.bootstrap)
 
@@ -164,11 +171,25 @@ class Broker:
                 "in two there: name another with TRIVIUM_HOME"
             )
 
-    def _reap(self) -> None:
-        """Take note of the end of a child of ours; until then it stays a zombie."""
-        if self._child is not None:
-            self._child.wait()
-            self._child = None
+    def _reap(self) -> bool:
+        """Take note of the end of a child of ours; until then it stays a zombie.
+
+        True where it may do better another time (`_without_archive`).
+        """
+        child, self._child = self._child, None
+        return child is not None and self._without_archive(child.wait())
+
+    def _without_archive(self, exit_code: int) -> bool:
+        """Delete the archive of classes a JVM crashed with: one that was cut off ends each of them.
+
+        True where there was one.
+        """
+        archive = class_archive(self._libs)
+        if exit_code not in _CRASHES or not archive.exists():
+            return False
+        log.warning("Java crashed; it starts again without %s, which may be damaged", archive)
+        archive.unlink(missing_ok=True)
+        return True
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -230,7 +251,9 @@ class Broker:
         command += [*self._common_flags(), "-cp", classpath, "kafka.tools.StorageTool", "format"]
         command += [*self._cluster(), "-c", str(self._properties)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, umask=PRIVATE)
-        if done.returncode:
+        if self._without_archive(done.returncode):
+            self._format(classpath)
+        elif done.returncode:
             raise BrokerUnavailable(
                 f"the broker's storage could not be formatted in {self._data}: "
                 f"{(done.stderr or done.stdout).strip()[-2_000:]}"
@@ -280,6 +303,7 @@ class Broker:
             *[f"-XX:SharedArchiveFile={archive}"] * archive.exists(),
             f"-Dlog4j2.configurationFile={_HERE / 'log4j2.xml'}",
             f"-Dtrivium.broker.log={self.log_file}",
+            f"-XX:ErrorFile={self.folder / 'java-crash-%p.log'}",
         ]
 
     def _tail(self) -> str:

@@ -14,7 +14,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,8 @@ from schemas.records import Request, Role
 from schemas.rules.tokens import pack_tokens, unpack_tokens
 from workers.llm.vllm.preload import BIND_VARIABLE
 
+_LIMIT_S = 300.0  # for an engine that reads and answers; one that hangs never does
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -47,7 +50,7 @@ class ReferenceEngine:
     """Starts at once, beside a stack whose fork server it uses; `compare` once, `stop` always."""
 
     def __init__(self, stack: Stack) -> None:
-        self._codec, self._asked = Codec(), dict[str, list[Request]]()
+        self._codec, self._asked, self._ended = Codec(), dict[str, list[Request]](), False
         self._folder = stack.folder / "reference"
         self._folder.mkdir(exist_ok=True)
         self._answers, self._log = self._folder / "answers", self._folder / "log"
@@ -64,6 +67,10 @@ class ReferenceEngine:
 
     def ask(self, stories: Sequence[Story]) -> None:
         """Let it answer what it was not asked yet; blocks while it has much to read."""
+        with self._bounded():
+            self._ask(stories)
+
+    def _ask(self, stories: Sequence[Story]) -> None:
         new = [story for story in stories if story.request.request_id not in self._asked]
         for story in new:
             parts = self._asked[story.request.request_id] = parts_of(story)
@@ -73,11 +80,15 @@ class ReferenceEngine:
 
     def compare(self, stories: Sequence[Story]) -> list[Verdict]:
         """Blocks until it has answered; raises EngineFailed with its last words."""
-        self.ask(stories)
-        self._requests.close()
-        if self._process.wait():
+        with self._bounded():
+            self._ask(stories)
+            self._requests.close()
+            exit_code = self._process.wait()
+            self._ended = True
+        if exit_code:
             raise EngineFailed(
-                f"the reference engine ended early: {self._log.read_text()[-2_000:]}"
+                f"the reference engine ended early, or was ended as it took over {_LIMIT_S:g} s: "
+                f"{self._log.read_text()[-2_000:]}"
             )
         said = iter(json.loads(self._answers.read_text()))
         alone = {
@@ -87,11 +98,28 @@ class ReferenceEngine:
         return [_verdict(story, alone[story.request.request_id]) for story in stories]
 
     def stop(self) -> None:
-        """End it; nothing where it has answered."""
+        """End it, and so whatever waits for it in another thread; nothing where it has ended."""
+        self._kill()
         if not self._requests.closed:
             self._requests.close()
-            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            self._ended = True
+
+    @contextlib.contextmanager
+    def _bounded(self) -> Iterator[None]:
+        """To write to it and to wait for it come to an end when it does."""
+        timer = threading.Timer(_LIMIT_S, self._kill)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _kill(self) -> None:
+        if not self._ended:
+            for kill in (os.killpg, os.kill):  # one that begins leads no group yet
+                with contextlib.suppress(ProcessLookupError):
+                    kill(self._process.pid, signal.SIGKILL)
 
 
 def parts_of(story: Story) -> list[Request]:

@@ -4,6 +4,7 @@ The lock is held by the launcher's process and goes with it, however it ends; th
 `trivium status`, `chat` and `down` where things are.
 """
 
+import contextlib
 import fcntl
 import json
 from dataclasses import asdict, dataclass, field
@@ -82,12 +83,13 @@ class StackFiles:
         """How long the last start of such a stack took in this folder."""
         try:
             return float(json.loads((self._folder / START_FILE).read_text())[kind])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def took(self, kind: str, start_s: float) -> None:
-        """Remember it, and nothing of other stacks."""
-        (self._folder / START_FILE).write_text(json.dumps({kind: round(start_s, 1)}))
+        """Remember it, and nothing of other stacks; a disk that is full fails no start."""
+        with contextlib.suppress(OSError):
+            (self._folder / START_FILE).write_text(json.dumps({kind: round(start_s, 1)}))
 
     def write(self, state: StackState) -> None:
         """Write the file anew if anything in it changed."""

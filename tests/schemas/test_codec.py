@@ -236,11 +236,35 @@ def test_numbers_and_bytes_of_other_libraries() -> None:
 
 
 @pytest.mark.parametrize(
+    "value",
+    [
+        np.uint16(40_000), np.int8(-100), np.int16(-20_000), np.int32(1 << 30), np.uint32(1 << 31),
+        np.int64(-LONG_MAX - 1), np.uint64(LONG_MAX), np.float32(3.7), np.float64(20_000.0),
+        True, 1.0, 1.5, -1.5, 16_383.5, 20_000.0, 20_000.5, 1.7e12,
+    ],
+)  # fmt: skip
+def test_numbers_of_any_width_and_fractions_are_those_of_fastavro(value: Any) -> None:
+    """A float that slips into a number must not end a process that was served well before."""
+    work = dataclasses.replace(example("trivium.Work"), attempt=value)
+    assert ENCODERS["Work"](work) == walked(schema_of("Work"), to_dict(work))
+    frame = dataclasses.replace(example("trivium.TokenFrame"), token_ids=np.array([value]))
+    assert ENCODERS["TokenFrame"](frame) == walked(schema_of("TokenFrame"), to_dict(frame))
+
+
+def test_a_union_is_of_null_and_one_more() -> None:
+    field = {"name": "x", "type": ["long", "null"]}
+    with pytest.raises(AssertionError, match=r"expected \[\"null\", one\]"):
+        encoder_of({"type": "record", "name": "X", "fields": [field]})
+
+
+@pytest.mark.parametrize(
     ("name", "changes"),
     [
         ("Work", {"prompt_tokens": "text"}),
         ("Work", {"prompt_tokens": None}),
-        ("Work", {"attempt": 1.5}),
+        ("Work", {"attempt": "7"}),
+        ("Work", {"attempt": float("nan")}),
+        ("Work", {"attempt": float("inf")}),
         ("Work", {"attempt": None}),
         ("Work", {"sampling": "text"}),
         ("Request", {"priority": "no class"}),

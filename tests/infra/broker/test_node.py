@@ -50,8 +50,11 @@ async def test_data_survives_a_restart_and_not_a_reset(broker: Broker) -> None:
     assert not broker.status().running
 
 
-def test_a_broker_uses_the_archive_of_its_classes_if_there_is_one(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_broker_uses_the_archive_of_its_classes_if_there_is_one_that_is_whole(
+    broker: Broker,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     archive = tmp_path / "classes.jsa"
     monkeypatch.setattr(node, "class_archive", lambda libs: archive)
@@ -63,6 +66,47 @@ def test_a_broker_uses_the_archive_of_its_classes_if_there_is_one(
     assert f"-XX:SharedArchiveFile={archive}" in command(broker)
     maps = Path(f"/proc/{broker.pid}/maps").read_text()
     assert str(archive) in maps, "the JVM has taken it"
+
+    broker.stop()
+    damage(archive)
+    broker.start()
+    assert not archive.exists() and "SharedArchiveFile" not in command(broker)
+    assert "which may be damaged" in caplog.text
+
+
+def test_storage_is_formatted_without_an_archive_that_is_damaged(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = node.class_archive(node.DEFAULT_LIBS)
+    if not made.exists():
+        pytest.skip("no archive of the broker's classes; run `make setup`")
+    archive = tmp_path / "classes.jsa"
+    shutil.copyfile(made, archive)
+    damage(archive)
+    monkeypatch.setattr(node, "class_archive", lambda libs: archive)
+    broker.start()
+    assert not archive.exists()
+
+
+def damage(archive: Path) -> None:
+    """As a copy that was interrupted; the JVM only looks at its beginning."""
+    archive.chmod(0o600)
+    os.truncate(archive, archive.stat().st_size // 2)
+
+
+def test_an_archive_that_does_not_come_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cut(draft: Path) -> None:
+        draft.write_bytes(b"half")
+        raise BrokerUnavailable("the broker ended")
+
+    archive = tmp_path / "classes.jsa"
+    for dump in (cut, lambda draft: None):
+        monkeypatch.setattr(class_archive, "_dump", dump)
+        class_archive.make(archive)
+        assert "no archive of Kafka's classes was made" in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())
 
 
 def command(broker: Broker) -> str:

@@ -1,10 +1,14 @@
 """The engine for comparison as a process: asked twice, and what it says when it cannot answer."""
 
+import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from infra.demo import reference_engine
 from infra.demo.reference_engine import ReferenceEngine
 from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
@@ -14,6 +18,7 @@ from schemas.errors import EngineFailed
 from schemas.records import Sampling
 from schemas.settings import ModelSettings
 from tests.streams.builders import request
+from tests.waiting import until
 from workers.config import WorkerSettings
 from workers.models.folder import resolved
 
@@ -53,3 +58,26 @@ def test_one_that_ends_early_is_told_with_its_last_words(tmp_path: Path) -> None
     engine = reference(tmp_path, path=str(tmp_path / "nowhere"))
     with pytest.raises(EngineFailed, match="ended early"):
         engine.compare(stories("r1"))
+
+
+def test_to_stop_one_that_has_ended_raises_nothing(engine: ReferenceEngine) -> None:
+    os.killpg(engine._process.pid, signal.SIGKILL)
+    engine._process.wait()
+    engine.stop()
+
+
+def test_one_that_hangs_is_ended(engine: ReferenceEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.killpg(engine._process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(reference_engine, "_LIMIT_S", 0.1)
+    engine.ask(stories(*map(str, range(2_000))))  # more than its pipe holds
+    with pytest.raises(EngineFailed, match=r"took over 0\.1 s"):
+        engine.compare(stories("r1"))
+
+
+async def test_to_stop_one_that_hangs_ends_who_waits_for_it(engine: ReferenceEngine) -> None:
+    os.killpg(engine._process.pid, signal.SIGSTOP)
+    waiting = asyncio.create_task(asyncio.to_thread(engine.compare, stories("r1")))
+    await until(lambda: engine._requests.closed)
+    engine.stop()
+    with pytest.raises(EngineFailed, match="ended early"):
+        await waiting

@@ -24,6 +24,7 @@ def test_simulated_engines_are_forked_with_all_that_is_small() -> None:
     assert forked("sim") == dict.fromkeys(names, "Trivium")
 
 
+@pytest.mark.skipif(not preload.is_on_cpu(), reason="needs vLLM for CPUs, which is not installed")
 def test_what_needs_vllm_or_most_of_its_libraries_has_a_server_of_its_own() -> None:
     small = dict.fromkeys(("router", "gateway", "bridge"), "Trivium")
     large = dict.fromkeys(("prefill", "decode", "replica", "embedding"), "vLLM")

@@ -15,7 +15,7 @@ from infra.stack.configuration import Settings
 from infra.stack.fleet_watch import FleetWatch
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
-from infra.stack.statefile import NO_BROKER
+from infra.stack.statefile import NO_BROKER, START_FILE, StackFiles
 from schemas.codec import Codec
 from schemas.errors import ConfigError
 from schemas.fleet import LEASE_MS
@@ -107,3 +107,11 @@ async def test_a_start_takes_as_long_as_the_last_one_of_such_a_stack(
     await stack.wait_ready()
     assert stack.usual_s == 71.0 and stack.ready
     assert Stack(Settings(), StackPlan(), folder=tmp_path).usual_s == launcher._USUAL_S["vllm"]
+
+
+def test_a_start_that_cannot_be_remembered_is_a_start(tmp_path: Path) -> None:
+    """A disk was full; here a folder stands in the way, which holds up root, too."""
+    (tmp_path / START_FILE).mkdir()
+    files = StackFiles(tmp_path)
+    files.took("sim", 3.0)
+    assert files.usual_s("sim") is None
