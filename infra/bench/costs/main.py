@@ -65,14 +65,14 @@ class Options:
 
     cells: tuple[Cell, ...] = (
         Cell("1 stream", 40, 1),
-        Cell("64 streams", 1_280, 64),
-        Cell("256 streams", 2_560, 256),
-        Cell("1 000-token prompts", 200, 4, 1_000),
-        Cell("100 000-token prompts", 20, 4, 100_000, 5),
+        Cell("64 streams", 640, 64),
+        Cell("256 streams", 1_280, 256),
+        Cell("1 000-token prompts", 100, 4, 1_000),
+        Cell("100 000-token prompts", 10, 4, 100_000, 5),
     )
-    warm_up: int = offered(2_000, "requests before")
+    warm_up: int = offered(1_000, "requests before")
     idle_s: float = offered(15.0, "seconds without a request")
-    held: int = offered(1_024, "streams that are open at the same time")
+    held: int = offered(256, "streams that are open at the same time")
     seed: int = offered(1)
 
 
