@@ -163,11 +163,6 @@ class Forked:
                 if end >= 0:
                     os.close(end)
 
-    def send_signal(self, number: int) -> None:
-        """Nothing happens where it has ended, whoever has its id now."""
-        with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(self.ended, number)
-
     def exit_code(self, patience_s: float = ANSWER_S) -> int:
         """Once it has ended; minus the signal that ended it. To be asked once."""
         wait([self.ended])

@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -271,7 +270,7 @@ class Broker:
         command += [*self._common_flags(), *self._settings.jvm_flags]
         command += ["-cp", classpath, "kafka.Kafka", str(self._properties)]
         if self._tethered:
-            command = [sys.executable, "-IS", tether.__file__, str(os.getpid()), *command]
+            command = tether.tethered(*command)
         with (self.folder / "broker.out").open("wb") as output:
             self._child = subprocess.Popen(
                 command,

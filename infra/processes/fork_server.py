@@ -68,7 +68,7 @@ class ForkServer:
             given = (listener.fileno(), imported)
             me = [sys.executable, "-m", __name__, *map(str, given), *self._modules]
             self._server = subprocess.Popen(
-                [sys.executable, "-IS", tether.__file__, str(os.getpid()), *me],
+                tether.tethered(*me),
                 env=self.environ,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -84,16 +84,12 @@ class ForkServer:
         """Wait until it has imported; False: it cannot be had, or not in time."""
         if self._server is None:
             return False
-        loop, came = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._imported, came.set)
         try:
             async with asyncio.timeout(timeout_s):
-                await came.wait()
+                await readable(self._imported)
         except TimeoutError:
             log.warning("%s is not imported after %g s", self.title, timeout_s)
             return False
-        finally:
-            loop.remove_reader(self._imported)
         return os.read(self._imported, 1) != b""
 
     def fork(
@@ -124,6 +120,16 @@ class ForkServer:
             server.wait()
             os.close(self._imported)
             shutil.rmtree(Path(self.address).parent, ignore_errors=True)
+
+
+async def readable(descriptor: int) -> None:
+    """Wait until it is; a pidfd is when its process has ended."""
+    loop, came = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, came.set)
+    try:
+        await came.wait()
+    finally:
+        loop.remove_reader(descriptor)
 
 
 def _read_by_python(environ: Mapping[str, str]) -> dict[str, str]:

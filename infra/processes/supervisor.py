@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from infra.processes import tether
-from infra.processes.fork_server import ForkServer
+from infra.processes.fork_server import ForkServer, readable
 from infra.processes.identity import PRIVATE
 from schemas.state_folder import private_folder
 from workers.forks import ANSWER_S, Forked
@@ -57,6 +56,7 @@ class Process:
         self.stopping = False
         self._task: asyncio.Task[None] | None = None
         self._child: subprocess.Popen[bytes] | Forked | None = None
+        self._end = -1  # a pidfd of it, or what else is readable then
         self._log_start = 0  # where the lives of this process begin in its log
 
     @property
@@ -73,8 +73,9 @@ class Process:
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Signal the present life; the supervisor then restarts it as after any death."""
-        if self.pid and self._child is not None:
-            send(self._child, number)
+        if self.pid:
+            with contextlib.suppress(OSError):  # it has ended just now, whoever has its id
+                signal.pidfd_send_signal(self._end, number)
 
     async def stop(self, *, grace_s: float | None = None) -> None:
         """SIGTERM, SIGKILL after the grace; returns when the process and its group are gone. Who is
@@ -132,43 +133,26 @@ class Process:
         with spec.log_file.open("ab") as output, open(os.devnull, "rb") as nothing:
             child = self._child = started(spec.command, spec.env, (nothing, output), spec.forks)
         self.pid = child.pid
+        self._end = os.dup(child.ended) if isinstance(child, Forked) else os.pidfd_open(child.pid)
         self.changed.set()
 
     async def _ended(self) -> None:
         child = self._child
         assert child is not None, "a life ends only after it began"
-        await _readable(
-            os.dup(child.ended) if isinstance(child, Forked) else os.pidfd_open(self.pid)
-        )
-        group, self.pid = self.pid, 0
+        try:
+            await readable(self._end)
+            group, self.pid = self.pid, 0
+        finally:
+            os.close(self._end)
         with contextlib.suppress(ProcessLookupError):  # before the wait: the id is still ours
             os.killpg(group, signal.SIGKILL)
         if isinstance(child, Forked):
             with contextlib.suppress(TimeoutError):  # its server tells how it ended, if it can
                 async with asyncio.timeout(ANSWER_S):
-                    await _readable(os.dup(child.status))
+                    await readable(child.status)
             self.exit_code = child.wait(0)
         else:
             self.exit_code = child.wait()
-
-
-async def _readable(descriptor: int) -> None:
-    """Wait until it is, and close it."""
-    loop, came = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(descriptor, came.set)
-    try:
-        await came.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-
-
-def send(child: subprocess.Popen[bytes] | Forked, number: int) -> None:
-    """Signal it, if it lives. One that was forked may be reaped, and its id be another's."""
-    if isinstance(child, Forked):
-        child.send_signal(number)
-    else:
-        os.kill(child.pid, number)  # a zombie until we wait
 
 
 def started(
@@ -185,7 +169,7 @@ def started(
     if forks is not None and (forked := forks.fork(command, environ, (given, output, output))):
         return forked
     return subprocess.Popen(
-        [sys.executable, "-IS", tether.__file__, str(os.getpid()), *command],
+        tether.tethered(*command),
         env=dict(environ),
         stdin=given,
         stdout=output,

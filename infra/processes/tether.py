@@ -14,6 +14,11 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
+def tethered(*command: str) -> list[str]:
+    """The command, for a process that is to end with the thread that starts it."""
+    return [sys.executable, "-IS", __file__, str(os.getpid()), *command]
+
+
 def main() -> None:
     """Ask for the signal, check that the parent still lives, become the command."""
     parent, command = int(sys.argv[1]), sys.argv[2:]

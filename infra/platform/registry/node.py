@@ -6,7 +6,6 @@ It keeps what it has in memory, so ids and schemas go with it. Not for a deploym
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -43,7 +42,7 @@ def running_apicurio(java: str = "java") -> Iterator[str]:
         "-jar",
         str(jars[0]),
     ]
-    tethered = [sys.executable, "-IS", tether.__file__, str(os.getpid()), *command]
+    tethered = tether.tethered(*command)
     env = {**os.environ, "QUARKUS_HTTP_HOST": _HOST, "QUARKUS_HTTP_PORT": str(port)}
     url = f"http://{_HOST}:{port}{_CONFLUENT}"
     with tempfile.TemporaryFile() as output:
