@@ -28,6 +28,7 @@ from infra.bench.results import BENCH_DIR, number
 from infra.bench.serving.cells import TOKENS, Generator, make_bodies
 from infra.bench.serving.contenders import MODEL, SIM
 from infra.bench.serving.load_generator import OfferedLoad
+from infra.bench.serving.sse_client import chat_body, chat_call
 from infra.broker.node import Broker
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
@@ -144,16 +145,11 @@ class Costs:
 
     async def _open(self, streams: AsyncExitStack, number: int) -> None:
         """Open a stream and wait for its first token."""
-        body = json.dumps({
-            "model": MODEL, "messages": [{"role": "user", "content": f"Question {number}"}],
-            "max_tokens": _HELD_TOKENS, "temperature": 0, "stream": True,
-        })  # fmt: skip
         port = self._stack.settings.gateway.port
         reader, writer = await asyncio.open_connection(HOST, port)
         streams.callback(writer.close)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {HOST}\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write((head + body).encode())
+        body = chat_body(MODEL, f"Question {number}", _HELD_TOKENS)
+        writer.write(chat_call(HOST, port, body))
         status = await reader.readline()
         if b" 200 " not in status:
             raise RuntimeError(f"a stream that is to be held: {status.decode().strip()}")

@@ -7,7 +7,6 @@ Writes build/bench/soak.json.
 """
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from infra.bench.benchmark import Benchmark, Findings, counting, offered
 from infra.bench.faults.target_stack import HOST, MODEL, make_stack
 from infra.bench.memory import growth, resident_mib
 from infra.bench.results import BENCH_DIR, Bar, at_most
-from infra.bench.serving.sse_client import Connection, StreamedAnswer
+from infra.bench.serving.sse_client import Connection, StreamedAnswer, chat_body, chat_call
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from streams.gateway.config import GatewaySettings
@@ -95,19 +94,9 @@ class ShortStreams:
                 self._over.set()
             return
         self._asked += 1
-        body = json.dumps(
-            {
-                "model": MODEL,
-                "messages": [{"role": "user", "content": f"Question {self._asked}"}],
-                "max_tokens": TOKENS,
-                "temperature": 0,
-                "stream": True,
-            }
-        )
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {HOST}\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        body = chat_body(MODEL, f"Question {self._asked}", TOKENS)
         answer = StreamedAnswer(due_s=0.0, prompt=self._asked)
-        connection.send((head + body).encode(), answer)
+        connection.send(chat_call(HOST, self._port, body), answer)
 
     def _ended(self, connection: Connection, answer: StreamedAnswer) -> None:
         self.answered += 1

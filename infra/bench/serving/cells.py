@@ -19,6 +19,7 @@ from infra.bench.cpu_time import CpuMeter
 from infra.bench.serving.contenders import HOST, HTTPX, MODEL, NAMES, REMOTE, REPLICA, Peer
 from infra.bench.serving.figures import Cell, Cells
 from infra.bench.serving.load_generator import OfferedLoad
+from infra.bench.serving.sse_client import chat_body
 from workers.models.sim import make_tokenizer
 
 PROMPTS, PROMPT_WORDS, TOKENS = 32, 64, 64
@@ -201,15 +202,4 @@ def make_bodies(seed: int, *, words: int = PROMPT_WORDS, count: int = PROMPTS) -
     known = sorted(token[1:] for token in vocabulary if token.startswith("Ġ") and len(token) > 3)
     rng = random.Random(seed)
     prompts = [" ".join(rng.choices(known, k=words)) for _ in range(count)]
-    return [
-        json.dumps(
-            {
-                "model": MODEL,
-                "messages": [{"role": "user", "content": prompt}],
-                "max_tokens": TOKENS,
-                "temperature": 0,
-                "stream": True,
-            }
-        )
-        for prompt in prompts
-    ]
+    return [chat_body(MODEL, prompt, TOKENS) for prompt in prompts]

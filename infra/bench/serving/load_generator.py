@@ -21,7 +21,7 @@ from typing import Any
 import uvloop
 
 from infra.bench.results import percentiles
-from infra.bench.serving.sse_client import Connection, StreamedAnswer
+from infra.bench.serving.sse_client import Connection, StreamedAnswer, chat_call
 
 _CYCLE_S = 0.35  # about one answer; closed loops start spread over it
 _IN_FLIGHT_MAX = 2_048  # of an open loop; arrivals beyond it are counted as errors
@@ -71,7 +71,7 @@ class Cell:
     def __init__(self, load: OfferedLoad) -> None:
         self._load = load
         self._loop = asyncio.get_running_loop()
-        self._requests = [_request(load, body) for body in load.bodies]
+        self._requests = [chat_call(load.host, load.port, body) for body in load.bodies]
         self._expected = {i: text.encode() for i, text in enumerate(load.expected)}
         self._started_s = time.perf_counter()
         self._window_s = (
@@ -229,15 +229,6 @@ def _gaps_ms(answer: StreamedAnswer) -> list[float]:
         gaps += [0.0] * (count - 1)
         before_s = when_s
     return gaps
-
-
-def _request(load: OfferedLoad, body: str) -> bytes:
-    data = body.encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {load.host}:{load.port}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
-    return head.encode() + data
 
 
 def _cpu_s() -> float:

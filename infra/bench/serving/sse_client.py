@@ -6,6 +6,7 @@ simulated engine's answers: each token is a space and a word.
 """
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +17,29 @@ _CONTENT = re.compile(rb'"content": ?"((?:[^"\\]|\\.)*)"')
 _END = b"0\r\n\r\n"  # the last chunk of a chunked body
 _OK = b"HTTP/1.1 200"
 _CHUNK_SIZE = re.compile(rb"\r\n[0-9a-fA-F]+\r\n")
+
+
+def chat_body(model: str, question: str, tokens: int) -> str:
+    """Of a greedy chat whose answer streams, as JSON."""
+    return json.dumps(
+        {
+            "model": model,
+            "messages": [{"role": "user", "content": question}],
+            "max_tokens": tokens,
+            "temperature": 0,
+            "stream": True,
+        }
+    )
+
+
+def chat_call(host: str, port: int, body: str) -> bytes:
+    """The call with this body, ready to be written to a connection."""
+    data = body.encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    return head.encode() + data
 
 
 @dataclass(slots=True, kw_only=True)
