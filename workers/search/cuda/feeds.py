@@ -1,8 +1,12 @@
 """Arrays of queries that slots on a device take one after the other, and where their hits go.
 
-Queries and hits lie in pinned host memory, so that each crosses the bus once and nothing is waited
-for; what slots share of a feed, its next query above all, lies on the device.
+Hits lie in pinned host memory, to which slots write them. Queries, and what slots share of a feed,
+its next query above all, lie on the device.
 """
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import numpy as np
 
@@ -17,32 +21,45 @@ from workers.search.kernels.arrays import Array
 from workers.search.limits import SCANNED_ROWS_MAX
 from workers.search.walk import fields
 
-_CHUNK_QUERIES = 16_384  # of a bulk search, in pinned memory; the next ones are copied meanwhile
+_CHUNK_QUERIES = 16_384  # of a bulk search in a feed; the next one is made meanwhile
 _NO_QUERY, _NOT_WARM = np.empty(0, np.float32), np.empty(0, np.int64)
 
 
 class Feed:
-    """Queries for any number of slots of one batch."""
+    """Queries for any number of slots of one batch; `row`, with device addresses, is of each slot.
 
-    def __init__(self, device: Device, queries: Array, k: int) -> None:
-        self.queries = pinned(device, queries.shape, np.float32)
-        self.queries[:] = queries
+    `first` is the place of its first query among all that its maker has.
+    """
+
+    def __init__(self, device: Device, queries: Array, k: int, row: Array, first: int = 0) -> None:
+        self.first, self.is_empty = first, False
+        self.slots: set[int] = set()  # that take from it
+        self.counts = np.zeros(2, np.int64)  # extends and distances of all its queries, at the end
         self.rows = pinned(device, (len(queries), k), np.int64)
         self.distances = pinned(device, (len(queries), k), np.float32)
-        row = np.zeros(fields.FEED_COUNT, np.int64)
-        row[fields.FEED_LAST] = len(queries)
-        row[fields.FEED_QUERIES] = self.queries.ctypes.data
-        row[fields.FEED_QUERY_BYTES] = self.queries.strides[0]
-        row[fields.FEED_ROWS] = self.rows.ctypes.data
-        row[fields.FEED_DISTANCES] = self.distances.ctypes.data
-        self._shared = uploaded(device, row)
+        self._queries = uploaded(device, queries)
+        columns = np.zeros(fields.FEED_COUNT, np.int64)
+        columns[fields.FEED_LAST] = len(queries)
+        columns[fields.FEED_QUERIES] = self._queries.address
+        columns[fields.FEED_QUERY_BYTES] = queries.strides[0]
+        columns[fields.FEED_ROWS] = self.rows.ctypes.data
+        columns[fields.FEED_DISTANCES] = self.distances.ctypes.data
+        self._columns = uploaded(device, columns)
+        self._row = row.copy()
+        self._row[fields.FEED], self._row[fields.FEED_PLACE] = self._columns.address, -1
+        self._row[fields.STATUS] = fields.DONE  # with the query before the first
 
-    def assign(self, batch: Batch, slot: int, row: Array) -> None:
-        """Let a slot take from it; `row` has device addresses."""
-        row = row.copy()
-        row[fields.FEED], row[fields.FEED_PLACE] = self._shared.address, -1
-        row[fields.STATUS] = fields.DONE  # with the query before the first
-        batch.assign(slot, row, _NO_QUERY, _NOT_WARM)
+    def begin(self, batch: Batch, slots: Iterable[int]) -> None:
+        """Let slots take from it."""
+        for slot in slots:
+            self.slots.add(slot)
+            batch.assign(slot, self._row, _NO_QUERY, _NOT_WARM)
+
+    def end(self, batch: Batch, slot: int) -> None:
+        """A slot has found no query left."""
+        self.slots.remove(slot)
+        self.is_empty = True
+        self.counts = np.maximum(self.counts, batch.counts[slot])
 
 
 def search_all(
@@ -52,46 +69,43 @@ def search_all(
     """The nearest rows of prepared queries, as `bulk.search_all`; the batch must be idle."""
 
     def run(search: ways.Search, rows: Array, distances: Array) -> Array:
-        sums, row, done = np.zeros(2, np.int64), batch.copies.row(search.row, search), 0
+        sums, row = np.zeros(2, np.int64), batch.copies.row(search.row, search)
         feeds = (
-            Feed(batch.device, search.query[first : first + _CHUNK_QUERIES], search.way.k)
-            for first in range(0, len(rows), _CHUNK_QUERIES)
+            Feed(batch.device, search.query[at : at + _CHUNK_QUERIES], search.way.k, row, at)
+            for at in range(0, len(rows), _CHUNK_QUERIES)
         )
-        feed = next(feeds, None)
-        while feed is not None:
-            active = _begun(batch, feed, row)
-            following = next(feeds, None)  # made while the device searches
-            sums += _ended(batch, active)
-            part = slice(done, done + len(feed.rows))
+        for feed in _ended(batch, feeds):
+            part = slice(feed.first, feed.first + len(feed.rows))
             rows[part], distances[part] = feed.rows, feed.distances
-            feed, done = following, part.stop
+            sums += feed.counts
         return sums
 
     return hits_of(run, effort, queries, view, scanned_rows_max)
 
 
-def _begun(batch: Batch, feed: Feed, row: Array) -> list[int]:
-    """Let slots search for a feed, with all turns under way that there may be; which slots."""
-    active = list(range(min(batch.places, len(feed.rows))))
-    for slot in active:
-        feed.assign(batch, slot, row)
-    _launch(batch, active)
-    return active
+def _ended(batch: Batch, feeds: Iterator[Feed]) -> Iterator[Feed]:
+    """Search for feeds, one after the other; each comes when its queries have their hits.
 
-
-def _ended(batch: Batch, active: list[int]) -> Array:
-    """Wait until the slots have ended; extends and distances that their feed took."""
-    sums = np.zeros(2, np.int64)
-    while active:
-        _launch(batch, active)
+    A slot that finds its feed empty takes from the next one, which was made meanwhile: no slot
+    waits for another's last query. The device goes on while the caller has a feed.
+    """
+    ahead, free = deque(islice(feeds, 1)), list(range(batch.places))
+    by_slot: dict[int, Feed] = {}
+    while ahead or by_slot:
+        if ahead and free:
+            taken, free = free[: len(ahead[0].rows)], free[len(ahead[0].rows) :]
+            ahead[0].begin(batch, taken)
+            by_slot |= dict.fromkeys(taken, ahead[0])
+        while batch.under_way < DEPTH:
+            batch.launch(list(by_slot), batch.settings.steps[-1])
+        ahead.extend(islice(feeds, 2 - len(ahead)))
         for slot in batch.collect():
-            active.remove(slot)
-            sums = np.maximum(sums, batch.counts[slot])
+            feed = by_slot.pop(slot)
+            feed.end(batch, slot)
+            free.append(slot)
+            if not feed.slots:
+                yield feed
+        if ahead and ahead[0].is_empty:
+            ahead.popleft()
     while batch.under_way:
         batch.collect()
-    return sums
-
-
-def _launch(batch: Batch, active: list[int]) -> None:
-    while batch.under_way < DEPTH:
-        batch.launch(active, batch.settings.steps[-1])

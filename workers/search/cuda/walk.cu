@@ -240,8 +240,10 @@ __device__ void finish(const Machine* m, Work& w) {
     }
     __syncthreads();
     if (f[FEED_PLACE] >= feed[FEED_LAST]) return report(m, w);
-    take_query(m, w.slot, f, (i64*)(feed[FEED_QUERIES] + f[FEED_PLACE] * feed[FEED_QUERY_BYTES]));
-    if (threadIdx.x == 0) f[STATUS] = FRESH;
+    if (threadIdx.x == 0) {
+        f[QUERY] = feed[FEED_QUERIES] + f[FEED_PLACE] * feed[FEED_QUERY_BYTES];
+        f[STATUS] = FRESH;
+    }
     __syncthreads();
 }
 

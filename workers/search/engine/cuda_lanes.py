@@ -154,17 +154,17 @@ class CudaLanes:
             return
         on_device, source = batch.copies.row(row, search), int(row[fields.FEED])
         if source:
-            feed = self._feed(row, search, source)
+            feed = self._feed(row, search, source, on_device)
             self._feeds[slot] = (feed, source)
-            feed.assign(batch, slot, on_device)
+            feed.begin(batch, [slot])
             self._active[slot] = True
         else:
             batch.assign(slot, on_device, search.query[0], warm[: row[fields.WARM_COUNT]])
 
-    def _feed(self, row: Array, search: Search, source: int) -> Feed:
+    def _feed(self, row: Array, search: Search, source: int, on_device: Array) -> Feed:
         """The part of a host's feed that is left, of which the slot took one query already."""
         first, last = int(row[fields.FEED_PLACE]), _feed_at(source)[fields.FEED_LAST]
-        return Feed(self.batch.device, search.query[first:last], search.way.k)
+        return Feed(self.batch.device, search.query[first:last], search.way.k, on_device)
 
     def _say(self, slots: list[int]) -> None:
         """Slots have ended; hits of feeds go where the host wants them."""
