@@ -150,10 +150,10 @@ __device__ inline void prefetch(const u32* values, i64 count) {
     for (i64 i = 0; i < count; i += LINE) prefetch_line(values + i);
 }
 
-// Four values of a row that is stored in either way.
-__device__ inline float4 four(const char* row, int at, bool half) {
-    if (!half) return ((const float4*)row)[at >> 2];
-    ushort4 bits = ((const ushort4*)row)[at >> 2];
+// Four values of a row that is stored in either way, the `quad`-th four.
+__device__ inline float4 four(const char* row, int quad, bool half) {
+    if (!half) return ((const float4*)row)[quad];
+    ushort4 bits = ((const ushort4*)row)[quad];
     return make_float4(widened(bits.x), widened(bits.y), widened(bits.z), widened(bits.w));
 }
 
@@ -182,37 +182,40 @@ __device__ inline float4 plus_of(float4 a, int distance) {
 }
 
 // What one thread of a team adds up. The CPU has four sums of 16 values, added as (0 + 1) + (2 + 3),
-// then as a tree over the 16; here each half of a team has two of the four, four values a thread. Nothing
-// but `length` is asked while it runs, so that four loads are in flight: a branch between them would let
-// each wait for the one before.
+// then as a tree over the 16; here each half of a team has two of the four, four values a thread. All that
+// 128 values need of the row is on its way from memory before any of it is used: a warp waits once for them.
+// `quad` counts fours of values.
+template <bool HALF, bool PRODUCT, int STEPS>
+__device__ inline void add_steps(const char* row, const float4* query, int quad, float4* sums) {
+    const char* from = row + (HALF ? 8 : 16) * quad;
+    float4 values[2 * STEPS];
+#pragma unroll
+    for (int n = 0; n < 2 * STEPS; n++) values[n] = four(from, 16 * (n >> 1) + 4 * (n & 1), HALF);
+#pragma unroll
+    for (int n = 0; n < 2 * STEPS; n++)
+        sums[n & 1] = terms<PRODUCT>(values[n], query[quad + 16 * (n >> 1) + 4 * (n & 1)], sums[n & 1]);
+}
+
 template <bool HALF, bool PRODUCT>
 __device__ inline float4 part_of(const char* row, const float4* query, int length) {
-    int member = threadIdx.x % TEAM, side = member >> 2, part = member & 3, whole = length & ~63;
+    int side = threadIdx.x % TEAM >> 2, part = threadIdx.x & 3, own = 8 * side + part, quads = length / 4;
     float4 sums[2] = {};
-#pragma unroll 2
-    for (int i = 0; i < whole; i += 64) {
-#pragma unroll
-        for (int s = 0; s < 2; s++) {
-            int d = i + 16 * (2 * side + s) + 4 * part;
-            sums[s] = terms<PRODUCT>(four(row, d, HALF), query[d >> 2], sums[s]);
-        }
-    }
-    for (int d = whole + 4 * part; side == 0 && d < length; d += 16)
-        sums[0] = terms<PRODUCT>(four(row, d, HALF), query[d >> 2], sums[0]);
+    int at = 0;
+    for (; at + 32 <= quads; at += 32) add_steps<HALF, PRODUCT, 2>(row, query, at + own, sums);
+    if (at + 16 <= quads) add_steps<HALF, PRODUCT, 1>(row, query, at + own, sums), at += 16;
+    for (at += part; side == 0 && at < quads; at += 4)
+        sums[0] = terms<PRODUCT>(four(row, at, HALF), query[at], sums[0]);
     return plus(sums[0], sums[1]);
 }
 
 // A distance, by a team of threads with 16-byte loads. All of the warp take part.
-__device__ float distance(const Vectors& v, u32 row, const float* query, bool wanted) {
-    float4 sum = {};
-    if (wanted) {
-        const char* at = v.start + (u64)row * v.row_bytes;
-        const float4* q = (const float4*)query;
-        sum = v.half ? v.product ? part_of<true, true>(at, q, v.length)
-                                 : part_of<true, false>(at, q, v.length)
-                     : v.product ? part_of<false, true>(at, q, v.length)
-                                 : part_of<false, false>(at, q, v.length);
-    }
+__device__ float distance(const Vectors& v, u32 row, const float* query) {
+    const char* at = v.start + (u64)row * v.row_bytes;
+    const float4* q = (const float4*)query;
+    float4 sum = v.half ? v.product ? part_of<true, true>(at, q, v.length)
+                                    : part_of<true, false>(at, q, v.length)
+                        : v.product ? part_of<false, true>(at, q, v.length)
+                                    : part_of<false, false>(at, q, v.length);
     sum = plus_of(plus_of(plus_of(sum, 4), 2), 1);
     float total = (sum.x + sum.z) + (sum.y + sum.w);
     return v.product ? -total : total;

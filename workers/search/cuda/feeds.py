@@ -21,12 +21,13 @@ from workers.search.kernels.arrays import Array
 from workers.search.limits import SCANNED_ROWS_MAX
 from workers.search.walk import fields
 
-_CHUNK_QUERIES = 16_384  # of a bulk search in a feed; the next one is made meanwhile
+_CHUNK_QUERIES = 32_768  # of a bulk search in a feed, at most; the next one is made meanwhile
+_CHUNK_HITS = 1 << 21  # of a feed, in pinned memory
 _NO_QUERY, _NOT_WARM = np.empty(0, np.float32), np.empty(0, np.int64)
 
 
 class Feed:
-    """Queries for any number of slots of one batch; `row`, with device addresses, is of each slot.
+    """Queries for any number of slots of one batch; `row`, with device addresses, is of each.
 
     `first` is the place of its first query among all that its maker has.
     """
@@ -69,10 +70,11 @@ def search_all(
     """The nearest rows of prepared queries, as `bulk.search_all`; the batch must be idle."""
 
     def run(search: ways.Search, rows: Array, distances: Array) -> Array:
-        sums, row = np.zeros(2, np.int64), batch.copies.row(search.row, search)
+        sums, row, k = np.zeros(2, np.int64), batch.copies.row(search.row, search), search.way.k
+        chunk = max(1, min(_CHUNK_QUERIES, _CHUNK_HITS // k))
         feeds = (
-            Feed(batch.device, search.query[at : at + _CHUNK_QUERIES], search.way.k, row, at)
-            for at in range(0, len(rows), _CHUNK_QUERIES)
+            Feed(batch.device, search.query[first : first + chunk], k, row, first)
+            for first in range(0, len(rows), chunk)
         )
         for feed in _ended(batch, feeds):
             part = slice(feed.first, feed.first + len(feed.rows))

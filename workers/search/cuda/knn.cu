@@ -23,7 +23,7 @@ __device__ Row opened(const Lists* m, u64* room, u32 row) {
     const u64* keys = (const u64*)m->keys + (u64)row * m->list_size;
     for (int i = threadIdx.x; i < m->list_size; i += blockDim.x) r.list[i] = keys[i];
     for (int i = threadIdx.x; i < m->length / 4; i += blockDim.x)
-        ((float4*)r.query)[i] = four(r.v.start + (u64)row * m->row_bytes, 4 * i, r.v.half);
+        ((float4*)r.query)[i] = four(r.v.start + (u64)row * m->row_bytes, i, r.v.half);
     __syncthreads();
     return r;
 }
@@ -33,7 +33,7 @@ __device__ void meet(const Lists* m, Row& r, const u32* candidates, int count) {
     int teams = blockDim.x / TEAM;
     for (int first = 0; first < count; first += teams) {
         int i = first + threadIdx.x / TEAM;
-        float found = distance(r.v, candidates[i < count ? i : first], r.query, i < count);
+        float found = distance(r.v, candidates[i < count ? i : first], r.query);
         if (i < count && threadIdx.x % TEAM == 0) r.distances[i] = found;
     }
     if (threadIdx.x == 0) *r.count = 0;

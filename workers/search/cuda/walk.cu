@@ -215,8 +215,9 @@ __device__ void report(const Machine* m, Work& w) {
     __syncthreads();
 }
 
-// Give a query's hits to the feed and take the next one; without one, or a feed, tell the host.
-__device__ void finish(const Machine* m, Work& w) {
+// Give a query's hits to the feed and take the next one; without one, or a feed, tell the host. Within `walk` it
+// would take registers from what runs always.
+__device__ __noinline__ void finish(const Machine* m, Work w) {
     i64 *f = w.f, *feed = (i64*)f[FEED], place = f[FEED_PLACE], k = f[K];
     bool apart = f[CHAIN] && !f[SCREENED] && place >= 0;
     if (apart && threadIdx.x == 0) unfold(w.list, f[TOP_M], (const u32*)f[CHAIN], w.hits, k);
@@ -309,19 +310,17 @@ __device__ int emit(const Machine* m, Work& w) {
     return *w.count;
 }
 
-// The distances of the slot's tasks, each by a team of threads.
+// The distances of the slot's tasks, each by a team of threads; some measure a row again at the end. What all
+// rounds have in common is read from shared memory in each: registers are few.
 __device__ void measure(const Machine* m, Work& w, int count) {
     const u32* rows = (const u32*)m->rows + (u64)w.slot * m->tasks_max;
     float* distances = (float*)m->distances + (u64)w.slot * m->tasks_max;
-    const i64* f = w.f;
-    Vectors v = {(const char*)f[VECTORS], f[ROW_BYTES], (int)f[LENGTH], f[METRIC] != 0, f[STORED] != 0};
-    const float* query = (const float*)f[QUERY];
-    int teams = blockDim.x / TEAM, team = threadIdx.x / TEAM;
-    for (int first = 0; first < count; first += teams) {
-        int i = first + team;
-        bool wanted = i < count;
-        float found = distance(v, rows[wanted ? i : first], query, wanted);
-        if (wanted && threadIdx.x % TEAM == 0) distances[i] = found;
+    volatile const i64* f = w.f;
+    for (int first = 0; first < count; first += blockDim.x / TEAM) {
+        int i = first + threadIdx.x / TEAM;
+        Vectors v = {(const char*)f[VECTORS], f[ROW_BYTES], (int)f[LENGTH], f[METRIC] != 0, f[STORED] != 0};
+        float found = distance(v, rows[i < count ? i : first], (const float*)f[QUERY]);
+        if (i < count && threadIdx.x % TEAM == 0) distances[i] = found;
     }
     __syncthreads();
 }

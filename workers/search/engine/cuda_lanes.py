@@ -164,7 +164,8 @@ class CudaLanes:
     def _feed(self, row: Array, search: Search, source: int, on_device: Array) -> Feed:
         """The part of a host's feed that is left, of which the slot took one query already."""
         first, last = int(row[fields.FEED_PLACE]), _feed_at(source)[fields.FEED_LAST]
-        return Feed(self.batch.device, search.query[first:last], search.way.k, on_device)
+        queries, k = search.query[first:last], search.way.k
+        return Feed(self.batch.device, queries, k, on_device)
 
     def _say(self, slots: list[int]) -> None:
         """Slots have ended; hits of feeds go where the host wants them."""

@@ -76,6 +76,22 @@ def test_a_walk_that_fills_its_table_loses_nothing(device: Device) -> None:
     assert found.rows.tobytes() == cpu.rows.tobytes()
 
 
+@pytest.mark.parametrize("chunk", [7, 100])
+def test_slots_go_on_with_the_next_feed(
+    device: Device, view: IndexView, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a feed has fewer queries than there are slots."""
+    monkeypatch.setattr(feeds, "_CHUNK_QUERIES", chunk)
+    queries, effort = inputs.prepared(gaussian(150, 20, seed=5), 20, view.metric), Effort(k=7)
+    cpu = bulk.search_all(effort, queries, view, threads=1)
+    batch = Batch(device, SIZES)
+    for _ in range(2):
+        gpu = feeds.search_all(batch, effort, queries, view)
+        assert gpu.rows.tobytes() == cpu.rows.tobytes()
+        assert gpu.distances.tobytes() == cpu.distances.tobytes()
+        assert gpu.extends == cpu.extends and not batch.under_way
+
+
 def test_bulk_searches_equal_the_cpus(device: Device, view: IndexView) -> None:
     queries = inputs.prepared(gaussian(40, 20, seed=5), 20, view.metric)
     for effort in (Effort(k=7, top_m=32), Effort(k=40, top_m=20, where=~Equal("part", 3))):
