@@ -48,7 +48,7 @@ class BatchSettings:
 
     slots: int = CUDA_SLOTS
     sizes: tuple[int, ...] = sizes_up_to(CUDA_PLACES)  # slots that a turn can step, ascending
-    steps: tuple[int, ...] = (4, 32)  # extends of a turn, ascending
+    steps: tuple[int, ...] = (4, 32, 128)  # extends of a turn, ascending
     top_m_max: int = CUDA_TOP_M_MAX
     k_max: int = K_MAX
     dim_max: int = CUDA_DIM_MAX

@@ -89,7 +89,8 @@ def _ended(batch: Batch, feeds: Iterator[Feed]) -> Iterator[Feed]:
     """Search for feeds, one after the other; each comes when its queries have their hits.
 
     A slot that finds its feed empty takes from the next one, which was made meanwhile: no slot
-    waits for another's last query. The device goes on while the caller has a feed.
+    waits for another's last query. The device goes on while the caller has a feed. Turns are the
+    longest: a turn's last slot is waited for by all others.
     """
     ahead, free = deque(islice(feeds, 1)), list(range(batch.places))
     by_slot: dict[int, Feed] = {}

@@ -52,6 +52,8 @@ class CudaLanes:
         self._leaving: deque[tuple[int, int]] = deque()  # turns before it may end, slot
         self._places_used = self._busy_ns = self._since_ns = 0
         self._last = (0, 0)
+        # who asks waits for a turn: longer ones than the second are for bulk searches
+        self._steps = sizes.steps[0], sizes.steps[:2][-1]
         _count(self.slots.fields, self.batch.counts, np.zeros(1, np.int64))  # compiled
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -135,7 +137,7 @@ class CudaLanes:
             # slots that refill themselves need no host soon, and a few have little that may end
             is_long = len(active) <= batch.settings.sizes[0] or all(self._active.values())
             before = batch.extends
-            batch.launch(active, batch.settings.steps[-1 if is_long else 0])
+            batch.launch(active, self._steps[is_long])
             self._places_used += (batch.extends - before) * len(active)
         if batch.under_way == DEPTH or (batch.under_way and not self._active):
             ended = batch.collect()
