@@ -26,7 +26,7 @@ async def encoded_elsewhere(one: Tokenizer, monkeypatch: pytest.MonkeyPatch, cha
     """
     text = ("ab</s>" * (chars // 6 + 1))[:chars]
     chat: list[Message] = [{"role": "user", "content": text}]
-    encode = one.encoder.ids
+    encode, cut = one.encoder.ids, one.pieces
     expected = encode([text]), encode(one.pieces(chat))
     threads: list[int] = []
 
@@ -34,8 +34,13 @@ async def encoded_elsewhere(one: Tokenizer, monkeypatch: pytest.MonkeyPatch, cha
         threads.append(threading.get_ident())
         return encode(pieces, add_special_tokens=add_special_tokens)
 
+    def noting_too(*asked: Any, **more: Any) -> list[str]:
+        threads.append(threading.get_ident())
+        return cut(*asked, **more)
+
     with monkeypatch.context() as patched:
         patched.setattr(one.encoder, "ids", noting)
+        patched.setattr(one, "pieces", noting_too)
         token_ids = await one.encode(text, add_special_tokens=False, limit_ms=60_000)
         ids = await one.encode_chat(chat, check_chars=lambda _: None, limit_ms=60_000)
     assert (token_ids, ids) == expected
