@@ -1,6 +1,7 @@
 """What a load writes to the log: records and bytes by topic, between two looks at its ends."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -11,12 +12,13 @@ from schemas.log.connecting import client_options
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 
+_ANSWER_MS = 60_000  # of a broker that a load has kept busy
 _INTERNAL = ("__transaction_state", "__consumer_offsets")
 
 
 async def ends(log: LogSettings) -> dict[TopicPartition, int]:
     """After the last record of every partition of our topics, and of the broker's own."""
-    names = [*wanted_topics(log), *_INTERNAL]
+    names, log = [*wanted_topics(log), *_INTERNAL], replace(log, request_timeout_ms=_ANSWER_MS)
     admin = AIOKafkaAdminClient(**client_options(log), client_id="counts")
     await admin.start()
     try:

@@ -53,9 +53,7 @@ async def run(options: Options, console: Console) -> Findings:
             await benchmark.measure_idle(3)
             await benchmark.run_closed(progress)
             await benchmark.run_open(progress)
-        prompts = await prompt_figures(
-            peers, generator, benchmark.idle, options.prompt_words, options.seed
-        )
+        prompts = await prompt_figures(peers, generator, options.prompt_words, options.seed)
         await generator.stop()
     closed = closed_figures(benchmark.closed)
     figures: dict[str, Any] = {

@@ -22,24 +22,27 @@ from infra.stack.plan import WORKER_ROLES
 REQUESTS, STREAMS, TOKENS = 20, 4, 20
 LONGEST = 100_000
 CPU_MS_MAX = 120
+_IDLE_S = 8.0  # so long it is seen what processes take without a request
 _SETTLE_S = 1.5  # until what is written behind an answer is in the log
 _LIMIT_S = 600.0
 
 Figures = dict[str, dict[str, Any]]  # by peer, then by the prompt's words
-Idle = Mapping[str, Mapping[str, float]]  # cores, by peer and process
 
 
 async def prompt_figures(
-    peers: Mapping[str, Peer], generator: Generator, idle: Idle, words: Sequence[int], seed: int
+    peers: Mapping[str, Peer], generator: Generator, words: Sequence[int], seed: int
 ) -> Figures:
     """Of each peer with a log, at each length."""
+    logged = {name: peer for name, peer in peers.items() if peer.log is not None}
+    meters = {name: CpuMeter(peer.pids()) for name, peer in logged.items()}
+    await asyncio.sleep(_IDLE_S)
+    idle = {name: {process: s / _IDLE_S for process, s in meter.used_s().items()}
+            for name, meter in meters.items()}  # fmt: skip
     return {
         name: {
-            str(count): await _figures(peer, generator, idle.get(name, {}), count, seed)
-            for count in words
+            str(count): await _figures(peer, generator, idle[name], count, seed) for count in words
         }
-        for name, peer in peers.items()
-        if peer.log is not None
+        for name, peer in logged.items()
     }
 
 
@@ -67,7 +70,7 @@ async def _figures(
         "errors": cell["errors"],
         "ttft_ms_p50": cell["ttft_ms"]["p50"],
         "cpu_ms": {
-            process: 1e3 * (s - idle.get(process, 0.0) * elapsed_s) / REQUESTS
+            process: 1e3 * max(0.0, s - idle.get(process, 0.0) * elapsed_s) / REQUESTS
             for process, s in sorted(used_s.items())
         },
         "bytes": {topic: each["bytes"] / REQUESTS for topic, each in counted.items()},
