@@ -47,7 +47,7 @@ def _factors(first: int, end: int) -> Words:
     return mix(np.arange(first + 1, end + 1, dtype=np.uint64) * STRIDE)
 
 
-_FACTORS = _factors(0, 65_536)
+_FACTORS = _factors(0, 1 << 17)  # of longer prompts they take three times as long as the rest
 
 
 def terms(tokens: Tokens, first: int = 0) -> Words:

@@ -35,7 +35,7 @@ from streams.gateway.log.backend import LogBackend
 from streams.gateway.log.pool import LogPool
 from streams.gateway.metrics import Metrics
 from streams.gateway.request.intake import Served
-from streams.gateway.request.model_files import model_folder
+from streams.gateway.request.model.model_files import model_folder
 from streams.gateway.request.tokenizer import Tokenizer
 from streams.gateway.state import Gateway
 from streams.gateway.stream.hub import Hub

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.bench.costs import main as costs
 from infra.bench.faults.log_audit import audit, read_raw, read_topic
+from infra.bench.log_counts import record_bytes
 from infra.stack.launcher import Stack
 from infra.story.record_finder import read_story
 from infra.story.steps import steps_of
@@ -30,6 +30,7 @@ COSTS = {  # records and bytes of a request that one worker prefills and another
     "requests": (1, 483), "prefill": (1, 543), "decode": (1, 544), "phases": (2, 496),
     "outcomes": (1, 278), "decisions": (1, 334), "sessions": (1, 190), "usage": (1, 255),
 }  # fmt: skip
+WITH_TOKENS, SHORT = ("requests", "prefill", "decode"), 33  # tokens of a short prompt
 LONG = 12_000  # tokens, at 2 ms each: goes on whatever the machine stalls for meanwhile
 IN_FLIGHT = 24
 
@@ -322,27 +323,34 @@ async def test_a_trace_is_sent_and_comes_back_from_the_log(
     assert [(e.prompt_tokens, e.output_tokens, (*e.blocks,)) for e in found] == rows
 
 
-async def test_what_a_request_writes_is_known(client: Client, log: LogSettings) -> None:
-    """A record more per request is a decision: it costs gateways, routers and the broker.
+@pytest.mark.parametrize(("words", "count"), [(1, 6), (9_000, 2)])
+async def test_what_a_request_writes_is_known(
+    client: Client, log: LogSettings, words: int, count: int
+) -> None:
+    """A record more per request is a decision: it costs gateways, routers and the broker. A token
+    of the prompt takes four bytes in the request and in each work, and none elsewhere.
 
     Only records of these requests are counted: what tests before wrote may come late.
     """
-    count, names, sizes = 6, list[bytes](), dict[str, list[int]]()
+    names, sizes, prompts = list[bytes](), dict[str, list[int]](), list[int]()
 
     async def is_told() -> bool:
         for topic in COSTS:
             sizes[topic] = [
-                costs._size(record)
+                record_bytes(record)
                 for record in await read_raw(log, topic)
                 if any(name in (record.key or b"") + (record.value or b"") for name in names)
             ]
         return all(len(sizes[topic]) >= records * count for topic, (records, _) in COSTS.items())
 
     for number in range(count):
-        answer = await client.chat(f"What does question {number} cost?", max_tokens=8)
+        question = f"What does question {number} cost?" + " block" * (words - 1)
+        answer = await client.chat(question, max_tokens=8)
         assert answer.status == 200
+        prompts.append(answer.usage["prompt_tokens"])
         names += [answer.headers[name].encode() for name in ("x-request-id", "x-session-id")]
     await until(is_told)
     for topic, (records, size) in COSTS.items():
         assert len(sizes[topic]) == records * count, topic
-        assert sum(sizes[topic]) == pytest.approx(size * count, rel=0.05), topic
+        grown = 4 * (sum(prompts) - count * SHORT) if topic in WITH_TOKENS else 0
+        assert sum(sizes[topic]) == pytest.approx(size * count + grown, rel=0.05), topic

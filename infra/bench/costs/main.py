@@ -15,14 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 from rich.console import Console
 from rich.table import Table
 
 from infra.bench.benchmark import Benchmark, Findings, offered
 from infra.bench.cpu_time import CpuMeter, wakeups
 from infra.bench.faults.target_stack import HOST, make_stack
+from infra.bench.log_counts import counts, ends
 from infra.bench.memory import resident_mib
 from infra.bench.results import BENCH_DIR, number
 from infra.bench.serving.cells import TOKENS, Generator, make_bodies
@@ -32,16 +31,10 @@ from infra.bench.serving.sse_client import chat_body, chat_call
 from infra.broker.node import Broker
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
-from schemas.log.admin import wanted_topics
-from schemas.log.clients import AssignedReader
-from schemas.log.connecting import client_options
-from schemas.settings import LogSettings
-from schemas.topics import TOPICS
 
 COMMITTED = Path(__file__).with_name("committed.json")
 PLAN = StackPlan(prefill=0, decode=0, replica=1, retrieval=1, embedding=1, bridges=1)
 Rows = dict[str, dict[str, float]]  # a figure by row and column
-_INTERNAL = ("__transaction_state", "__consumer_offsets")
 _SETTLE_S = 1.5  # until what is written behind an answer is in the log
 _LIMIT_S = 600.0
 _CONTEXT_TOKENS = 1 << 18
@@ -154,59 +147,6 @@ class Costs:
         if b" 200 " not in status:
             raise RuntimeError(f"a stream that is to be held: {status.decode().strip()}")
         await reader.readuntil(b'"content"')
-
-
-async def ends(log: LogSettings) -> dict[TopicPartition, int]:
-    """After the last record of every partition of our topics, and of the broker's own."""
-    names = [*wanted_topics(log), *_INTERNAL]
-    admin = AIOKafkaAdminClient(**client_options(log), client_id="costs")
-    await admin.start()
-    try:
-        told = await admin.describe_topics(names)
-    finally:
-        await admin.close()
-    places = [TopicPartition(each["topic"], part["partition"])
-              for each in told for part in each["partitions"]]  # fmt: skip
-    consumer = AIOKafkaConsumer(**client_options(log), client_id="costs")
-    await consumer.start()
-    try:
-        found: dict[TopicPartition, int] = await consumer.end_offsets(places)
-        return found
-    finally:
-        await consumer.stop()
-
-
-async def counts(
-    log: LogSettings, before: Mapping[TopicPartition, int], after: Mapping[TopicPartition, int]
-) -> dict[str, dict[str, int]]:
-    """Records and bytes that were written in between, by topic; marks of transactions apart.
-
-    Bytes are those of keys, values and headers, before batches are compressed. The broker's own
-    topics are not read: every offset of theirs counts as a record.
-    """
-    out: dict[str, dict[str, int]] = {}
-    for place, end in after.items():
-        if (first := before.get(place, 0)) >= end:
-            continue
-        topic = place.topic.removeprefix(log.topic_prefix)
-        row = out.setdefault(topic, {"records": 0, "bytes": 0, "marks": 0})
-        if topic in _INTERNAL:
-            row["records"] += end - first
-            continue
-        reader = AssignedReader(log, topic, [place.partition], client_id="costs")
-        async with reader.reading({place.partition: first}):
-            async for records in reader.until({place.partition: end}):
-                counted = [each for each in records if each.offset < end]
-                row["records"] += len(counted)
-                row["bytes"] += sum(map(_size, counted))
-                row["marks"] -= len(counted)
-        row["marks"] += end - first
-    return {topic: out[topic] for topic in (*TOPICS, *_INTERNAL) if topic in out}
-
-
-def _size(record: ConsumerRecord) -> int:
-    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
-    return len(record.key or b"") + len(record.value or b"") + headers
 
 
 async def run(options: Options, console: Console) -> Findings:

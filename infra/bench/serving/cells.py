@@ -39,13 +39,22 @@ class Options:
         (100, 200, 400, 600, 800, 1_000, 1_200, 1_500), "open loops to run, in req/s"
     )
     open_repeats: int = offered(2, "of the open loops; 0 leaves them out")
+    prompt_words: tuple[int, ...] = offered(
+        (64, 1_000, 10_000, 100_000), "lengths of prompts whose cost is counted"
+    )
     peers: tuple[str, ...] = offered(NAMES, "which to compare", choices=NAMES)
     seed: int = offered(1)
     httpx_streams_max: int = 256  # beyond its collapse there is nothing to learn
 
 
 QUICK = Options(
-    repeats=1, seconds=1.5, settle_s=0.7, warm_up_s=12, rates=(100, 400, 800), open_repeats=1
+    repeats=1,
+    seconds=1.5,
+    settle_s=0.7,
+    warm_up_s=12,
+    rates=(100, 400, 800),
+    open_repeats=1,
+    prompt_words=(1_000, 100_000),
 )
 
 
@@ -196,10 +205,12 @@ def keeps_up(rate: float, cell: Cell) -> bool:
     return not cell["errors"] and on_time and cell["requests_per_s"] > 0.9 * rate
 
 
-def make_bodies(seed: int, *, words: int = PROMPT_WORDS, count: int = PROMPTS) -> list[str]:
+def make_bodies(
+    seed: int, *, words: int = PROMPT_WORDS, count: int = PROMPTS, tokens: int = TOKENS
+) -> list[str]:
     """Request bodies: chats of random words that the simulated model's tokenizer knows."""
     vocabulary = make_tokenizer().get_vocab()
     known = sorted(token[1:] for token in vocabulary if token.startswith("Ġ") and len(token) > 3)
     rng = random.Random(seed)
     prompts = [" ".join(rng.choices(known, k=words)) for _ in range(count)]
-    return [chat_body(MODEL, prompt, TOKENS) for prompt in prompts]
+    return [chat_body(MODEL, prompt, tokens) for prompt in prompts]

@@ -44,6 +44,7 @@ SIM: dict[str, Any] = {
     "end_every_tokens": 0,
 }
 _START_TIMEOUT_S = 120.0
+_CONTEXT_TOKENS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,7 @@ class Peer:
     name: str
     port: int
     pids: Callable[[], dict[str, int]]
+    log: LogSettings | None = None  # where it has one
 
 
 @asynccontextmanager
@@ -136,7 +138,8 @@ async def _trivium(
                 settings = _settings(name, bootstrap, port, model)
                 plan = dataclasses.replace(plan, broker=False)
                 made = await stack.enter_async_context(Stack(settings, plan, folder=folder / name))
-                peers[name] = Peer(name=name, port=port, pids=_pids(made, broker.status().pid))
+                pids = _pids(made, broker.status().pid)
+                peers[name] = Peer(name=name, port=port, pids=pids, log=settings.log)
             yield peers
     finally:
         broker.stop()
@@ -153,7 +156,7 @@ def _pids(stack: Stack, broker_pid: int) -> Callable[[], dict[str, int]]:
 def _settings(name: str, bootstrap: str, port: int, model: Path) -> Settings:
     return Settings(
         log=LogSettings(bootstrap=bootstrap, topic_prefix=f"bench-{name}."),
-        model=ModelSettings(path=str(model), name=MODEL),
+        model=ModelSettings(path=str(model), name=MODEL, max_model_len=_CONTEXT_TOKENS),
         gateway=GatewaySettings(port=port),
         worker=WorkerSettings(engine="sim"),
         engines={"sim": SIM},

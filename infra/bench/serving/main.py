@@ -3,7 +3,8 @@
 `make bench-serving`, or `trivium bench serving --quick`. One run starts all peers, checks
 that they give the same answers, and measures them in turn, cell by cell: closed loops of so many
 streams, then open loops of rising rate. Ratios are taken between cells that were measured next to
-each other; bars judge the medians. Writes build/bench/serving.json and serving.png.
+each other; bars judge the medians. Then prompts of several lengths, and what they cost in CPU and
+bytes. Writes build/bench/serving.json and serving.png.
 """
 
 import os
@@ -35,6 +36,7 @@ from infra.bench.serving.figures import (
     other_cpu_share,
 )
 from infra.bench.serving.plot import plot
+from infra.bench.serving.prompts import prompt_bars, prompt_figures, prompt_table
 
 
 async def run(options: Options, console: Console) -> Findings:
@@ -51,11 +53,13 @@ async def run(options: Options, console: Console) -> Findings:
             await benchmark.measure_idle(3)
             await benchmark.run_closed(progress)
             await benchmark.run_open(progress)
+        prompts = await prompt_figures(peers, generator, options.prompt_words, options.seed)
         await generator.stop()
     closed = closed_figures(benchmark.closed)
     figures: dict[str, Any] = {
         "closed_loop": closed,
         "open_loop": open_figures(benchmark.open, keeps_up),
+        "prompts": prompts,
         "idle_cpu_share": benchmark.idle,
         "other_cpu_share": other_cpu_share(closed) or 0.0,
         "elapsed_s": round(time.monotonic() - started_s),
@@ -67,8 +71,14 @@ async def run(options: Options, console: Console) -> Findings:
     )
     return Findings(
         figures=figures,
-        bars=bars(benchmark.closed),
-        shown=[closed_table(closed), cpu_table(closed), others, open_table(figures["open_loop"])],
+        bars=[*bars(benchmark.closed), *prompt_bars(prompts)],
+        shown=[
+            closed_table(closed),
+            cpu_table(closed),
+            others,
+            open_table(figures["open_loop"]),
+            prompt_table(prompts),
+        ],
         load={"tokens": TOKENS, "prompt_words": PROMPT_WORDS, "sim": SIM},
         beside=f" and {BENCH_DIR / 'serving.png'}",
     )

@@ -143,7 +143,7 @@ async def _tokenize(
     answer: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": served.max_model_len,
-        "tokens": tokens,
+        "tokens": tokens.tolist(),
     }
     if body.return_token_strs:
         answer["token_strs"] = [served.tokenizer.token_text(token_id) for token_id in tokens]

@@ -24,10 +24,9 @@ from jsonschema.validators import (  # type: ignore[import-untyped]  # the same
 )
 from referencing import Registry
 from referencing.exceptions import Unresolvable
-from tokenizers import Tokenizer
 
 from schemas.errors import InvalidRequest
-from streams.gateway.request.tokenizer import Tokenizer as ModelTokenizer
+from streams.gateway.request.tokenizer import Tokenizer
 
 MEMORY_BYTES_MAX = 4 << 30
 SCHEMAS_MAX = 256  # that are kept ready
@@ -87,38 +86,28 @@ def _refused(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-def encode(text: str, file: str, special: bool) -> list[int]:
-    """Token ids of a long text."""
-    (encoding,) = _tokenizer(file).encode_batch_fast([text], add_special_tokens=special)
-    ids: list[int] = encoding.ids
-    return ids
+def encode(folder: str, text: str, special: bool) -> list[int]:
+    """Token ids of a very long text."""
+    return _tokenizer(folder).encoder.ids([text], add_special_tokens=special).tolist()
 
 
 def chat(
     folder: str, messages: list[Any], add_generation_prompt: bool, variables: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Token ids of a long chat, or why the model's template refuses it."""
-    tokenizer = _model_tokenizer(folder)
+    tokenizer = _tokenizer(folder)
     try:
         pieces = tokenizer.pieces(
             messages, add_generation_prompt=add_generation_prompt, variables=variables
         )
     except InvalidRequest as error:
         return {"refused": [error.message, error.param]}
-    return {"ids": tokenizer.ids_of(pieces)}
+    return {"ids": tokenizer.encoder.ids(pieces).tolist()}
 
 
 @cache
-def _model_tokenizer(folder: str) -> ModelTokenizer:
-    return ModelTokenizer(Path(folder))
-
-
-@cache
-def _tokenizer(file: str) -> Tokenizer:
-    raw = Tokenizer.from_file(file)
-    raw.no_padding()
-    raw.no_truncation()
-    return raw
+def _tokenizer(folder: str) -> Tokenizer:
+    return Tokenizer(Path(folder))
 
 
 CHECKS: dict[str, Any] = {

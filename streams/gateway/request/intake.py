@@ -5,6 +5,7 @@ Nothing here touches the log: what passes is ready to become requests.
 """
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -262,7 +263,7 @@ async def chat_prompt(
     messages: Sequence[Mapping[str, str]],
     served: Served,
     settings: GatewaySettings,
-) -> list[int]:
+) -> "array[int]":
     """Render and tokenise."""
     return await served.tokenizer.encode_chat(
         messages,
@@ -296,7 +297,7 @@ def _prompts_given(prompt: Any) -> list[Any]:
 
 async def _completion_prompt(
     prompt: Any, body: CompletionBody, served: Served, settings: GatewaySettings
-) -> list[int]:
+) -> Sequence[int]:
     if not isinstance(prompt, str):
         return _checked_ids(prompt, served.tokenizer.vocab)
     check_length(len(prompt), served, settings)

@@ -3,6 +3,7 @@
 they find goes into the answer. What they search for is theirs to say.
 """
 
+from array import array
 from dataclasses import dataclass
 
 from schemas.errors import InvalidRequest
@@ -13,7 +14,8 @@ from streams.gateway.request.body import ProbesBody, SearchBody
 from streams.gateway.request.tokenizer import MarkedPrompt
 
 _USUAL = Probing()
-Form = tuple[list[int], list[int], list[int], list[int]]  # lead, joint, trail, tail
+Around = tuple["array[int]", "array[int]", "array[int]"]  # lead, joint, trail
+Form = tuple["array[int]", "array[int]", "array[int]", "array[int]"]  # and tail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,7 @@ class Probe:
     """Probes that passed every check."""
 
     body: ProbesBody
-    form: tuple[list[int], list[int], list[int]]  # lead, joint, trail
+    form: Around
     tokens_max: int  # wanted for all passages of an answer together
     min_score: float
 
@@ -73,7 +75,7 @@ def probe_of(
     wished: SearchBody,
     probes: ProbesBody,
     settings: GatewaySettings,
-    form: tuple[list[int], list[int], list[int]],
+    form: Around,
 ) -> Probe:
     """What the search wishes of probes; raises InvalidRequest."""
     every = probes.every or _USUAL.every
@@ -91,9 +93,7 @@ def probe_of(
     )
 
 
-def asked_again(
-    prompt: MarkedPrompt, longer: MarkedPrompt, form: Form
-) -> tuple[list[int], list[int], list[int]]:
+def asked_again(prompt: MarkedPrompt, longer: MarkedPrompt, form: Form) -> Around:
     """What stands before, between and after the passages of a probe: a turn in which the question
     is put again, as in the prompt. Models that are made for chats read passages there, and hardly
     in an answer of their own (`LOG.md`).

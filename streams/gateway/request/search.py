@@ -140,8 +140,8 @@ async def search_of(
         check_chars=check_chars,
     )
     texts = (settings.context_lead, settings.context_joint, settings.context_trail)
-    lead, joint, trail = (tokenizer.ids_of([text]) for text in texts)
-    form = (lead, joint, trail, tokenizer.ids_of([settings.context_tail]))
+    lead, joint, trail = (tokenizer.encoder.ids([text]) for text in texts)
+    form = (lead, joint, trail, tokenizer.encoder.ids([settings.context_tail]))
     probe = None
     if wished.probes is not None:
         again = [*messages, {"role": "assistant", "content": ""}, messages[marked]]

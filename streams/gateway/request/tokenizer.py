@@ -1,33 +1,32 @@
 """Text to tokens, once, here: a model's own chat template and tokenizer.
 
-Uses `tokenizers` and Jinja only, so a gateway needs no torch. Rendering and encoding are separate
+Uses the room `model` only, so a gateway needs no torch. Rendering and encoding are separate
 steps: in the rendered text the last question has its marked place, around which passages go.
 """
 
-import asyncio
-import os
 import re
 import secrets
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import Template, TemplateError
-from tokenizers import Tokenizer as RawTokenizer
 
 from schemas.errors import ConfigError, InvalidRequest
 from streams.gateway.request.check_process import CHECK_PROCESS
-from streams.gateway.request.jinja_environment import make_environment
-from streams.gateway.request.model_files import read_json, special_tokens_of, template_source_of
-
-# Texts are encoded one at a time. The library would hand each to a pool of threads, and block this
-# one until the machine finds time for that.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+from streams.gateway.request.model.encoder import Encoder
+from streams.gateway.request.model.jinja_environment import make_environment
+from streams.gateway.request.model.model_files import (
+    read_json,
+    special_tokens_of,
+    template_source_of,
+)
 
 Message = Mapping[str, Any]
+Made = TypeVar("Made")
 ENCODE_MS = 5_000
-_THREAD_CHARS_MAX = 1 << 18  # of a text that a thread encodes: some tenths of a second
 _CUT = f"\ufdd0{secrets.randbits(64)}\ufdd0"  # nobody can write these into a message
 _MARK = f"\ufdd1{secrets.randbits(64)}\ufdd1"
 
@@ -93,11 +92,21 @@ class ChatTemplate:
 def _first_characters(names: Iterable[str]) -> re.Pattern[str]:
     """The first characters of these names, wherever a text has the whole name; names of a single
     character cannot be cut, and spaces are text to every model.
+
+    The pattern begins with these characters, for which a text is searched in no time.
     """
-    escaped = sorted({re.escape(name) for name in names if len(name) > 1 and name.strip()})
-    if not escaped:
+    rests: dict[str, set[str]] = {}
+    for name in names:
+        if len(name) > 1 and name.strip():
+            rests.setdefault(name[0], set()).add(re.escape(name[1:]))
+    if not rests:
         return re.compile("(?!)")
-    return re.compile("(?=" + "|".join(escaped) + ").", re.DOTALL)
+    return re.compile(
+        "|".join(
+            f"{re.escape(first)}(?={'|'.join(sorted(rest))})"
+            for first, rest in sorted(rests.items())
+        )
+    )
 
 
 def _chars(value: Any) -> int:
@@ -113,7 +122,7 @@ def _chars(value: Any) -> int:
 class MarkedPrompt:
     """Token ids of a chat, and between which of them one of its messages lies."""
 
-    ids: list[int]
+    ids: "array[int]"
     at: int
     tail_at: int
 
@@ -131,21 +140,18 @@ class Tokenizer:
             raise ConfigError(
                 f"{file}: no such file; the gateway needs a fast tokenizer (tokenizer.json)"
             )
-        self._folder, self._file = folder, file
-        self._raw = RawTokenizer.from_file(str(file))
-        self._raw.no_padding()
-        self._raw.no_truncation()
+        self._folder = folder
+        self.encoder = Encoder(file)
+        raw = self.encoder.raw
         source = template_source_of(folder)
         special = special_tokens_of(folder)
         self._template = None if source is None else ChatTemplate(source, special)
         model = read_json(folder / "config.json")
-        self.vocab = max(self._raw.get_vocab_size(), int(model.get("vocab_size", 0)))
+        self.vocab = max(raw.get_vocab_size(), int(model.get("vocab_size", 0)))
         self._inline_chars = inline_chars
-        self.token_chars_max = max(map(len, self._raw.get_vocab()), default=1)
+        self.token_chars_max = max(map(len, raw.get_vocab()), default=1)
         self._special_names = _first_characters(
-            token.content
-            for token in self._raw.get_added_tokens_decoder().values()
-            if token.special
+            token.content for token in raw.get_added_tokens_decoder().values() if token.special
         )
 
     def render(
@@ -208,28 +214,31 @@ class Tokenizer:
         variables: Mapping[str, Any] | None = None,
         check_chars: Callable[[int], None],
         limit_ms: int = ENCODE_MS,
-    ) -> list[int]:
+    ) -> "array[int]":
         """Token ids of a chat, whose special tokens are the template's alone: what stands in a
         message, or a variable, is text even where it is spelled like one.
 
         `check_chars` raises where a prompt has too many characters, before its tokens are made. A
-        very long chat is cut and rendered in another process too. Raises InvalidRequest.
+        long chat is cut, rendered and encoded in a thread, so that streams go on, and a very long
+        one in another process, which may be ended. Raises InvalidRequest.
         """
-        if (chars := _chars(messages) + _chars(variables)) > _THREAD_CHARS_MAX:
+        chars = _chars(messages) + _chars(variables)
+        if chars > self.encoder.thread_chars_max:
             check_chars(chars)
             asked = (str(self._folder), messages, add_generation_prompt, variables)
             answer = await CHECK_PROCESS.ask("chat", *asked, limit_ms=limit_ms)
             if "refused" in answer:
                 raise InvalidRequest(*answer["refused"])
-            ids: list[int] = answer["ids"]
-            return ids
-        pieces = self.pieces(
-            messages, add_generation_prompt=add_generation_prompt, variables=variables
-        )
-        check_chars(chars := sum(map(len, pieces)))
-        if chars <= self._inline_chars:
-            return self.ids_of(pieces)
-        return await asyncio.to_thread(self.ids_of, pieces)
+            return array("i", answer["ids"])
+
+        def ids() -> "array[int]":
+            pieces = self.pieces(
+                messages, add_generation_prompt=add_generation_prompt, variables=variables
+            )
+            check_chars(sum(map(len, pieces)))
+            return self.encoder.ids(pieces)
+
+        return await self._made(ids, chars)
 
     async def encode_marked_chat(
         self,
@@ -245,54 +254,51 @@ class Tokenizer:
         where the model's template does not repeat that message once, or the chat is very long.
         """
         check_chars(chars := _chars(messages) + _chars(variables))
-        if chars > _THREAD_CHARS_MAX:
+        if chars > (most := self.encoder.thread_chars_max):
             raise InvalidRequest(
-                f"messages: expected at most {_THREAD_CHARS_MAX} characters with retrieval, found "
-                f"{chars}",
+                f"messages: expected at most {most} characters with retrieval, found {chars}",
                 "messages",
             )
-        cut = [self._cut_special_names(message) for message in messages]
-        cut[marked] = {**cut[marked], "content": f"{_MARK}{cut[marked]['content']}{_MARK}"}
-        parts = self._render_cut(cut, add_generation_prompt, variables).split(_MARK)
-        if len(parts) != 3:
-            raise InvalidRequest(
-                "messages: the model's chat template has no single place for the last user "
-                "message, so nothing can be looked up for it; leave retrieval out",
-                "messages",
-            )
-        check_chars(sum(map(len, parts)))
-        if chars <= self._inline_chars:
+
+        def prompt() -> MarkedPrompt:
+            cut = [self._cut_special_names(message) for message in messages]
+            cut[marked] = {**cut[marked], "content": f"{_MARK}{cut[marked]['content']}{_MARK}"}
+            parts = self._render_cut(cut, add_generation_prompt, variables).split(_MARK)
+            if len(parts) != 3:
+                raise InvalidRequest(
+                    "messages: the model's chat template has no single place for the last user "
+                    "message, so nothing can be looked up for it; leave retrieval out",
+                    "messages",
+                )
+            check_chars(sum(map(len, parts)))
             return self._marked(parts)
-        return await asyncio.to_thread(self._marked, parts)
+
+        return await self._made(prompt, chars)
+
+    async def _made(self, make: Callable[[], Made], chars: int) -> Made:
+        """What `make` gives of so many characters; of many from a thread, so that streams go on."""
+        return make() if chars <= self._inline_chars else await self.encoder.aside(make)
 
     def _marked(self, parts: Sequence[str]) -> MarkedPrompt:
-        before, within, after = (self.ids_of(_pieces(part)) for part in parts)
+        before, within, after = (self.encoder.ids(_pieces(part)) for part in parts)
         at = len(before)
         return MarkedPrompt(before + within + after, at, at + len(within))
 
-    def ids_of(self, pieces: Iterable[str]) -> list[int]:
-        """Their token ids, one after the other."""
-        return [token_id for piece in pieces for token_id in self._ids(piece, False)]
-
     async def encode(
         self, text: str, *, add_special_tokens: bool, limit_ms: int = ENCODE_MS
-    ) -> list[int]:
+    ) -> "array[int]":
         """Token ids of a text; a long one is encoded in a thread, so that streams go on, and a very
         long one in another process, which may be ended. Raises InvalidRequest after the limit.
         """
-        if len(text) <= self._inline_chars:
-            return self._ids(text, add_special_tokens)
-        if len(text) <= _THREAD_CHARS_MAX:
-            return await asyncio.to_thread(self._ids, text, add_special_tokens)
-        asked = (text, str(self._file), add_special_tokens)
-        ids: list[int] = await CHECK_PROCESS.ask("encode", *asked, limit_ms=limit_ms)
-        return ids
+        if len(text) > self.encoder.thread_chars_max:
+            asked = (str(self._folder), text, add_special_tokens)
+            return array("i", await CHECK_PROCESS.ask("encode", *asked, limit_ms=limit_ms))
 
-    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        # The fast form leaves out where in the text each token lies; it exists for batches only.
-        (encoding,) = self._raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return encoding.ids
+        def ids() -> "array[int]":
+            return self.encoder.ids([text], add_special_tokens=add_special_tokens)
+
+        return await self._made(ids, len(text))
 
     def token_text(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of a token."""
-        return self._raw.id_to_token(token_id)
+        return self.encoder.raw.id_to_token(token_id)

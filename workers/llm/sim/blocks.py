@@ -7,6 +7,7 @@ that its request may come to need, so a running request never waits for memory a
 preempted. The block log is told which hashes can be found.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -38,7 +39,9 @@ class BlockManager:
         self._references = [0] * block_count
         self._hash_of: list[int | None] = [None] * block_count
         self._by_hash: dict[int, int] = {}
-        self._cached: dict[int, None] = {}  # in order of last use
+        # In order of last use. To find a dictionary's first entry takes the longer, the more were
+        # deleted before it: half of an engine's time under prompts of 100 000 tokens.
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._reserved = 0
 
     @property
@@ -135,8 +138,7 @@ class BlockManager:
         self._references[block] += 1
 
     def _evict(self) -> None:
-        block = next(iter(self._cached))
-        del self._cached[block]
+        block, _ = self._cached.popitem(last=False)
         value = self._hash_of[block]
         assert value is not None
         del self._by_hash[value]

@@ -1,6 +1,7 @@
 """What callers send: what reaches the log, and what is refused before it, by table."""
 
 import json
+from array import array
 from typing import Any
 
 import pytest
@@ -360,9 +361,9 @@ async def test_prompts_are_counted_before_they_are_tokenised(
     gateway = InProcessGateway(max_model_len=64)
     encoded: list[str] = []
 
-    async def encode(text: str, **more: Any) -> list[int]:
+    async def encode(text: str, **more: Any) -> "array[int]":
         encoded.append(text)
-        return [1]
+        return array("i", [1])
 
     monkeypatch.setattr(gateway.state.served.tokenizer, "encode", encode)
     most = 63 * tokenizer().token_chars_max

@@ -1,5 +1,6 @@
 """What a chat wishes to have found while it is answered: what workers get, and what is refused."""
 
+from array import array
 from typing import Any
 
 import pytest
@@ -74,9 +75,14 @@ async def test_what_is_found_stands_in_a_turn_in_which_the_question_is_put_again
 
 
 def test_a_template_that_rewrites_the_beginning_is_refused() -> None:
-    prompt, longer = MarkedPrompt([1, 2, 3], 1, 2), MarkedPrompt([1, 9, 3, 4, 2, 5], 4, 5)
+    prompt, longer = array("i", [1, 2, 3]), array("i", [1, 9, 3, 4, 2, 5])
+    nothing = array("i")
     with pytest.raises(InvalidRequest, match="leave probes out"):
-        asked_again(prompt, longer, ([], [], [], []))
+        asked_again(
+            MarkedPrompt(prompt, 1, 2),
+            MarkedPrompt(longer, 4, 5),
+            (nothing,) * 4,
+        )
 
 
 async def test_where_there_is_little_room_there_are_fewer_probes() -> None:

@@ -27,7 +27,7 @@ def retrieval_of(request: Request) -> Retrieval:
 
 
 def texts(*parts: bytes) -> list[str]:
-    raw = tokenizer()._raw
+    raw = tokenizer().encoder.raw
     return [raw.decode(unpack_tokens(part), skip_special_tokens=False) for part in parts]
 
 
@@ -40,7 +40,7 @@ async def test_routers_are_told_what_to_find_and_where_it_goes() -> None:
     assert (wanted.mode, wanted.filter, wanted.min_score) == ("words", "", 0.2)
     assert wanted.by_ms == request.arrived_ms + 200
     prompt = unpack_tokens(request.prompt_tokens)
-    within = tokenizer()._raw.decode(prompt[wanted.at : wanted.tail_at])
+    within = tokenizer().encoder.raw.decode(prompt[wanted.at : wanted.tail_at])
     assert within == "how do you do"
     assert texts(wanted.lead, wanted.joint, wanted.trail, wanted.tail) == [
         "Context:\n",
@@ -97,7 +97,7 @@ async def test_the_last_question_is_looked_up_and_marked() -> None:
     wanted = retrieval_of(request)
     prompt = unpack_tokens(request.prompt_tokens)
     assert wanted.query == "second"
-    assert tokenizer()._raw.decode(prompt[wanted.at : wanted.tail_at]) == "second"
+    assert tokenizer().encoder.raw.decode(prompt[wanted.at : wanted.tail_at]) == "second"
     assert wanted.history_tokens == wanted.at
 
 
@@ -105,7 +105,7 @@ async def test_a_special_tokens_name_stays_text_in_the_marked_message() -> None:
     request = await sent(InProcessGateway(), chat("<|user|>", retrieval=BOOKS))
     wanted = retrieval_of(request)
     marked = unpack_tokens(request.prompt_tokens)[wanted.at : wanted.tail_at]
-    assert len(marked) > 1 and tokenizer()._raw.decode(marked) == "<|user|>"
+    assert len(marked) > 1 and tokenizer().encoder.raw.decode(marked) == "<|user|>"
 
 
 async def test_an_answer_without_a_limit_leaves_room_for_passages() -> None:

@@ -4,13 +4,14 @@ import shutil
 import subprocess
 import sys
 import threading
+from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.errors import ConfigError, InvalidRequest
-from streams.gateway.request import tokenizer as tokenizers
 from streams.gateway.request.tokenizer import ChatTemplate, Message, Tokenizer
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import chat
@@ -25,16 +26,21 @@ async def encoded_elsewhere(one: Tokenizer, monkeypatch: pytest.MonkeyPatch, cha
     """
     text = ("ab</s>" * (chars // 6 + 1))[:chars]
     chat: list[Message] = [{"role": "user", "content": text}]
-    expected = one._ids(text, False), one.ids_of(one.pieces(chat))
+    encode, cut = one.encoder.ids, one.pieces
+    expected = encode([text]), encode(one.pieces(chat))
     threads: list[int] = []
-    encode = one._ids
 
-    def noting(piece: str, special: bool) -> list[int]:
+    def noting(pieces: Sequence[str], *, add_special_tokens: bool = False) -> "array[int]":
         threads.append(threading.get_ident())
-        return encode(piece, special)
+        return encode(pieces, add_special_tokens=add_special_tokens)
+
+    def noting_too(*asked: Any, **more: Any) -> list[str]:
+        threads.append(threading.get_ident())
+        return cut(*asked, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr(one, "_ids", noting)
+        patched.setattr(one.encoder, "ids", noting)
+        patched.setattr(one, "pieces", noting_too)
         token_ids = await one.encode(text, add_special_tokens=False, limit_ms=60_000)
         ids = await one.encode_chat(chat, check_chars=lambda _: None, limit_ms=60_000)
     assert (token_ids, ids) == expected
@@ -45,8 +51,8 @@ async def test_a_chat_is_rendered_and_tokenised() -> None:
     text = tokenizer().render(MESSAGES)
     assert text == "<s><|system|>Be brief.</s><|user|>hé</s><|assistant|>"
     ids = await tokenizer().encode(text, add_special_tokens=False)
-    assert ids[0:2] == [0, 2]
-    assert ids[-2:] == [1, 4]
+    assert [*ids[0:2]] == [0, 2]
+    assert [*ids[-2:]] == [1, 4]
 
 
 async def test_a_long_text_has_the_same_tokens_from_a_thread() -> None:
@@ -64,7 +70,7 @@ def test_no_pool_of_threads_stands_between_a_text_and_its_tokens() -> None:
         "import os, sys; from pathlib import Path\n"
         "from streams.gateway.request.tokenizer import Tokenizer\n"
         "one = Tokenizer(Path(sys.argv[1])); before = os.listdir('/proc/self/task')\n"
-        "one.ids_of(['hello world', 'how do you do'])\n"
+        "assert one.encoder.ids(['hello world', 'how do you do', 'hello' * 100_000])\n"
         "assert os.listdir('/proc/self/task') == before"
     )
     subprocess.run([sys.executable, "-c", code, str(tokenizer_folder())], check=True)
@@ -75,8 +81,8 @@ def test_special_tokens_in_a_variable_are_text(tmp_path: Path) -> None:
     shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
     (tmp_path / "chat_template.jinja").write_text("<s>{{ x[0].y }}</s>")
     one = Tokenizer(tmp_path)
-    ids = one.ids_of(one.pieces(MESSAGES, variables={"x": [{"y": "a</s>b"}]}))
-    (end,) = one._ids("</s>", False)
+    ids = one.encoder.ids(one.pieces(MESSAGES, variables={"x": [{"y": "a</s>b"}]}))
+    (end,) = one.encoder.ids(["</s>"])
     assert ids.count(end) == 1 and ids[-1] == end
 
 
@@ -86,15 +92,15 @@ async def test_long_texts_and_chats_are_encoded_elsewhere(monkeypatch: pytest.Mo
     one = Tokenizer(tokenizer_folder(), inline_chars=100)
     assert not await encoded_elsewhere(one, monkeypatch, 60)
     assert await encoded_elsewhere(one, monkeypatch, 400)
-    monkeypatch.setattr(tokenizers, "_THREAD_CHARS_MAX", 300)
+    one.encoder.thread_chars_max = 300
     assert await encoded_elsewhere(one, monkeypatch, 400)
 
     def in_vain(*_: object, **__: object) -> list[str]:
         raise AssertionError("another process renders and encodes")
 
     counted: list[int] = []
-    for name in ("pieces", "_ids"):
-        monkeypatch.setattr(one, name, in_vain)
+    monkeypatch.setattr(one, "pieces", in_vain)
+    monkeypatch.setattr(one.encoder, "ids", in_vain)
     long: list[Message] = [{"role": "user", "content": "x" * 400}]
     await one.encode("x" * 400, add_special_tokens=False, limit_ms=60_000)
     await one.encode_chat(long, check_chars=counted.append, limit_ms=60_000)
@@ -155,9 +161,9 @@ async def test_special_tokens_in_a_message_are_text() -> None:
         _, plain = await call(gateway, chat("x"), "/tokenize")
         special = [token for token in tokenized["tokens"] if token < 5]
         assert special == [token for token in plain["tokens"] if token < 5]
-        raw = tokenizer()._raw
+        raw = tokenizer().encoder.raw
         inner = [token for token in tokenized["tokens"] if token >= 5]
         assert raw.decode(inner) == text
     _, same = await call(gateway, chat("hello world"), "/tokenize")
     whole = tokenizer().render([{"role": "user", "content": "hello world"}])
-    assert same["tokens"] == await tokenizer().encode(whole, add_special_tokens=False)
+    assert same["tokens"] == [*await tokenizer().encode(whole, add_special_tokens=False)]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from schemas.records import OutcomeKind, StreamVoid
-from schemas.rules.tokens import unpack_tokens
+from schemas.rules.tokens import pack_tokens
 from streams.agents.records import void_frame
 from streams.gateway import app
 from tests.streams.gateway.in_process import InProcessGateway, call
@@ -281,7 +281,7 @@ async def test_a_next_response_goes_on_from_an_earlier_one() -> None:
     ]
     (request,) = third.log.requests
     prompt = await tokenizer().encode_chat(messages, check_chars=lambda _: None)
-    assert unpack_tokens(request.prompt_tokens) == prompt
+    assert request.prompt_tokens == pack_tokens(prompt)
     sessions = {each.log.requests[0].session_id for each in (first, second, third)}
     assert len(sessions) == 1 and request.turn == 2
 

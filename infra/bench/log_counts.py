@@ -1,0 +1,70 @@
+"""What a load writes to the log: records and bytes by topic, between two looks at its ends."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+
+from schemas.log.admin import wanted_topics
+from schemas.log.clients import AssignedReader
+from schemas.log.connecting import client_options
+from schemas.settings import LogSettings
+from schemas.topics import TOPICS
+
+_ANSWER_MS = 60_000  # of a broker that a load has kept busy
+_INTERNAL = ("__transaction_state", "__consumer_offsets")
+
+
+async def ends(log: LogSettings) -> dict[TopicPartition, int]:
+    """After the last record of every partition of our topics, and of the broker's own."""
+    names, log = [*wanted_topics(log), *_INTERNAL], replace(log, request_timeout_ms=_ANSWER_MS)
+    admin = AIOKafkaAdminClient(**client_options(log), client_id="counts")
+    await admin.start()
+    try:
+        told = await admin.describe_topics(names)
+    finally:
+        await admin.close()
+    places = [TopicPartition(each["topic"], part["partition"])
+              for each in told for part in each["partitions"]]  # fmt: skip
+    consumer = AIOKafkaConsumer(**client_options(log), client_id="counts")
+    await consumer.start()
+    try:
+        found: dict[TopicPartition, int] = await consumer.end_offsets(places)
+        return found
+    finally:
+        await consumer.stop()
+
+
+async def counts(
+    log: LogSettings, before: Mapping[TopicPartition, int], after: Mapping[TopicPartition, int]
+) -> dict[str, dict[str, int]]:
+    """Records and bytes that were written in between, by topic; marks of transactions apart.
+
+    Bytes are those of keys, values and headers, before batches are compressed. The broker's own
+    topics are not read: every offset of theirs counts as a record.
+    """
+    out: dict[str, dict[str, int]] = {}
+    for place, end in after.items():
+        if (first := before.get(place, 0)) >= end:
+            continue
+        topic = place.topic.removeprefix(log.topic_prefix)
+        row = out.setdefault(topic, {"records": 0, "bytes": 0, "marks": 0})
+        if topic in _INTERNAL:
+            row["records"] += end - first
+            continue
+        reader = AssignedReader(log, topic, [place.partition], client_id="counts")
+        async with reader.reading({place.partition: first}):
+            async for records in reader.until({place.partition: end}):
+                counted = [each for each in records if each.offset < end]
+                row["records"] += len(counted)
+                row["bytes"] += sum(map(record_bytes, counted))
+                row["marks"] -= len(counted)
+        row["marks"] += end - first
+    return {topic: out[topic] for topic in (*TOPICS, *_INTERNAL) if topic in out}
+
+
+def record_bytes(record: ConsumerRecord) -> int:
+    """Of its key, value and headers."""
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers

@@ -1,0 +1,104 @@
+"""What a request costs as its prompt grows: CPU by process, and bytes by topic.
+
+A part of the serving benchmark, of the peers that have a log. A few requests at a time, each with a
+prompt of its own, so that no cache helps. What processes take while they idle is left out.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from infra.bench.cpu_time import CpuMeter
+from infra.bench.log_counts import counts, ends
+from infra.bench.results import Bar, at_most, number
+from infra.bench.serving.cells import Generator, make_bodies
+from infra.bench.serving.contenders import HOST, REPLICA, Peer
+from infra.bench.serving.load_generator import OfferedLoad
+from infra.stack.plan import WORKER_ROLES
+
+REQUESTS, STREAMS, TOKENS = 20, 4, 20
+LONGEST = 100_000
+CPU_MS_MAX = 120
+_IDLE_S = 8.0  # so long it is seen what processes take without a request
+_SETTLE_S = 1.5  # until what is written behind an answer is in the log
+_LIMIT_S = 600.0
+
+Figures = dict[str, dict[str, Any]]  # by peer, then by the prompt's words
+
+
+async def prompt_figures(
+    peers: Mapping[str, Peer], generator: Generator, words: Sequence[int], seed: int
+) -> Figures:
+    """Of each peer with a log, at each length."""
+    logged = {name: peer for name, peer in peers.items() if peer.log is not None}
+    meters = {name: CpuMeter(peer.pids()) for name, peer in logged.items()}
+    await asyncio.sleep(_IDLE_S)
+    idle = {name: {process: s / _IDLE_S for process, s in meter.used_s().items()}
+            for name, meter in meters.items()}  # fmt: skip
+    return {
+        name: {
+            str(count): await _figures(peer, generator, idle[name], count, seed) for count in words
+        }
+        for name, peer in logged.items()
+    }
+
+
+async def _figures(
+    peer: Peer, generator: Generator, idle: Mapping[str, float], words: int, seed: int
+) -> dict[str, Any]:
+    assert peer.log is not None
+    load = OfferedLoad(
+        host=HOST,
+        port=peer.port,
+        bodies=make_bodies(seed, words=words, count=REQUESTS, tokens=TOKENS),
+        streams=STREAMS,
+        requests_max=REQUESTS,
+        tokens=TOKENS,
+        settle_s=0.0,
+        window_s=_LIMIT_S,
+    )
+    before, meter, began_s = await ends(peer.log), CpuMeter(peer.pids()), time.monotonic()
+    cell = await generator.run(load)
+    await asyncio.sleep(_SETTLE_S)
+    used_s, elapsed_s = meter.used_s(), time.monotonic() - began_s
+    counted = await counts(peer.log, before, await ends(peer.log))
+    return {
+        "requests": cell["requests"],
+        "errors": cell["errors"],
+        "ttft_ms_p50": cell["ttft_ms"]["p50"],
+        "cpu_ms": {
+            process: 1e3 * max(0.0, s - idle.get(process, 0.0) * elapsed_s) / REQUESTS
+            for process, s in sorted(used_s.items())
+        },
+        "bytes": {topic: each["bytes"] / REQUESTS for topic, each in counted.items()},
+    }
+
+
+def prompt_bars(figures: Figures) -> list[Bar]:
+    """What a long prompt may cost beside its engine."""
+    row = figures.get(REPLICA, {}).get(str(LONGEST))
+    ours = None if row is None else [ms for name, ms in row["cpu_ms"].items()
+                                     if name not in WORKER_ROLES]  # fmt: skip
+    label = f"replica, prompts of {LONGEST} words: CPU but for the worker"
+    return [at_most(label, None if ours is None else sum(ours), CPU_MS_MAX, "ms")]
+
+
+def prompt_table(figures: Figures) -> Table:
+    """One line per peer and length; topics that grow with the prompt, and all others together."""
+    table = Table("words", "peer", "TTFT p50", "CPU", "bytes", title="Prompts by their length")
+    table.caption = "For each request: ms, and bytes before compression."
+    for name, rows in figures.items():
+        least = min(rows, key=int)
+        for words, row in rows.items():
+            cpu = [f"{process} {number(ms)}" for process, ms in row["cpu_ms"].items()]
+            grown = {topic: size for topic, size in row["bytes"].items()
+                     if size > 2 * rows[least]["bytes"].get(topic, 0.0)}  # fmt: skip
+            shown = [f"{topic} {number(size)}" for topic, size in grown.items()]
+            rest = number(sum(row["bytes"].values()) - sum(grown.values()))
+            ttft = number(row["ttft_ms_p50"])
+            table.add_row(words, name, ttft, ", ".join(cpu), ", ".join([*shown, f"rest {rest}"]))
+        table.add_section()
+    return table

@@ -1,0 +1,36 @@
+"""What a load writes is counted between two looks at the log's ends."""
+
+import pytest
+
+from infra.bench import log_counts
+from infra.bench.log_counts import counts, ends
+from schemas.codec import Codec
+from schemas.log.clients import LogProducer
+from schemas.records import Cancellation, CancelReason
+from schemas.settings import LogSettings
+
+
+@pytest.mark.kafka
+async def test_what_was_written_meanwhile_is_counted(kafka: LogSettings) -> None:
+    producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
+    given_up = Cancellation(
+        request_id="r", session_id="s", reason=CancelReason.CLIENT_GONE, at_ms=1_700_000_000_000
+    )
+
+    async def send() -> None:
+        await (await producer.send("cancellations", given_up, key="s", partition=0))
+
+    await producer.start()
+    try:
+        await send()
+        before = await ends(kafka)
+        for _ in range(3):
+            await send()
+    finally:
+        await producer.stop()
+    found = await counts(kafka, before, await ends(kafka))
+    counted = found.pop("cancellations")
+    assert (counted["records"], counted["marks"]) == (3, 0)
+    value = len(Codec().encode(given_up))
+    assert 3 * (len("s") + value) < counted["bytes"] < 3 * (len("s") + value) + 1_000  # headers
+    assert set(found) <= set(log_counts._INTERNAL)

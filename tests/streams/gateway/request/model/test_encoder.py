@@ -1,0 +1,124 @@
+"""Two libraries that encode alike, whichever of them a model and a text get."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, processors, trainers
+from tokenizers import pre_tokenizers as pre
+
+from streams.gateway.request.model.encoder import Encoder
+
+TEXTS = Path(__file__).parents[5]
+WORDS = r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA = rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?{WORDS}"
+BYTES = pre.ByteLevel(add_prefix_space=False, use_regex=False)
+SPLIT = [pre.Split(Regex(LLAMA), "isolated"), BYTES]
+KINDS: dict[str, tuple[Any, Any]] = {
+    "GPT-2": (pre.ByteLevel(add_prefix_space=False), None),
+    "with a space before": (pre.ByteLevel(add_prefix_space=True), None),
+    "digits apart": (
+        pre.Sequence([pre.Digits(individual_digits=True), pre.ByteLevel(add_prefix_space=False)]),
+        None,
+    ),
+    "Llama 3": (pre.Sequence(SPLIT), None),
+    "Qwen": (pre.Sequence(SPLIT), normalizers.NFC()),
+}
+ALPHABETS = (
+    "abcdefghij ABC'sdt \n\t.,!",
+    " \n\r\t\u00a0\u3000x",
+    "0123456789,. -+x",
+    "e\u0301n\u0303a\u0308\ufb01\u0130 \u00df\u1e9e",
+    "\u4f60\u597d\u3002\u3053\u3093 \u0645\u0631\u062d \u0928\u092e\u0938\u094d",
+    "\U0001f600\U0001f468\u200d\U0001f469\u2764\ufe0f #",
+    "<|>/s[]INST \n",
+    "".join(map(chr, range(1, 0x300))),
+)
+
+
+def model(folder: Path, kind: str, *, whole: bool = True) -> Path:
+    """A tokenizer of this kind, trained on pages of this checkout; `whole`: it knows all bytes."""
+    before, normalizer = KINDS[kind]
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = before
+    if normalizer is not None:
+        raw.normalizer = normalizer
+    special = ["<s>", "</s>", "<|im_start|>", "<|im", "[INST]"]
+    alphabet = sorted(pre.ByteLevel.alphabet()) if whole else []
+    trainer = trainers.BpeTrainer(
+        vocab_size=1_200,
+        special_tokens=special,
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    raw.train([str(TEXTS / "ARCHITECTURE.md"), str(TEXTS / "CONTRIBUTING.md")], trainer)
+    raw.add_tokens([AddedToken("tool_call", normalized=True), AddedToken("<b>", lstrip=True)])
+    raw.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", raw.token_to_id("<s>"))]
+    )
+    raw.save(str(file := folder / "tokenizer.json"))
+    return file
+
+
+def texts(seed: int, count: int) -> list[str]:
+    """Words of a page, characters of one kind, and what models mark turns with."""
+    rng = random.Random(seed)
+    page = (TEXTS / "ARCHITECTURE.md").read_text()
+    found = []
+    for _ in range(count):
+        parts = []
+        for _ in range(rng.randrange(1, 6)):
+            at, length = rng.randrange(len(page)), rng.randrange(40)
+            parts += [
+                page[at : at + length],
+                "".join(rng.choices(rng.choice(ALPHABETS), k=rng.randrange(30))),
+                rng.choice(("", "", "<|im_start|>", "<|im", " <b>", "tool_call", "</s>", "<s")),
+            ]
+        found.append("".join(parts))
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_give_the_same_tokens(tmp_path: Path, kind: str) -> None:
+    one = Encoder(model(tmp_path, kind))
+    assert one._fast is not None
+    for special in (False, True):
+        for text in texts(1, 400):
+            assert one.ids([text], add_special_tokens=special) == one._plain([text], special), text
+    pieces = texts(2, 50)
+    assert one.ids(pieces) == one._plain(pieces, False)
+    assert list(one.ids([])) == list(one.ids([""])) == []
+
+
+def test_a_model_that_only_one_reads_is_encoded_by_that(tmp_path: Path) -> None:
+    raw = Tokenizer(models.WordPiece({"[UNK]": 0, "hello": 1, "##s": 2}, unk_token="[UNK]"))
+    raw.normalizer = normalizers.BertNormalizer()
+    raw.pre_tokenizer = pre.BertPreTokenizer()
+    raw.save(str(file := tmp_path / "tokenizer.json"))
+    one = Encoder(file)
+    assert one._fast is None
+    assert list(one.ids(["Hellos", "no"])) == [1, 2, 0]
+    assert one.thread_chars_max < Encoder(model(tmp_path, "GPT-2")).thread_chars_max
+
+
+def test_a_text_that_only_one_takes_is_encoded_by_that(tmp_path: Path) -> None:
+    """A vocabulary may lack bytes, which `tokenizers` leaves out."""
+    one = Encoder(model(tmp_path, "GPT-2", whole=False))
+    assert one._fast is not None
+    with pytest.raises(ValueError, match="no token in vocabulary"):
+        one._fast.encode_batch_flat(["a log\u4f60"])
+    assert one.ids(["a log\u4f60"]) == one.ids(["a log"]) != one.ids(["a"])
+
+
+def test_one_that_encodes_otherwise_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = model(tmp_path, "GPT-2")
+    plain = Encoder._plain
+
+    def otherwise(self: Encoder, pieces: Any, special: bool) -> Any:
+        return plain(self, pieces, special)[1:]
+
+    monkeypatch.setattr(Encoder, "_plain", otherwise)
+    assert Encoder(file)._fast is None
