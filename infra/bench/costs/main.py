@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka import ConsumerRecord, TopicPartition
 from rich.console import Console
 from rich.table import Table
 
@@ -34,7 +33,7 @@ from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from schemas.log.admin import wanted_topics
 from schemas.log.clients import AssignedReader
-from schemas.log.connecting import client_options
+from schemas.log.connecting import asking_client
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 
@@ -159,21 +158,14 @@ class Costs:
 async def ends(log: LogSettings) -> dict[TopicPartition, int]:
     """After the last record of every partition of our topics, and of the broker's own."""
     names = [*wanted_topics(log), *_INTERNAL]
-    admin = AIOKafkaAdminClient(**client_options(log), client_id="costs")
-    await admin.start()
-    try:
-        told = await admin.describe_topics(names)
-    finally:
-        await admin.close()
-    places = [TopicPartition(each["topic"], part["partition"])
-              for each in told for part in each["partitions"]]  # fmt: skip
-    consumer = AIOKafkaConsumer(**client_options(log), client_id="costs")
-    await consumer.start()
-    try:
+    async with asking_client(log, topics=names) as consumer:
+        places = [
+            TopicPartition(name, partition)
+            for name in names
+            for partition in consumer.partitions_for_topic(name) or ()
+        ]
         found: dict[TopicPartition, int] = await consumer.end_offsets(places)
         return found
-    finally:
-        await consumer.stop()
 
 
 async def counts(
