@@ -87,7 +87,7 @@ class Broker:
         """Start unless it runs, wait until it answers; returns the bootstrap address."""
         bootstrap = self.spawn()
         end = time.monotonic() + self._settings.start_timeout_s
-        while not self.answers():
+        while self.mend() or not self.answers():
             if time.monotonic() > end:
                 self.stop()
                 limit = f"{self._settings.start_timeout_s:g} s"
@@ -130,11 +130,16 @@ class Broker:
         """True once the node serves; raises BrokerUnavailable if its process has ended."""
         state = self._read_state()
         if state is None or not state.identity.lives():
-            if self._reap():
-                self.spawn(same_port=True)
-                return False
             raise BrokerUnavailable(f"the broker ended: {self._tail()}")
         return broker_answers(state.bootstrap)
+
+    def mend(self) -> bool:
+        """Start it again if it crashed with an archive of classes (`_without_archive`); True if it
+        did."""
+        if self.runs() or not self._reap():
+            return False
+        self.spawn(same_port=True)
+        return True
 
     def stop(self) -> bool:
         """Controlled shutdown; True if it ran."""
