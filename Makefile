@@ -224,8 +224,8 @@ build/stamps/environment: $(LOCK) $(MODELS) pyproject.toml | $(UV)
 	@mkdir -p $(@D) && touch $@
 
 # No stamp stands for it: where none came, or a broker could not use it, the next call tries again.
-$(CLASSES): build/stamps/broker build/broker/java | build/stamps/environment
-	@echo "[5/7] Kafka's classes in the form in which the JVM has them, beside the jars"
+$(CLASSES): build/stamps/broker build/broker/java infra/broker/storage.py | build/stamps/environment
+	@echo "[5/7] Kafka's classes in the form in which the JVM has them, and a node's first files, beside the jars"
 	@$(BIN)/python -m infra.broker.class_archive
 
 # What says which Java is here, kept: packages bring a file that may be older than the archive.

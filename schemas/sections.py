@@ -9,6 +9,7 @@ The sections themselves live beside the processes that they configure.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import tomllib
@@ -176,9 +177,15 @@ def build(
     return kind(**values)
 
 
+@functools.cache
+def _types(kind: Any) -> dict[str, Any]:
+    """Of its fields; to find them out again for each value would be most of reading a file."""
+    return get_type_hints(kind)
+
+
 def _read(place: str, name: str, value: Any, kind: Any, *, is_text: bool) -> dict[str, Any]:
     """The field that a name means, with its value; the environment has text for every type."""
-    types, own = get_type_hints(kind), name.removesuffix(_FILE)
+    types, own = _types(kind), name.removesuffix(_FILE)
     if own != name and own in _secret_names(kind):
         return {own: _from_file(place, value, is_list=get_origin(types[own]) is tuple)}
     if name not in types:

@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka import ConsumerRecord, TopicPartition
 
 from schemas.log.admin import wanted_topics
 from schemas.log.clients import AssignedReader
-from schemas.log.connecting import client_options
+from schemas.log.connecting import asking_client
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 
@@ -18,22 +17,16 @@ _INTERNAL = ("__transaction_state", "__consumer_offsets")
 
 async def ends(log: LogSettings) -> dict[TopicPartition, int]:
     """After the last record of every partition of our topics, and of the broker's own."""
-    names, log = [*wanted_topics(log), *_INTERNAL], replace(log, request_timeout_ms=_ANSWER_MS)
-    admin = AIOKafkaAdminClient(**client_options(log), client_id="counts")
-    await admin.start()
-    try:
-        told = await admin.describe_topics(names)
-    finally:
-        await admin.close()
-    places = [TopicPartition(each["topic"], part["partition"])
-              for each in told for part in each["partitions"]]  # fmt: skip
-    consumer = AIOKafkaConsumer(**client_options(log), client_id="counts")
-    await consumer.start()
-    try:
+    log = replace(log, request_timeout_ms=_ANSWER_MS)
+    names = [*wanted_topics(log), *_INTERNAL]
+    async with asking_client(log, topics=names) as consumer:
+        places = [
+            TopicPartition(name, partition)
+            for name in names
+            for partition in consumer.partitions_for_topic(name) or ()
+        ]
         found: dict[TopicPartition, int] = await consumer.end_offsets(places)
         return found
-    finally:
-        await consumer.stop()
 
 
 async def counts(

@@ -2,7 +2,8 @@
 
 At set-up; a broker then starts with three fifths of the CPU time. The archive lies beside the jars
 that it was made of, and takes its name once all of it is on the disk. A JVM of another version
-starts without it; the Makefile has it made again when Java has changed.
+starts without it; the Makefile has it made again when Java has changed. A formatted storage is kept
+beside it (`storage.py`).
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from infra.broker import storage
 from infra.broker.node import DEFAULT_LIBS, Broker, class_archive
 from infra.broker.section import BrokerSettings
 from schemas.errors import TriviumError
@@ -41,11 +43,14 @@ def make(archive: Path) -> None:
 
 
 def _dump(draft: Path) -> None:
+    kept = storage.kept_storage(draft.parent / DEFAULT_LIBS.name)
+    storage.drop(kept)
     flags = (*BrokerSettings().jvm_flags, f"-XX:ArchiveClassesAtExit={draft}")
     with TemporaryDirectory() as folder:
         settings = BrokerSettings(port=0, jvm_flags=flags, start_timeout_s=_S, stop_timeout_s=_S)
         broker = Broker(settings, Path(folder), tethered=True)
         try:
+            storage.keep(broker.format(), kept)
             asyncio.run(create_topics(LogSettings(bootstrap=broker.start())))
         finally:
             broker.stop()

@@ -29,7 +29,7 @@ class BrokerKeeper:
         bootstrap = self._broker.spawn()
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                while not self._broker.answers():  # noqa: ASYNC110 - asking is the only way to know
+                while self._broker.mend() or not self._broker.answers():  # noqa: ASYNC110 - no event
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise BrokerUnavailable(

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from infra.broker import storage
 from infra.broker.probe import broker_answers, free_ports, port_is_taken
 from infra.broker.section import BrokerSettings
 from infra.processes import tether
@@ -86,7 +87,7 @@ class Broker:
         """Start unless it runs, wait until it answers; returns the bootstrap address."""
         bootstrap = self.spawn()
         end = time.monotonic() + self._settings.start_timeout_s
-        while not self.answers():
+        while self.mend() or not self.answers():
             if time.monotonic() > end:
                 self.stop()
                 limit = f"{self._settings.start_timeout_s:g} s"
@@ -111,7 +112,7 @@ class Broker:
             if same_port and state is not None and ports[0] != state.port:
                 raise BrokerUnavailable(f"port {state.port} is taken; waiting until it is free")
             self._write_properties(*ports)
-            if not (self._data / "meta.properties").exists():
+            if not storage.is_laid_out(self._data) and not self._copy_storage():
                 self._format(classpath)
             return self._launch(classpath, *ports).bootstrap
 
@@ -129,11 +130,16 @@ class Broker:
         """True once the node serves; raises BrokerUnavailable if its process has ended."""
         state = self._read_state()
         if state is None or not state.identity.lives():
-            if self._reap():
-                self.spawn(same_port=True)
-                return False
             raise BrokerUnavailable(f"the broker ended: {self._tail()}")
         return broker_answers(state.bootstrap)
+
+    def mend(self) -> bool:
+        """Start it again if it crashed with an archive of classes (`_without_archive`); True if it
+        did."""
+        if self.runs() or not self._reap():
+            return False
+        self.spawn(same_port=True)
+        return True
 
     def stop(self) -> bool:
         """Controlled shutdown; True if it ran."""
@@ -244,6 +250,15 @@ class Broker:
         for name, value in values.items():
             template = template.replace(name, value)
         self._properties.write_text(template)
+
+    def format(self) -> Path:
+        """Make the storage of a new node with Kafka's tool, and no more; returns its folder."""
+        self._write_properties(*self._choose_ports(None))
+        self._format(self._classpath())
+        return self._data
+
+    def _copy_storage(self) -> bool:
+        return storage.lay_out(storage.kept_storage(self._libs), self._data, new_cluster_id())
 
     def _format(self, classpath: str) -> None:
         command = [self._settings.java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]

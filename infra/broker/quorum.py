@@ -51,6 +51,9 @@ class Node(Broker):
         lines += [f"{name}={value}" for name, value in own.items()]
         self._properties.write_text("\n".join(lines))
 
+    def _copy_storage(self) -> bool:
+        return False  # that of a node alone would not do
+
     def _cluster(self) -> list[str]:
         return ["-t", self._place.cluster]
 

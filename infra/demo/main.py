@@ -51,7 +51,8 @@ CONVERSATIONS = (
     ),
 )
 ANSWER_TOKENS = 64
-_FRONT = ("router-0", "gateway-0")  # with engines, all that a chat needs
+# All that a chat needs: until a prefill worker is there, the decode worker computes prompts, too.
+_FIRST = ("router-0", "gateway-0", "decode-0")
 
 
 def run(*, engine: str = "vllm", as_json: bool = False) -> int:
@@ -113,7 +114,7 @@ async def start(stack: Stack, console: Console) -> None:
         showing = asyncio.create_task(display.follow())
         try:
             await stack.begin()
-            await stack.wait_ready(*stack.plan.engine_names(), *_FRONT)
+            await stack.wait_ready(*_FIRST)
         finally:
             showing.cancel()
             display.show()
@@ -124,6 +125,7 @@ async def _converse(stack: Stack, console: Console) -> None:
     model = stack.settings.model.served_name
     async with httpx.AsyncClient(base_url=stack.gateway_urls[0], timeout=120) as client:
         begun = await _first_answer(client, model, stack, console)
+        await stack.wait_ready(*stack.plan.engine_names())
         talks = [
             _conversation(client, model, questions, number, console, begun if number == 1 else ())
             for number, questions in enumerate(CONVERSATIONS, start=1)

@@ -119,11 +119,13 @@ class Process:
                 self.failed = gives_up and not self.stopping
                 self.changed.set()
                 return
-            if time.monotonic() - began_s > STABLE_S:
+            lived_s = time.monotonic() - began_s
+            if lived_s > STABLE_S:
                 backoff_s = BACKOFF_S
             self.changed.set()
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+            await asyncio.sleep(pause_s(self.exit_code, lived_s, backoff_s))
+            if self.exit_code:
+                backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
             self.restarts += 1
             self._spawn()
 
@@ -153,6 +155,12 @@ class Process:
             self.exit_code = child.wait(0)
         else:
             self.exit_code = child.wait()
+
+
+def pause_s(exit_code: int | None, lived_s: float, backoff_s: float) -> float:
+    """Before the next life. Who ended well was asked to, and comes back at once, but not again and
+    again."""
+    return backoff_s if exit_code else max(0.0, BACKOFF_S - lived_s)
 
 
 def started(

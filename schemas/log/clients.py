@@ -24,7 +24,8 @@ from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, check_record, partition_of
 
 _HELD_MAX = 5_000  # records of a partition that wait for older ones of others, when more are read
-_MARKS_MS = 100  # marks of transactions at an end are no records: only the position tells of them
+# Marks of transactions at an end are no records: only the position tells of them.
+_LOOK_MS, _LOOK_MAX_MS = 5, 100
 Headers = Sequence[tuple[str, bytes]]
 Ack = asyncio.Future[Any]
 ReadFrom = Literal["earliest", "latest", "nowhere"] | dict[int, int]  # or the offsets by partition
@@ -311,8 +312,10 @@ class AssignedReader:
         self, ends: dict[int, int], *, max_records: int = 5_000
     ) -> AsyncIterator[list[ConsumerRecord]]:
         """Batches until every partition stands at its end or beyond; the last may hold more."""
+        look_ms = _LOOK_MS
         while any([await self._position(tp) < ends[tp.partition] for tp in self._partitions]):
-            yield await self.batch(max_records=max_records, timeout_ms=_MARKS_MS)
+            yield await self.batch(max_records=max_records, timeout_ms=look_ms)
+            look_ms = min(2 * look_ms, _LOOK_MAX_MS)
 
     def rest(self) -> None:
         """Fetch nothing until the next `seek`."""

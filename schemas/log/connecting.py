@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -117,11 +117,17 @@ async def _tried(seconds: float, close: Close, raised: list[BaseException]) -> b
 
 @asynccontextmanager
 async def asking_client(
-    settings: LogSettings, group_id: str | None = None, *, decided: bool = False
+    settings: LogSettings,
+    group_id: str | None = None,
+    *,
+    decided: bool = False,
+    topics: Collection[str] = (),
 ) -> AsyncIterator[AIOKafkaConsumer]:
     """A consumer that fetches nothing: on a connection with a fetch under way every question would
     wait for that fetch. With a group it commits what it is told to, and nothing by itself.
-    With `decided` a partition ends before the first transaction that is under way."""
+    With `decided` a partition ends before the first transaction that is under way. It asks at once
+    where these `topics` are, by full name; of others aiokafka finds out one after the other, with a
+    pause behind each."""
     consumer = AIOKafkaConsumer(
         **client_options(settings),
         group_id=group_id,
@@ -130,6 +136,8 @@ async def asking_client(
     )
     await started(consumer.start, consumer.stop)
     try:
+        if topics:
+            await consumer._client.set_topics(topics)  # noqa: SLF001  # there is no other way
         yield consumer
     finally:
         await stopped(consumer)

@@ -95,7 +95,8 @@ async def holding(log: LogSettings, counts: Mapping[str, int]) -> set[str]:
         for number in range(count)
     ]
     try:
-        async with asking_client(log, decided=True) as client:
+        topics = {place.topic for place in places}
+        async with asking_client(log, decided=True, topics=topics) as client:
             first, end = await client.beginning_offsets(places), await client.end_offsets(places)
     except KafkaError as error:
         raise no_broker(log.bootstrap, error) from error

@@ -27,6 +27,7 @@ from schemas.log.clients import AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.log.doubt import Doubt
 from schemas.log.endings import ended, within
+from schemas.log.patience import stopped_within
 from schemas.records import (
     Backlog,
     Capability,
@@ -116,6 +117,7 @@ class Membership:
         self._beat_seq = 0
         self._doubt = Doubt(settings.replication_factor)
         self._running = False
+        self._changed = asyncio.Event()  # there is something to tell before the next beat is due
         self._read_offset = -1  # of the fleet topic, folded into the view
         self._progress = asyncio.Event()
         self._reader = AssignedReader(settings, "fleet", [0], client_id=f"{member_id}-fleet")
@@ -284,9 +286,11 @@ class Membership:
                 raise LeaseError(
                     f"{self.member_id}: no acknowledged heartbeat for {silent_ms} ms; lease lost"
                 )
+            self._changed.clear()
             await self._try_beat()
             due_s = max(due_s + HEARTBEAT_MS / 1000, loop.time())
-            await asyncio.sleep(due_s - loop.time())
+            if await stopped_within(self._changed, due_s - loop.time()):
+                due_s = loop.time()
 
     async def _try_beat(self) -> None:
         try:
@@ -325,8 +329,10 @@ class Membership:
             self._on_record(decoded, record.offset, now_ms)
 
     def set_state(self, state: MemberState) -> None:
-        """State from the next beat on."""
-        self.state = state
+        """A new state is told at once."""
+        if state is not self.state:
+            self.state = state
+            self._changed.set()
 
     async def beat_now(self) -> None:
         """Send a heartbeat and wait for its acknowledgement."""

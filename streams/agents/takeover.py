@@ -7,16 +7,17 @@ requests have used before their outcomes, and requests last. The rebuild itself 
 `streams/core/requests/recovery.py`'s. Called by `streams/agents/partitions.py`.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from aiokafka import ConsumerRecord, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 
 from schemas.log.clients import AssignedReader
 from schemas.log.clock import wall_ms
-from schemas.log.connecting import asking_client, client_options, started
+from schemas.log.connecting import asking_client
 from schemas.log.faust.receipts import Place
+from schemas.log.transactions import committed
 from schemas.settings import LogSettings
 from streams.agents.app import TOPICS, group_id
 from streams.agents.marks import marks_group
@@ -67,30 +68,24 @@ async def _read(
 
 async def _committed(log: LogSettings, group: str, partitions: list[int]) -> Offsets:
     """A group's committed offsets, where there are any."""
-    admin = AIOKafkaAdminClient(**client_options(log))
-    await started(admin.start, admin.close)
-    try:
-        wanted = [TopicPartition(log.topic_prefix + t, p) for t in TOPICS for p in partitions]
-        committed = await admin.list_consumer_group_offsets(group, partitions=wanted)
-    finally:
-        await admin.close()
     prefix = log.topic_prefix
-    places = {(tp.topic.removeprefix(prefix), tp.partition): at for tp, at in committed.items()}
-    return {place: at.offset for place, at in places.items() if at.offset >= 0}
+    known = await committed(log, group, [(prefix + t, p) for t in TOPICS for p in partitions])
+    return {(topic.removeprefix(prefix), p): at.offset for (topic, p), at in known.items()}
 
 
 async def _ranges(
     log: LogSettings, partitions: list[int], session_ttl_ms: int, client_id: str
 ) -> tuple[Offsets, Offsets]:
     """From where to where each topic and partition is to be read."""
-    committed = await _committed(log, group_id(log), partitions)
-    marks = await _committed(log, marks_group(log), partitions)
+    read, marks = await asyncio.gather(
+        _committed(log, group_id(log), partitions), _committed(log, marks_group(log), partitions)
+    )
     tps = {
         (topic, p): TopicPartition(log.topic_prefix + topic, p)
         for topic in ORDER
         for p in partitions
     }
-    async with asking_client(log) as consumer:
+    async with asking_client(log, topics={tp.topic for tp in tps.values()}) as consumer:
         firsts = await consumer.beginning_offsets(list(tps.values()))
         ends = await consumer.end_offsets(list(tps.values()))
         starts: Offsets = {}
@@ -109,7 +104,7 @@ async def _ranges(
         if tp in since:
             first = since[tp]
             start = ends[tp] if first is None else first.offset
-            starts[place] = max(firsts[tp], min(start, committed.get(place, start)))
+            starts[place] = max(firsts[tp], min(start, read.get(place, start)))
     return starts, {place: ends[tp] for place, tp in tps.items()}
 
 

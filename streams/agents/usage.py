@@ -197,8 +197,9 @@ class UsageWriter:
         """One more than the last record's of each; 0 where there was never one. The end is the one
         that stands for all, with commits that are not shown to others yet.
         """
-        places = [TopicPartition(f"{self._log.topic_prefix}usage", p) for p in partitions]
-        async with asking_client(self._log) as consumer:
+        topic = f"{self._log.topic_prefix}usage"
+        places = [TopicPartition(topic, p) for p in partitions]
+        async with asking_client(self._log, topics=[topic]) as consumer:
             firsts = await consumer.beginning_offsets(places)
             ends = await consumer.end_offsets(places)
         numbers = [self._next_number(tp.partition, firsts[tp], ends[tp]) for tp in places]

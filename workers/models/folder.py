@@ -14,9 +14,9 @@ from pathlib import Path
 from schemas.settings import ModelSettings
 from schemas.state_folder import home
 from workers.models.sim import SIM_MODEL, make_sim_model
-from workers.models.tiny import TINY, version, write_tiny_model
 from workers.models.wheels import SMOLLM2, WHEELS, wheel_folder
 
+TINY = "tiny"
 DEFAULTS = {"vllm": SMOLLM2, "sim": SIM_MODEL}  # by engine
 
 
@@ -48,6 +48,8 @@ def make_tiny_model(folder: Path) -> Path:
 
     One that is there already is reused. Several processes may do this at once.
     """
+    from workers.models.tiny import version, write_tiny_model  # and numpy, which few need for it
+
     return _made(folder, f"{TINY}-{version()}", write_tiny_model)
 
 

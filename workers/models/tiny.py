@@ -17,7 +17,6 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 CORPUS = Path(__file__).with_name("tiny_corpus.txt")
-TINY = "tiny"
 SPECIAL_TOKENS = ("<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 BEGIN_ID, END_ID = 0, 1
 VOCAB = 2_048

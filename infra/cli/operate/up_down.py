@@ -74,7 +74,6 @@ def up(
     `trivium up --retrieval 4 --shards 2`, `trivium up --autoscale --workers-max 6`,
     `trivium up --bootstrap kafka:9092`, `trivium up -d --json | jq -r .gateways[0]`
     """
-    from infra.stack.autoscaler import Autoscaler
     from infra.stack.launcher import Stack
     from infra.stack.plan import StackPlan
     from infra.terminal.stack_display import JsonLines, LiveTable, PlainLines
@@ -106,7 +105,7 @@ def up(
         seats=settings.scaling.workers_max if autoscale else 0,
     )
     stack = Stack(settings, plan)
-    scaler = Autoscaler(stack) if autoscale else None
+    scaler = _scaler(stack) if autoscale else None
     lines = PlainLines if plain or not sys.stdout.isatty() else LiveTable
     asyncio.run(_run(stack, JsonLines(stack) if as_json else lines(stack), scaler))
 
@@ -125,6 +124,12 @@ def down(quiet: Quiet = False, as_json: AsJson = False) -> None:
         print_json({"stopped": state is not None})
     elif not quiet:
         print("stopped" if state else f"nothing runs in {home()}")
+
+
+def _scaler(stack: "Stack") -> "Autoscaler":
+    from infra.stack.autoscaler import Autoscaler
+
+    return Autoscaler(stack)
 
 
 async def _run(stack: "Stack", display: "PlainLines", scaler: "Autoscaler | None" = None) -> None:

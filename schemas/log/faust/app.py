@@ -77,6 +77,7 @@ def make_app(
         key_serializer="raw",
         store="memory://",
         web_enabled=False,
+        TableManager=patches.NoTables,
         HttpClient=library.ClientSession,  # a stand-in: nothing of ours makes an HTTP client
         topic_disable_leader=True,
         topic_allow_declare=False,

@@ -11,6 +11,7 @@ with stand_ins("aiohttp", "aiohttp.client", "croniter", "croniter.croniter", "ya
     from aiohttp.client import ClientSession
     from faust._cython import streams
     from faust.app import App
+    from faust.tables.manager import TableManager
     from faust.transport.drivers import aiokafka as driver
     from faust.types import TP
     from faust.utils import venusian
@@ -23,6 +24,7 @@ __all__ = [
     "ClientSession",
     "SASLCredentials",
     "SSLCredentials",
+    "TableManager",
     "driver",
     "streams",
     "venusian",

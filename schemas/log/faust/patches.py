@@ -1,10 +1,11 @@
 """What is changed in Faust and aiokafka that they offer no setting for, of one pinned version.
 
 Three things cost milliseconds per record or seconds per rebalance: the consumer's own thread, a
-sleep before every record, and a race of four tasks for each message that is handed over. Two more
-would be a tenth of a router's start: a search for extensions, and one for the source of each agent.
-We have no program that needs either. All of it uses private names, so `check` refuses to
-start on another version. `schemas/log/faust/app.py` makes an app with it.
+sleep before every record, and a race of four tasks for each message that is handed over. Three more
+would be most of a router's start: a second in which tables may be declared, a search for
+extensions, and one for the source of each agent. We have no program that needs any of them. All of
+it uses private names, so `check` refuses to start on another version. `schemas/log/faust/app.py`
+makes an app with it.
 """
 
 import asyncio
@@ -53,6 +54,22 @@ class App(library.App):  # type: ignore[misc]  # faust has no types here
 
     def _init_fixups(self) -> list[Any]:
         return []
+
+
+class NoTables(library.TableManager):  # type: ignore[misc]  # faust has no types here
+    """In place of a second, in which a program may declare its tables, and its agents begin.
+
+    They do in a few turns of the loop. A topic that nobody listens to yet when the group is joined
+    would be joined for after 45 s only.
+    """
+
+    async def on_start(self) -> None:
+        app = self.app
+        while len(app.topics) < len(app.agents) and not self.should_stop:  # noqa: ASYNC110 - turns
+            await asyncio.sleep(0)
+        if not self.should_stop:
+            await self._update_channels()
+            await self.recovery.start()
 
 
 def _unlisted(agent: Any, category: str, **_: Any) -> None:

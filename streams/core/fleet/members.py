@@ -25,7 +25,6 @@ class Fleet:
         self._heard_ms = 0
         self._hearing_since_ms = 0
         self._prefill_ms: int | None = None
-        self._prefill_moved = False  # the last prefill worker was given another role
         self._taken = 0  # requests that were given out
 
     def apply(
@@ -78,11 +77,12 @@ class Fleet:
         return member.state is not MemberState.GONE and silent_ms <= LEASE_MS
 
     def prefill_absent_ms(self, now_ms: int) -> int:
-        """For how long no prefill worker has lived; 0 while one does, and since ever where the last
-        one was given another role: then none is to be waited for."""
+        """For how long no prefill worker has lived; 0 while one does, and since ever where none is
+        known, as at a start, or where the last one was given another role: then none is to be
+        waited for."""
         if self._prefill_ms is None or self.any_lives(Role.PREFILL, now_ms):
             self._prefill_ms = now_ms
-        return now_ms if self._prefill_moved else now_ms - self._prefill_ms
+        return now_ms - self._prefill_ms if self.pools[Role.PREFILL].workers else now_ms
 
     def take(self, worker: Worker, tokens: int) -> None:
         """Count a request that was dispatched."""
@@ -154,7 +154,6 @@ class Fleet:
         """
         member = self.view.members[member_id]
         leases = {lease.topic: lease.partition for lease in member.registration.leases}
-        had_prefill = bool(self.pools[Role.PREFILL].workers)
         for role, topic in WORK_TOPICS.items():
             known = self._workers.get((member_id, role))
             if known is not None and known.epoch != member.epoch:
@@ -166,8 +165,6 @@ class Fleet:
                 worker.partition, worker.member = leases[topic], member
                 self._workers[member_id, role] = worker
             self._list(member_id, role, takes)
-        if had_prefill or self.pools[Role.PREFILL].workers:
-            self._prefill_moved = not self.pools[Role.PREFILL].workers
 
     def _list(self, member_id: str, role: Role, takes: bool) -> None:
         listed = self.pools[role].workers

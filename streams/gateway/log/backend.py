@@ -225,12 +225,8 @@ class LogBackend:
         problems = []
         if not any(self._living(membership, MemberKind.ROUTER)):
             problems.append("no router is alive")
-        if not self._has_ready_worker(membership, Role.REPLICA):
-            problems += [
-                f"no {role} worker is ready"
-                for role in (Role.PREFILL, Role.DECODE)
-                if not self._has_ready_worker(membership, role)
-            ]
+        if not self._has_ready_worker(membership, Role.DECODE, Role.REPLICA):
+            problems.append("no decode worker is ready, nor a replica")
         return problems
 
     @property

@@ -23,6 +23,9 @@ class StubbornBroker:
     def runs(self) -> bool:
         return self.alive
 
+    def mend(self) -> bool:
+        return False
+
     def answers(self) -> bool:
         return True
 

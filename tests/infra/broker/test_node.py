@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.broker import class_archive, node
+from infra.broker import class_archive, node, storage
 from infra.broker.node import Broker
 from infra.broker.probe import broker_answers, free_ports, port_is_taken
 from infra.broker.section import BrokerSettings
@@ -84,7 +84,8 @@ def test_storage_is_formatted_without_an_archive_that_is_damaged(
     shutil.copyfile(made, archive)
     damage(archive)
     monkeypatch.setattr(node, "class_archive", lambda libs: archive)
-    broker.start()
+    broker.folder.mkdir()
+    broker.format()
     assert not archive.exists()
 
 
@@ -167,7 +168,10 @@ def test_a_folder_of_any_other_name_is_kafkas(tmp_path: Path) -> None:
     assert read.encode("utf-16", "surrogatepass").decode("utf-16") == str(folder / "data")
 
 
-def test_storage_that_cannot_be_formatted_is_told(tmp_path: Path, bootstrap: str) -> None:
+def test_storage_that_cannot_be_formatted_is_told(
+    tmp_path: Path, bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "kept_storage", lambda libs: tmp_path / "none")
     if shutil.which("false") is None:
         pytest.skip("no `false` command to stand in for a broken Java")
     with pytest.raises(BrokerUnavailable, match="could not be formatted"):

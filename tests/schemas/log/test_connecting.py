@@ -1,4 +1,4 @@
-"""Closing consumers: whoever is cancelled meanwhile is."""
+"""Clients that ask; closing consumers: whoever is cancelled meanwhile is."""
 
 import asyncio
 import contextlib
@@ -28,6 +28,14 @@ CLIENTS: dict[str, Callable[[LogSettings], contextlib.AbstractAsyncContextManage
     "reader": lambda log: AssignedReader(log, "fleet", [0], client_id="r").reading("earliest"),
     "asking": asking,
 }
+
+
+async def test_an_asking_client_knows_from_the_start_where_its_topics_are(
+    kafka: LogSettings,
+) -> None:
+    topics = {kafka.topic_prefix + name for name in ("requests", "usage", "fleet")}
+    async with asking_client(kafka, topics=topics) as client:
+        assert all(client.partitions_for_topic(topic) for topic in topics)
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -14,6 +14,7 @@ from aiokafka import ConsumerRecord
 from schemas.codec import Codec
 from schemas.errors import LeaseError
 from schemas.fleet import LEASE_MS
+from schemas.log import membership
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
@@ -202,6 +203,19 @@ async def test_beats_carry_state_credits_and_load(kafka: LogSettings) -> None:
         assert found.load.running == 3
         assert found.credits == {("r1", Role.DECODE): 5}
         assert isinstance(seen[0], Registration)
+
+
+async def test_a_new_state_is_told_before_the_next_beat_is_due(
+    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "HEARTBEAT_MS", 3_600_000)
+    async with fleet_of(kafka) as fleet:
+        member = fleet.member("decode-0")
+        async with fleet.running(member):
+            known = member.view.members
+            await until(lambda: "decode-0" in known)
+            member.set_state(MemberState.READY)
+            await until(lambda: known["decode-0"].state is MemberState.READY)
 
 
 async def test_the_lease_dies_with_the_heartbeat_and_a_goodbye_is_seen_at_once(

@@ -162,15 +162,26 @@ def test_no_herd_on_a_fresh_worker() -> None:
 
 
 def test_without_prefill_workers_for_long_decode_workers_compute_prompts() -> None:
-    on = RouterHarness(local_after_ms=1_000)
-    on.worker("d0", Role.DECODE)
-    on.pass_ms(500)
+    on = split(local_after_ms=1_000)
+    on.workers["p0"].silent = True
+    on.pass_ms(LEASE_MS + 250)
     on.request("r1")
     assert not on.works
-    on.pass_ms(1_000)
+    on.pass_ms(1_250)
     (work,) = on.works
     assert (work.mode, work.phase, work.kv) == (Mode.LOCAL, WorkPhase.DECODE, None)
     assert on.decisions[-1].reason is Reason.NO_WORKER
+
+
+def test_of_two_engines_that_start_a_decode_worker_serves_until_the_other_is_there() -> None:
+    """(issue 27, 2.1)"""
+    on = RouterHarness(local_after_ms=60_000)
+    on.worker("d0", Role.DECODE)
+    on.request("r1")
+    assert [(work.mode, work.worker_id) for work in on.works] == [(Mode.LOCAL, "d0")]
+    on.worker("p0", Role.PREFILL)
+    on.request("r2")
+    assert [(work.mode, work.worker_id) for work in on.works[1:]] == [(Mode.REMOTE, "p0")]
 
 
 def test_after_the_last_prefill_worker_was_moved_away_nobody_waits_for_one() -> None:

@@ -1,5 +1,6 @@
 """The Faust app: its settings, what is changed in it, and how its agents and rebalances arrive."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -89,6 +90,26 @@ async def test_the_consumer_is_changed_as_meant() -> None:
     assert worker._fetch_max_wait_ms == patches.FETCH_MAX_WAIT_MS
     assert worker._partition_assignment_strategy == (RangePartitionAssignor,)
     await worker.stop()
+
+
+async def test_the_group_is_joined_as_soon_as_each_agent_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app, heard = app_of(), asyncio.Event()
+    add_agents(app, "test.", "x", TOPICS, Member())
+
+    async def done() -> None:
+        heard.set()
+
+    monkeypatch.setattr(app.tables, "_update_channels", done)
+    monkeypatch.setattr(app.tables, "_recovery", SimpleNamespace(start=done))
+    starting = asyncio.create_task(app.tables.on_start())
+    for topic in TOPICS:
+        await asyncio.sleep(0)
+        assert not heard.is_set(), "one that is missing would be joined for much later"
+        app.topics.add(app.topic("test." + topic))
+    await starting
+    assert heard.is_set()
 
 
 async def test_security_settings_reach_faust() -> None:

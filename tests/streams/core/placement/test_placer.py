@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
+from schemas.fleet import LEASE_MS
 from schemas.records import MemberState, Mode, Orchestration, Priority, Reason, Role, Unmet
 from streams.config import RouterSettings
 from streams.core.placement import orchestration, selection
@@ -105,7 +106,10 @@ def test_a_turn_without_prefill_credit(policy: str, waits: bool) -> None:
 )
 def test_without_prefill_workers(policy: str, known: bool, at_once: bool) -> None:
     scene = PlacerFixture(policy=policy, local_after_ms=1_000)
+    scene.workers(Role.PREFILL, "p0")
     scene.workers(Role.DECODE, "d0", "d1")
+    scene.beat(p0=-1)
+    scene.pass_ms(LEASE_MS + 1)  # it is lost
     asked = case(session=session("d1") if known else None)
     scene.fleet.prefill_absent_ms(scene.now_ms)
     assert (scene.place(asked) is not None) == at_once
@@ -114,6 +118,14 @@ def test_without_prefill_workers(policy: str, known: bool, at_once: bool) -> Non
     assert found is not None
     assert (found.mode, found.reason) == (Mode.LOCAL, Reason.NO_WORKER)
     assert found.decode is scene.worker("d1" if known else "d0")
+
+
+def test_where_no_prefill_worker_is_known_nobody_waits_for_one() -> None:
+    scene = PlacerFixture(local_after_ms=60_000)
+    scene.workers(Role.DECODE, "d0")
+    found = scene.place(case())
+    assert found is not None
+    assert (found.mode, found.reason) == (Mode.LOCAL, Reason.NO_WORKER)
 
 
 def test_without_prefill_workers_a_replica_goes_before_a_strange_decode_worker() -> None:

@@ -37,6 +37,20 @@ def joined(view: FleetView, *, leader: bool = True) -> LogBackend:
     return log
 
 
+@pytest.mark.parametrize(("role", "serves"), [(Role.DECODE, True), (Role.PREFILL, False)])
+async def test_a_decode_worker_is_enough_to_be_ready(
+    role: Role, serves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is for calls: it computes prompts itself until a prefill worker is there."""
+    view = FleetView()
+    view.apply(builders.registration("w", role, capability=builders.capability("w")), 0, T0)
+    view.apply(builders.beat("w", 1), 1, T0)
+    view.apply(builders.registration("gateway-a", kind=MemberKind.GATEWAY), 2, T0)
+    monkeypatch.setattr(backend, "wall_ms", lambda: T0)
+    none = ["no decode worker is ready, nor a replica"]
+    assert joined(view).problems() == ["no router is alive", *none[serves:]]
+
+
 async def test_workers_are_silent_only_while_the_log_is_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

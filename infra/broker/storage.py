@@ -1,0 +1,52 @@
+"""The storage of a new node: a copy of the one that set-up has kept.
+
+Kafka's tool takes a second to format one, which would be a third of a broker's start. All of it is
+the same for each node that is alone, but for the name of its cluster. `class_archive.py` has it
+made, `node.py` takes it; where there is none, the tool is asked as ever.
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+_NAMED, _CLUSTER = "meta.properties", re.compile(r"^cluster\.id=.+$", re.MULTILINE)
+
+
+def kept_storage(libs: Path) -> Path:
+    """Where that of these jars is kept."""
+    return libs.parent / "storage"
+
+
+def keep(made: Path, kept: Path) -> None:
+    """Have what the tool made, and nothing has used, as the one to copy."""
+    drop(kept)
+    draft = kept.with_name(f"{kept.name}.new")
+    shutil.rmtree(draft, ignore_errors=True)
+    shutil.copytree(made, draft)
+    draft.rename(kept)
+
+
+def drop(kept: Path) -> None:
+    """Keep it no longer."""
+    shutil.rmtree(kept, ignore_errors=True)
+
+
+def is_laid_out(data: Path) -> bool:
+    """Whether a node has its storage: what names it is written last."""
+    return (data / _NAMED).exists()
+
+
+def lay_out(kept: Path, data: Path, cluster: str) -> bool:
+    """Copy it for a node of this cluster; False where there is none, or not all of it."""
+    try:
+        named, replaced = _CLUSTER.subn(f"cluster.id={cluster}", (kept / _NAMED).read_text())
+        if not replaced or not all(file.stat().st_size for file in kept.rglob("*")):
+            return False
+        shutil.copytree(kept, data, ignore=shutil.ignore_patterns(_NAMED), dirs_exist_ok=True)
+        draft = data / f"{_NAMED}.new"
+        draft.touch(mode=0o600)
+        draft.write_text(named)
+        draft.rename(data / _NAMED)
+    except OSError:
+        return False
+    return True
