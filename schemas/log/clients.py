@@ -19,11 +19,13 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordTooLarge, TopicError, TriviumError, clipped
 from schemas.log.connecting import client_options, dropped, flushed, no_broker, started, stopped
+from schemas.log.fetching import LONGEST_MS, LOOK_MS, fetch_apart
 from schemas.rules.sizes import RECORD_BYTES_MAX, check_size
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, check_record, partition_of
 
 _HELD_MAX = 5_000  # records of a partition that wait for older ones of others, when more are read
+_FETCH_MS = 500  # a fetch waits, if something may be in its way soon
 _MARKS_MS = 100  # marks of transactions at an end are no records: only the position tells of them
 Headers = Sequence[tuple[str, bytes]]
 Ack = asyncio.Future[Any]
@@ -174,6 +176,7 @@ class AssignedReader:
         self._partitions = [TopicPartition(self.topic, p) for p in partitions]
         self._bootstrap = settings.bootstrap
         self._answer_s = settings.request_timeout_ms / 1000
+        self._fetch_ms = min(LONGEST_MS, settings.request_timeout_ms // 2)
         group = settings.topic_prefix + committed_group if committed_group else None
         self._options = {
             **client_options(settings),
@@ -183,7 +186,7 @@ class AssignedReader:
             "enable_auto_commit": group is not None,
             "auto_commit_interval_ms": 5_000,
             "auto_offset_reset": "earliest",
-            "fetch_max_wait_ms": 500,
+            "consumer_timeout_ms": LOOK_MS,
             "max_partition_fetch_bytes": fetch_bytes,
         }
         self._consumer: AIOKafkaConsumer | None = None
@@ -206,9 +209,10 @@ class AssignedReader:
     async def start(self, at: ReadFrom) -> None:
         """Connect and stand at the given place; `latest` is fixed when this returns.
 
-        `nowhere` fetches nothing before `seek`: a question would wait for the fetch under way.
+        `nowhere` fetches nothing before `seek`, which would wait for the fetch under way.
         """
         consumer = AIOKafkaConsumer(**self._options)
+        fetch_apart(consumer, _FETCH_MS, self._fetch_ms)
         try:
             await started(consumer.start, consumer.stop)
         except KafkaError as error:
