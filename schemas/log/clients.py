@@ -19,13 +19,15 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordTooLarge, TopicError, TriviumError, clipped
 from schemas.log.connecting import client_options, dropped, flushed, no_broker, started, stopped
+from schemas.log.fetching import LONGEST_MS, LOOK_MS, fetch_apart
 from schemas.rules.sizes import RECORD_BYTES_MAX, check_size
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, check_record, partition_of
 
 _HELD_MAX = 5_000  # records of a partition that wait for older ones of others, when more are read
+_FETCH_MS = 500  # a fetch waits, if something may be in its way soon
 # Marks of transactions at an end are no records: only the position tells of them.
-_LOOK_MS, _LOOK_MAX_MS = 5, 100
+_MARKS_MS, _MARKS_MAX_MS = 5, 100
 Headers = Sequence[tuple[str, bytes]]
 Ack = asyncio.Future[Any]
 ReadFrom = Literal["earliest", "latest", "nowhere"] | dict[int, int]  # or the offsets by partition
@@ -175,6 +177,7 @@ class AssignedReader:
         self._partitions = [TopicPartition(self.topic, p) for p in partitions]
         self._bootstrap = settings.bootstrap
         self._answer_s = settings.request_timeout_ms / 1000
+        self._fetch_ms = min(LONGEST_MS, settings.request_timeout_ms // 2)
         group = settings.topic_prefix + committed_group if committed_group else None
         self._options = {
             **client_options(settings),
@@ -184,7 +187,7 @@ class AssignedReader:
             "enable_auto_commit": group is not None,
             "auto_commit_interval_ms": 5_000,
             "auto_offset_reset": "earliest",
-            "fetch_max_wait_ms": 500,
+            "consumer_timeout_ms": LOOK_MS,
             "max_partition_fetch_bytes": fetch_bytes,
         }
         self._consumer: AIOKafkaConsumer | None = None
@@ -207,9 +210,10 @@ class AssignedReader:
     async def start(self, at: ReadFrom) -> None:
         """Connect and stand at the given place; `latest` is fixed when this returns.
 
-        `nowhere` fetches nothing before `seek`: a question would wait for the fetch under way.
+        `nowhere` fetches nothing before `seek`, which would wait for the fetch under way.
         """
         consumer = AIOKafkaConsumer(**self._options)
+        fetch_apart(consumer, _FETCH_MS, self._fetch_ms)
         try:
             await started(consumer.start, consumer.stop)
         except KafkaError as error:
@@ -312,10 +316,10 @@ class AssignedReader:
         self, ends: dict[int, int], *, max_records: int = 5_000
     ) -> AsyncIterator[list[ConsumerRecord]]:
         """Batches until every partition stands at its end or beyond; the last may hold more."""
-        look_ms = _LOOK_MS
+        look_ms = _MARKS_MS
         while any([await self._position(tp) < ends[tp.partition] for tp in self._partitions]):
             yield await self.batch(max_records=max_records, timeout_ms=look_ms)
-            look_ms = min(2 * look_ms, _LOOK_MAX_MS)
+            look_ms = min(2 * look_ms, _MARKS_MAX_MS)
 
     def rest(self) -> None:
         """Fetch nothing until the next `seek`."""

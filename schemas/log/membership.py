@@ -68,6 +68,12 @@ def check_leases(record: object, settings: LogSettings) -> None:
             )
 
 
+def _last_beat_s(now_s: float, phase_s: float) -> float:
+    """When members last beat, by a clock that all processes of a host share."""
+    beat_s = HEARTBEAT_MS / 1000
+    return now_s - (now_s - phase_s) % beat_s
+
+
 class Membership:
     """This process as a member of the fleet. `join`, then `run` until the end, then `leave`.
 
@@ -279,8 +285,12 @@ class Membership:
             loop.result()
 
     async def _beat_forever(self) -> None:
-        loop = asyncio.get_running_loop()
-        due_s = loop.time()
+        """With all other members of this host, whose clock is one: so whoever reads the fleet wakes
+        up once for all of them. Only routers beat in between: the topic must not be silent for so
+        long that it counts (`DEAF_MS`). Other hosts have begun at other times."""
+        loop, beat_s = asyncio.get_running_loop(), HEARTBEAT_MS / 1000
+        phase_s = beat_s / 2 if self._kind is MemberKind.ROUTER else 0.0
+        due_s = _last_beat_s(loop.time(), phase_s)
         while True:
             if silent_ms := self._doubt.too_long_ms():
                 raise LeaseError(
@@ -288,9 +298,9 @@ class Membership:
                 )
             self._changed.clear()
             await self._try_beat()
-            due_s = max(due_s + HEARTBEAT_MS / 1000, loop.time())
+            due_s = max(due_s + beat_s, _last_beat_s(loop.time(), phase_s))
             if await stopped_within(self._changed, due_s - loop.time()):
-                due_s = loop.time()
+                due_s -= beat_s  # the next one stays due
 
     async def _try_beat(self) -> None:
         try:

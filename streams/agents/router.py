@@ -43,6 +43,7 @@ from streams.journal.snapshot import packed
 log = logging.getLogger(__name__)
 
 _SAVE_MS = 1_000
+_IDLE_TICK_MS, _IDLE_FLUSH_MS = 250, 1_000
 
 
 def load_table(settings: RouterSettings) -> PpdTable | None:
@@ -197,22 +198,30 @@ class RouterProcess:
         self.outbox.put([OwnRecord("journal", self.router_id, 0, entry) for entry in entries])
 
     async def tick(self) -> None:
-        """Time passes, until cancelled."""
+        """Time passes, until cancelled; while there is nothing to do, in longer steps, of which the
+        journal tells later."""
         settings, loop = self.settings, asyncio.get_running_loop()
         flushed_ms = saved_ms = wall_ms()
-        due_s = loop.time()
+        ticked_ms, due_s = 0, loop.time()
         while True:
-            self.outbox.put(self.apply(Tick(), TICK, 0, 0))
+            now_ms = max(self._now_ms, wall_ms())
+            if not self.router.is_idle or now_ms - ticked_ms >= _IDLE_TICK_MS:
+                ticked_ms = now_ms
+                self.outbox.put(self.apply(Tick(), TICK, 0, 0))
             if self._now_ms - wall_ms() > SLEWED_MS:
                 raise LeaseError(f"{self.router_id}: the clock was set back; begins anew")
-            if self._now_ms - flushed_ms >= settings.journal_flush_ms - settings.tick_ms:
-                flushed_ms = self._now_ms
+            if now_ms - flushed_ms >= self._flush_ms() - settings.tick_ms:
+                flushed_ms = now_ms
                 self._cut()
-            if self._now_ms - saved_ms >= _SAVE_MS:
-                saved_ms = self._now_ms
+            if now_ms - saved_ms >= _SAVE_MS:
+                saved_ms = now_ms
                 self.outbox.save_sessions()
             due_s = max(due_s + settings.tick_ms / 1000, loop.time())
             await asyncio.sleep(due_s - loop.time())
+
+    def _flush_ms(self) -> int:
+        flush_ms = self.settings.journal_flush_ms
+        return flush_ms if self.journal.has_news else max(flush_ms, _IDLE_FLUSH_MS)
 
     async def join(self) -> None:
         """Connect and join the fleet, before any partition is taken."""

@@ -96,14 +96,8 @@ class Router:
         self._endings = Endings(self.tables, self._orders, self._continuing.begin)
         self._dispatcher = Dispatcher(self.tables, self._orders, self._endings, self.placer)
         self._retrievals = Retrievals(self.tables, self._endings.enqueue, self._dispatcher.warm)
-        self._attempts = Attempts(
-            self.tables,
-            self._orders,
-            self._endings,
-            self._retrievals,
-            self._continuing,
-            self.placer.estimates,
-        )
+        parts = self._orders, self._endings, self._retrievals, self._continuing
+        self._attempts = Attempts(self.tables, *parts, self.placer.estimates)
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             RequestArrived: self._request_arrived,
             CancellationArrived: self._cancellation_arrived,
@@ -171,6 +165,11 @@ class Router:
     def is_live(self, request_id: str) -> bool:
         """Whether the request has arrived and not ended."""
         return request_id in self.tables.requests.by_id
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a tick leads to nothing but what is looked at once a second."""
+        return not self.tables.requests.by_id and self.placer.prefixes.is_swept
 
     def backlog(self, now_ms: int) -> Backlog:
         """What waits, and what requests ask of workers; changes nothing."""

@@ -26,8 +26,9 @@ from streams import core
 from streams.config import RouterSettings
 from streams.core.effects import Effect
 from streams.core.events import Event, FleetRecordArrived, OutcomeArrived, SessionLoaded, UsageTold
-from streams.journal.inputs import STOPPED
+from streams.journal.inputs import STOPPED, TICK
 
+_NO_NEWS = ("fleet", TICK)
 JournalEntry = JournalBatch | JournalSnapshot
 
 
@@ -51,6 +52,7 @@ class Journal:
         self._router_id = router_id
         self._codec = Codec()  # readable without a schema registry
         self._lines: list[Line] = []
+        self.has_news = False  # since the last cut: more than heartbeats and ticks without effects
 
     def add(
         self,
@@ -64,6 +66,7 @@ class Journal:
         """One event was applied; ticks and changes of ownership name themselves as topic."""
         ahead_ms = event.ahead_ms if isinstance(event, FleetRecordArrived) else 0
         value, followed = self._value(event), effects_sum(self._codec, effects)
+        self.has_news |= topic not in _NO_NEWS or bool(effects)
         self._lines.append(Line(topic, partition, offset, now_ms, ahead_ms, value, followed))
 
     def _value(self, event: Event) -> bytes:
@@ -81,7 +84,7 @@ class Journal:
 
     def cut(self, router_epoch: int) -> list[JournalBatch]:
         """All lines since the last cut, in batches that fit the log."""
-        lines, self._lines = self._lines, []
+        lines, self._lines, self.has_news = self._lines, [], False
         batches, begin, value_bytes = [], 0, 0
         for end, line in enumerate(lines):
             value_bytes += len(line.value)

@@ -75,7 +75,7 @@ class OnHost(Supervisor):
 
     def start(self, spec: ProcessSpec) -> Process:
         command = self._hosts.command(self._host, *spec.command)
-        return super().start(replace(spec, command=command))
+        return super().start(replace(spec, command=command, forks=None))  # they are on one host
 
 
 def _worker(folder: Path) -> ProcessSpec:

@@ -21,9 +21,10 @@ from schemas.errors import ConfigError
 from schemas.log.connecting import stopped
 from schemas.log.faust import library
 from schemas.log.faust.library import driver, streams
+from schemas.log.fetching import LONGEST_MS, LOOK_MS, fetch_apart
 
 FAUST_VERSION = "0.15.3"  # the private names below were checked for this one
-FETCH_MAX_WAIT_MS = 100
+FETCH_MS = 100  # a fetch waits, where partitions may come or go, or have come
 STOP_S = 5.0
 RECORDS_PER_TURN = 64
 _records = itertools.count(1)
@@ -81,9 +82,10 @@ class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has
 
     It runs in the process's own loop, not in a thread of its own: every batch would cross two
     queues and wait for the interpreter lock, five milliseconds at worst, both ways. A fetch waits
-    100 ms and not 1500, which bounds how long a partition waits after a rebalance. Partitions are
-    assigned by range, so that one member owns the same partitions of all topics; Faust would deal
-    them round-robin over all topics together.
+    100 ms and not 1500, but longer and longer while nothing comes (`schemas/log/fetching.py`): that
+    bounds how long a partition waits for others. Partitions are assigned by range, so that one
+    member owns the same partitions of all topics; Faust would deal them round-robin over all topics
+    together.
     """
 
     wait_for_shutdown = False  # there is no thread to wait for
@@ -113,7 +115,7 @@ class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has
         consumer = super()._create_worker_consumer(transport)
         committed = "read_committed" if transport.reads_committed else "read_uncommitted"
         for name, value in (
-            ("_fetch_max_wait_ms", FETCH_MAX_WAIT_MS),
+            ("_consumer_timeout", LOOK_MS / 1_000),
             ("_partition_assignment_strategy", (RangePartitionAssignor,)),
             ("_isolation_level", committed),
         ):
@@ -122,6 +124,7 @@ class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has
                     f"aiokafka's consumer has no {name}; check schemas/log/faust/patches.py"
                 )
             setattr(consumer, name, value)
+        fetch_apart(consumer, FETCH_MS, LONGEST_MS)
         return consumer
 
 

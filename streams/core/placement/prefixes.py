@@ -217,6 +217,11 @@ class PrefixIndex:
                 found[holder.life] = tokens // block_size
         return found
 
+    @property
+    def is_swept(self) -> bool:
+        """Whether the sweep has met all that is gone."""
+        return not (self._rounds_due or self._retired or self._leaving)
+
     def sweep(self, segments: int = 1) -> None:
         """Go on round the table: clear bits of slots that are gone, drop blocks of nobody."""
         for _ in range(segments):

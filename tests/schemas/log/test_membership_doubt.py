@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -11,9 +12,10 @@ from aiokafka.errors import KafkaTimeoutError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, LeaseError, NameTaken, TopicError
-from schemas.fleet import DEAF_MS, LEASE_MS, SILENCE_MAX_MS
+from schemas.fleet import DEAF_MS, HEARTBEAT_MS, LEASE_MS, SILENCE_MAX_MS
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.doubt import LEASES_MAX
+from schemas.log.endings import ended
 from schemas.log.membership import Membership
 from schemas.log.patience import outlive
 from schemas.records import Heartbeat, MemberKind, Registration
@@ -39,11 +41,9 @@ class Log:
         return ack
 
 
-def member(log: Log, copies: int = 1) -> Membership:
+def member(log: Log, copies: int = 1, kind: MemberKind = MemberKind.WORKER) -> Membership:
     settings = LogSettings(replication_factor=copies)
-    found = Membership(
-        settings, CODEC, cast(LogProducer, log), member_id="w", kind=MemberKind.WORKER
-    )
+    found = Membership(settings, CODEC, cast(LogProducer, log), member_id="w", kind=kind)
     found.epoch = EPOCH
     return found
 
@@ -227,3 +227,37 @@ async def test_silence_is_not_taken_for_a_missing_topic(
     reader._consumer = Silent(topics)  # as much of one as is asked
     with pytest.raises(error, match="fleet: cannot be read"):
         await reader.end_offsets()
+
+
+@virtual
+async def test_members_of_a_host_beat_together_and_never_later() -> None:
+    """Whenever they have begun, and after a stall at once; routers in between (issue 27, 3.3)."""
+    loop, beat_s = asyncio.get_running_loop(), HEARTBEAT_MS / 1000
+    tasks: list[asyncio.Task[None]] = []
+
+    def beating(kind: MemberKind) -> list[float]:
+        """It begins to; when it does."""
+        found, times = member(Log(), kind=kind), list[float]()
+
+        async def beat_now() -> None:
+            times.append(loop.time())
+            if len(times) == 4:
+                await pass_time(2.2 * beat_s)  # a broker that is slow, once
+
+        found.beat_now = beat_now  # type: ignore[method-assign]
+        tasks.append(asyncio.create_task(found._beat_forever()))
+        return times
+
+    await pass_time(0.13)
+    first = beating(MemberKind.WORKER)
+    await pass_time(0.18)
+    second, router = beating(MemberKind.GATEWAY), beating(MemberKind.ROUTER)
+    await pass_time(5.2)
+    await ended(*tasks)
+    for times in (first, second, router):
+        gaps = [later - earlier for earlier, later in pairwise(times)]
+        assert gaps[3] == pytest.approx(2.2 * beat_s), "late, so it is sent at once"
+        assert max(gaps[:3] + gaps[4:]) <= beat_s * 1.0001
+    halves = [{round(2 * each / beat_s, 3) % 2 for each in times[5:]} for times in (first, second)]
+    assert halves == [{0}, {0}], "where they are"
+    assert {round(2 * each / beat_s, 3) % 2 for each in router[5:]} == {1}

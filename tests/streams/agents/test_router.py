@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from schemas.errors import ConfigError, LeaseError
 from schemas.log.clock import wall_ms
+from schemas.log.endings import ended
 from schemas.records import (
     DecisionKind,
     Reason,
@@ -17,16 +19,18 @@ from schemas.records import (
 from streams.agents import router
 from streams.agents.router import load_table
 from streams.config import RouterSettings
-from streams.core.events import PartitionTaken, Tick
+from streams.core.events import PartitionTaken, RequestArrived, Tick
 from streams.core.handlers.dispatch import Dispatcher
 from streams.core.placement.ppd_table import AXES, Cell, PpdTable
+from streams.journal.inputs import TICK
 from tests.streams import builders
 from tests.streams.agents.fakes import (
     FakeEvent,
     router_with_partition,
 )
 from tests.streams.builders import T0
-from tests.waiting import run
+from tests.virtual import virtual
+from tests.waiting import pass_time, run
 
 
 def test_a_bug_in_the_core_ends_the_process_and_acknowledges_nothing() -> None:
@@ -107,6 +111,36 @@ def test_a_router_begins_anew_where_the_clock_was_set_back(monkeypatch: pytest.M
             await process.tick()
 
     run(main())
+
+
+@virtual
+async def test_a_router_without_requests_ticks_and_tells_less() -> None:
+    """From its first request on as often as its settings say (issue 27, 3.3)."""
+    partitions, producer = await router_with_partition()
+    process = partitions.process
+    sending = asyncio.create_task(process.outbox.run())
+    ticking = asyncio.create_task(process.tick())
+
+    def lines() -> list[tuple[int, list[str]]]:
+        """Of each batch since the last call, how many ticks, and what else."""
+        batches = [record for topic, record, *_ in producer.sent if topic == "journal"]
+        producer.sent.clear()
+        kinds = [Counter(batch.topics) for batch in batches]
+        return [(each.pop(TICK, 0), sorted(each)) for each in kinds]
+
+    await pass_time(1.0)
+    lines()
+    await pass_time(4.0)
+    idle = lines()
+    assert len(idle) <= 5 and 12 <= sum(ticks for ticks, _ in idle) <= 20
+    assert not any(what for _, what in idle)
+    request = builders.request("r1", deadline_ms=wall_ms() + 60_000)
+    process.apply(RequestArrived(request, 0), "requests", 0, 0)
+    await pass_time(0.1)
+    assert [what for _, what in lines()] == [["requests"]], "its journal waits no longer"
+    await pass_time(4.0)
+    assert 75 <= sum(ticks for ticks, _ in lines()) <= 84
+    await ended(sending, ticking)
 
 
 def test_measured_clocks_reach_placement() -> None:

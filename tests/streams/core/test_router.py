@@ -34,6 +34,7 @@ from streams.core.events import (
     PartitionTaken,
     RequestArrived,
     SessionLoaded,
+    Tick,
 )
 from streams.core.requests.live import LiveRequests, arrived
 from streams.core.router import Router
@@ -42,6 +43,27 @@ from tests.streams import builders
 from tests.streams.builders import ROUTER, T0
 from tests.streams.core.router_harness import PARTITION, RouterHarness
 from tests.streams.core.router_setups import replicas, split, state_of, to_decoding
+
+BLOCKS = prefix.pack(prefix.chain(range(64), 16)[:3])
+
+
+def test_a_router_is_idle_without_requests_and_with_nothing_to_sweep() -> None:
+    """(issue 27, 3.3)"""
+    on = split()
+    assert on.router.is_idle
+    on.request("r1")
+    assert not on.router.is_idle
+    on.cancel("r1")
+    (work,) = on.works
+    on.outcome(work, kind=OutcomeKind.CANCELLED)
+    assert on.router.is_idle
+    for seq, changes in enumerate(({"snapshot": True, "stored": BLOCKS}, {"removed": BLOCKS})):
+        told = KvEvents(worker_id="d0", epoch=1, seq=seq, at_ms=T0, block_size=16, **changes)
+        on.apply(KvEventsArrived(told, seq))
+    assert not on.router.is_idle, "blocks are gone"
+    for _ in range(8):
+        on.apply(Tick())
+    assert on.router.is_idle
 
 
 def test_the_way_of_a_remote_request() -> None:

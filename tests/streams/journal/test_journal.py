@@ -29,6 +29,20 @@ def test_the_journal_numbers_its_lines() -> None:
     assert (first.first_seq, second.first_seq) == (0, 2)
 
 
+def test_heartbeats_and_ticks_without_effects_are_no_news() -> None:
+    """So they may be told later (issue 27, 3.3)."""
+    journal = Journal("router-a")
+    journal.add(Tick(), TICK, 0, 0, T0, [])
+    journal.add(FleetRecordArrived(builders.beat("d0", 1), 3), "fleet", 0, 3, T0, [])
+    assert not journal.has_news
+    journal.add(Tick(), TICK, 0, 0, T0 + 50, [Forget("s1", 0)])
+    assert journal.has_news
+    journal.cut(1)
+    assert not journal.has_news
+    journal.add(RequestArrived(builders.request("r1"), 0), "requests", 0, 7, T0, [])
+    assert journal.has_news
+
+
 def test_a_journal_of_any_length_fits_the_log() -> None:
     """What a router applies when it joins a large fleet leaves in batches (issue 10, 12)."""
     journal = Journal("router-a")

@@ -16,6 +16,7 @@ from schemas.errors import ConfigError
 from schemas.log.faust import patches
 from schemas.log.faust.app import add_agents, ends_of, follow_rebalances, make_app
 from schemas.log.faust.receipts import Place
+from schemas.log.fetching import LOOK_MS
 from schemas.settings import LogSettings
 
 LOG = LogSettings(topic_prefix="test.")
@@ -87,7 +88,7 @@ async def test_another_faust_stops_the_start(monkeypatch: pytest.MonkeyPatch) ->
 async def test_the_consumer_is_changed_as_meant() -> None:
     app = app_of()
     worker = app.consumer._thread._create_worker_consumer(app.transport)
-    assert worker._fetch_max_wait_ms == patches.FETCH_MAX_WAIT_MS
+    assert worker._consumer_timeout == LOOK_MS / 1_000
     assert worker._partition_assignment_strategy == (RangePartitionAssignor,)
     await worker.stop()
 

@@ -1,0 +1,123 @@
+"""How long fetches wait, and that nothing waits for one that waits long (issue 27, 3.3).
+
+On the broker every fetch waits for longer than a test may take: what was not woken would hang.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.protocol.fetch import FetchRequest
+
+from schemas.codec import Codec
+from schemas.log.clients import LogProducer
+from schemas.log.connecting import client_options, stopped
+from schemas.log.fetching import Fetches, fetch_apart
+from schemas.log.transactions import Sending, Transactions
+from schemas.records import Cancellation, CancelReason
+from schemas.settings import LogSettings
+from tests.waiting import PATIENCE_S, until
+
+_LONG_MS = int(3_000 * PATIENCE_S)
+BOTH = frozenset({("a", 0, 5), ("b", 0, 7)})
+
+
+def test_a_fetch_waits_longer_and_longer_while_nothing_comes() -> None:
+    fetches = Fetches(100, 1_000)
+    assert [fetches.wait_ms(1, BOTH, 2) for _ in range(6)] == [100, 200, 400, 800, 1_000, 1_000]
+    news = frozenset({("a", 0, 6), ("b", 0, 7)})
+    assert [fetches.wait_ms(1, news, 2) for _ in range(2)] == [100, 200]
+    assert fetches.wait_ms(2, news, 2) == 100, "another broker"
+    assert fetches.wait_ms(1, news, 2) == 400
+
+
+def test_a_fetch_waits_briefly_while_it_leaves_partitions_out() -> None:
+    """They are read, paused or new: what they want then is behind it."""
+    fetches = Fetches(100, 1_000)
+    assert [fetches.wait_ms(1, BOTH, 3) for _ in range(3)] == [100, 100, 100]
+    assert [fetches.wait_ms(1, BOTH, 2) for _ in range(2)] == [200, 400]
+
+
+class Consumer:
+    """One that fetches for ever; `fetches` are those that it has sent."""
+
+    def __init__(self, log: LogSettings, isolation: str) -> None:
+        self.places = [TopicPartition(f"{log.topic_prefix}cancellations", p) for p in range(2)]
+        options = client_options(log) | {"request_timeout_ms": 2 * _LONG_MS}
+        self.client: Any = AIOKafkaConsumer(
+            **options, isolation_level=isolation, auto_offset_reset="earliest"
+        )
+        self.fetches = 0
+        send = self.client._client.send
+
+        async def counted(node_id: Any, request: Any, **given: Any) -> Any:
+            self.fetches += isinstance(request, FetchRequest)
+            return await send(node_id, request, **given)
+
+        self.client._client.send = counted
+        fetch_apart(self.client, _LONG_MS, _LONG_MS)
+
+    async def fetching(self, partition: int) -> None:
+        """It reads this partition alone, and has begun to wait."""
+        before = self.fetches
+        self.client.assign([self.places[partition]])
+        await until(lambda: self.fetches > before)
+
+    async def offset(self) -> int:
+        """Of the next record."""
+        return int((await self.client.getone()).offset)
+
+
+@asynccontextmanager
+async def consumer_of(
+    log: LogSettings, isolation: str = "read_uncommitted"
+) -> AsyncIterator[Consumer]:
+    consumer = Consumer(log, isolation)
+    await consumer.client.start()
+    try:
+        yield consumer
+    finally:
+        await stopped(consumer.client)
+
+
+def cancellation() -> Cancellation:
+    return Cancellation(request_id="r", session_id="s", reason=CancelReason.CLIENT_GONE, at_ms=1)
+
+
+async def send(producer: LogProducer, partition: int) -> int:
+    ack = await producer.send("cancellations", cancellation(), key="s", partition=partition)
+    return int((await ack).offset)
+
+
+@pytest.mark.kafka
+async def test_nothing_waits_for_a_fetch_that_waits(kafka: LogSettings) -> None:
+    """No question, no record, and no other partition."""
+    async with (
+        LogProducer(kafka, Codec(), durable=True, client_id="writer") as producer,
+        consumer_of(kafka) as consumer,
+    ):
+        await consumer.fetching(0)
+        ends = await consumer.client.end_offsets(consumer.places)
+        assert set(ends.values()) == {0}
+        assert await send(producer, 0) == await consumer.offset()
+        await consumer.fetching(1)
+        assert await send(producer, 1) == await consumer.offset()
+        await consumer.fetching(0)
+        assert await send(producer, 0) == 1 + await consumer.offset()  # from its beginning on
+
+
+@pytest.mark.kafka
+async def test_a_commit_wakes_who_reads_what_is_committed(kafka: LogSettings) -> None:
+    writer = Transactions(kafka, uuid4().hex)
+    async with consumer_of(kafka, "read_committed") as consumer:
+        place = consumer.places[0]
+        await writer.start()
+        try:
+            await consumer.fetching(0)
+            sending = Sending(topic=place.topic, partition=0, key=b"k", value=b"v")
+            assert await writer.commit([sending]) == [await consumer.offset()]
+        finally:
+            await writer.stop()
