@@ -13,8 +13,8 @@ _NAMED, _CLUSTER = "meta.properties", re.compile(r"^cluster\.id=.+$", re.MULTILI
 
 
 def kept_storage(libs: Path) -> Path:
-    """Where that of these jars is kept."""
-    return libs.parent / "storage"
+    """Where that of these jars is kept; Kafka has nothing of this name."""
+    return libs.parent / "trivium-storage"
 
 
 def keep(made: Path, kept: Path) -> None:
@@ -32,8 +32,9 @@ def drop(kept: Path) -> None:
 
 
 def is_laid_out(data: Path) -> bool:
-    """Whether a node has its storage: what names it is written last."""
-    return (data / _NAMED).exists()
+    """Whether a node has its storage: what names it is written last, and is not empty."""
+    named = data / _NAMED
+    return named.exists() and named.stat().st_size > 0
 
 
 def lay_out(kept: Path, data: Path, cluster: str) -> bool:

@@ -124,8 +124,7 @@ class Process:
                 backoff_s = BACKOFF_S
             self.changed.set()
             await asyncio.sleep(pause_s(self.exit_code, lived_s, backoff_s))
-            if self.exit_code:
-                backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
             self.restarts += 1
             self._spawn()
 
@@ -158,9 +157,9 @@ class Process:
 
 
 def pause_s(exit_code: int | None, lived_s: float, backoff_s: float) -> float:
-    """Before the next life. Who ended well was asked to, and comes back at once, but not again and
-    again."""
-    return backoff_s if exit_code else max(0.0, BACKOFF_S - lived_s)
+    """Before the next life. Who ended well was asked to, and comes back at once. Who does so again
+    and again, without a long life between, waits as after a failure."""
+    return backoff_s if exit_code or backoff_s > BACKOFF_S else max(0.0, BACKOFF_S - lived_s)
 
 
 def started(

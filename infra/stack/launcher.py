@@ -221,14 +221,14 @@ class Stack:
             self.ready |= not names
         except TimeoutError:
             late = [name for name in chosen if self.state_of(name) != "ready"]
-            late = late or self.plan.gateway_names()  # they know of no worker
+            late = late or self.plan.gateway_names()  # they would take no call
             raise NotReady(
                 f"not ready after {timeout_s:g} s: {', '.join(late)}; logs are in "
                 f"{self.folder / 'logs'}. {late[0]} ends with:\n{self.processes[late[0]].tail()}"
             ) from None
 
     async def _until_served(self) -> None:
-        """Wait until every gateway knows its workers: each reads the fleet at its own pace."""
+        """Wait until every gateway would take calls: each reads the fleet at its own pace."""
         while self.plan.serves and not all([await is_served(url) for url in self.gateway_urls]):
             self._raise_failed()
             await asyncio.sleep(_POLL_S)

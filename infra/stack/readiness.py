@@ -19,9 +19,9 @@ async def is_served(url: str) -> bool:
             reader, writer = await asyncio.open_connection(place.hostname, place.port)
             try:
                 writer.write(request.encode())
-                _, status, *_ = (await reader.readline()).split()
+                status = int((await reader.readline()).split()[1])
             finally:
                 writer.close()
-    except (OSError, TimeoutError, ValueError):
+    except (OSError, TimeoutError, ValueError, IndexError):
         return False
-    return int(status) != HTTPStatus.SERVICE_UNAVAILABLE
+    return status != HTTPStatus.SERVICE_UNAVAILABLE

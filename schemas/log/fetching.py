@@ -3,8 +3,9 @@
 A broker answers as soon as there is a record, however long a fetch may wait, but it answers the
 requests of a connection in their order. So fetches have a connection of their own: no question
 waits for one. A fetch that nobody waits for any more, because the partitions have changed, is left
-with its connection. And a fetch waits long only where nothing else can come up meanwhile: it asks
-for every partition of its broker, and for the same as the last one did.
+with its connection. And a fetch waits long only where nothing else can come up meanwhile: there is
+one broker, so no partition moves to it from another, and the fetch asks for every partition and for
+the same as the last one did.
 
 aiokafka sends at most one fetch at a time to a broker, and has no setting for any of this.
 """
@@ -50,7 +51,10 @@ def fetch_apart(consumer: AIOKafkaConsumer, shortest_ms: int, longest_ms: int) -
             connection.close()
         leader = client.cluster.leader_for_partition
         wanted = sum(leader(each) == node_id for each in consumer.assignment())
-        request._max_wait_ms = fetches.wait_ms(node_id, _question(request), wanted)  # noqa: SLF001
+        is_alone = len(client.cluster.brokers()) == 1
+        request._max_wait_ms = (  # noqa: SLF001
+            fetches.wait_ms(node_id, _question(request), wanted) if is_alone else shortest_ms
+        )
         return await send(node_id, request, group=_FETCHES)
 
     client.send = send_apart

@@ -39,7 +39,8 @@ class GatewaySettings:
     header_bytes_max: Positive = 32 << 10  # of a request line with all its headers
     headers_max: Positive = 128
     values_max: Positive = 32_768  # of a body, besides the token ids of one prompt
-    # longest time to check a schema or pattern, or to encode a long text
+    # longest time to check a schema or pattern, or to encode a text of more than 2^20 characters,
+    # or 2^18 with a model that `fastokens` does not read
     aside_ms: Positive = 5_000
     prompt_tokens_max: Natural = 0  # 0: whatever the model takes
     in_flight_max: Positive = 2_048  # choices being answered at once

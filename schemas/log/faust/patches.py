@@ -27,6 +27,7 @@ FAUST_VERSION = "0.15.3"  # the private names below were checked for this one
 FETCH_MS = 100  # a fetch waits, where partitions may come or go, or have come
 STOP_S = 5.0
 RECORDS_PER_TURN = 64
+_LISTENING_S = 60.0  # in which agents begin, on a machine that is busy
 _records = itertools.count(1)
 
 
@@ -61,13 +62,14 @@ class NoTables(library.TableManager):  # type: ignore[misc]  # faust has no type
     """In place of a second, in which a program may declare its tables, and its agents begin.
 
     They do in a few turns of the loop. A topic that nobody listens to yet when the group is joined
-    would be joined for after 45 s only.
+    would be joined for after 45 s only. An agent that ended before it listened fails the start.
     """
 
     async def on_start(self) -> None:
         app = self.app
-        while len(app.topics) < len(app.agents) and not self.should_stop:  # noqa: ASYNC110 - turns
-            await asyncio.sleep(0)
+        async with asyncio.timeout(_LISTENING_S):
+            while len(app.topics) < len(app.agents) and not self.should_stop:  # noqa: ASYNC110
+                await asyncio.sleep(0)
         if not self.should_stop:
             await self._update_channels()
             await self.recovery.start()

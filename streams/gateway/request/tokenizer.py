@@ -8,6 +8,7 @@ import re
 import secrets
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from jinja2 import Template, TemplateError
 
 from schemas.errors import ConfigError, InvalidRequest
 from streams.gateway.request.check_process import CHECK_PROCESS
-from streams.gateway.request.model.encoder import Encoder
+from streams.gateway.request.model.encoder import Encoder, TooLong
 from streams.gateway.request.model.jinja_environment import make_environment
 from streams.gateway.request.model.model_files import (
     read_json,
@@ -220,25 +221,27 @@ class Tokenizer:
 
         `check_chars` raises where a prompt has too many characters, before its tokens are made. A
         long chat is cut, rendered and encoded in a thread, so that streams go on, and a very long
-        one in another process, which may be ended. Raises InvalidRequest.
+        one in another process, which may be ended. Raises InvalidRequest, and TooManyRequests where
+        too many wait.
         """
         chars = _chars(messages) + _chars(variables)
-        if chars > self.encoder.thread_chars_max:
-            check_chars(chars)
-            asked = (str(self._folder), messages, add_generation_prompt, variables)
-            answer = await CHECK_PROCESS.ask("chat", *asked, limit_ms=limit_ms)
-            if "refused" in answer:
-                raise InvalidRequest(*answer["refused"])
-            return array("i", answer["ids"])
 
         def ids() -> "array[int]":
             pieces = self.pieces(
                 messages, add_generation_prompt=add_generation_prompt, variables=variables
             )
             check_chars(sum(map(len, pieces)))
-            return self.encoder.ids(pieces)
+            return self.encoder.ids(pieces, in_thread=True)
 
-        return await self._made(ids, chars)
+        if chars <= self.encoder.thread_chars_max:
+            with suppress(TooLong):
+                return await self._made(ids, chars)
+        check_chars(chars)
+        asked = (str(self._folder), messages, add_generation_prompt, variables)
+        answer = await CHECK_PROCESS.ask("chat", *asked, limit_ms=limit_ms)
+        if "refused" in answer:
+            raise InvalidRequest(*answer["refused"])
+        return array("i", answer["ids"])
 
     async def encode_marked_chat(
         self,
@@ -254,11 +257,13 @@ class Tokenizer:
         where the model's template does not repeat that message once, or the chat is very long.
         """
         check_chars(chars := _chars(messages) + _chars(variables))
-        if chars > (most := self.encoder.thread_chars_max):
-            raise InvalidRequest(
-                f"messages: expected at most {most} characters with retrieval, found {chars}",
-                "messages",
-            )
+        too_long = InvalidRequest(
+            f"messages: expected at most {self.encoder.thread_chars_max} characters with "
+            f"retrieval, fewer of a text that has bytes without a token, found {chars}",
+            "messages",
+        )
+        if chars > self.encoder.thread_chars_max:
+            raise too_long
 
         def prompt() -> MarkedPrompt:
             cut = [self._cut_special_names(message) for message in messages]
@@ -273,14 +278,17 @@ class Tokenizer:
             check_chars(sum(map(len, parts)))
             return self._marked(parts)
 
-        return await self._made(prompt, chars)
+        try:
+            return await self._made(prompt, chars)
+        except TooLong:
+            raise too_long from None
 
     async def _made(self, make: Callable[[], Made], chars: int) -> Made:
         """What `make` gives of so many characters; of many from a thread, so that streams go on."""
-        return make() if chars <= self._inline_chars else await self.encoder.aside(make)
+        return make() if chars <= self._inline_chars else await self.encoder.aside(make, chars)
 
     def _marked(self, parts: Sequence[str]) -> MarkedPrompt:
-        before, within, after = (self.encoder.ids(_pieces(part)) for part in parts)
+        before, within, after = (self.encoder.ids(_pieces(p), in_thread=True) for p in parts)
         at = len(before)
         return MarkedPrompt(before + within + after, at, at + len(within))
 
@@ -290,14 +298,15 @@ class Tokenizer:
         """Token ids of a text; a long one is encoded in a thread, so that streams go on, and a very
         long one in another process, which may be ended. Raises InvalidRequest after the limit.
         """
-        if len(text) > self.encoder.thread_chars_max:
-            asked = (str(self._folder), text, add_special_tokens)
-            return array("i", await CHECK_PROCESS.ask("encode", *asked, limit_ms=limit_ms))
 
         def ids() -> "array[int]":
-            return self.encoder.ids([text], add_special_tokens=add_special_tokens)
+            return self.encoder.ids([text], add_special_tokens=add_special_tokens, in_thread=True)
 
-        return await self._made(ids, len(text))
+        if len(text) <= self.encoder.thread_chars_max:
+            with suppress(TooLong):
+                return await self._made(ids, len(text))
+        asked = (str(self._folder), text, add_special_tokens)
+        return array("i", await CHECK_PROCESS.ask("encode", *asked, limit_ms=limit_ms))
 
     def token_text(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of a token."""

@@ -73,13 +73,16 @@ async def test_what_dies_is_started_again_and_what_stops_stays_down(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "lived_s", "pause_s"),
-    [(0, 5.0, 0.0), (0, 0.004, 0.006), (1, 5.0, 4.0), (-signal.SIGKILL, 5.0, 4.0)],
-)
-def test_who_was_asked_to_end_comes_back_at_once(
-    exit_code: int, lived_s: float, pause_s: float
+    ("exit_code", "lived_s", "backoff_s", "pause_s"),
+    [
+        (0, 5.0, 0.01, 0.0), (0, 0.004, 0.01, 0.006), (0, 5.0, 4.0, 4.0),
+        (1, 5.0, 0.01, 0.01), (-signal.SIGKILL, 5.0, 4.0, 4.0),
+    ],
+)  # fmt: skip
+def test_who_was_asked_to_end_comes_back_at_once_but_not_again_and_again(
+    exit_code: int, lived_s: float, backoff_s: float, pause_s: float
 ) -> None:
-    assert supervisor.pause_s(exit_code, lived_s, 4.0) == pytest.approx(pause_s)
+    assert supervisor.pause_s(exit_code, lived_s, backoff_s) == pytest.approx(pause_s)
 
 
 async def test_a_stop_lets_the_process_finish(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -82,6 +83,8 @@ async def test_a_start_asks_again_where_a_new_broker_is_too_slow(tmp_path: Path)
 
     class Consumer:
         """Knows the topic, and times out once."""
+
+        _client = SimpleNamespace(send=None)  # never asked
 
         async def start(self) -> None:
             """Connected."""

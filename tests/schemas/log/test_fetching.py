@@ -5,6 +5,7 @@ On the broker every fetch waits for longer than a test may take: what was not wo
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -39,6 +40,25 @@ def test_a_fetch_waits_briefly_while_it_leaves_partitions_out() -> None:
     fetches = Fetches(100, 1_000)
     assert [fetches.wait_ms(1, BOTH, 3) for _ in range(3)] == [100, 100, 100]
     assert [fetches.wait_ms(1, BOTH, 2) for _ in range(2)] == [200, 400]
+
+
+@pytest.mark.parametrize(("brokers", "waits_ms"), [(1, [100, 200, 400]), (2, [100, 100, 100])])
+async def test_a_fetch_waits_briefly_where_a_partition_may_move(
+    brokers: int, waits_ms: list[int]
+) -> None:
+    """A new leader is asked for it when the fetch that is under way there has ended."""
+    place, sent = TopicPartition("a", 0), list[int]()
+
+    async def send(node_id: int, request: Any, **_: Any) -> None:
+        sent.append(request._max_wait_ms)
+
+    cluster = SimpleNamespace(brokers=lambda: range(brokers), leader_for_partition=lambda _: 1)
+    client = SimpleNamespace(send=send, cluster=cluster, _conns={})
+    consumer: Any = SimpleNamespace(_client=client, assignment=lambda: {place})
+    fetch_apart(consumer, 100, 1_000)
+    for _ in waits_ms:
+        await client.send(1, FetchRequest(7, 1, 1, 0, [("a", [(0, 5, 1)])]))
+    assert sent == waits_ms
 
 
 class Consumer:

@@ -17,19 +17,26 @@ from typing import Any, TypeVar
 import fastokens  # type: ignore[import-untyped]  # ships no types
 from tokenizers import Tokenizer
 
+from schemas.errors import TooManyRequests
+
 # Neither has a pool of threads: it would block this thread until the machine finds time for that.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
 
 Made = TypeVar("Made")
-# Of a text that a thread encodes: some tenths of a second at worst, as for a million spaces.
+# Of a text that a thread encodes: most take some milliseconds, the worst about a second.
 _FAST_CHARS_MAX, _PLAIN_CHARS_MAX = 1 << 20, 1 << 18
+_WAITING_CHARS_MAX = 1 << 22  # of all texts that wait for the thread: others wait behind them
 _PROBE = (
     "Hello, WORLD!  It's 3.14159 = \u03c0,\r\n\r\n\tisn't it?\u00a0   x_1+=(y**2);//\n  \n#\n"
     "na\u00efve nai\u0308ve \ufb01 \u0130\u017f \u4f60\u597d\u3002 \u3053\u3093\u306b\u3061\u306f "
     "\u0645\u0631\u062d\u0628\u0627 \u0928\u092e\u0938\u094d\u0924\u0947 \U0001f600"
     "\U0001f468\u200d\U0001f469\u200d\U0001f467 e\u0301\u0301\u0301 12345678901234567890 \x00\x7f "
 )
+
+
+class TooLong(Exception):
+    """A text that a thread would encode for too long."""
 
 
 class Encoder:
@@ -46,6 +53,7 @@ class Encoder:
         self.thread_chars_max = _FAST_CHARS_MAX if is_fast else _PLAIN_CHARS_MAX
         # It remembers up to 90 MB of words for each thread that encodes; one keeps up.
         self._pool = ThreadPoolExecutor(1, "tokens") if is_fast else None
+        self._waiting_chars = 0
 
     def _probes(self) -> list[str]:
         names = [token.content for token in self.raw.get_added_tokens_decoder().values()]
@@ -58,8 +66,11 @@ class Encoder:
             for special in (False, True)
         )
 
-    def ids(self, pieces: Sequence[str], *, add_special_tokens: bool = False) -> "array[int]":
-        """Token ids of all pieces, one after the other."""
+    def ids(
+        self, pieces: Sequence[str], *, add_special_tokens: bool = False, in_thread: bool = False
+    ) -> "array[int]":
+        """Token ids of all pieces, one after the other. Raises TooLong `in_thread` for a long text
+        that the fast library refuses."""
         if self._fast is not None:
             try:
                 packed, _ = self._fast.encode_batch_flat(
@@ -67,12 +78,22 @@ class Encoder:
                 )
                 return array("i", packed)
             except ValueError:  # a byte that the vocabulary lacks
-                pass
+                if in_thread and sum(map(len, pieces)) > _PLAIN_CHARS_MAX:
+                    raise TooLong from None
         return self._plain(pieces, add_special_tokens)
 
-    async def aside(self, make: Callable[[], Made]) -> Made:
-        """What `make` gives, from a thread: with this, a long text does not stop the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, make)
+    async def aside(self, make: Callable[[], Made], chars: int) -> Made:
+        """What `make` gives of so many characters, from a thread: with this, a long text does not
+        stop the event loop. Raises TooManyRequests where too many wait."""
+        if self._waiting_chars and self._waiting_chars + chars > _WAITING_CHARS_MAX:
+            raise TooManyRequests(
+                f"prompts of {self._waiting_chars} characters wait to be encoded; try again"
+            )
+        self._waiting_chars += chars
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, make)
+        finally:
+            self._waiting_chars -= chars
 
     def _plain(self, pieces: Sequence[str], special: bool) -> "array[int]":
         ids = array("i")

@@ -30,9 +30,9 @@ async def encoded_elsewhere(one: Tokenizer, monkeypatch: pytest.MonkeyPatch, cha
     expected = encode([text]), encode(one.pieces(chat))
     threads: list[int] = []
 
-    def noting(pieces: Sequence[str], *, add_special_tokens: bool = False) -> "array[int]":
+    def noting(pieces: Sequence[str], **more: bool) -> "array[int]":
         threads.append(threading.get_ident())
-        return encode(pieces, add_special_tokens=add_special_tokens)
+        return encode(pieces, **more)
 
     def noting_too(*asked: Any, **more: Any) -> list[str]:
         threads.append(threading.get_ident())

@@ -1,6 +1,9 @@
 """Two libraries that encode alike, whichever of them a model and a text get."""
 
+import asyncio
 import random
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,10 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, processors, trainers
 from tokenizers import pre_tokenizers as pre
 
+from schemas.errors import TooManyRequests
+from streams.gateway.request.model import encoder
 from streams.gateway.request.model.encoder import Encoder
+from tests.waiting import PATIENCE_S
 
 TEXTS = Path(__file__).parents[5]
 WORDS = r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -109,6 +115,37 @@ def test_a_text_that_only_one_takes_is_encoded_by_that(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no token in vocabulary"):
         one._fast.encode_batch_flat(["a log\u4f60"])
     assert one.ids(["a log\u4f60"]) == one.ids(["a log"]) != one.ids(["a"])
+
+
+def test_a_thread_takes_no_long_text_that_only_the_slow_one_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Encoder(model(tmp_path, "GPT-2", whole=False))
+    monkeypatch.setattr(encoder, "_PLAIN_CHARS_MAX", 4)
+    with pytest.raises(encoder.TooLong):
+        one.ids(["a log\u4f60"], in_thread=True)
+    assert one.ids(["\u4f60"], in_thread=True) == one.ids(["\u4f60"])
+    assert one.ids(["a log\u4f60"]) == one.ids(["a log"], in_thread=True)
+
+
+async def test_texts_that_wait_for_the_thread_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text of any length may wait alone."""
+    one, begun, go_on = Encoder(model(tmp_path, "GPT-2")), threading.Event(), threading.Event()
+    monkeypatch.setattr(encoder, "_WAITING_CHARS_MAX", 10)
+
+    def first() -> bool:
+        begun.set()
+        return go_on.wait(PATIENCE_S)
+
+    waits = asyncio.create_task(one.aside(first, 11))
+    await asyncio.to_thread(begun.wait, PATIENCE_S)
+    with pytest.raises(TooManyRequests):
+        await one.aside(first, 1)
+    go_on.set()
+    assert await waits
+    assert await asyncio.gather(*(one.aside(partial(int, n), 5) for n in (3, 4))) == [3, 4]
 
 
 def test_one_that_encodes_otherwise_is_not_asked(

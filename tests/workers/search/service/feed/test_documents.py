@@ -30,6 +30,8 @@ GOOD, BAD = np.ones(4), np.ones(3)
 class Broker:
     """A consumer; `chance` draws what comes next."""
 
+    _client = SimpleNamespace(send=None)  # never asked
+
     def __init__(self, log: dict[int, list[Any]], chance: random.Random) -> None:
         self._log, self._chance = log, chance
         self._at: dict[int, int] = {}
