@@ -11,6 +11,7 @@ from schemas.log.connecting import asking_client
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 
+SETTLE_S = 1.5  # until what is written behind an answer is in the log
 _ANSWER_MS = 60_000  # of a broker that a load has kept busy
 _INTERNAL = ("__transaction_state", "__consumer_offsets")
 

@@ -21,11 +21,11 @@ from rich.table import Table
 from infra.bench.benchmark import Benchmark, Findings, offered
 from infra.bench.cpu_time import CpuMeter, wakeups
 from infra.bench.faults.target_stack import HOST, make_stack
-from infra.bench.log_counts import counts, ends
+from infra.bench.log_counts import SETTLE_S, counts, ends
 from infra.bench.memory import resident_mib
 from infra.bench.results import BENCH_DIR, number
 from infra.bench.serving.cells import TOKENS, Generator, make_bodies
-from infra.bench.serving.contenders import MODEL, SIM
+from infra.bench.serving.contenders import CONTEXT_TOKENS, MODEL, SIM
 from infra.bench.serving.load_generator import OfferedLoad
 from infra.bench.serving.sse_client import chat_body, chat_call
 from infra.broker.node import Broker
@@ -35,9 +35,7 @@ from infra.stack.plan import StackPlan
 COMMITTED = Path(__file__).with_name("committed.json")
 PLAN = StackPlan(prefill=0, decode=0, replica=1, retrieval=1, embedding=1, bridges=1)
 Rows = dict[str, dict[str, float]]  # a figure by row and column
-_SETTLE_S = 1.5  # until what is written behind an answer is in the log
 _LIMIT_S = 600.0
-_CONTEXT_TOKENS = 1 << 18
 _HELD_TOKENS = 4_000  # of a stream that is held: it ends long after it was looked at
 _KIB_OF_A_MIB = 1_024
 
@@ -104,7 +102,7 @@ class Costs:
         log = self._stack.settings.log
         before, meter = await ends(log), CpuMeter(self._pids())
         await self.ask(cell)
-        await asyncio.sleep(_SETTLE_S)
+        await asyncio.sleep(SETTLE_S)
         used_s = meter.used_s()
         counted = await counts(log, before, await ends(log))
         return {
@@ -153,7 +151,7 @@ async def run(options: Options, console: Console) -> Findings:
     """Start a stack, and count part by part."""
     folder = BENCH_DIR.absolute() / "costs"
     stack = make_stack(PLAN, folder, **SIM)
-    model = replace(stack.settings.model, max_model_len=_CONTEXT_TOKENS)
+    model = replace(stack.settings.model, max_model_len=CONTEXT_TOKENS)
     stack.settings = replace(stack.settings, model=model)
     generator = await Generator.start()
     try:
@@ -171,7 +169,7 @@ async def run(options: Options, console: Console) -> Findings:
         await stack.stop(grace_s=10)
         await generator.stop()
     committed = json.loads(COMMITTED.read_text()) if COMMITTED.exists() else None
-    load = {"sim": SIM, "tokens": TOKENS, "context_tokens": _CONTEXT_TOKENS}
+    load = {"sim": SIM, "tokens": TOKENS, "context_tokens": CONTEXT_TOKENS}
     return Findings(figures=figures, shown=tables(figures, committed), load=load)
 
 

@@ -44,7 +44,7 @@ SIM: dict[str, Any] = {
     "end_every_tokens": 0,
 }
 _START_TIMEOUT_S = 120.0
-_CONTEXT_TOKENS = 1 << 18
+CONTEXT_TOKENS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,7 @@ def _pids(stack: Stack, broker_pid: int) -> Callable[[], dict[str, int]]:
 def _settings(name: str, bootstrap: str, port: int, model: Path) -> Settings:
     return Settings(
         log=LogSettings(bootstrap=bootstrap, topic_prefix=f"bench-{name}."),
-        model=ModelSettings(path=str(model), name=MODEL, max_model_len=_CONTEXT_TOKENS),
+        model=ModelSettings(path=str(model), name=MODEL, max_model_len=CONTEXT_TOKENS),
         gateway=GatewaySettings(port=port),
         worker=WorkerSettings(engine="sim"),
         engines={"sim": SIM},

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from infra.bench.cpu_time import CpuMeter
-from infra.bench.log_counts import counts, ends
+from infra.bench.log_counts import SETTLE_S, counts, ends
 from infra.bench.results import Bar, at_most, number
 from infra.bench.serving.cells import Generator, make_bodies
 from infra.bench.serving.contenders import HOST, REPLICA, Peer
@@ -23,7 +23,6 @@ REQUESTS, STREAMS, TOKENS = 20, 4, 20
 LONGEST = 100_000
 CPU_MS_MAX = 120
 _IDLE_S = 8.0  # so long it is seen what processes take without a request
-_SETTLE_S = 1.5  # until what is written behind an answer is in the log
 _LIMIT_S = 600.0
 
 Figures = dict[str, dict[str, Any]]  # by peer, then by the prompt's words
@@ -62,7 +61,7 @@ async def _figures(
     )
     before, meter, began_s = await ends(peer.log), CpuMeter(peer.pids()), time.monotonic()
     cell = await generator.run(load)
-    await asyncio.sleep(_SETTLE_S)
+    await asyncio.sleep(SETTLE_S)
     used_s, elapsed_s = meter.used_s(), time.monotonic() - began_s
     counted = await counts(peer.log, before, await ends(peer.log))
     return {

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from jinja2 import Template, TemplateError
 
@@ -26,7 +26,6 @@ from streams.gateway.request.model.model_files import (
 )
 
 Message = Mapping[str, Any]
-Made = TypeVar("Made")
 ENCODE_MS = 5_000
 _CUT = f"\ufdd0{secrets.randbits(64)}\ufdd0"  # nobody can write these into a message
 _MARK = f"\ufdd1{secrets.randbits(64)}\ufdd1"
@@ -142,14 +141,13 @@ class Tokenizer:
                 f"{file}: no such file; the gateway needs a fast tokenizer (tokenizer.json)"
             )
         self._folder = folder
-        self.encoder = Encoder(file)
+        self.encoder = Encoder(file, inline_chars=inline_chars)
         raw = self.encoder.raw
         source = template_source_of(folder)
         special = special_tokens_of(folder)
         self._template = None if source is None else ChatTemplate(source, special)
         model = read_json(folder / "config.json")
         self.vocab = max(raw.get_vocab_size(), int(model.get("vocab_size", 0)))
-        self._inline_chars = inline_chars
         self.token_chars_max = max(map(len, raw.get_vocab()), default=1)
         self._special_names = _first_characters(
             token.content for token in raw.get_added_tokens_decoder().values() if token.special
@@ -233,9 +231,8 @@ class Tokenizer:
             check_chars(sum(map(len, pieces)))
             return self.encoder.ids(pieces, in_thread=True)
 
-        if chars <= self.encoder.thread_chars_max:
-            with suppress(TooLong):
-                return await self._made(ids, chars)
+        with suppress(TooLong):
+            return await self.encoder.aside(ids, chars)
         check_chars(chars)
         asked = (str(self._folder), messages, add_generation_prompt, variables)
         answer = await CHECK_PROCESS.ask("chat", *asked, limit_ms=limit_ms)
@@ -257,13 +254,6 @@ class Tokenizer:
         where the model's template does not repeat that message once, or the chat is very long.
         """
         check_chars(chars := _chars(messages) + _chars(variables))
-        too_long = InvalidRequest(
-            f"messages: expected at most {self.encoder.thread_chars_max} characters with "
-            f"retrieval, fewer of a text that has bytes without a token, found {chars}",
-            "messages",
-        )
-        if chars > self.encoder.thread_chars_max:
-            raise too_long
 
         def prompt() -> MarkedPrompt:
             cut = [self._cut_special_names(message) for message in messages]
@@ -279,13 +269,13 @@ class Tokenizer:
             return self._marked(parts)
 
         try:
-            return await self._made(prompt, chars)
+            return await self.encoder.aside(prompt, chars)
         except TooLong:
-            raise too_long from None
-
-    async def _made(self, make: Callable[[], Made], chars: int) -> Made:
-        """What `make` gives of so many characters; of many from a thread, so that streams go on."""
-        return make() if chars <= self._inline_chars else await self.encoder.aside(make, chars)
+            raise InvalidRequest(
+                f"messages: expected at most {self.encoder.thread_chars_max} characters with "
+                f"retrieval, fewer of a text that has bytes without a token, found {chars}",
+                "messages",
+            ) from None
 
     def _marked(self, parts: Sequence[str]) -> MarkedPrompt:
         before, within, after = (self.encoder.ids(_pieces(p), in_thread=True) for p in parts)
@@ -302,9 +292,8 @@ class Tokenizer:
         def ids() -> "array[int]":
             return self.encoder.ids([text], add_special_tokens=add_special_tokens, in_thread=True)
 
-        if len(text) <= self.encoder.thread_chars_max:
-            with suppress(TooLong):
-                return await self._made(ids, len(text))
+        with suppress(TooLong):
+            return await self.encoder.aside(ids, len(text))
         asked = (str(self._folder), text, add_special_tokens)
         return array("i", await CHECK_PROCESS.ask("encode", *asked, limit_ms=limit_ms))
 

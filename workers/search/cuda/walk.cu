@@ -12,7 +12,7 @@
 // host: ended slots and tasks as counts, then slot | serial << 32.
 #define WORDS(base, index, words) ((i64*)(base) + (i64)(index) * (words))
 
-// The bulk of a feed's query comes over the bus once, into the slot's own row.
+// A query comes over the bus once, into the slot's own row. Those of a feed are on the device already.
 __device__ void take_query(const Machine* m, u32 slot, i64* f, const i64* from) {
     i64* query = WORDS(m->queries, slot, m->dim_max / 2);
     for (int i = threadIdx.x; i < f[LENGTH] / 2; i += blockDim.x) query[i] = from[i];

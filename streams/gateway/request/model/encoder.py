@@ -36,13 +36,14 @@ _PROBE = (
 
 
 class TooLong(Exception):
-    """A text that a thread would encode for too long."""
+    """A text that this process would encode for too long."""
 
 
 class Encoder:
     """What turns texts into token ids of one model. May be called from any thread."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, inline_chars: int = 0) -> None:
+        self._inline_chars = inline_chars
         self.raw = Tokenizer.from_file(str(file))
         self.raw.no_padding()
         self.raw.no_truncation()
@@ -83,8 +84,12 @@ class Encoder:
         return self._plain(pieces, add_special_tokens)
 
     async def aside(self, make: Callable[[], Made], chars: int) -> Made:
-        """What `make` gives of so many characters, from a thread: with this, a long text does not
-        stop the event loop. Raises TooManyRequests where too many wait."""
+        """What `make` gives of so many characters; of many from a thread, so that streams go on.
+        Raises TooLong, and TooManyRequests where too many wait."""
+        if chars > self.thread_chars_max:
+            raise TooLong
+        if chars <= self._inline_chars:
+            return make()
         if self._waiting_chars and self._waiting_chars + chars > _WAITING_CHARS_MAX:
             raise TooManyRequests(
                 f"prompts of {self._waiting_chars} characters wait to be encoded; try again"
