@@ -195,12 +195,17 @@ async def test_limits_answer_with_their_status(client: Client, log: LogSettings)
     assert (too_long.status, too_long.error["code"]) == (400, "context_length_exceeded")
     too_large = await client.chat("x" * 200_000)
     assert (too_large.status, too_large.error["code"]) == (413, "body_too_large")
-    held = [Answer() for _ in range(IN_FLIGHT)]
+    # Whole answers: with so many fast streams this client would be too slow to send its next head.
     holding = [
-        asyncio.create_task(client.stream(f"hold {number}", into=answer, max_tokens=LONG))
-        for number, answer in enumerate(held)
+        asyncio.create_task(client.chat(f"hold {number}", max_tokens=LONG))
+        for number in range(IN_FLIGHT)
     ]
-    await until(lambda: all(answer.token_ids for answer in held))
+
+    async def is_full() -> bool:
+        metrics = (await client.http.get("/metrics")).text
+        return f"\ntrivium_gateway_in_flight {IN_FLIGHT}.0\n" in metrics
+
+    await until(is_full)
     refused = await asyncio.gather(*(client.stream(f"More {number}") for number in range(8)))
     assert {answer.status for answer in refused} == {429}
     assert {answer.error["code"] for answer in refused} == {"too_many_requests"}
