@@ -64,6 +64,7 @@ PAUSING_FILES = {
     "tests/workers/search/service/test_worker_replicas.py",
 }
 BOUNDS = {"timeout", "timeout_s"}  # of any call
+HTTP_CALLS = {f"httpx.{name}" for name in ("AsyncClient", "Client", "get", "post", "stream")}
 WAITS = {"asyncio.timeout", "asyncio.wait_for", "until", "run", "stack"}
 CLOCKS = set("time.monotonic time.perf_counter time.time time.time_ns wall_ms loop.time".split())
 CLOCKS |= {"?.time"}  # of `asyncio.get_running_loop()`
@@ -307,7 +308,7 @@ def only_hangs_reach_the_bounds_of_tests() -> Found:
             bounds = [value for key, value in given.items() if key in BOUNDS]
             if called(node) in WAITS:
                 bounds += [*node.args[-1:], *(given[key] for key in given if key == "seconds")]
-            if called(node) == "httpx.AsyncClient" and not given.keys() & {"timeout", "transport"}:
+            if called(node) in HTTP_CALLS and not given.keys() & {"timeout", "transport"}:
                 yield f"{name}:{node.lineno}: it gives up after 5 s"
             for bound in bounds:
                 value = bound.value if isinstance(bound, ast.Constant) else None
