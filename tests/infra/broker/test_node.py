@@ -21,7 +21,6 @@ from tests.waiting import PATIENCE_S
 
 QUICK = BrokerSettings(port=0, heap_mb=256, quick=True, start_timeout_s=200)
 SILENCE_S = 0.1  # of who never answers
-pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture

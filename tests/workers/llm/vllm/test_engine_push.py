@@ -41,7 +41,7 @@ from workers.llm.vllm import endings as vllm_endings
 from workers.llm.vllm import engine as vllm_engine
 from workers.llm.vllm.settings import VllmSettings
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(500)]  # two engines start
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1_800)]  # two engines start
 MARGIN_MS = 500
 BLOCK_BYTES = 32 * 2 * 4 * 4 * 32 * 4  # tokens, K and V, layers, heads, size, float32
 
