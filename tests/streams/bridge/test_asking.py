@@ -41,10 +41,13 @@ class Parts:
 
     def __init__(self) -> None:
         self.parts: list[AnswerPart] = []
+        self.has_room = asyncio.Event()  # cleared: whoever sends waits, as where a buffer is full
+        self.has_room.set()
 
     async def send_raw(self, topic: str, value: bytes, **_: Any) -> asyncio.Future[None]:
         assert topic == "rows.parts"
         self.parts.append(CODEC.decode(value))
+        await self.has_room.wait()
         done = asyncio.get_running_loop().create_future()
         done.set_result(None)
         return done
@@ -382,6 +385,26 @@ async def test_parts_are_told_as_they_come_and_anew_where_an_attempt_begins_anew
         (0, 0, "He"), (1, 2, "llo"), (0, 0, "Goodbye"),
     ]  # fmt: skip
     assert [part.finish_reason for part in parts] == ["", "", "stop"]
+
+
+@virtual
+async def test_what_comes_while_a_part_is_sent_is_in_the_next_part() -> None:
+    bridge = Bridge()
+    producer = bridge.log.producer
+    producer.has_room.clear()
+    settling = asyncio.ensure_future(bridge.settle())
+    await bridge.log.wait_sent(1)
+    request_id = bridge.log.requests[0].request_id
+    await bridge.log.push(frame(request_id, ["He"]))
+    await until(lambda: bool(producer.parts))
+    await bridge.log.push(frame(request_id, ["l", "lo"], first_seq=1, first_char=2))
+    end = ended(request_id, ["He", "l", "lo", "!"])
+    await bridge.log.push(frame(request_id, ["!"], first_seq=3, first_char=5, end=end))
+    producer.has_room.set()
+    assert told(await settling).text == "Hello!"
+    assert [(part.seq, part.start, part.text) for part in producer.parts] == [
+        (0, 0, "He"), (1, 2, "llo!"),
+    ]  # fmt: skip
 
 
 @virtual
