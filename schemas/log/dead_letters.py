@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
 
+from schemas.codec import why_unreadable
 from schemas.log.clients import AssignedReader
 from schemas.log.connecting import asking_client, no_broker
 from schemas.log.transactions import Sending, Transactions
@@ -82,7 +83,7 @@ class Retried:
 
     sent: int = 0
     already: int = 0  # by an earlier command
-    impossible: int = 0  # too large to be kept, so only the origin is told; or not even that
+    impossible: int = 0  # only the origin was kept, or not even that
 
 
 async def holding(log: LogSettings, counts: Mapping[str, int]) -> set[str]:
@@ -152,7 +153,7 @@ def _letter(topic: str, record: ConsumerRecord, is_retried: bool) -> DeadLetter:
         offset=record.offset,
         at_ms=record.timestamp,
         key=record.key,
-        value=record.value,
+        value=None if why_unreadable(record.value) else record.value,
         headers=tuple(
             each for each in record.headers if not each[0].startswith(DEAD_LETTER_HEADERS)
         ),

@@ -27,6 +27,7 @@ from schemas.log.clients import AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.log.doubt import Doubt
 from schemas.log.endings import ended, within
+from schemas.log.faults import FAULTS
 from schemas.log.patience import stopped_within
 from schemas.records import (
     Backlog,
@@ -357,6 +358,7 @@ class Membership:
             search=self.search_source(),
             embedding=self.embedding_source(),
             backlog=self.backlog_source(),
+            faults=FAULTS.record(),
         )
         self._beat_seq += 1
         self._doubt.sent(beat.seq)

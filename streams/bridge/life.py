@@ -82,6 +82,11 @@ class Life:
         """Take over, then let records in."""
         self._spawn(self._live())
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has taken over."""
+        return self._ready.is_set()
+
     async def stop(self) -> None:
         """Commit nothing more; whoever is next goes on with what is under way."""
         self._over = True

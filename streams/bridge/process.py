@@ -14,9 +14,10 @@ from schemas.errors import BrokerUnavailable, LeaseError
 from schemas.log.admin import bytes_max_of, create_others
 from schemas.log.clock import wall_ms
 from schemas.log.endings import ended, within
+from schemas.log.faults import FAULTS
 from schemas.log.faust.app import run_app
 from schemas.log.faust.group import Group
-from schemas.log.patience import outlive
+from schemas.log.patience import TROUBLE, outlive
 from schemas.records import MemberKind
 from schemas.settings import LogSettings, ModelSettings
 from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS
@@ -45,6 +46,7 @@ _LOOK_S = 0.25
 _JOIN_S = 30.0
 _WIND_UP_S = 10.0
 _STALL_MS = 15_000
+_SUBJECT = "answering prompts"  # what heartbeats call it where it fails
 
 
 class Bridge:
@@ -98,6 +100,13 @@ class Bridge:
 
     async def live(self, stop: asyncio.Event) -> None:
         """One life: own what Faust's group gives, until `stop` or trouble."""
+        try:
+            await self._live(stop)
+        except TROUBLE as error:
+            FAULTS.failing(_SUBJECT, f"{type(error).__name__}: {error}")
+            raise
+
+    async def _live(self, stop: asyncio.Event) -> None:
         if not self.ends:
             await self.prepare()
         epoch, group = await self._joined(), Group()
@@ -119,7 +128,7 @@ class Bridge:
         works: Sequence[Any] = (
             run_app(app),
             group.failure(),
-            self._tend(epoch),
+            self._tend(epoch, partitions),
             partitions.watch(self.log, _STALL_MS),
             stop.wait(),
         )
@@ -141,10 +150,12 @@ class Bridge:
             await asyncio.sleep(_LOOK_S)
         raise BrokerUnavailable("the fleet is not joined yet")
 
-    async def _tend(self, epoch: int) -> None:
+    async def _tend(self, epoch: int, partitions: OwnedPartitions) -> None:
         """Raise LeaseError when the membership is another one; until then look for free slots."""
         while self.backend.epoch == epoch:
             self.slots.hand_out()
+            if partitions.stand:
+                FAULTS.works(_SUBJECT)
             await asyncio.sleep(_LOOK_S)
         raise LeaseError(f"{self.gateway.gateway_id}: was away from the fleet; begins anew")
 

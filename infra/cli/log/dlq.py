@@ -124,7 +124,7 @@ def retry_(
     would = "would be " * dry_run
     print(f"{done.sent} {would}sent again; {done.already} were before")
     if done.impossible:
-        print(f"{done.impossible} cannot be sent: their values were too large to be kept")
+        print(f"{done.impossible} cannot be sent: their values were not kept")
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from schemas.errors import ConfigError
 from schemas.log.connecting import stopped
 from schemas.log.faust import library
 from schemas.log.faust.library import driver, streams
-from schemas.log.fetching import LONGEST_MS, LOOK_MS, fetch_apart
+from schemas.log.fetching import LONGEST_MS, LOOK_MS, prepare_fetches
 
 FAUST_VERSION = "0.15.3"  # the private names below were checked for this one
 FETCH_MS = 100  # a fetch waits, where partitions may come or go, or have come
@@ -126,7 +126,7 @@ class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has
                     f"aiokafka's consumer has no {name}; check schemas/log/faust/patches.py"
                 )
             setattr(consumer, name, value)
-        fetch_apart(consumer, FETCH_MS, LONGEST_MS)
+        prepare_fetches(consumer, FETCH_MS, LONGEST_MS)
         return consumer
 
 

@@ -27,6 +27,7 @@ from schemas.log.admin import check_retention, needs_of_requests
 from schemas.log.clients import AssignedReader, Headers, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.log.connecting import is_away
+from schemas.log.faults import FAULTS
 from schemas.log.membership import Membership
 from schemas.log.patience import TROUBLE, Pauses
 from schemas.records import (
@@ -227,6 +228,10 @@ class LogBackend:
             problems.append("no router is alive")
         if not self._has_ready_worker(membership, Role.DECODE, Role.REPLICA):
             problems.append("no decode worker is ready, nor a replica")
+        for partition in self._positions:
+            place = f"{self._log.topic_prefix}tokens[{partition}]"
+            if why := FAULTS.why_failing(place):
+                problems.append(f"{place}: {why}")
         return problems
 
     @property
