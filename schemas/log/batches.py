@@ -37,7 +37,10 @@ _RECORDS_AT = _PREFIX.size + _HEAD.size
 _VERSION_AT, _CHECKSUM_AT, _ATTRIBUTES_AT = 16, 17, 21
 _LEAST_BYTES = 14  # behind the prefix, in the oldest version
 _VERSION, _CODEC, _TRANSACTIONAL = 2, 0b111, 0b1_0000
-_XERIAL, _XERIAL_BYTES = b"\x82SNAPPY\0", 16  # begins blocks that are snappy's, each with its length
+_XERIAL, _XERIAL_BYTES = (
+    b"\x82SNAPPY\0",
+    16,
+)  # begins blocks that are snappy's, each with its length
 _AS_LONG = "trivium.as_long"  # how names of headers are decoded
 _IS_FILLED = "failed to write whole buffer"  # cramjam's word for that
 
@@ -152,8 +155,8 @@ class _Batch:
         self.first, _ = _PREFIX.unpack_from(data)
         head = data[_PREFIX.size : _RECORDS_AT].ljust(_HEAD.size, b"\0")
         self.head = _Head(*_HEAD.unpack(head))
-        self.is_whole = (
-            len(data) >= _RECORDS_AT and self.head.checksum == calc_crc32c(data[_ATTRIBUTES_AT:])
+        self.is_whole = len(data) >= _RECORDS_AT and self.head.checksum == calc_crc32c(
+            data[_ATTRIBUTES_AT:]
         )
 
     def plain(self, *, closely: bool) -> bytes:

@@ -9,7 +9,7 @@ from schemas.errors import TriviumError, clipped
 from schemas.log.transactions import Sending
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX
-from streams.bridge.prompts import PromptRecord
+from streams.bridge.records.record import PromptRecord
 
 NAME_CHARS_MAX = 1_024
 

@@ -27,10 +27,11 @@ from streams.bridge.asking import Asking, Ends
 from streams.bridge.config import BridgeSettings, Pair, pairs_of
 from streams.bridge.documents.feed import feed_documents
 from streams.bridge.life import Life, Shared
+from streams.bridge.limits import Limits
 from streams.bridge.partitions import OwnedPartitions
 from streams.bridge.prompts import Prompts
+from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.bridge.slots import Slots, limit
-from streams.bridge.writer_schemas import WriterSchemas
 from streams.gateway.config import GatewaySettings
 from streams.gateway.log.backend import LogBackend
 from streams.gateway.log.pool import LogPool
@@ -84,16 +85,19 @@ class Bridge:
         retentions = dict.fromkeys(sorted(topics), kept_ms)
         self.asking.partitions = await create_others(self.log, retentions)
         schemas = WriterSchemas(self.log.schema_registry, self.log.request_timeout_ms)
-        limits = await bytes_max_of(
-            self.log, {*topics, *(pair.prompts + DEAD_LETTER_SUFFIX for pair in pairs)}
-        )
+        written = {*topics, *(pair.prompts + DEAD_LETTER_SUFFIX for pair in pairs)}
+
+        async def ask() -> dict[str, int]:
+            return await bytes_max_of(self.log, written)
+
+        limits = Limits(ask, await ask())
         served, aside_ms = self.gateway.served.name, self.gateway.settings.aside_ms
         self.ends = {
             pair.prompts: Ends(
                 pair,
                 Prompts(pair, served, self.codec, schemas),
-                Answers(pair, self.codec, bytes_max=limits[pair.answers], aside_ms=aside_ms),
-                limits[pair.prompts + DEAD_LETTER_SUFFIX],
+                Answers(pair, self.codec, limits, aside_ms=aside_ms),
+                limits,
             )
             for pair in pairs
         }

@@ -200,8 +200,8 @@ def _faults(rows: list[dict[str, Any]]) -> Iterator[str]:
         if faults["failing"]:
             yield printable(f"{row['member_id']} fails: {faults['failing']}")
         if count := faults["unreadable_total"]:
-            last = f"the last: {faults['unreadable']}; see `trivium dlq list`"
-            yield printable(f"{row['member_id']} passed over what it could not read, {count}; {last}")
+            said = f"passed over {count} that it could not read; the last: {faults['unreadable']}"
+            yield printable(f"{row['member_id']} {said}; see `trivium dlq list`")
 
 
 def _searchers(rows: list[dict[str, Any]]) -> Any:

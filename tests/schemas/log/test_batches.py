@@ -32,7 +32,6 @@ NUMBERS = {name: number for number, name in enumerate(CODECS)}
 PACK = {"gzip": gzip_encode, "snappy": snappy_encode, "lz4": lz4_encode, "zstd": zstd_encode}
 
 
-
 def batch(
     values: Sequence[bytes] = (b"v",),
     *,

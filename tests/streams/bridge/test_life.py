@@ -170,6 +170,7 @@ async def test_an_answer_that_its_topic_refuses_is_an_error(
     assert codes[1] == ("record_too_large" if topic == "rows.answers" else "queue_full")
     (letter,) = memory_log.letters
     assert letter["x-dlq-offset"] == b"1" and letter["x-dlq-error-code"].decode() == codes[1]
+    assert {sent.key for sent in memory_log.sent if sent.topic == "rows.answers"} == {b"k"}
     assert not bridge.troubles and at(memory_log) == (5, set())
 
 

@@ -20,7 +20,7 @@ from schemas.codec import full_schema
 from schemas.errors import BrokerUnavailable, ConfigError, RecordError
 from schemas.log.registry import Registry
 from streams.bridge.prompts import Prompts, answer_format
-from streams.bridge.writer_schemas import AWAY_S, WriterSchemas, decoded, readable
+from streams.bridge.records.writer_schemas import AWAY_S, WriterSchemas, decoded, readable
 from tests.schemas.log.registry_stub import StubRegistry, running_registry
 from tests.stalls import unstalled
 from tests.streams.bridge.samples import CODEC, asked, body_of, pair, record

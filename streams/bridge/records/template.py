@@ -4,13 +4,12 @@
 `}}` are braces. What is put in is never read as a template again.
 """
 
-import base64
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from schemas.errors import ConfigError, InvalidRequest
+from streams.bridge.records.exact_json import json_text
 
 _PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _PATH = re.compile(r"[^{}\s.?]+(\.[^{}\s.?]+)*\??")
@@ -73,16 +72,3 @@ def _text(path: str, value: Mapping[str, Any]) -> str:
             name,
         )
     return found if isinstance(found, str) else json_text(found)
-
-
-def json_text(value: Any) -> str:
-    """A value as JSON; what only Avro knows (dates, decimals, bytes) is text in it."""
-    if not isinstance(value, dict | list | tuple | bool | int | float):
-        return plain(value)
-    return json.dumps(value, ensure_ascii=False, default=plain)
-
-
-def plain(value: Any) -> str:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
