@@ -17,12 +17,13 @@ from schemas.log.clients import AssignedReader
 from schemas.log.connecting import asking_client, no_broker
 from schemas.log.transactions import Sending, Transactions
 from schemas.settings import LogSettings
-from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, RETRIED
+from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, RETRIED, SENT_AGAIN
 
-_MARK = DEAD_LETTER_HEADERS + RETRIED
+_MARK, _TIMES = DEAD_LETTER_HEADERS + RETRIED, DEAD_LETTER_HEADERS + SENT_AGAIN
 _COMMIT_RECORDS = 500
 Place = tuple[str, int, int]  # full topic that it was on; partition and offset where it lies now
 _COMMIT_BYTES = 4_000_000
+_TIMES_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,12 @@ class DeadLetter:
         return f"{self.said.get('error-class', 'unknown')}: {self.said.get('error-message', '')}"
 
     @property
+    def times(self) -> int:
+        """How often it was sent again before it came back as this letter."""
+        said = self.said.get(SENT_AGAIN, "")
+        return int(said) if said.isdecimal() and len(said) < _TIMES_DIGITS else 0
+
+    @property
     def origin(self) -> str:
         """Where it was, as far as that was told."""
         return f"{self.said.get('partition', '?')}/{self.said.get('offset', '?')}"
@@ -83,6 +90,7 @@ class Retried:
 
     sent: int = 0
     already: int = 0  # by an earlier command
+    repeatedly: int = 0  # of those sent: had been before, and came back
     impossible: int = 0  # only the origin was kept, or not even that
 
 
@@ -165,7 +173,8 @@ def _letter(topic: str, record: ConsumerRecord, is_retried: bool) -> DeadLetter:
 async def retry(
     log: LogSettings, topic: str, partitions: tuple[int, int], wanted: Wanted, done: Retried
 ) -> None:
-    """Send what is wanted to its topic again: the same key, value and headers, on its partition.
+    """Send what is wanted to its topic again: the same key, value and headers, on its partition,
+    and in a header more how often that was done.
 
     `partitions` are the counts of the topic and of its dead-letter topic. `done` counts what is
     committed, also where this raises: Fenced where another command sends letters of the topic
@@ -213,6 +222,7 @@ async def _chosen(
             elif (again := _again(letter, count)) is None:
                 done.impossible += 1
             else:
+                done.repeatedly += letter.times > 0
                 yield again, _mark(letter)
 
 
@@ -226,7 +236,7 @@ def _again(letter: DeadLetter, count: int) -> Sending | None:
         partition=int(partition),
         key=letter.key,
         value=letter.value,
-        headers=letter.headers,
+        headers=(*letter.headers, (_TIMES, str(letter.times + 1).encode())),
     )
 
 

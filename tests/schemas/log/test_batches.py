@@ -7,15 +7,11 @@ from typing import Any
 
 import cramjam
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.client import AIOKafkaClient
-from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
-from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
-from aiokafka.record.util import calc_crc32c
 from confluent_kafka import Producer
 
 from schemas.codec import Codec, why_unreadable
@@ -25,40 +21,15 @@ from schemas.log.clients import AssignedReader
 from schemas.log.connecting import client_options
 from schemas.log.transactions import Sending, Transactions
 from schemas.settings import LogSettings
-from tests.waiting import until
-
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-NUMBERS = {name: number for number, name in enumerate(CODECS)}
-PACK = {"gzip": gzip_encode, "snappy": snappy_encode, "lz4": lz4_encode, "zstd": zstd_encode}
-
-
-def batch(
-    values: Sequence[bytes] = (b"v",),
-    *,
-    base: int = 0,
-    codec: str = "none",
-    headers: Sequence[tuple[str, bytes]] = (),
-) -> bytes:
-    """One of version 2."""
-    builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, UNPACKED_BYTES_MAX)
-    for number, value in enumerate(values):
-        builder.append(number, 1_000, b"k", value, list(headers))
-    plain = bytes(builder.build())
-    return packed(plain, codec, base=base)
-
-
-def packed(plain: bytes, codec: str, *, base: int = 0, records: bytes | None = None) -> bytes:
-    """A batch with its records in a codec, or with these bytes in their place."""
-    body = plain[61:] if codec == "none" else PACK[codec](plain[61:])
-    data = bytearray(plain[:61] + (body if records is None else records))
-    struct.pack_into(">qi", data, 0, base, len(data) - 12)
-    data[22] |= NUMBERS.get(codec, 0)
-    return signed(data)
-
-
-def signed(data: bytearray) -> bytes:
-    struct.pack_into(">I", data, 17, calc_crc32c(bytes(data[21:])))
-    return bytes(data)
+from tests.schemas.log.odd_batches import (
+    CODECS,
+    PACK,
+    batch,
+    packed,
+    produce_batch,
+    signed,
+    with_header_name,
+)
 
 
 def read(data: bytes) -> list[tuple[int, Any]]:
@@ -173,10 +144,6 @@ def test_a_length_that_cannot_be_is_passed_over_offset_by_offset() -> None:
     assert readable(cut, 2).data == cut, "brokers cut off what is too much"
 
 
-def with_header_name(data: bytes, name: bytes, other: bytes) -> bytes:
-    return signed(bytearray(data.replace(name, other)))
-
-
 def test_names_of_headers_that_are_no_utf8_are_read() -> None:
     names: list[tuple[str, bytes]] = [("name", b"\xff"), ("größe", b"1")]
     data = batch([b"v", b"w"], headers=names)
@@ -209,30 +176,6 @@ def produce(log: LogSettings, topic: str, codec: str, values: Sequence[bytes]) -
     for value in values:
         producer.produce(log.topic_prefix + topic, value, partition=0)
     assert producer.flush(60) == 0
-
-
-async def produce_batch(log: LogSettings, topic: str, data: bytes, partition: int = 0) -> None:
-    """A batch as it is; the broker looks through it."""
-    client = AIOKafkaClient(bootstrap_servers=log.bootstrap)
-    await client.bootstrap()
-    try:
-        full = log.topic_prefix + topic
-        await client._wait_on_metadata(full)
-        node = client.cluster.leader_for_partition(TopicPartition(full, partition))
-        request = ProduceRequest(
-            transactional_id=None, required_acks=-1, timeout=30_000,
-            topics=[(full, [(partition, data)])],
-        )  # fmt: skip
-
-        async def is_taken() -> bool:
-            answer = await client.send(node, request)
-            code = answer.topics[0][1][0][1]
-            assert code in (0, 6), answer  # a new topic's leader may not know of it yet
-            return bool(code == 0)
-
-        await until(is_taken)
-    finally:
-        await client.close()
 
 
 async def read_all(log: LogSettings, topic: str) -> list[tuple[int, object]]:
