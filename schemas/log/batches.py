@@ -117,6 +117,7 @@ def readable(
             lost = batch.lost(max(offset, batch.first), data[end:], str(error))
             plain = batch.standing_for(lost)
             passed_over.append(lost)
+            unpacked += UNPACKED_BYTES_MAX if packed else 0  # it may have been as much
         unpacked += len(plain) if packed else 0
         parts += data[copied:at], plain
         copied = end

@@ -116,6 +116,8 @@ def test_more_than_one_fetch_may_unpack_is_left_to_the_next() -> None:
     found = readable(one + two, 0, room=500)
     assert [offset for offset, _ in read(found.data)] == [0]
     assert readable(one, 0, room=0).data == b""
+    bad = packed(batch(), "zstd", records=b"nothing")
+    assert [at for at, _ in read(readable(bad + two, 0).data)] == [0], "it may have been as much"
     assert readable(batch(), 0, room=0).data == batch(), "what is not compressed is no matter"
 
 
