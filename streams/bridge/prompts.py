@@ -135,7 +135,7 @@ class Prompts:
         if "text" in said:
             messages = [{"role": "user", "content": _text("text", said["text"])}]
         else:
-            messages = said["messages"]
+            messages = exact_json.nearest(said["messages"])
         body = {"messages": messages}
         if "model" in said:
             body["model"] = said["model"]

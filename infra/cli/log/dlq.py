@@ -124,9 +124,7 @@ def retry_(
     would = "would be " * dry_run
     print(f"{done.sent} {would}sent again; {done.already} were before")
     if done.repeatedly:
-        print(
-            f"{done.repeatedly} of them came back after they were sent again; mend the cause"
-        )
+        print(f"{done.repeatedly} of them came back after they were sent again; mend the cause")
     if done.impossible:
         print(f"{done.impossible} cannot be sent: their values were not kept")
 
