@@ -19,8 +19,8 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from schemas.codec import Codec, why_unreadable
 from schemas.errors import BrokerUnavailable, RecordTooLarge, TopicError, TriviumError, clipped
 from schemas.log.connecting import client_options, dropped, flushed, no_broker, started, stopped
-from schemas.log.faults import FAULTS
-from schemas.log.fetching import LONGEST_MS, LOOK_MS, prepare_fetches
+from schemas.log.reading.faults import FAULTS
+from schemas.log.reading.fetching import LONGEST_MS, LOOK_MS, prepare_fetches
 from schemas.rules.sizes import RECORD_BYTES_MAX, check_size
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, check_record, partition_of

@@ -27,8 +27,8 @@ from schemas.log.clients import AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.log.doubt import Doubt
 from schemas.log.endings import ended, within
-from schemas.log.faults import FAULTS
 from schemas.log.patience import stopped_within
+from schemas.log.reading.faults import FAULTS
 from schemas.records import (
     Backlog,
     Capability,

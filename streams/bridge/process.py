@@ -14,10 +14,10 @@ from schemas.errors import BrokerUnavailable, LeaseError
 from schemas.log.admin import bytes_max_of, create_others
 from schemas.log.clock import wall_ms
 from schemas.log.endings import ended, within
-from schemas.log.faults import FAULTS
 from schemas.log.faust.app import run_app
 from schemas.log.faust.group import Group
 from schemas.log.patience import TROUBLE, outlive
+from schemas.log.reading.faults import FAULTS
 from schemas.records import MemberKind
 from schemas.settings import LogSettings, ModelSettings
 from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS

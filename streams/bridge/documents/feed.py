@@ -16,9 +16,9 @@ from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordError, RecordTooLarge, SystemFault
 from schemas.log.admin import create_others
 from schemas.log.connecting import client_options, started, stopped
-from schemas.log.faults import FAULTS
-from schemas.log.fetching import LONGEST_MS, prepare_fetches
 from schemas.log.patience import TROUBLE, over_every_trouble
+from schemas.log.reading.faults import FAULTS
+from schemas.log.reading.fetching import LONGEST_MS, prepare_fetches
 from schemas.log.transactions import Position, Sending, Transactions, committed
 from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings

@@ -18,8 +18,8 @@ import fastavro
 
 from schemas.codec import CONFLUENT_MAGIC, BoundedBytes, Schema
 from schemas.errors import BrokerUnavailable, ConfigError, RecordError
-from schemas.log.faults import FAULTS
 from schemas.log.patience import Pauses
+from schemas.log.reading.faults import FAULTS
 from schemas.log.registry import NotRegistered, Registry, SchemaId
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ def _with_digits(node: Any) -> Any:
 
 def _shortest(found: float, *_: object) -> float:
     """The float of 64 bits that has the fewest digits of those that are this one in 32."""
-    for digits in range(6, 9):
+    for digits in range(1, 9):
         shorter = float(f"{found:.{digits}g}")
         if _FLOAT.unpack(_FLOAT.pack(shorter))[0] == found:
             return shorter

@@ -27,9 +27,9 @@ from schemas.log.admin import check_retention, needs_of_requests
 from schemas.log.clients import AssignedReader, Headers, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.log.connecting import is_away
-from schemas.log.faults import FAULTS
 from schemas.log.membership import Membership
 from schemas.log.patience import TROUBLE, Pauses
+from schemas.log.reading.faults import FAULTS
 from schemas.records import (
     Cancellation,
     Heartbeat,

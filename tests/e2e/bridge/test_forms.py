@@ -21,7 +21,7 @@ from schemas.settings import LogSettings
 from streams.bridge.config import BridgeSettings, Pair
 from streams.bridge.prompts import VALUE_BYTES_MAX
 from tests.e2e.harness import sim_settings, stack
-from tests.schemas.log.odd_batches import CODECS
+from tests.schemas.log.reading.odd_batches import CODECS
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 CODEC = Codec()

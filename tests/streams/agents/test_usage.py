@@ -26,7 +26,7 @@ from streams.core.effects import Decide, Dispatch, Effect, End, Use
 from streams.core.events import Tick
 from streams.core.requests.live import arrived
 from streams.core.requests.usage import usage_of
-from tests.schemas.log.odd_batches import batch, produce_batch
+from tests.schemas.log.reading.odd_batches import batch, produce_batch
 from tests.streams import builders
 from tests.streams.agents.fakes import FakeProducer, standing
 from tests.streams.core.router_setups import replicas

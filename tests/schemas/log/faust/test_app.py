@@ -16,9 +16,9 @@ from schemas.errors import ConfigError
 from schemas.log.faust import patches
 from schemas.log.faust.app import add_agents, ends_of, follow_rebalances, make_app, run_app
 from schemas.log.faust.receipts import Place
-from schemas.log.fetching import LOOK_MS
+from schemas.log.reading.fetching import LOOK_MS
 from schemas.settings import LogSettings
-from tests.schemas.log.odd_batches import CODECS, batch, produce_batch, with_header_name
+from tests.schemas.log.reading.odd_batches import CODECS, batch, produce_batch, with_header_name
 from tests.waiting import until
 
 LOG = LogSettings(topic_prefix="test.")

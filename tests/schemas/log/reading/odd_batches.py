@@ -10,7 +10,7 @@ from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 
-from schemas.log.batches import UNPACKED_BYTES_MAX
+from schemas.log.reading.batches import UNPACKED_BYTES_MAX
 from schemas.settings import LogSettings
 from tests.waiting import until
 

@@ -16,12 +16,12 @@ from confluent_kafka import Producer
 
 from schemas.codec import Codec, why_unreadable
 from schemas.errors import RecordError
-from schemas.log.batches import UNPACKED_BYTES_MAX, PassedOver, readable
 from schemas.log.clients import AssignedReader
 from schemas.log.connecting import client_options
+from schemas.log.reading.batches import UNPACKED_BYTES_MAX, PassedOver, readable
 from schemas.log.transactions import Sending, Transactions
 from schemas.settings import LogSettings
-from tests.schemas.log.odd_batches import (
+from tests.schemas.log.reading.odd_batches import (
     CODECS,
     PACK,
     batch,

@@ -1,5 +1,5 @@
-"""Fetches that wait long at a broker that has nothing, so that who reads little asks little, and
-bring nothing that cannot be read.
+"""Fetches that wait long at a broker that has nothing, so that who reads little asks little. What
+they bring is readable (`batches.py`); heartbeats tell where they fail (`faults.py`).
 
 A broker answers as soon as there is a record, however long a fetch may wait, but it answers the
 requests of a connection in their order. So fetches have a connection of their own: no question
@@ -7,9 +7,6 @@ waits for one. A fetch that nobody waits for any more, because the partitions ha
 with its connection. And a fetch waits long only where nothing else can come up meanwhile: there is
 one broker, so no partition moves to it from another, and the fetch asks for every partition and for
 the same as the last one did.
-
-What they bring is made readable before aiokafka sees it (`schemas/log/batches.py`); heartbeats tell
-which fetches fail, and what was passed over (`schemas/log/faults.py`).
 
 aiokafka sends at most one fetch at a time to a broker, and has no setting for any of this.
 """
@@ -25,8 +22,8 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import CorruptRecordException, UnsupportedCodecError, for_code
 from aiokafka.protocol.fetch import FetchRequest
 
-from schemas.log.batches import UNPACKED_BYTES_MAX, PassedOver, needs_mending, readable
-from schemas.log.faults import FAULTS
+from schemas.log.reading.batches import UNPACKED_BYTES_MAX, PassedOver, needs_mending, readable
+from schemas.log.reading.faults import FAULTS
 
 log = logging.getLogger("trivium.log")
 LONGEST_MS = 2_000

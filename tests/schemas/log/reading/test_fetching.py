@@ -16,7 +16,7 @@ from aiokafka.protocol.fetch import FetchRequest
 from schemas.codec import Codec
 from schemas.log.clients import LogProducer
 from schemas.log.connecting import client_options, stopped
-from schemas.log.fetching import Fetches, prepare_fetches
+from schemas.log.reading.fetching import Fetches, prepare_fetches
 from schemas.log.transactions import Sending, Transactions
 from schemas.records import Cancellation, CancelReason
 from schemas.settings import LogSettings

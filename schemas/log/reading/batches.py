@@ -11,7 +11,7 @@ ends where the next one begins, if that one is whole, or where two of its own nu
 is passed over offset by offset. Batches that are not compressed are only stepped over, so that
 reading costs no more than it did; when aiokafka has found that one cannot be read, all are looked
 through (`closely`). Formats before version 2, which no broker has written since Kafka 3, are left
-as they are. Pure. Called by `schemas/log/fetching.py`.
+as they are. Pure. Called by `schemas/log/reading/fetching.py`.
 """
 
 import codecs
