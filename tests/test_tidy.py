@@ -64,6 +64,8 @@ PAUSING_FILES = {
     "tests/workers/search/service/test_worker_replicas.py",
 }
 BOUNDS = {"timeout", "timeout_s"}  # of any call
+TIMEOUT_S = 900  # of a test without a mark, as in pyproject.toml
+HTTP_CALLS = {f"httpx.{name}" for name in ("AsyncClient", "Client", "get", "post", "stream")}
 WAITS = {"asyncio.timeout", "asyncio.wait_for", "until", "run", "stack"}
 CLOCKS = set("time.monotonic time.perf_counter time.time time.time_ns wall_ms loop.time".split())
 CLOCKS |= {"?.time"}  # of `asyncio.get_running_loop()`
@@ -307,11 +309,13 @@ def only_hangs_reach_the_bounds_of_tests() -> Found:
             bounds = [value for key, value in given.items() if key in BOUNDS]
             if called(node) in WAITS:
                 bounds += [*node.args[-1:], *(given[key] for key in given if key == "seconds")]
-            if called(node) == "httpx.AsyncClient" and not given.keys() & {"timeout", "transport"}:
+            if called(node) in HTTP_CALLS and not given.keys() & {"timeout", "transport"}:
                 yield f"{name}:{node.lineno}: it gives up after 5 s"
-            for bound in bounds:
+            is_mark = called(node) == "pytest.mark.timeout"
+            least_s = TIMEOUT_S if is_mark else PATIENCE_S
+            for bound in [*bounds, *node.args] if is_mark else bounds:
                 value = bound.value if isinstance(bound, ast.Constant) else None
-                if isinstance(value, int | float) and value < PATIENCE_S:
+                if isinstance(value, int | float) and value < least_s:
                     yield f"{name}:{node.lineno}: {value} s; see `tests/waiting.py`"
 
 

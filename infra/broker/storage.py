@@ -1,8 +1,8 @@
 """The storage of a new node: a copy of the one that set-up has kept.
 
 Kafka's tool takes a second to format one, which would be a third of a broker's start. All of it is
-the same for each node that is alone, but for the name of its cluster. `class_archive.py` has it
-made, `node.py` takes it; where there is none, the tool is asked as ever.
+the same for each node that is alone, but for the name of its cluster. `infra/stack/aot_cache.py`
+has it made, `node.py` takes it; where there is none, the tool is asked as ever.
 """
 
 import re

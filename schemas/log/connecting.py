@@ -91,13 +91,23 @@ async def dropped(producer: AIOKafkaProducer) -> None:
 
 async def _closed(parts: Iterable[Close], whole: Close | None = None, within_s: float = 0) -> None:
     """Close a client, or part by part where that fails or takes longer: each in bounded time, and
-    whatever the others raise."""
+    whatever the others raise.
+
+    Raises CancelledError, or else BrokerUnavailable, KafkaError or OSError. Its own tasks may have
+    met more than that: uvloop raises RuntimeError for a write behind the end of a connection. For
+    whoever closes it, it is one trouble with the log.
+    """
     raised = list[BaseException]()
     if whole is not None and await _tried(within_s, whole, raised):
         return
     for part in parts:
         await _tried(CLOSE_S, part, raised)
-    _raise(raised)
+    try:
+        _raise(raised)
+    except (BrokerUnavailable, KafkaError, OSError):
+        raise
+    except Exception as error:
+        raise BrokerUnavailable(f"a client of the log was not closed in order: {error}") from error
 
 
 def _raise(raised: list[BaseException]) -> None:

@@ -73,6 +73,8 @@ async def test_degrees_of_tensor_parallelism_may_differ(unlike: Stack) -> None:
         assert answer.token_ids == expected[answer.headers["x-request-id"]].token_ids
         assert answer.trivium["kv_bytes"] > 0
         assert answer.trivium["attempt"] == 1
+    orders = {outcome.orchestration for (outcome,) in found.outcomes.values()}
+    assert orders == {Orchestration.DECODE_FIRST}, "as `router.orchestration` says"
 
 
 @pytest.mark.parametrize("orchestration", ["prefill_first", "decode_first", "concurrent"])

@@ -11,7 +11,7 @@ from schemas.records import Cancellation, CancelReason
 from schemas.settings import LogSettings
 from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.docker
 
 
 def docker_answers() -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.broker import class_archive, node, storage
+from infra.broker import node, storage
 from infra.broker.node import Broker
 from infra.broker.probe import broker_answers, free_ports, port_is_taken
 from infra.broker.section import BrokerSettings
@@ -21,7 +21,6 @@ from tests.waiting import PATIENCE_S
 
 QUICK = BrokerSettings(port=0, heap_mb=256, quick=True, start_timeout_s=200)
 SILENCE_S = 0.1  # of who never answers
-pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture
@@ -50,64 +49,53 @@ async def test_data_survives_a_restart_and_not_a_reset(broker: Broker) -> None:
     assert not broker.status().running
 
 
-def test_a_broker_uses_the_archive_of_its_classes_if_there_is_one_that_is_whole(
-    broker: Broker,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+def test_a_broker_uses_an_aot_cache_that_is_whole(
+    broker: Broker, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    archive = tmp_path / "classes.jsa"
-    monkeypatch.setattr(node, "class_archive", lambda libs: archive)
     broker.start()
-    assert "SharedArchiveFile" not in command(broker)
-    broker.stop()
-    class_archive.make(archive)
-    broker.start()
-    assert f"-XX:SharedArchiveFile={archive}" in command(broker)
+    assert f"-XX:AOTCache={cache}" in command(broker)
     maps = Path(f"/proc/{broker.pid}/maps").read_text()
-    assert str(archive) in maps, "the JVM has taken it"
-
+    assert str(cache) in maps, "the JVM has taken it"
     broker.stop()
-    damage(archive)
+
+    damage(cache)
     broker.start()
-    assert not archive.exists() and "SharedArchiveFile" not in command(broker)
-    assert "which may be damaged" in caplog.text
+    if cache.exists():  # this JVM has seen it, and goes on without
+        assert str(cache) not in Path(f"/proc/{broker.pid}/maps").read_text()
+    else:
+        assert "AOTCache" not in command(broker)
+        assert "which may be damaged" in caplog.text
+    broker.stop()
+
+    cache.unlink(missing_ok=True)
+    broker.start()
+    assert "AOTCache" not in command(broker)
 
 
-def test_storage_is_formatted_without_an_archive_that_is_damaged(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_storage_is_formatted_beside_an_aot_cache_that_is_damaged(
+    broker: Broker, cache: Path
 ) -> None:
-    made = node.class_archive(node.DEFAULT_LIBS)
-    if not made.exists():
-        pytest.skip("no archive of the broker's classes; run `make setup`")
-    archive = tmp_path / "classes.jsa"
-    shutil.copyfile(made, archive)
-    damage(archive)
-    monkeypatch.setattr(node, "class_archive", lambda libs: archive)
+    damage(cache)
     broker.folder.mkdir()
-    broker.format()
-    assert not archive.exists()
+    assert any(broker.format().iterdir())
 
 
-def damage(archive: Path) -> None:
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A copy of the one that set-up has made, for brokers to use."""
+    made = node.aot_cache(node.DEFAULT_LIBS)
+    if not made.exists():
+        pytest.skip("no AOT cache of Kafka; run `make setup`")
+    copy = tmp_path / made.name
+    shutil.copyfile(made, copy)
+    monkeypatch.setattr(node, "aot_cache", lambda libs: copy)
+    return copy
+
+
+def damage(cache: Path) -> None:
     """As a copy that was interrupted; the JVM only looks at its beginning."""
-    archive.chmod(0o600)
-    os.truncate(archive, archive.stat().st_size // 2)
-
-
-def test_an_archive_that_does_not_come_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def cut(draft: Path) -> None:
-        draft.write_bytes(b"half")
-        raise BrokerUnavailable("the broker ended")
-
-    archive = tmp_path / "classes.jsa"
-    for dump in (cut, lambda draft: None):
-        monkeypatch.setattr(class_archive, "_dump", dump)
-        class_archive.make(archive)
-        assert "no archive of Kafka's classes was made" in capsys.readouterr().err
-        assert not list(tmp_path.iterdir())
+    cache.chmod(0o600)
+    os.truncate(cache, cache.stat().st_size // 2)
 
 
 def command(broker: Broker) -> str:

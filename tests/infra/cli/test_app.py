@@ -127,7 +127,6 @@ def test_topics_are_created_once_verified_and_described(bootstrap: str) -> None:
     assert f"{prefix}prefill: expected 3, found 2" in errors
 
 
-@pytest.mark.timeout(400)  # nine starts of a program and one of a JVM, on a busy machine
 def test_the_broker_from_the_command_line(tmp_path: Path, bootstrap: str) -> None:
     env = {"TRIVIUM_BROKER_PORT": "0", "TRIVIUM_BROKER_HEAP_MB": "256"}
     env |= {"TRIVIUM_BROKER_QUICK": "true", "TRIVIUM_BROKER_START_TIMEOUT_S": "200"}

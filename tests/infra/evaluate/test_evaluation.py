@@ -308,7 +308,6 @@ def test_what_table_4_shows_is_put_in_words() -> None:
     assert failures.trends(rows, [], [])[0]["x=1 loses requests too"]
 
 
-@pytest.mark.timeout(600)  # processes that simulate, on a machine that may be busy
 def test_a_tiny_evaluation_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its bars are written like those of every benchmark (issue 10, 26)."""
     tiny = evaluation.Size(

@@ -16,7 +16,7 @@ import pytest
 
 from infra.platform.demo import EDITS, LOAD
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.platform
 DEMO = (sys.executable, "-m", "infra.cli.app", "demo", "--platform", "--engine", "sim", "--json")
 
 

@@ -119,7 +119,6 @@ def test_a_folder_that_everybody_writes_to_is_refused(tmp_path: Path) -> None:
         private_folder(tmp_path)
 
 
-@pytest.mark.timeout(400)
 def test_the_brokers_data_are_private(tmp_path: Path, bootstrap: str) -> None:
     broker = Broker(QUICK, tmp_path / "broker", tethered=True)
     before = os.umask(0o022)

@@ -10,9 +10,10 @@ from aiokafka.errors import KafkaError
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable
 from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.connecting import CLOSE_S, START_S, flushed, started, stopped
+from schemas.log.connecting import CLOSE_S, START_S, dropped, flushed, started, stopped
 from schemas.log.endings import AGAIN_S, ended, within
 from schemas.log.membership import Membership
+from schemas.log.patience import outlive
 from schemas.log.transactions import Sending, Transactions
 from schemas.records import MemberKind
 from schemas.settings import LogSettings
@@ -99,21 +100,22 @@ async def test_the_tasks_of_a_consumers_group_end_with_it() -> None:
 class Offering:
     """A producer whose records nobody takes, and whose parts do not close either."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: type[Exception] = KafkaError) -> None:
         self.asked: list[str] = []
-        self._sender, self.client = Part(self.asked, "sender"), Part(self.asked, "client")
+        self._sender = Part(self.asked, "sender", error)
+        self.client = Part(self.asked, "client", error)
 
     async def stop(self) -> None:
         await asyncio.Event().wait()
 
 
 class Part:
-    def __init__(self, asked: list[str], name: str) -> None:
-        self.asked, self.name = asked, name
+    def __init__(self, asked: list[str], name: str, error: type[Exception]) -> None:
+        self.asked, self.name, self.error = asked, name, error
 
     async def close(self) -> None:
         self.asked.append(self.name)
-        raise KafkaError(self.name)
+        raise self.error(self.name)
 
 
 @virtual
@@ -250,6 +252,22 @@ async def test_a_producer_that_is_dropped_closes_its_sender_whatever_the_client_
     producer._producer = offering
     with pytest.raises(KafkaError, match="client"):
         await producer.discard()
+    assert offering.asked == ["client", "sender"]
+
+
+@virtual
+async def test_whatever_a_client_raises_while_it_is_closed_is_a_trouble_that_is_outlived() -> None:
+    """uvloop's RuntimeError for a write to a closed connection ended a router."""
+    offering: Any = Offering(RuntimeError)
+    lives, stop = list[str](), asyncio.Event()
+
+    async def life() -> None:
+        lives.append("begun")
+        if len(lives) == 1:
+            await dropped(offering)
+
+    await outlive("router-0", life, stop)
+    assert lives == ["begun", "begun"]
     assert offering.asked == ["client", "sender"]
 
 

@@ -256,7 +256,6 @@ async def test_a_gateway_serves_refusals_for_as_long_as_there_is_no_broker(
     await asyncio.wait_for(task, PATIENCE_S)
 
 
-@pytest.mark.timeout(500)  # a start of a JVM, and a lease that runs out
 async def test_a_broker_that_pauses_means_503_and_the_gateway_joins_again(tmp_path: Path) -> None:
     broker = Broker(
         BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=200),
@@ -295,7 +294,6 @@ async def test_a_broker_that_pauses_means_503_and_the_gateway_joins_again(tmp_pa
         await asyncio.to_thread(broker.stop)
 
 
-@pytest.mark.timeout(700)  # two starts of a JVM
 async def test_a_gateway_outlives_its_broker_and_so_do_its_streams(tmp_path: Path) -> None:
     settings = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=200)
     broker = Broker(settings, tmp_path, tethered=True)

@@ -8,7 +8,7 @@ from tests.long_leases import long_leases
 from tests.waiting import until
 from tests.workers.embed.bookshelf import CODEC, bookshelf, process, worker
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kafka
 COUNT = 300
 
 

@@ -25,7 +25,7 @@ from tests.waiting import until
 from tests.workers.embed.bookshelf import CODEC, Bookshelf, bookshelf, worker
 from workers.embed.embedders.hashed import HashEmbedder
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kafka
 FERRY = "The ferry leaves from pier seven. It goes every twelve minutes."
 FERRY_CUT = ("The ferry leaves from pier seven.", "It goes every twelve minutes.")
 

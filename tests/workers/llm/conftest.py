@@ -7,7 +7,7 @@ import pytest
 from tests.workers.llm.engine_pair import Pair, PullingPair
 from tests.workers.llm.engines import ENGINES
 
-_MARKS = {"vllm": [pytest.mark.vllm, pytest.mark.timeout(500)]}
+_MARKS = {"vllm": [pytest.mark.vllm, pytest.mark.timeout(1_800)]}
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,12 @@ import logging
 import multiprocessing
 import os
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
@@ -60,6 +60,7 @@ class Launched:
     end_ids: frozenset[int]
     has_transfer: bool
     events_endpoint: str  # "": it tells nothing of its prefix cache
+    sockets: TemporaryDirectory[str]  # where its processes meet
 
 
 def launch(
@@ -67,10 +68,13 @@ def launch(
 ) -> Launched:
     """Start the engine's processes; returns when they are ready."""
     meter = Meter(writes=settings.kv_transfer == "push")
-    args = engine_args(settings, model, engine_id=engine_id, has_transfer=has_transfer)
+    # For this user alone, and gone with the engine: vLLM leaves its sockets where they are.
+    sockets = TemporaryDirectory(prefix="trivium-", ignore_cleanup_errors=True)
+    args = engine_args(settings, model, sockets.name, engine_id, has_transfer=has_transfer)
     with _side_channel_port(settings) as port:
         with _environment:  # else it may be another engine's
             variables = environment(settings, side_channel_port=port if has_transfer else 0)
+        variables["VLLM_RPC_BASE_PATH"] = sockets.name
         llm = _constructed(args, settings, meter, variables)
     meter.listen(llm.output_processor)
     config = llm.vllm_config
@@ -96,13 +100,19 @@ def launch(
         end_ids=_end_ids(llm.input_processor),
         has_transfer=has_transfer,
         events_endpoint=args.kv_events_config.endpoint if settings.kv_events else "",
+        sockets=sockets,
     )
 
 
 def engine_args(
-    settings: VllmSettings, model: ModelSettings, *, engine_id: str, has_transfer: bool
+    settings: VllmSettings,
+    model: ModelSettings,
+    sockets: str,
+    engine_id: str,
+    *,
+    has_transfer: bool,
 ) -> AsyncEngineArgs:
-    """The settings as vLLM takes them; `extra` has the last word."""
+    """The settings as vLLM takes them; `extra` has the last word. `sockets` is a folder."""
     is_cpu = current_platform.is_cpu()
     args: dict[str, Any] = {
         "model": model_folder(model),
@@ -122,9 +132,8 @@ def engine_args(
     if settings.kv_cache_bytes:
         args["kv_cache_memory_bytes"] = settings.kv_cache_bytes
     if settings.kv_events:
-        folder = tempfile.mkdtemp(prefix="trivium-")  # for this user alone
         args["kv_events_config"] = KVEventsConfig(
-            enable_kv_cache_events=True, publisher="zmq", endpoint=f"ipc://{folder}/kv"
+            enable_kv_cache_events=True, publisher="zmq", endpoint=f"ipc://{sockets}/kv"
         )
     if has_transfer:
         args["worker_extension_cls"] = f"{KvRelease.__module__}.{KvRelease.__qualname__}"
@@ -183,6 +192,7 @@ def forget(launched: Launched) -> None:
     if "output_queue_task" in vars(resources):  # else no request ever came, and it was done
         resources()  # vLLM's monitor may not have come to it, and an open socket waits below
     resources.ctx.destroy(linger=0)
+    launched.sockets.cleanup()
     launched.llm = None  # its finalizer must not run when the interpreter is half gone
 
 

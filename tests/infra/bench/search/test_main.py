@@ -31,7 +31,6 @@ TOY = replace(
 )  # fmt: skip
 
 
-@pytest.mark.timeout(600)  # the first use ever compiles kernels
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of faiss's import
 def test_every_part_runs_and_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -62,7 +61,6 @@ def test_every_part_runs_and_is_reported(
         assert sum(run["decode_searches"] for run in runs) == unloaded["decode_searches"]
 
 
-@pytest.mark.timeout(400)
 def test_what_the_log_adds_is_measured_both_ways(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

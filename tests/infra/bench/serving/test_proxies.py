@@ -3,8 +3,6 @@
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from infra.bench.serving.cells import TOKENS, make_bodies
 from infra.bench.serving.contenders import DIRECT, SIM, _baselines
 from infra.bench.serving.load_generator import OfferedLoad, measure
@@ -21,7 +19,6 @@ def test_the_prefill_call_asks_for_one_token() -> None:
     assert body["max_tokens"] == 64
 
 
-@pytest.mark.timeout(300)
 def test_direct_engine_and_proxies_answer_alike(tmp_path: Path) -> None:
     async def main() -> None:
         model = make_sim_model(tmp_path / "model")

@@ -87,7 +87,6 @@ def check_commands(home: Path, env: dict[str, str]) -> None:
     assert (code, again) == (0, text), errors
 
 
-@pytest.mark.timeout(600)  # a stack starts, on a machine that may be busy
 def test_up_status_chat_tail_down(kafka: LogSettings, tmp_path: Path) -> None:
     file = tmp_path / "trivium.toml"
     file.write_text(configuration.dump(settings(kafka)))
@@ -111,7 +110,6 @@ def test_up_status_chat_tail_down(kafka: LogSettings, tmp_path: Path) -> None:
     assert read_state(home) is None
 
 
-@pytest.mark.timeout(300)
 async def test_a_process_that_cannot_start_is_told_with_its_last_words(
     kafka: LogSettings, tmp_path: Path
 ) -> None:

@@ -39,7 +39,6 @@ def test_ids_of_documents_are_shown_as_they_are(capsys: pytest.CaptureFixture[st
     assert "\x1b" not in shown and shown.count("[/red]") == 2 and "[/x]\\x1b" in shown
 
 
-@pytest.mark.timeout(400)  # the first use ever compiles kernels
 def test_an_index_file_is_built_shown_and_checked(tmp_path: Path) -> None:
     vectors, path = tmp_path / "v.npy", tmp_path / "v.index"
     np.save(vectors, VECTORS)
@@ -157,7 +156,6 @@ def lasting() -> Iterator[None]:
 
 @pytest.mark.kafka
 @pytest.mark.usefixtures("lasting")
-@pytest.mark.timeout(400)  # a dozen programs start, on a machine that may be busy
 async def test_documents_are_loaded_and_searched(kafka: LogSettings, tmp_path: Path) -> None:
     lines = [
         json.dumps({"id": f"d{i}", "vector": row.tolist(), "metadata": {"part": i % 2}})

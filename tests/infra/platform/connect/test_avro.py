@@ -26,7 +26,7 @@ from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.writer_schemas import WriterSchemas
 from tests.streams.bridge.samples import asked, body_of, pair
 
-pytestmark = [pytest.mark.platform, pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.platform, pytest.mark.kafka]
 
 
 async def records_of(kafka: LogSettings, topic: str, count: int) -> list[PromptRecord]:

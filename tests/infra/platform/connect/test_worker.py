@@ -21,7 +21,7 @@ from streams.bridge.config import Pair
 from streams.bridge.records.record import PromptRecord
 from tests.waiting import until
 
-pytestmark = [pytest.mark.platform, pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.platform, pytest.mark.kafka]
 CODEC = Codec()
 
 

@@ -19,7 +19,6 @@ from tests.schemas.log.registry_stub import running_registry
 platform = [
     pytest.mark.kafka,
     pytest.mark.platform,
-    pytest.mark.timeout(240),
     pytest.mark.skipif(not LIBS.exists(), reason="needs the jars of `make test-platform`"),
 ]
 

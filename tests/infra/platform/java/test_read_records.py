@@ -18,7 +18,6 @@ LIBS = ROOT / "build" / "java" / "libs"
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.platform,
-    pytest.mark.timeout(240),
     pytest.mark.skipif(shutil.which("javac") is None, reason="needs a JDK, Java 17 or newer"),
     pytest.mark.skipif(not LIBS.exists(), reason="needs the jars of `make test-platform`"),
 ]

@@ -20,7 +20,6 @@ TICKETS = 20
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.platform,
-    pytest.mark.timeout(240),
     pytest.mark.skipif(shutil.which("javac") is None, reason="needs a JDK, Java 17 or newer"),
     pytest.mark.skipif(not LIBS.exists(), reason="needs the jars of `make test-platform`"),
 ]

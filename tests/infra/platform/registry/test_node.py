@@ -22,7 +22,6 @@ from schemas.settings import LogSettings
 from tests.infra.cli.running import trivium_here
 from tests.schemas.examples import example
 
-pytestmark = pytest.mark.timeout(240)
 PATIENT: Any = {"timeout_ms": 60_000}
 
 

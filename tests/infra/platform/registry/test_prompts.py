@@ -21,7 +21,6 @@ from schemas.settings import LogSettings
 from streams.bridge.answers import Answers
 from tests.streams.bridge.samples import KEY, asked, body_of, pair, record, stream
 
-pytestmark = pytest.mark.timeout(600)
 PROMPTS = SerializationContext("rows", MessageField.VALUE)
 ANSWERS = SerializationContext("rows.answers", MessageField.VALUE)
 FIELDS = [{"name": "text", "type": "string"}, {"name": "max_tokens", "type": ["null", "int"]}]

@@ -15,7 +15,6 @@ SEEDS_MAX = 500
 FROM_0 = "BUGS_FROM_0" in os.environ
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("bug", BUGS)
 def test_some_seed_finds_it(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """(issue 14, 4)"""

@@ -25,7 +25,7 @@ from tests.streams.gateway.batches.stand_in import CODEC, answered, standing_in
 from tests.streams.gateway.indexing.running import gateway
 from tests.waiting import until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.kafka
 CHAT: Any = "/v1/chat/completions"
 FAR = "context_length_exceeded"
 

@@ -20,7 +20,7 @@ from tests.streams.parsing.pdfs import pdf_bytes
 from tests.waiting import until
 from tests.workers.search.service.library import calm
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kafka
 FERRY = b"# Ferries\n\nThe Ondry ferry leaves from pier 7 every 12 minutes."
 BREAD = b"Bread is made of flour, water and salt. The bakery opens at six."
 

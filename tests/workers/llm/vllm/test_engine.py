@@ -33,7 +33,7 @@ from tests.workers.processes import cores_used, family, lives
 from workers.llm.vllm import engine as vllm_engine
 from workers.llm.vllm.settings import VllmSettings
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(500)]  # two engines start
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1_800)]  # two engines start
 BLOCK_BYTES = 32 * 2 * 4 * 4 * 32 * 4  # tokens, K and V, layers, heads, size, float32
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -39,7 +41,7 @@ from workers.llm.vllm import endings as vllm_endings
 from workers.llm.vllm import engine as vllm_engine
 from workers.llm.vllm.settings import VllmSettings
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(500)]  # two engines start
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1_800)]  # two engines start
 MARGIN_MS = 500
 BLOCK_BYTES = 32 * 2 * 4 * 4 * 32 * 4  # tokens, K and V, layers, heads, size, float32
 
@@ -365,7 +367,10 @@ def test_what_an_engine_cannot_do_is_an_error(engines: Engines) -> None:
 
 def test_an_engine_closes_although_vllms_monitor_has_only_begun_to(engines: Engines) -> None:
     engines.decode._llm.engine_core._finalizer.detach()  # as it does first
+    sockets = Path(engines.decode._launched.sockets.name)
+    assert any(sockets.iterdir())
     engines.run(engines.decode.close())
+    assert not sockets.exists()
 
 
 def test_an_engine_that_never_had_a_request_closes_as_well() -> None:
@@ -375,6 +380,6 @@ def test_an_engine_that_never_had_a_request_closes_as_well() -> None:
     resources = core_client.BackgroundResources(context, output_socket=opened)
     resources()  # as vLLM does first
     client: Any = SimpleNamespace(engine_core=SimpleNamespace(resources=resources))
-    launched: Any = SimpleNamespace(llm=client)
+    launched: Any = SimpleNamespace(llm=client, sockets=TemporaryDirectory())
     import_module("workers.llm.vllm.launch").forget(launched)
     assert context.closed

@@ -25,6 +25,7 @@ Array = np.ndarray[Any, Any]
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 _GUARD, _ALIGNED = 256, 256
 _FOLDER = Path(__file__).parents[4] / "build" / "emulator"
+_OPTIONS = ["-std=c++17", "-O2", "-fPIC", "-shared", "-Wl,-Bsymbolic", "-ffp-contract=off", "-w"]
 _BROKEN = {1: "a barrier that not all threads reach", 2: "shared memory beyond what is asked for"}
 
 
@@ -44,23 +45,26 @@ extern "C" int run(int which, int grid, int threads, int shared, const void* to,
     switch (which) {{ {calls} }}
     return -1;
 }}"""
-    name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert COMPILER is not None
+    command = [COMPILER, *_OPTIONS]
+    name = hashlib.sha256("\n".join([*command, text]).encode()).hexdigest()[:16]
     _FOLDER.mkdir(parents=True, exist_ok=True)
     built = _FOLDER / f"{name}.so"
     with (_FOLDER / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not built.exists():
-            _compile(text, built)
+            for old in _FOLDER.glob("*.so"):
+                old.unlink()
+            _compile(command, text, built)
     return ctypes.CDLL(str(built))
 
 
-def _compile(text: str, built: Path) -> None:
-    assert COMPILER is not None
+def _compile(command: list[str], text: str, built: Path) -> None:
     source, whole = built.with_suffix(".cpp"), built.with_suffix(".part")
     source.write_text(text)
-    options = ["-std=c++17", "-O2", "-fPIC", "-shared", "-Wl,-Bsymbolic", "-ffp-contract=off", "-w"]
-    command = [COMPILER, *options, str(source), "-o", str(whole)]
+    command = [*command, str(source), "-o", str(whole)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    source.unlink()
     assert done.returncode == 0, done.stderr
     whole.rename(built)
 

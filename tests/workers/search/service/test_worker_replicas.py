@@ -27,7 +27,7 @@ from workers.search.service.group import group_id
 from workers.search.service.settings import ShardPlace
 from workers.search.service.worker import RetrievalWorker
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kafka
 DIM = 8
 
 
