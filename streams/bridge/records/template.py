@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from schemas.errors import ConfigError, InvalidRequest
-from streams.bridge.records.exact_json import json_text
 
 _PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _PATH = re.compile(r"[^{}\s.?]+(\.[^{}\s.?]+)*\??")
@@ -71,4 +70,8 @@ def _text(path: str, value: Mapping[str, Any]) -> str:
             f"{', '.join(map(str, value))[:200] or 'no fields'}",
             name,
         )
-    return found if isinstance(found, str) else json_text(found)
+    if isinstance(found, str):
+        return found
+    from streams.bridge.records.exact_json import json_text  # settings have templates, and no JSON
+
+    return json_text(found)
