@@ -33,6 +33,7 @@ HISTORY_DIR = Path(__file__).parent / "history"
 MARKS_FILE = Path(__file__).parent / "marks.json"  # written by `make schemas`
 SINGLE_OBJECT_MARKER = b"\xc3\x01"
 CONFLUENT_MAGIC = 0
+_UNREADABLE = b"\xc3\x00"  # neither Avro nor UTF-8 begins so
 
 Schema = dict[str, Any]
 
@@ -102,6 +103,18 @@ def marks() -> Mapping[str, bytes]:
     a codec."""
     kept = json.loads(MARKS_FILE.read_text())
     return {name: bytes.fromhex(mark) for name, mark in kept.items()}
+
+
+def unreadable_value(why: str) -> bytes:
+    """The value of a record that stands for what nobody can read of the log."""
+    return _UNREADABLE + why.encode()
+
+
+def why_unreadable(value: bytes | None) -> str:
+    """What such a value says; empty for any other."""
+    if value is None or value[:2] != _UNREADABLE:
+        return ""
+    return value[2:].decode(errors="replace")
 
 
 # Converters between dataclasses and what fastavro takes. Built once per class.
@@ -315,7 +328,10 @@ class Codec:
             if known is None:
                 raise RecordError(f"unknown schema id {schema_id}")
             return *known, 5
-        raise RecordError(f"expected an Avro framing marker (c301 or 00), found {value[:2].hex()}")
+        raise RecordError(
+            why_unreadable(value)
+            or f"expected an Avro framing marker (c301 or 00), found {value[:2].hex()}"
+        )
 
     def _version(self, mark: bytes) -> tuple[str, Schema]:
         """The record and the schema that a fingerprint stands for; the current one comes first."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from schemas.records import (
     Backlog,
     EmbedLoad,
+    Faults,
     Heartbeat,
     Lease,
     Load,
@@ -53,6 +54,7 @@ class Member:
     search: SearchLoad | None = None
     embedding: EmbedLoad | None = None
     backlog: Backlog | None = None
+    faults: Faults | None = None
     beat_seq: int = -1
     ahead_ms: int = 0  # its clock over the broker's, measured
 
@@ -63,6 +65,12 @@ class Member:
     @property
     def epoch(self) -> int:
         return self.registration.epoch
+
+    @property
+    def condition(self) -> str:
+        """Its state's name; `failing` where it is ready and yet cannot do what it is there for."""
+        fails = self.faults is not None and bool(self.faults.failing)
+        return "failing" if fails and self.state is MemberState.READY else self.state.value
 
     def lives(self, now_ms: int) -> bool:
         """Heard of within the lease, and not gone."""
@@ -159,7 +167,7 @@ class FleetView:
             member.state, member.load, member.beat_seq = known.state, known.load, known.beat_seq
             member.credits, claims = known.credits, known.claims
             member.search, member.embedding = known.search, known.embedding
-            member.backlog = known.backlog
+            member.backlog, member.faults = known.backlog, known.faults
         member.claims = {lease: claims.get(lease, offset) for lease in record.leases}
         self.members[record.member_id] = member
 
@@ -171,7 +179,7 @@ class FleetView:
         member.beat_seq = record.seq
         member.state = record.state
         member.load, member.search, member.embedding = record.load, record.search, record.embedding
-        member.backlog = record.backlog
+        member.backlog, member.faults = record.backlog, record.faults
         member.credits = {(grant.router_id, grant.role): grant.credits for grant in record.grants}
 
     def wanted_now(self, now_ms: int) -> Wanted | None:

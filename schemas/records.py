@@ -625,6 +625,15 @@ class Embedded:
 
 
 @frozen
+class Faults:
+    """What a member cannot do at the moment, and what it could not read of the log."""
+
+    failing: str = ""  # what fails, and why; empty: all works
+    unreadable_total: int = 0  # records and batches that it could not read, in this process's life
+    unreadable: str = ""  # the last of them: topic, partition, offset, and why
+
+
+@frozen
 class FileBatch:
     """Files that were put into a vector store by one call; each names it."""
 
@@ -730,6 +739,7 @@ class Heartbeat:
     search: SearchLoad | None = None  # for retrieval workers
     embedding: EmbedLoad | None = None  # of an embedding worker
     backlog: Backlog | None = None  # of a router
+    faults: Faults | None = None  # if it has any
 
 
 @frozen

@@ -325,6 +325,7 @@ WORK_TOPICS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.REPLICA: "de
 DEAD_LETTER_SUFFIX = ".dlq"  # such a topic keeps its records as long as the topic that they were on
 DEAD_LETTER_HEADERS = "x-dlq-"  # what headers that say why and from where begin with
 RETRIED = "retried"  # the one of a mark: which offset of its partition was sent again
+SENT_AGAIN = "sent-again"  # of a record that was a dead letter: how often it was sent again
 
 
 def live_ms_max() -> int:

@@ -56,6 +56,12 @@ def main() -> None:
         wanted = "expected a path that can be used; name another"
         print(f"trivium: {error.filename}: {reason}; {wanted}", file=sys.stderr)
         sys.exit(EXIT_ERROR)
+    except Exception as error:
+        kafka = sys.modules.get("aiokafka.errors")  # whoever raises it has imported it
+        if debug or kafka is None or not isinstance(error, kafka.KafkaError):
+            raise
+        print(f"trivium: the log: {type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(EXIT_ERROR)
 
 
 if __name__ == "__main__":

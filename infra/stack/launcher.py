@@ -273,7 +273,7 @@ class Stack:
             silent = self.ready and self._fleet is not None and self._fleet.is_silent(now_ms)
             return NO_BROKER if silent else "starting"
         process.proven |= member.state is MemberState.READY
-        return "starting" if member.state is MemberState.GONE else member.state.value
+        return "starting" if member.state is MemberState.GONE else member.condition
 
     def _keep_roles(self, view: FleetView) -> None:
         """A worker that was moved has its present roles again when it is started anew."""

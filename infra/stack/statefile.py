@@ -28,7 +28,9 @@ class ProcessRow:
     name: str
     kind: str
     pid: int
-    state: str  # waiting, starting, ready, no broker, draining, restarting, failed or stopped
+    state: (
+        str  # waiting, starting, ready, failing, no broker, draining, restarting, failed, stopped
+    )
     restarts: int
     url: str
     log_file: str

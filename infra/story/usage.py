@@ -5,10 +5,12 @@ Pure, but for `read_usage`, which reads the topic as far as it is committed.
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from schemas.errors import RecordError
 from schemas.log.clients import AssignedReader
 from schemas.log.registry import make_codec
 from schemas.records import OutcomeKind, Usage
@@ -111,4 +113,6 @@ async def read_usage(log: LogSettings, since_ms: int = 0) -> AsyncIterator[tuple
         await reader.seek(await reader.offsets_at(since_ms) if since_ms else firsts)
         async for records in reader.until(ends):
             for record in records:
-                yield record.partition, codec.decode(record.value)
+                with suppress(RecordError):  # somebody else's
+                    if isinstance(usage := codec.decode(record.value), Usage):
+                        yield record.partition, usage

@@ -26,6 +26,7 @@ COLOURS = {
     "ready": "green",
     "draining": "yellow",
     "restarting": "yellow",
+    "failing": "red",
     "failed": "red",
     "no broker": "red",
     "stopped": "dim",

@@ -15,6 +15,7 @@ from schemas.topics import (
     DEAD_LETTER_HEADERS,
     DEAD_LETTER_SUFFIX,
     RETRIED,
+    SENT_AGAIN,
     TOPICS,
 )
 
@@ -58,6 +59,7 @@ _DEAD_LETTER_HEADERS: Json = {
             ("worker", "who had its last attempt"),
             ("reason", "why it was placed there"),
             ("request-id", "the request of its last attempt"),
+            (SENT_AGAIN, "how often the record was a dead letter before, and was sent again"),
             (RETRIED, "of a mark without a value: the offset of what was sent again"),
         )
     },

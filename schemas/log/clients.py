@@ -16,10 +16,11 @@ from typing import Any, Literal, Self
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
-from schemas.codec import Codec
+from schemas.codec import Codec, why_unreadable
 from schemas.errors import BrokerUnavailable, RecordTooLarge, TopicError, TriviumError, clipped
 from schemas.log.connecting import client_options, dropped, flushed, no_broker, started, stopped
-from schemas.log.fetching import LONGEST_MS, LOOK_MS, fetch_apart
+from schemas.log.reading.faults import FAULTS
+from schemas.log.reading.fetching import LONGEST_MS, LOOK_MS, prepare_fetches
 from schemas.rules.sizes import RECORD_BYTES_MAX, check_size
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, check_record, partition_of
@@ -213,7 +214,7 @@ class AssignedReader:
         `nowhere` fetches nothing before `seek`, which would wait for the fetch under way.
         """
         consumer = AIOKafkaConsumer(**self._options)
-        fetch_apart(consumer, _FETCH_MS, self._fetch_ms)
+        prepare_fetches(consumer, _FETCH_MS, self._fetch_ms)
         try:
             await started(consumer.start, consumer.stop)
         except KafkaError as error:
@@ -364,8 +365,10 @@ class AssignedReader:
 
 async def bury(producer: LogProducer, record: ConsumerRecord, error: Exception) -> None:
     """Put a record that cannot be read on its topic's dead-letter topic, and wait for the
-    acknowledgement. Of one that is too large for that only the origin is told.
+    acknowledgement. Of one that is too large for that, and of what stands for a batch, only the
+    origin is told.
     """
+    FAULTS.unreadable(record.topic, record.partition, record.offset, str(error))
     origin = {
         "error-class": type(error).__name__,
         "error-message": clipped(str(error)),
@@ -376,10 +379,11 @@ async def bury(producer: LogProducer, record: ConsumerRecord, error: Exception) 
     }
     said = [(DEAD_LETTER_HEADERS + name, _header(value)) for name, value in origin.items()]
     topic = record.topic + DEAD_LETTER_SUFFIX
-    key = b"" if record.value is record.key is None else record.key  # the client sends no nothing
+    value = None if why_unreadable(record.value) else record.value
+    key = b"" if value is record.key is None else record.key  # the client sends no nothing
     try:
         headers = [*record.headers, *said]
-        ack = await producer.send_raw(topic, record.value, key=key, partition=0, headers=headers)
+        ack = await producer.send_raw(topic, value, key=key, partition=0, headers=headers)
     except RecordTooLarge:
         ack = await producer.send_raw(topic, None, key=b"", partition=0, headers=said)
     await ack

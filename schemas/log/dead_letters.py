@@ -12,16 +12,18 @@ from dataclasses import dataclass, replace
 from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
 
+from schemas.codec import why_unreadable
 from schemas.log.clients import AssignedReader
 from schemas.log.connecting import asking_client, no_broker
 from schemas.log.transactions import Sending, Transactions
 from schemas.settings import LogSettings
-from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, RETRIED
+from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, RETRIED, SENT_AGAIN
 
-_MARK = DEAD_LETTER_HEADERS + RETRIED
+_MARK, _TIMES = DEAD_LETTER_HEADERS + RETRIED, DEAD_LETTER_HEADERS + SENT_AGAIN
 _COMMIT_RECORDS = 500
 Place = tuple[str, int, int]  # full topic that it was on; partition and offset where it lies now
 _COMMIT_BYTES = 4_000_000
+_TIMES_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,12 @@ class DeadLetter:
         return f"{self.said.get('error-class', 'unknown')}: {self.said.get('error-message', '')}"
 
     @property
+    def times(self) -> int:
+        """How often it was sent again before it came back as this letter."""
+        said = self.said.get(SENT_AGAIN, "")
+        return int(said) if said.isdecimal() and len(said) < _TIMES_DIGITS else 0
+
+    @property
     def origin(self) -> str:
         """Where it was, as far as that was told."""
         return f"{self.said.get('partition', '?')}/{self.said.get('offset', '?')}"
@@ -82,7 +90,8 @@ class Retried:
 
     sent: int = 0
     already: int = 0  # by an earlier command
-    impossible: int = 0  # too large to be kept, so only the origin is told; or not even that
+    repeatedly: int = 0  # of those sent: had been before, and came back
+    impossible: int = 0  # only the origin was kept, or not even that
 
 
 async def holding(log: LogSettings, counts: Mapping[str, int]) -> set[str]:
@@ -152,7 +161,7 @@ def _letter(topic: str, record: ConsumerRecord, is_retried: bool) -> DeadLetter:
         offset=record.offset,
         at_ms=record.timestamp,
         key=record.key,
-        value=record.value,
+        value=None if why_unreadable(record.value) else record.value,
         headers=tuple(
             each for each in record.headers if not each[0].startswith(DEAD_LETTER_HEADERS)
         ),
@@ -164,7 +173,8 @@ def _letter(topic: str, record: ConsumerRecord, is_retried: bool) -> DeadLetter:
 async def retry(
     log: LogSettings, topic: str, partitions: tuple[int, int], wanted: Wanted, done: Retried
 ) -> None:
-    """Send what is wanted to its topic again: the same key, value and headers, on its partition.
+    """Send what is wanted to its topic again: the same key, value and headers, on its partition,
+    and in a header more how often that was done.
 
     `partitions` are the counts of the topic and of its dead-letter topic. `done` counts what is
     committed, also where this raises: Fenced where another command sends letters of the topic
@@ -212,6 +222,7 @@ async def _chosen(
             elif (again := _again(letter, count)) is None:
                 done.impossible += 1
             else:
+                done.repeatedly += letter.times > 0
                 yield again, _mark(letter)
 
 
@@ -225,7 +236,7 @@ def _again(letter: DeadLetter, count: int) -> Sending | None:
         partition=int(partition),
         key=letter.key,
         value=letter.value,
-        headers=letter.headers,
+        headers=(*letter.headers, (_TIMES, str(letter.times + 1).encode())),
     )
 
 

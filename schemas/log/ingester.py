@@ -13,6 +13,7 @@ from typing import Any
 from aiokafka import ConsumerRecord, TopicPartition
 
 from schemas.codec import Codec
+from schemas.errors import RecordError
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.connecting import asking_client
 from schemas.log.documents import KEPT, embedding_group, send_document
@@ -125,7 +126,7 @@ class Ingester:
         """How far the group has read: passages and dead letters were written before that."""
         for record in await self._letters.read_to_end():
             said = dict(record.headers)
-            partition, offset = (int(said.get(name, b"-1")) for name in _ORIGIN)
+            partition, offset = (_number(said.get(name)) for name in _ORIGIN)
             reason = said.get("x-dlq-error-message", b"").decode(errors="replace")
             self._close((partition, offset), reason or "it cannot be used")
         self._made(await self._passages.read_to_end())
@@ -137,7 +138,10 @@ class Ingester:
         for record in records:
             if not record.value:
                 continue
-            passages = self._codec.decode(record.value)
+            try:
+                passages = self._codec.decode(record.value)
+            except RecordError:  # somebody else's, which retrieval workers bury
+                continue
             if not isinstance(passages, DocumentPassages):
                 continue
             was_open = self._close((record.partition, passages.documents_offset))
@@ -155,6 +159,11 @@ class Ingester:
             self.fates.refused.append((document_id, refused))
         done(refused)
         return True
+
+
+def _number(said: bytes | None) -> int:
+    """Of a header; -1 where it says none."""
+    return int(said) if said is not None and said.isdigit() else -1
 
 
 async def _acknowledged(ack: Any) -> None:

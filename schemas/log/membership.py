@@ -28,6 +28,7 @@ from schemas.log.clock import wall_ms
 from schemas.log.doubt import Doubt
 from schemas.log.endings import ended, within
 from schemas.log.patience import stopped_within
+from schemas.log.reading.faults import FAULTS
 from schemas.records import (
     Backlog,
     Capability,
@@ -357,6 +358,7 @@ class Membership:
             search=self.search_source(),
             embedding=self.embedding_source(),
             backlog=self.backlog_source(),
+            faults=FAULTS.record(),
         )
         self._beat_seq += 1
         self._doubt.sent(beat.seq)

@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from schemas.errors import InvalidRequest
+from schemas.rules.numbers import float_of
 
 LENGTH_MAX = 16_384
 DEPTH_MAX = 16
@@ -90,7 +91,7 @@ def parse(text: str) -> Condition:
     if len(text) > LENGTH_MAX:
         raise _wrong(f"at most {LENGTH_MAX} characters", len(text))
     try:
-        found = json.loads(text)
+        found = json.loads(text, parse_float=float_of)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"filter: expected a JSON object: {error}", "filter") from error
     return _expression(found, DEPTH_MAX)

@@ -1,10 +1,12 @@
-"""Which numbers of a worker's report can be meant: the one rule, kept by whoever reads it; and
-which seeds a request may have.
+"""Which numbers of a worker's report can be meant: the one rule, kept by whoever reads it; which
+seeds a request may have; and which numbers are floats.
 
 A schema lets through what no worker can mean, such as a transfer of NaN ms or -1 tokens; whoever
 works with it fails, or writes what fits no schema. Nothing here does I/O.
 """
 
+import math
+from decimal import Decimal
 from typing import Any, get_type_hints
 
 from schemas.errors import RecordError
@@ -12,8 +14,19 @@ from schemas.records import Continued, Hits, Outcome, Phase
 
 NUMBER_MAX = 1 << 53  # of ms, bytes and attempts; as a float it is still exact
 TOKENS_MAX = 1 << 30  # the sum of two fits an int of a schema
+_FLOAT_DIGITS = 17  # with which a float is told from any other
 # Room is left above for the numbers of choices, which are added to the seed.
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1 - 65_536
+
+
+def float_of(text: str) -> float:
+    """What a JSON text has for a number, for who keeps floats; raises ValueError where no float has
+    its digits: another number would be found in its place."""
+    found, exact = float(text), Decimal(text)
+    fits = len(exact.normalize().as_tuple().digits) <= _FLOAT_DIGITS or exact == Decimal(found)
+    if not (math.isfinite(found) and fits):
+        raise ValueError(f"{text[:80]} has more digits than a float; store it as text")
+    return found
 
 
 def check_numbers(record: Any) -> None:

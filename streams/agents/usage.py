@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from aiokafka import TopicPartition
 
 from schemas.codec import Codec
+from schemas.errors import RecordError
 from schemas.log.clients import Ack, AssignedReader, event_headers
 from schemas.log.connecting import asking_client
 from schemas.log.endings import ended
@@ -214,7 +215,8 @@ class UsageWriter:
                 at, back = max(first, end - back), back * 16
                 await reader.seek({partition: at})
                 records = [each async for batch in reader.until({partition: end}) for each in batch]
-                if records:
-                    last: Usage = self._codec.decode(records[-1].value)
-                    return last.number + 1
+                for record in reversed(records):
+                    with contextlib.suppress(RecordError):  # somebody else's
+                        if isinstance(last := self._codec.decode(record.value), Usage):
+                            return last.number + 1
         return first

@@ -21,9 +21,10 @@ from schemas.log.clock import wall_ms
 from schemas.log.retrieval.embedding import EmbeddedTexts
 from schemas.log.transactions import Sending
 from schemas.records import Answer, AnswerPart
-from schemas.rules.sizes import RECORD_BYTES_MAX
 from streams.bridge.config import Pair
-from streams.bridge.prompts import PromptRecord, Question, answer_format
+from streams.bridge.limits import Limits
+from streams.bridge.prompts import Question, answer_format
+from streams.bridge.records.record import PromptRecord
 from streams.gateway.request.check_process import ANSWER_PROCESS
 from streams.gateway.stream import answers, citations
 from streams.gateway.stream.chunks import whole_answer
@@ -31,6 +32,8 @@ from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.stream import Stream
 
 HEADERS = "trivium-prompt-"  # what headers that say where the prompt is begin with
+ERROR_STEPS = 3  # by which an error becomes smaller
+_BRIEF_CHARS = 200
 _JSON = frozenset(("parsed", "citations", "metadata", "body"))  # texts of an Answer that are JSON
 _CONNECT_TYPES = {"int": "int32", "long": "int64"}
 
@@ -39,13 +42,13 @@ class Answers:
     """Makes those of one pair."""
 
     def __init__(
-        self, pair: Pair, codec: Codec, *, bytes_max: int = RECORD_BYTES_MAX, aside_ms: int = 5_000
+        self, pair: Pair, codec: Codec, limits: Limits | None = None, *, aside_ms: int = 5_000
     ) -> None:
-        """`bytes_max` is what the topic of answers takes (`max.message.bytes`), `aside_ms` how long
-        it may take to say whether an answer keeps to its schema.
+        """`limits` know what the topic of answers takes; `aside_ms` is how long it may take to say
+        whether an answer keeps to its schema.
         """
         self._pair, self._codec = pair, codec
-        self._bytes_max, self._aside_ms = bytes_max, aside_ms
+        self._limits, self._aside_ms = limits or Limits(), aside_ms
 
     async def answer(
         self,
@@ -136,23 +139,32 @@ class Answers:
             fallback=fallback is not None,
         )
 
-    def sending(self, record: PromptRecord, answer: Answer, *, briefly: bool = False) -> Sending:
+    def sending(self, record: PromptRecord, answer: Answer, *, less: int = 0) -> Sending:
         """As it is committed; raises RecordTooLarge, but never for what `failed` has made: an error
-        goes without metadata, and without its key, where these leave no room for it.
+        goes without its metadata, then without its fallback and with a short message, and only then
+        without its key, until it fits. Of these steps the first `less` are taken in any case.
         """
         form, topic = answer_format(self._pair, record), self._pair.answers
-        bytes_max = 0 if briefly else self._bytes_max
+        bytes_max = self._limits.of(topic)
         made = self._sending(record, answer, form, topic)
         if made.bytes_at_most > bytes_max and answer.error_code is None:
             raise RecordTooLarge(
                 f"the answer: expected at most {bytes_max} bytes with key and headers, found "
                 f"{made.bytes_at_most}; ask for less, or raise max.message.bytes of {topic}"
             )
-        if made.bytes_at_most > bytes_max:
-            answer = replace(answer, metadata=None)
+        for step in range(ERROR_STEPS):
+            if step >= less and made.bytes_at_most <= bytes_max:
+                break
+            if step == 0:
+                answer = replace(answer, metadata=None)
+            elif step == 1:
+                brief = (answer.error_message or "")[:_BRIEF_CHARS]
+                answer = replace(
+                    answer, text=None, parsed=None, fallback=False, error_message=brief
+                )
+            else:
+                record = replace(record, key=b"")
             made = self._sending(record, answer, form, topic)
-        if made.bytes_at_most > bytes_max:
-            made = self._sending(replace(record, key=b""), answer, form, topic)
         return made
 
     def emptied(self, record: PromptRecord) -> Sending:

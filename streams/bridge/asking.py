@@ -16,6 +16,7 @@ from schemas.errors import (
     DeadlineExceeded,
     LeaseError,
     NotReady,
+    RecordTooLarge,
     SystemFault,
     TooManyRequests,
     TriviumError,
@@ -24,12 +25,14 @@ from schemas.log.clock import wall_ms
 from schemas.log.patience import Pauses
 from schemas.log.transactions import Sending
 from schemas.records import Answer, AnswerPart, CancelReason, Endpoint
-from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.rules.trace import trace_of
+from schemas.topics import DEAD_LETTER_SUFFIX
 from streams.bridge.answers import Answers
 from streams.bridge.config import Pair
 from streams.bridge.dead_letters import dead_letter
-from streams.bridge.prompts import PromptRecord, Prompts, Question
+from streams.bridge.limits import LOOK_S, Limits
+from streams.bridge.prompts import Prompts, Question
+from streams.bridge.records.record import PromptRecord
 from streams.bridge.slots import Slots
 from streams.gateway.endpoints.embeddings import embedded, vectors_body
 from streams.gateway.endpoints.generate import Inquiry, requests_of
@@ -59,7 +62,7 @@ class Ends:
     pair: Pair
     prompts: Prompts
     answers: Answers
-    letter_bytes_max: int = RECORD_BYTES_MAX  # what the topic of dead letters takes
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(eq=False, slots=True)
@@ -245,7 +248,7 @@ class Asking:
             assert found is not None
             if isinstance(found, TriviumError):
                 return found
-            return [asked.ends.answers.sending(asked.record, found)]
+            return [await self._fitting_answer(asked, found)]
         except LeaseError:
             raise
         except TriviumError as error:
@@ -253,6 +256,15 @@ class Asking:
         except Exception as error:  # of one prompt: the others are to be answered
             log.exception("%s@%d", asked.record.topic, asked.record.offset)
             return SystemFault(f"not answered: {type(error).__name__}: {error}")
+
+    async def _fitting_answer(self, asked: Asked, answer: Answer) -> Sending:
+        """Raises RecordTooLarge, when its topic was asked whether it takes more by now."""
+        ends = asked.ends
+        try:
+            return ends.answers.sending(asked.record, answer)
+        except RecordTooLarge:
+            await ends.limits.look(LOOK_S)
+            return ends.answers.sending(asked.record, answer)
 
     async def _embed(self, asked: Asked, question: Question, body: EmbeddingsBody) -> Sending:
         """Nobody but the pool knows of it, so nothing is done twice but work."""
@@ -267,9 +279,8 @@ class Asking:
         asked.tries += 1
         whole = vectors_body(found, body)
         answers, times = asked.ends.answers, {"asked_ms": asked.asked_ms, "tries": asked.tries}
-        return answers.sending(
-            asked.record, answers.embedded(asked.record, question, found, whole, **times)
-        )
+        answer = answers.embedded(asked.record, question, found, whole, **times)
+        return await self._fitting_answer(asked, answer)
 
     async def _send(self, asked: Asked, call: Call, may_send: MaySend) -> None:
         question, gateway, key = asked.question, self.gateway, call.key
@@ -358,9 +369,9 @@ class Asking:
         if self._sending:
             await asyncio.wait(self._sending)
 
-    def failed(self, asked: Asked, error: TriviumError, *, briefly: bool = False) -> list[Sending]:
-        """The answer that tells of an error, and the dead letter; both with nothing that can be
-        left out, where topics refuse more.
+    def failed(self, asked: Asked, error: TriviumError, *, less: int = 0) -> list[Sending]:
+        """The answer that tells of an error, and the dead letter; both smaller by so many steps
+        where topics have refused more.
         """
         call, asked.error = asked.call, error
         end = call.failed_end if call is not None else None
@@ -381,9 +392,9 @@ class Asking:
             worker=(end.decode_worker or end.prefill_worker) if end is not None else "",
             reason=end.kind.value if end is not None else "",
             request_id=request_id,
-            bytes_max=0 if briefly else asked.ends.letter_bytes_max,
+            bytes_max=0 if less else asked.ends.limits.of(asked.record.topic + DEAD_LETTER_SUFFIX),
         )
-        return [asked.ends.answers.sending(asked.record, answer, briefly=briefly), letter]
+        return [asked.ends.answers.sending(asked.record, answer, less=less), letter]
 
 
 def _key(record: PromptRecord) -> str:

@@ -20,7 +20,7 @@ from schemas.rules import filters
 from schemas.rules.numbers import SEED_MAX, SEED_MIN
 from schemas.sections import Positive, Share, Texts, faults, one_of, section, tables_of
 from schemas.topics import TOPICS, live_ms_max
-from streams.bridge.template import Template
+from streams.bridge.records.template import Template
 
 FORMATS = ("prompt", "json", "json_envelope", "avro")
 TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,245}$")]  # with room for .dlq

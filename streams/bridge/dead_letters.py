@@ -4,11 +4,12 @@ headers where it was, how often it was asked, and what went wrong last. Pure.
 
 from dataclasses import replace
 
+from schemas.codec import why_unreadable
 from schemas.errors import TriviumError, clipped
 from schemas.log.transactions import Sending
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX
-from streams.bridge.prompts import PromptRecord
+from streams.bridge.records.record import PromptRecord
 
 NAME_CHARS_MAX = 1_024
 
@@ -25,7 +26,8 @@ def dead_letter(
 ) -> Sending:
     """On partition 0. `worker` and `reason` are of the last attempt: who had it, and why there.
 
-    Of a record that leaves no room for that only the origin is told.
+    Of a record that leaves no room for that, and of a batch that cannot be read, only the origin is
+    told.
     """
     told = {
         "error-class": type(error).__name__,
@@ -51,7 +53,7 @@ def dead_letter(
     whole = replace(
         origin,
         key=b"" if record.value is None and record.key is None else record.key,
-        value=record.value,
+        value=None if why_unreadable(record.value) else record.value,
         headers=(*record.headers, *said),
     )
     return whole if whole.bytes_at_most <= bytes_max else origin

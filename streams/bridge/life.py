@@ -25,10 +25,11 @@ from schemas.errors import (
 from schemas.log.endings import ended
 from schemas.log.transactions import FullPlace, Position, Transactions, committed
 from schemas.settings import LogSettings
+from streams.bridge.answers import ERROR_STEPS
 from streams.bridge.asking import Asked, Asking, Ends
 from streams.bridge.past import Past, replay
 from streams.bridge.progress import WINDOW, Note, Progress, decode, encode
-from streams.bridge.prompts import PromptRecord
+from streams.bridge.records.record import PromptRecord
 from streams.bridge.slots import Slots
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,11 @@ class Life:
     def begin(self) -> None:
         """Take over, then let records in."""
         self._spawn(self._live())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has taken over."""
+        return self._ready.is_set()
 
     async def stop(self) -> None:
         """Commit nothing more; whoever is next goes on with what is under way."""
@@ -220,11 +226,10 @@ class Life:
         if not self._progress.take(record.offset):
             return None
         asked = self._under_way[record.offset] = Asked(record, self._ends)
-        if record.is_empty:
-            asked.sends = [self._ends.answers.emptied(record)]
-            return asked
         try:
             asked.question = await self._ends.prompts.question(record)
+            if asked.question is None:
+                asked.sends = [self._ends.answers.emptied(record)]
         except TriviumError as error:
             asked.sends = self._shared.asking.failed(asked, error)
         except Exception as error:  # of one prompt: the others are to be answered
@@ -296,18 +301,19 @@ class Life:
         try:
             await self._write(done)
         except RecordTooLarge:  # a topic takes less than was known
+            await self._ends.limits.look()
             await self._reopen()
             for asked in done:
                 await self._write_one(asked)
 
     async def _write_one(self, asked: Asked) -> None:
-        """What its topics refuse becomes an error, and where they refuse that, a brief one."""
-        for briefly in (False, True):
+        """What its topics refuse becomes an error, and where they refuse that, a smaller one."""
+        for less in range(ERROR_STEPS + 1):
             try:
                 return await self._write([asked])
             except RecordTooLarge as error:
                 stands = asked.error or error
-                asked.sends = self._shared.asking.failed(asked, stands, briefly=briefly)
+                asked.sends = self._shared.asking.failed(asked, stands, less=less)
                 await self._reopen()
         return await self._write([asked])
 

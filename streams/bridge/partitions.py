@@ -63,6 +63,11 @@ class OwnedPartitions:
             life.begin()
         self.may_ask.set()
 
+    @property
+    def stand(self) -> bool:
+        """Whether all are taken over; none may be this bridge's."""
+        return self.may_ask.is_set() and all(life.is_ready for life in self._lives.values())
+
     async def revoked(self) -> None:
         """Others may have them when this returns: until then what is being asked is in the log."""
         self.group.revoked()

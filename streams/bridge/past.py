@@ -16,7 +16,7 @@ from schemas.log.clients import AssignedReader
 from schemas.log.transactions import FullPlace
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
-from streams.bridge.prompts import PromptRecord
+from streams.bridge.records.record import PromptRecord
 from streams.gateway.log.frames import FRAMES_MAX, decode_frame, frame_reader
 from streams.gateway.stream.hub import Hub
 

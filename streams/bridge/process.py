@@ -16,7 +16,8 @@ from schemas.log.clock import wall_ms
 from schemas.log.endings import ended, within
 from schemas.log.faust.app import run_app
 from schemas.log.faust.group import Group
-from schemas.log.patience import outlive
+from schemas.log.patience import TROUBLE, outlive
+from schemas.log.reading.faults import FAULTS
 from schemas.records import MemberKind
 from schemas.settings import LogSettings, ModelSettings
 from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS
@@ -26,10 +27,11 @@ from streams.bridge.asking import Asking, Ends
 from streams.bridge.config import BridgeSettings, Pair, pairs_of
 from streams.bridge.documents.feed import feed_documents
 from streams.bridge.life import Life, Shared
+from streams.bridge.limits import Limits
 from streams.bridge.partitions import OwnedPartitions
 from streams.bridge.prompts import Prompts
+from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.bridge.slots import Slots, limit
-from streams.bridge.writer_schemas import WriterSchemas
 from streams.gateway.config import GatewaySettings
 from streams.gateway.log.backend import LogBackend
 from streams.gateway.log.pool import LogPool
@@ -45,6 +47,7 @@ _LOOK_S = 0.25
 _JOIN_S = 30.0
 _WIND_UP_S = 10.0
 _STALL_MS = 15_000
+_SUBJECT = "answering prompts"  # what heartbeats call it where it fails
 
 
 class Bridge:
@@ -82,22 +85,32 @@ class Bridge:
         retentions = dict.fromkeys(sorted(topics), kept_ms)
         self.asking.partitions = await create_others(self.log, retentions)
         schemas = WriterSchemas(self.log.schema_registry, self.log.request_timeout_ms)
-        limits = await bytes_max_of(
-            self.log, {*topics, *(pair.prompts + DEAD_LETTER_SUFFIX for pair in pairs)}
-        )
+        written = {*topics, *(pair.prompts + DEAD_LETTER_SUFFIX for pair in pairs)}
+
+        async def ask() -> dict[str, int]:
+            return await bytes_max_of(self.log, written)
+
+        limits = Limits(ask, await ask())
         served, aside_ms = self.gateway.served.name, self.gateway.settings.aside_ms
         self.ends = {
             pair.prompts: Ends(
                 pair,
                 Prompts(pair, served, self.codec, schemas),
-                Answers(pair, self.codec, bytes_max=limits[pair.answers], aside_ms=aside_ms),
-                limits[pair.prompts + DEAD_LETTER_SUFFIX],
+                Answers(pair, self.codec, limits, aside_ms=aside_ms),
+                limits,
             )
             for pair in pairs
         }
 
     async def live(self, stop: asyncio.Event) -> None:
         """One life: own what Faust's group gives, until `stop` or trouble."""
+        try:
+            await self._live(stop)
+        except TROUBLE as error:
+            FAULTS.failing(_SUBJECT, f"{type(error).__name__}: {error}")
+            raise
+
+    async def _live(self, stop: asyncio.Event) -> None:
         if not self.ends:
             await self.prepare()
         epoch, group = await self._joined(), Group()
@@ -119,7 +132,7 @@ class Bridge:
         works: Sequence[Any] = (
             run_app(app),
             group.failure(),
-            self._tend(epoch),
+            self._tend(epoch, partitions),
             partitions.watch(self.log, _STALL_MS),
             stop.wait(),
         )
@@ -141,10 +154,12 @@ class Bridge:
             await asyncio.sleep(_LOOK_S)
         raise BrokerUnavailable("the fleet is not joined yet")
 
-    async def _tend(self, epoch: int) -> None:
+    async def _tend(self, epoch: int, partitions: OwnedPartitions) -> None:
         """Raise LeaseError when the membership is another one; until then look for free slots."""
         while self.backend.epoch == epoch:
             self.slots.hand_out()
+            if partitions.stand:
+                FAULTS.works(_SUBJECT)
             await asyncio.sleep(_LOOK_S)
         raise LeaseError(f"{self.gateway.gateway_id}: was away from the fleet; begins anew")
 

@@ -1,40 +1,32 @@
 """From a record on a topic of prompts to a question for the routers, or an error that says what to
 change.
 
-Values are Avro in either framing or JSON, told apart by their first bytes; a `content-type` of
-`text/plain` says that the whole value is the text. Whatever was written by a schema of its writer's
-is fields by their names, as JSON is. What a prompt does not say its pair does. Nothing here does
-I/O but `WriterSchemas`, once per schema id.
+What its value says is `streams/bridge/records/record.py`'s to know; what a prompt does not say its
+pair does. Nothing here does I/O but `WriterSchemas`, once per schema id.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from schemas.codec import CONFLUENT_MAGIC, SINGLE_OBJECT_MARKER, Codec, schema_of, to_dict
-from schemas.errors import BodyTooLarge, InvalidRequest, RecordError
+from schemas.codec import SINGLE_OBJECT_MARKER, Codec, schema_of, to_dict
+from schemas.errors import BodyTooLarge, InvalidRequest
 from schemas.records import Priority
 from schemas.topics import live_ms_max
 from streams.bridge.calls import Asked, checked
 from streams.bridge.config import Pair
-from streams.bridge.template import Template, json_text, look_up, plain
-from streams.bridge.writer_schemas import (
-    HEADER,
-    READS_MAX,
-    WriterSchemas,
-    decoded,
-    schema_id_of,
-)
+from streams.bridge.records import exact_json
+from streams.bridge.records.record import PromptRecord, fields_of
+from streams.bridge.records.template import Template, look_up
+from streams.bridge.records.writer_schemas import READS_MAX, WriterSchemas
 from streams.gateway.http.errors import shown
-from streams.gateway.request.body import ChatBody, Message, ResponseFormat, values_of
+from streams.gateway.request.body import ChatBody, Message, ResponseFormat
 from streams.gateway.request.conversation import checked_session
 from streams.gateway.request.embed_body import EmbeddingsBody
 from streams.gateway.responses.create import ResponseCall
 
 VALUE_BYTES_MAX = 4 << 20  # as of a call's body
-VALUES_MAX = 65_536  # likewise, with the token ids of a completion
 LIST_MAX = 16_384  # messages or stops
 METADATA_CHARS_MAX = 65_536
 FIELDS = tuple(field["name"] for field in schema_of("Prompt")["fields"])
@@ -44,39 +36,6 @@ _SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "stop")
 _SYSTEM = ("system", "developer")
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptRecord:
-    """A record as it lies on its topic."""
-
-    topic: str  # with its prefix
-    partition: int
-    offset: int
-    timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes]] = ()
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it deletes: no value, or Connect's word for none."""
-        if self.value is None:
-            return True
-        return not self.names_schema and self.value.strip() in (b"", b"null")
-
-    @property
-    def names_schema(self) -> bool:
-        """Whether a header says by which schema it was written."""
-        return any(name == HEADER.format("value") and said for name, said in self.headers)
-
-    @property
-    def is_avro(self) -> bool:
-        """Whether its first bytes say so, or a header does and it does not look like JSON."""
-        value = self.value or b""
-        if self.names_schema:
-            return value[:1] != b"{"
-        return value[:2] == SINGLE_OBJECT_MARKER or value[:1] == bytes([CONFLUENT_MAGIC])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,15 +72,17 @@ class Prompts:
             "json_schema": {"name": "answer", "schema": schema},
         }
 
-    async def question(self, record: PromptRecord) -> Question:
-        """What a record that is not empty asks; raises TriviumError, a retriable one where only
-        the schema registry is away.
+    async def question(self, record: PromptRecord) -> Question | None:
+        """What a record asks, None for one that deletes; raises TriviumError, a retriable one where
+        only the schema registry is away.
         """
         fields = await self._fields(record)
+        if fields is None:
+            return None
         if self._template is not None:
             text = self._template.fill(fields)
             metadata = {path: look_up(path, fields) for path in self._pair.metadata}
-            fields = {"text": text, "metadata": json_text(metadata) if metadata else None}
+            fields = {"text": text, "metadata": exact_json.dumps(metadata) if metadata else None}
         for name, value in fields.items():
             if name not in FIELDS:
                 raise InvalidRequest(
@@ -133,27 +94,15 @@ class Prompts:
                 )
         return self._question({name: value for name, value in fields.items() if _is_said(value)})
 
-    async def _fields(self, record: PromptRecord) -> Json:
+    async def _fields(self, record: PromptRecord) -> Json | None:
         value = record.value or b""
         if len(value) > VALUE_BYTES_MAX:
             raise BodyTooLarge(
                 f"the value: expected at most {VALUE_BYTES_MAX} bytes, found {len(value)}"
             )
-        if _content_type(record) == "text/plain":
-            return {"text": _decoded_text(value)}
         if value[:2] == SINGLE_OBJECT_MARKER and not record.names_schema:
             return to_dict(self._codec.decode(value, reads_max=READS_MAX))
-        named = schema_id_of(value, record.headers)
-        if named is None:
-            return _json_object(value)
-        schema_id, start = named
-        schema = await self._schemas.of(schema_id)
-        if schema is None:  # a JSON schema: what follows is JSON
-            return _json_object(value[start:])
-        found = decoded(value, start, schema)
-        if not isinstance(found, dict):
-            raise RecordError(f"expected a record, found {shown(found)}")
-        return found
+        return await fields_of(record, self._schemas)
 
     def _question(self, said: Json) -> Question:
         asked = [name for name in _QUESTIONS if name in said]
@@ -186,16 +135,16 @@ class Prompts:
         if "text" in said:
             messages = [{"role": "user", "content": _text("text", said["text"])}]
         else:
-            messages = said["messages"]
+            messages = exact_json.nearest(said["messages"])
         body = {"messages": messages}
         if "model" in said:
             body["model"] = said["model"]
         for name in _SAMPLING:
-            value = said.get(name, getattr(pair, name))
+            value = exact_json.nearest(said.get(name, getattr(pair, name)))
             if _is_said(value):
                 body[name] = list(value) if isinstance(value, tuple) else value
         form = _object("response_format", said.get("response_format")) or self._form
-        retrieval = _object("retrieval", said.get("retrieval")) or pair.retrieval
+        retrieval = _retrieval(said.get("retrieval")) or pair.retrieval
         return body | {
             name: value
             for name, value in (("response_format", form), ("retrieval", retrieval))
@@ -213,35 +162,9 @@ def _is_said(value: Any) -> bool:
     return value is not None and value not in ("", [], ())
 
 
-def _content_type(record: PromptRecord) -> str:
-    for name, value in record.headers:
-        if name.lower() == "content-type" and value:
-            return value.decode("latin-1").partition(";")[0].strip().lower()
-    return ""
-
-
-def _decoded_text(value: bytes) -> str:
+def _loaded(name: str, text: str) -> Json:
     try:
-        return value.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the value: expected UTF-8: {error}") from error
-
-
-def _json_object(value: bytes) -> Json:
-    if value[:1].strip() not in (b"", b"{"):
-        raise RecordError(
-            "expected a JSON object, Avro that begins with c301 or with 00 and a schema id, or a "
-            f"header content-type: text/plain, found {shown(value[:40])}"
-        )
-    _decoded_text(value)
-    if values_of(value, VALUES_MAX) > VALUES_MAX:
-        raise InvalidRequest(f"the value: expected at most {VALUES_MAX} values, found more")
-    return _loaded("the value", value)
-
-
-def _loaded(name: str, text: bytes | str) -> Json:
-    try:
-        found = orjson.loads(text)
+        found = exact_json.loads(text.encode())
     except ValueError as error:
         raise InvalidRequest(f"{name}: expected a JSON object: {error}", name) from error
     if not isinstance(found, dict):
@@ -249,16 +172,30 @@ def _loaded(name: str, text: bytes | str) -> Json:
     return found
 
 
-def _object(name: str, value: Any) -> Json | None:
-    """A field that Avro has as JSON text, and JSON as an object."""
+def _exact_object(name: str, value: Any) -> Json | None:
+    """A field that Avro has as JSON text, and JSON as an object; its numbers keep their digits."""
     if value is None or isinstance(value, dict):
         return value
     return _loaded(name, _text(name, value))
 
 
+def _object(name: str, value: Any) -> Json | None:
+    """The same for who counts with its numbers."""
+    found: Json | None = exact_json.nearest(_exact_object(name, value))
+    return found
+
+
+def _retrieval(value: Any) -> Json | None:
+    """A filter goes on with its digits, as text: it is refused where no float has them."""
+    exact, found = _exact_object("retrieval", value), _object("retrieval", value)
+    if exact and found and exact.get("filter") != found.get("filter"):
+        found["filter"] = exact_json.dumps(exact["filter"])
+    return found
+
+
 def _dumped(name: str, value: Json) -> str:
     try:
-        return orjson.dumps(value, default=plain).decode()
+        return exact_json.dumps(value)
     except TypeError as error:
         raise InvalidRequest(f"{name}: cannot be written as JSON: {error}", name) from error
 
@@ -302,7 +239,9 @@ def _priority(*sources: Json) -> Priority | None:
 
 
 def _deadline(said: Json, usual_ms: int) -> int:
-    found = said.get("deadline_ms", usual_ms)
+    found = exact_json.nearest(said.get("deadline_ms", usual_ms))
+    if isinstance(found, float) and found.is_integer():  # whose numbers are all floats
+        found = int(found)
     if type(found) is not int or not 0 < found <= live_ms_max():
         raise InvalidRequest(
             f"deadline_ms: expected a whole number from 1 to {live_ms_max()}, found {shown(found)}",
@@ -312,7 +251,7 @@ def _deadline(said: Json, usual_ms: int) -> int:
 
 
 def _metadata(value: Any) -> str | None:
-    found = _object("metadata", value)
+    found = _exact_object("metadata", value)
     if found is None:
         return None
     text = _dumped("metadata", found)

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from schemas.rules.numbers import float_of
 from streams.parsing.parsed import Parsed, Unreadable
 
 _MARKS = {
@@ -37,7 +38,7 @@ def json_lines(data: bytes) -> Iterator[Parsed]:
         if line.strip():
             place = f"line {number}"
             try:
-                yield _of_line(json.loads(line), place)
+                yield _of_line(json.loads(line, parse_float=float_of), place)
             except (ValueError, RecursionError) as error:
                 yield Parsed("", place=place, wrong=f"expected a JSON object: {error}")
             except Unreadable as error:

@@ -17,9 +17,10 @@ from schemas.rules.sizes import RECORD_BYTES_MAX
 from streams.bridge.answers import Answers
 from streams.bridge.config import FORMATS, Pair
 from streams.bridge.dead_letters import dead_letter
-from streams.bridge.prompts import FIELDS, PromptRecord, Prompts, Question
-from streams.bridge.template import Template
-from streams.bridge.writer_schemas import WriterSchemas, decoded, readable
+from streams.bridge.prompts import FIELDS, Prompts, Question
+from streams.bridge.records.record import PromptRecord
+from streams.bridge.records.template import Template
+from streams.bridge.records.writer_schemas import WriterSchemas, decoded, readable
 from tests.fuzz.drawn import CODEC, JSON, changed_bytes, examples, record_bytes, text_of
 from tests.stalls import unstalled
 from tests.streams.bridge.samples import body_of, pair

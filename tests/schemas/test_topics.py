@@ -70,8 +70,8 @@ def test_session_records_know_their_session(topic: Topic) -> None:
 def test_every_root_record_has_a_topic() -> None:
     nested = {
         "Backlog", "Candidate", "Capability", "Chunk", "Citation", "CollectionState",
-        "EmbedCapability",
-        "EmbedLoad", "Estimate", "Grant", "Insert", "KvHandle", "Lease", "Load", "Passage",
+        "EmbedCapability", "EmbedLoad", "Estimate", "Faults", "Grant", "Insert", "KvHandle",
+        "Lease", "Load", "Passage",
         "Probes", "Probing", "PromptMessage", "Quoted", "Retrieval", "Sampling",
         "SearchCapability", "SearchLoad", "SearchTally", "StreamEnd", "StreamLogprobs",
         "StreamRetrieved", "StreamStart", "StreamVoid", "Structured", "TokenLogprob", "TopLogprob",

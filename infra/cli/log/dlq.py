@@ -123,8 +123,10 @@ def retry_(
         return
     would = "would be " * dry_run
     print(f"{done.sent} {would}sent again; {done.already} were before")
+    if done.repeatedly:
+        print(f"{done.repeatedly} of them came back after they were sent again; mend the cause")
     if done.impossible:
-        print(f"{done.impossible} cannot be sent: their values were too large to be kept")
+        print(f"{done.impossible} cannot be sent: their values were not kept")
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
 from infra.stack.statefile import read_state
 from infra.terminal.output import print_json, stdout_console
+from infra.terminal.printable import printable
 from schemas.errors import BrokerUnavailable
 
 if TYPE_CHECKING:
@@ -104,7 +106,7 @@ def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
                 "member_id": member.member_id,
                 "kind": _kind(registration),
                 "roles": [role.value for role in registration.roles],
-                "state": member.state.value if member.lives(now_ms) else "lost",
+                "state": member.condition if member.lives(now_ms) else "lost",
                 "epoch": member.epoch,
                 "host": registration.host,
                 "pid": registration.pid,
@@ -119,6 +121,7 @@ def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
                 "search": asdict(member.search) if member.search else None,
                 "embedder": asdict(registration.embedding) if registration.embedding else None,
                 "embedding": asdict(member.embedding) if member.embedding else None,
+                "faults": asdict(member.faults) if member.faults else None,
                 "clock_ms": member.ahead_ms,
                 "silent_ms": max(0, now_ms - member.seen_ms),
             }
@@ -149,6 +152,7 @@ def _view(rows: list[dict[str, Any]]) -> Any:
     """
     from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     parts = [_table(rows)]
     alike: dict[tuple[str, ...], list[str]] = {}
@@ -166,6 +170,7 @@ def _view(rows: list[dict[str, Any]]) -> Any:
         parts += ["", engines]
     if len(rows) > 1:
         parts += ["", _clocks(rows)]
+    parts += [Text(line) for line in _faults(rows)]
     if any(row["search"] for row in rows):
         parts += ["", _searchers(rows)]
     if any(row["embedder"] for row in rows):
@@ -185,6 +190,18 @@ def _clocks(rows: list[dict[str, Any]]) -> str:
         f"Clocks differ by {apart_ms} ms ({first['member_id']} is behind {last['member_id']}): "
         f"above {CLOCK_MARGIN_MS} ms no KV moves between two workers; keep them by NTP."
     )
+
+
+def _faults(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """What members cannot do, and what they could not read."""
+    for row in rows:
+        if not (faults := row["faults"]):
+            continue
+        if faults["failing"]:
+            yield printable(f"{row['member_id']} fails: {faults['failing']}")
+        if count := faults["unreadable_total"]:
+            said = f"passed over {count} that it could not read; the last: {faults['unreadable']}"
+            yield printable(f"{row['member_id']} {said}; see `trivium dlq list`")
 
 
 def _searchers(rows: list[dict[str, Any]]) -> Any:

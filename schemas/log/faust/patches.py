@@ -21,7 +21,7 @@ from schemas.errors import ConfigError
 from schemas.log.connecting import stopped
 from schemas.log.faust import library
 from schemas.log.faust.library import driver, streams
-from schemas.log.fetching import LONGEST_MS, LOOK_MS, fetch_apart
+from schemas.log.reading.fetching import LONGEST_MS, LOOK_MS, prepare_fetches
 
 FAUST_VERSION = "0.15.3"  # the private names below were checked for this one
 FETCH_MS = 100  # a fetch waits, where partitions may come or go, or have come
@@ -84,10 +84,10 @@ class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has
 
     It runs in the process's own loop, not in a thread of its own: every batch would cross two
     queues and wait for the interpreter lock, five milliseconds at worst, both ways. A fetch waits
-    100 ms and not 1500, but longer and longer while nothing comes (`schemas/log/fetching.py`): that
-    bounds how long a partition waits for others. Partitions are assigned by range, so that one
-    member owns the same partitions of all topics; Faust would deal them round-robin over all topics
-    together.
+    100 ms and not 1500, but longer and longer while nothing comes
+    (`schemas/log/reading/fetching.py`): that bounds how long a partition waits for others.
+    Partitions are assigned by range, so that one member owns the same partitions of all topics;
+    Faust would deal them round-robin over all topics together.
     """
 
     wait_for_shutdown = False  # there is no thread to wait for
@@ -126,7 +126,7 @@ class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has
                     f"aiokafka's consumer has no {name}; check schemas/log/faust/patches.py"
                 )
             setattr(consumer, name, value)
-        fetch_apart(consumer, FETCH_MS, LONGEST_MS)
+        prepare_fetches(consumer, FETCH_MS, LONGEST_MS)
         return consumer
 
 

@@ -13,10 +13,12 @@ from collections.abc import Iterable, Sequence
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
 
 from schemas.codec import Codec
-from schemas.errors import RecordError
+from schemas.errors import BrokerUnavailable, RecordError, RecordTooLarge, SystemFault
 from schemas.log.admin import create_others
 from schemas.log.connecting import client_options, started, stopped
-from schemas.log.patience import over_every_trouble
+from schemas.log.patience import TROUBLE, over_every_trouble
+from schemas.log.reading.faults import FAULTS
+from schemas.log.reading.fetching import LONGEST_MS, prepare_fetches
 from schemas.log.transactions import Position, Sending, Transactions, committed
 from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
@@ -24,12 +26,15 @@ from schemas.topics import TOPICS, partition_of
 from streams.bridge.config import DocumentSource
 from streams.bridge.dead_letters import dead_letter
 from streams.bridge.documents.rows import change_of
-from streams.bridge.prompts import PromptRecord
-from streams.bridge.writer_schemas import WriterSchemas
+from streams.bridge.past import prompt_record
+from streams.bridge.records.record import PromptRecord
+from streams.bridge.records.writer_schemas import WriterSchemas
 
 log = logging.getLogger("trivium.bridge")
 _RECORDS_MAX = 500  # in one transaction
 _LOOK_MS = 1_000
+_SHORTEST_MS = 500  # a fetch waits, if something may be in its way soon
+_SUBJECT = "keeping documents"  # what heartbeats call it where it fails
 
 
 def feed_group(settings: LogSettings) -> str:
@@ -44,8 +49,12 @@ async def feed_documents(
 
     async def live() -> None:
         topics = [source.topic for source in sources]
-        await create_others(settings, dict.fromkeys(topics, TOPICS["prompts"].retention_ms))
-        await _Feed(settings, sources, codec, name).live()
+        try:
+            await create_others(settings, dict.fromkeys(topics, TOPICS["prompts"].retention_ms))
+            await _Feed(settings, sources, codec, name).live()
+        except TROUBLE as error:
+            FAULTS.failing(_SUBJECT, f"{type(error).__name__}: {error}")
+            raise
 
     await over_every_trouble(live, f"{name}: documents", log)
 
@@ -72,6 +81,7 @@ class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             auto_offset_reset="earliest",
             isolation_level="read_committed",
         )
+        prepare_fetches(consumer, _SHORTEST_MS, LONGEST_MS)
         consumer.subscribe(list(self._sources), listener=self)
         await started(consumer.start, consumer.stop)
         try:
@@ -81,6 +91,7 @@ class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
                     for place, records in batches.items():
                         if place in consumer.assignment():
                             await self._write(place, records)
+                FAULTS.works(_SUBJECT)
         finally:
             await stopped(consumer, self._settings.request_timeout_ms / 1000)
             await self._stop_writers()
@@ -106,21 +117,31 @@ class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             await writer.start()
             done = (await committed(self._settings, group, [full_place])).get(full_place)
             records = [each for each in records if done is None or each.offset >= done.offset]
-        if records:
-            sends = [await self._sending(each) for each in records]
-            position = Position(records[-1].offset + 1)
+        if not records:
+            return
+        sends = [await self._sending(prompt_record(each)) for each in records]
+        position = Position(records[-1].offset + 1)
+        try:
             await writer.commit(sends, {full_place: position}, group)
+        except RecordTooLarge:  # a topic takes less than Trivium made it for
+            for each, sending in zip(records, sends, strict=True):
+                await self._write_alone(writer, prompt_record(each), sending)
 
-    async def _sending(self, read: ConsumerRecord) -> Sending:
-        record = PromptRecord(
-            topic=read.topic,
-            partition=read.partition,
-            offset=read.offset,
-            timestamp_ms=read.timestamp,
-            key=read.key,
-            value=read.value,
-            headers=read.headers,
-        )
+    async def _write_alone(self, writer: Transactions, record: PromptRecord, made: Sending) -> None:
+        """What its topic refuses goes to the dead letters, as its origin alone."""
+        place, position = (record.topic, record.partition), Position(record.offset + 1)
+        await writer.stop()  # it is of no use after an error
+        await writer.start()
+        try:
+            await writer.commit([made], {place: position}, feed_group(self._settings))
+        except RecordTooLarge as error:
+            log.warning("%s[%d]@%d: %s", record.topic, record.partition, record.offset, error)
+            await writer.stop()
+            await writer.start()
+            letter = dead_letter(record, error, bytes_max=0)
+            await writer.commit([letter], {place: position}, feed_group(self._settings))
+
+    async def _sending(self, record: PromptRecord) -> Sending:
         try:
             change = await change_of(record, self._sources[record.topic], self._schemas)
             value = None if change.document is None else self._codec.encode(change.document)
@@ -129,6 +150,11 @@ class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         except RecordError as error:
             log.warning("%s[%d]@%d: %s", record.topic, record.partition, record.offset, error)
             return dead_letter(record, error)
+        except BrokerUnavailable:
+            raise  # a schema registry that is away for long
+        except Exception as error:  # of one row: the others are to be kept
+            log.exception("%s[%d]@%d", record.topic, record.partition, record.offset)
+            return dead_letter(record, SystemFault(f"not read: {type(error).__name__}: {error}"))
         return Sending(
             topic=self._settings.topic_prefix + "documents",
             partition=partition_of(change.key, self._settings.document_partitions),

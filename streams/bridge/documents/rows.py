@@ -1,12 +1,10 @@
 """What a row of a table is as a document: the same for every reader of the row.
 
-Understands what change streams write: keys and values in JSON or in Avro by schemas of a registry,
-with or without Connect's envelope (`schema` and `payload`) and Debezium's (`before` and `after`),
-and each way to say that a row is gone. Nothing here does I/O but `WriterSchemas`, once per schema
-id. Called by `streams/bridge/documents/feed.py`.
+Understands what change streams write, in keys as in values, and each way to say that a row is gone
+(`streams/bridge/records/record.py`). Nothing here does I/O but `WriterSchemas`, once per schema id.
+Called by `streams/bridge/documents/feed.py`.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +13,12 @@ from schemas.errors import InvalidRequest, RecordError
 from schemas.records import Document
 from schemas.topics import document_key
 from streams.bridge.config import DocumentSource
-from streams.bridge.prompts import PromptRecord
-from streams.bridge.template import Template, json_text, look_up
-from streams.bridge.writer_schemas import WriterSchemas, decoded, schema_id_of
+from streams.bridge.records.exact_json import json_text, loads
+from streams.bridge.records.record import PromptRecord, fields_of, in_connect
+from streams.bridge.records.template import Template, look_up
+from streams.bridge.records.writer_schemas import WriterSchemas, decoded, schema_id_of
 
 UNAVAILABLE = "__debezium_unavailable_value"  # stands for a long column that did not change
-_GONE = "__deleted"  # Debezium's, where deletes are rewritten
 Row = Mapping[str, Any]
 
 
@@ -36,24 +34,22 @@ async def change_of(record: PromptRecord, source: DocumentSource, schemas: Write
     """What a row's record says; raises RecordError for one that says nothing of a document, and
     BrokerUnavailable where the schema registry is away for long.
     """
-    key = await _by_its_schema(record.key, "key", record, schemas)
-    value = await _by_its_schema(record.value, "value", record, schemas)
     try:
-        row = _row(value)
+        row = await fields_of(record, schemas)
+        key = await _by_its_schema(record, schemas)
         document_id = _id(_key(key), row, source)
         document = None if row is None else _document(document_id, row, source, record.timestamp_ms)
-    except InvalidRequest as error:  # of a template
+    except InvalidRequest as error:
         raise RecordError(error.message) from error
     except RecursionError as error:
         raise RecordError("value: expected a row that is nested less deeply") from error
     return Change(document_key(source.collection, document_id), document)
 
 
-async def _by_its_schema(
-    raw: bytes | None, part: str, record: PromptRecord, schemas: WriterSchemas
-) -> Any:
-    """What was written in Avro; of all else the bytes."""
-    if not raw or (named := schema_id_of(raw, record.headers, part)) is None:
+async def _by_its_schema(record: PromptRecord, schemas: WriterSchemas) -> Any:
+    """A key that was written in Avro; of all else the bytes."""
+    raw = record.key
+    if not raw or (named := schema_id_of(raw, record.headers, "key")) is None:
         return raw
     schema_id, start = named
     schema = await schemas.of(schema_id)
@@ -111,34 +107,11 @@ def _key(key: Any) -> Row:
     except UnicodeDecodeError as error:
         raise RecordError(f"key: expected text, found {key[:80]!r}") from error
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = in_connect(loads(key))
+    except ValueError as error:
+        if "\\ud" in text.lower():
+            raise RecordError(f"key: expected characters, found {text[:80]!r}: {error}") from error
         return {"id": text}
-    found = _payload(found)
     if isinstance(found, dict):
         return found
     return {"id": found if isinstance(found, str) else text}
-
-
-def _row(value: Any) -> Row | None:
-    """The row's fields, None where it is gone: no value, or the JSON null that stands for it."""
-    if value in (None, b""):
-        return None
-    try:
-        found = json.loads(value) if isinstance(value, bytes) else value
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"value: expected a row as a JSON object: {error}") from error
-    found = _payload(found)
-    if isinstance(found, dict) and {"op", "before", "after"} <= found.keys():
-        found = found["after"]
-    if found is None:
-        return None
-    if not isinstance(found, dict):
-        raise RecordError(f"value: expected a row as a JSON object, found {found!r:.80}")
-    return None if found.get(_GONE) in (True, "true") else found
-
-
-def _payload(found: Any) -> Any:
-    """What is in Connect's envelope."""
-    is_envelope = isinstance(found, dict) and found.keys() == {"schema", "payload"}
-    return found["payload"] if is_envelope else found

@@ -3,6 +3,7 @@
 Forms and codes are OpenAI's.
 """
 
+import codecs
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def call_of(text: bytes) -> Call:
 
 def _object(text: bytes) -> dict[str, Any]:
     try:
-        value = orjson.loads(text)
+        value = orjson.loads(text.removeprefix(codecs.BOM_UTF8))
     except ValueError as error:
         raise Wrong(
             "invalid_json_line", f"This line is not parseable as valid JSON: {error}."

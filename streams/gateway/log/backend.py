@@ -29,6 +29,7 @@ from schemas.log.clock import wall_ms
 from schemas.log.connecting import is_away
 from schemas.log.membership import Membership
 from schemas.log.patience import TROUBLE, Pauses
+from schemas.log.reading.faults import FAULTS
 from schemas.records import (
     Cancellation,
     Heartbeat,
@@ -227,6 +228,10 @@ class LogBackend:
             problems.append("no router is alive")
         if not self._has_ready_worker(membership, Role.DECODE, Role.REPLICA):
             problems.append("no decode worker is ready, nor a replica")
+        for partition in self._positions:
+            place = f"{self._log.topic_prefix}tokens[{partition}]"
+            if why := FAULTS.why_failing(place):
+                problems.append(f"{place}: {why}")
         return problems
 
     @property

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas.codec import Codec
+from schemas.log.admin import wanted_topics
 from schemas.records import Answer, Prompt
 from schemas.settings import LogSettings
 from streams.bridge.config import BridgeSettings, Pair
 from streams.bridge.prompts import VALUE_BYTES_MAX
 from tests.e2e.harness import sim_settings, stack
+from tests.schemas.log.reading.odd_batches import CODECS
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 CODEC = Codec()
@@ -94,6 +97,7 @@ async def test_every_form_has_its_answer(
     small = Pair(prompts=f"{rows}.small", answers=f"{rows}.small.answers", format="avro")
     await take_at_most(log, small.answers, 1_000, is_new=True)
     settings = replace(sim_settings(log), bridge=BridgeSettings(pairs=(pair, small)))
+    await compress_all(log)
     await produce(log, prompts, {**RIGHT, **WRONG})
     await produce(log, prompts, {"text": b"Why?"}, TEXT)
     async with stack(settings, tmp_path, replica=1, bridges=1):
@@ -136,6 +140,19 @@ async def take_at_most(log: LogSettings, topic: str, size: int, *, is_new: bool 
             await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs)])
 
 
+async def compress_all(log: LogSettings) -> None:
+    """Every topic by one of the codecs, as clusters do by a setting of theirs (issue 28, 5)."""
+    wanted = zip(wanted_topics(log).items(), cycle(CODECS[1:]), strict=False)
+    resources = [
+        ConfigResource(
+            ConfigResourceType.TOPIC, name, {**topic.topic_configs, "compression.type": codec}
+        )
+        for (name, topic), codec in wanted
+    ]
+    async with admin_client(log) as admin:
+        await admin.alter_configs(resources)
+
+
 async def check_large(log: LogSettings, pair: Pair) -> None:
     """An answer larger than its topic takes is an error, known before it is sent or by the broker's
     refusal; those beside it come through (issue 13, What it must show)."""
@@ -156,6 +173,10 @@ async def check_large(log: LogSettings, pair: Pair) -> None:
         "known": long,
         "refused": middle,
     }
+    await take_at_most(log, pair.answers, 1 << 20)
+    await produce(log, pair.prompts, {"larger": long})
+    larger = (await read(log, pair.answers, count, 7))["larger"]
+    assert CODEC.decode(larger.value).error_code is None, "it takes more by now"
 
 
 def check_wrong(answers: dict[str, Any], letters: dict[str, Any]) -> None:

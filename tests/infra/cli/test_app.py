@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from aiokafka.errors import TopicAuthorizationFailedError
 
+from infra.cli import app
 from infra.stack.statefile import StackFiles, StackState, read_state
 from schemas.errors import ConfigError
 from tests.infra.cli.running import trivium, trivium_here
@@ -73,6 +75,18 @@ def test_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str)
     assert message in errors
     assert errors.startswith("trivium: ")
     assert len(errors.splitlines()) == 1
+
+
+def test_what_kafka_refuses_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that read the log meet errors that only its client knows (issue 28, 5)."""
+
+    def refused() -> None:
+        raise TopicAuthorizationFailedError("prompts")
+
+    monkeypatch.setattr(app, "app", refused)
+    code, _, errors = trivium_here("tail", "prompts")
+    assert code == 2 and len(errors.splitlines()) == 1
+    assert errors.startswith("trivium: the log: TopicAuthorizationFailedError: ")
 
 
 def test_chat_asks_where_the_settings_put_a_gateway(tmp_path: Path) -> None:

@@ -73,10 +73,25 @@ async def test_what_is_sent_again_is_as_it_was(kafka: LogSettings) -> None:
     assert await run(kafka, Wanted(places=frozenset({second.place}))) == Retried(sent=1)
     *_, again = await prompts(kafka)
     assert (again.partition, again.key, again.value) == (1, b"k-two", b"two")
-    assert again.headers == (("trace", b"t"), ("trace", b"u"))
+    assert again.headers == (("trace", b"t"), ("trace", b"u"), ("x-dlq-sent-again", b"1"))
     assert [each.is_retried for each in await letters(kafka)] == [False, True]
     assert await run(kafka) == Retried(sent=1, already=1)
     assert [each.value for each in await prompts(kafka)] == [b"one", b"two", b"two", b"one"]
+
+
+async def test_who_sends_the_same_again_and_again_is_told(kafka: LogSettings) -> None:
+    """A letter that comes back is a new one, so nothing else says that it goes round in circles."""
+    await bury_some(kafka, [b"one"])
+    assert await run(kafka) == Retried(sent=1)
+    async with LogProducer(kafka, Codec(), durable=True, client_id="test") as producer:
+        for _ in range(2):
+            *_, record = await prompts(kafka)
+            await bury(producer, record, RecordError("no prompt still"))
+            *_, letter = await letters(kafka)
+            wanted = Wanted(places=frozenset({letter.place}))
+            assert await run(kafka, wanted) == Retried(sent=1, repeatedly=1)
+    *_, record = await prompts(kafka)
+    assert record.headers[-1] == ("x-dlq-sent-again", b"3")
 
 
 async def test_a_rehearsal_sends_nothing(kafka: LogSettings) -> None:

@@ -26,6 +26,7 @@ from streams.core.effects import Decide, Dispatch, Effect, End, Use
 from streams.core.events import Tick
 from streams.core.requests.live import arrived
 from streams.core.requests.usage import usage_of
+from tests.schemas.log.reading.odd_batches import batch, produce_batch
 from tests.streams import builders
 from tests.streams.agents.fakes import FakeProducer, standing
 from tests.streams.core.router_setups import replicas
@@ -205,6 +206,17 @@ async def test_the_last_number_is_found_behind_whatever_was_never_committed(
     async with owner(kafka) as writer:
         await writer.write(used("a2"), None)
     assert await told(kafka) == [(0, number, f"a{number}") for number in range(3)]
+
+
+@pytest.mark.kafka
+async def test_numbers_go_on_behind_what_nobody_can_read(kafka: LogSettings) -> None:
+    """A record of somebody else's kept every router from its partition (issue 28, 5)."""
+    async with owner(kafka) as writer:
+        await writer.write(used("a0"), None)
+    await produce_batch(kafka, "usage", batch([b"somebody else's", b""]))
+    async with owner(kafka) as writer:
+        await writer.write(used("a1"), None)
+    assert await told(kafka) == [(0, 0, "a0"), (0, 1, "a1")]
 
 
 @pytest.mark.kafka

@@ -26,9 +26,10 @@ from streams.bridge.config import Pair
 from streams.bridge.dead_letters import dead_letter
 from streams.bridge.life import Life, Shared
 from streams.bridge.progress import Note, decode
-from streams.bridge.prompts import PromptRecord, Prompts
+from streams.bridge.prompts import Prompts
+from streams.bridge.records.record import PromptRecord
+from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.bridge.slots import Slots
-from streams.bridge.writer_schemas import WriterSchemas
 from tests.streams.bridge.samples import pair, record
 from tests.streams.gateway.samples import MODEL
 from tests.waiting import pass_time
@@ -201,12 +202,12 @@ class StubAsking:
         loop = asyncio.get_running_loop()
         return self._waiting.setdefault(offset, loop.create_future())
 
-    def failed(self, asked: Asked, error: TriviumError, *, briefly: bool = False) -> list[Sending]:
+    def failed(self, asked: Asked, error: TriviumError, *, less: int = 0) -> list[Sending]:
         answers, asked.error = asked.ends.answers, error
         answer = answers.failed(asked.record, error, question=asked.question)
         return [
-            answers.sending(asked.record, answer, briefly=briefly),
-            dead_letter(asked.record, error, bytes_max=0 if briefly else RECORD_BYTES_MAX),
+            answers.sending(asked.record, answer, less=less),
+            dead_letter(asked.record, error, bytes_max=0 if less else RECORD_BYTES_MAX),
         ]
 
     def fitting(self, sending: Sending) -> Sending:

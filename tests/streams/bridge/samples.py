@@ -5,9 +5,12 @@ from typing import Any
 
 from schemas.codec import Codec
 from schemas.records import Endpoint, OutcomeKind, StreamRetrieved
+from schemas.rules.sizes import RECORD_BYTES_MAX
 from streams.bridge.config import Pair
-from streams.bridge.prompts import PromptRecord, Prompts, Question
-from streams.bridge.writer_schemas import WriterSchemas
+from streams.bridge.limits import Limits
+from streams.bridge.prompts import Prompts, Question
+from streams.bridge.records.record import PromptRecord
+from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.stream import Stream
 from tests.streams.gateway.samples import MODEL, ended
@@ -30,6 +33,11 @@ def pair(**fields: Any) -> Pair:
     return Pair(**{"prompts": "rows", "answers": "rows.answers", **fields})
 
 
+def limits(answers: int, *, letters: int = RECORD_BYTES_MAX) -> Limits:
+    """What topics of that pair take."""
+    return Limits(known={"rows.answers": answers, "rows.dlq": letters})
+
+
 def record(value: Any, **fields: Any) -> PromptRecord:
     """A prompt's record: bytes as they are, anything else as JSON."""
     if not isinstance(value, bytes | None):
@@ -40,8 +48,14 @@ def record(value: Any, **fields: Any) -> PromptRecord:
 
 async def asked(value: Any, of: Pair | None = None, url: str = "", **fields: Any) -> Question:
     """What a value asks on a pair's topic; `url` is a schema registry's."""
-    schemas = WriterSchemas(url, 60_000)
-    return await Prompts(of or pair(), MODEL, CODEC, schemas).question(record(value, **fields))
+    found = await prompts(of or pair(), url).question(record(value, **fields))
+    assert found is not None
+    return found
+
+
+def prompts(of: Pair, url: str = "") -> Prompts:
+    """What reads those of a pair."""
+    return Prompts(of, MODEL, CODEC, WriterSchemas(url, 60_000))
 
 
 def body_of(question: Question) -> dict[str, Any]:

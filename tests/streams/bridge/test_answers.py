@@ -15,7 +15,7 @@ from streams.bridge.config import Pair
 from streams.gateway.request.check_process import WAITING_MAX
 from tests.schemas.examples import example
 from tests.stalls import unstalled
-from tests.streams.bridge.samples import CODEC, KEY, asked, pair, record, stream
+from tests.streams.bridge.samples import CODEC, KEY, asked, limits, pair, record, stream
 from tests.streams.gateway.samples import MODEL
 
 SCHEMA = '{"type": "object", "required": ["stars"]}'
@@ -212,7 +212,7 @@ async def test_an_error_is_an_answer() -> None:
 
 async def test_an_answer_that_its_topic_does_not_take_is_an_error() -> None:
     """issue 13, What it must show)."""
-    answers = Answers(pair(), CODEC, bytes_max=4_000)
+    answers = Answers(pair(), CODEC, limits(4_000))
     answer = await answered("x" * 5_000)
     prompt = record({"text": "hi"})
     with pytest.raises(RecordTooLarge, match=r"expected at most 4000 bytes .* of rows.answers"):
@@ -223,8 +223,12 @@ async def test_an_answer_that_its_topic_does_not_take_is_an_error() -> None:
     assert answers.sending(huge, failed).key == b"", "its headers tell whose it is"
     wordy = replace(failed, metadata=json.dumps({"a": "x" * 5_000}))
     assert answers.sending(prompt, wordy) == answers.sending(prompt, failed)
-    assert answers.sending(prompt, failed, briefly=True).key == b""
-    enveloped = Answers(pair(format="json_envelope"), CODEC, bytes_max=6_000)
+    fallen = replace(failed, text="x" * 5_000, parsed="x" * 5_000, fallback=True)
+    brief = answers.sending(prompt, fallen)
+    assert (brief.key, json.loads(brief.value or b"")["error_code"]) == (b"k", "record_too_large")
+    assert json.loads(brief.value or b"")["text"] is None, "nor the fallback"
+    assert [answers.sending(prompt, failed, less=n).key for n in range(4)] == [b"k"] * 3 + [b""]
+    enveloped = Answers(pair(format="json_envelope"), CODEC, limits(6_000))
     assert enveloped.sending(huge, failed).bytes_at_most < 6_000, "the key is in there, too"
 
 

@@ -22,11 +22,13 @@ from schemas.records import Answer, AnswerPart, OutcomeKind, Request
 from streams.bridge.answers import Answers
 from streams.bridge.asking import Asked, Asking, Ends
 from streams.bridge.config import Pair
-from streams.bridge.prompts import PromptRecord, Prompts
-from streams.bridge.writer_schemas import WriterSchemas
+from streams.bridge.limits import Limits
+from streams.bridge.prompts import Prompts
+from streams.bridge.records.record import PromptRecord
+from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.gateway.request.check_process import CHECK_PROCESS
 from streams.gateway.stream.hub import Hub
-from tests.streams.bridge.samples import CODEC, pair, record
+from tests.streams.bridge.samples import CODEC, limits, pair, record
 from tests.streams.gateway.in_process import FakeLog, InProcessGateway
 from tests.streams.gateway.samples import MODEL, ended, frame
 from tests.virtual import virtual
@@ -272,8 +274,9 @@ async def test_a_mistake_of_ours_is_the_error_of_one_prompt(
 async def test_an_answer_larger_than_its_topic_takes_is_an_error() -> None:
     """And its dead letter fits into theirs (issue 13, What it must show)."""
     bridge = Bridge()
-    answers = Answers(bridge.ends.pair, CODEC, bytes_max=2_000)
-    bridge.ends = Ends(bridge.ends.pair, bridge.ends.prompts, answers, letter_bytes_max=1_500)
+    of = limits(2_000, letters=1_500)
+    answers = Answers(bridge.ends.pair, CODEC, of)
+    bridge.ends = Ends(bridge.ends.pair, bridge.ends.prompts, answers, of)
     bridge.each(bridge.answer("x" * 3_000))
     prompt = record({"text": "hi", "metadata": {"a": "x" * 1_600}})
     sends = await bridge.settle(prompt)
@@ -432,3 +435,27 @@ async def test_answers_lie_where_their_topic_has_a_partition(count: int, found: 
     bridge.asking.partitions = {"rows.answers": count}
     made = Sending(topic="rows.answers", partition=1, key=b"", value=b"")
     assert bridge.asking.fitting(made).partition == found
+
+
+@virtual
+async def test_an_answer_that_its_topic_takes_by_now_is_one() -> None:
+    """Operators raise `max.message.bytes` while bridges run (issue 28, 6)."""
+    bridge = Bridge()
+    takes = {"rows.answers": 2_000}
+    asked = 0
+
+    async def ask() -> dict[str, int]:
+        nonlocal asked
+        asked += 1
+        return dict(takes)
+
+    of = Limits(ask, takes)
+    bridge.ends = Ends(
+        bridge.ends.pair, bridge.ends.prompts, Answers(bridge.ends.pair, CODEC, of), of
+    )
+    bridge.each(bridge.answer("x" * 3_000))
+    assert told(await bridge.settle()).error_code == "record_too_large" and asked == 1
+    takes["rows.answers"] = 9_000
+    await of.look()
+    assert told(await bridge.settle()).text == "x" * 3_000
+    assert asked == 2, "and none was asked about what fits"

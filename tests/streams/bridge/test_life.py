@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from schemas.codec import unreadable_value
 from schemas.errors import BrokerUnavailable, Fenced, LeaseError, QueueFull, WorkerLost
 from streams.bridge.life import Life
 from streams.bridge.progress import WINDOW
@@ -170,6 +171,7 @@ async def test_an_answer_that_its_topic_refuses_is_an_error(
     assert codes[1] == ("record_too_large" if topic == "rows.answers" else "queue_full")
     (letter,) = memory_log.letters
     assert letter["x-dlq-offset"] == b"1" and letter["x-dlq-error-code"].decode() == codes[1]
+    assert {sent.key for sent in memory_log.sent if sent.topic == "rows.answers"} == {b"k"}
     assert not bridge.troubles and at(memory_log) == (5, set())
 
 
@@ -196,6 +198,28 @@ async def test_a_commit_that_may_not_be_ends_all_lives(memory_log: MemoryLog) ->
         bridge.asking.answer(0)
         await until(lambda: bool(bridge.troubles))
     assert isinstance(bridge.troubles[0], BrokerUnavailable) and not memory_log.answers()
+
+
+@virtual
+async def test_a_batch_that_nobody_can_read_is_one_error_at_its_last_offset(
+    memory_log: MemoryLog,
+) -> None:
+    """Behind it prompts go on (issue 28, 5)."""
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0)
+        why = "offsets 1 to 3 cannot be read: zstd: no frame"
+        await life.take(memory_log.put(3, unreadable_value(why), key=b""))
+        await take(life, memory_log, 4)
+        for offset in (0, 4):
+            bridge.asking.answer(offset)
+        await until(lambda: len(memory_log.answers()) == 3)
+    answer = memory_log.answers()[3]
+    assert (answer.error_code, answer.error_message) == ("undecodable_record", why)
+    (letter,) = memory_log.letters
+    assert letter["x-dlq-error-message"].decode() == why
+    assert [sent.value for sent in memory_log.sent if sent.topic == "rows.dlq"] == [None]
+    assert at(memory_log) == (5, set())
 
 
 @virtual

@@ -74,3 +74,13 @@ def test_a_pdf_of_too_many_pages_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(pdf_module, "PAGES_MAX", 1)
     with pytest.raises(Unreadable, match="at most 1 pages, found 2; divide it"):
         parse(".pdf", pdf_bytes("one", "two"))
+
+
+def test_a_number_that_no_float_holds_is_named_with_its_line() -> None:
+    """Else another number would be found in its place (issue 28, 6)."""
+    right = b'{"id": "a", "text": "a", "metadata": {"n": 12.50, "at": 1.2345678901234567}}'
+    first, second = parse(
+        ".jsonl", right + b"\n" + right.replace(b"12.50", b"0.1234567890123456789")
+    )
+    assert (first.wrong, first.metadata) == ("", {"n": 12.5, "at": 1.2345678901234567})
+    assert second.place == "line 2" and "store it as text" in second.wrong

@@ -9,6 +9,7 @@ from schemas.errors import InvalidRequest, RecordError, TriviumError
 from schemas.records import Document
 from schemas.records import DocumentPassages as Passages
 from schemas.rules.filters import Value
+from schemas.rules.numbers import float_of
 from workers.search.metadata.columns import TENANT, Metadata, values_of
 from workers.search.words.texts import PassageText
 
@@ -111,7 +112,7 @@ def metadata_of(text: str, tenant: str = "") -> Metadata:
             "metadata",
         )
     try:
-        found: Any = json.loads(text)
+        found: Any = json.loads(text, parse_float=float_of)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"metadata: expected a JSON object: {error}", "metadata") from error
     if not isinstance(found, dict):

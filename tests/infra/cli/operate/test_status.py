@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from infra.cli.operate.status import members
-from schemas.records import EmbedCapability, EmbedLoad
+from schemas.records import EmbedCapability, EmbedLoad, Faults
 from tests.infra.watched_fleet import fleet, shown
 
 
@@ -50,6 +50,24 @@ def test_status_tells_what_embedding_workers_do() -> None:
     told = shown(rows, 120)
     assert "embedding embedder waiting queries documents unchanged passages ms/text" in told
     assert f"{rows[0]['member_id']} hash@1, 256 values 3 5 8 2 21 1.2" in told
+
+
+def test_status_names_what_a_member_cannot_do_and_could_not_read() -> None:
+    """(issue 28, 5)"""
+    watched = fleet()
+    watched.view.members["both-0"].faults = Faults(
+        failing="prompts[1]: cannot be read: TopicAuthorizationFailedError",
+        unreadable_total=2,
+        unreadable="prompts[0]@7: offsets 5 to 7 cannot be read: \x1b[zstd",
+    )
+    rows = members(watched)
+    assert [row["state"] for row in rows] == ["failing", "ready", "ready"]
+    told = shown(rows, 200)
+    assert any(row.startswith("both-0 prefill, decode failing") for row in told)
+    fails = "both-0 fails: prompts[1]: cannot be read: TopicAuthorizationFailedError"
+    passed = "both-0 passed over 2 that it could not read; the last: prompts[0]@7: offsets 5 to 7"
+    assert fails in told
+    assert f"{passed} cannot be read: \\x1b[zstd; see `trivium dlq list`" in told
 
 
 def test_status_of_nobody() -> None:

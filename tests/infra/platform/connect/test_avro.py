@@ -22,8 +22,8 @@ from infra.platform.tables import (
 from schemas.settings import LogSettings
 from streams.bridge.config import DocumentSource
 from streams.bridge.documents.rows import change_of
-from streams.bridge.prompts import PromptRecord
-from streams.bridge.writer_schemas import WriterSchemas
+from streams.bridge.records.record import PromptRecord
+from streams.bridge.records.writer_schemas import WriterSchemas
 from tests.streams.bridge.samples import asked, body_of, pair
 
 pytestmark = [pytest.mark.platform, pytest.mark.kafka]

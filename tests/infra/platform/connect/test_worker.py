@@ -18,7 +18,7 @@ from schemas.records import AnswerPart
 from schemas.settings import LogSettings
 from streams.bridge.answers import Answers
 from streams.bridge.config import Pair
-from streams.bridge.prompts import PromptRecord
+from streams.bridge.records.record import PromptRecord
 from tests.waiting import until
 
 pytestmark = [pytest.mark.platform, pytest.mark.kafka]

@@ -14,10 +14,12 @@ from faust.types import TP
 
 from schemas.errors import ConfigError
 from schemas.log.faust import patches
-from schemas.log.faust.app import add_agents, ends_of, follow_rebalances, make_app
+from schemas.log.faust.app import add_agents, ends_of, follow_rebalances, make_app, run_app
 from schemas.log.faust.receipts import Place
-from schemas.log.fetching import LOOK_MS
+from schemas.log.reading.fetching import LOOK_MS
 from schemas.settings import LogSettings
+from tests.schemas.log.reading.odd_batches import CODECS, batch, produce_batch, with_header_name
+from tests.waiting import until
 
 LOG = LogSettings(topic_prefix="test.")
 TOPICS = ("requests", "phases")
@@ -123,6 +125,26 @@ async def test_security_settings_reach_faust() -> None:
     credentials = app_of(sasl).conf.broker_credentials
     assert str(credentials.mechanism.value) == "SCRAM-SHA-512"
     assert app_of(LogSettings(security_protocol="SSL")).conf.broker_credentials is not None
+
+
+@pytest.mark.kafka
+async def test_what_aiokafka_cannot_read_stops_no_member(kafka: LogSettings) -> None:
+    """(issue 28, 5)"""
+    app, member = app_of(kafka), Member()
+    add_agents(app, kafka.topic_prefix, "x", ["prompts"], member)
+    values = [f"{codec} ".encode() * 50 for codec in CODECS]
+    for value, codec in zip(values, CODECS, strict=True):
+        await produce_batch(kafka, "prompts", batch([value], codec=codec))
+        odd = batch([b"odd"], headers=[("name", b"")], codec=codec)
+        if codec == "none":
+            await produce_batch(kafka, "prompts", with_header_name(odd, b"name", b"n\xffme"))
+    running = asyncio.create_task(run_app(app))
+    try:
+        await until(lambda: len(member.taken) == len(values) + 1 or running.done())
+    finally:
+        await app.stop()
+        await asyncio.wait([running])
+    assert member.taken == [("prompts", value) for value in (values[0], b"odd", *values[1:])]
 
 
 def test_an_app_needs_no_http_client_and_asks_nobody_for_extensions(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import pytest
 from schemas.errors import RecordError
 from streams.bridge.config import DocumentSource
 from streams.bridge.documents.rows import Change, change_of
-from streams.bridge.prompts import PromptRecord
-from streams.bridge.writer_schemas import WriterSchemas
+from streams.bridge.records.record import PromptRecord
+from streams.bridge.records.writer_schemas import WriterSchemas
 from tests.schemas.log.registry_stub import StubRegistry, running_registry
-from tests.streams.bridge.test_writer_schemas import registered, written
+from tests.streams.bridge.records.test_writer_schemas import registered, written
 
 SOURCE = DocumentSource(
     topic="rows.documents", collection="handbook", text="{title}: {body?}", metadata=("day", "fee")
@@ -127,7 +127,7 @@ async def test_ids_in_headers(stub: StubRegistry) -> None:
 async def test_what_is_no_row(stub: StubRegistry) -> None:
     with pytest.raises(RecordError, match="schema id 99: .*answered 404"):
         await said(stub, (KEY, {"id": 7}), b"\x00\x00\x00\x00\x63x")
-    with pytest.raises(RecordError, match="expected a row as a JSON object, found 7"):
+    with pytest.raises(RecordError, match="expected a record, found 7"):
         await said(stub, (KEY, {"id": 7}), ("long", 7))
     with pytest.raises(RecordError, match="the body is damaged"):
         await said(stub, (KEY, {"id": 7}), written(VALUE, ROW, known(stub, VALUE))[:9])

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas.codec import Codec
 from schemas.errors import Fenced
 from schemas.log.admin import create_others
 from schemas.log.clients import AssignedReader, LogProducer
+from schemas.log.connecting import client_options
 from schemas.log.transactions import Transactions, committed
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
@@ -79,6 +82,15 @@ def has(kafka: LogSettings, wanted: Callable[[list[tuple[str, str | None]]], boo
     return looks
 
 
+async def alter(kafka: LogSettings, topic: str, config: dict[str, str]) -> None:
+    admin = AIOKafkaAdminClient(**client_options(kafka))
+    await admin.start()
+    try:
+        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, config)])
+    finally:
+        await admin.close()
+
+
 def body(text: str) -> dict[str, Any]:
     return {"body": text, "n": 1}
 
@@ -99,7 +111,22 @@ async def test_documents_follow_their_rows_in_order(kafka: LogSettings) -> None:
     assert letter.value == b"{"
     said = dict(letter.headers)
     assert said["x-dlq-offset"] == b"1"
-    assert b"expected a row as a JSON object" in said["x-dlq-error-message"]
+    assert b"expected a JSON object" in said["x-dlq-error-message"]
+
+
+async def test_a_row_that_its_topic_refuses_is_a_dead_letter(kafka: LogSettings) -> None:
+    """And those beside it are kept; it ended the bridge, and the next one (issue 28, 5)."""
+    await write(kafka, ("a", body("one")), ("b", body("x" * 5_000)), ("a", body("two")))
+    for topic in ("documents", "rows.dlq"):
+        full, config = kafka.topic_prefix + topic, {"max.message.bytes": "3000"}
+        await alter(kafka, full, config)
+    async with feeding(kafka, "bridge-0"):
+        await until(has(kafka, lambda found: len(found) == 2))
+    assert await documents(kafka) == [(KEY, "one"), (KEY, "two")]
+    (letter,) = await read(kafka, "rows.dlq", 1)
+    said = dict(letter.headers)
+    assert (letter.value, said["x-dlq-offset"]) == (None, b"1")
+    assert said["x-dlq-error-class"] == b"RecordTooLarge"
 
 
 async def test_whoever_comes_next_goes_on_where_it_was(kafka: LogSettings) -> None:

@@ -11,8 +11,8 @@ from schemas.errors import ConfigError, RecordError
 from schemas.records import Document
 from streams.bridge.config import BridgeSettings, DocumentSource
 from streams.bridge.documents.rows import UNAVAILABLE, Change, change_of
-from streams.bridge.prompts import PromptRecord
-from streams.bridge.writer_schemas import WriterSchemas
+from streams.bridge.records.record import PromptRecord
+from streams.bridge.records.writer_schemas import WriterSchemas
 
 SOURCE = DocumentSource(
     topic="rows.documents", collection="handbook", text="{title}: {body}", metadata=("title", "at")
@@ -110,9 +110,9 @@ def test_a_key_of_several_fields_needs_a_template() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
-        ({"id": "a"}, b"{", "expected a row as a JSON object"),
-        ({"id": "a"}, b"[1]", r"expected a row as a JSON object, found \[1\]"),
-        ({"id": "a"}, b"\xff", "expected a row as a JSON object"),
+        ({"id": "a"}, b"{", "the value: expected a JSON object"),
+        ({"id": "a"}, b"[1]", r"expected a JSON object, .* found b'\[1\]'"),
+        ({"id": "a"}, b"\xff", "the value: expected UTF-8"),
         ({"id": "a"}, {"title": "T"}, "expected a field body, found none"),
         ({"id": "a"}, {**ROW, "body": UNAVAILABLE}, "REPLICA IDENTITY FULL"),
         ({"id": None}, ROW, "expected the id of a document"),

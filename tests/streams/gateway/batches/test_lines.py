@@ -45,6 +45,7 @@ def with_body(**fields: Any) -> dict[str, Any]:
     ("wrong", "code", "param"),
     [
         (b"{", "invalid_json_line", None),
+        (b"\xef\xbb\xbf\xef\xbb\xbf{}", "invalid_json_line", None),
         (b"[1]", "invalid_json_line", None),
         (without("custom_id"), "missing_required_parameter", "custom_id"),
         (without("method"), "missing_required_parameter", "method"),
@@ -67,6 +68,11 @@ def test_what_is_wrong_with_a_line_is_told(wrong: Any, code: str, param: str | N
     (error,) = checked(line(custom_id="first"), wrong, line(custom_id="last")).errors
     assert (error["code"], error["line"], error["param"]) == (code, 2, param)
     assert error["message"]
+
+
+def test_a_line_may_begin_with_a_byte_order_mark() -> None:
+    """As .NET and PowerShell write files (issue 28, 6)."""
+    assert not checked(b"\xef\xbb\xbf" + json.dumps(line()).encode()).errors
 
 
 def test_models_of_embedding_workers_are_theirs_to_know() -> None:

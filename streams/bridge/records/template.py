@@ -4,8 +4,6 @@
 `}}` are braces. What is put in is never read as a template again.
 """
 
-import base64
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -72,17 +70,8 @@ def _text(path: str, value: Mapping[str, Any]) -> str:
             f"{', '.join(map(str, value))[:200] or 'no fields'}",
             name,
         )
-    return found if isinstance(found, str) else json_text(found)
+    if isinstance(found, str):
+        return found
+    from streams.bridge.records.exact_json import json_text  # settings have templates, and no JSON
 
-
-def json_text(value: Any) -> str:
-    """A value as JSON; what only Avro knows (dates, decimals, bytes) is text in it."""
-    if not isinstance(value, dict | list | tuple | bool | int | float):
-        return plain(value)
-    return json.dumps(value, ensure_ascii=False, default=plain)
-
-
-def plain(value: Any) -> str:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    return json_text(found)

@@ -16,7 +16,7 @@ from aiokafka.protocol.fetch import FetchRequest
 from schemas.codec import Codec
 from schemas.log.clients import LogProducer
 from schemas.log.connecting import client_options, stopped
-from schemas.log.fetching import Fetches, fetch_apart
+from schemas.log.reading.fetching import Fetches, prepare_fetches
 from schemas.log.transactions import Sending, Transactions
 from schemas.records import Cancellation, CancelReason
 from schemas.settings import LogSettings
@@ -49,13 +49,14 @@ async def test_a_fetch_waits_briefly_where_a_partition_may_move(
     """A new leader is asked for it when the fetch that is under way there has ended."""
     place, sent = TopicPartition("a", 0), list[int]()
 
-    async def send(node_id: int, request: Any, **_: Any) -> None:
+    async def send(node_id: int, request: Any, **_: Any) -> Any:
         sent.append(request._max_wait_ms)
+        return SimpleNamespace(topics=[])
 
     cluster = SimpleNamespace(brokers=lambda: range(brokers), leader_for_partition=lambda _: 1)
     client = SimpleNamespace(send=send, cluster=cluster, _conns={})
-    consumer: Any = SimpleNamespace(_client=client, assignment=lambda: {place})
-    fetch_apart(consumer, 100, 1_000)
+    consumer: Any = SimpleNamespace(_client=client, assignment=lambda: {place}, start=None)
+    prepare_fetches(consumer, 100, 1_000)
     for _ in waits_ms:
         await client.send(1, FetchRequest(7, 1, 1, 0, [("a", [(0, 5, 1)])]))
     assert sent == waits_ms
@@ -78,7 +79,7 @@ class Consumer:
             return await send(node_id, request, **given)
 
         self.client._client.send = counted
-        fetch_apart(self.client, _LONG_MS, _LONG_MS)
+        prepare_fetches(self.client, _LONG_MS, _LONG_MS)
 
     async def fetching(self, partition: int) -> None:
         """It reads this partition alone, and has begun to wait."""

@@ -20,7 +20,7 @@ from schemas.codec import full_schema
 from schemas.errors import BrokerUnavailable, ConfigError, RecordError
 from schemas.log.registry import Registry
 from streams.bridge.prompts import Prompts, answer_format
-from streams.bridge.writer_schemas import AWAY_S, WriterSchemas, decoded, readable
+from streams.bridge.records.writer_schemas import AWAY_S, WriterSchemas, decoded, readable
 from tests.schemas.log.registry_stub import StubRegistry, running_registry
 from tests.stalls import unstalled
 from tests.streams.bridge.samples import CODEC, asked, body_of, pair, record
@@ -266,3 +266,24 @@ async def test_what_is_no_record(stub: StubRegistry) -> None:
     stub.answer_instead = (200, json.dumps({"schema": json.dumps(schema)}).encode())
     with pytest.raises(RecordError, match=r"expected a record, found \[1\]"):
         await asked(written(schema, [1]), url=stub.url)
+
+
+async def test_floats_of_32_bits_keep_their_digits(stub: StubRegistry) -> None:
+    """As Java writes them; as floats of 64 bits they would have more (issue 28, 6)."""
+    some = {"type": "array", "items": ["null", {"type": "float"}]}
+    by_name = {"type": "map", "values": "float"}
+    schema = {
+        "type": "record",
+        "name": "Measured",
+        "fields": [
+            {"name": "real", "type": "float"},
+            {"name": "some", "type": some},
+            {"name": "named", "type": by_name},
+            {"name": "double", "type": "double"},
+        ],
+    }
+    value = {"real": 0.1, "some": [12.34, None, 3e38], "named": {"a": -1e-45}, "double": 0.1}
+    of = pair(template="{real} {some} {named} {double}")
+    found = await asked(written(schema, value, registered(stub, schema)), of, stub.url)
+    said = body_of(found)["messages"][0]["content"]
+    assert said == '0.1 [12.34, null, 3e+38] {"a": -1e-45} 0.1'

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from schemas.errors import ConfigError, InvalidRequest
-from streams.bridge.template import Template
+from streams.bridge.records.template import Template
 
 ROW = {
     "name": "Ada",

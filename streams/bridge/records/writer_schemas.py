@@ -9,6 +9,7 @@ record of ten bytes. Both are refused, and so is a record of more values than a 
 
 import asyncio
 import logging
+import struct
 from collections.abc import Iterable
 from typing import Any, cast
 from uuid import UUID
@@ -18,6 +19,7 @@ import fastavro
 from schemas.codec import CONFLUENT_MAGIC, BoundedBytes, Schema
 from schemas.errors import BrokerUnavailable, ConfigError, RecordError
 from schemas.log.patience import Pauses
+from schemas.log.reading.faults import FAULTS
 from schemas.log.registry import NotRegistered, Registry, SchemaId
 
 logger = logging.getLogger(__name__)
@@ -25,8 +27,11 @@ KNOWN_MAX = 1_024
 READS_MAX = 4 * 65_536  # of one record: some 0.1 s, in which nothing else is done
 HEADER = "__{}_schema_id"  # Confluent's, of keys and values whose ids are not before them
 _ID, _GUID = (CONFLUENT_MAGIC, 5), (1, 17)  # first bytes, and with them so many
+_DIGITS = "trivium-digits"
+_FLOAT = struct.Struct("f")
 UNKNOWN_S = 60.0
 AWAY_S = 600.0  # how long a registry may be away before its prompts are errors
+_SUBJECT = "schema registry"  # what heartbeats call it where it fails
 _PRIMITIVES = frozenset(
     ("null", "boolean", "int", "long", "float", "double", "bytes", "string"),
 )
@@ -58,11 +63,15 @@ class WriterSchemas:
         until_s = time_s() + AWAY_S
         while True:
             try:
-                return await self._fetched(schema_id)
+                found = await self._fetched(schema_id)
             except BrokerUnavailable as error:
+                FAULTS.failing(_SUBJECT, error.message)
                 if time_s() >= until_s:
                     raise
                 logger.warning("prompts wait for the schema registry: %s", error)
+            else:
+                FAULTS.works(_SUBJECT)
+                return found
             await asyncio.sleep(pauses.after(0))
 
     async def _fetched(self, schema_id: SchemaId) -> Schema | None:
@@ -112,7 +121,7 @@ def schema_id_of(
 def readable(schema: Any) -> Schema:
     """A schema made ready; raises RecordError for what is none, or what must not be read by."""
     try:
-        parsed = cast(Schema, fastavro.parse_schema(schema))
+        parsed = cast(Schema, fastavro.parse_schema(_with_digits(schema)))
         _may_be_nothing(parsed, {})
     except RecordError:
         raise
@@ -121,6 +130,34 @@ def readable(schema: Any) -> Schema:
             f"the writer's schema cannot be read: {type(error).__name__}: {error}"
         ) from error
     return parsed
+
+
+def _with_digits(node: Any) -> Any:
+    """The schema with floats of 32 bits marked: 0.1 is not to become 0.10000000149011612."""
+    if node == "float":
+        return {"type": "float", "logicalType": _DIGITS}
+    if isinstance(node, list):
+        return [_with_digits(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    if node.get("type") == "float":
+        return {**node, "logicalType": _DIGITS}
+    inner = {name: _with_digits(node[name]) for name in ("type", "items", "values") if name in node}
+    if "fields" in node:
+        inner["fields"] = [{**each, "type": _with_digits(each["type"])} for each in node["fields"]]
+    return {**node, **inner}
+
+
+def _shortest(found: float, *_: object) -> float:
+    """The float of 64 bits that has the fewest digits of those that are this one in 32."""
+    for digits in range(1, 9):
+        shorter = float(f"{found:.{digits}g}")
+        if _FLOAT.unpack(_FLOAT.pack(shorter))[0] == found:
+            return shorter
+    return float(f"{found:.9g}")
+
+
+fastavro.read.LOGICAL_READERS[f"float-{_DIGITS}"] = _shortest
 
 
 def _may_be_nothing(node: Any, named: dict[str, bool]) -> bool:

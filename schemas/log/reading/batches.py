@@ -1,0 +1,319 @@
+"""Makes what a fetch has brought readable for aiokafka, which never gets past a batch that it
+cannot read: one that is damaged, or in a codec that it does not know, or with a header whose name
+is no UTF-8, as brokers take it.
+
+What is compressed is unpacked here, within a bound: a few kilobytes may stand for gigabytes. A
+batch that cannot be read becomes one record at its last offset, with a value that says why
+(`unreadable_value`). So whoever reads it buries it, as all that cannot be decoded, and goes on.
+
+Theory of operation. Of a batch whose checksum is wrong nothing is believed but that it is there. It
+ends where the next one begins, if that one is whole, or where two of its own numbers agree; else it
+is passed over offset by offset. Batches that are not compressed are only stepped over, so that
+reading costs no more than it did; when aiokafka has found that one cannot be read, all are looked
+through (`closely`). Formats before version 2, which no broker has written since Kafka 3, are left
+as they are. Pure. Called by `schemas/log/reading/fetching.py`.
+"""
+
+import codecs
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from gzip import GzipFile
+from io import BytesIO
+from mmap import mmap
+from typing import NamedTuple
+
+import cramjam
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from aiokafka.record.util import calc_crc32c, decode_varint
+
+from schemas.codec import unreadable_value
+
+UNPACKED_BYTES_MAX = 64 << 20  # of a batch, eight times the largest record; and of one fetch
+_PREFIX = struct.Struct(">qi")  # of every version: first offset, bytes that follow
+_HEAD = struct.Struct(">ibIhiqqqhii")  # of version 2, as `_Head` has it
+_RECORDS_AT = _PREFIX.size + _HEAD.size
+_VERSION_AT, _CHECKSUM_AT, _ATTRIBUTES_AT = 16, 17, 21
+_LEAST_BYTES = 14  # behind the prefix, in the oldest version
+_VERSION, _CODEC, _TRANSACTIONAL = 2, 0b111, 0b1_0000
+_XERIAL, _XERIAL_BYTES = (
+    b"\x82SNAPPY\0",
+    16,
+)  # begins blocks that are snappy's, each with its length
+_AS_LONG = "trivium.as_long"  # how names of headers are decoded
+_IS_FILLED = "failed to write whole buffer"  # cramjam's word for that
+
+
+class _Head(NamedTuple):
+    """What a batch of version 2 says of itself, behind the prefix."""
+
+    epoch: int
+    version: int
+    checksum: int
+    attributes: int
+    last_delta: int  # its last offset less its first
+    first_ms: int
+    last_ms: int
+    producer_id: int
+    producer_epoch: int
+    sequence: int
+    records: int
+
+
+_UNKNOWN = _Head(0, _VERSION, 0, 0, 0, -1, -1, -1, -1, -1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """Offsets of a partition that nobody can read, and why."""
+
+    first: int
+    last: int
+    why: str
+
+    def __str__(self) -> str:
+        offsets = f"offset {self.last}"
+        if self.first < self.last:
+            offsets = f"offsets {self.first} to {self.last}"
+        return f"{offsets} cannot be read: {self.why}"
+
+
+class Readable(NamedTuple):
+    """What a partition's share of a fetch is for aiokafka."""
+
+    data: bytes
+    passed_over: list[PassedOver]
+    unpacked_bytes: int
+
+
+class _Unreadable(Exception):
+    pass
+
+
+def readable(
+    data: bytes, offset: int, *, closely: bool = False, room: int = UNPACKED_BYTES_MAX
+) -> Readable:
+    """What a fetch from `offset` on has brought of a partition.
+
+    Nothing more is unpacked when `room` bytes were: what is left out the next fetch brings.
+    """
+    parts, passed_over, copied, unpacked = list[bytes](), list[PassedOver](), 0, 0
+    for at, end in _batches(data):
+        if end == 0 and at == 0:
+            lost = PassedOver(offset, offset, "the length of its batch is damaged")
+            return Readable(_standing_for(lost, _UNKNOWN), [lost], 0)
+        if end == 0:  # the next fetch begins with it
+            return Readable(b"".join((*parts, data[copied:at])), passed_over, unpacked)
+        packed = data[at + _ATTRIBUTES_AT + 1] & _CODEC
+        if data[at + _VERSION_AT] != _VERSION or not (packed or closely):
+            continue
+        if packed and unpacked >= room:
+            return Readable(b"".join((*parts, data[copied:at])), passed_over, unpacked)
+        batch = _Batch(data[at:end])
+        try:
+            plain = batch.plain(closely=closely)
+        except _Unreadable as error:
+            lost = batch.lost(max(offset, batch.first), data[end:], str(error))
+            plain = batch.standing_for(lost)
+            passed_over.append(lost)
+            unpacked += UNPACKED_BYTES_MAX if packed else 0  # it may have been as much
+        unpacked += len(plain) if packed else 0
+        parts += data[copied:at], plain
+        copied = end
+    return Readable(b"".join((*parts, data[copied:])) if parts else data, passed_over, unpacked)
+
+
+def needs_mending(data: bytes) -> bool:
+    """Whether anything of a partition's share is compressed, or has no end."""
+    return any(
+        not end or (data[at + _VERSION_AT] == _VERSION and data[at + _ATTRIBUTES_AT + 1] & _CODEC)
+        for at, end in _batches(data)
+    )
+
+
+def _batches(data: bytes) -> Iterator[tuple[int, int]]:
+    """Where each begins and ends; 0 as the end of one whose length cannot be, with which it ends.
+
+    A broker cuts the last one off, but for the first: that is whole, however large it is.
+    """
+    at, whole = 0, len(data)
+    while whole - at >= _PREFIX.size:
+        end = at + _PREFIX.size + _PREFIX.unpack_from(data, at)[1]
+        if end < at + _PREFIX.size + _LEAST_BYTES or end > whole:
+            if at == 0 or end <= whole:
+                yield at, 0
+            return
+        yield at, end
+        at = end
+
+
+class _Batch:
+    """One of version 2."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.first, _ = _PREFIX.unpack_from(data)
+        head = data[_PREFIX.size : _RECORDS_AT].ljust(_HEAD.size, b"\0")
+        self.head = _Head(*_HEAD.unpack(head))
+        self.is_whole = len(data) >= _RECORDS_AT and self.head.checksum == calc_crc32c(
+            data[_ATTRIBUTES_AT:]
+        )
+
+    def plain(self, *, closely: bool) -> bytes:
+        """The same, not compressed, with names of headers in UTF-8; raises _Unreadable."""
+        if not self.is_whole:
+            raise _Unreadable("its checksum is wrong")
+        records = self._data[_RECORDS_AT:]
+        if codec := self.head.attributes & _CODEC:
+            records = _unpacked(codec, records)
+        plain = self._with(records)
+        if not closely:
+            return plain
+        try:
+            deque(DefaultRecordBatch(plain), maxlen=0)
+            return plain
+        except UnicodeDecodeError:
+            return self._with(_with_names(records, self.head.records))
+        except Exception as error:  # aiokafka raises several kinds
+            raise _Unreadable(f"{type(error).__name__}: {error}") from error
+
+    def _with(self, records: bytes) -> bytes:
+        attributes = self.head.attributes & ~_CODEC
+        head = _HEAD.pack(*self.head._replace(checksum=0, attributes=attributes))
+        data = bytearray(_PREFIX.pack(self.first, len(head) + len(records)) + head + records)
+        struct.pack_into(">I", data, _CHECKSUM_AT, calc_crc32c(bytes(data[_ATTRIBUTES_AT:])))
+        return bytes(data)
+
+    def lost(self, first: int, behind: bytes, why: str) -> PassedOver:
+        """What goes with it, from an offset on; `behind` it lie further batches."""
+        last = self.first + self.head.last_delta
+        if not self.is_whole:
+            _, end = next(_batches(behind), (0, 0))
+            following = _Batch(behind[:end]) if end else None
+            if following is not None and following.is_whole:
+                last = following.first - 1
+            elif self.head.last_delta != self.head.records - 1:
+                last = first
+        return PassedOver(first, max(first, last), why)
+
+    def standing_for(self, lost: PassedOver) -> bytes:
+        """One record in its place, of the same transaction if that is known."""
+        return _standing_for(lost, self.head if self.is_whole else _UNKNOWN)
+
+
+def _standing_for(lost: PassedOver, head: _Head) -> bytes:
+    builder = DefaultRecordBatchBuilder(
+        magic=_VERSION,
+        compression_type=0,
+        is_transactional=bool(head.attributes & _TRANSACTIONAL),
+        producer_id=head.producer_id,
+        producer_epoch=head.producer_epoch,
+        base_sequence=head.sequence,
+        batch_size=UNPACKED_BYTES_MAX,
+    )
+    builder.append(0, head.last_ms, None, unreadable_value(str(lost)), [])
+    data = builder.build()
+    struct.pack_into(">q", data, 0, lost.last)  # no part of the checksum
+    return bytes(data)
+
+
+def _with_names(records: bytes, count: int) -> bytes:
+    """Records whose headers' names are UTF-8: of others each byte that is none becomes `?`."""
+    data, at = bytearray(records), 0
+    for _ in range(count):
+        _, at = decode_varint(data, at)  # its length
+        at += 1  # its attributes
+        for _ in ("time", "offset"):
+            _, at = decode_varint(data, at)
+        for _ in ("key", "value"):
+            size, at = decode_varint(data, at)
+            at += max(0, size)
+        headers, at = decode_varint(data, at)
+        for _ in range(headers):
+            size, at = decode_varint(data, at)
+            name = data[at : at + size].decode(errors=_AS_LONG)
+            data[at : at + size] = name.encode()
+            size, at = decode_varint(data, at + size)
+            at += max(0, size)
+    return bytes(data)
+
+
+def _as_long(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return "?" * (error.end - error.start), error.end
+
+
+codecs.register_error(_AS_LONG, _as_long)
+
+
+# Codecs, by the numbers that batches have for them
+
+
+def _unpacked(codec: int, packed: bytes) -> bytes:
+    if codec not in _CODECS:
+        raise _Unreadable(f"its codec has the number {codec}, which Kafka does not know")
+    name, unpack = _CODECS[codec]
+    try:
+        return unpack(packed)
+    except _Unreadable:
+        raise
+    except Exception as error:
+        raise _Unreadable(f"{name}: {error}") from error
+
+
+def _too_large() -> _Unreadable:
+    return _Unreadable(f"it is larger than {UNPACKED_BYTES_MAX} bytes when it is unpacked")
+
+
+def _gzip(packed: bytes) -> bytes:
+    with GzipFile(fileobj=BytesIO(packed)) as file:
+        unpacked = file.read(UNPACKED_BYTES_MAX + 1)
+    if len(unpacked) > UNPACKED_BYTES_MAX:
+        raise _too_large()
+    return unpacked
+
+
+def _snappy(packed: bytes) -> bytes:
+    """A block, or Xerial's stream of blocks, as Java writes it."""
+    if not packed.startswith(_XERIAL):
+        return _snappy_block(packed, UNPACKED_BYTES_MAX)
+    parts, left, at = list[bytes](), UNPACKED_BYTES_MAX, 0
+    while at < len(packed):
+        if packed.startswith(_XERIAL, at):  # streams may follow one another
+            at += _XERIAL_BYTES
+            continue
+        (size,) = struct.unpack_from(">i", packed, at)
+        parts.append(_snappy_block(packed[at + 4 : at + 4 + max(0, size)], left))
+        left -= len(parts[-1])
+        at += 4 + max(0, size)
+    return b"".join(parts)
+
+
+def _snappy_block(packed: bytes, most: int) -> bytes:
+    if cramjam.snappy.decompress_raw_len(packed) > most:
+        raise _too_large()
+    return bytes(cramjam.snappy.decompress_raw(packed))
+
+
+def _into_room(unpack: Callable[[bytes, mmap], int]) -> Callable[[bytes], bytes]:
+    """Into memory that is only taken where it is written."""
+
+    def unpacked(packed: bytes) -> bytes:
+        with mmap(-1, UNPACKED_BYTES_MAX) as room:
+            try:
+                return room[: unpack(packed, room)]
+            except cramjam.DecompressionError as error:
+                if str(error) == _IS_FILLED:
+                    raise _too_large() from error
+                raise
+
+    return unpacked
+
+
+_CODECS: dict[int, tuple[str, Callable[[bytes], bytes]]] = {
+    1: ("gzip", _gzip),
+    2: ("snappy", _snappy),
+    3: ("lz4", _into_room(cramjam.lz4.decompress_into)),
+    4: ("zstd", _into_room(cramjam.zstd.decompress_into)),
+}

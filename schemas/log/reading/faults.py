@@ -1,0 +1,75 @@
+"""What this process cannot do at the moment, and what it could not read of the log: told in its
+heartbeats, for `trivium status`.
+
+A member may live, and hear the fleet, and yet do nothing of what it is there for: a topic gives it
+nothing to read, or the work that it does for others fails again and again. Whoever does such work
+says so here (`failing`), and takes it back (`works`). One that is heard of no more is forgotten.
+"""
+
+import time
+from collections import deque
+
+from schemas.errors import clipped
+from schemas.records import Faults
+
+_FORGET_S = 60.0  # longer than any pause between two tries
+_SUBJECTS_MAX = 64
+_PLACES_MAX = 1_024  # of records that could not be read, to count none twice
+_TOLD_CHARS_MAX = 1_000
+
+
+class ProcessFaults:
+    """Those of one process; cheap where there are none."""
+
+    def __init__(self) -> None:
+        self._failing: dict[str, tuple[str, float]] = {}  # why, and when that was said
+        self._unreadable, self._last = 0, ""
+        self._places = deque[tuple[str, int, int]](maxlen=_PLACES_MAX)
+
+    def failing(self, subject: str, why: str) -> None:
+        """Something does not work, such as the reading of `prompts[1]`."""
+        if subject in self._failing or len(self._failing) < _SUBJECTS_MAX:
+            self._failing[subject] = clipped(why), time.monotonic()
+
+    @property
+    def has_failing(self) -> bool:
+        return bool(self._failing)
+
+    def works(self, subject: str) -> None:
+        """It does again."""
+        self._failing.pop(subject, None)
+
+    def unreadable(self, topic: str, partition: int, offset: int, why: str) -> None:
+        """A record, or the batch that ends there, is passed over."""
+        place = (topic, partition, offset)
+        if place not in self._places:
+            self._places.append(place)
+            self._unreadable += 1
+            self._last = f"{topic}[{partition}]@{offset}: {clipped(why)}"
+
+    def why_failing(self, subject: str) -> str:
+        """Why it does not work; empty where nothing is known of that."""
+        why, said_s = self._failing.get(subject, ("", 0.0))
+        return why if time.monotonic() - said_s < _FORGET_S else ""
+
+    @property
+    def problem(self) -> str:
+        """What fails, and why; empty where all works."""
+        since_s = time.monotonic() - _FORGET_S
+        self._failing = {
+            subject: said for subject, said in self._failing.items() if said[1] > since_s
+        }
+        return "; ".join(f"{subject}: {why}" for subject, (why, _) in self._failing.items())
+
+    def record(self) -> Faults | None:
+        """For a heartbeat; None where there is nothing to tell."""
+        if not self._failing and not self._unreadable:
+            return None
+        return Faults(
+            failing=self.problem[:_TOLD_CHARS_MAX],
+            unreadable_total=self._unreadable,
+            unreadable=self._last[:_TOLD_CHARS_MAX],
+        )
+
+
+FAULTS = ProcessFaults()

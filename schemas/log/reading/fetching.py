@@ -1,0 +1,174 @@
+"""Fetches that wait long at a broker that has nothing, so that who reads little asks little. What
+they bring is readable (`batches.py`); heartbeats tell where they fail (`faults.py`).
+
+A broker answers as soon as there is a record, however long a fetch may wait, but it answers the
+requests of a connection in their order. So fetches have a connection of their own: no question
+waits for one. A fetch that nobody waits for any more, because the partitions have changed, is left
+with its connection. And a fetch waits long only where nothing else can come up meanwhile: there is
+one broker, so no partition moves to it from another, and the fetch asks for every partition and for
+the same as the last one did.
+
+aiokafka sends at most one fetch at a time to a broker, and has no setting for any of this.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from functools import partial
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka.errors import CorruptRecordException, UnsupportedCodecError, for_code
+from aiokafka.protocol.fetch import FetchRequest
+
+from schemas.log.reading.batches import UNPACKED_BYTES_MAX, PassedOver, needs_mending, readable
+from schemas.log.reading.faults import FAULTS
+
+log = logging.getLogger("trivium.log")
+LONGEST_MS = 2_000
+LOOK_MS = 1_000  # in which aiokafka looks by itself for what to fetch; whatever is new wakes it
+_FETCHES = "fetches"  # a group of connections beside aiokafka's own
+_CLOSELY = 32  # fetches are looked through, after one that could not be read
+_INLINE_BYTES = 4 << 10  # more is unpacked in a thread
+# Offsets that are gone, and leaders that change: aiokafka sees to it.
+_PASSING = frozenset((1, 5, 6, 9, 74, 75, 78))
+_UNREADABLE = (CorruptRecordException, UnsupportedCodecError, UnicodeDecodeError)
+_Question = frozenset[tuple[str, int, int]]
+_Place = tuple[str, int]  # full topic, partition
+_turns = itertools.count()
+
+
+class Fetches:
+    """How long each fetch of a consumer waits, by its broker."""
+
+    def __init__(self, shortest_ms: int, longest_ms: int) -> None:
+        self._shortest_ms, self._longest_ms = shortest_ms, max(shortest_ms, longest_ms)
+        self._asked: dict[Hashable, tuple[_Question, int]] = {}
+
+    def wait_ms(self, node: Hashable, question: _Question, wanted: int) -> int:
+        """Of a fetch of these partitions and offsets, of as many as are wanted of that broker."""
+        before, waited_ms = self._asked.get(node, (None, 0))
+        idle = question == before and len(question) == wanted
+        wait_ms = min(2 * waited_ms, self._longest_ms) if idle else self._shortest_ms
+        self._asked[node] = question, wait_ms
+        return wait_ms
+
+
+class Looking:
+    """Whether fetches are looked through closely: some are, after one that could not be read."""
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    def closely(self) -> bool:
+        """Whether the next one is."""
+        self._left = max(0, self._left - 1)
+        return self._left > 0
+
+    async def insist(self, read: Callable[[], Awaitable[Any]]) -> Any:
+        """What is read; what could not be read aiokafka fetches anew."""
+        for tries_left in reversed(range(_CLOSELY)):
+            try:
+                return await read()
+            except _UNREADABLE:
+                if not tries_left:
+                    raise
+                self._left = _CLOSELY
+        raise AssertionError
+
+
+def prepare_fetches(consumer: AIOKafkaConsumer, shortest_ms: int, longest_ms: int) -> None:
+    """Have a consumer that is not started yet fetch so."""
+    client, fetches = consumer._client, Fetches(shortest_ms, longest_ms)  # noqa: SLF001  # see above
+    send, start, looking = client.send, consumer.start, Looking()
+
+    async def send_apart(node_id: Any, request: Any, **options: Any) -> Any:
+        if not isinstance(request, FetchRequest):
+            return await send(node_id, request, **options)
+        connection = client._conns.get((node_id, _FETCHES))  # noqa: SLF001
+        if connection is not None and connection._requests:  # noqa: SLF001  # one that was given up
+            connection.close()
+        leader = client.cluster.leader_for_partition
+        wanted = sum(leader(each) == node_id for each in consumer.assignment())
+        is_alone = len(client.cluster.brokers()) == 1
+        request._max_wait_ms = (  # noqa: SLF001
+            fetches.wait_ms(node_id, _question(request), wanted) if is_alone else shortest_ms
+        )
+        response = await send(node_id, request, group=_FETCHES)
+        offsets = {(topic, partition): at for topic, partition, at in _question(request)}
+        await _make_readable(response, offsets, looking.closely())
+        return response
+
+    async def start_reading() -> None:
+        await start()
+        fetcher = consumer._fetcher  # noqa: SLF001
+        fetched = fetcher.fetched_records
+
+        async def fetched_records(*given: Any, **options: Any) -> Any:
+            return await looking.insist(partial(fetched, *given, **options))
+
+        fetcher.fetched_records = fetched_records
+
+    client.send, consumer.start = send_apart, start_reading
+
+
+async def _make_readable(response: Any, offsets: Mapping[_Place, int], closely: bool) -> None:
+    brought: dict[_Place, bytes] = {}
+    for topic, partitions in response.topics:
+        for partition, code, *_, data in partitions:
+            _note(topic, partition, code)
+            if data and (closely or needs_mending(data)):
+                brought[topic, partition] = data
+    if not brought:
+        return
+    if sum(map(len, brought.values())) <= _INLINE_BYTES:
+        mended = _mended(brought, offsets, closely)
+    else:
+        mended = await asyncio.to_thread(_mended, brought, offsets, closely)
+    for (topic, partition), (_, passed_over) in mended.items():
+        for lost in passed_over:
+            log.warning("%s[%d]: %s", topic, partition, lost)
+            FAULTS.unreadable(topic, partition, lost.last, lost.why)
+    response.topics = [
+        (
+            topic,
+            [
+                (partition, *rest, mended[topic, partition][0])
+                if (topic, partition) in mended
+                else (partition, *rest, data)
+                for partition, *rest, data in partitions
+            ],
+        )
+        for topic, partitions in response.topics
+    ]
+
+
+def _note(topic: str, partition: int, code: int) -> None:
+    if code and code not in _PASSING:
+        FAULTS.failing(f"{topic}[{partition}]", f"cannot be read: {for_code(code).__name__}")
+    elif not code and FAULTS.has_failing:
+        FAULTS.works(f"{topic}[{partition}]")
+
+
+def _mended(
+    brought: Mapping[_Place, bytes], offsets: Mapping[_Place, int], closely: bool
+) -> dict[_Place, tuple[bytes, list[PassedOver]]]:
+    """Each partition's data; each has its turn to be the first, for those that come when much was
+    unpacked have to wait for the next fetch.
+    """
+    places, room, mended = list(brought), UNPACKED_BYTES_MAX, {}
+    first = next(_turns) % len(places)
+    for place in (*places[first:], *places[:first]):
+        found = readable(brought[place], offsets[place], closely=closely, room=room)
+        mended[place] = found.data, found.passed_over
+        room -= found.unpacked_bytes
+    return mended
+
+
+def _question(request: FetchRequest) -> _Question:
+    return frozenset(
+        (topic, partition, offset)
+        for topic, partitions in request.topics
+        for partition, offset, _ in partitions
+    )

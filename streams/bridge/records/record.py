@@ -1,0 +1,192 @@
+"""A record on somebody's topic, and what its value says: fields by their names, whoever wrote it.
+
+Values are Avro by a schema of their writer's, JSON or text. First bytes and headers tell them
+apart: `content-type` may say `text/plain`, a charset, or that the value is a CloudEvent in
+structured mode, whose data count. Rows come as they are, or in the envelope of Connect (`schema`
+and `payload`), of Debezium (`before` and `after`), or one in the other. Nothing here does I/O but
+`WriterSchemas`, once per schema id.
+"""
+
+import base64
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+from email.message import Message
+from typing import Any
+
+from schemas.codec import CONFLUENT_MAGIC, SINGLE_OBJECT_MARKER, why_unreadable
+from schemas.errors import InvalidRequest, RecordError
+from streams.bridge.records import exact_json
+from streams.bridge.records.writer_schemas import HEADER, WriterSchemas, decoded, schema_id_of
+from streams.gateway.http.errors import shown
+from streams.gateway.request.body import values_of
+
+VALUES_MAX = 65_536  # of a JSON text: what a value costs to read is microseconds
+Fields = dict[str, Any]
+_CLOUD_EVENT = "application/cloudevents"
+_WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_NO_CHARSETS = frozenset(("idna", "punycode", "raw_unicode_escape", "undefined", "unicode_escape"))
+_GONE = "__deleted"  # Debezium's, where deletes are rewritten
+_OF_DELETES = ("d", "t")  # Debezium's operations that leave no row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRecord:
+    """A record as it lies on its topic."""
+
+    topic: str  # with its prefix
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it deletes: no value, or Connect's word for none."""
+        if self.value is None:
+            return True
+        return not self.names_schema and self.value.strip() in (b"", b"null")
+
+    @property
+    def names_schema(self) -> bool:
+        """Whether a header says by which schema it was written."""
+        return any(name == HEADER.format("value") and said for name, said in self.headers)
+
+    @property
+    def is_avro(self) -> bool:
+        """Whether its first bytes say so, or a header does and it does not look like JSON."""
+        value = self.value or b""
+        if self.names_schema:
+            return value[:1] != b"{"
+        return value[:2] == SINGLE_OBJECT_MARKER or value[:1] == bytes([CONFLUENT_MAGIC])
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Of a value, by its content type; where nothing is said, JSON."""
+
+    media: str = "application/json"
+    charset: str = ""
+
+    @staticmethod
+    def of(content_type: str) -> "_Kind":
+        media = content_type.partition(";")[0].strip().lower()
+        parsed = Message()
+        parsed["content-type"] = content_type
+        return _Kind(media or "application/json", parsed.get_content_charset("") or "")
+
+    @property
+    def is_text(self) -> bool:
+        return self.media == "text/plain"
+
+
+async def fields_of(record: PromptRecord, schemas: WriterSchemas) -> Fields | None:
+    """What a value says; None where it says that a row is gone. Raises RecordError and
+    InvalidRequest, and BrokerUnavailable where the schema registry is away for long.
+    """
+    value = record.value or b""
+    if why := why_unreadable(value):
+        raise RecordError(why)
+    if record.is_empty:
+        return None
+    kind = _kind_of(record)
+    if kind.is_text:
+        return {"text": _decoded(value, kind)}
+    if (named := schema_id_of(value, record.headers)) is not None:
+        schema_id, start = named
+        schema = await schemas.of(schema_id)
+        if schema is not None:
+            return _row(decoded(value, start, schema))
+        value = value[start:]  # by a JSON schema: what follows is JSON
+    found = json_of(value, kind.charset)
+    if kind.media.startswith(_CLOUD_EVENT):
+        return _data_of(found, kind)
+    return _row(found)
+
+
+def _kind_of(record: PromptRecord) -> _Kind:
+    for name, value in record.headers:
+        if name.lower() == "content-type" and value:
+            return _Kind.of(value.decode("latin-1"))
+    return _Kind()
+
+
+def _data_of(event: Any, kind: _Kind) -> Fields | None:
+    """Of a CloudEvent in structured mode."""
+    if not isinstance(event, dict) or "specversion" not in event:
+        raise RecordError(
+            f"{kind.media}: expected one event with specversion, found {shown(event)}"
+        )
+    data, inner = event.get("data"), _Kind.of(str(event.get("datacontenttype") or ""))
+    if (packed := event.get("data_base64")) is not None:
+        try:
+            raw = base64.b64decode(packed, validate=True)
+        except (TypeError, ValueError) as error:
+            raise RecordError(f"data_base64: expected base64: {error}") from error
+        return (
+            {"text": _decoded(raw, inner)} if inner.is_text else _row(json_of(raw, inner.charset))
+        )
+    if inner.is_text and isinstance(data, str):
+        return {"text": data}
+    return _row(data)
+
+
+def json_of(value: bytes, charset: str = "") -> Any:
+    """A JSON value whose numbers keep their digits; raises RecordError and InvalidRequest."""
+    text = _decoded(value, _Kind(charset=charset)).encode()
+    if text[:1].strip() not in (b"", b"{"):
+        raise RecordError(
+            "expected a JSON object, Avro that begins with c301 or with 00 and a schema id, or a "
+            f"header content-type: text/plain, found {shown(value[:40])}"
+        )
+    if values_of(text, VALUES_MAX) > VALUES_MAX:
+        raise InvalidRequest(f"the value: expected at most {VALUES_MAX} values, found more")
+    try:
+        return exact_json.loads(text)
+    except ValueError as error:
+        raise InvalidRequest(f"the value: expected a JSON object: {error}") from error
+
+
+def _decoded(value: bytes, kind: _Kind) -> str:
+    """Characters without a byte order mark, in the charset that is named, that such a mark says, or
+    UTF-8."""
+    charset = kind.charset or ("utf-16" if value.startswith(_WIDE_MARKS) else "utf-8")
+    try:
+        if codecs.lookup(charset).name.replace("-", "_") in _NO_CHARSETS:
+            raise LookupError(f"unknown encoding: {charset}")
+        return value.decode(charset).removeprefix("\ufeff")
+    except LookupError as error:
+        raise InvalidRequest(f"content-type: charset: {error}") from error
+    except ValueError as error:
+        raise InvalidRequest(f"the value: expected {charset.upper()}: {error}") from error
+
+
+def _row(found: Any) -> Fields | None:
+    """The fields of a row, out of its envelopes; None where it is gone."""
+    found = in_connect(found)
+    if isinstance(found, dict) and {"op", "before", "after"} <= found.keys():
+        found = _after(found["op"], found["after"])
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise RecordError(f"expected a record, found {shown(found)}")
+    if _GONE not in found:
+        return found
+    return None if found[_GONE] in (True, "true") else {k: found[k] for k in found if k != _GONE}
+
+
+def _after(operation: Any, row: Any) -> Any:
+    if row is None and operation not in _OF_DELETES:
+        raise RecordError(
+            f"op {shown(operation)}: expected a row under `after`, found none; have the connector "
+            "send whole rows"
+        )
+    return json_of(row.encode()) if isinstance(row, str) else row  # MongoDB's are JSON texts
+
+
+def in_connect(found: Any) -> Any:
+    """What is in Connect's envelope, or what was given."""
+    is_envelope = isinstance(found, dict) and found.keys() == {"schema", "payload"}
+    return found["payload"] if is_envelope else found

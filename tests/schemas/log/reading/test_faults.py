@@ -1,0 +1,117 @@
+"""What heartbeats tell of what a process cannot do: since when, how long, and for whom."""
+
+import asyncio
+import struct
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from schemas.codec import Codec
+from schemas.errors import RecordError
+from schemas.fleet import FleetView
+from schemas.log.clients import AssignedReader, LogProducer, bury
+from schemas.log.endings import ended
+from schemas.log.membership import Membership
+from schemas.log.reading.faults import FAULTS, ProcessFaults
+from schemas.records import Faults, Heartbeat, Load, MemberKind, MemberState, Registration
+from schemas.settings import LogSettings
+from tests.schemas.log.reading.odd_batches import batch, produce_batch
+from tests.waiting import until
+
+
+def test_what_fails_is_told_until_it_works_or_is_heard_of_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    of = ProcessFaults()
+    assert of.record() is None
+    of.failing("rows[0]", "cannot be read")
+    of.failing("rows[1]", "cannot be read")
+    of.failing("rows[1]", "not leased")
+    assert of.record() == Faults(failing="rows[0]: cannot be read; rows[1]: not leased")
+    assert of.why_failing("rows[1]") == "not leased"
+    of.works("rows[1]")
+    assert (of.why_failing("rows[1]"), of.problem) == ("", "rows[0]: cannot be read")
+    now_s += 61
+    assert (of.why_failing("rows[0]"), of.problem, of.record()) == ("", "", None)
+
+
+def test_what_cannot_be_read_is_counted_once_and_bounded() -> None:
+    of = ProcessFaults()
+    for offset in (7, 7, 9):
+        of.unreadable("rows", 0, offset, "x" * 5_000)
+    for number in range(200):
+        of.failing(f"rows[{number}]", "y" * 5_000)
+    record = of.record()
+    assert record is not None and record.unreadable_total == 2
+    assert record.unreadable.startswith("rows[0]@9: xxx")
+    assert len(record.unreadable) == len(record.failing) == 1_000
+
+
+def test_a_member_that_is_ready_and_fails_is_failing() -> None:
+    view = FleetView()
+    told = Heartbeat(
+        member_id="a", epoch=1, seq=1, at_ms=1, state=MemberState.READY, grants=(), load=Load()
+    )
+    one = Registration(
+        member_id="a", epoch=1, kind=MemberKind.ROUTER, roles=(), leases=(), host="h", pid=1,
+        url="", started_ms=1,
+    )  # fmt: skip
+    view.apply(one, 0, 1)
+    for state, faults_now, condition in (
+        (MemberState.READY, None, "ready"),
+        (MemberState.READY, Faults(unreadable_total=1, unreadable="rows[0]@1: torn"), "ready"),
+        (MemberState.READY, Faults(failing="rows[0]: cannot be read"), "failing"),
+        (MemberState.DRAINING, Faults(failing="rows[0]: cannot be read"), "draining"),
+    ):
+        told = replace(told, seq=told.seq + 1, state=state, faults=faults_now)
+        view.apply(told, told.seq, 2)
+        assert view.members["a"].condition == condition
+
+
+@pytest.mark.kafka
+async def test_members_tell_which_partition_their_broker_does_not_give(
+    kafka: LogSettings, broker_folder: Path
+) -> None:
+    """aiokafka only logs that, and tries again for ever (issue 28, 5)."""
+    place = f"{kafka.topic_prefix}prompts[0]"
+    reader = AssignedReader(kafka, "prompts", [0], client_id="reader")
+    for value in (b"first", b"damaged", b"last"):
+        await produce_batch(kafka, "prompts", batch([value]))
+    (file,) = (broker_folder / "data").glob(f"**/{kafka.topic_prefix}prompts-0/*.log")
+    size = len(batch([b"first"]))
+    with file.open("r+b") as segment:
+        segment.seek(size + 8)
+        segment.write(struct.pack(">i", -7))  # its length
+    async with reader.reading({0: 1}):
+        reading = asyncio.create_task(reader.batch())
+        await until(lambda: bool(FAULTS.why_failing(place)) or reading.done())
+        await ended(reading)
+    async with LogProducer(kafka, Codec(), durable=True, client_id="m") as producer:
+        member = Membership(kafka, Codec(), producer, member_id="m", kind=MemberKind.WORKER)
+        await member.join()
+        await member.leave()
+        FAULTS.works(place)
+    beats = AssignedReader(kafka, "fleet", [0], client_id="watch")
+    async with beats.reading("earliest"):
+        records = [Codec().decode(each.value) for each in await beats.read_to_end()]
+    told = [each.faults for each in records if isinstance(each, Heartbeat)]
+    assert told and all(each is not None and place in each.failing for each in told)
+
+
+@pytest.mark.kafka
+async def test_what_is_buried_is_told(kafka: LogSettings) -> None:
+    before = FAULTS.record() or Faults()
+    async with LogProducer(kafka, Codec(), durable=True, client_id="m") as producer:
+        reader = AssignedReader(kafka, "prompts", [0], client_id="reader")
+        await produce_batch(kafka, "prompts", batch([b"odd"]))
+        async with reader.reading("earliest"):
+            (record,) = await reader.read_to_end()
+            for _ in range(2):
+                await bury(producer, record, RecordError("nobody can mean this"))
+    told = FAULTS.record()
+    assert told is not None and told.unreadable_total == before.unreadable_total + 1
+    assert told.unreadable == f"{kafka.topic_prefix}prompts[0]@0: nobody can mean this"
