@@ -245,6 +245,6 @@ async def _drain(gateway: Gateway, backend: LogBackend) -> None:
     gateway.draining = True
     await backend.drain()
     await gateway.wait_until_idle(gateway.settings.grace_ms)
-    for call in gateway.hub.calls():
+    for call in list(gateway.calls):
         if call.waits_for_end and not call.client_gone:
             await gateway.cancel(call, CancelReason.CLIENT_GONE)

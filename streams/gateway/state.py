@@ -79,7 +79,8 @@ class Gateway:
             entries_max=settings.sessions_max, idle_ms=settings.session_idle_ms
         )
         self.tolerates_difference = settings.on_difference == "mark"
-        self.in_flight = 0
+        self.calls: dict[Call, None] = {}  # that are answered here, the oldest first
+        self.in_flight = 0  # choices of these
         self.detached = 0  # of these, choices whose client left and let the work go on
         self.resumed: set[Call] = set()  # calls that began at any gateway, and are read on here
         self.draining = False
@@ -128,15 +129,20 @@ class Gateway:
         """Why /health/ready says no."""
         return ["shutting down"] if self.draining else self.backend.problems()
 
-    def hold(self, call: Call) -> None:
-        """Expect frames for a call, and count it."""
-        self.hub.add(call)
+    def hold(self, call: Call, *, hears: bool = True) -> None:
+        """Expect frames for a call, and count it. One that does not hear what this gateway's
+        partition brings is told by whoever holds it.
+        """
+        if hears:
+            self.hub.add(call)
+        self.calls[call] = None
         self.in_flight += call.key.choices
         self._idle.clear()
 
     def release(self, call: Call) -> None:
         """Forget a call that is over."""
         self.hub.remove(call)
+        del self.calls[call]
         self.in_flight -= call.key.choices
         self._set_idle()
 
@@ -206,7 +212,7 @@ class Gateway:
 
     def sweep(self, now_s: float, now_ms: int) -> None:
         """End late calls and those that lack tokens; keep silent ones alive."""
-        for call in [*self.hub.calls(), *self.resumed]:
+        for call in [*self.calls, *self.resumed]:
             failure = failure_of(call, now_s, now_ms, self.settings.gap_ms)
             if failure is not None:
                 is_late = isinstance(failure, DeadlineExceeded)

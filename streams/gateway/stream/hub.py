@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 class CallStream(Stream):
     """A stream that knows its call, when it last grew, and where it is run."""
 
-    __slots__ = ("call", "difference_reported", "grew_s", "start")
+    __slots__ = ("call", "difference_reported", "grew_s", "is_closed", "start")
 
     def __init__(
         self, call: "Call", request_id: str, choice: int, client_position: Position | None
@@ -37,6 +37,7 @@ class CallStream(Stream):
         self.call = call
         self.difference_reported = False
         self.grew_s = 0.0
+        self.is_closed = False  # its call counts it as open no more
         self.start: StreamStart | None = None  # of the highest attempt that has sent one
 
     def is_by_prefill(self, writer: str) -> bool:
@@ -180,10 +181,23 @@ class Hub:
             self._streams[stream.request_id] = stream
 
     def remove(self, call: Call) -> None:
-        """Expect no more; what still comes for it is dropped."""
-        self._calls.pop(call.key.parent_id, None)
+        """Expect no more; what still comes for it is dropped. Another call for the same request
+        stays: whoever goes on with what a predecessor has asked uses its ids.
+        """
+        if self._calls.get(call.key.parent_id) is call:
+            del self._calls[call.key.parent_id]
         for stream in call.streams:
-            self._streams.pop(stream.request_id, None)
+            if self._streams.get(stream.request_id) is stream:
+                del self._streams[stream.request_id]
+
+    def live_from_here(self, on_void: OnVoid | None) -> None:
+        """What was applied so far had lain in the log. Of its marks only one behind which nothing
+        goes on yet is worth a word; from now on each is.
+        """
+        self.on_void = on_void
+        for stream in self._streams.values():
+            if stream.given_up and on_void is not None:
+                on_void(stream, stream.given_up)
 
     def apply(self, frame: TokenFrame, now_s: float) -> None:
         """Hand each row to its stream, then the last words."""
@@ -282,8 +296,10 @@ class Hub:
             self._metrics.first_token(now_s - call.arrived_s)
 
     def _close_stream(self, stream: CallStream) -> None:
-        if self._streams.pop(stream.request_id, None) is None:
+        self._streams.pop(stream.request_id, None)
+        if stream.is_closed:  # another hub has it, too
             return
+        stream.is_closed = True
         call, end = stream.call, stream.end
         call.open_streams -= 1
         if end is not None and end.kind is not OutcomeKind.COMPLETED:
