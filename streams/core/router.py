@@ -52,7 +52,7 @@ from streams.core.handlers.orders import Orders
 from streams.core.handlers.retrievals import Retrievals
 from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
-from streams.core.requests.live import UNPLACED, LiveRequest, arrived
+from streams.core.requests.live import UNPLACED, LiveRequest, arrived, note_work
 from streams.core.requests.probed import with_probe
 from streams.core.requests.recovery import Rebuild
 from streams.core.states import State
@@ -224,7 +224,10 @@ class Router:
 
     def _phase_arrived(self, event: PhaseArrived, now_ms: int) -> None:
         live = self.tables.requests.by_id.get(event.phase.request_id)
-        if live is None or event.phase.attempt != live.attempt or live.state in UNPLACED:
+        if live is None:
+            return
+        note_work(live, event.phase)
+        if event.phase.attempt != live.attempt or live.state in UNPLACED:
             return
         with self.tables.about(live):
             self._attempts.reported(live, event.phase, now_ms)

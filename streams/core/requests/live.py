@@ -96,7 +96,8 @@ class LiveRequest:
     said: int = 0  # how many tokens of its prompt, the last ones, are of its answer
     said_chars: int = 0
     said_by_ms: int = 0  # so long it is waited for word of them
-    worked_ms: dict[tuple[int, str], int] = field(default_factory=dict)  # by attempt and worker
+    # How long workers had it, as far as they have told; by attempt, worker and what it did.
+    worked_ms: dict[tuple[int, str, PhaseKind], int] = field(default_factory=dict)
     is_told: bool = False  # what it has used is written already
 
     @property
@@ -169,7 +170,8 @@ class LiveRequest:
         known = (self.request_id, self.partition, self.state, self.attempt)
         prompt = crc32(self.request.prompt_tokens)
         put_in = (prompt, self.known, self.probed, self.said, self.said_chars)
-        readers = self.readers, self.taken_up
+        worked = tuple(sorted(self.worked_ms.items()))
+        readers = self.readers, self.taken_up, worked
         if self.state in UNPLACED:
             return (*known, self.cancel, readers, put_in)
         return (
@@ -230,7 +232,6 @@ def is_outdated(cancellation: Cancellation, *, taken_up: bool) -> bool:
 
 def note(live: LiveRequest, phase: Phase) -> None:
     """What a phase of the attempt tells, whatever the state that it finds."""
-    note_work(live, phase)
     life = phase.worker_id, phase.worker_epoch
     if phase.kind is PhaseKind.KV_RECEIVED and life == live.decode:
         live.kv_received = True
@@ -243,10 +244,12 @@ def note(live: LiveRequest, phase: Phase) -> None:
 
 
 def note_work(live: LiveRequest, phase: Phase) -> None:
-    """How long a worker had an attempt, where it has not written the outcome that tells so."""
-    if phase.kind in _LAST_WORDS:
-        spent_ms = max(0, phase.ended_ms - phase.started_ms)
-        live.worked_ms[phase.attempt, phase.worker_id] = spent_ms
+    """How long a worker had an attempt, where no outcome tells so: also of one that was given up,
+    for its time was spent.
+    """
+    spent_ms = phase.ended_ms - phase.started_ms
+    if phase.kind in _LAST_WORDS and spent_ms > 0:
+        live.worked_ms[phase.attempt, phase.worker_id, phase.kind] = spent_ms
 
 
 def step(live: LiveRequest, life: Life, word: Word, kv: KvHandle | None = None) -> State | None:
