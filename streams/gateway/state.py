@@ -38,6 +38,7 @@ from streams.gateway.stream.response_id import ResponseIds
 logger = logging.getLogger(__name__)
 SWEEP_S = 0.25
 RETRY_S = 1.0
+ADMIT_S = 0.05  # between two looks whether the log is back
 
 
 class Gateway:
@@ -89,8 +90,24 @@ class Gateway:
         self._background: set[asyncio.Task[None]] = set()
         metrics.in_flight = lambda: self.in_flight
 
-    def admit(self, choices: int = 1) -> None:
-        """Raise what stands in the way of one more call: draining, the limit, or the log."""
+    async def admitted(self, choices: int = 1) -> None:
+        """Wait until one more call can be sent. Raises what stands in the way: draining and the
+        limit at once, a log that is away, or workers, after `gateway.wait_ms`.
+
+        A broker that is killed is back in seconds. Clients who try again twice have given up by
+        then, if each try is refused at once.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self.settings.wait_ms / 1000
+        while True:
+            try:
+                return self._admit(choices)
+            except (BrokerUnavailable, NotReady):
+                if self.draining or loop.time() >= until_s:
+                    raise
+            await asyncio.sleep(ADMIT_S)
+
+    def _admit(self, choices: int) -> None:
         if self.draining:
             raise NotReady("this gateway is shutting down; try again")
         if self.in_flight + choices > self.settings.in_flight_max:
