@@ -22,6 +22,7 @@ from schemas.records import (
     Reason,
     Request,
     Role,
+    StreamEnd,
     StreamRetrieved,
     WireError,
 )
@@ -31,6 +32,7 @@ from streams.core.fleet.workers import Gateway, Life
 from streams.core.placement.case import Case, Warmed
 from streams.core.requests.context import Context
 from streams.core.requests.probed import Probed
+from streams.core.requests.sessions import SessionKey, session_key
 from streams.core.states import ON_WORKERS, STANDS_ON, TRANSITIONS, Side, State, Word
 
 Key = TypeVar("Key")
@@ -99,11 +101,18 @@ class LiveRequest:
     # How long workers had it, as far as they have told; by attempt, worker and what it did.
     worked_ms: dict[tuple[int, str, PhaseKind], int] = field(default_factory=dict)
     is_told: bool = False  # what it has used is written already
+    read_end: StreamEnd | None = None  # which its readers have: of a void attempt, in a rebuild
 
     @property
     def next_attempt(self) -> int:
         """The number of whatever comes next: another placement, or an end by the router."""
         return self.attempt + self.unheard + 1
+
+    def has_given_up(self, attempt: int) -> bool:
+        """Whether that attempt is void."""
+        if attempt <= self.attempt:
+            return attempt < self.attempt or self.state in UNPLACED
+        return False
 
     @property
     def is_paired(self) -> bool:
@@ -276,7 +285,8 @@ class LiveRequests:
         self.handovers: dict[str, LiveRequest] = {}  # first in, first out
         self.before_decode = 0  # prefilling or handing over
         self.retrieving = 0
-        self.by_session: dict[str, LiveRequest] = {}  # the latest that got to a decode worker
+        # The latest of each that got to a decode worker.
+        self.by_session: dict[SessionKey, LiveRequest] = {}
         self._by_life: dict[Life, dict[str, LiveRequest]] = {}
         self._by_reader: dict[Gateway, dict[str, LiveRequest]] = {}
         self._deadlines: list[tuple[int, int, str]] = []
@@ -342,13 +352,13 @@ class LiveRequests:
             self.before_decode += 1
         if state is State.HANDING_OVER:
             self.handovers[live.request_id] = live
-        session_id = live.request.session_id
+        session = session_key(live.request)
         if (before, state) == (State.PAIRED, State.RECEIVED):
             pass  # it got no further than it was to its session
         elif state in _WITH_DECODE:
-            self.by_session[session_id] = live
-        elif state in _LEFT and self.by_session.get(session_id) is live:
-            del self.by_session[session_id]
+            self.by_session[session] = live
+        elif state in _LEFT and self.by_session.get(session) is live:
+            del self.by_session[session]
 
     def drop(self, live: LiveRequest) -> None:
         """Take a request out of all indexes."""
