@@ -20,6 +20,7 @@ finds blocks by this hash, for its KV is that very number.
 """
 
 from collections.abc import Sequence
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +70,7 @@ def chain(tokens: Tokens, block_size: int, previous: int | None = None, first: i
     """The hash of each full block, in order: shape (len(tokens) // block_size,).
 
     Token ids are from 0; block_size is in tokens. For the blocks that follow the one with hash
-    `previous`, `first` is the position of tokens[0].
+    `previous`, `first` is the position of tokens[0]. Before a scope's first block is its salt.
     """
     full = len(tokens) // block_size
     values, factors = _pairs(tokens[: full * block_size], first)
@@ -78,6 +79,15 @@ def chain(tokens: Tokens, block_size: int, previous: int | None = None, first: i
     if previous is not None:
         sums += np.uint64(previous)
     return sums
+
+
+def salt_of(scope: str) -> int:
+    """What the hashes of a scope's prompts begin with, in place of a previous block: who shares no
+    KV has no hash in common. None for the scope of all who name none.
+    """
+    if not scope:
+        return 0
+    return int.from_bytes(blake2b(scope.encode(), digest_size=8).digest(), "little")
 
 
 def extend(previous: int | None, tokens: Sequence[int], first: int) -> int:

@@ -448,6 +448,38 @@ class CollectionState:
 
 
 @frozen
+class WireError:
+    """An error as it travels; see schemas/errors.py for the tree."""
+
+    code: str  # stable code of the error class
+    message: str  # what was expected, what was found, and the subject's id
+    retriable: bool = False  # whether the same request may succeed when tried again
+
+
+@frozen
+class StreamEnd:
+    """The last word on one stream."""
+
+    request_id: str  # the stream
+    attempt: int  # which attempt
+    seq: int  # how many tokens the answer has
+    chars: int  # how many characters the answer has
+    kind: OutcomeKind  # how it ended
+    finish_reason: str = ""  # stop or length for a completed request
+    stop_reason: str = ""  # the stop string or token that ended it
+    error: WireError | None = None  # why it did not complete
+    prompt_tokens: int = 0  # tokens in the prompt
+    cached_tokens: int = 0  # prompt tokens found cached
+    mode: Mode = Mode.NONE  # where prefill ran
+    prefill_worker: str = ""  # who ran prefill
+    decode_worker: str = ""  # who ran decode
+    kv_bytes: int = 0  # bytes received over NIXL
+    probes: int = 0  # searches while the answer was generated
+    retrieved_tokens: int = 0  # tokens that they put into it
+    stalled_ms: float = 0.0  # how long decoding stood still for them
+
+
+@frozen
 class Continued:
     """What the log holds of an answer whose attempt is void, for the next attempt to go on from; of
     several the first of an attempt counts.
@@ -462,6 +494,9 @@ class Continued:
     chars: int = 0  # characters that were delivered of it
     written_by: str  # the gateway that reads the answer, or the router where none said so in time
     at_ms: int  # wall time
+    # the end of this attempt that the reader has taken all the same: the answer is over, whatever
+    # was placed since
+    end: StreamEnd | None = None
 
 
 @frozen
@@ -599,15 +634,6 @@ class EmbedRequest:
     reply_partition: int  # of topic hits; leased by the asker
     texts: Sequence[str]  # what to embed
     deadline_ms: int  # wall time after which nobody waits
-
-
-@frozen
-class WireError:
-    """An error as it travels; see schemas/errors.py for the tree."""
-
-    code: str  # stable code of the error class
-    message: str  # what was expected, what was found, and the subject's id
-    retriable: bool = False  # whether the same request may succeed when tried again
 
 
 @frozen
@@ -1139,6 +1165,9 @@ class Request:
     gateway_started_ms: int = 0
     keeps_running: bool = False  # goes on when nobody reads the answer
     retrieval: Retrieval | None = None  # what is to be found first
+    # whose prefix caches it shares: prompts of one scope alone may have blocks in common; empty: of
+    # all that name none
+    cache_scope: str = ""
 
 
 @frozen
@@ -1237,6 +1266,7 @@ class Session:
     turns: int  # completed turns
     last_used_ms: int  # wall time of the last turn's end
     kv: KvHandle | None = None  # where its KV may be read, if the engine keeps it for that
+    tenant: str = ""  # whose conversation it is; another tenant may use the same id
 
 
 @frozen
@@ -1317,29 +1347,6 @@ class StoredResponse:
 
 
 @frozen
-class StreamEnd:
-    """The last word on one stream."""
-
-    request_id: str  # the stream
-    attempt: int  # which attempt
-    seq: int  # how many tokens the answer has
-    chars: int  # how many characters the answer has
-    kind: OutcomeKind  # how it ended
-    finish_reason: str = ""  # stop or length for a completed request
-    stop_reason: str = ""  # the stop string or token that ended it
-    error: WireError | None = None  # why it did not complete
-    prompt_tokens: int = 0  # tokens in the prompt
-    cached_tokens: int = 0  # prompt tokens found cached
-    mode: Mode = Mode.NONE  # where prefill ran
-    prefill_worker: str = ""  # who ran prefill
-    decode_worker: str = ""  # who ran decode
-    kv_bytes: int = 0  # bytes received over NIXL
-    probes: int = 0  # searches while the answer was generated
-    retrieved_tokens: int = 0  # tokens that they put into it
-    stalled_ms: float = 0.0  # how long decoding stood still for them
-
-
-@frozen
 class TopLogprob:
     """One of the likeliest tokens."""
 
@@ -1403,6 +1410,9 @@ class StreamVoid:
 
     request_id: str  # the stream
     attempt: int  # this one, and all before it
+    # whether readers are to say what they have, for the next attempt to go on from; who has the end
+    # says so anyway
+    asks: bool = True
 
 
 @frozen
@@ -1517,6 +1527,9 @@ class WarmPrefix:
     model: str  # served model name
     prompt_tokens: bytes  # token ids as little-endian int32
     deadline_ms: int  # wall time after which it is of no use
+    # whose prefix caches it shares: prompts of one scope alone may have blocks in common; empty: of
+    # all that name none
+    cache_scope: str = ""
 
 
 @frozen
@@ -1553,3 +1566,6 @@ class Work:
     # this one goes on behind them
     said: int = 0
     said_chars: int = 0  # characters of the answer that they have sent
+    # whose prefix caches it shares: prompts of one scope alone may have blocks in common; empty: of
+    # all that name none
+    cache_scope: str = ""

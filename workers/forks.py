@@ -33,6 +33,7 @@ imported_with: dict[str, str] = {}  # the server's environment after its imports
 set_by_imports: dict[str, str] = {}  # what they have changed in it
 ANSWER_S = 10.0  # for a fork; a server that is frozen gives none
 _OWN_GROUP, _OWN_SESSION = 0, -1
+LISTEN_FILE = 3  # of a listening socket that is passed on; nothing else in a server has it
 _UNKNOWN_EXIT = 255  # of a child that outlived its server
 # What libraries read while they are loaded or imported, by the beginnings of its names ...
 _READ_EARLY = tuple(
@@ -206,13 +207,15 @@ def forked_command(
     *,
     has_children: bool,
 ) -> Forked:
-    """`python -m MODULE ...`, forked, with these three files; it leads a process group, and a
-    session where it asks the server for no children, which could not join its group there.
+    """`python -m MODULE ...`, forked, with these three files, and a listening socket as the fourth,
+    if there is one; it leads a process group, and a session where it asks the server for no
+    children, which could not join its group there.
     """
     assert command[1] == "-m", f"expected a module, found {command}"
     about = {"dir": os.getcwd(), "sys_argv": [*command[2:]]}
     group = _OWN_GROUP if has_children else _OWN_SESSION
-    begin = Beginning(about, dict(environ), {0: 0, 1: 1, 2: 2}, group)
+    numbers = {number: number for number in range(len(files))}  # the fourth is `LISTEN_FILE`
+    begin = Beginning(about, dict(environ), numbers, group)
     return Forked(server_address, _pickled(begin, Command(umask)), files, files[0])
 
 
@@ -259,6 +262,8 @@ class Command:
 
     def _bootstrap(self, parent_sentinel: int) -> int:
         os.umask(self._umask)
+        if "LISTEN_FDS" in os.environ:
+            os.environ["LISTEN_PID"] = str(os.getpid())
         entitle(shlex.join([sys.executable, "-m", *sys.argv]))
         trackers._resource_tracker._fd = None  # type: ignore[attr-defined]  # noqa: SLF001  # its own, when it needs one
         threading.Thread(target=_end_with, args=(parent_sentinel,), daemon=True).start()

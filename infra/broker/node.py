@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 import uuid
@@ -21,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from infra.broker import storage
-from infra.broker.probe import broker_answers, free_ports, port_is_taken
+from infra.broker.probe import broker_answers, cluster_of, free_ports, port_is_taken, reserved
 from infra.broker.section import BrokerSettings
 from infra.processes import tether
 from infra.processes.identity import PRIVATE, Identity, identify
@@ -77,6 +78,7 @@ class Broker:
         self._settings = settings
         self._tethered = tethered
         self._child: subprocess.Popen[bytes] | None = None
+        self._reservation: socket.socket | None = None  # of its port
         self.folder = folder or home() / "broker"
         self.log_file = self.folder / "broker.log"
         self._state_file = self.folder / "broker.json"
@@ -87,16 +89,23 @@ class Broker:
         """Start unless it runs, wait until it answers; returns the bootstrap address."""
         bootstrap = self.spawn()
         end = time.monotonic() + self._settings.start_timeout_s
-        while self.mend() or not self.answers():
-            if time.monotonic() > end:
-                self.stop()
-                limit = f"{self._settings.start_timeout_s:g} s"
-                raise BrokerUnavailable(f"the broker did not answer within {limit}: {self._tail()}")
-            time.sleep(_POLL_S)
+        try:
+            while self.mend() or not self.answers():
+                if time.monotonic() > end:
+                    limit = f"{self._settings.start_timeout_s:g} s"
+                    raise BrokerUnavailable(
+                        f"the broker did not answer within {limit}: {self._tail()}"
+                    )
+                time.sleep(_POLL_S)
+        except BrokerUnavailable:
+            self.stop()
+            raise
+        self._release()  # it listens
         return bootstrap
 
     def spawn(self, *, same_port: bool = False) -> str:
-        """Start unless it runs, and return at once; `answers` then says when it serves.
+        """Start unless it runs, and return at once; `answers` then says when it serves. From then
+        on, until `stop`, nobody else gets its port, though it dies and comes back.
 
         With `same_port` it raises BrokerUnavailable where it cannot have its former port.
         """
@@ -111,10 +120,15 @@ class Broker:
             ports = self._choose_ports(state)
             if same_port and state is not None and ports[0] != state.port:
                 raise BrokerUnavailable(f"port {state.port} is taken; waiting until it is free")
-            self._write_properties(*ports)
-            if not storage.is_laid_out(self._data) and not self._copy_storage():
-                self._format(classpath)
-            return self._launch(classpath, *ports).bootstrap
+            self._reserve(ports[0])
+            try:
+                self._write_properties(*ports)
+                if not storage.is_laid_out(self._data) and not self._copy_storage():
+                    self._format(classpath)
+                return self._launch(classpath, *ports).bootstrap
+            except BaseException:
+                self._release()
+                raise
 
     def runs(self) -> bool:
         """True while the process lives, whether it serves yet or not."""
@@ -127,11 +141,16 @@ class Broker:
         return state.pid if state is not None and state.identity.lives() else 0
 
     def answers(self) -> bool:
-        """True once the node serves; raises BrokerUnavailable if its process has ended."""
+        """True once the node serves; raises BrokerUnavailable if its process has ended, or another
+        cluster's broker has its port.
+        """
         state = self._read_state()
+        found = None if state is None else cluster_of(state.bootstrap)
+        if state is not None and found is not None and found != storage.cluster_of(self._data):
+            raise BrokerUnavailable(_is_taken(state.host, state.port, "another Kafka broker"))
         if state is None or not state.identity.lives():
             raise BrokerUnavailable(f"the broker ended: {self._tail()}")
-        return broker_answers(state.bootstrap)
+        return found is not None
 
     def mend(self) -> bool:
         """Start it again if it crashed with an AOT cache (`_without_cache`); True if it did."""
@@ -147,6 +166,7 @@ class Broker:
         if state is not None and ran:
             state.identity.stop(grace_s=self._settings.stop_timeout_s)
         self._reap()
+        self._release()
         return ran
 
     def status(self) -> BrokerStatus:
@@ -226,16 +246,28 @@ class Broker:
         if port and port_is_taken(host, port):
             is_broker = broker_answers(f"{host}:{port}", timeout_s=_TOLD_APART_S)
             holder = "another Kafka broker" if is_broker else "another program"
-            raise BrokerUnavailable(
-                f"broker.port {port} on {host} is taken by {holder}; stop it, choose another port "
-                f"(TRIVIUM_BROKER_PORT, or 0 for a free one), or use what is there with --bootstrap"
-            )
+            raise BrokerUnavailable(_is_taken(host, port, holder))
         free, free_for_controller = free_ports(host, "127.0.0.1")
         if not port:
             port = last.port if last and not port_is_taken(host, last.port) else free
         if last and not port_is_taken("127.0.0.1", last.controller_port):
             return port, last.controller_port
         return port, free_for_controller
+
+    def _reserve(self, port: int) -> None:
+        """Of brokers that start at the same moment, each of which finds the port free, one has it;
+        a client that came to the wrong one would join the other's deployment.
+        """
+        if self._reservation is None:
+            self._reservation = reserved(self._settings.host, port)
+        if self._reservation is None:
+            holder = "a broker that another stack starts"
+            raise BrokerUnavailable(_is_taken(self._settings.host, port, holder))
+
+    def _release(self) -> None:
+        reservation, self._reservation = self._reservation, None
+        if reservation is not None:
+            reservation.close()
 
     def _write_properties(self, port: int, controller_port: int) -> None:
         template = (_HERE / "server.properties").read_text()
@@ -341,6 +373,13 @@ class Broker:
 def aot_cache(libs: Path) -> Path:
     """Where our JVM's cache of these jars is kept (`infra/stack/aot_cache.py`)."""
     return libs.parent / "kafka.aot"
+
+
+def _is_taken(host: str, port: int, holder: str) -> str:
+    return (
+        f"broker.port {port} on {host} is taken by {holder}; stop it, choose another port "
+        "(TRIVIUM_BROKER_PORT, or 0 for a free one), or use what is there with --bootstrap"
+    )
 
 
 def new_cluster_id() -> str:

@@ -1,4 +1,5 @@
-"""Asks whether a Kafka broker answers at an address, with one metadata request over a plain socket.
+"""Asks which Kafka cluster answers at an address, with one metadata request over a plain socket.
+And who may take a port: of two stacks that start at the same moment one is to be told at once.
 
 No client library: this runs before any loop does, and a library would retry and log where we want
 one answer.
@@ -10,20 +11,42 @@ import struct
 
 _METADATA, _VERSION = 3, 4
 _ANSWER_BYTES_MAX = 1 << 20
+_HEAD = struct.Struct(">iii")  # correlation id, throttle time, and how many brokers follow
 
 
 def broker_answers(bootstrap: str, timeout_s: float = 1.0) -> bool:
     """True if a broker at `host:port` answers and knows at least itself."""
+    return cluster_of(bootstrap, timeout_s) is not None
+
+
+def cluster_of(bootstrap: str, timeout_s: float = 1.0) -> str | None:
+    """The id of the cluster whose broker answers at `host:port`, and knows at least itself; None
+    where none does.
+    """
     try:
         with _connect(bootstrap, timeout_s) as connection:
             connection.sendall(_request())
             (size,) = struct.unpack(">i", _exactly(connection, 4))
-            if not 12 <= size <= _ANSWER_BYTES_MAX:
-                return False
-            _correlation, _throttle_ms, brokers = struct.unpack(">iii", _exactly(connection, 12))
-            return int(brokers) >= 1
+            if not _HEAD.size <= size <= _ANSWER_BYTES_MAX:
+                return None
+            return _cluster_id(_exactly(connection, size))
+    except (OSError, struct.error, UnicodeDecodeError):
+        return None
+
+
+def reserved(host: str, port: int) -> socket.socket | None:
+    """The port, for a program that is about to listen there, as far as Trivium hands out ports on
+    this host: until the socket is closed, or its process has ended. None where another has it.
+
+    The name is one of Linux's abstract ones: like ports, each network namespace has its own.
+    """
+    reservation = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        reservation.bind(f"\0trivium-port-{host}:{port}")
     except OSError:
-        return False
+        reservation.close()
+        return None
+    return reservation
 
 
 def port_is_taken(host: str, port: int) -> bool:
@@ -60,6 +83,22 @@ def _request() -> bytes:
     header = struct.pack(">hhih", _METADATA, _VERSION, 1, len(client)) + client
     body = struct.pack(">i?", 0, False)  # no topics, and create none
     return struct.pack(">i", len(header) + len(body)) + header + body
+
+
+def _cluster_id(answer: bytes) -> str | None:
+    _correlation, _throttle_ms, brokers = _HEAD.unpack_from(answer)
+    at = _HEAD.size
+    for _ in range(brokers):
+        _host, at = _text(answer, at + 4)  # behind the node's id
+        _rack, at = _text(answer, at + 4)  # behind its port
+    return _text(answer, at)[0] if brokers >= 1 else None
+
+
+def _text(answer: bytes, at: int) -> tuple[str, int]:
+    """The text there, empty where it is null, and where the next field is."""
+    (size,) = struct.unpack_from(">h", answer, at)
+    end = at + 2 + max(0, size)
+    return answer[at + 2 : end].decode(), end
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:

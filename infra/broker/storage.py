@@ -37,6 +37,12 @@ def is_laid_out(data: Path) -> bool:
     return named.exists() and named.stat().st_size > 0
 
 
+def cluster_of(data: Path) -> str:
+    """The id of the cluster that a node with this storage is of."""
+    (line,) = _CLUSTER.findall((data / _NAMED).read_text())
+    return str(line).partition("=")[2].strip()
+
+
 def lay_out(kept: Path, data: Path, cluster: str) -> bool:
     """Copy it for a node of this cluster; False where there is none, or not all of it."""
     try:

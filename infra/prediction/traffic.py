@@ -100,16 +100,16 @@ def script(
     asked = [each for each in traffic.requests.values() if each.request_id in answers]
     asked.sort(key=lambda each: (each.arrived_ms, each.request_id))
     first_ms = asked[0].arrived_ms
-    chains: dict[str, list[list[Request]]] = defaultdict(list)
+    chains: dict[tuple[str, str], list[list[Request]]] = defaultdict(list)
     for request in asked:
-        known = chains[request.session_id]
+        known = chains[request.tenant, request.session_id]
         if known and _follows(request, known[-1][-1], answers):
             known[-1].append(request)
         else:
             known.append([request])
     found: list[Conversation] = []
     names: dict[str, str] = {}
-    for session_id, parts in chains.items():
+    for (_, session_id), parts in chains.items():
         turns_before = 0
         for part in parts:
             found.append(
@@ -168,4 +168,6 @@ def _conversation(
         block_tokens,
         session_id=session_id,
         turns_before=turns_before,
+        tenant=part[0].tenant,
+        cache_scope=part[0].cache_scope,
     )

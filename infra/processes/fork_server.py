@@ -95,7 +95,8 @@ class ForkServer:
     def fork(
         self, command: Sequence[str], environ: Mapping[str, str], files: Sequence[int]
     ) -> forks.Forked | None:
-        """`python -m MODULE ...` with these three files, in a process group that it leads.
+        """`python -m MODULE ...` with these three files, in a process group that it leads. A fourth
+        is a listening socket, as systemd passes one on.
 
         None where the server is gone or does not answer, or Python or a library would have begun
         otherwise.
@@ -144,7 +145,20 @@ def _leave(server_pid: int, number: int, _frame: object) -> None:
     os._exit(128 + number)
 
 
+def _without_file_3(*files: int) -> list[int]:
+    """The same files, none of them number 3. That one is nothing from now on: what is forked may
+    get a listening socket there.
+    """
+    moved = [os.dup(each) if each == forks.LISTEN_FILE else each for each in files]
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    if nothing != forks.LISTEN_FILE:
+        os.dup2(nothing, forks.LISTEN_FILE, inheritable=False)
+        os.close(nothing)
+    return moved
+
+
 def _serve(listener: int, imported: int, modules: Sequence[str]) -> None:
+    listener, imported = _without_file_3(listener, imported)
     before = dict(os.environ)
     for name in modules:
         import_module(name)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,7 @@ class ProcessSpec:
     restart: bool = True
     grace_s: float = 40.0  # between SIGTERM and SIGKILL
     forks: ForkServer | None = None  # which forks it, as long as it is there
+    listener: socket.socket | None = None  # kept for it over its lives (`LISTEN_FDS`)
 
 
 class Process:
@@ -117,6 +119,8 @@ class Process:
             gives_up = is_hopeless or not self.spec.restart
             if self.stopping or gives_up:
                 self.failed = gives_up and not self.stopping
+                if self.failed and self.spec.listener is not None:
+                    self.spec.listener.close()  # nobody will take what waits there
                 self.changed.set()
                 return
             lived_s = time.monotonic() - began_s
@@ -132,7 +136,10 @@ class Process:
         spec = self.spec
         private_folder(spec.log_file.parent)
         with spec.log_file.open("ab") as output, open(os.devnull, "rb") as nothing:
-            child = self._child = started(spec.command, spec.env, (nothing, output), spec.forks)
+            files = nothing, output
+            child = self._child = started(
+                spec.command, spec.env, files, spec.forks, listener=spec.listener
+            )
         self.pid = child.pid
         self._end = os.dup(child.ended) if isinstance(child, Forked) else os.pidfd_open(child.pid)
         self.changed.set()
@@ -167,17 +174,24 @@ def started(
     environ: Mapping[str, str],
     files: tuple[IO[bytes], IO[bytes]],
     forks: ForkServer | None,
+    *,
+    listener: socket.socket | None = None,
 ) -> subprocess.Popen[bytes] | Forked:
     """A process that leads a group and is asked to end when this thread ends; forked if it can be.
 
-    It reads the first of the files and writes to the second.
+    It reads the first of the files and writes to the second. It finds the listener as if systemd
+    had passed it on (`streams/gateway/http/listener.py`).
     """
     given, output = (each.fileno() for each in files)
-    if forks is not None and (forked := forks.fork(command, environ, (given, output, output))):
+    listeners = [] if listener is None else [listener.fileno()]
+    environ = {**environ, **dict.fromkeys(["LISTEN_FDS"][: len(listeners)], "1")}
+    all_files = (given, output, output, *listeners)
+    if forks is not None and (forked := forks.fork(command, environ, all_files)):
         return forked
     return subprocess.Popen(
-        tether.tethered(*command),
-        env=dict(environ),
+        tether.tethered(*command, listener=listeners[0] if listeners else -1),
+        env=environ,
+        pass_fds=listeners,
         stdin=given,
         stdout=output,
         stderr=output,

@@ -13,7 +13,7 @@ import numpy as np
 
 from infra.replay.standins import StandIns, blank
 from infra.replay.words import Words
-from schemas.prefix import chain
+from schemas.prefix import chain, salt_of
 from schemas.records import Continued, Request, Retrieved
 from schemas.rules.continuing import said_of
 from schemas.rules.tokens import token_count
@@ -62,7 +62,7 @@ class Prompts:
 
     def _also(self, request: Request) -> _Pair:
         pair = request, self.words.within(request)
-        self._learn(pair[0].prompt_tokens, pair[1].prompt_tokens)
+        self._learn(*pair)
         self._whole[request.request_id].append(pair)
         return pair
 
@@ -78,7 +78,7 @@ class Prompts:
         )
         for insert, other in zip(was.own, now.own, strict=True):
             self._inserts[insert.tokens] = other.tokens
-        self._learn(was.request.prompt_tokens, now.request.prompt_tokens)
+        self._learn(was.request, now.request)
         self._whole[name].append((was.request, now.request))
 
     def said(self, continued: Continued) -> bytes:
@@ -88,7 +88,7 @@ class Prompts:
         said = self._stand_ins.tokens(plain + continued.tokens)[len(plain) :]
         if pair is not None and said_of(pair[0], continued)[0]:
             for was, now in self._whole[continued.request_id]:
-                self._learn(was.prompt_tokens + continued.tokens, now.prompt_tokens + said)
+                self._learn(_longer(was, continued.tokens), _longer(now, said))
         return said
 
     def remembered(self, histories: Histories) -> None:
@@ -108,7 +108,7 @@ class Prompts:
         found = self._blocks.get(value)
         return list(found) if found else [self._stand_ins.block(value)]
 
-    def _learn(self, was: bytes, now: bytes) -> None:
+    def _learn(self, was: Request, now: Request) -> None:
         for block_size in self._block_sizes:
             pairs = zip(_chain(was, block_size), _chain(now, block_size), strict=True)
             for value, name in pairs:
@@ -120,6 +120,12 @@ def _shorter(request: Request, said: int) -> Request:
     return replace(request, prompt_tokens=request.prompt_tokens[:kept])
 
 
-def _chain(tokens: bytes, block_size: int) -> list[int]:
-    found: list[int] = chain(np.frombuffer(tokens, "<i4", token_count(tokens)), block_size).tolist()
+def _longer(request: Request, said: bytes) -> Request:
+    return replace(request, prompt_tokens=request.prompt_tokens + said)
+
+
+def _chain(request: Request, block_size: int) -> list[int]:
+    packed = request.prompt_tokens
+    tokens = np.frombuffer(packed, "<i4", token_count(packed))
+    found: list[int] = chain(tokens, block_size, salt_of(request.cache_scope)).tolist()
     return found

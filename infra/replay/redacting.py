@@ -103,7 +103,8 @@ class _Redacting:
         """A record with stand-ins."""
         if isinstance(record, Continued):
             record = replace(record, tokens=self._prompts.said(record))
-            return replace(record, session_id=self._name(record.session_id))
+            end = None if record.end is None else self._words.within(record.end)
+            return replace(record, session_id=self._name(record.session_id), end=end)
         if isinstance(record, KvEvents):
             stored, removed = self._blocks(record.stored), self._blocks(record.removed)
             return replace(record, stored=stored, removed=removed)

@@ -14,9 +14,8 @@ TEXTS = frozenset(
     {"query", "filter", "text", "title", "source", "stop", "bad_words", "value", "message"}
 )
 DIGESTS = frozenset({"content"})  # without a key: whoever has the text has them
-NAMES = frozenset(
-    {"session_id", "tenant", "collection", "document_id", "passage_id", "changed", "known"}
-)
+_SCOPES = frozenset({"session_id", "tenant", "cache_scope"})
+NAMES = _SCOPES | {"collection", "document_id", "passage_id", "changed", "known"}
 _BIAS = "logit_bias"
 T = TypeVar("T")
 

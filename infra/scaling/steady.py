@@ -24,6 +24,8 @@ class Steady:
     def settle(self, wanted: Counts, present: Counts, now_ms: int) -> dict[Role, int]:
         """How many workers each pool is to have, from what is wanted now and was before."""
         settings, seen = self._settings, self._seen
+        while seen and seen[-1][0] > now_ms:  # the clock was set back: nothing is known of then
+            seen.pop()
         seen.append((now_ms, wanted))
         kept_ms = max(settings.down_after_ms, settings.up_after_ms)
         while len(seen) > 1 and seen[1][0] <= now_ms - kept_ms:

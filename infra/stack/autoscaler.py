@@ -9,6 +9,7 @@ router, nothing is done.
 import asyncio
 import logging
 from collections.abc import Coroutine
+from time import monotonic
 from typing import Any
 
 from infra.scaling.measured import LLM
@@ -45,7 +46,7 @@ class Autoscaler:
         self._stack = stack
         self._scaler = Scaler(settings.scaling)
         self._moving: dict[str, Role] = {}
-        self._started_ms: dict[str, int] = {}  # of those that start yet
+        self._started_s: dict[str, float] = {}  # of those that start yet
         self._under_way: dict[str, asyncio.Task[None]] = {}  # by worker, or pool
 
     @property
@@ -80,13 +81,13 @@ class Autoscaler:
 
     def _time_starts(self) -> None:
         """How long those took that are there now; not of those that died or were sent away."""
-        for name, began_ms in list(self._started_ms.items()):
+        for name, began_s in list(self._started_s.items()):
             process, state = self._stack.processes.get(name), self._stack.state_of(name)
             if process is None or process.stopping or process.restarts:
-                del self._started_ms[name]
+                del self._started_s[name]
             elif state == MemberState.READY:
-                del self._started_ms[name]
-                self._scaler.started(wall_ms() - began_ms)
+                del self._started_s[name]
+                self._scaler.started(1_000 * (monotonic() - began_s))
                 log.info("%s is there; a start takes %.1f s", name, self.start_ms / 1_000)
 
     def _follow(self, look: Look, producer: LogProducer) -> None:
@@ -99,7 +100,7 @@ class Autoscaler:
             match step:
                 case Start(role):
                     name = self._stack.add_worker(role)
-                    self._started_ms[name] = wall_ms()
+                    self._started_s[name] = monotonic()  # a clock that nobody sets
                     log.info("%s is started", name)
                 case Drain(name):
                     self._begin(name, self._stack.drain_worker(name), "is drained")

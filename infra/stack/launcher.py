@@ -8,6 +8,7 @@ One stack per state folder: a lock in it is held for as long as the stack lives.
 import asyncio
 import dataclasses
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import AsyncExitStack
@@ -34,6 +35,7 @@ from schemas.log.patience import insist
 from schemas.log.registry import make_codec
 from schemas.records import MemberKind, MemberState, Role
 from schemas.state_folder import home
+from streams.gateway.http.listener import listen
 from workers.models.folder import resolved
 
 READY_TIMEOUT_S = 240.0
@@ -60,6 +62,8 @@ class Stack:
         self._tasks: list[asyncio.Task[None]] = []
         self._files = StackFiles(self.folder)
         self._seats: dict[str, int] = {}  # of workers, among those that share the cores
+        # Of gateways: calls that come between two lives of one wait here.
+        self._listeners: dict[str, socket.socket] = {}
 
     async def __aenter__(self) -> Self:
         try:
@@ -117,6 +121,7 @@ class Stack:
         """The same, but wait for no process."""
         self._began_s = time.monotonic()
         self._files.lock()
+        self._listen()  # at once: who else has a port of ours is told before anything starts
         self._spawn(self._write_state())
         self._start_forks()  # first of all: they have most to do
         await self._resolve_model()
@@ -129,6 +134,20 @@ class Stack:
         self._spawn(self._fleet.follow(self._keep_roles))
         self._config.write_text(configuration.dump(self.settings))
         await self._start_all(timeout_s)
+
+    def _listen(self) -> None:
+        """Have a socket for each gateway of the plan."""
+        gateway = self.settings.gateway
+        for name in self.plan.gateway_names():
+            if name not in self._listeners:
+                number = int(name.rpartition("-")[2])
+                port = gateway.port + number if gateway.port else 0
+                self._listeners[name] = listen(gateway.host, port)
+
+    def _stop_listening(self, *, but: Collection[str] = ()) -> None:
+        """From now on what comes is refused, not kept for later: nothing follows."""
+        for name in self._listeners.keys() - set(but):
+            self._listeners.pop(name).close()
 
     def _start_forks(self) -> None:
         self.forks = fork_servers(self.plan, self.settings, self.folder)
@@ -164,6 +183,7 @@ class Stack:
         `await stack.scale(prefill=3, decode=1)`; returns when they are gone and ready.
         """
         wanted = self._with(counts).names()
+        self._stop_listening(but=wanted)
         await self._supervisor.remove([name for name in self.plan.names() if name not in wanted])
         self.plan = self._with(counts)  # others may have come or gone meanwhile
         if started := self._start_missing():
@@ -188,6 +208,7 @@ class Stack:
         return self.folder / "stack.toml"
 
     def _start_missing(self, *, but: Collection[ForkServer] = ()) -> list[str]:
+        self._listen()
         specs = process_specs(
             self.plan,
             folder=self.folder,
@@ -197,6 +218,7 @@ class Stack:
             secrets=configuration.secrets_environ(self.settings),
             taken=self._seats,
             forks=self.forks,
+            listeners=self._listeners,
         )
         self._seats = seated(self.plan.engine_names(), self._seats)
         missing = [
@@ -241,6 +263,7 @@ class Stack:
     async def stop(self, *, grace_s: float | None = None) -> None:
         """Drain: gateways first, then workers and routers, then the broker if it is ours."""
         self.ready = False
+        self._stop_listening()
         kinds = self.plan.names()
         gateways = [name for name in self.processes if kinds[name] is MemberKind.GATEWAY]
         await self._supervisor.stop(gateways, grace_s=grace_s)

@@ -5,6 +5,7 @@ Decides only; `infra/stack/launcher.py` starts them.
 
 import itertools
 import os
+import socket
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ from infra.stack.configuration import ENGINE_SECTIONS, Settings, without_section
 from schemas.errors import ConfigError
 from schemas.records import MemberKind
 from schemas.sections import Natural, Positive, build, section
+from streams.gateway.http.listener import LISTEN_NAMES
 from workers.llm.vllm.preload import BIND_VARIABLE
 
 # One thread each, or the libraries of every process start as many as there are cores.
@@ -116,9 +118,11 @@ def process_specs(
     secrets: Mapping[str, str] = MappingProxyType({}),
     taken: Mapping[str, int] = MappingProxyType({}),
     forks: Mapping[str, ForkServer] = MappingProxyType({}),
+    listeners: Mapping[str, socket.socket] = MappingProxyType({}),
 ) -> list[ProcessSpec]:
     """One spec for each process of the plan but the broker; `secrets` join the environment, and
-    `taken` are the seats of workers that run. `forks` are found by what a name begins with."""
+    `taken` are the seats of workers that run. `forks` are found by what a name begins with,
+    `listeners` by the whole name."""
     names = plan.names()
     seats = seated(plan.engine_names(), taken)
     shares = _shares(plan, seats)
@@ -147,6 +151,7 @@ def process_specs(
                 log_file=folder / "logs" / f"{name}.log",
                 env=env,
                 forks=forks.get(which),
+                listener=listeners.get(name),
             )
         )
     return specs
@@ -155,6 +160,8 @@ def process_specs(
 def environ(folder: Path) -> dict[str, str]:
     """What all processes have."""
     found = {**without_sections(os.environ), "TRIVIUM_HOME": str(folder)}
+    for name in LISTEN_NAMES:  # what was meant for the launcher is for no process of its
+        found.pop(name, None)
     found.pop("PYTHONDONTWRITEBYTECODE", None)  # the cache halves the start of vLLM's processes
     return {**found, **dict.fromkeys(_ONE_THREAD, "1")}
 

@@ -143,7 +143,7 @@ class Membership:
             raise self._name_taken()
         self.epoch = max(wall_ms(), former + 1, known.epoch + 1 if known is not None else 0)
         for topic in self._lease_topics:
-            self._choose(topic, set())
+            self._choose(topic, set(), wall_ms())
 
     async def join(self, capability: Capability | None = None) -> None:
         """Read the fleet, claim a partition of each lease topic, and wait until the claims win.
@@ -158,13 +158,18 @@ class Membership:
         if (known := self.view.members.get(self.member_id)) is not None:
             self.check_name(known.registration)
         lost: set[tuple[str, int]] = set()
+        ahead_ms = 0
         while True:
-            self.leases = {topic: self._choose(topic, lost) for topic in self._lease_topics}
-            registered = await self._register()
+            now_ms = wall_ms() - ahead_ms
+            self.leases = {topic: self._choose(topic, lost, now_ms) for topic in self._lease_topics}
+            registered, logged_ms = await self._register()
+            # What was read so far has the broker's times, by which others are judged.
+            ahead_ms = max(0, wall_ms() - logged_ms)
             if self.leases:
                 await self._read_to(registered)
             await self.beat_now()
-            beaten = [lease for lease in self.leases.items() if not self._holds(*lease)]
+            now_ms = wall_ms() - ahead_ms
+            beaten = [lease for lease in self.leases.items() if not self._holds(*lease, now_ms)]
             if not beaten:
                 return
             lost.update(beaten)
@@ -181,8 +186,7 @@ class Membership:
         for record in await self._reader.read_to_end():
             await self._fold(record, min(record.timestamp, wall_ms()))
 
-    def _choose(self, topic: str, lost: set[tuple[str, int]]) -> int:
-        now_ms = wall_ms()
+    def _choose(self, topic: str, lost: set[tuple[str, int]], now_ms: int) -> int:
         held = self.leases.get(topic)
         if held is not None and (topic, held) not in lost:
             return held
@@ -206,8 +210,8 @@ class Membership:
             )
         return free[zlib.crc32(self.member_id.encode()) % len(free)]
 
-    def _holds(self, topic: str, partition: int) -> bool:
-        holder = self.view.holder(topic, partition, wall_ms())
+    def _holds(self, topic: str, partition: int, now_ms: int) -> bool:
+        holder = self.view.holder(topic, partition, now_ms)
         return holder is not None and holder.member_id == self.member_id
 
     async def lease(self, topic: str) -> int:
@@ -218,14 +222,15 @@ class Membership:
         lost: set[tuple[str, int]] = set()
         while True:
             try:
-                partition = self._choose(topic, lost)
+                partition = self._choose(topic, lost, wall_ms())
             except LeaseError:
                 if self.leases.pop(topic, None) is not None:
                     await self._register()
                 raise
             self.leases[topic] = partition
-            await self._read_to(await self._register())
-            if self._holds(topic, partition):
+            registered, _ = await self._register()
+            await self._read_to(registered)
+            if self._holds(topic, partition, wall_ms()):
                 return partition
             lost.add((topic, partition))
 
@@ -236,8 +241,8 @@ class Membership:
             self._roles = tuple(roles)
         await self._register()
 
-    async def _register(self) -> int:
-        """Returns the record's offset."""
+    async def _register(self) -> tuple[int, int]:
+        """Returns the record's offset, and when the broker appended it."""
         leases = tuple(Lease(topic=t, partition=p) for t, p in self.leases.items())
         registration = Registration(
             member_id=self.member_id,
@@ -255,7 +260,7 @@ class Membership:
         )
         ack = await self._producer.send("fleet", registration, key=self.member_id, partition=0)
         logged = await ack
-        return int(logged.offset)
+        return int(logged.offset), int(logged.timestamp)
 
     async def _read_to(self, offset: int) -> None:
         """Wait until the record at the offset is folded."""

@@ -25,14 +25,14 @@ TROUBLE = (BrokerUnavailable, LeaseError, KafkaError, OSError)
 class Pauses:
     """How long to wait before the next try."""
 
-    def __init__(self) -> None:
-        self._next_s = PAUSE_S
+    def __init__(self, most_s: float = PAUSE_MAX_S) -> None:
+        self._next_s, self._most_s = PAUSE_S, most_s
 
     def after(self, tried_s: float) -> float:
         """The pause after a try that lasted so long."""
         if tried_s > STABLE_S:
             self._next_s = PAUSE_S
-        pause_s, self._next_s = self._next_s, min(2 * self._next_s, PAUSE_MAX_S)
+        pause_s, self._next_s = self._next_s, min(2 * self._next_s, self._most_s)
         return pause_s
 
 

@@ -44,6 +44,7 @@ from streams.core.effects import (
     Use,
     Warm,
 )
+from streams.core.requests.sessions import SessionKey, session_key
 
 TRACES_MAX = 100_000
 
@@ -77,7 +78,7 @@ class Outbox:
         """`ask` begins a search, and waits for nothing. `use` has written what a request has used,
         once the outcome is acknowledged, where this router has sent that."""
         self.traces: OrderedDict[str, bytes] = OrderedDict()  # traceparent by request
-        self.unsaved: dict[str, SaveSession | Forget] = {}
+        self.unsaved: dict[SessionKey, SaveSession | Forget] = {}
         self.ending: Counter[str] = Counter()  # by request, what of its end is not acknowledged
         self._producer = producer
         self._prefix = prefix
@@ -274,10 +275,10 @@ class Outbox:
                 key = continued.session_id
                 return [await send("phases", continued, key=key, partition=partition)]
             case SaveSession(session):
-                self.unsaved[session.session_id] = effect
+                self.unsaved[session_key(session)] = effect
                 return []
-            case Forget(session_id):
-                self.unsaved[session_id] = effect
+            case Forget(tenant, session_id):
+                self.unsaved[tenant, session_id] = effect
                 return []
             case OwnRecord(topic, key, partition, None):
                 full, raw = self._prefix + topic, key.encode()
@@ -296,9 +297,10 @@ class Outbox:
         """Write the sessions that changed since the last call, each once."""
         unsaved, self.unsaved = self.unsaved, {}
         writes = []
-        for session_id, effect in unsaved.items():
+        for (tenant, session_id), effect in unsaved.items():
+            key = f"{len(tenant)}:{tenant}{session_id}"
             session = effect.session if isinstance(effect, SaveSession) else None
-            writes.append(OwnRecord("sessions", session_id, effect.partition, session))
+            writes.append(OwnRecord("sessions", key, effect.partition, session))
         self.put(writes)
 
 

@@ -7,7 +7,7 @@ drop what they know. A request does not end with its bridge, and its tokens stay
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 
 from schemas.errors import (
@@ -100,8 +100,13 @@ class Asking:
         self._sending: set[asyncio.Future[None]] = set()
         self.vector_slots = Slots(lambda: VECTORS_AT_ONCE)  # workers of other pools grant none
 
-    def begin(self, asked: Asked) -> Call:
-        """The next try: from now on its tokens are listened to. Raises BrokerUnavailable."""
+    def begin(self, asked: Asked, read_apart: Container[int] = ()) -> Call:
+        """The next try: from now on its tokens are listened to. Raises BrokerUnavailable.
+
+        `read_apart` are partitions of `tokens` that the caller reads for it. Where this bridge's
+        own is one of them, it hears that one from the caller alone: two readers of a partition are
+        at two places, and what its rows mean depends on their order.
+        """
         question, gateway = asked.question, self.gateway
         assert question is not None and not isinstance(question.body, EmbeddingsBody)
         partition, offset = self.backend.tokens_position()
@@ -130,7 +135,7 @@ class Asking:
             tolerates_difference=gateway.tolerates_difference,
         )
         call.add(request_id, 0)
-        gateway.hold(call)
+        gateway.hold(call, hears=partition not in read_apart)
         return call
 
     def _ids(self, record: PromptRecord, tries: int) -> tuple[str, str]:

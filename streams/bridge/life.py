@@ -31,6 +31,7 @@ from streams.bridge.past import Past, replay
 from streams.bridge.progress import WINDOW, Note, Progress, decode, encode
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.slots import Slots
+from streams.gateway.stream.hub import Hub
 
 log = logging.getLogger(__name__)
 COMMIT_EVERY_S = 0.03  # what ends meanwhile is committed together
@@ -79,9 +80,12 @@ class Life:
 
     # Its beginning and its end
 
-    def begin(self) -> None:
-        """Take over, then let records in."""
-        self._spawn(self._live())
+    def begin(self, former: "asyncio.Task[None] | None" = None) -> None:
+        """Take over, then let records in; of the same place's former life here its end comes first.
+
+        Both have the same transactional id and the same ids of requests.
+        """
+        self._spawn(self._live(former))
 
     @property
     def is_ready(self) -> bool:
@@ -117,7 +121,9 @@ class Life:
         if not task.cancelled() and (error := task.exception()) is not None and not self._over:
             self._shared.fail(error)
 
-    async def _live(self) -> None:
+    async def _live(self, former: "asyncio.Task[None] | None") -> None:
+        if former is not None:
+            await asyncio.wait([former])
         recovered = await self._take_over()
         self._spawn(self._commit_forever())
         for asked in recovered:
@@ -149,15 +155,21 @@ class Life:
         return recovered
 
     async def _replay(self, recovered: list[Asked]) -> None:
-        """Read tokens that are there, once more for each further try; then follow what comes."""
-        asking = self._shared.asking
-        begun, reached = recovered, dict(self._inherited)
+        """Read tokens that are there, once more for each further try; then follow what comes.
+
+        Each reading has a hub of its own: what the rows of a partition mean depends on their order,
+        and the process, and its other lives, may read the same partition further on.
+        """
+        asking, inherited = self._shared.asking, dict(self._inherited)
+        begun, reached = recovered, dict[int, int]()
         while begun:
+            hub = Hub()
             for asked in begun:
-                asked.starts |= self._inherited
-                asking.begin(asked)
-            for partition, offset in self._inherited.items():
-                reached[partition] = await self._read_tokens(partition, offset)
+                asked.starts |= inherited
+                hub.add(asking.begin(asked, inherited))
+            for partition, offset in inherited.items():
+                end = await self._read_tokens(hub, partition, offset)
+                reached.setdefault(partition, end)
             failed = [
                 asked
                 for asked in begun
@@ -167,6 +179,7 @@ class Life:
             for asked in failed:
                 asking.release(asked)
             begun = failed
+        reached = inherited | reached
         # What nothing has come of may come behind this end. So whoever is next reads on from here,
         # and not all of it again after every takeover, however many wait to be asked at all.
         for asked in recovered:
@@ -175,14 +188,21 @@ class Life:
         self._inherited = dict(reached)
         self._spawn(self._follow(recovered, reached))
 
-    async def _read_tokens(self, partition: int, offset: int, *, live: bool = False) -> int:
+    async def _read_tokens(
+        self, hub: Hub, partition: int, offset: int, *, live: bool = False
+    ) -> int:
         shared = self._shared
-        client_id, hub = f"{shared.bridge_id}-replay", shared.asking.gateway.hub
+        client_id = f"{shared.bridge_id}-replay"
         return await replay(shared.log, shared.codec, hub, partition, offset, client_id, live=live)
 
     async def _follow(self, recovered: list[Asked], reached: dict[int, int]) -> None:
         """What others asked may answer on the partitions that they had."""
-        tasks = [self._spawn(self._read_on(p, offset)) for p, offset in reached.items()]
+        hub = Hub()
+        for asked in recovered:
+            if asked.call is not None:
+                hub.add(asked.call)
+        hub.live_from_here(self._shared.asking.gateway.hub.on_void)
+        tasks = [self._spawn(self._read_on(hub, p, offset)) for p, offset in reached.items()]
         async with self._changed:
             await self._changed.wait_for(
                 lambda: not any(a.record.offset in self._under_way for a in recovered)
@@ -191,8 +211,8 @@ class Life:
         for task in tasks:
             task.cancel()
 
-    async def _read_on(self, partition: int, offset: int) -> None:
-        await self._read_tokens(partition, offset, live=True)
+    async def _read_on(self, hub: Hub, partition: int, offset: int) -> None:
+        await self._read_tokens(hub, partition, offset, live=True)
 
     # Records
 

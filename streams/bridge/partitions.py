@@ -7,6 +7,7 @@ lost nothing.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -39,7 +40,7 @@ class OwnedPartitions:
         self.may_ask = asyncio.Event()
         self._make = make
         self._lives: dict[FullPlace, Life] = {}
-        self._stopping: set[asyncio.Task[None]] = set()
+        self._stopping: dict[FullPlace, asyncio.Task[None]] = {}  # the last of each place
 
     async def take(self, topic: str, event: Any) -> None:
         """One record of the group's, from an agent."""
@@ -55,18 +56,27 @@ class OwnedPartitions:
         """These partitions, and no others, are this bridge's now."""
         self.group.assigned(places)
         for place in self._lives.keys() - places:
-            task = asyncio.create_task(self._lives.pop(place).stop())
-            self._stopping.add(task)
-            task.add_done_callback(self._stopping.discard)
+            ending = self._end(self._lives.pop(place), self._stopping.get(place))
+            self._stopping[place] = task = asyncio.create_task(ending)
+            task.add_done_callback(partial(self._has_stopped, place))
         for place in sorted(places - self._lives.keys()):
             life = self._lives[place] = self._make(place)
-            life.begin()
+            life.begin(self._stopping.get(place))
         self.may_ask.set()
 
     @property
     def stand(self) -> bool:
         """Whether all are taken over; none may be this bridge's."""
         return self.may_ask.is_set() and all(life.is_ready for life in self._lives.values())
+
+    async def _end(self, life: Life, former: asyncio.Task[None] | None) -> None:
+        await life.stop()
+        if former is not None:
+            await asyncio.wait([former])
+
+    def _has_stopped(self, place: FullPlace, task: asyncio.Task[None]) -> None:
+        if self._stopping.get(place) is task:
+            del self._stopping[place]
 
     async def revoked(self) -> None:
         """Others may have them when this returns: until then what is being asked is in the log."""
@@ -80,7 +90,7 @@ class OwnedPartitions:
         self._lives.clear()
         if not self.group.has_failed:
             await asyncio.gather(*(life.flush() for life in lives), return_exceptions=True)
-        await asyncio.gather(*(life.stop() for life in lives), *self._stopping)
+        await asyncio.gather(*(life.stop() for life in lives), *self._stopping.values())
 
     async def watch(self, log: LogSettings, stall_ms: int) -> None:
         """Have lives look now and then whether something is left out, until cancelled."""

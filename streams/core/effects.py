@@ -67,6 +67,7 @@ class SaveSession:
 class Forget:
     """A conversation is remembered no longer."""
 
+    tenant: str
     session_id: str
     partition: int
 

@@ -13,13 +13,11 @@ from schemas.records import (
     Backlog,
     CancelReason,
     DecisionKind,
-    Outcome,
     OutcomeKind,
     Reason,
-    Session,
 )
 from streams.config import RouterSettings
-from streams.core.effects import Decide, Effect, Forget, SaveSession
+from streams.core.effects import Decide, Effect
 from streams.core.events import (
     CancellationArrived,
     ContinuedArrived,
@@ -52,7 +50,7 @@ from streams.core.handlers.orders import Orders
 from streams.core.handlers.retrievals import Retrievals
 from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
-from streams.core.requests.live import UNPLACED, LiveRequest, arrived
+from streams.core.requests.live import UNPLACED, arrived, note_work
 from streams.core.requests.probed import with_probe
 from streams.core.requests.recovery import Rebuild
 from streams.core.states import State
@@ -94,7 +92,8 @@ class Router:
         self._orders = Orders(self.router_id, self.tables.fleet, self.tables.effects)
         self._continuing = Continuing(self.tables)
         self._endings = Endings(self.tables, self._orders, self._continuing.begin)
-        self._dispatcher = Dispatcher(self.tables, self._orders, self._endings, self.placer)
+        handlers = self._orders, self._endings, self._continuing
+        self._dispatcher = Dispatcher(self.tables, *handlers, self.placer)
         self._retrievals = Retrievals(self.tables, self._endings.enqueue, self._dispatcher.warm)
         parts = self._orders, self._endings, self._retrievals, self._continuing
         self._attempts = Attempts(self.tables, *parts, self.placer.estimates)
@@ -224,7 +223,10 @@ class Router:
 
     def _phase_arrived(self, event: PhaseArrived, now_ms: int) -> None:
         live = self.tables.requests.by_id.get(event.phase.request_id)
-        if live is None or event.phase.attempt != live.attempt or live.state in UNPLACED:
+        if live is None:
+            return
+        note_work(live, event.phase)
+        if event.phase.attempt != live.attempt or live.state in UNPLACED:
             return
         with self.tables.about(live):
             self._attempts.reported(live, event.phase, now_ms)
@@ -245,9 +247,17 @@ class Router:
             self._dispatcher.dispatch_waiting(now_ms)
 
     def _continued_arrived(self, event: ContinuedArrived, now_ms: int) -> None:
-        """The first of an attempt counts: what comes later finds the request in another state."""
+        """The first of an attempt counts: what comes later finds the request in another state. An
+        end that a reader has counts whenever it comes, if the attempt is void.
+        """
         continued = event.continued
         live = self.tables.requests.by_id.get(continued.request_id)
+        if live is not None and continued.end is not None:
+            if live.has_given_up(continued.attempt):
+                with self.tables.about(live):
+                    self._endings.end_as_read(live, continued.end, now_ms)
+                    self._dispatcher.dispatch_waiting(now_ms)
+            return
         if live is None or live.state is not State.CONTINUING:
             return
         if continued.attempt != live.attempt:
@@ -276,33 +286,11 @@ class Router:
                 if worker is not None:
                     estimates = self.placer.estimates
                     observations.answered(estimates, live, worker, outcome, now_ms)
-                self._remember_session(live, outcome, now_ms)
+                self._endings.remember_session(live, outcome, now_ms)
             if outcome.attempt > live.attempt:  # of a router before this one: its attempt is void
                 self._orders.void(live, now_ms)
             self._endings.ended_by_worker(live, outcome, now_ms)
             self._dispatcher.dispatch_waiting(now_ms)
-
-    def _remember_session(self, live: LiveRequest, outcome: Outcome, now_ms: int) -> None:
-        if not outcome.decode_worker or outcome.decode_worker != live.decode[0]:
-            return
-        session_id = outcome.session_id
-        known = self.tables.sessions.get(session_id, now_ms)
-        session = Session(
-            session_id=session_id,
-            decode_worker=outcome.decode_worker,
-            worker_epoch=live.decode[1],
-            context_tokens=outcome.prompt_tokens + outcome.completion_tokens,
-            turns=1 + (0 if known is None else known.turns),
-            last_used_ms=now_ms,
-            kv=outcome.kv,
-        )
-        self.tables.sessions.put(session, live.partition)
-        self.tables.effects.append(SaveSession(session, live.partition))
-        self._evict_sessions(now_ms)
-
-    def _evict_sessions(self, now_ms: int) -> None:
-        for session_id, partition in self.tables.sessions.evict(now_ms):
-            self.tables.effects.append(Forget(session_id, partition))
 
     # The fleet, and time
 
@@ -345,7 +333,7 @@ class Router:
         for worker_id in self.tables.fleet.forget(now_ms):
             self.placer.prefixes.forget(worker_id)
         self.tables.effects += self._lending.look(now_ms)
-        self._evict_sessions(now_ms)
+        self._endings.evict_sessions(now_ms)
 
     def _end_unread(self, now_ms: int) -> None:
         """End what nobody can be told any more, because all gateways that read it are lost.
@@ -384,7 +372,7 @@ class Router:
         for live, failed in rebuilt.live:
             with tables.about(live):
                 self._attempts.adopt(live, failed, now_ms)
-        self._evict_sessions(now_ms)
+        self._endings.evict_sessions(now_ms)
         self._dispatcher.dispatch_waiting(now_ms)
 
     def _partition_lost(self, event: PartitionLost, now_ms: int) -> None:

@@ -32,7 +32,8 @@ from streams.gateway.endpoints.resume import events
 from streams.gateway.endpoints.routes import make_routes
 from streams.gateway.http.entry import AsgiEndpoint, Entry, Handler
 from streams.gateway.http.errors import error_body, from_detail, plain_body, retry_headers
-from streams.gateway.http.server import allow_files, listen, make_server
+from streams.gateway.http.listener import listen, passed_on
+from streams.gateway.http.server import Server, allow_files, make_server
 from streams.gateway.ids import new_request_id
 from streams.gateway.indexing.indexer import Indexer
 from streams.gateway.log.backend import LogBackend
@@ -48,6 +49,7 @@ from streams.gateway.state import Gateway
 from streams.gateway.stream.hub import Hub
 
 logger = logging.getLogger(__name__)
+_LOOK_S = 0.05
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -148,7 +150,8 @@ async def run_gateway(
 ) -> None:
     """Serve until `stop`, then drain. Raises what makes going on impossible.
 
-    HTTP is there at once; calls are refused with 503 until the log is joined and workers are ready.
+    Its socket listens at once. Calls wait there until the log is joined and workers are ready, for
+    `gateway.wait_ms` at most; then they are refused with 503 until that is so.
     """
     tokenizer = await asyncio.to_thread(
         lambda: Tokenizer(model_folder(model), inline_chars=gateway.encode_inline_chars)
@@ -160,7 +163,8 @@ async def run_gateway(
         created_s=wall_ms() // 1000,
     )
     allow_files(gateway.connections_max)
-    sock = listen(gateway.host, gateway.port)
+    kept = passed_on()
+    sock = kept or listen(gateway.host, gateway.port)
     url = "http://{}:{}".format(*sock.getsockname()[:2])
     metrics, started_ms = Metrics(), wall_ms()
     hub = Hub(metrics)
@@ -200,7 +204,7 @@ async def run_gateway(
         check_model=lambda model: collection_of(model, served.name),
     )
     try:
-        await _serve(state, backend, (indexer, carrier), sock, stop)
+        await _serve(state, backend, (indexer, carrier), sock, stop, is_kept=kept is not None)
     finally:
         await pool.close()
 
@@ -211,19 +215,28 @@ async def _serve(
     for_all: tuple[Indexer, Carrier],
     sock: socket.socket,
     stop: asyncio.Event,
+    *,
+    is_kept: bool,
 ) -> None:
+    """`is_kept`: whoever started this process listens at the socket, too, when this one has ended.
+    What comes while it drains is the next one's.
+    """
     server = make_server(create_app(gateway), gateway.settings)
     loop = asyncio.get_running_loop()
     runs = (backend.run(), gateway.sweep_forever(), *(each.run() for each in for_all))
     helpers = [loop.create_task(run) for run in runs]
-    serving = loop.create_task(server.serve(sockets=[sock]))
+    serving = loop.create_task(_accept(server, gateway, backend, sock))
     stopping = loop.create_task(stop.wait())
     try:
         await asyncio.wait([*helpers, serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
             server.leave()
+            if is_kept:
+                await server.stop_listening(sock)
+                sock.close()
             await _drain(gateway, backend)
-            await server.stop_listening(sock)
+            if not is_kept:
+                await server.stop_listening(sock)
             await server.linger(gateway.settings.linger_ms)
     finally:
         gateway.draining = server.should_exit = True
@@ -238,6 +251,18 @@ async def _serve(
             task.result()
 
 
+async def _accept(
+    server: Server, gateway: Gateway, backend: LogBackend, sock: socket.socket
+) -> None:
+    """Serve once calls would be answered: until then they wait in the socket's backlog."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + gateway.settings.wait_ms / 1000
+    while not (backend.is_ready or gateway.draining) and loop.time() < until_s:  # noqa: ASYNC110 - no event
+        await asyncio.sleep(_LOOK_S)
+    if not gateway.draining:
+        await server.serve(sockets=[sock])
+
+
 async def _drain(gateway: Gateway, backend: LogBackend) -> None:
     """Take no more calls and let the present ones end. Streams that do not can be resumed
     elsewhere; whole answers cannot, so their work is cancelled.
@@ -245,6 +270,6 @@ async def _drain(gateway: Gateway, backend: LogBackend) -> None:
     gateway.draining = True
     await backend.drain()
     await gateway.wait_until_idle(gateway.settings.grace_ms)
-    for call in gateway.hub.calls():
+    for call in list(gateway.calls):
         if call.waits_for_end and not call.client_gone:
             await gateway.cancel(call, CancelReason.CLIENT_GONE)

@@ -24,7 +24,13 @@ class GatewaySettings:
 
     host: str = "127.0.0.1"
     port: Port = 8000  # 0: any free port
+    # Calls wait for a log or workers that are away, or not there yet, for so long at most; then
+    # they are refused.
+    wait_ms: Natural = 10_000
     api_keys: Texts = secret(())  # empty: open to everybody who can connect
+    # Whether calls with different keys share prefix caches. That is faster where prompts begin
+    # alike, but times and `cached_tokens` then tell one what another has asked.
+    shared_cache: bool = False
     allowed_hosts: Texts = ()  # names in `Host` besides loopback and the address; or *
     allowed_origins: Texts = ()  # of web pages that may call: https://chat.example, or *
     connections_max: Positive = 4_096

@@ -38,6 +38,7 @@ from streams.gateway.stream.response_id import ResponseIds
 logger = logging.getLogger(__name__)
 SWEEP_S = 0.25
 RETRY_S = 1.0
+ADMIT_S = 0.05  # between two looks whether the log is back
 
 
 class Gateway:
@@ -79,7 +80,8 @@ class Gateway:
             entries_max=settings.sessions_max, idle_ms=settings.session_idle_ms
         )
         self.tolerates_difference = settings.on_difference == "mark"
-        self.in_flight = 0
+        self.calls: dict[Call, None] = {}  # that are answered here, the oldest first
+        self.in_flight = 0  # choices of these
         self.detached = 0  # of these, choices whose client left and let the work go on
         self.resumed: set[Call] = set()  # calls that began at any gateway, and are read on here
         self.draining = False
@@ -88,8 +90,24 @@ class Gateway:
         self._background: set[asyncio.Task[None]] = set()
         metrics.in_flight = lambda: self.in_flight
 
-    def admit(self, choices: int = 1) -> None:
-        """Raise what stands in the way of one more call: draining, the limit, or the log."""
+    async def admitted(self, choices: int = 1) -> None:
+        """Wait until one more call can be sent. Raises what stands in the way: draining and the
+        limit at once, a log that is away, or workers, after `gateway.wait_ms`.
+
+        A broker that is killed is back in seconds. Clients who try again twice have given up by
+        then, if each try is refused at once.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self.settings.wait_ms / 1000
+        while True:
+            try:
+                return self._admit(choices)
+            except (BrokerUnavailable, NotReady):
+                if self.draining or loop.time() >= until_s:
+                    raise
+            await asyncio.sleep(ADMIT_S)
+
+    def _admit(self, choices: int) -> None:
         if self.draining:
             raise NotReady("this gateway is shutting down; try again")
         if self.in_flight + choices > self.settings.in_flight_max:
@@ -128,15 +146,20 @@ class Gateway:
         """Why /health/ready says no."""
         return ["shutting down"] if self.draining else self.backend.problems()
 
-    def hold(self, call: Call) -> None:
-        """Expect frames for a call, and count it."""
-        self.hub.add(call)
+    def hold(self, call: Call, *, hears: bool = True) -> None:
+        """Expect frames for a call, and count it. One that does not hear what this gateway's
+        partition brings is told by whoever holds it.
+        """
+        if hears:
+            self.hub.add(call)
+        self.calls[call] = None
         self.in_flight += call.key.choices
         self._idle.clear()
 
     def release(self, call: Call) -> None:
         """Forget a call that is over."""
         self.hub.remove(call)
+        del self.calls[call]
         self.in_flight -= call.key.choices
         self._set_idle()
 
@@ -206,7 +229,7 @@ class Gateway:
 
     def sweep(self, now_s: float, now_ms: int) -> None:
         """End late calls and those that lack tokens; keep silent ones alive."""
-        for call in [*self.hub.calls(), *self.resumed]:
+        for call in [*self.calls, *self.resumed]:
             failure = failure_of(call, now_s, now_ms, self.settings.gap_ms)
             if failure is not None:
                 is_late = isinstance(failure, DeadlineExceeded)

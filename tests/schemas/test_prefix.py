@@ -32,6 +32,16 @@ def test_order_and_repetition_matter() -> None:
     assert len({prefix.chain(tokens, 4).tolist()[0] for tokens in sequences}) == len(sequences)
 
 
+def test_prompts_of_another_scope_share_no_hash() -> None:
+    """(issue 28, 12)"""
+    scopes = ["", "a", "b", "ab"]
+    chains = [prefix.chain(range(64), 16, prefix.salt_of(scope)).tolist() for scope in scopes]
+    assert len({value for values in chains for value in values}) == 4 * len(scopes)
+    assert chains[0] == prefix.chain(range(64), 16).tolist()
+    grown = prefix.extend(prefix.salt_of("a"), range(16), 0)
+    assert [grown, prefix.extend(grown, range(16, 32), 16)] == chains[1][:2]
+
+
 def test_packed_hashes_come_back() -> None:
     hashes = prefix.chain(range(64), 16).tolist()
     assert prefix.unpack(prefix.pack(hashes)) == hashes

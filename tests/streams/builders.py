@@ -225,7 +225,7 @@ def phase(work: Work, kind: PhaseKind, now_ms: int = T0, **changes: Any) -> Phas
         worker_id=work.worker_id,
         worker_epoch=work.worker_epoch,
         kind=kind,
-        started_ms=now_ms,
+        started_ms=now_ms - 7,
         ended_ms=now_ms,
     )
     if kind is PhaseKind.PREFILL_DONE:

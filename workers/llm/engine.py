@@ -63,6 +63,7 @@ class Job:
     kv_target: KvHandle | None = None
     work: Work | None = None
     said: int = 0
+    cache_scope: str = ""  # it shares cached blocks with jobs of the same scope alone
 
     @property
     def is_paired(self) -> bool:

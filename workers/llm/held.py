@@ -165,6 +165,7 @@ class HeldRequests:
             kv_target=work.kv_target,
             work=work if work.probes is not None and not stream.prefill else None,
             said=work.said,
+            cache_scope=work.cache_scope,
         )
 
     def _new(self, work: Work) -> bool:

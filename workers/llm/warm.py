@@ -38,5 +38,6 @@ def warm(order: WarmPrefix, engine: Loaded, held: HeldRequests, now_ms: int) -> 
             prompt_tokens=token_array(order.prompt_tokens),
             sampling=_ONE_TOKEN,
             deadline_ms=order.deadline_ms,
+            cache_scope=order.cache_scope,
         )
     )

@@ -5,7 +5,18 @@ gap. Sums are worked out again from the log and from what clients were told.
 from collections import defaultdict
 
 from infra.simulator.cluster import Checker, Cluster
-from schemas.records import Outcome, OutcomeKind, Request, Usage
+from schemas.records import (
+    Orchestration,
+    Outcome,
+    OutcomeKind,
+    Phase,
+    PhaseKind,
+    Request,
+    Usage,
+)
+
+_Step = tuple[int, str, PhaseKind]  # attempt, worker, what it finished
+_LAST_WORDS = (PhaseKind.PREFILL_DONE, PhaseKind.FAILED)
 
 
 class Used(Checker):
@@ -15,6 +26,7 @@ class Used(Checker):
         self.told: dict[str, Usage] = {}
         self._accepted: dict[str, Request] = {}
         self._outcomes: defaultdict[str, dict[int, Outcome]] = defaultdict(dict)  # by attempt
+        self._spent_ms: defaultdict[str, dict[_Step, int]] = defaultdict(dict)
 
     def wrote(self, topic: str, record: object, now_ms: float) -> None:
         """Keep the books."""
@@ -22,6 +34,10 @@ class Used(Checker):
             self._accepted[record.request_id] = record
         elif isinstance(record, Outcome):
             self._outcomes[record.request_id].setdefault(record.attempt, record)
+        elif isinstance(record, Phase) and record.kind in _LAST_WORDS:
+            step = record.attempt, record.worker_id, record.kind
+            spent_ms = record.ended_ms - record.started_ms  # less than none: a clock was set back
+            self._spent_ms[record.request_id][step] = max(0, spent_ms)
         elif isinstance(record, Usage):
             self._told(record)
 
@@ -36,8 +52,19 @@ class Used(Checker):
         prompt_tokens = outcome.prompt_tokens + outcome.retrieved_tokens
         expected = (outcome.kind, outcome.completion_tokens, prompt_tokens, outcome.cached_tokens)
         assert found == expected, f"{name}: told {found} of an outcome with {expected}"
-        assert usage.worker_ms >= outcome.worker_ms, f"{name}: less than its last worker has spent"
+        self._check_time(usage, outcome)
         self.told[name] = usage
+
+    def _check_time(self, usage: Usage, outcome: Outcome) -> None:
+        """No more than all workers have told of, and no less than those of the answer had to."""
+        name, spent = usage.request_id, self._spent_ms[usage.request_id]
+        least = most = outcome.worker_ms
+        if outcome.kind is OutcomeKind.COMPLETED and outcome.decode_worker:
+            if outcome.orchestration is Orchestration.PREFILL_FIRST:
+                step = outcome.attempt, outcome.prefill_worker, PhaseKind.PREFILL_DONE
+                least += spent.get(step, 0)
+        most += sum(spent.values())
+        assert least <= usage.worker_ms <= most, f"{name}: {usage.worker_ms} ms of {least}..{most}"
 
     def finished(self, cluster: Cluster) -> None:
         """All have told, and what was completed is what clients count."""

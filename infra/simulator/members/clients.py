@@ -17,7 +17,7 @@ from infra.simulator.members.searches import wish
 from infra.simulator.members.worker import MODEL
 from infra.simulator.traffic.script import Conversation, Turn
 from schemas.errors import AttemptsDiffer, EngineFailed
-from schemas.prefix import chain
+from schemas.prefix import chain, salt_of
 from schemas.records import (
     Endpoint,
     Mode,
@@ -136,7 +136,7 @@ class Clients:
         """Names of the blocks that a request is about, with this prompt: of its conversation, or
         where passages were put in, of its prompt and answer; of what no client asked, its prompt.
         """
-        live = self._live.get(request_id)
+        live, scope = self._live.get(request_id), ""
         if live is None:
             tokens = np.asarray(prompt, np.int32)
         else:
@@ -144,9 +144,9 @@ class Clients:
             turn = conversation.turns[index]
             if len(prompt) == turn.prompt_tokens:
                 return conversation.hashes
-            said = turn.prompt_tokens + turn.output_tokens
+            said, scope = turn.prompt_tokens + turn.output_tokens, conversation.cache_scope
             tokens = np.append(prompt, conversation.tokens[turn.prompt_tokens : said])
-        found: list[int] = chain(tokens, block).tolist()
+        found: list[int] = chain(tokens, block, salt_of(scope)).tolist()
         return found
 
     @property
@@ -277,6 +277,8 @@ class Clients:
                 w_ttft=w_ttft,
                 w_tpot=w_tpot,
                 retrieval=wished,
+                tenant=conversation.tenant,
+                cache_scope=conversation.cache_scope,
             )
         )
 

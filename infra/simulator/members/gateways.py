@@ -15,7 +15,7 @@ from schemas.records import Continued, Request, Resumption, TokenFrame
 from streams.gateway.config import GatewaySettings
 from streams.gateway.log.answers import answer_so_far
 from streams.gateway.stream.event_id import Position, StreamKey
-from streams.gateway.stream.hub import Call, CallStream, Hub
+from streams.gateway.stream.hub import Call, CallStream, Hub, SoFar
 from streams.gateway.stream.overdue import failure_of
 
 GAP_MS = GatewaySettings().gap_ms
@@ -111,9 +111,8 @@ class Gateways:
         """One that says what there is of answers whose attempts are void."""
         gateway = SimGateway(gateway_id, started_ms, partition, epoch)
 
-        def on_void(stream: CallStream, attempt: int) -> None:
-            now_ms = int(self._clock.now_ms)
-            self._write(answer_so_far(stream, attempt, gateway_id, now_ms))
+        def on_void(so_far: SoFar) -> None:
+            self._write(answer_so_far(so_far, gateway_id, int(self._clock.now_ms)))
 
         gateway.hub.on_void = on_void
         return gateway

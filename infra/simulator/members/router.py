@@ -51,6 +51,7 @@ from streams.core.events import (
     SessionLoaded,
     UsageTold,
 )
+from streams.core.requests.sessions import SessionKey, session_key
 from streams.core.router import Router
 
 ROUTER = "router-0"
@@ -86,7 +87,7 @@ class SimRouter:
         self._keeps_log = keeps_log
         self._past: defaultdict[str, list[tuple[int, Event]]] = defaultdict(list)  # by topic
         self._fleet: list[tuple[FleetRecordArrived, int]] = []  # with when it was heard of
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[SessionKey, Session] = {}
         self._unwritten: list[Usage] = []
         self._used = 0  # records of usage
         self._count = 0
@@ -182,9 +183,9 @@ class SimRouter:
             case GoAnew(continued):
                 self._carriers.report(continued)
             case SaveSession(session):
-                self._sessions[session.session_id] = session
-            case Forget(session_id):
-                self._sessions.pop(session_id, None)
+                self._sessions[session_key(session)] = session
+            case Forget(tenant, session_id):
+                self._sessions.pop((tenant, session_id), None)
 
     def _dispatch(self, effect: Dispatch) -> None:
         """Work that the log does not take fails, as the router's outbox has it."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from schemas.prefix import chain
+from schemas.prefix import chain, salt_of
 
 Tokens = npt.NDArray[np.int32]
 
@@ -38,6 +38,8 @@ class Conversation:
     tokens: Tokens
     hashes: list[int]
     turns_before: int = 0
+    tenant: str = ""
+    cache_scope: str = ""
 
 
 def conversation(
@@ -49,9 +51,15 @@ def conversation(
     *,
     session_id: str = "",
     turns_before: int = 0,
+    tenant: str = "",
+    cache_scope: str = "",
 ) -> Conversation:
     """With the block names worked out; tokens has shape (last prompt + its answer,)."""
     last = turns[-1]
     assert len(tokens) == last.prompt_tokens + last.output_tokens
-    hashes: list[int] = chain(tokens, block_tokens).tolist()
-    return Conversation(name, session_id or name, at_ms, turns, tokens, hashes, turns_before)
+    hashes: list[int] = chain(tokens, block_tokens, salt_of(cache_scope)).tolist()
+    return Conversation(
+        *(name, session_id or name, at_ms, turns, tokens, hashes, turns_before),
+        tenant=tenant,
+        cache_scope=cache_scope,
+    )

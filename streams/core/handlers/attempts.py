@@ -134,6 +134,9 @@ class Attempts:
             error = RouterFailed(message).to_wire()
             self._endings.end_failed(live, Reason.ATTEMPTS_EXHAUSTED, error, now_ms)
             return
+        if live.read_end is not None:
+            self._endings.end_as_read(live, live.read_end, now_ms)
+            return
         if live.cancel is not None:
             if failed is None and live.state in ON_WORKERS:
                 self._orders.dispatch_again(live, now_ms)  # a worker ends only what reached it
@@ -143,6 +146,8 @@ class Attempts:
         elif live.state is State.CONTINUING:
             self._endings.again(live, now_ms)
         elif live.state is State.QUEUED:
+            if live.attempt:
+                self._continuing.mark(live, live.attempt)  # which the last router may not have sent
             self._endings.enqueue(live, now_ms)
         for life in live.holders:
             if life in live.holders and self._tables.fleet.is_lost(life, now_ms):

@@ -2,9 +2,11 @@
 
 The router marks on `tokens` that the attempt is void. Whoever reads that answer delivers nothing of
 the attempt behind the mark, and writes down what it had before: a `Continued`. So all readers of
-the log agree how much there is, and the next attempt goes on right there. A request goes on when
-its router reads one, whoever wrote it: where no reader says anything in time, the router has one
-written that says nothing, and the answer begins anew. Of several the first in the log counts.
+the log agree how much there is, and the next attempt goes on right there. Whoever has the end all
+the same, since it stands in the log before the next attempt, says that: the answer is over. A
+request goes on when its router reads one, whoever wrote it: where no reader says anything in time,
+the router has one written that says nothing, and the answer begins anew. Of several the first in
+the log counts.
 """
 
 from schemas.records import Continued, StreamVoid
@@ -25,14 +27,21 @@ class Continuing:
         """Have its readers say what they have; False where nobody needs to be asked."""
         tables = self._tables
         live.go_on_behind(b"", 0)
-        if not waits_for_word(live.request, continues=tables.settings.continues):
+        asks = waits_for_word(live.request, continues=tables.settings.continues)
+        self.mark(live, live.attempt, asks=asks)
+        if not asks:
             return False
         tables.requests.move(live, State.CONTINUING)
-        void = StreamVoid(request_id=live.request_id, attempt=live.attempt)
-        tables.effects.append(AskSaid(void, live.request.gateway_partition))
         live.said_by_ms = now_ms + tables.settings.continue_wait_ms
         tables.requests.watch(live, live.said_by_ms)
         return True
+
+    def mark(self, live: LiveRequest, attempt: int, *, asks: bool = False) -> None:
+        """Have its readers know that the attempt is void. Who has its end already says so, and who
+        takes it before the next attempt begins.
+        """
+        void = StreamVoid(request_id=live.request_id, attempt=attempt, asks=asks)
+        self._tables.effects.append(AskSaid(void, live.request.gateway_partition))
 
     def overdue(self, live: LiveRequest, now_ms: int) -> None:
         """Nobody has said anything: have the log say so."""

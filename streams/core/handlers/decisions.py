@@ -14,6 +14,7 @@ from schemas.records import (
     OutcomeKind,
     Reason,
     Session,
+    StreamEnd,
     WireError,
 )
 from streams.core.placement.answer import Placement
@@ -91,4 +92,22 @@ def outcome(
         first_token_ms=live.first_token_ms,
         ended_ms=now_ms,
         orchestration=live.orchestration,
+    )
+
+
+def as_read(outcome: Outcome, end: StreamEnd) -> Outcome:
+    """The same for an answer that its readers have whole, as its attempt's last word counts it."""
+    return replace(
+        outcome,
+        finish_reason=end.finish_reason,
+        mode=end.mode,
+        prefill_worker=end.prefill_worker,
+        decode_worker=end.decode_worker,
+        prompt_tokens=end.prompt_tokens,
+        completion_tokens=end.seq,
+        cached_tokens=end.cached_tokens,
+        kv_bytes=end.kv_bytes,
+        probes=end.probes,
+        retrieved_tokens=end.retrieved_tokens,
+        stalled_ms=end.stalled_ms,
     )

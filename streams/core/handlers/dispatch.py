@@ -20,6 +20,7 @@ from schemas.records import (
 )
 from streams.core.effects import Tell, Warm
 from streams.core.fleet.workers import Worker
+from streams.core.handlers.continuing import Continuing
 from streams.core.handlers.endings import Endings
 from streams.core.handlers.orders import Orders
 from streams.core.placement.answer import Placement
@@ -28,6 +29,7 @@ from streams.core.placement.placer import Placer
 from streams.core.placement.selection import candidates
 from streams.core.requests.context import beginning
 from streams.core.requests.live import NOBODY, LiveRequest
+from streams.core.requests.sessions import session_key
 from streams.core.states import BEGINS, State
 from streams.core.tables import Tables
 
@@ -41,10 +43,18 @@ _ROLES = {
 class Dispatcher:
     """Begins attempts and hands them over, over the router's tables."""
 
-    def __init__(self, tables: Tables, orders: Orders, endings: Endings, placer: Placer) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        orders: Orders,
+        endings: Endings,
+        continuing: Continuing,
+        placer: Placer,
+    ) -> None:
         self._tables = tables
         self._orders = orders
         self._endings = endings
+        self._continuing = continuing
         self._placer = placer
 
     def dispatch_waiting(self, now_ms: int) -> None:
@@ -89,6 +99,7 @@ class Dispatcher:
             model=request.model,
             prompt_tokens=begins.prompt_tokens,
             deadline_ms=retrieval.by_ms,
+            cache_scope=request.cache_scope,
         )
         tables.effects.append(Warm(worker.topic, worker.partition, record))
 
@@ -101,6 +112,8 @@ class Dispatcher:
         tables.admission.remove(live.request_id)
         most, roles = tables.settings.candidates_max, _ROLES[placement.mode]
         looked_at = candidates(tables.fleet, placement.chosen, roles, most, now_ms)
+        if live.unheard:  # the last router may have had that one, and nobody can be told to drop it
+            self._continuing.mark(live, live.attempt + live.unheard)
         _begin(live, placement, now_ms)
         self._endings.decide(
             live,
@@ -160,9 +173,9 @@ class Dispatcher:
         """What is known of the request's session. A client may send its next turn as soon as it has
         the last token, which is before the outcome of the turn before is here: then it is taken
         from that request."""
-        session_id = live.request.session_id
-        session = self._tables.sessions.get(session_id, now_ms)
-        before = self._tables.requests.by_session.get(session_id)
+        session_id, key = live.request.session_id, session_key(live.request)
+        session = self._tables.sessions.get(key, now_ms)
+        before = self._tables.requests.by_session.get(key)
         if before is None or before is live:
             return session
         return Session(
@@ -172,6 +185,7 @@ class Dispatcher:
             context_tokens=before.prompt_tokens,
             turns=1 if session is None else session.turns + 1,
             last_used_ms=now_ms,
+            tenant=live.request.tenant,
         )
 
     def _session_kv(

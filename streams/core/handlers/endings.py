@@ -16,15 +16,17 @@ from schemas.records import (
     OutcomeKind,
     Reason,
     Session,
+    StreamEnd,
     WireError,
 )
-from streams.core.effects import Decide, End, Use
+from streams.core.effects import Decide, End, Forget, SaveSession, Use
 from streams.core.fleet.workers import DECODERS
 from streams.core.handlers import decisions
 from streams.core.handlers.orders import Orders
 from streams.core.placement.answer import Placement
 from streams.core.requests.admission import CLASSES
 from streams.core.requests.live import LiveRequest, is_fault, is_loss
+from streams.core.requests.sessions import session_key
 from streams.core.requests.usage import usage_of
 from streams.core.states import State
 from streams.core.tables import Tables
@@ -128,11 +130,22 @@ class Endings:
         """End a request that cannot be answered."""
         self._end(live, OutcomeKind.FAILED, reason, error, now_ms)
 
+    def end_as_read(self, live: LiveRequest, end: StreamEnd, now_ms: int) -> None:
+        """Its readers have the end of an attempt that was given up: that is the answer."""
+        error = end.error
+        outcome = decisions.outcome(self._tables.router_id, live, end.kind, error, now_ms)
+        if end.kind is OutcomeKind.COMPLETED:
+            outcome = decisions.as_read(outcome, end)
+        self._finish(live, outcome, now_ms)
+
     def _end(
         self, live: LiveRequest, kind: OutcomeKind, reason: Reason, error: WireError, now_ms: int
     ) -> None:
         self.decide(live, _DECISION_OF[kind], reason, now_ms)
         outcome = decisions.outcome(self._tables.router_id, live, kind, error, now_ms)
+        self._finish(live, outcome, now_ms)
+
+    def _finish(self, live: LiveRequest, outcome: Outcome, now_ms: int) -> None:
         self._orders.void(live, now_ms)
         end = End(outcome, live.partition, live.request.gateway_partition)
         self._tables.effects.append(end)
@@ -157,6 +170,30 @@ class Endings:
         until_ms = max(live.request.deadline_ms, now_ms) + tables.settings.deadline_grace_ms
         tables.ended.add(live.request_id, until_ms, live.partition)
         self.tell_usage(live, outcome)
+
+    def remember_session(self, live: LiveRequest, outcome: Outcome, now_ms: int) -> None:
+        """Know where the KV of a whole answer lies, for the next turn."""
+        if not outcome.decode_worker or outcome.decode_worker != live.decode[0]:
+            return
+        known = self._tables.sessions.get(session_key(live.request), now_ms)
+        session = Session(
+            session_id=outcome.session_id,
+            decode_worker=outcome.decode_worker,
+            worker_epoch=live.decode[1],
+            context_tokens=outcome.prompt_tokens + outcome.completion_tokens,
+            turns=1 + (0 if known is None else known.turns),
+            last_used_ms=now_ms,
+            kv=outcome.kv,
+            tenant=live.request.tenant,
+        )
+        self._tables.sessions.put(session, live.partition)
+        self._tables.effects.append(SaveSession(session, live.partition))
+        self.evict_sessions(now_ms)
+
+    def evict_sessions(self, now_ms: int) -> None:
+        """Forget those that nobody has used for long, and the oldest of too many."""
+        for key, partition in self._tables.sessions.evict(now_ms):
+            self._tables.effects.append(Forget(*key, partition))
 
     def tell_usage(self, live: LiveRequest, outcome: Outcome) -> None:
         """Have it written what an ended request has used, unless that is."""

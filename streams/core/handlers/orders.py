@@ -177,6 +177,7 @@ def work(
         probes=None if worker.role is Role.PREFILL else probes_of(request, live.known, live.probed),
         said=live.said,
         said_chars=live.said_chars,
+        cache_scope=request.cache_scope,
     )
     return Dispatch(worker.topic, worker.partition, record)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from schemas.frozen import frozen
-from schemas.prefix import Words, chain
+from schemas.prefix import Words, chain, salt_of
 from schemas.records import Request, Session, Unmet
 from schemas.rules.tokens import token_count
 
@@ -87,6 +87,7 @@ class Case:
         More are computed only while the last one so far is held: `is_held(hash, tokens)`, where
         `tokens` is the length of the prompt's part that the hash names.
         """
+        salt = salt_of(self.request.cache_scope)
         known = self._chains.get(block_size, _NOTHING)
         done, last = known.size * block_size, known.item(-1) if known.size else None
         while self.prompt_tokens - done >= block_size:
@@ -94,7 +95,7 @@ class Case:
                 break
             count = min(max(done, _PROBE_TOKENS, block_size), self.prompt_tokens - done)
             tokens = np.frombuffer(self.request.prompt_tokens, "<i4", count, 4 * done)
-            more = chain(tokens, block_size, last, done)
+            more = chain(tokens, block_size, salt if last is None else last, done)
             known = more if last is None else np.concatenate([known, more])
             self._chains[block_size] = known
             done, last = known.size * block_size, known.item(-1)

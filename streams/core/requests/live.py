@@ -22,6 +22,7 @@ from schemas.records import (
     Reason,
     Request,
     Role,
+    StreamEnd,
     StreamRetrieved,
     WireError,
 )
@@ -31,6 +32,7 @@ from streams.core.fleet.workers import Gateway, Life
 from streams.core.placement.case import Case, Warmed
 from streams.core.requests.context import Context
 from streams.core.requests.probed import Probed
+from streams.core.requests.sessions import SessionKey, session_key
 from streams.core.states import ON_WORKERS, STANDS_ON, TRANSITIONS, Side, State, Word
 
 Key = TypeVar("Key")
@@ -96,13 +98,21 @@ class LiveRequest:
     said: int = 0  # how many tokens of its prompt, the last ones, are of its answer
     said_chars: int = 0
     said_by_ms: int = 0  # so long it is waited for word of them
-    worked_ms: dict[tuple[int, str], int] = field(default_factory=dict)  # by attempt and worker
+    # How long workers had it, as far as they have told; by attempt, worker and what it did.
+    worked_ms: dict[tuple[int, str, PhaseKind], int] = field(default_factory=dict)
     is_told: bool = False  # what it has used is written already
+    read_end: StreamEnd | None = None  # which its readers have: of a void attempt, in a rebuild
 
     @property
     def next_attempt(self) -> int:
         """The number of whatever comes next: another placement, or an end by the router."""
         return self.attempt + self.unheard + 1
+
+    def has_given_up(self, attempt: int) -> bool:
+        """Whether that attempt is void."""
+        if attempt <= self.attempt:
+            return attempt < self.attempt or self.state in UNPLACED
+        return False
 
     @property
     def is_paired(self) -> bool:
@@ -169,7 +179,8 @@ class LiveRequest:
         known = (self.request_id, self.partition, self.state, self.attempt)
         prompt = crc32(self.request.prompt_tokens)
         put_in = (prompt, self.known, self.probed, self.said, self.said_chars)
-        readers = self.readers, self.taken_up
+        worked = tuple(sorted(self.worked_ms.items()))
+        readers = self.readers, self.taken_up, worked
         if self.state in UNPLACED:
             return (*known, self.cancel, readers, put_in)
         return (
@@ -230,7 +241,6 @@ def is_outdated(cancellation: Cancellation, *, taken_up: bool) -> bool:
 
 def note(live: LiveRequest, phase: Phase) -> None:
     """What a phase of the attempt tells, whatever the state that it finds."""
-    note_work(live, phase)
     life = phase.worker_id, phase.worker_epoch
     if phase.kind is PhaseKind.KV_RECEIVED and life == live.decode:
         live.kv_received = True
@@ -243,10 +253,12 @@ def note(live: LiveRequest, phase: Phase) -> None:
 
 
 def note_work(live: LiveRequest, phase: Phase) -> None:
-    """How long a worker had an attempt, where it has not written the outcome that tells so."""
-    if phase.kind in _LAST_WORDS:
-        spent_ms = max(0, phase.ended_ms - phase.started_ms)
-        live.worked_ms[phase.attempt, phase.worker_id] = spent_ms
+    """How long a worker had an attempt, where no outcome tells so: also of one that was given up,
+    for its time was spent.
+    """
+    spent_ms = phase.ended_ms - phase.started_ms
+    if phase.kind in _LAST_WORDS and spent_ms > 0:
+        live.worked_ms[phase.attempt, phase.worker_id, phase.kind] = spent_ms
 
 
 def step(live: LiveRequest, life: Life, word: Word, kv: KvHandle | None = None) -> State | None:
@@ -273,7 +285,8 @@ class LiveRequests:
         self.handovers: dict[str, LiveRequest] = {}  # first in, first out
         self.before_decode = 0  # prefilling or handing over
         self.retrieving = 0
-        self.by_session: dict[str, LiveRequest] = {}  # the latest that got to a decode worker
+        # The latest of each that got to a decode worker.
+        self.by_session: dict[SessionKey, LiveRequest] = {}
         self._by_life: dict[Life, dict[str, LiveRequest]] = {}
         self._by_reader: dict[Gateway, dict[str, LiveRequest]] = {}
         self._deadlines: list[tuple[int, int, str]] = []
@@ -339,13 +352,13 @@ class LiveRequests:
             self.before_decode += 1
         if state is State.HANDING_OVER:
             self.handovers[live.request_id] = live
-        session_id = live.request.session_id
+        session = session_key(live.request)
         if (before, state) == (State.PAIRED, State.RECEIVED):
             pass  # it got no further than it was to its session
         elif state in _WITH_DECODE:
-            self.by_session[session_id] = live
-        elif state in _LEFT and self.by_session.get(session_id) is live:
-            del self.by_session[session_id]
+            self.by_session[session] = live
+        elif state in _LEFT and self.by_session.get(session) is live:
+            del self.by_session[session]
 
     def drop(self, live: LiveRequest) -> None:
         """Take a request out of all indexes."""

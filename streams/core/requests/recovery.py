@@ -29,6 +29,7 @@ from schemas.records import (
     Request,
     Retrieved,
     Session,
+    StreamEnd,
 )
 from schemas.rules.continuing import said_of, waits_for_word
 from streams.core.events import (
@@ -60,6 +61,7 @@ from streams.core.requests.live import (
     step,
 )
 from streams.core.requests.probed import with_probe
+from streams.core.requests.sessions import SessionKey, session_key
 from streams.core.states import BEGINS, State
 
 PLACING = (DecisionKind.PLACE, DecisionKind.REPLACE)
@@ -93,6 +95,7 @@ class _Trace:
     retrieved: Retrieved | None = None  # the first in the log, for the prompt
     probes: list[Retrieved] = field(default_factory=list)  # found during the answer
     continued: dict[int, Continued] = field(default_factory=dict)  # the first of each attempt
+    read_ends: dict[int, StreamEnd] = field(default_factory=dict)  # by attempt
     phases: list[Phase] = field(default_factory=list)
     cancels: dict[str, Cancellation] = field(default_factory=dict)  # the first of each tenant
     resumed: list[Gateway] = field(default_factory=list)
@@ -135,7 +138,7 @@ class Rebuild:
         self.partition = partition
         self._continues = continues
         self._traces: dict[str, _Trace] = {}
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[SessionKey, Session] = {}
 
     def add(self, event: PartitionEvent) -> None:
         """Fold one record."""
@@ -164,7 +167,9 @@ class Rebuild:
                     trace.retrieved = retrieved
             case ContinuedArrived(continued):
                 trace = self._trace(continued.request_id)
-                if not trace.is_over:
+                if continued.end is not None:
+                    trace.read_ends[continued.attempt] = continued.end
+                elif not trace.is_over:
                     trace.continued.setdefault(continued.attempt, continued)
             case Placed(decision):
                 self._decided(decision)
@@ -177,7 +182,7 @@ class Rebuild:
             case SessionLoaded(session):
                 # whether its KV was used since is not known, and KV is used once
                 used = session if session.kv is None else replace(session, kv=None)
-                self._sessions[session.session_id] = used
+                self._sessions[session_key(session)] = used
             case _:
                 raise AssertionError(f"no record of a partition: {event}")
 
@@ -222,6 +227,8 @@ class Rebuild:
                 live, failed = _live(trace.request, trace, self.partition)
                 if _waits_for_word(live, trace, continues=self._continues):
                     live.enter(State.CONTINUING)
+                for attempt, end in trace.read_ends.items():
+                    live.read_end = end if live.has_given_up(attempt) else live.read_end
                 rebuilt.live.append((live, failed))
             else:
                 rebuilt.early.extend(trace.cancels.values())

@@ -6,49 +6,59 @@ and nothing else.
 
 from collections import OrderedDict
 
-from schemas.records import Session
+from schemas.records import Request, Session
+
+SessionKey = tuple[str, str]  # tenant and id
+
+
+def session_key(of: Request | Session) -> SessionKey:
+    """What a conversation is known by: ids are their tenants' own, and no tenant's home or KV is
+    another's.
+    """
+    return of.tenant, of.session_id
 
 
 class Sessions:
-    """Sessions by id, each with its partition, in order of use."""
+    """Sessions by `session_key`, each with its partition, in order of use."""
 
     def __init__(self, *, sessions_max: int, ttl_ms: int) -> None:
         self._sessions_max = sessions_max
         self._ttl_ms = ttl_ms
-        self._known: OrderedDict[str, tuple[Session, int]] = OrderedDict()
+        self._known: OrderedDict[SessionKey, tuple[Session, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def get(self, session_id: str, now_ms: int) -> Session | None:
+    def get(self, key: SessionKey, now_ms: int) -> Session | None:
         """The session, unless it was forgotten or is too old."""
-        found = self._known.get(session_id)
+        found = self._known.get(key)
         if found is None or now_ms - found[0].last_used_ms > self._ttl_ms:
             return None
         return found[0]
 
     def put(self, session: Session, partition: int) -> None:
         """Remember the latest state of a session."""
-        self._known[session.session_id] = (session, partition)
-        self._known.move_to_end(session.session_id)
+        key = session_key(session)
+        self._known[key] = (session, partition)
+        self._known.move_to_end(key)
 
-    def evict(self, now_ms: int) -> list[tuple[str, int]]:
-        """Forget what is too old or too many; returns ids with their partitions."""
+    def evict(self, now_ms: int) -> list[tuple[SessionKey, int]]:
+        """Forget what is too old or too many; returns keys with their partitions."""
         evicted = []
         while self._known:
-            session_id, (session, partition) = next(iter(self._known.items()))
+            key, (session, partition) = next(iter(self._known.items()))
             too_old = now_ms - session.last_used_ms > self._ttl_ms
             if not too_old and len(self._known) <= self._sessions_max:
                 break
-            del self._known[session_id]
-            evicted.append((session_id, partition))
+            del self._known[key]
+            evicted.append((key, partition))
         return evicted
 
     def drop(self, partition: int) -> None:
         """Forget a partition without a word: another router remembers it now."""
-        for session_id in [s for s, (_, p) in self._known.items() if p == partition]:
-            del self._known[session_id]
+        for key in [k for k, (_, p) in self._known.items() if p == partition]:
+            del self._known[key]
 
-    def all(self) -> dict[str, Session]:
-        """Everything remembered, by id."""
-        return {session_id: session for session_id, (session, _) in self._known.items()}
+    def all(self) -> dict[SessionKey, Session]:
+        """Everything remembered, by key."""
+        return {key: session for key, (session, _) in self._known.items()}

@@ -1,9 +1,9 @@
 """What a request has used, as its end tells it: one `Usage` each, however it ended.
 
 The counts are those that its client is told: of the outcome that counts, with what was looked up
-for the prompt. The time is what workers have told of: of each attempt that they handed over or
-failed, and of the last one. What a lost worker has spent nobody knows. Pure; the number is its
-writer's to give (`streams/agents/usage.py`).
+for the prompt. The time is what workers have told of: of each step that they handed over or failed,
+of attempts that were given up, too, and of the end. One worker may do several. What a lost worker
+has spent nobody knows. Pure; the number is its writer's to give (`streams/agents/usage.py`).
 """
 
 from schemas.records import Outcome, Usage
@@ -15,8 +15,6 @@ UNNUMBERED = -1
 def usage_of(live: LiveRequest, outcome: Outcome) -> Usage:
     """What a request has used that ended so."""
     request = live.request
-    last = outcome.attempt, outcome.written_by
-    before_ms = sum(spent_ms for each, spent_ms in live.worked_ms.items() if each != last)
     return Usage(
         number=UNNUMBERED,
         request_id=request.request_id,
@@ -33,7 +31,7 @@ def usage_of(live: LiveRequest, outcome: Outcome) -> Usage:
         cached_tokens=outcome.cached_tokens,
         retrieved_tokens=live.retrieved_tokens + outcome.retrieved_tokens,
         completion_tokens=outcome.completion_tokens,
-        worker_ms=before_ms + outcome.worker_ms,
+        worker_ms=sum(live.worked_ms.values()) + outcome.worker_ms,
         arrived_ms=request.arrived_ms,
         ended_ms=outcome.ended_ms,
     )

@@ -148,16 +148,15 @@ class Carrier:
 
     async def _next(self, each: Underway) -> bool:
         now_s, now_ms = asyncio.get_running_loop().time(), wall_ms()
-        wanted = wanted_end(each.batch, now_ms)
         if each.committed.status == VALIDATING:
-            if wanted:
+            if wanted := wanted_end(each.batch, now_ms):
                 await self._end(each, wanted)
             else:
                 await self._check(each)
-        elif each.done == each.committed.total:
-            await self._end(each, COMPLETED)
-        elif wanted:
-            await self._give_up(each, wanted)
+        elif (end := each.end(now_ms)) == COMPLETED:
+            await self._end(each, end)
+        elif end:
+            await self._give_up(each, end)
         elif each.committed.sent < each.committed.total and each.waiting <= WAITING_MAX - CHUNK:
             await self._send(each)
             return True

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from schemas.records import Answer, Batch, BatchProgress, StoredFile
 from streams.gateway.batches.lines import Line, answer_line, given_up_line
 from streams.gateway.log.objects import PART_BYTES
-from streams.gateway.objects.batches import CANCELLED, ENDED, EXPIRED
+from streams.gateway.objects.batches import CANCELLED, COMPLETED, ENDED, EXPIRED
 from streams.gateway.objects.table import STORED
 
 WRITE_S = 2.0  # results are written so long after the first of them, at least
@@ -133,6 +133,14 @@ class Underway:
     def written(self, now_s: float) -> None:
         """Its results are."""
         self._written_s = now_s
+
+    def end(self, now_ms: int) -> str:
+        """How it is to end now; empty: not yet. A line that was given up, by a predecessor too, has
+        no answer: such a batch is not completed.
+        """
+        if sum(self._counts) == self.committed.total:
+            return COMPLETED
+        return wanted_end(self.batch, now_ms)
 
     def progress(self, answers_from: Sequence[int], now_ms: int) -> BatchProgress:
         """What is true once all parts are written."""

@@ -47,7 +47,7 @@ async def generate(gateway: Gateway, endpoint: Endpoint, exchange: Exchange) -> 
         key, positions = last_event(gateway, exchange)
         await exchange.read_body(gateway.body_reader)
         return await resume(gateway, exchange, key, positions)
-    gateway.admit()  # before anything of the body is kept
+    await gateway.admitted()  # before anything of the body is kept
     raw = await exchange.read_body(gateway.body_reader)
     intake = await take_in(raw, endpoint, gateway.served, gateway.settings)
     conversation = conversation_of(gateway, exchange, intake)
@@ -74,14 +74,14 @@ def conversation_of(gateway: Gateway, exchange: Exchange, intake: Intake) -> Con
     if named is not None:
         turn = sum(message["role"] == "assistant" for message in intake.messages)
         return Conversation(session_id=named, turn=turn)
-    scope = f"{exchange.tenant}\0{intake.user}"
+    scope = f"{len(exchange.tenant)}:{exchange.tenant}{intake.user}"
     return gateway.conversations.find(scope, intake.messages, exchange.arrived_ms)
 
 
 async def accept(gateway: Gateway, exchange: Exchange, inquiry: Inquiry) -> Call:
     """Send the call's requests; returns when the broker has them all."""
     intake = inquiry.intake
-    gateway.admit(choices := len(intake.prompts) * intake.n)
+    await gateway.admitted(choices := len(intake.prompts) * intake.n)
     key = _stream_key(gateway, exchange, inquiry, choices)
     requests = requests_of(gateway, inquiry, key, exchange.arrived_ms)
     call = Call(
@@ -151,6 +151,7 @@ def requests_of(
         gateway_started_ms=gateway.started_ms,
         keeps_running=options.keeps_running,
         retrieval=_retrieval(gateway, intake, arrived_ms),
+        cache_scope="" if gateway.settings.shared_cache else key.tenant,
     )
     if key.choices == 1:
         return [first]

@@ -1,4 +1,4 @@
-"""The HTTP server around an app: uvicorn with our bounds on connections, its socket and its files.
+"""The HTTP server around an app: uvicorn with our bounds on connections and files.
 
 The process around it is `app.py`'s.
 """
@@ -12,14 +12,13 @@ from collections.abc import Iterator
 
 from starlette.types import ASGIApp
 
-from schemas.errors import ConfigError
 from streams.gateway.config import GatewaySettings
 from streams.gateway.http import library
 from streams.gateway.http.head_limits import connection_factory
+from streams.gateway.http.listener import BACKLOG
 from streams.gateway.http.slow_clients import PatientProtocol
 
 logger = logging.getLogger(__name__)
-BACKLOG = 2_048
 _LOOK_S = 0.1
 OTHER_FILES = 512  # besides connections of clients
 
@@ -104,23 +103,6 @@ def make_server(app: ASGIApp, settings: GatewaySettings, *, grace_ms: int = 1_00
         proxy_headers=False,  # nothing here looks at the client's address
     )
     return Server(config)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; raises ConfigError where that is not possible."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"gateway.host, gateway.port: {host}:{port} cannot be bound: {error}; "
-            "choose another port"
-        ) from error
-    listener.setblocking(False)
-    return listener
 
 
 def allow_files(connections_max: int) -> None:

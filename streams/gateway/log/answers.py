@@ -16,7 +16,7 @@ from schemas.errors import TriviumError
 from schemas.log.clients import Ack, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.records import Continued
-from streams.gateway.stream.hub import CallStream, Hub
+from streams.gateway.stream.hub import Hub, SoFar
 
 logger = logging.getLogger(__name__)
 PENDING_MAX = 10_000  # the oldest go first
@@ -31,18 +31,20 @@ class AnswersSoFar:
         hub.on_void = self._tell
         self._gateway_id, self._producer = gateway_id, producer
         self._pending: deque[Continued] = deque(maxlen=PENDING_MAX)
-        self._told: dict[tuple[str, int], None] = {}  # requests and attempts: whoever reads again
+        # Requests, attempts, and whether their end was told: whoever reads again.
+        self._told: dict[tuple[str, int, bool], None] = {}
         self._has_pending = asyncio.Event()
 
-    def _tell(self, stream: CallStream, attempt: int) -> None:
+    def _tell(self, so_far: SoFar) -> None:
         """An attempt was given up; its mark may be read more than once."""
-        key = stream.request_id, attempt
+        record = answer_so_far(so_far, self._gateway_id, wall_ms())
+        key = _key(record)
         if key in self._told:
             return
         self._told[key] = None
         if len(self._told) > PENDING_MAX:
             del self._told[next(iter(self._told))]
-        self._pending.append(answer_so_far(stream, attempt, self._gateway_id, wall_ms()))
+        self._pending.append(record)
         self._has_pending.set()
 
     async def write(self) -> None:
@@ -74,19 +76,23 @@ class AnswersSoFar:
 
     def _not_told(self, record: Continued, error: BaseException | None) -> None:
         """The next router asks again, by another mark."""
-        self._told.pop((record.request_id, record.attempt), None)
+        self._told.pop(_key(record), None)
         logger.warning("phases: %s: what there is was not told: %r", record.request_id, error)
 
 
-def answer_so_far(stream: CallStream, attempt: int, gateway_id: str, now_ms: int) -> Continued:
-    """What a stream has, for the next attempt to go on behind."""
-    tokens, chars = stream.said()
+def answer_so_far(so_far: SoFar, gateway_id: str, now_ms: int) -> Continued:
+    """What a reader has, for the next attempt to go on behind, or as the end of all."""
     return Continued(
-        request_id=stream.request_id,
-        session_id=stream.call.key.session_id,
-        attempt=attempt,
-        tokens=tokens,
-        chars=chars,
+        request_id=so_far.request_id,
+        session_id=so_far.session_id,
+        attempt=so_far.attempt,
+        tokens=so_far.tokens,
+        chars=so_far.chars,
         written_by=gateway_id,
         at_ms=now_ms,
+        end=so_far.end,
     )
+
+
+def _key(record: Continued) -> tuple[str, int, bool]:
+    return record.request_id, record.attempt, record.end is not None

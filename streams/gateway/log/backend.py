@@ -235,6 +235,11 @@ class LogBackend:
         return problems
 
     @property
+    def is_ready(self) -> bool:
+        """Whether calls of all kinds would be answered."""
+        return not self.problems() and self.objects.is_read
+
+    @property
     def producer(self) -> LogProducer:
         """Raises BrokerUnavailable while there is none."""
         if self._producer is None:
@@ -276,7 +281,7 @@ class LogBackend:
 
         Raises ConfigError where the log keeps less than a request may live, and NameTaken.
         """
-        loop, pauses = asyncio.get_running_loop(), Pauses()
+        loop, pauses = asyncio.get_running_loop(), Pauses(RECONNECT_S)  # callers wait for it
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.objects.read())

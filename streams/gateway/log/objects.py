@@ -72,6 +72,11 @@ class ObjectLog:
         self.news = asyncio.Condition()
 
     @property
+    def is_read(self) -> bool:
+        """Whether what was kept is known."""
+        return self._table is not None
+
+    @property
     def table(self) -> Table:
         if self._table is None:
             raise NotReady("this gateway is still reading what was kept; try again")

@@ -80,7 +80,7 @@ async def create(gateway: Gateway, exchange: Exchange) -> str:
     exchange.call_id = new_request_id(exchange.arrived_ms)
     exchange.reply_headers.append((b"x-request-id", exchange.call_id.encode()))
     exchange.tenant = gateway.keys.tenant(exchange.headers)
-    gateway.admit()  # before anything of the body is kept
+    await gateway.admitted()  # before anything of the body is kept
     raw = await exchange.read_body(gateway.body_reader)
     body = parse(ResponsesBody, raw, gateway.settings.values_max)
     refuse_fields(body)

@@ -201,7 +201,7 @@ async def _read(gateway: Gateway, call: Call, *, live: bool) -> None:
 
     Of marks that are read again only one behind which nothing goes on yet is worth a word.
     """
-    hub, tell = Hub(), gateway.hub.on_void
+    hub = Hub()
     hub.add(call)
     loop, key = asyncio.get_running_loop(), call.key
     async with aclosing(
@@ -211,9 +211,7 @@ async def _read(gateway: Gateway, call: Call, *, live: bool) -> None:
             hub.apply(frame, loop.time())
             if not call.open_streams or call_error(call) is not None:
                 return
-    for stream in call.streams:
-        if stream.given_up and tell is not None:
-            tell(stream, stream.given_up)
+    hub.live_from_here(gateway.hub.on_void)
 
 
 async def _give_up(gateway: Gateway, form: Form) -> None:

@@ -8,6 +8,7 @@ No task and no future per token.
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from schemas.errors import AttemptsDiffer, TriviumError
 from schemas.records import OutcomeKind, StreamEnd, StreamStart, TokenFrame, TokenLogprob
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 class CallStream(Stream):
     """A stream that knows its call, when it last grew, and where it is run."""
 
-    __slots__ = ("call", "difference_reported", "grew_s", "start")
+    __slots__ = ("call", "difference_reported", "grew_s", "is_closed", "start")
 
     def __init__(
         self, call: "Call", request_id: str, choice: int, client_position: Position | None
@@ -37,6 +38,7 @@ class CallStream(Stream):
         self.call = call
         self.difference_reported = False
         self.grew_s = 0.0
+        self.is_closed = False  # its call counts it as open no more
         self.start: StreamStart | None = None  # of the highest attempt that has sent one
 
     def is_by_prefill(self, writer: str) -> bool:
@@ -51,7 +53,19 @@ class CallStream(Stream):
         return bool(self.attempt or self._void_attempt or self.retrieved or self.start is not None)
 
 
-OnVoid = Callable[[CallStream, int], None]
+class SoFar(NamedTuple):
+    """What a reader has of an answer of which an attempt was given up; with `end` it is over."""
+
+    request_id: str
+    session_id: str
+    attempt: int
+    tokens: bytes = b""
+    chars: int = 0
+    end: StreamEnd | None = None
+
+
+OnVoid = Callable[[SoFar], None]
+ENDED_MAX = 10_000  # answers of which a mark may yet come; the oldest go first
 
 
 def _nothing() -> None:
@@ -152,11 +166,14 @@ class Hub:
     """All streams that wait for frames."""
 
     def __init__(self, metrics: Metrics | None = None, on_void: OnVoid | None = None) -> None:
-        """`on_void` is told of each stream whose attempt was given up, and of the attempt."""
+        """`on_void` is told what there is of each stream whose attempt was given up: at its mark,
+        and again where the attempt's end is taken all the same.
+        """
         self._metrics = metrics
         self.on_void = on_void
         self._streams: dict[str, CallStream] = {}
         self._calls: dict[str, Call] = {}
+        self._ended: dict[str, SoFar] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -180,10 +197,23 @@ class Hub:
             self._streams[stream.request_id] = stream
 
     def remove(self, call: Call) -> None:
-        """Expect no more; what still comes for it is dropped."""
-        self._calls.pop(call.key.parent_id, None)
+        """Expect no more; what still comes for it is dropped. Another call for the same request
+        stays: whoever goes on with what a predecessor has asked uses its ids.
+        """
+        if self._calls.get(call.key.parent_id) is call:
+            del self._calls[call.key.parent_id]
         for stream in call.streams:
-            self._streams.pop(stream.request_id, None)
+            if self._streams.get(stream.request_id) is stream:
+                del self._streams[stream.request_id]
+
+    def live_from_here(self, on_void: OnVoid | None) -> None:
+        """What was applied so far had lain in the log. Of its marks only one behind which nothing
+        goes on yet is worth a word; from now on each is.
+        """
+        self.on_void = on_void
+        for stream in self._streams.values():
+            if stream.given_up:
+                self._tell(stream, stream.given_up)
 
     def apply(self, frame: TokenFrame, now_s: float) -> None:
         """Hand each row to its stream, then the last words."""
@@ -246,10 +276,30 @@ class Hub:
                 self._report_difference(ending)
         for void in frame.voids:
             given_up = streams.get(void.request_id)
-            if given_up is not None and given_up.void(void.attempt) and self.on_void is not None:
-                self.on_void(given_up, void.attempt)
+            if given_up is not None:
+                if given_up.void(void.attempt, asks=void.asks):
+                    self._tell(given_up, void.attempt)
+            elif (ended := self._ended.get(void.request_id)) and ended.attempt <= void.attempt:
+                if self.on_void is not None:
+                    self.on_void(ended)
         if self._metrics is not None:
             self._metrics.frame(tokens=tokens, foreign_rows=foreign_rows, waits=waits, now_s=now_s)
+
+    def _tell(self, stream: CallStream, attempt: int) -> None:
+        if self.on_void is not None:
+            tokens, chars = stream.said()
+            session_id = stream.call.key.session_id
+            self.on_void(SoFar(stream.request_id, session_id, attempt, tokens, chars))
+
+    def _note_end(self, stream: CallStream, end: StreamEnd) -> None:
+        """Its router may have given the attempt up, or may yet, before it reads of the end."""
+        session_id = stream.call.key.session_id
+        ended = SoFar(stream.request_id, session_id, end.attempt, end=end)
+        self._ended[stream.request_id] = ended
+        if len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+        if end.attempt <= stream.marked and self.on_void is not None:
+            self.on_void(ended)
 
     def _note_starts(self, starts: Sequence[StreamStart]) -> None:
         for start in starts:
@@ -282,10 +332,14 @@ class Hub:
             self._metrics.first_token(now_s - call.arrived_s)
 
     def _close_stream(self, stream: CallStream) -> None:
-        if self._streams.pop(stream.request_id, None) is None:
+        self._streams.pop(stream.request_id, None)
+        if stream.is_closed:  # another hub has it, too
             return
+        stream.is_closed = True
         call, end = stream.call, stream.end
         call.open_streams -= 1
+        if end is not None:
+            self._note_end(stream, end)
         if end is not None and end.kind is not OutcomeKind.COMPLETED:
             call.failed_end = call.failed_end or end
         if self._metrics is not None and stream.repeated_rows:

@@ -48,6 +48,7 @@ class Stream:
         "_delivered",
         "_early_rows",
         "_former",
+        "_is_asked",
         "_keeps_ids",
         "_late_rows",
         "_pending_end",
@@ -60,6 +61,7 @@ class Stream:
         "differs_at",
         "end",
         "logprobs",
+        "marked",
         "next_char",
         "next_seq",
         "repeated_rows",
@@ -105,7 +107,9 @@ class Stream:
         self._client_position = client_position if begun else None
         self._attempt_began_at = 0  # tokens before this one are of lower attempts
         self._early_rows: list[Row] = []
+        self.marked = 0  # the highest attempt that was said to be void
         self._void_attempt = 0  # this one and those before it were given up
+        self._is_asked = False  # by the last mark
         self._late_rows: list[tuple[int, Row]] = []  # of these, after they were
         self._pending_end: StreamEnd | None = None
 
@@ -183,26 +187,30 @@ class Stream:
         self._close_if_complete()
         return self.end is not None
 
-    def void(self, attempt: int) -> bool:
-        """The attempt was given up: nothing of it counts from here on. False where the stream is
-        past it, or has its end, and nothing is to go on behind it."""
+    def void(self, attempt: int, *, asks: bool = True) -> bool:
+        """The attempt was given up: nothing of it counts from here on. Whether the router `asks`
+        what there is: not where the stream is past it, or has its end, for nothing is to go on
+        behind it."""
+        self.marked = max(attempt, self.marked)
         if self.end is not None or self.broken or self._pending_end is not None:
             return False
         if attempt < self.attempt:
             return False
         self._void_attempt = max(attempt, self._void_attempt)
+        self._is_asked = asks
         self._late_rows += [(self.attempt, row) for row in self._early_rows]
         self._early_rows.clear()
         former, self._former = self._former, None
         if former is not None and self._delivered.begins(former[0]):
             self._put_back(*former)
-        return True
+        return asks
 
     @property
     def given_up(self) -> int:
-        """The attempt that was marked void and is the last one so far; 0: none is."""
+        """The attempt that was marked void and is the last one so far, where its router asks what
+        there is; 0: none is."""
         goes_on = self.end is None and not self.broken and self.attempt <= self._void_attempt
-        return self._void_attempt if goes_on else 0
+        return self._void_attempt if goes_on and self._is_asked else 0
 
     def said(self) -> tuple[bytes, int]:
         """All tokens that were taken, packed, and how many characters."""

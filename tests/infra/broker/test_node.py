@@ -5,13 +5,14 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from infra.broker import node, storage
 from infra.broker.node import Broker
-from infra.broker.probe import broker_answers, free_ports, port_is_taken
+from infra.broker.probe import broker_answers, free_ports, port_is_taken, reserved
 from infra.broker.section import BrokerSettings
 from infra.processes.identity import Identity, identify
 from schemas.errors import BrokerUnavailable, ConfigError
@@ -125,6 +126,36 @@ def test_a_taken_port_is_told_with_what_to_do(
         with pytest.raises(BrokerUnavailable, match=f"{expected}.*--bootstrap"):
             mine.start()
     assert broker_answers(bootstrap, timeout_s=PATIENCE_S), "what runs there goes on"
+
+
+def test_of_two_that_start_at_the_same_moment_one_is_refused_at_once(broker: Broker) -> None:
+    """Both found the port free, and the processes of both joined whichever broker got it
+    (issue 28, 19)."""
+    bootstrap = broker.spawn()
+    port = int(bootstrap.rpartition(":")[2])
+    late = Broker(replace(QUICK, port=port), broker.folder.with_name("late"))
+    with pytest.raises(BrokerUnavailable, match="taken by a broker that another stack starts"):
+        late.spawn()
+    assert not late.runs()
+    assert broker.stop()
+    held = reserved("127.0.0.1", port)
+    assert held is not None, "whoever stops lets go of it"
+    held.close()
+
+
+def test_another_clusters_broker_is_not_taken_for_ones_own(
+    tmp_path: Path, bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else got the port between the look and the start (issue 28, 19)."""
+    monkeypatch.setattr(node, "port_is_taken", lambda *_: False)
+    port = int(bootstrap.rpartition(":")[2])
+    mine = Broker(replace(QUICK, port=port), tmp_path / "broker", tethered=True)
+    try:
+        with pytest.raises(BrokerUnavailable, match=f"broker.port {port}.*another Kafka broker"):
+            mine.start()
+        assert not mine.runs()
+    finally:
+        mine.reset()
 
 
 def test_jars_and_java_that_are_missing_are_named(tmp_path: Path) -> None:

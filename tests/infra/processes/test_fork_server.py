@@ -1,11 +1,14 @@
 """The fork server with small programs: what a fork takes over, its children, and every end."""
 
+import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 from infra.processes import supervisor
 from infra.processes.fork_server import ForkServer
 from infra.processes.supervisor import Process, ProcessSpec, Supervisor
+from streams.gateway.http.listener import listen
 from tests.infra.processes import forked_family
 from tests.waiting import START_S, until
 from tests.workers.processes import lives, parent
@@ -21,6 +25,7 @@ from tests.workers.processes import lives, parent
 FAMILY, PROGRAM = forked_family.__name__, "tests.infra.processes.forked_program"
 ENVIRON = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "TORCH_SETTING": "early"}
 IDLE = "tests.infra.processes.forked_idler"
+LISTENS = "tests.infra.processes.listening_program"
 LAUNCHER = """
 import asyncio, os, signal, sys
 from pathlib import Path
@@ -236,3 +241,41 @@ async def test_a_server_that_could_not_fork_is_not_had(
 
 async def is_up(process: Process, lives: int = 1) -> None:
     await until(lambda: process.tail().count("up") >= lives)
+
+
+async def answered_by(listener: socket.socket) -> int:
+    """Whose process id is said there."""
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    try:
+        return int(await reader.readline())
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("is_forked", [True, False])
+async def test_who_calls_between_two_lives_is_answered_by_the_next_one(
+    tmp_path: Path, forks: ForkServer, is_forked: bool
+) -> None:
+    """As systemd has it, the socket is kept by who starts the process (issue 28, 21)."""
+    keeper = Supervisor()
+    with listen("127.0.0.1", 0) as listener:
+        asked = spec(tmp_path, forks, LISTENS, env=ENVIRON, listener=listener)
+        process = keeper.start(replace(asked, forks=forks if is_forked else None))
+        first = await answered_by(listener)
+        assert first == process.pid and (parent(first) == forks.pid) == is_forked
+        process.kill()
+        await until(lambda: process.pid != first)
+        assert await answered_by(listener) not in (0, first)
+        assert process.restarts == 1
+        await keeper.stop()
+
+
+async def test_nobody_waits_at_a_socket_whose_process_is_given_up(
+    tmp_path: Path, forks: ForkServer
+) -> None:
+    listener = listen("127.0.0.1", 0)
+    process = Supervisor().start(
+        spec(tmp_path, forks, "no.such.module", env=ENVIRON, listener=listener, restart=False)
+    )
+    await until(lambda: process.failed)
+    assert listener.fileno() == -1

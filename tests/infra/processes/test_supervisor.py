@@ -185,7 +185,7 @@ def test_a_tethered_command_ends_with_whoever_started_it() -> None:
 
 
 def test_a_tethered_command_does_not_start_for_another_parent() -> None:
-    command = [sys.executable, tether.__file__, str(os.getpid() + 1), "echo", "started"]
+    command = [sys.executable, tether.__file__, str(os.getpid() + 1), "-1", "echo", "started"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "the launcher ended" in done.stderr

@@ -49,3 +49,15 @@ def test_a_pool_that_comes_later_waits_as_long() -> None:
         steady.settle({DECODE: 1}, {DECODE: 1}, 1_000 * second)
     both = {DECODE: 1, Role.RETRIEVAL: 1}
     assert steady.settle(both, {**both, Role.RETRIEVAL: 2}, 20_000)[Role.RETRIEVAL] == 2
+
+
+def test_it_follows_after_the_clock_was_set_back() -> None:
+    """It stood still for as long: what was seen "later" never went (issue 28, 15)."""
+    steady = Steady(SETTINGS)
+    for second in range(20):
+        steady.settle({DECODE: 4}, {DECODE: 4}, 3_600_000 + 1_000 * second)
+    found = [
+        steady.settle({DECODE: 6 if second < 5 else 1}, {DECODE: 4}, 1_000 * second)[DECODE]
+        for second in range(20)
+    ]
+    assert found[:3] == [4, 4, 6] and found[-1] == 1

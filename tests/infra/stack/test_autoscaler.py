@@ -170,19 +170,19 @@ async def test_the_law_looks_as_far_ahead_as_a_start_took(
     stack: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not as far as one that was ended or died on the way."""
-    scaler, now_ms = Autoscaler(stack), T0
-    monkeypatch.setattr(autoscaler, "wall_ms", lambda: now_ms)
+    scaler, now_s = Autoscaler(stack), 7.0
+    monkeypatch.setattr(autoscaler, "monotonic", lambda: now_s)
     assert scaler._scaler.start_ms == ScalingSettings().start_ms
     follow(scaler, prefill=3, decode=3)
-    assert set(scaler._started_ms) == {"prefill-2", "decode-2"}
-    now_ms += 70_000
+    assert set(scaler._started_s) == {"prefill-2", "decode-2"}
+    now_s += 70
     stack.processes["prefill-2"].restarts = 1
     stack.serves("decode-2", DECODE)
     follow(scaler, prefill=3, decode=3)
-    assert (scaler._started_ms, scaler._scaler.start_ms) == ({}, 70_000)
+    assert (scaler._started_s, scaler._scaler.start_ms) == ({}, 70_000)
     assert stack.told == [("start", "prefill-2"), ("start", "decode-2")], "each is started once"
     follow(scaler, prefill=3, decode=4)
-    now_ms += 50_000
+    now_s += 50
     stack.serves("decode-3", DECODE)
     follow(scaler, prefill=3, decode=4)
     assert scaler._scaler.start_ms == 60_000

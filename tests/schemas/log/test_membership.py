@@ -6,6 +6,7 @@ Leases last, however long the machine stalls, in all tests but those of how they
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import replace
 
 import pytest
@@ -38,6 +39,9 @@ pytestmark = pytest.mark.kafka
 CAPABILITY = Capability(
     model="m", engine="sim", engine_id="e", block_size=16, max_model_len=128, running_max=4
 )
+
+
+_AHEAD_MS = ContextVar("ahead_ms", default=0)  # of the member whose tasks these are
 
 
 class Fleet:
@@ -286,3 +290,18 @@ async def test_an_undecodable_fleet_record_is_buried_and_the_rest_goes_on(
         assert [record.value for record in buried] == [b"garbage", Codec().encode(forged)]
         assert "w9" not in watcher.view.members, "nobody could send work to it (issue 10, 24)"
         assert watcher.view.wanted == wanted
+
+
+async def test_a_member_whose_clock_is_ahead_takes_no_lease_that_is_held(
+    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the others' last heartbeats, by the broker's clock, for older than a lease
+    (issue 28, 15)."""
+    monkeypatch.setattr(membership, "wall_ms", lambda: wall_ms() + _AHEAD_MS.get())
+    async with fleet_of(replace(kafka, worker_partitions=1)) as fleet:
+        holder, late = fleet.member("w1", "decode"), fleet.member("w2", "decode")
+        async with fleet.running(holder):
+            _AHEAD_MS.set(200_000)  # of what this task does, not of those that it has begun
+            with pytest.raises(LeaseError, match="all 1 partitions of decode are leased"):
+                await late.join()
+            _AHEAD_MS.set(0)

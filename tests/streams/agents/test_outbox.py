@@ -306,7 +306,7 @@ def test_sessions_are_saved_once_and_forgotten_with_a_tombstone() -> None:
                 last_used_ms=T0,
             )
             box.put([SaveSession(session, 1)])
-        box.put([Forget("old", 0)])
+        box.put([Forget("", "old", 0)])
         await box.drain()
         assert producer.sent == []
         box.save_sessions()

@@ -203,7 +203,9 @@ def test_a_rebuild_takes_the_last_word_of_each_conversation(
         (batch,) = process.journal.cut(1)
         assert batch.topics == ("sessions",)
         process.apply(PartitionReady(1), "ready", 1, 0)
-        assert {n: s.turns for n, s in process.router.tables.sessions.all().items()} == {"a": 2}
+        assert {n: s.turns for n, s in process.router.tables.sessions.all().items()} == {
+            ("", "a"): 2
+        }
 
     monkeypatch.setattr(partitions_module, "past_records", past)
     run(main())

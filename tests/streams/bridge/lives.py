@@ -5,7 +5,7 @@ records may be, which prompts lie where. It commits all or nothing.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ import pytest
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, Fenced, RecordTooLarge, TriviumError
 from schemas.log.transactions import FullPlace, Position, Sending
-from schemas.records import Answer
+from schemas.records import Answer, TokenFrame
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
 from streams.bridge import life
@@ -30,13 +30,18 @@ from streams.bridge.prompts import Prompts
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.bridge.slots import Slots
-from tests.streams.bridge.samples import pair, record
+from streams.gateway.stream.hub import Call, Hub
+from tests.streams.bridge.samples import KEY, pair, record
 from tests.streams.gateway.samples import MODEL
 from tests.waiting import pass_time
 
 CODEC = Codec()
 PLACE: FullPlace = ("rows", 1)
 TOKENS = {3: 100}  # what this bridge reads: partition of `tokens`, and how far
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass
@@ -54,6 +59,9 @@ class MemoryLog:
     gaps: list[tuple[int, int]] = field(default_factory=list)  # that were looked into
     replayed: list[tuple[int, int]] = field(default_factory=list)  # partition of tokens, offset
     tokens_end: int = 0  # of each of these
+    frames: list[TokenFrame] = field(default_factory=list)  # of any of these, from offset 0 on
+    before_replay: Callable[[], None] = _nothing
+    slow_to_stop_s: float = 0.0  # whoever has its transactional id
 
     def put(self, offset: int, value: Any = None, key: bytes = b"k") -> PromptRecord:
         """One more prompt."""
@@ -117,6 +125,7 @@ class MemoryTransactions:
 
     async def stop(self) -> None:
         self._is_open = False
+        await pass_time(self.log.slow_to_stop_s)
 
 
 class MemoryPast:
@@ -150,7 +159,7 @@ class StubAsking:
 
     def __init__(self) -> None:
         self.backend = SimpleNamespace(epoch=1, tokens_read=dict(TOKENS))
-        self.gateway = SimpleNamespace(hub=None)
+        self.gateway = SimpleNamespace(hub=Hub())
         self.vector_slots = Slots(lambda: 1)
         self.asked: list[int] = []  # offsets, in order
         self.begun: list[int] = []  # those listened to before that
@@ -158,10 +167,11 @@ class StubAsking:
         self.begins: set[int] = set()  # what these tell the beginning of
         self._waiting: dict[int, asyncio.Future[list[Sending] | TriviumError]] = {}
 
-    def begin(self, asked: Asked) -> None:
+    def begin(self, asked: Asked, _: Container[int] = ()) -> Call:
         asked.starts.setdefault(*next(iter(TOKENS.items())))
         asked.tries += 1
         self.begun.append(asked.record.offset)
+        return Call(KEY, deadline_ms=1, arrived_s=0.0, waits_for_end=True)
 
     def is_told_of(self, asked: Asked) -> bool:
         return asked.record.offset in self.begins
@@ -219,7 +229,12 @@ class Bridge:
 
     def __init__(self, log: MemoryLog, of: Pair | None = None) -> None:
         self.log, self.asking = log, StubAsking()
+        self.asks_by(self.asking, of)
+
+    def asks_by(self, asking: Any, of: Pair | None = None) -> None:
+        """Whoever that is, a product's `Asking` too."""
         self.troubles: list[BaseException] = []
+        self.lives: list[Life] = []
         of = replace(of or pair(), format="avro")
         prompts = Prompts(of, MODEL, CODEC, WriterSchemas("", 1))
         self.ends = Ends(of, prompts, Answers(of, CODEC))
@@ -228,7 +243,7 @@ class Bridge:
             codec=CODEC,
             bridge_id="bridge-0",
             group_id="bridge",
-            asking=self.asking,  # type: ignore[arg-type]  # stands in for one
+            asking=asking,
             slots=Slots(lambda: 8),
             may_ask=asyncio.Event(),
             fail=self.troubles.append,
@@ -236,9 +251,14 @@ class Bridge:
         )
         self.shared.may_ask.set()
 
+    def new_life(self) -> Life:
+        """One that has not begun."""
+        self.lives.append(Life(self.shared, PLACE, self.ends))
+        return self.lives[-1]
+
     def life(self) -> Life:
         """One that has begun."""
-        made = Life(self.shared, PLACE, self.ends)
+        made = self.new_life()
         made.begin()
         return made
 
@@ -260,11 +280,15 @@ def memory_log(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
         return {} if log.position is None else {PLACE: log.position}
 
     async def replay(*arguments: Any, live: bool = False) -> int:
-        _, _, _, partition, offset, _ = arguments
+        _, _, hub, partition, offset, _ = arguments
         log.replayed.append((partition, offset))
-        if live:
-            await asyncio.get_running_loop().create_future()
-        return max(int(offset), log.tokens_end)
+        log.before_replay()
+        while live or log.frames[offset:]:
+            for frame in log.frames[offset:]:
+                hub.apply(frame, asyncio.get_running_loop().time())
+                offset += 1
+            await pass_time(0.01)
+        return max(int(offset), log.tokens_end, len(log.frames))
 
     monkeypatch.setattr(life, "Transactions", type("T", (MemoryTransactions,), {"log": log}))
     monkeypatch.setattr(life, "Past", type("P", (MemoryPast,), {"log": log}))

@@ -1,21 +1,31 @@
-"""Prompts, questions and ended streams as tests of the bridge want them."""
+"""Prompts, questions and ended streams as tests of the bridge want them; and a bridge that asks as
+the product does, by a gateway's own way in, over a log in memory."""
 
+import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 from schemas.codec import Codec
-from schemas.records import Endpoint, OutcomeKind, StreamRetrieved
+from schemas.errors import BrokerUnavailable
+from schemas.log.transactions import Sending
+from schemas.records import Answer, AnswerPart, Endpoint, OutcomeKind, Request, StreamRetrieved
 from schemas.rules.sizes import RECORD_BYTES_MAX
+from streams.bridge.answers import Answers
+from streams.bridge.asking import Asked, Asking, Ends
 from streams.bridge.config import Pair
 from streams.bridge.limits import Limits
 from streams.bridge.prompts import Prompts, Question
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.gateway.stream.event_id import StreamKey
+from streams.gateway.stream.hub import Hub
 from streams.gateway.stream.stream import Stream
-from tests.streams.gateway.samples import MODEL, ended
+from tests.streams.gateway.in_process import FakeLog, InProcessGateway
+from tests.streams.gateway.samples import MODEL, ended, frame
 
 CODEC = Codec()
+Answering = Callable[[Request], None]
 KEY = StreamKey(
     parent_id="q1",
     session_id="s1",
@@ -72,3 +82,94 @@ def stream(*texts: str, retrieved: StreamRetrieved | None = None, **end: Any) ->
         found.note_retrieved(retrieved)
     assert found.finish(ended("q1", texts, kind=OutcomeKind.COMPLETED, **end))
     return found
+
+
+class Parts:
+    """The producer of parts."""
+
+    def __init__(self) -> None:
+        self.parts: list[AnswerPart] = []
+        self.has_room = asyncio.Event()  # cleared: whoever sends waits, as where a buffer is full
+        self.has_room.set()
+
+    async def send_raw(self, topic: str, value: bytes, **_: Any) -> asyncio.Future[None]:
+        assert topic == "rows.parts"
+        self.parts.append(CODEC.decode(value))
+        await self.has_room.wait()
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+
+class Log(FakeLog):
+    """Of a bridge: it asks whether or not a worker is there, and reads `objects`."""
+
+    epoch = 1
+
+    def __init__(self, hub: Hub) -> None:
+        super().__init__(hub)
+        self.producer = Parts()
+        self.failures = 0  # that many requests are not taken
+
+    def tokens_position(self) -> tuple[int, int]:
+        return self.reply_position()
+
+    @property
+    def tokens_read(self) -> dict[int, int]:
+        return {self.partition: len(self.frames)}
+
+    async def send(self, record: Any, headers: Any = ()) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise BrokerUnavailable("away")
+        await super().send(record, headers)
+
+
+class AskingBridge:
+    """Asks for one pair."""
+
+    def __init__(self, of: Pair | None = None, *, cluster: str = "") -> None:
+        gateway = InProcessGateway()
+        self.log = Log(gateway.state.hub)
+        self.log.objects = gateway.objects  # type: ignore[attr-defined]  # as the product's
+        gateway.state.backend = self.log
+        self.table, self.pool = gateway.objects.table, gateway.pool
+        self.asking = Asking(gateway.state, self.log, cluster)  # type: ignore[arg-type]  # stands in
+        of = of or pair(format="avro", parts="rows.parts")
+        prompts = Prompts(of, MODEL, CODEC, WriterSchemas("", 1))
+        self.ends = Ends(of, prompts, Answers(of, CODEC))
+        self.may_send: list[int] = []
+
+    async def asked(self, made: PromptRecord) -> Asked:
+        return Asked(made, self.ends, question=await self.ends.prompts.question(made))
+
+    async def settle(self, made: PromptRecord | None = None) -> list[Sending]:
+        """What is committed of a prompt."""
+
+        async def may_send(partition: int) -> None:
+            self.may_send.append(partition)
+
+        found = await self.asked(made or record({"text": "hi", "max_tokens": 9}))
+        return await self.asking.settle(found, may_send)
+
+    def answer(self, *texts: str, **end: Any) -> Answering:
+        def said(request: Request) -> None:
+            made = frame(
+                request.request_id, list(texts), end=ended(request.request_id, texts, **end)
+            )
+            self.log.hub.apply(made, asyncio.get_running_loop().time())
+
+        return said
+
+    def fail(self, error: Any) -> Answering:
+        return self.answer(kind=OutcomeKind.FAILED, error=error.to_wire())
+
+    def each(self, *answers: Answering) -> None:
+        """What becomes of the first request, of the second, and so on; of the last one's others."""
+        left = list(answers)
+        self.log.on_request = lambda request: (left.pop(0) if left[1:] else left[0])(request)
+
+
+def told(sends: list[Sending]) -> Answer:
+    answer: Answer = CODEC.decode(sends[0].value)
+    return answer

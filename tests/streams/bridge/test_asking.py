@@ -2,7 +2,6 @@
 gateway's own way in, over a log in memory."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,123 +10,28 @@ from openai.types import CreateEmbeddingResponse
 from openai.types.responses import Response
 
 from schemas.errors import (
-    BrokerUnavailable,
     LeaseError,
     NotReady,
     TooManyRequests,
     WorkerLost,
 )
 from schemas.log.transactions import Sending
-from schemas.records import Answer, AnswerPart, OutcomeKind, Request
+from schemas.records import Answer, Request
 from streams.bridge.answers import Answers
-from streams.bridge.asking import Asked, Asking, Ends
-from streams.bridge.config import Pair
-from streams.bridge.limits import Limits
-from streams.bridge.prompts import Prompts
+from streams.bridge.asking import Ends
 from streams.bridge.records.record import PromptRecord
-from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.gateway.request.check_process import CHECK_PROCESS
-from streams.gateway.stream.hub import Hub
-from tests.streams.bridge.samples import CODEC, limits, pair, record
-from tests.streams.gateway.in_process import FakeLog, InProcessGateway
+from tests.streams.bridge.samples import CODEC, AskingBridge, limits, pair, record, told
 from tests.streams.gateway.samples import MODEL, ended, frame
 from tests.virtual import virtual
 from tests.waiting import pass_time, until
 
 TRACE = ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
-Answering = Callable[[Request], None]
-
-
-class Parts:
-    """The producer of parts."""
-
-    def __init__(self) -> None:
-        self.parts: list[AnswerPart] = []
-        self.has_room = asyncio.Event()  # cleared: whoever sends waits, as where a buffer is full
-        self.has_room.set()
-
-    async def send_raw(self, topic: str, value: bytes, **_: Any) -> asyncio.Future[None]:
-        assert topic == "rows.parts"
-        self.parts.append(CODEC.decode(value))
-        await self.has_room.wait()
-        done = asyncio.get_running_loop().create_future()
-        done.set_result(None)
-        return done
-
-
-class Log(FakeLog):
-    """Of a bridge: it asks whether or not a worker is there, and reads `objects`."""
-
-    epoch = 1
-
-    def __init__(self, hub: Hub) -> None:
-        super().__init__(hub)
-        self.producer = Parts()
-        self.failures = 0  # that many requests are not taken
-
-    def tokens_position(self) -> tuple[int, int]:
-        return self.reply_position()
-
-    async def send(self, record: Any, headers: Any = ()) -> None:
-        if self.failures:
-            self.failures -= 1
-            raise BrokerUnavailable("away")
-        await super().send(record, headers)
-
-
-class Bridge:
-    """Asks for one pair."""
-
-    def __init__(self, of: Pair | None = None, *, cluster: str = "") -> None:
-        gateway = InProcessGateway()
-        self.log = Log(gateway.state.hub)
-        self.log.objects = gateway.objects  # type: ignore[attr-defined]  # as the product's
-        gateway.state.backend = self.log
-        self.table, self.pool = gateway.objects.table, gateway.pool
-        self.asking = Asking(gateway.state, self.log, cluster)  # type: ignore[arg-type]  # stands in
-        of = of or pair(format="avro", parts="rows.parts")
-        prompts = Prompts(of, MODEL, CODEC, WriterSchemas("", 1))
-        self.ends = Ends(of, prompts, Answers(of, CODEC))
-        self.may_send: list[int] = []
-
-    async def asked(self, made: PromptRecord) -> Asked:
-        return Asked(made, self.ends, question=await self.ends.prompts.question(made))
-
-    async def settle(self, made: PromptRecord | None = None) -> list[Sending]:
-        """What is committed of a prompt."""
-
-        async def may_send(partition: int) -> None:
-            self.may_send.append(partition)
-
-        found = await self.asked(made or record({"text": "hi", "max_tokens": 9}))
-        return await self.asking.settle(found, may_send)
-
-    def answer(self, *texts: str, **end: Any) -> Answering:
-        def said(request: Request) -> None:
-            made = frame(
-                request.request_id, list(texts), end=ended(request.request_id, texts, **end)
-            )
-            self.log.hub.apply(made, asyncio.get_running_loop().time())
-
-        return said
-
-    def fail(self, error: Any) -> Answering:
-        return self.answer(kind=OutcomeKind.FAILED, error=error.to_wire())
-
-    def each(self, *answers: Answering) -> None:
-        """What becomes of the first request, of the second, and so on; of the last one's others."""
-        left = list(answers)
-        self.log.on_request = lambda request: (left.pop(0) if left[1:] else left[0])(request)
-
-
-def told(sends: list[Sending]) -> Answer:
-    answer: Answer = CODEC.decode(sends[0].value)
-    return answer
 
 
 @virtual
 async def test_a_prompt_is_asked_as_a_call_is() -> None:
-    bridge = Bridge()
+    bridge = AskingBridge()
     bridge.each(bridge.answer("Hel", "lo"))
     (sending,) = await bridge.settle(record({"text": "hi"}, headers=[TRACE]))
     answer = told([sending])
@@ -144,7 +48,7 @@ async def test_ids_follow_from_where_the_prompt_lies() -> None:
     """So that whoever asks again asks the same (issue 13, 1)."""
     ids = {}
     for name, cluster, offset in (("a", "", 7), ("b", "", 7), ("c", "x.", 7), ("d", "", 8)):
-        bridge = Bridge(cluster=cluster)
+        bridge = AskingBridge(cluster=cluster)
         bridge.each(bridge.fail(WorkerLost("w")), bridge.answer("a"))
         await bridge.settle(record({"text": "hi"}, offset=offset))
         ids[name] = [(each.request_id, each.session_id) for each in bridge.log.requests]
@@ -154,7 +58,7 @@ async def test_ids_follow_from_where_the_prompt_lies() -> None:
 
 @virtual
 async def test_what_may_pass_is_asked_again_until_it_has_its_answer() -> None:
-    bridge = Bridge()
+    bridge = AskingBridge()
     bridge.each(bridge.fail(WorkerLost("w")), bridge.fail(WorkerLost("w")), bridge.answer("a"))
     (sending,) = await bridge.settle()
     assert (told([sending]).text, told([sending]).tries) == ("a", 3)
@@ -163,7 +67,7 @@ async def test_what_may_pass_is_asked_again_until_it_has_its_answer() -> None:
 @virtual
 async def test_an_answer_that_breaks_its_schema_is_asked_for_again() -> None:
     """issue 13, 6)."""
-    bridge = Bridge()
+    bridge = AskingBridge()
     schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
     bridge.each(bridge.answer('"7"'), bridge.answer("7"))
     answer = told(await bridge.settle(record({"text": "hi", "response_format": schema})))
@@ -173,7 +77,7 @@ async def test_an_answer_that_breaks_its_schema_is_asked_for_again() -> None:
 @virtual
 async def test_the_last_try_stands() -> None:
     """As an answer and a dead letter, with who had it (issue 13, 1)."""
-    bridge = Bridge(pair(format="avro", tries_max=2, fallback="none"))
+    bridge = AskingBridge(pair(format="avro", tries_max=2, fallback="none"))
     bridge.each(bridge.fail(WorkerLost("worker w fell silent")))
     sends = await bridge.settle()
     answer, letter = told(sends), dict(sends[1].headers)
@@ -189,7 +93,7 @@ async def test_the_last_try_stands() -> None:
 
 @virtual
 async def test_what_will_not_pass_is_asked_once() -> None:
-    bridge = Bridge()
+    bridge = AskingBridge()
     bridge.each(bridge.answer("a"))
     sends = await bridge.settle(record({"text": "hi", "model": "other"}))
     assert told(sends).error_code == "model_not_found" and bridge.log.requests == []
@@ -197,7 +101,7 @@ async def test_what_will_not_pass_is_asked_once() -> None:
 
 @virtual
 async def test_nothing_is_asked_again_when_it_is_late() -> None:
-    bridge = Bridge()
+    bridge = AskingBridge()
 
     def late(request: Request) -> None:
         loop = asyncio.get_running_loop()
@@ -210,7 +114,7 @@ async def test_nothing_is_asked_again_when_it_is_late() -> None:
 
 @virtual
 async def test_a_broker_that_is_away_is_waited_for() -> None:
-    bridge = Bridge()
+    bridge = AskingBridge()
     bridge.each(bridge.answer("a"))
     bridge.log.failures = 3
     answer = told(await bridge.settle())
@@ -225,7 +129,7 @@ async def test_prompts_beside_it_that_are_being_checked_are_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A bridge that has just started checks many at once (issue 13, 1)."""
-    bridge = Bridge(pair(format="avro", tries_max=2))
+    bridge = AskingBridge(pair(format="avro", tries_max=2))
     bridge.each(bridge.answer("7"))
     checked, refusals = CHECK_PROCESS.check, iter(range(6))
 
@@ -246,7 +150,7 @@ async def test_prompts_beside_it_that_are_being_checked_are_waited_for(
 
 @virtual
 async def test_who_may_not_ask_says_so() -> None:
-    bridge = Bridge()
+    bridge = AskingBridge()
     found = await bridge.asked(record({"text": "hi"}))
 
     async def may_send(_: int) -> None:
@@ -260,7 +164,7 @@ async def test_who_may_not_ask_says_so() -> None:
 async def test_a_mistake_of_ours_is_the_error_of_one_prompt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bridge = Bridge()
+    bridge = AskingBridge()
     bridge.each(bridge.answer("a"))
 
     async def answer(*_: Any, **__: Any) -> Answer:
@@ -273,7 +177,7 @@ async def test_a_mistake_of_ours_is_the_error_of_one_prompt(
 @virtual
 async def test_an_answer_larger_than_its_topic_takes_is_an_error() -> None:
     """And its dead letter fits into theirs (issue 13, What it must show)."""
-    bridge = Bridge()
+    bridge = AskingBridge()
     of = limits(2_000, letters=1_500)
     answers = Answers(bridge.ends.pair, CODEC, of)
     bridge.ends = Ends(bridge.ends.pair, bridge.ends.prompts, answers, of)
@@ -288,7 +192,7 @@ async def test_an_answer_larger_than_its_topic_takes_is_an_error() -> None:
 
 @virtual
 async def test_lines_of_a_batch_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    bridge = Bridge()
+    bridge = AskingBridge()
     made = PromptRecord(
         topic="batch.prompts",
         partition=0,
@@ -314,7 +218,7 @@ def line(endpoint: str, **body: Any) -> PromptRecord:
 @virtual
 async def test_a_call_of_responses_is_answered_by_a_response() -> None:
     """As the `openai` package reads it; one that a predecessor has asked, too (issue 13, 1)."""
-    bridge = Bridge()
+    bridge = AskingBridge()
     bridge.each(bridge.answer("Hel", "lo"))
     made = line("/v1/responses", input="hi", instructions="Greet", metadata={"a": "b"})
     answer = told(await bridge.settle(made))
@@ -334,7 +238,7 @@ async def test_a_call_of_responses_is_answered_by_a_response() -> None:
 @virtual
 async def test_a_call_for_vectors_is_answered_by_the_embedding_pool() -> None:
     """No router is asked (issue 13, 1)."""
-    bridge = Bridge()
+    bridge = AskingBridge()
     made = line("/v1/embeddings", input=["a", "bb"], model="letters")
     answer = told(await bridge.settle(made))
     found = CreateEmbeddingResponse.model_validate_json(answer.body or "")
@@ -348,7 +252,7 @@ async def test_a_call_for_vectors_is_answered_by_the_embedding_pool() -> None:
 @virtual
 async def test_an_embedding_pool_that_is_away_is_waited_for() -> None:
     """Until the deadline; that it is away is no try."""
-    bridge = Bridge(pair(format="avro", tries_max=2))
+    bridge = AskingBridge(pair(format="avro", tries_max=2))
     bridge.pool.trouble = NotReady("no embedding worker is ready")
     call = {"body": {"model": "letters", "input": "a"}, "endpoint": "/v1/embeddings"}
     made = record({**call, "deadline_ms": 10_000})
@@ -364,7 +268,7 @@ async def test_an_embedding_pool_that_is_away_is_waited_for() -> None:
 
 @virtual
 async def test_parts_are_told_as_they_come_and_anew_where_an_attempt_begins_anew() -> None:
-    bridge = Bridge()
+    bridge = AskingBridge()
     parts = bridge.log.producer.parts
 
     async def say() -> None:
@@ -392,7 +296,7 @@ async def test_parts_are_told_as_they_come_and_anew_where_an_attempt_begins_anew
 
 @virtual
 async def test_what_comes_while_a_part_is_sent_is_in_the_next_part() -> None:
-    bridge = Bridge()
+    bridge = AskingBridge()
     producer = bridge.log.producer
     producer.has_room.clear()
     settling = asyncio.ensure_future(bridge.settle())
@@ -413,7 +317,7 @@ async def test_what_comes_while_a_part_is_sent_is_in_the_next_part() -> None:
 @virtual
 async def test_what_is_being_sent_is_waited_for() -> None:
     """Before others may own the partition."""
-    bridge = Bridge()
+    bridge = AskingBridge()
     bridge.each(bridge.answer("a"))
     bridge.log.hold_acks = asyncio.Event()
     settling = asyncio.ensure_future(bridge.settle())
@@ -431,7 +335,7 @@ async def test_what_is_being_sent_is_waited_for() -> None:
 @pytest.mark.parametrize(("count", "found"), [(4, 1), (1, 0)])
 @virtual
 async def test_answers_lie_where_their_topic_has_a_partition(count: int, found: int) -> None:
-    bridge = Bridge()
+    bridge = AskingBridge()
     bridge.asking.partitions = {"rows.answers": count}
     made = Sending(topic="rows.answers", partition=1, key=b"", value=b"")
     assert bridge.asking.fitting(made).partition == found
@@ -440,7 +344,7 @@ async def test_answers_lie_where_their_topic_has_a_partition(count: int, found: 
 @virtual
 async def test_an_answer_that_its_topic_takes_by_now_is_one() -> None:
     """Operators raise `max.message.bytes` while bridges run (issue 28, 6)."""
-    bridge = Bridge()
+    bridge = AskingBridge()
     takes = {"rows.answers": 2_000}
     asked = 0
 

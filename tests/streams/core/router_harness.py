@@ -78,7 +78,8 @@ class RouterHarness:
     def __init__(self, *, says_at_once: bool = True, **settings: Any) -> None:
         """With `says_at_once` readers of answers whose attempts are void have nothing yet."""
         self.says_at_once = says_at_once
-        self.voids: list[StreamVoid] = []  # of which no reader has said anything
+        self.marks: list[StreamVoid] = []  # of attempts that were given up
+        self.voids: list[StreamVoid] = []  # those of which no reader has said anything
         self.settings = RouterSettings(**{"policy": "static", **settings})
         self.router = Router(ROUTER, self.settings)
         self.twin = Router(ROUTER, self.settings)
@@ -138,7 +139,8 @@ class RouterHarness:
             case GoWithout(retrieved):
                 self.on_the_way.append(retrieved)
             case AskSaid(void):
-                self.voids.append(void)
+                self.marks.append(void)
+                self.voids += [void] if void.asks else []
             case GoAnew(continued):
                 self.on_the_way.append(continued)
             case Tell(retrieved):

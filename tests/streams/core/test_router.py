@@ -338,7 +338,7 @@ def test_sessions_are_bounded_forgotten_and_reloaded() -> None:
     assert rebuilt.tables.sessions.all() == known
     on.pass_ms(11_000)
     assert len(on.router.tables.sessions) == 0
-    assert on.router.tables.sessions.get("s2", on.now_ms) is None
+    assert on.router.tables.sessions.get(("", "s2"), on.now_ms) is None
 
 
 def test_role_changes_keep_the_books() -> None:
@@ -428,7 +428,7 @@ def answered_with_kv(on: RouterHarness, life_ms: int = 30_000) -> KvHandle:
 def test_the_kv_of_an_answer_is_read_once_by_the_next_prefill() -> None:
     on = split(prefills=2, policy="static")
     kv = answered_with_kv(on)
-    session = on.router.tables.sessions.get("s", on.now_ms)
+    session = on.router.tables.sessions.get(("", "s"), on.now_ms)
     assert session is not None and session.kv == kv
     for request_id in ("r2", "r3"):
         on.request(request_id, session_id="s")
@@ -437,7 +437,7 @@ def test_the_kv_of_an_answer_is_read_once_by_the_next_prefill() -> None:
     assert (on.works[-1].attempt, on.works[-1].kv) == (2, None)
 
 
-@pytest.mark.parametrize("case", ["expires", "epoch", "takeover", "pair"])
+@pytest.mark.parametrize("case", ["expires", "epoch", "takeover", "pair", "tenant"])
 def test_the_kv_of_an_answer_is_not_read_where_that_may_be_wrong(case: str) -> None:
     on = split(policy="static")
     kv = answered_with_kv(on, life_ms=1_000 if case == "expires" else 30_000)
@@ -445,9 +445,9 @@ def test_the_kv_of_an_answer_is_not_read_where_that_may_be_wrong(case: str) -> N
         on.worker("d0", Role.DECODE, window=4)
     elif case == "takeover":
         known = on.router.tables.sessions.all()
-        assert known["s"].kv == kv
-        rebuilt = on.rebuilt([SessionLoaded(known["s"], PARTITION)])
-        assert rebuilt.tables.sessions.all() == {"s": replace(known["s"], kv=None)}
+        assert known["", "s"].kv == kv
+        rebuilt = on.rebuilt([SessionLoaded(known["", "s"], PARTITION)])
+        assert rebuilt.tables.sessions.all() == {("", "s"): replace(known["", "s"], kv=None)}
         return
     elif case == "pair":
         for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE)):
@@ -456,9 +456,25 @@ def test_the_kv_of_an_answer_is_not_read_where_that_may_be_wrong(case: str) -> N
             on.fleet(
                 builders.registration(name, role, partition=worker.partition, capability=lists)
             )
-    on.request("r2", session_id="s")
+    on.request("r2", session_id="s", tenant="bob" if case == "tenant" else "")
     assert on.works[-1].attempt == 1 and on.works[-1].request_id == "r2"
     assert kv not in [work.kv for work in on.works]
+
+
+def test_whoever_shares_no_cache_is_not_placed_by_what_others_have_there() -> None:
+    """And workers are told which scope it is (issue 28, 12)."""
+    on = split(2)
+    salt = prefix.salt_of("ada")
+    chain = prefix.pack(prefix.chain(range(640), 16, salt))
+    held = KvEvents(
+        worker_id="p1", epoch=1, seq=0, at_ms=T0, block_size=16, snapshot=True, stored=chain
+    )
+    on.apply(KvEventsArrived(held, 0))
+    for number, scope in enumerate(("ada", "bob", "")):
+        on.request(f"r{number}", tokens=640, cache_scope=scope)
+        cached = [each.cached_tokens for each in on.decisions[-1].candidates]
+        assert (max(cached) > 0) == (scope == "ada")
+        assert on.works[-1].cache_scope == scope
 
 
 def test_decisions_show_what_they_stood_on() -> None:

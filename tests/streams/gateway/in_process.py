@@ -30,7 +30,8 @@ from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
 from streams.gateway.app import create_app
 from streams.gateway.config import GatewaySettings
-from streams.gateway.http.server import listen, make_server
+from streams.gateway.http.listener import listen
+from streams.gateway.http.server import make_server
 from streams.gateway.log.backend import LogBackend, ToRouter
 from streams.gateway.metrics import Metrics
 from streams.gateway.request.conversation import Turn

@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -23,7 +24,7 @@ from schemas.settings import LogSettings, ModelSettings
 from streams.gateway import app
 from streams.gateway.app import run_gateway
 from streams.gateway.config import GatewaySettings
-from streams.gateway.http.server import listen
+from streams.gateway.http.listener import listen
 from tests.long_leases import long_leases
 from tests.streams.gateway.in_process import http_client
 from tests.streams.gateway.samples import MODEL, chat, ended, events_of, frame, text_of
@@ -54,14 +55,7 @@ class Cluster:
         self, name: str, *, accept_ms: int = 60_000, log: LogSettings | None = None
     ) -> str:
         """Start one, with a router and a worker of its own; its URL once it is ready."""
-        patient = GatewaySettings(
-            grace_ms=60_000, keepalive_ms=600_000, deadline_ms=600_000, event_key="k" * 32
-        )
-        settings = replace(patient, port=0, accept_ms=accept_ms)
-        model = ModelSettings(path=str(tokenizer_folder()), name=MODEL, max_model_len=256)
-        stop = asyncio.Event()
-        work = run_gateway(log or self.log, settings, model, gateway_id=name, stop=stop)
-        self.gateways[name] = stop, asyncio.create_task(work)
+        self.start(name, log or self.log, accept_ms=accept_ms)
         with long_leases():
             router = await self.join(f"router-of-{name}", MemberKind.ROUTER)
             await self.join(f"replica-of-{name}", MemberKind.WORKER)
@@ -75,6 +69,17 @@ class Cluster:
             async with http_client(url) as client:
                 await until(lambda: ready(client))
         return url
+
+    def start(self, name: str, log: LogSettings, **changes: Any) -> None:
+        """Start one alone."""
+        patient = GatewaySettings(
+            grace_ms=60_000, keepalive_ms=600_000, deadline_ms=600_000, event_key="k" * 32
+        )
+        settings = replace(patient, **{"port": 0, "wait_ms": 100, **changes})
+        model = ModelSettings(path=str(tokenizer_folder()), name=MODEL, max_model_len=256)
+        stop = asyncio.Event()
+        work = run_gateway(log, settings, model, gateway_id=name, stop=stop)
+        self.gateways[name] = stop, asyncio.create_task(work)
 
     async def join(self, name: str, kind: MemberKind) -> Membership:
         """One more member of the fleet, ready."""
@@ -171,6 +176,27 @@ async def test_a_stream_crosses_the_log_and_another_gateway_resumes_it(kafka: Lo
             assert had + text_of(events_of(again.text)) == "".join(TEXTS)
 
 
+async def test_calls_wait_until_a_gateway_that_starts_can_answer(kafka: LogSettings) -> None:
+    """It refused them with 503 (issue 28, 21)."""
+    async with cluster(kafka) as running:
+        running.start("gateway-1", kafka, wait_ms=600_000)
+        router = await running.join("router", MemberKind.ROUTER)
+        await until(lambda: "gateway-1" in router.view.members)
+        url = router.view.members["gateway-1"].registration.url
+        async with http_client(url) as client:
+            asked = [client.post("/v1/chat/completions", json=chat()), client.get("/health/ready")]
+            call, health = [asyncio.create_task(each) for each in asked]
+            await until(lambda: ours(router, "gateway-1"))
+            assert not call.done() and not health.done()
+            await running.join("replica", MemberKind.WORKER)
+            await running.answer(await running.next_request(), 0, 3)
+            assert ((await call).status_code, (await health).status_code) == (200, 200)
+
+
+def ours(router: Membership, name: str) -> bool:
+    return router.view.members[name].state is MemberState.READY
+
+
 async def test_a_gateway_whose_name_another_process_took_ends(kafka: LogSettings) -> None:
     """Routers would take what it accepts for a lost process's (issue 10, 13)."""
     async with cluster(kafka) as running:
@@ -232,7 +258,7 @@ async def test_a_gateway_serves_refusals_for_as_long_as_there_is_no_broker(
     log = LogSettings(bootstrap="127.0.0.1:1")
     sock = listen("127.0.0.1", 0)
     port = sock.getsockname()[1]
-    settings = GatewaySettings(port=0)
+    settings = GatewaySettings(port=0, wait_ms=100)
     model = ModelSettings(path=str(tokenizer_folder()), name=MODEL)
     stop = asyncio.Event()
     monkeypatch.setattr(app, "listen", lambda *_: sock)

@@ -37,6 +37,7 @@ async def test_a_cancellation_says_whose_it_is() -> None:
     bobs, *alices = gateway.log.cancellations
     assert bobs.tenant not in ("", request.tenant)
     assert {each.tenant for each in alices} == {request.tenant}
+    assert request.cache_scope == request.tenant, "what it begins with is nobody else's to see"
 
 
 async def test_the_limit_of_answers_in_flight() -> None:

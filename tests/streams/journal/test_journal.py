@@ -35,7 +35,7 @@ def test_heartbeats_and_ticks_without_effects_are_no_news() -> None:
     journal.add(Tick(), TICK, 0, 0, T0, [])
     journal.add(FleetRecordArrived(builders.beat("d0", 1), 3), "fleet", 0, 3, T0, [])
     assert not journal.has_news
-    journal.add(Tick(), TICK, 0, 0, T0 + 50, [Forget("s1", 0)])
+    journal.add(Tick(), TICK, 0, 0, T0 + 50, [Forget("", "s1", 0)])
     assert journal.has_news
     journal.cut(1)
     assert not journal.has_news
@@ -81,12 +81,12 @@ def test_lines_carry_what_a_replay_cannot_read_back() -> None:
 
 
 def test_the_checksum_of_effects_tells_any_difference() -> None:
-    effects = [Forget("s1", 0), Forget("s2", 0)]
+    effects = [Forget("", "s1", 0), Forget("", "s2", 0)]
     others: tuple[list[Forget], ...] = (
         [],
         effects[:1],
         effects[::-1],
-        [Forget("s1", 1), effects[1]],
+        [Forget("", "s1", 1), effects[1]],
     )
     sums = [effects_sum(CODEC, each) for each in (effects, *others)]
     assert len(set(sums)) == len(sums)

@@ -114,6 +114,7 @@ def job(
     orchestration: Orchestration = Orchestration.NONE,
     timeout_ms: int = 60_000,
     said: int = 0,
+    cache_scope: str = "",
     **sampling: Any,
 ) -> Job:
     """A greedy job of 12 tokens; any field of Sampling can be given."""
@@ -127,6 +128,7 @@ def job(
         kv_target=kv_target,
         orchestration=orchestration,
         said=said,
+        cache_scope=cache_scope,
     )
 
 

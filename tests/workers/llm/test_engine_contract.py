@@ -233,6 +233,17 @@ def test_prefix_is_cached_for_the_next_turn(pair: Pair) -> None:
     assert again.outputs[0].cached_tokens >= 256
 
 
+def test_what_another_scope_has_computed_is_cached_for_nobody_else(pair: Pair) -> None:
+    """A tenant who guessed another's prompt saw it in `cached_tokens` (issue 28, 12)."""
+    guess = make_prompt(300, salt=96)
+    found = {
+        number: pair.answer(prompt_tokens=guess, cache_scope=scope).outputs[0].cached_tokens
+        for number, scope in enumerate(("ada", "bob", "", "ada", "bob"))
+    }
+    assert [found[number] for number in range(3)] == [0, 0, 0]
+    assert found[3] >= 256 and found[4] >= 256
+
+
 def test_prefill_that_is_the_whole_answer_leaves_no_handle(pair: Pair) -> None:
     answer = pair.run(answered(pair.producer, job(make_prompt(20), PREFILL, max_tokens=1)))
     assert answer.last.finish_reason == "length"

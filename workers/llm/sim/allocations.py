@@ -66,7 +66,9 @@ class Allocations:
         """Open the job's blocks; the target for its peer, or None when there is no room yet."""
         kv, size, settings = run.job.kv, self._settings.block_size, self._settings
         assert kv is not None
-        table = self._blocks.open(run.digest.chain, run.digest.blocks, run.blocks_max(size))
+        table = self._blocks.open(
+            run.digest.chain, run.digest.blocks, run.blocks_max(size), run.salt
+        )
         if table is None:
             return None
         run.table, run.cached_tokens = table, table.matched * size

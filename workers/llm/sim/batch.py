@@ -155,7 +155,7 @@ class RunningBatch(Generic[AnyRow]):
         a["chain"][rows] = held
         a["tail"][rows] = 0
         for table, block, value in zip(tables, ids, values.tolist(), strict=True):
-            self._blocks.remember(block, value)
+            self._blocks.remember(block, value, table.salt)
             self._blocks.grow(table)
 
     def _next_event(self, row: AnyRow, drawn: int) -> int:

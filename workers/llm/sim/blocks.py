@@ -12,19 +12,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from workers.kv.block_log import BlockLog
+from workers.llm.sim.arena import MASK
 
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
     """The blocks of one request, in token order, and how many more it may take.
 
-    Two tables with the same content are still two tables.
+    Two tables with the same content are still two tables. `salt` is added to the hashes by which
+    its blocks are found: so tables of another scope do not find them.
     """
 
     blocks: list[int] = field(default_factory=list)
     matched: int = 0  # leading blocks that came from the cache
     reserved: int = 0
     closed: bool = False
+    salt: int = 0
 
 
 class BlockManager:
@@ -54,29 +57,31 @@ class BlockManager:
         """Blocks that a new table could still be promised."""
         return len(self._free) + len(self._cached) - self._reserved
 
-    def matched(self, hashes: Sequence[int]) -> list[int]:
+    def matched(self, hashes: Sequence[int], salt: int = 0) -> list[int]:
         """Blocks of the longest known prefix of this hash chain; takes no references."""
         found = []
         for value in hashes:
-            block = self._by_hash.get(value)
+            block = self._by_hash.get((value + salt) & MASK)
             if block is None:
                 break
             found.append(block)
         return found
 
-    def open(self, hashes: Sequence[int], blocks_now: int, blocks_max: int) -> BlockTable | None:
+    def open(
+        self, hashes: Sequence[int], blocks_now: int, blocks_max: int, salt: int = 0
+    ) -> BlockTable | None:
         """A table that starts with the cached prefix, holds `blocks_now` and may grow to
         `blocks_max`.
 
         None when there is not enough room; nothing is changed then.
         """
-        prefix = self.matched(hashes)[:blocks_now]
+        prefix = self.matched(hashes, salt)[:blocks_now]
         idle = sum(1 for block in prefix if not self._references[block])
         if blocks_max - len(prefix) + idle > self.available:
             return None
         for block in prefix:
             self._hold(block)
-        table = BlockTable(prefix, len(prefix), blocks_max - len(prefix))
+        table = BlockTable(prefix, len(prefix), blocks_max - len(prefix), salt=salt)
         self._reserved += table.reserved
         for _ in range(blocks_now - len(prefix)):
             self.grow(table)
@@ -95,9 +100,10 @@ class BlockManager:
         table.blocks.append(block)
         return block
 
-    def remember(self, block: int, value: int) -> None:
+    def remember(self, block: int, value: int, salt: int = 0) -> None:
         """Make a held, full block findable by its hash; the first block of a hash keeps it."""
         assert self._references[block] > 0
+        value = (value + salt) & MASK
         if value not in self._by_hash and self._hash_of[block] is None:
             self._by_hash[value] = block
             self._hash_of[block] = value

@@ -157,7 +157,9 @@ class KvExchange:
     def begin(self, run: SimRun, now_s: float, now_ms: int) -> bool:
         """Find room and post the read; False when there is no room yet."""
         size = self._settings.block_size
-        table = self._blocks.open(run.digest.chain, run.digest.blocks, run.blocks_max(size))
+        table = self._blocks.open(
+            run.digest.chain, run.digest.blocks, run.blocks_max(size), run.salt
+        )
         if table is None:
             return False
         run.table, run.cached_tokens = table, table.matched * size

@@ -4,6 +4,7 @@ from asyncio import TimerHandle
 from dataclasses import dataclass
 from enum import Enum
 
+from schemas.prefix import salt_of
 from schemas.records import WorkPhase
 from workers.llm.engine import Job
 from workers.llm.sim.arena import MASK, Digest, mix
@@ -48,6 +49,11 @@ class SimRun(BatchRow):
     def is_paired_prefill(self) -> bool:
         """Whether its KV is written to a peer that has the job too."""
         return self.job.is_paired and self.job.phase is WorkPhase.PREFILL
+
+    @property
+    def salt(self) -> int:
+        """Of the hashes by which its blocks are found."""
+        return salt_of(self.job.cache_scope)
 
     def blocks_max(self, block_size: int) -> int:
         """Blocks that the job can come to hold."""

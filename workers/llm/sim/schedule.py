@@ -168,7 +168,7 @@ class Schedule:
         reusable = run.digest.chain[
             : (run.prompt_tokens - 1) // size
         ]  # one token is always computed
-        table = self._blocks.open(reusable, run.digest.blocks, run.blocks_max(size))
+        table = self._blocks.open(reusable, run.digest.blocks, run.blocks_max(size), run.salt)
         if table is None:
             return False
         run.table, run.cached_tokens = table, table.matched * size
@@ -198,7 +198,7 @@ class Schedule:
     def _begin(self, run: SimRun, at_s: float) -> None:
         """The prompt's KV is there: draw the first token; the batch goes on, or the peer does."""
         for block, value in zip(run.table.blocks, run.digest.chain, strict=False):
-            self._blocks.remember(block, value)
+            self._blocks.remember(block, value, run.salt)
         was_idle = not len(self._answers)
         output = self._answers.begin(run)
         self.load.tokens_total += 1

@@ -268,7 +268,7 @@ class VllmEngine:
         params = api.sampling_params(
             job.sampling, max_tokens=run.max_tokens, kv_params=run.kv_params
         )
-        prompt = api.tokens_input(list(job.prompt_tokens))
+        prompt = api.tokens_input(list(job.prompt_tokens), cache_salt=job.cache_scope or None)
         wait_s = max(0.0, (run.awaited_ms - wall_ms()) / 1_000) if run.awaited_ms else None
         try:
             async with asyncio.timeout(wait_s) as limit:

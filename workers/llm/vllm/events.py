@@ -20,7 +20,7 @@ from zmq.asyncio import Context
 from zmq.constants import Event as SocketEvent
 from zmq.constants import SocketOption, SocketType
 
-from schemas.prefix import extend
+from schemas.prefix import extend, salt_of
 from workers.kv.block_log import BlockLog
 
 _CONNECT_S = 30.0
@@ -91,12 +91,12 @@ class Translation:
                 self._clear()
 
     def _store(self, event: BlockStored) -> None:
-        size = event.block_size
-        is_plain = event.lora_id is None and not any(event.extra_keys or ())
+        size, salt = event.block_size, _salt_of(event)
+        is_plain = event.lora_id is None and salt is not None
         is_whole = len(event.token_ids) == size * len(event.block_hashes)
         if not (is_plain and is_whole and size == self._log.block_size and _is_ours(event)):
             return
-        previous, position = None, 0
+        previous, position = salt, 0
         if event.parent_block_hash is not None:
             parent = event.parent_block_hash
             found = self._held.get(parent) or self._gone.get(parent)
@@ -138,6 +138,19 @@ class Translation:
         while len(self._gone) > self._blocks_max:
             del self._gone[next(iter(self._gone))]
         self._log.cleared()
+
+
+def _salt_of(event: BlockStored) -> int | None:
+    """Of the scope that shares the blocks, which vLLM calls their cache salt: it stands beside the
+    first block of a prompt. None for what is no plain text.
+    """
+    first, *others = event.extra_keys or (None,)
+    if any(others):
+        return None
+    if not first:
+        return 0
+    is_salted = event.parent_block_hash is None and len(first) == 1 and isinstance(first[0], str)
+    return salt_of(str(first[0])) if is_salted else None
 
 
 def _is_ours(event: BlockStored | BlockRemoved) -> bool:

@@ -353,7 +353,7 @@ def test_stale_phases_of_a_pair_change_nothing() -> None:
     brought = on.router.view()
     for work in old:
         for kind in (PhaseKind.KV_ALLOCATED, PhaseKind.PREFILL_DONE, PhaseKind.FAILED):
-            on.phase(work, kind)
+            on.phase(work, kind, started_ms=on.now_ms)
     assert on.router.view() == brought
     on.phase(on.works[-1], PhaseKind.KV_ALLOCATED, kv=None)  # says nothing
     assert on.router.view() == brought

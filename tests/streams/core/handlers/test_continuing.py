@@ -20,11 +20,12 @@ from schemas.records import (
 )
 from schemas.rules.tokens import pack_tokens, token_count
 from streams.core.effects import AskSaid, Decide, Dispatch
-from streams.core.events import ContinuedArrived, Tick
+from streams.core.events import ContinuedArrived, Placed, Tick
 from streams.core.states import State
 from tests.streams.builders import continued, passage, probing, request, retrieval
 from tests.streams.core.router_harness import PARTITION, RouterHarness
 from tests.streams.core.router_setups import pairs, replicas, split, state_of, work_of
+from tests.streams.gateway.samples import ended
 
 SAID = (901, 902, 903)
 SAMPLING = request().sampling
@@ -212,6 +213,57 @@ def test_an_end_that_was_written_ends_it_meanwhile() -> None:
     assert on.outcomes["r1"].kind is OutcomeKind.COMPLETED
     on.said("r1", 1, *SAID)
     assert len(on.works) == 1
+
+
+@pytest.mark.parametrize("takes_over", [False, True])
+@pytest.mark.parametrize("stage", ["waits", "placed"])
+def test_an_end_that_its_readers_have_ends_it_whatever_was_placed_since(
+    stage: str, takes_over: bool
+) -> None:
+    """An end that came between the mark and the next attempt was delivered, and usage told of that
+    attempt, which ran on for nobody (issue 28, 15)."""
+    on = lost_while_decoding()
+    if stage == "placed":
+        on.said("r1", 1, *SAID, chars=9)
+        assert on.works[-1].attempt == 2
+    end = ended("r1", ["a", "b", "c", "d"], attempt=1)
+    told = continued("r1", 1, end=end)
+    if takes_over:
+        on.log.append(ContinuedArrived(told, PARTITION))
+        on.taken_over()
+    else:
+        on.record(ContinuedArrived(told, PARTITION))
+    outcome, usage = on.outcomes["r1"], on.used["r1"]
+    assert (outcome.kind, outcome.completion_tokens) == (OutcomeKind.COMPLETED, 4)
+    assert outcome.attempt > 1 + (stage == "placed"), "above what a worker may still end"
+    assert (usage.completion_tokens, usage.prompt_tokens) == (4, end.prompt_tokens)
+    assert not on.router.view() and not on.held()
+    assert on.rebuilt().view() == {}
+
+
+def test_an_end_of_an_attempt_that_is_not_given_up_is_its_workers_to_write() -> None:
+    on = replicas()
+    on.request("r1")
+    on.record(ContinuedArrived(continued("r1", 1, end=ended("r1", ["a"], attempt=1)), PARTITION))
+    assert state_of(on, "r1") is State.DECODING and on.rebuilt().view() == on.router.view()
+
+
+@pytest.mark.parametrize("changes", [{}, {"sampling": replace(SAMPLING, stop=("x",))}])
+def test_every_attempt_that_is_given_up_is_marked(changes: dict[str, Any]) -> None:
+    """Those of answers that begin anew, too, and one that the last router may have begun."""
+    on = replicas(2, says_at_once=False)
+    on.request("r1", **changes)
+    lose(on)
+    assert [void.attempt for void in on.marks] == [1]
+    other = replicas(1)
+    other.request("r1", **changes)
+    other.log = [each for each in other.log if not isinstance(each, Placed)]
+    other.attempts.clear()
+    other.workers["x0"].holds.clear()
+    other.says_at_once = False
+    other.taken_over()
+    assert [(void.attempt, void.asks) for void in other.marks] == [(1, False)]
+    assert other.works[-1].attempt == 2
 
 
 def test_it_can_be_cancelled_meanwhile_and_its_time_runs() -> None:

@@ -1,11 +1,15 @@
 """What requests have used: told once each, however they end, and whoever dies meanwhile."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from schemas.fleet import LEASE_MS
 from schemas.records import OutcomeKind, PhaseKind, Priority, Usage, WireError
 from streams.core.events import OutcomeArrived, PhaseArrived, UsageTold
+from streams.core.requests.live import arrived, note_work
+from streams.core.requests.usage import usage_of
 from tests.streams import builders
 from tests.streams.builders import T0
 from tests.streams.core.router_harness import PARTITION, RouterHarness
@@ -141,3 +145,45 @@ def test_usage_is_told_to_whoever_owns_the_partition_alone() -> None:
     assert on.apply(UsageTold("r1", PARTITION)) == []
     on.outcome(on.works[0])
     assert isinstance(on.used["r1"], Usage)
+
+
+def test_a_worker_in_both_roles_tells_the_time_of_both() -> None:
+    """The end of an answer took its writer's prefill for its own beginning, and a failed decode
+    wrote over it (issue 28, 16)."""
+    on = replicas()
+    on.request("r1")
+    request = on.accepted["r1"]
+    live, taken = arrived(request, PARTITION), on.works[0]
+    for attempt in (1, 2):
+        work = replace(taken, attempt=attempt)
+        done = builders.phase(work, PhaseKind.PREFILL_DONE, T0 + 40, started_ms=T0)
+        note_work(live, done)
+        note_work(live, done)  # read twice
+        if attempt == 1:
+            note_work(live, builders.phase(work, PhaseKind.FAILED, T0 + 30, started_ms=T0))
+    end = builders.outcome(replace(taken, attempt=2), T0, worker_ms=100.0)
+    assert end.written_by == taken.worker_id
+    assert usage_of(live, end).worker_ms == 40 + 30 + 40 + 100
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+@pytest.mark.parametrize("placed_again", [False, True])
+def test_late_words_of_attempts_that_were_given_up_count_whoever_reads_them(
+    is_replaced: bool, placed_again: bool
+) -> None:
+    """The live router ignored them, and the next one counted them (issue 28, 16)."""
+    on = split(2, says_at_once=placed_again)
+    on.request("r1")
+    (first,) = on.works
+    on.workers[first.worker_id].silent = True
+    on.pass_ms(LEASE_MS + 250)
+    late = builders.phase(first, PhaseKind.PREFILL_DONE, on.now_ms, started_ms=on.now_ms - 40)
+    on.record(PhaseArrived(late, PARTITION))
+    assert on.rebuilt().view() == on.router.view()
+    if is_replaced:
+        on.taken_over()
+    if not placed_again:
+        on.said("r1", 1)
+    on.phase(on.works[-1], PhaseKind.PREFILL_DONE, started_ms=on.now_ms - 20)
+    on.outcome(on.works[-1], worker_ms=100.0)
+    assert on.used["r1"].worker_ms == 160.0

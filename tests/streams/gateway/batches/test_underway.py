@@ -76,3 +76,20 @@ def test_a_batch_ends_as_its_caller_or_the_clock_says() -> None:
     assert wanted_end(batch(), 99) == ""
     assert wanted_end(batch(), 100) == "expired"
     assert wanted_end(batch(cancelled_ms=5), 100) == "cancelled"
+
+
+def test_a_cancelled_batch_is_not_completed_whoever_gave_its_lines_up() -> None:
+    """A gateway that died between the last part and the end left a batch in which every line was
+    done (issue 28, 15)."""
+    each = Underway(batch(cancelled_ms=5), underway().committed, 0)
+    for line in range(5):
+        each.take(line, str(line), answer(line))
+    for line in range(5, 9):
+        each.give_up(line, str(line), "cancelled")
+    later = Underway(each.batch, each.progress((5,), 2), 0)
+    assert later.done == 9 and later.end(2) == "cancelled"
+    whole = underway()
+    for line in range(9):
+        assert whole.end(1_000) == "expired"
+        whole.take(line, str(line), answer(line, error_code="failed" if line % 2 else None))
+    assert whole.end(1_000) == "completed", "it was in time"

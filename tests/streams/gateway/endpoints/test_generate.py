@@ -16,7 +16,7 @@ from tests.streams.gateway.in_process import (
     serving,
 )
 from tests.streams.gateway.raw_connection import HEAD, WHOLE, raw_connection
-from tests.streams.gateway.samples import chat, completion
+from tests.streams.gateway.samples import chat, completion, ended, frame
 from tests.streams.gateway.streamed_call import (
     accepted_requests,
     streamed_call,
@@ -31,10 +31,8 @@ from tests.waiting import until
         (NotReady("no worker"), "not_ready"),
     ],
 )
-async def test_without_a_broker_or_worker_calls_are_refused_at_once(
-    trouble: Any, code: str
-) -> None:
-    gateway = InProcessGateway()
+async def test_without_a_broker_or_worker_calls_are_refused(trouble: Any, code: str) -> None:
+    gateway = InProcessGateway(wait_ms=50)
     gateway.log.trouble = trouble
     gateway.log.reasons = [trouble.message]
     async with gateway.client() as client:
@@ -45,6 +43,26 @@ async def test_without_a_broker_or_worker_calls_are_refused_at_once(
         assert ready.status_code == 503
         assert ready.json() == {"status": "not ready", "reasons": [trouble.message]}
         assert (await client.get("/health/live")).status_code == 200
+
+
+@pytest.mark.parametrize("trouble", [BrokerUnavailable("no broker"), NotReady("no worker")])
+async def test_calls_wait_for_a_broker_that_comes_back(trouble: Any) -> None:
+    """Clients without a resume lost 14 calls in the seconds that it takes (issue 28, 21)."""
+    gateway = InProcessGateway(wait_ms=60_000)
+    gateway.log.trouble, position, looks = trouble, gateway.log.reply_position, list[None]()
+
+    def looked() -> tuple[int, int]:
+        looks.append(None)
+        return position()
+
+    gateway.log.reply_position = looked  # type: ignore[method-assign]
+    async with streamed_call(gateway, chat(stream=True)) as stream:
+        await until(lambda: len(looks) > 1)
+        gateway.log.trouble = None
+        (request,) = await accepted_requests(gateway)
+        await gateway.log.push(frame(request.request_id, ["a"], end=ended(request.request_id, "a")))
+        await until(lambda: stream.over)
+        assert stream.status == 200
 
 
 async def test_a_request_that_is_not_acknowledged_was_not_accepted() -> None:

@@ -11,7 +11,8 @@ import uvloop
 
 from streams.gateway import app
 from streams.gateway.app import create_app
-from streams.gateway.http.server import listen, make_server
+from streams.gateway.http.listener import listen
+from streams.gateway.http.server import make_server
 from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.raw_connection import WHOLE
 from tests.streams.gateway.samples import frame
@@ -23,6 +24,8 @@ LIVE = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 class NoLog:
     """All that is asked of it by a gateway's life."""
+
+    is_ready = True
 
     async def run(self) -> None:
         await asyncio.Event().wait()
@@ -42,10 +45,9 @@ async def stopping(
     What was asked on it has one token when that happens.
     """
     sock, stop = listen("127.0.0.1", 0), asyncio.Event()
-    sock.listen()  # connections wait until it serves
     log: Any = NoLog()
     for_all: Any = ()
-    life = asyncio.create_task(app._serve(gateway.state, log, for_all, sock, stop))
+    life = asyncio.create_task(app._serve(gateway.state, log, for_all, sock, stop, is_kept=False))
     reader, writer = await asyncio.open_connection(*sock.getsockname())
     try:
         writer.write(LIVE)

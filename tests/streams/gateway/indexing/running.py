@@ -11,7 +11,7 @@ import openai
 from schemas.settings import LogSettings, ModelSettings
 from streams.gateway import app
 from streams.gateway.config import GatewaySettings
-from streams.gateway.http import server
+from streams.gateway.http.listener import listen
 from tests.long_leases import long_leases
 from tests.streams.gateway.samples import MODEL
 from tests.streams.gateway.small_tokenizer import tokenizer_folder
@@ -65,7 +65,7 @@ async def gateway(log: LogSettings, name: str, **settings: Any) -> AsyncIterator
 
 
 def _free_port() -> int:
-    with contextlib.closing(server.listen("127.0.0.1", 0)) as sock:
+    with contextlib.closing(listen("127.0.0.1", 0)) as sock:
         return int(sock.getsockname()[1])
 
 

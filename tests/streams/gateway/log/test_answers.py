@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import pytest
 from aiokafka.errors import KafkaConnectionError
 
 from schemas.records import Continued, Endpoint, StreamVoid
@@ -10,7 +11,8 @@ from schemas.rules.tokens import pack_tokens
 from streams.agents.records import void_frame
 from streams.gateway.log.answers import AnswersSoFar
 from streams.gateway.stream.event_id import StreamKey
-from streams.gateway.stream.hub import Call, Hub
+from streams.gateway.stream.hub import Call, Hub, SoFar
+from tests.streams.gateway.samples import ended, frame
 from tests.waiting import until
 
 
@@ -91,10 +93,41 @@ async def test_it_is_told_once_however_often_its_mark_is_read() -> None:
     assert [record.attempt for _, record, _ in producer.records] == [1, 2]
 
 
+@pytest.mark.parametrize("order", ["mark, end", "end, mark", "mark, end, mark", "gap, mark, end"])
+async def test_an_end_of_an_attempt_that_was_given_up_is_told(order: str) -> None:
+    """Whichever comes first in the log: the reader has it (issue 28, 15)."""
+    hub, seen = Hub(), list[SoFar]()
+    hub.on_void = seen.append
+    reading(hub)
+    end = ended("r1", ["a", "b"], attempt=1)
+    rows = frame("r1", ["a", "b"])
+    if not order.startswith("gap"):
+        hub.apply(rows, 0.0)
+    for step in order.split(", "):
+        if step == "mark":
+            mark(hub)
+        else:
+            hub.apply(frame("r1", [], end=end), 0.0)
+    if order.startswith("gap"):
+        assert not [so_far for so_far in seen if so_far.end]
+        hub.apply(rows, 0.0)
+    told = [(so_far.attempt, so_far.session_id) for so_far in seen if so_far.end == end]
+    assert set(told) == {(1, "s1")}
+
+
+async def test_an_end_that_nobody_gave_up_is_not_told() -> None:
+    hub, seen = Hub(), list[SoFar]()
+    hub.on_void = seen.append
+    reading(hub)
+    hub.apply(frame("r1", ["a"], attempt=2, end=ended("r1", ["a"], attempt=2)), 0.0)
+    mark(hub, 1)
+    assert not seen
+
+
 async def test_nothing_is_told_of_answers_that_are_read_elsewhere_or_are_past_it() -> None:
     hub = Hub()
     seen: list[int] = []
-    hub.on_void = lambda stream, attempt: seen.append(attempt)
+    hub.on_void = lambda so_far: seen.append(so_far.attempt)
     stream = reading(hub).streams[0]
     mark(hub, request_id="r9")
     stream.push(2, 0, 0, 1, "a", (5,))

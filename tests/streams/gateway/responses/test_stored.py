@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from schemas.records import OutcomeKind, StreamVoid
-from schemas.rules.tokens import pack_tokens
+from schemas.rules.tokens import pack_tokens, token_count
 from streams.agents.records import void_frame
 from streams.gateway import app
 from tests.streams.gateway.in_process import InProcessGateway, call
@@ -72,7 +72,9 @@ async def test_a_poll_says_what_there_is_only_where_nothing_goes_on_yet() -> Non
     name = await begun(first)
     (request,) = first.log.requests
     other, told = beside(first), list[tuple[int, int]]()
-    other.state.hub.on_void = lambda stream, attempt: told.append((attempt, stream.next_seq))
+    other.state.hub.on_void = lambda so_far: told.append(
+        (so_far.attempt, token_count(so_far.tokens))
+    )
     await first.log.push(frame(request.request_id, TEXTS[:2]))
     void = StreamVoid(request_id=request.request_id, attempt=1)
     await first.log.push(void_frame(void, "router-a", 1))

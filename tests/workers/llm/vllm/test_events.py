@@ -11,7 +11,7 @@ from zmq.constants import SocketType
 from zmq.sugar.context import Context
 from zmq.sugar.socket import SyncSocket
 
-from schemas.prefix import chain
+from schemas.prefix import chain, salt_of
 from workers.kv.block_log import BlockLog
 from workers.llm.vllm.events import (
     AllBlocksCleared,
@@ -76,6 +76,17 @@ def test_blocks_get_the_names_that_routers_compute() -> None:
     assert cache.log.held() == chain(tokens, SIZE).tolist()
 
 
+def test_blocks_of_a_scope_get_its_names() -> None:
+    """vLLM tells its salt beside a prompt's first block (issue 28, 12)."""
+    cache, tokens = Cache(), prompt(64)
+    cache.tell(stored(tokens[:32], extra_keys=[("ada",), None]), stored(tokens, first=2))
+    assert cache.log.held() == chain(tokens, SIZE, salt_of("ada")).tolist()
+    for extra_keys in ([(("image", 0),), None], [("ada", "x"), None], [None, ("ada",)]):
+        other = Cache()
+        other.tell(stored(tokens[:32], extra_keys=extra_keys))
+        assert not other.held(), "what is no plain text has no name"
+
+
 def test_removed_and_cleared_blocks_are_gone() -> None:
     cache, tokens, other = Cache(), prompt(64), prompt(64, salt=1)
     cache.tell(stored(tokens), stored(other))
@@ -121,7 +132,7 @@ def test_after_a_gap_nothing_is_claimed_that_may_be_gone(number: int) -> None:
     "changes",
     [
         {"lora_id": 1},
-        {"extra_keys": [["salt"], None]},
+        {"extra_keys": [["salt", "more"], None]},
         {"medium": "CPU"},
         {"group_idx": 1},
         {"block_size": 8},

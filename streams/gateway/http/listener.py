@@ -1,0 +1,55 @@
+"""The socket at which a gateway takes calls: its own, or one that who starts it has kept for it.
+
+A launcher, or systemd's socket activation, listens in a gateway's place and passes the socket on:
+`LISTEN_FDS` of them, from file 3 on, to the process `LISTEN_PID`. Then calls that come while no
+gateway runs wait in the socket's backlog, and are refused by nobody. No HTTP is imported here: the
+launcher needs this alone.
+"""
+
+import os
+import socket
+
+from schemas.errors import ConfigError
+
+BACKLOG = 2_048
+LISTEN_FILE = 3
+LISTEN_NAMES = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; calls wait there until somebody accepts them. Raises ConfigError where
+    that is not possible.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"gateway.host, gateway.port: {host}:{port} cannot be bound: {error}; "
+            "choose another port"
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def passed_on() -> socket.socket | None:
+    """The socket that was kept for this process, once; None where none was. Raises ConfigError."""
+    given = {name: os.environ.pop(name, "") for name in LISTEN_NAMES}
+    if given["LISTEN_PID"] != str(os.getpid()):
+        return None
+    if given["LISTEN_FDS"] != "1":
+        raise ConfigError(f"LISTEN_FDS: expected 1 socket, found {given['LISTEN_FDS'] or 'none'}")
+    try:
+        listener = socket.socket(fileno=LISTEN_FILE)
+        is_listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as error:
+        raise ConfigError(f"LISTEN_FDS: file {LISTEN_FILE} is no socket: {error}") from error
+    if not is_listening or listener.family not in (socket.AF_INET, socket.AF_INET6):
+        raise ConfigError(f"LISTEN_FDS: expected a listening TCP socket, found {listener}")
+    listener.set_inheritable(False)
+    listener.setblocking(False)
+    return listener

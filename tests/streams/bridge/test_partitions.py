@@ -1,0 +1,151 @@
+"""Partitions of prompts that leave a bridge, come back, or come from another: on virtual time, by a
+gateway's own way in, over a log in memory.
+"""
+
+import asyncio
+from dataclasses import replace
+
+from schemas.log.clock import wall_ms
+from schemas.log.faust.group import Group
+from schemas.records import StreamVoid, TokenFrame
+from streams.bridge.partitions import OwnedPartitions
+from tests.streams.bridge.lives import PLACE, Bridge, MemoryLog, memory_log
+from tests.streams.bridge.samples import AskingBridge, pair
+from tests.streams.gateway.samples import ended, frame
+from tests.virtual import virtual
+from tests.waiting import pass_time, until
+
+__all__ = ["memory_log"]  # a fixture
+ANSWER = ["a", "b", "c", "d"]
+
+
+def bridge_of(log: MemoryLog, asker: AskingBridge) -> Bridge:
+    """Its tokens lie on the partition of `tokens` that is read live, too."""
+    bridge = Bridge(log)
+    log.frames = asker.log.frames
+    bridge.asks_by(asker.asking, pair(format="avro"))
+    return bridge
+
+
+def request_id_of(asker: AskingBridge) -> str:
+    return asker.log.requests[0].request_id
+
+
+@virtual
+async def test_a_partition_that_leaves_and_comes_back_loses_no_prompt(
+    memory_log: MemoryLog,
+) -> None:
+    """The old life took the new one's call out of the hub, which then heard nothing, not even its
+    deadline (issue 28, 15)."""
+    asker = AskingBridge()
+    bridge = bridge_of(memory_log, asker)
+    group = Group()
+    partitions = OwnedPartitions(group, lambda _: bridge.new_life(), asker.asking.sent)
+    partitions.assigned({PLACE})
+    memory_log.put(0)
+    await bridge.lives[0].take(memory_log.prompts[0])
+    await until(lambda: len(asker.log.requests) == 1)
+    memory_log.slow_to_stop_s = 2.0
+    await partitions.revoked()
+    partitions.assigned(set())
+    partitions.assigned({PLACE})
+    await pass_time(1.0)
+    assert not asker.asking.gateway.in_flight, "one after the other"
+    await until(lambda: len(asker.log.requests) == 2)
+    await pass_time(5.0)
+    whole = frame(request_id_of(asker), ANSWER, end=ended(request_id_of(asker), ANSWER))
+    await asker.log.push(whole)
+    await until(lambda: 0 in memory_log.answers())
+    assert memory_log.answers()[0].text == "abcd" and not group.has_failed
+    memory_log.slow_to_stop_s = 0.0
+    await partitions.stop()
+    assert asker.asking.gateway.in_flight == 0
+    assert not asker.asking.gateway.calls and not len(asker.log.hub)
+
+
+@virtual
+async def test_a_life_that_ends_lets_go_of_its_calls_alone(memory_log: MemoryLog) -> None:
+    """One that is left behind as it ends, too: the next life asks under the same ids."""
+    asker = AskingBridge()
+    bridge = bridge_of(memory_log, asker)
+    old = bridge.life()
+    await old.take(memory_log.put(0))
+    await until(lambda: len(asker.log.requests) == 1)
+    new = bridge.life()
+    await until(lambda: len(asker.log.requests) == 2)
+    await old.stop()
+    request_id = request_id_of(asker)
+    await asker.log.push(frame(request_id, ["yes"], end=ended(request_id, ["yes"])))
+    await until(lambda: 0 in memory_log.answers())
+    await new.stop()
+    assert asker.asking.gateway.in_flight == 0
+
+
+@virtual
+async def test_a_call_that_nothing_reaches_ends_at_its_deadline(memory_log: MemoryLog) -> None:
+    asker = AskingBridge()
+    bridge = bridge_of(memory_log, asker)
+    gateway = asker.asking.gateway
+    async with bridge.living() as life:
+        await life.take(memory_log.put(0, {"text": "hi", "deadline_ms": 5_000}))
+        await until(lambda: len(asker.log.requests) == 1)
+        (call,) = gateway.calls
+        gateway.hub.remove(call)
+        await pass_time(8.0)
+        gateway.sweep(asyncio.get_running_loop().time(), wall_ms())
+        await until(lambda: 0 in memory_log.answers())
+    assert memory_log.answers()[0].error_code == "deadline_exceeded"
+
+
+def began_and_went_on(request_id: str) -> list[TokenFrame]:
+    """A worker is lost behind two tokens, and the next one goes on behind them."""
+    mark = replace(frame(request_id, []), voids=[StreamVoid(request_id=request_id, attempt=1)])
+    end = ended(request_id, ANSWER, attempt=2)
+    rest = frame(request_id, ANSWER[2:], attempt=2, first_seq=2, first_char=2, end=end)
+    return [frame(request_id, ANSWER[:2]), mark, rest]
+
+
+@virtual
+async def test_an_answer_that_went_on_is_whole_whoever_reads_its_partition_further_on(
+    memory_log: MemoryLog,
+) -> None:
+    """The bridge's own reader, or another of its lives: the second attempt was heard first, then
+    the first one's tokens no more, and the prompt was asked again (issue 28, 15)."""
+    asker = AskingBridge()
+    bridge = bridge_of(memory_log, asker)
+    first = bridge.life()
+    await first.take(memory_log.put(0))
+    await until(lambda: len(asker.log.requests) == 1)
+    frames = began_and_went_on(request_id_of(asker))
+    await first.stop()
+    memory_log.frames += frames
+    memory_log.before_replay = lambda: asker.log.hub.apply(frames[2], 0.0)
+    async with bridge.living():
+        await pass_time(1.0)
+        assert memory_log.answers()[0].text == "abcd"
+    assert len(asker.log.requests) == 1
+
+
+@virtual
+async def test_what_was_heard_of_in_part_is_whole_after_a_second_takeover(
+    memory_log: MemoryLog,
+) -> None:
+    """Its tokens are noted from where they began, whoever was asking by then."""
+    asker = AskingBridge()
+    bridge = bridge_of(memory_log, asker)
+    first = bridge.life()
+    await first.take(memory_log.put(0))
+    await until(lambda: len(asker.log.requests) == 1)
+    frames = began_and_went_on(request_id_of(asker))
+    await first.stop()
+    memory_log.frames += frames[:1]
+    async with bridge.living() as second:
+        await second.take(memory_log.put(1))
+        await until(lambda: len(asker.log.requests) == 3)
+        other = asker.log.requests[2].request_id
+        await asker.log.push(frame(other, ["yes"], end=ended(other, ["yes"])))
+        await until(lambda: 1 in memory_log.answers())
+    memory_log.frames += frames[1:]
+    async with bridge.living():
+        await until(lambda: 0 in memory_log.answers())
+    assert memory_log.answers()[0].text == "abcd"
