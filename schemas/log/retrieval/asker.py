@@ -17,6 +17,7 @@ from schemas.log.membership import Membership
 from schemas.log.retrieval.embedding import EmbeddedTexts, Embedding
 from schemas.log.retrieval.exchange import Exchange, by_words
 from schemas.log.retrieval.routes import Route
+from schemas.log.slices import in_slices
 from schemas.records import Embedded, Hits, Quoted, RetrievalRequest
 from schemas.retrieval import (
     CHECK,
@@ -61,7 +62,7 @@ class Asker:
     async def run(self) -> None:
         """Hand hits to those who wait."""
         while True:
-            for record in await self._reader.batch():
+            async for record in in_slices(await self._reader.batch()):
                 try:
                     found = self._codec.decode(record.value)
                     check_record("hits", found)

@@ -17,6 +17,7 @@ from schemas.errors import RecordError
 from schemas.log.admin import create_others
 from schemas.log.connecting import client_options, started, stopped
 from schemas.log.patience import over_every_trouble
+from schemas.log.slices import in_slices
 from schemas.log.transactions import Position, Sending, Transactions, committed
 from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
@@ -107,7 +108,7 @@ class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             done = (await committed(self._settings, group, [full_place])).get(full_place)
             records = [each for each in records if done is None or each.offset >= done.offset]
         if records:
-            sends = [await self._sending(each) for each in records]
+            sends = [await self._sending(each) async for each in in_slices(records)]
             position = Position(records[-1].offset + 1)
             await writer.commit(sends, {full_place: position}, group)
 

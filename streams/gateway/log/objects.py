@@ -17,6 +17,7 @@ from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, NotReady, RecordError, TooManyRequests, TopicError
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.patience import TROUBLE, over_every_trouble
+from schemas.log.slices import in_slices
 from schemas.records import FilePart, StoredFile
 from schemas.settings import LogSettings
 from schemas.topics import check_record, partition_of
@@ -189,7 +190,7 @@ class ObjectLog:
 
     async def _fold(self, table: Table, records: list[ConsumerRecord]) -> int:
         """The offset after them."""
-        for record in records:
+        async for record in in_slices(records):
             try:
                 kept = self._codec.decode(record.value) if record.value else None
                 if kept is not None:
