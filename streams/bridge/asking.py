@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from schemas.errors import (
@@ -135,6 +136,12 @@ class Asking:
         rest = hashlib.blake2b(place.encode(), digest_size=10).digest()
         return derived_ids(max(0, record.timestamp_ms), rest)
 
+    def owner(self, record: PromptRecord) -> str:
+        """Who takes turns with others: a line's tenant, or whoever writes to a topic."""
+        if record.topic == self._lines:
+            return f"{record.topic}/{tenant_of(_key(record))}"
+        return record.topic
+
     def is_told_of(self, asked: Asked) -> bool:
         """Whether anything of its present try has come."""
         return asked.call is not None and asked.call.streams[0].is_told_of
@@ -165,6 +172,7 @@ class Asking:
                 first_token_ms=now_ms - round(1000 * began_s) if call.first_token_s else 0,
                 ended_ms=now_ms,
                 tries=asked.tries,
+                owner=self.owner(asked.record),
             )
             if question.response is None:
                 return answer
@@ -187,7 +195,8 @@ class Asking:
         pauses, until_ms = Pauses(), asked.asked_ms + question.deadline_ms
         while True:
             try:
-                intake = await take_in_body(question.body, gateway.served, gateway.settings)
+                owner, served = self.owner(asked.record), gateway.served
+                intake = await take_in_body(question.body, served, gateway.settings, owner)
                 break
             except TooManyRequests:  # others are being checked in this process; that is no try
                 if wall_ms() >= until_ms:
@@ -196,6 +205,12 @@ class Asking:
         if question.response is not None:
             asked.intake = intake
         return intake
+
+    async def check(self, asked: Asked) -> None:
+        """Check and tokenise what it asks, only to see that it can be done."""
+        if asked.question is not None and not asked.wants_vectors:
+            with suppress(TriviumError):
+                await self._intake(asked)
 
     def asks_again(self, asked: Asked, error: TriviumError) -> bool:
         """Whether another try may be better, and there is time for it."""
@@ -209,7 +224,7 @@ class Asking:
         """Ask until there is something to commit. Raises LeaseError: this bridge is not to ask."""
         pauses = Pauses()
         while True:
-            if self._is_given_up(asked.record):
+            if self.is_given_up(asked.record):
                 return self.failed(asked, Cancelled("its batch was given up"))[:1]
             error = await self._try(asked, may_send)
             if isinstance(error, list):
@@ -222,7 +237,7 @@ class Asking:
             self.release(asked)
             await asyncio.sleep(pauses.after(0))
 
-    def _is_given_up(self, record: PromptRecord) -> bool:
+    def is_given_up(self, record: PromptRecord) -> bool:
         """Whether it is a line of a batch that was cancelled, or has ended otherwise."""
         try:
             table = self.backend.objects.table.batches
@@ -258,7 +273,9 @@ class Asking:
         """Nobody but the pool knows of it, so nothing is done twice but work."""
         asked.asked_ms = asked.asked_ms or wall_ms()
         try:
-            found = await embedded(self.gateway.pool, body, asked.asked_ms + question.deadline_ms)
+            deadline_ms = asked.asked_ms + question.deadline_ms
+            tenant = self.owner(asked.record)
+            found = await embedded(self.gateway.pool, body, deadline_ms, tenant)
         except (BrokerUnavailable, NotReady):
             raise  # it is waited for; that is no try
         except TriviumError:

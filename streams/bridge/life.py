@@ -17,7 +17,9 @@ from typing import Any
 from schemas.codec import Codec
 from schemas.errors import (
     BrokerUnavailable,
+    Cancelled,
     LeaseError,
+    RecordError,
     RecordTooLarge,
     SystemFault,
     TriviumError,
@@ -27,7 +29,7 @@ from schemas.log.transactions import FullPlace, Position, Transactions, committe
 from schemas.settings import LogSettings
 from streams.bridge.asking import Asked, Asking, Ends
 from streams.bridge.past import Past, replay
-from streams.bridge.progress import WINDOW, Note, Progress, decode, encode
+from streams.bridge.progress import WINDOW, WINDOW_BYTES, Note, Progress, decode, encode
 from streams.bridge.prompts import PromptRecord
 from streams.bridge.slots import Slots
 
@@ -35,6 +37,7 @@ log = logging.getLogger(__name__)
 COMMIT_EVERY_S = 0.03  # what ends meanwhile is committed together
 COMMIT_SHARE = 0.25  # of the time at most: under load more is committed at once, and less often
 COMMIT_MAX = 500  # prompts
+BEGUN_MAX = 2  # lives without an answer; from the next on it is noted which prompt is being read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,8 @@ class Life:
         self._ready = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._over = False
+        self._begun = 0  # lives that began where this one does, with it, until it has an answer
+        self._reading = self._fallen_at = -1  # the prompt that is read with care; by who fell on it
         self._taking = 0  # records that wait for room
         self._moved_s, self._seen = 0.0, -1  # when `look` last saw something new, and its offset
 
@@ -115,7 +120,7 @@ class Life:
         recovered = await self._take_over()
         self._spawn(self._commit_forever())
         for asked in recovered:
-            await self._admit(asked)
+            self._admit(asked)
         self._ready.set()
 
     async def _take_over(self) -> list[Asked]:
@@ -127,19 +132,28 @@ class Life:
         position, note = first, Note()
         if found is not None:
             position, note = max(first, found.offset), decode(found.metadata, found.offset)
-        self._progress = Progress(position, note.answered)
+        self._progress = Progress(position, note.answered, note.window_bytes)
+        self._begun, self._fallen_at = note.begun + 1, note.reading
         self._inherited = dict(note.tokens)
         await self._commit()  # from where its own tokens come is known before it asks anything
         if not note.tokens:
             return []
-        recovered = [
-            asked
-            async for record in self._past.records(position, min(end, position + WINDOW))
-            if (asked := await self._read(record)) is not None
-        ]
+        recovered = await self._read_again(position, min(end, position + WINDOW))
+        self._progress.window_bytes = WINDOW_BYTES
         log.info("%s[%d]: goes on at %d, %d prompts", *self._place, position, len(recovered))
         readable = [each for each in recovered if each.question is not None]
         await self._replay([each for each in readable if not each.wants_vectors])
+        return recovered
+
+    async def _read_again(self, since: int, until: int) -> list[Asked]:
+        """What others may have read and not answered."""
+        recovered: list[Asked] = []
+        async with aclosing(self._past.records(since, until)) as records:
+            async for record in records:
+                if not self._progress.has_room(record.offset, record.size):
+                    break  # for others it had none, either
+                if (asked := await self._read(record)) is not None:
+                    recovered.append(asked)
         return recovered
 
     async def _replay(self, recovered: list[Asked]) -> None:
@@ -211,20 +225,22 @@ class Life:
 
     async def _take_next(self, record: PromptRecord) -> None:
         async with self._changed:
-            await self._changed.wait_for(lambda: self._progress.has_room(record.offset))
+            await self._changed.wait_for(
+                lambda: self._progress.has_room(record.offset, record.size)
+            )
         if (asked := await self._read(record)) is not None:
-            await self._admit(asked)
+            self._admit(asked)
 
     async def _read(self, record: PromptRecord) -> Asked | None:
         """What it asks, unless it is answered already."""
-        if not self._progress.take(record.offset):
+        if not self._progress.take(record.offset, record.size):
             return None
         asked = self._under_way[record.offset] = Asked(record, self._ends)
         if record.is_empty:
             asked.sends = [self._ends.answers.emptied(record)]
             return asked
         try:
-            asked.question = await self._ends.prompts.question(record)
+            await self._question(asked)
         except TriviumError as error:
             asked.sends = self._shared.asking.failed(asked, error)
         except Exception as error:  # of one prompt: the others are to be answered
@@ -233,7 +249,26 @@ class Life:
             asked.sends = self._shared.asking.failed(asked, fault)
         return asked
 
-    async def _admit(self, asked: Asked) -> None:
+    async def _question(self, asked: Asked) -> None:
+        record, asking = asked.record, self._shared.asking
+        if asking.is_given_up(record):
+            asked.sends = asking.failed(asked, Cancelled("its batch was given up"))[:1]
+            return
+        if record.offset == self._fallen_at:
+            raise RecordError("each bridge that read it was lost meanwhile; divide it")
+        if self._begun <= BEGUN_MAX:
+            asked.question = await self._ends.prompts.question(record)
+            return
+        await self._note_reading(record.offset)  # who falls now falls on this one
+        asked.question = await self._ends.prompts.question(record)
+        await asking.check(asked)
+        await self._note_reading(-1)
+
+    async def _note_reading(self, offset: int) -> None:
+        self._reading = offset
+        await self._commit()
+
+    def _admit(self, asked: Asked) -> None:
         """Ask it when there is room, and where order counts after what has its key."""
         key = asked.record.key if self._ends.pair.ordered else None
         if key is not None:
@@ -241,7 +276,7 @@ class Life:
                 self._lines[key].append(asked)
                 return
             self._lines[key] = deque()
-        await self._ask(asked)
+        self._spawn(self._ask(asked))
 
     async def _ask(self, asked: Asked) -> None:
         if asked.sends is not None:
@@ -249,11 +284,12 @@ class Life:
             return
         shared = self._shared
         slots = shared.asking.vector_slots if asked.wants_vectors else shared.slots
-        await slots.acquire()
-        self._spawn(self._settle(asked)).add_done_callback(lambda _: slots.release())
-
-    async def _settle(self, asked: Asked) -> None:
-        asked.sends = await self._shared.asking.settle(asked, self._may_send)
+        owner = shared.asking.owner(asked.record)
+        await slots.acquire(owner)
+        try:
+            asked.sends = await shared.asking.settle(asked, self._may_send)
+        finally:
+            slots.release(owner)
         self._finish(asked)
 
     def _finish(self, asked: Asked) -> None:
@@ -320,7 +356,12 @@ class Life:
         offsets = {asked.record.offset for asked in done}
         position = progress.position(offsets)
         tokens = self._tokens(offsets)
-        metadata = encode(Note(tokens, progress.answered(offsets)), position)
+        if done:
+            self._begun = 0
+        note = Note(
+            tokens, progress.answered(offsets), begun=self._begun, reading=self._reading
+        )
+        metadata = encode(note, position)
         await self._transactions.commit(
             [asking.fitting(each) for asked in done for each in asked.sends or ()],
             {self._place: Position(position, metadata)},

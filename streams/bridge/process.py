@@ -86,10 +86,11 @@ class Bridge:
             self.log, {*topics, *(pair.prompts + DEAD_LETTER_SUFFIX for pair in pairs)}
         )
         served, aside_ms = self.gateway.served.name, self.gateway.settings.aside_ms
+        priority_max = self.gateway.settings.priority_max
         self.ends = {
             pair.prompts: Ends(
                 pair,
-                Prompts(pair, served, self.codec, schemas),
+                Prompts(pair, served, self.codec, schemas, priority_max=priority_max),
                 Answers(pair, self.codec, bytes_max=limits[pair.answers], aside_ms=aside_ms),
                 limits[pair.prompts + DEAD_LETTER_SUFFIX],
             )

@@ -28,6 +28,7 @@ from streams.gateway.log.backend import Backend
 from streams.gateway.log.objects import Objects
 from streams.gateway.log.pool import Pool
 from streams.gateway.metrics import Metrics
+from streams.gateway.places import Places
 from streams.gateway.request.conversation import Conversation, Conversations
 from streams.gateway.request.intake import Served
 from streams.gateway.stream.event_id import EventIds
@@ -63,7 +64,11 @@ class Gateway:
         self.metrics = metrics
         self.pool = pool
         self.objects = objects
-        self.uploads = Uploads(bytes_max=settings.file_bytes_max, together_max=settings.uploads_max)
+        tenants = settings.tenants
+        self.uploads = Uploads(
+            bytes_max=settings.file_bytes_max,
+            places=Places(settings.uploads_max, tenants=tenants),
+        )
         self.gateway_id = gateway_id
         self.started_ms = started_ms
         self.answers = AnswerCache(settings, pool, metrics)
@@ -79,7 +84,7 @@ class Gateway:
             entries_max=settings.sessions_max, idle_ms=settings.session_idle_ms
         )
         self.tolerates_difference = settings.on_difference == "mark"
-        self.in_flight = 0
+        self._answering = Places(settings.in_flight_max, tenants=tenants)
         self.detached = 0  # of these, choices whose client left and let the work go on
         self.resumed: set[Call] = set()  # calls that began at any gateway, and are read on here
         self.draining = False
@@ -88,15 +93,16 @@ class Gateway:
         self._background: set[asyncio.Task[None]] = set()
         metrics.in_flight = lambda: self.in_flight
 
-    def admit(self, choices: int = 1) -> None:
+    @property
+    def in_flight(self) -> int:
+        """Choices that are being answered."""
+        return self._answering.taken
+
+    def admit(self, tenant: str, choices: int = 1) -> None:
         """Raise what stands in the way of one more call: draining, the limit, or the log."""
         if self.draining:
             raise NotReady("this gateway is shutting down; try again")
-        if self.in_flight + choices > self.settings.in_flight_max:
-            raise TooManyRequests(
-                f"{self.in_flight} answers are in flight and at most "
-                f"{self.settings.in_flight_max} are allowed; try again later"
-            )
+        self._answering.check(tenant, "answers", choices)
         self.backend.reply_position()
 
     def admit_resume(self, parent_id: str) -> None:
@@ -131,13 +137,13 @@ class Gateway:
     def hold(self, call: Call) -> None:
         """Expect frames for a call, and count it."""
         self.hub.add(call)
-        self.in_flight += call.key.choices
+        self._answering.add(call.key.tenant, call.key.choices)
         self._idle.clear()
 
     def release(self, call: Call) -> None:
         """Forget a call that is over."""
         self.hub.remove(call)
-        self.in_flight -= call.key.choices
+        self._answering.give_back(call.key.tenant, call.key.choices)
         self._set_idle()
 
     def _set_idle(self) -> None:

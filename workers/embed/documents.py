@@ -241,7 +241,8 @@ class DocumentWork:
         spans, tokens = await _in_thread(lambda: self._cut(document, cutting))
         check_spans(document, spans)
         texts = [document.text[span.start : span.end] for span in spans]
-        return spans, await self._batcher.embed(texts, tokens, Urgency.DOCUMENT)
+        urgency, tenant = Urgency.DOCUMENT, document.tenant
+        return spans, await self._batcher.embed(texts, tokens, urgency, tenant)
 
     def _cut(self, document: Document, cutting: Cutting) -> tuple[list[Span], list[int]]:
         starts = self._batcher.embedder.token_starts(document.text)

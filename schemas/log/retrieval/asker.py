@@ -175,14 +175,16 @@ class Asker:
         )  # fmt: skip
         return (await self._ask(request)).changed
 
-    async def embed(self, texts: Sequence[str], *, deadline_ms: int) -> EmbeddedTexts:
+    async def embed(
+        self, texts: Sequence[str], *, deadline_ms: int, tenant: str = ""
+    ) -> EmbeddedTexts:
         """The vectors of texts, in their order, all or none.
 
         Raises NotReady where no embedding worker lives, DeadlineExceeded, BrokerUnavailable, and
         what the pool refused them with.
         """
         self._check_valid()
-        return await self._embedding.embed(texts, deadline_ms=deadline_ms)
+        return await self._embedding.embed(texts, deadline_ms, tenant)
 
     def _request(
         self, collection: str, k: int, deadline_ms: int, kind: str, **fields: Any

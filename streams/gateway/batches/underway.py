@@ -73,6 +73,7 @@ class Underway:
             *(committed.prompt_tokens, committed.cached_tokens, committed.completion_tokens),
         )
         self._written_s = now_s
+        self.placed_at = committed.sent  # lines that were sent before it got its place
 
     @property
     def has_ended(self) -> bool:

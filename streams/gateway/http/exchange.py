@@ -5,8 +5,8 @@ asked for is decided elsewhere.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -20,8 +20,10 @@ from schemas.errors import (
     UnsupportedMedia,
 )
 from schemas.log.clock import wall_ms
+from schemas.log.endings import ended
 from streams.gateway.http.errors import error_body, retry_headers
 
+Result = TypeVar("Result")
 RawHeaders = Mapping[bytes, bytes]
 HeaderList = list[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
@@ -173,3 +175,22 @@ async def send_error(
     if isinstance(error, Unauthorized):
         extra.append((b"www-authenticate", b"Bearer"))
     await send_whole(send, error.http_status, error_body(error), [*headers, *extra])
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """What work comes to, of a request whose body is read; raises Cancelled where its client hangs
+    up first, and then the work is given up.
+    """
+
+    async def hang_up() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, gone = asyncio.create_task(work), asyncio.create_task(hang_up())
+    try:
+        await asyncio.wait([working, gone], return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise Cancelled("the client hung up")
+    finally:
+        await ended(working, gone)

@@ -154,6 +154,7 @@ class StubAsking:
         self.asked: list[int] = []  # offsets, in order
         self.begun: list[int] = []  # those listened to before that
         self.told: dict[int, TriviumError] = {}  # of tokens that are there already
+        self.given_up: set[int] = set()
         self.begins: set[int] = set()  # what these tell the beginning of
         self._waiting: dict[int, asyncio.Future[list[Sending] | TriviumError]] = {}
 
@@ -161,6 +162,15 @@ class StubAsking:
         asked.starts.setdefault(*next(iter(TOKENS.items())))
         asked.tries += 1
         self.begun.append(asked.record.offset)
+
+    def is_given_up(self, record: PromptRecord) -> bool:
+        return record.offset in self.given_up
+
+    def owner(self, record: PromptRecord) -> str:
+        return (record.key or b"").decode()
+
+    async def check(self, asked: Asked) -> None:
+        """Whether it can be tokenised."""
 
     def is_told_of(self, asked: Asked) -> bool:
         return asked.record.offset in self.begins

@@ -65,3 +65,23 @@ async def test_a_slot_that_comes_with_a_cancellation_is_given_back() -> None:
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled() and slots.taken == 0
+
+
+@pytest.mark.anyio
+async def test_the_next_slot_is_for_who_has_fewest() -> None:
+    slots, got = Slots(lambda: 2), list[str]()
+
+    async def take(owner: str) -> None:
+        await slots.acquire(owner)
+        got.append(owner)
+
+    tasks = [asyncio.create_task(take(owner)) for owner in "aaaaabbc"]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert got == ["a", "a"] and slots.taken == 2
+    for owner in "aabc":
+        slots.release(owner)
+        await asyncio.sleep(0)
+    assert got == ["a", "a", "b", "c", "a", "b"]
+    for task in tasks:
+        task.cancel()

@@ -17,7 +17,7 @@ from schemas.log.transactions import Sending, Transactions
 from schemas.records import Batch
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
-from streams.gateway.batches import carrier, shapes, underway
+from streams.gateway.batches import carrier, shapes, turns, underway
 from streams.gateway.log.objects import ObjectLog
 from streams.gateway.objects.table import key_of
 from tests.streams.gateway.batches.samples import file_of, line
@@ -34,7 +34,7 @@ FAR = "context_length_exceeded"
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a small batch is sent and written piece by piece."""
     monkeypatch.setattr(carrier, "CHUNK", 10)
-    monkeypatch.setattr(carrier, "WAITING_MAX", 40)
+    monkeypatch.setattr(turns, "WAITING_MAX", 40)
     monkeypatch.setattr(underway, "WRITE_S", 0.05)
 
 
