@@ -104,7 +104,12 @@ def recursion_limit() -> Iterator[None]:
 def nothing_left_running() -> Iterator[None]:
     """Fail when a test left a process behind, and end it. Made first, so checked last."""
     yield
-    for process in (CHECK_PROCESS, ANSWER_PROCESS, FILE_PROCESS, INDEX_PROCESS):  # as a gateway's are
+    for process in (
+        CHECK_PROCESS,
+        ANSWER_PROCESS,
+        FILE_PROCESS,
+        INDEX_PROCESS,
+    ):  # as a gateway's are
         process.close()
     left = {
         pid: command

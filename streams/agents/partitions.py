@@ -46,7 +46,6 @@ from streams.journal.inputs import PASSED_OVER, event_of
 log = logging.getLogger(__name__)
 
 
-
 class Gate:
     """One future per partition: true when records may pass, false when it was taken away."""
 

@@ -358,9 +358,7 @@ class Life:
         tokens = self._tokens(offsets)
         if done:
             self._begun = 0
-        note = Note(
-            tokens, progress.answered(offsets), begun=self._begun, reading=self._reading
-        )
+        note = Note(tokens, progress.answered(offsets), begun=self._begun, reading=self._reading)
         metadata = encode(note, position)
         await self._transactions.commit(
             [asking.fitting(each) for asked in done for each in asked.sends or ()],

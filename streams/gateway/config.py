@@ -127,8 +127,8 @@ class GatewaySettings:
             raise ConfigError("gateway.api_keys: expected keys, found an empty one")
         if any(key.strip() != key or set(key) & _NOT_IN_KEYS for key in self.api_keys):
             raise ConfigError(
-                "gateway.api_keys: expected keys without commas, quotes, brackets, and spaces around "
-                "them; in the environment as KEY,KEY, not as JSON"
+                "gateway.api_keys: expected keys without commas, quotes, brackets and spaces "
+                "around them; in the environment KEY,KEY, and no JSON"
             )
 
     @property

@@ -1,4 +1,4 @@
-"""Places that tenants share, in one process: however many there are, one of them never has all. Pure."""
+"""Places that tenants share, in one process: no tenant ever has all of them. Pure."""
 
 from collections import Counter
 
@@ -6,8 +6,8 @@ from schemas.errors import TooManyRequests
 
 
 class Places:
-    """So many at once. Who shares them with others may have one part in as many as use some now, and
-    one more: so whoever comes finds some free."""
+    """So many at once. They are divided by the tenants that use some now, and one more: so whoever
+    comes finds some free."""
 
     def __init__(self, most: int, *, tenants: int) -> None:
         """`tenants` there are in the deployment."""

@@ -3,9 +3,9 @@
 A snapshot holds all of it: tables, what it has learned, settings and policy table. It is a pickle
 of the core's own classes, and only the version that made it is sure to read it. No other class is
 made of what is read, nor another module imported, and none of these does anything when it is made;
-so a snapshot from elsewhere runs no foreign code. Arrays are written as plain bytes with the letters
-of a number's kind: NumPy's own way to make one takes bytes as addresses of objects, where its kind
-says so. Nor does a small snapshot grow without a bound. Made for the journal
+so a snapshot from elsewhere runs no foreign code. Arrays are plain bytes with the letters of a kind
+of numbers: NumPy's own way to make one takes bytes as addresses of objects, where its kind says so.
+Nor does a small snapshot grow without a bound. Made for the journal
 (`streams/journal/journal.py`), read by replays (`infra/replay`).
 """
 
@@ -35,7 +35,10 @@ _OTHERS = frozenset(
 
 _NUMBERS = frozenset(("|b1", "|i1", "|u1", "<i4", "<u4", "<i8", "<u8", "<f4", "<f8"))
 STATE_BYTES_MAX = 512 << 20  # of a router, written down
-_GROWTH_MAX, _GROWN_BYTES = 64, 16 << 20  # by how much that is more than it is compressed to, or this
+_GROWTH_MAX, _GROWN_BYTES = (
+    64,
+    16 << 20,
+)  # by how much that is more than it is compressed to, or this
 
 
 def packed(router: Router) -> bytes:

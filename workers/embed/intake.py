@@ -78,9 +78,7 @@ class Intake:
             with self.group.full():
                 await asyncio.wait([task])
 
-    async def _done(
-        self, topic: str, record: ConsumerRecord, receipt: Receipt, falls: int
-    ) -> None:
+    async def _done(self, topic: str, record: ConsumerRecord, receipt: Receipt, falls: int) -> None:
         try:
             if falls >= FALLS_MAX:
                 raise fallen(falls)

@@ -1,7 +1,8 @@
 """Which texts are embedded next: queries before calls, calls before documents. Pure.
 
-Within a class tenants take turns, and of one tenant the first come is the first. After `STREAK_MAX` batches of one class, one of the
-next class that waits goes between, so that documents go on however many queries there are.
+Within a class tenants take turns, and of one tenant the first come is the first. After `STREAK_MAX`
+batches of one class, one of the next class that waits goes between, so that documents go on however
+many queries there are.
 """
 
 from collections import deque

@@ -87,9 +87,7 @@ class Embedding:
         except TimeoutError as error:
             raise DeadlineExceeded("the texts were not embedded before the deadline") from error
 
-    async def _all(
-        self, texts: Sequence[str], deadline_ms: int, tenant: str
-    ) -> list[Embedded]:
+    async def _all(self, texts: Sequence[str], deadline_ms: int, tenant: str) -> list[Embedded]:
         try:
             async with asyncio.TaskGroup() as group:
                 parts = [self._part(part, deadline_ms, tenant) for part in _parts(texts)]

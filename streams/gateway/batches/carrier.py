@@ -68,7 +68,9 @@ class Carrier:
         self._is_first, self._check_model = is_first, check_model
         self._writer = Transactions(log, ID)
         self._underway: dict[str, Underway] = {}  # those that have a place, the oldest first
-        self._leaving: dict[str, Underway] = {}  # those that had one: lines of theirs are waited for
+        self._leaving: dict[
+            str, Underway
+        ] = {}  # those that had one: lines of theirs are waited for
         self._read_to: dict[int, int] = {}  # by partition of batch.answers
 
     async def run(self) -> None:

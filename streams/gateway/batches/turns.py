@@ -1,8 +1,8 @@
 """Whose batches are carried, and how many lines of whose are ahead of their answers. Pure.
 
-Places go to the tenant that has the fewest, and a tenant without one gets one soon: a batch of whoever
-has the most leaves its place, or the one that has had its turn the longest. What has left sends no
-more lines until it has a place again; what it has sent is waited for.
+Places go to the tenant that has the fewest, and a tenant without one gets one soon: a batch of
+whoever has the most leaves its place, or the one that has had its turn the longest. What has left
+sends no more lines until it has a place again; what it has sent is waited for.
 """
 
 from collections import Counter
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from schemas.records import Batch
 
 CARRIED_MAX = 16  # batches that have a place
-WAITING_MAX = 4_000  # lines of all batches that are asked and not answered, if they are one tenant's
+WAITING_MAX = (
+    4_000  # lines of all batches that are asked and not answered, if they are one tenant's
+)
 TURN_LINES = 1_000  # that a batch has sent before it leaves for another tenant's
 
 

@@ -12,8 +12,8 @@ from schemas.log.slices import in_slices
 from schemas.records import FileBatch, VectorStore
 from streams.gateway.endpoints.files import found_file
 from streams.gateway.endpoints.vector_stores import found_store, note_use, read_body
-from streams.gateway.ids import new_object_id
 from streams.gateway.http.exchange import unless_gone
+from streams.gateway.ids import new_object_id
 from streams.gateway.indexing.reading import FILE_PROCESS, Unusable, texts_of
 from streams.gateway.objects.attaching import attribute_kinds, check_kinds, wanted_files
 from streams.gateway.objects.bodies import (

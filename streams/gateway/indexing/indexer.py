@@ -3,8 +3,8 @@
 One gateway does it for all: the first of those that live. What is wanted and what has come of it
 stand on the log, documents have ids that follow from their file, and the same text embeds nothing
 again. So another gateway goes on where one has died, and what was done twice is the same as once.
-Tenants take turns: whoever has the fewest files under way is next, and no file has many documents on
-the log that are not embedded yet. `tending.py` does the rest.
+Tenants take turns: whoever has the fewest files under way is next, and no file has many documents
+on the log that are not embedded yet. `tending.py` does the rest.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Ids in the order in which what they name was made: found, added and dropped without sorting. Pure."""
+"""Ids in the order in which what they name was made, found without sorting them. Pure."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator

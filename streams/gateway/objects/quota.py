@@ -25,9 +25,7 @@ class Quota:
     def check(self, table: Table, records: Sequence[Kept]) -> None:
         """Raise TooManyRequests where one tenant's new records are too many, or too much."""
         new = [
-            each
-            for each in records
-            if isinstance(each, OF_CALLERS) and key_of(each) not in table
+            each for each in records if isinstance(each, OF_CALLERS) and key_of(each) not in table
         ]
         if not new:
             return
@@ -45,5 +43,5 @@ class Quota:
 def _check(found: int, more: int, most: int, what: str) -> None:
     if found + more > most:
         raise TooManyRequests(
-            f"{found} {what} are kept, and with {more} more it would be more than {most}; delete some"
+            f"{found} {what} are kept, and {more} more would be more than {most}; delete some"
         )

@@ -1,7 +1,7 @@
-"""A vector store and its files: what is wanted, what has come of it, and sums over all of them. Pure.
+"""A vector store and its files: what is wanted, what has come of it, and sums over all. Pure.
 
-Sums are kept up with each record, since a store may have as many files as a tenant may keep objects:
-no call looks at all of them.
+Sums are kept up with each record, since a store may have as many files as a tenant may keep: no
+call looks at all of them.
 """
 
 import json

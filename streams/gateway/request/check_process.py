@@ -1,9 +1,9 @@
 """Asks processes for what may take long, and ends one when an answer takes too long.
 
-Of each tenant one question at a time, and a bounded number waits; tenants take turns. A question that
-nobody waits for any more is not asked, and if it is under way its process ends. So neither a schema
-nor a pattern nor a very long text or chat stops the event loop, which keeps the gateway's lease, and
-no tenant's slow ones keep others waiting while a process is free.
+Of each tenant one question at a time, and a bounded number waits; tenants take turns. A question
+that nobody waits for any more is not asked, and if it is under way its process ends. So neither a
+schema nor a pattern nor a very long text or chat stops the event loop, which keeps the gateway's
+lease, and no tenant's slow ones keep others waiting while a process is free.
 """
 
 import asyncio

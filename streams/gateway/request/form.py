@@ -20,9 +20,7 @@ FORM_CHARS_MAX, REGEX_CHARS_MAX, CHOICES_MAX = 262_144, 8_192, 1_024
 Forms = list[tuple[str, StructuredKind, Any]]
 
 
-async def form_of(
-    body: GenerationBody, limit_ms: int, tenant: str = ""
-) -> Structured | None:
+async def form_of(body: GenerationBody, limit_ms: int, tenant: str = "") -> Structured | None:
     """The one constraint on the form of the answer; raises InvalidRequest, also where checking it
     takes too long.
     """

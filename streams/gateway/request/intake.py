@@ -94,7 +94,7 @@ async def take_in(
 async def take_in_body(
     body: ChatBody | CompletionBody, served: Served, settings: GatewaySettings, tenant: str = ""
 ) -> Intake:
-    """Check what its types do not, and tokenise its prompt; what takes long in the tenant's turn."""
+    """Check what its types do not, and tokenise its prompt; what takes long is the tenant's turn."""
     collection = collection_of(body.model, served.name)
     if body.model_extra:
         refuse_extras(body.model_extra)
@@ -121,9 +121,7 @@ async def take_in_body(
     elif collection:
         raise InvalidRequest("model: only chats are looked up in a collection", "model")
     else:
-        prompts = [
-            await _completion_prompt(each, body, served, settings, tenant) for each in given
-        ]
+        prompts = [await _completion_prompt(each, body, served, settings, tenant) for each in given]
     return Intake(
         endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETION,
         body=body,

@@ -120,7 +120,9 @@ class OfObjects:
         return numbers, ("|O", (1,), b"\xef" * 8)
 
 
-@pytest.mark.parametrize(("evil", "said"), [(Objects, "ndarray is no part"), (OfObjects, "numbers")])
+@pytest.mark.parametrize(
+    ("evil", "said"), [(Objects, "ndarray is no part"), (OfObjects, "numbers")]
+)
 def test_no_bytes_are_taken_for_objects(evil: type, said: str) -> None:
     """A recording crashed the process at an address of its choice (found 28)."""
     with pytest.raises(RecordError, match=said):

@@ -35,7 +35,9 @@ def test_members_that_stand_still_over_large_input_keep_nobody_waiting(
     (found 28)."""
     monkeypatch.setattr(kinds, "SLOW_TIMES", 0.0)  # none is only slow
     plan = [
-        Planned(number=number, kind="slow worker", at_ms=READY_MS + 100.0 * number, phase="decoding")
+        Planned(
+            number=number, kind="slow worker", at_ms=READY_MS + 100.0 * number, phase="decoding"
+        )
         for number in range(6)
     ]
     verdict = run(replace(drawn(seed), plan=plan, timeout_ms=20_000))
