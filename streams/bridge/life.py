@@ -132,12 +132,13 @@ class Life:
         position, note = first, Note()
         if found is not None:
             position, note = max(first, found.offset), decode(found.metadata, found.offset)
-        self._progress = Progress(position, note.answered, note.window_bytes)
+        self._progress = Progress(position, note.answered)
         self._begun, self._fallen_at = note.begun + 1, note.reading
         self._inherited = dict(note.tokens)
         await self._commit()  # from where its own tokens come is known before it asks anything
         if not note.tokens:
             return []
+        self._progress.window_bytes = note.window_bytes
         recovered = await self._read_again(position, min(end, position + WINDOW))
         self._progress.window_bytes = WINDOW_BYTES
         log.info("%s[%d]: goes on at %d, %d prompts", *self._place, position, len(recovered))
@@ -358,7 +359,11 @@ class Life:
         tokens = self._tokens(offsets)
         if done:
             self._begun = 0
-        note = Note(tokens, progress.answered(offsets), begun=self._begun, reading=self._reading)
+        note = Note(
+            *(tokens, progress.answered(offsets), progress.window_bytes),
+            begun=self._begun,
+            reading=self._reading,
+        )
         metadata = encode(note, position)
         await self._transactions.commit(
             [asking.fitting(each) for asked in done for each in asked.sends or ()],

@@ -57,11 +57,9 @@ def decode(metadata: str, position: int) -> Note:
 class Progress:
     """One partition's prompts, read in the order of their offsets and answered in any."""
 
-    def __init__(
-        self, position: int, answered: Iterable[int] = (), window_bytes: int = WINDOW_BYTES
-    ) -> None:
+    def __init__(self, position: int, answered: Iterable[int] = ()) -> None:
         """As committed by whoever read the partition before."""
-        self.window_bytes = window_bytes
+        self.window_bytes = WINDOW_BYTES
         self._bytes = 0  # of what is open
         self.next_offset = position  # after the last that was read, or is known not to be there
         self._open: dict[int, int] = {}  # read and not answered, in order, and their bytes

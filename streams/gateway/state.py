@@ -74,7 +74,8 @@ class Gateway:
         self.answers = AnswerCache(settings, pool, metrics)
         self.keys = Keys(settings.api_keys)
         self.body_reader = BodyReader(
-            bytes_max=settings.body_bytes_max, together_max=settings.bodies_bytes_max
+            bytes_max=settings.body_bytes_max,
+            places=Places(settings.bodies_bytes_max, tenants=tenants),
         )
         # Without a key nobody else resumes what is streamed here.
         event_key = settings.event_key or secrets.token_hex()
@@ -105,15 +106,18 @@ class Gateway:
         self._answering.check(tenant, "answers", choices)
         self.backend.reply_position()
 
-    def admit_resume(self, parent_id: str) -> None:
+    def admit_resume(self, parent_id: str, tenant: str) -> None:
         """Raise TooManyRequests where one more resume of this request, or of any, is too many."""
         same = sum(call.key.parent_id == parent_id for call in self.resumed)
-        most, per_request = self.settings.resumes_max, self.settings.resumes_per_request_max
-        if len(self.resumed) >= most or same >= per_request:
+        if same >= (most := self.settings.resumes_per_request_max):
             raise TooManyRequests(
-                f"{len(self.resumed)} streams are being resumed, {same} of them this one, and at "
-                f"most {most} and {per_request} are allowed; try again later"
+                f"{same} times this stream is being resumed, and at most {most} are allowed; try "
+                "again later"
             )
+        places = Places(self.settings.resumes_max, tenants=self.settings.tenants)
+        for call in self.resumed:
+            places.add(call.key.tenant)
+        places.check(tenant, "resumed streams")
 
     def is_resumed(self, call: Call) -> bool:
         """Whether its client has come back to this gateway on another connection."""

@@ -94,7 +94,7 @@ async def take_in(
 async def take_in_body(
     body: ChatBody | CompletionBody, served: Served, settings: GatewaySettings, tenant: str = ""
 ) -> Intake:
-    """Check what its types do not, and tokenise its prompt; what takes long is the tenant's turn."""
+    """Check what its types do not, and tokenise its prompt; what takes long has its turn."""
     collection = collection_of(body.model, served.name)
     if body.model_extra:
         refuse_extras(body.model_extra)

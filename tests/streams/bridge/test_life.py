@@ -294,9 +294,9 @@ async def test_large_prompts_are_not_held_by_the_thousand(
     assert not taking.done()
     first.asking.answer(0)
     await taking
+    assert memory_log.note.window_bytes == 4_000
     async with second.living():
         await until(lambda: second.asking.asked == [1, 2, 3])
-        memory_log.put(4, value={"text": "a" * 9_000})
     assert not first.troubles
     await slept.stop()
 
@@ -345,15 +345,16 @@ async def test_a_prompt_that_bridges_fall_on_is_an_error_in_the_end(
         return await question(prompts, record)
 
     monkeypatch.setattr(Prompts, "question", fall)
-    for offset in range(5):
-        memory_log.put(offset)
     for lives in range(1, 4):
-        fallen = Bridge(memory_log)
-        made = fallen.life()
+        made = Bridge(memory_log).life()
+        taking = [
+            asyncio.ensure_future(made.take(memory_log.put(offset)))
+            for offset in range(5 if lives == 1 else 0)
+        ]
         await until(lambda lives=lives: read.count(2) == lives)  # type: ignore[misc]
         await pass_time(1)
-        assert fallen.asking.asked == []
         await made.stop()
+        await asyncio.gather(*taking)
     assert memory_log.note.reading == 2
     bridge = Bridge(memory_log)
     async with bridge.living():
