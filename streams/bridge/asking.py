@@ -31,12 +31,12 @@ from streams.bridge.answers import Answers
 from streams.bridge.config import Pair
 from streams.bridge.dead_letters import dead_letter
 from streams.bridge.prompts import PromptRecord, Prompts, Question
-from streams.bridge.slots import Slots
+from streams.bridge.turns.lines import BatchLines
+from streams.bridge.turns.slots import Slots
 from streams.gateway.endpoints.embeddings import embedded, vectors_body
 from streams.gateway.endpoints.generate import Inquiry, requests_of
 from streams.gateway.ids import derived_ids
 from streams.gateway.log.backend import LogBackend
-from streams.gateway.objects.batches import tenant_of
 from streams.gateway.request.body import ChatBody
 from streams.gateway.request.conversation import Conversation
 from streams.gateway.request.embed_body import EmbeddingsBody
@@ -94,7 +94,7 @@ class Asking:
         self.gateway, self.backend = gateway, backend
         self._cluster = cluster
         self.partitions: Mapping[str, int] = {}  # how many each topic has
-        self._lines = cluster + "batch.prompts"
+        self.lines = BatchLines(cluster + "batch.prompts", lambda: backend.objects.table)
         self._sending: set[asyncio.Future[None]] = set()
         self.vector_slots = Slots(lambda: VECTORS_AT_ONCE)  # workers of other pools grant none
 
@@ -118,7 +118,7 @@ class Asking:
             created_s=asked.asked_ms // 1000,
             deadline_ms=asked.asked_ms + question.deadline_ms,
             choices=1,
-            tenant=tenant_of(_key(asked.record)) if asked.record.topic == self._lines else "",
+            tenant=self.lines.tenant(asked.record),
         )
         asked.call = call = Call(
             key,
@@ -135,12 +135,6 @@ class Asking:
         place = f"{self._cluster}\0{record.topic}\0{record.partition}\0{record.offset}\0{tries}"
         rest = hashlib.blake2b(place.encode(), digest_size=10).digest()
         return derived_ids(max(0, record.timestamp_ms), rest)
-
-    def owner(self, record: PromptRecord) -> str:
-        """Who takes turns with others: a line's tenant, or whoever writes to a topic."""
-        if record.topic == self._lines:
-            return f"{record.topic}/{tenant_of(_key(record))}"
-        return record.topic
 
     def is_told_of(self, asked: Asked) -> bool:
         """Whether anything of its present try has come."""
@@ -172,7 +166,7 @@ class Asking:
                 first_token_ms=now_ms - round(1000 * began_s) if call.first_token_s else 0,
                 ended_ms=now_ms,
                 tries=asked.tries,
-                owner=self.owner(asked.record),
+                owner=self.lines.owner(asked.record),
             )
             if question.response is None:
                 return answer
@@ -195,7 +189,7 @@ class Asking:
         pauses, until_ms = Pauses(), asked.asked_ms + question.deadline_ms
         while True:
             try:
-                owner, served = self.owner(asked.record), gateway.served
+                owner, served = self.lines.owner(asked.record), gateway.served
                 intake = await take_in_body(question.body, served, gateway.settings, owner)
                 break
             except TooManyRequests:  # others are being checked in this process; that is no try
@@ -224,7 +218,7 @@ class Asking:
         """Ask until there is something to commit. Raises LeaseError: this bridge is not to ask."""
         pauses = Pauses()
         while True:
-            if self.is_given_up(asked.record):
+            if self.lines.is_given_up(asked.record):
                 return self.failed(asked, Cancelled("its batch was given up"))[:1]
             error = await self._try(asked, may_send)
             if isinstance(error, list):
@@ -236,14 +230,6 @@ class Asking:
             log.info("%s@%d: %s; asked again", asked.record.topic, asked.record.offset, error)
             self.release(asked)
             await asyncio.sleep(pauses.after(0))
-
-    def is_given_up(self, record: PromptRecord) -> bool:
-        """Whether it is a line of a batch that was cancelled, or has ended otherwise."""
-        try:
-            table = self.backend.objects.table.batches
-        except NotReady:
-            return False
-        return record.topic == self._lines and table.is_given_up(_key(record), wall_ms())
 
     async def _try(self, asked: Asked, may_send: MaySend) -> list[Sending] | TriviumError:
         question = asked.question
@@ -274,7 +260,7 @@ class Asking:
         asked.asked_ms = asked.asked_ms or wall_ms()
         try:
             deadline_ms = asked.asked_ms + question.deadline_ms
-            tenant = self.owner(asked.record)
+            tenant = self.lines.owner(asked.record)
             found = await embedded(self.gateway.pool, body, deadline_ms, tenant)
         except (BrokerUnavailable, NotReady):
             raise  # it is waited for; that is no try
@@ -400,7 +386,3 @@ class Asking:
             bytes_max=0 if briefly else asked.ends.letter_bytes_max,
         )
         return [asked.ends.answers.sending(asked.record, answer, briefly=briefly), letter]
-
-
-def _key(record: PromptRecord) -> str:
-    return (record.key or b"").decode(errors="replace")

@@ -17,11 +17,8 @@ from typing import Any
 from schemas.codec import Codec
 from schemas.errors import (
     BrokerUnavailable,
-    Cancelled,
     LeaseError,
-    RecordError,
     RecordTooLarge,
-    SystemFault,
     TriviumError,
 )
 from schemas.log.endings import ended
@@ -31,13 +28,13 @@ from streams.bridge.asking import Asked, Asking, Ends
 from streams.bridge.past import Past, replay
 from streams.bridge.progress import WINDOW, WINDOW_BYTES, Note, Progress, decode, encode
 from streams.bridge.prompts import PromptRecord
-from streams.bridge.slots import Slots
+from streams.bridge.reading import Reading
+from streams.bridge.turns.slots import Slots
 
 log = logging.getLogger(__name__)
 COMMIT_EVERY_S = 0.03  # what ends meanwhile is committed together
 COMMIT_SHARE = 0.25  # of the time at most: under load more is committed at once, and less often
 COMMIT_MAX = 500  # prompts
-BEGUN_MAX = 2  # lives without an answer; from the next on it is noted which prompt is being read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +73,7 @@ class Life:
         self._ready = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._over = False
-        self._begun = 0  # lives that began where this one does, with it, until it has an answer
-        self._reading = self._fallen_at = -1  # the prompt that is read with care; by who fell on it
+        self._reading = Reading(shared.asking, self._commit)
         self._taking = 0  # records that wait for room
         self._moved_s, self._seen = 0.0, -1  # when `look` last saw something new, and its offset
 
@@ -133,7 +129,7 @@ class Life:
         if found is not None:
             position, note = max(first, found.offset), decode(found.metadata, found.offset)
         self._progress = Progress(position, note.answered)
-        self._begun, self._fallen_at = note.begun + 1, note.reading
+        self._reading.begin(note.begun, note.reading)
         self._inherited = dict(note.tokens)
         await self._commit()  # from where its own tokens come is known before it asks anything
         if not note.tokens:
@@ -237,37 +233,8 @@ class Life:
         if not self._progress.take(record.offset, record.size):
             return None
         asked = self._under_way[record.offset] = Asked(record, self._ends)
-        if record.is_empty:
-            asked.sends = [self._ends.answers.emptied(record)]
-            return asked
-        try:
-            await self._question(asked)
-        except TriviumError as error:
-            asked.sends = self._shared.asking.failed(asked, error)
-        except Exception as error:  # of one prompt: the others are to be answered
-            log.exception("%s[%d]@%d", *self._place, record.offset)
-            fault = SystemFault(f"not read: {type(error).__name__}: {error}")
-            asked.sends = self._shared.asking.failed(asked, fault)
+        await self._reading.read(asked)
         return asked
-
-    async def _question(self, asked: Asked) -> None:
-        record, asking = asked.record, self._shared.asking
-        if asking.is_given_up(record):
-            asked.sends = asking.failed(asked, Cancelled("its batch was given up"))[:1]
-            return
-        if record.offset == self._fallen_at:
-            raise RecordError("each bridge that read it was lost meanwhile; divide it")
-        if self._begun <= BEGUN_MAX:
-            asked.question = await self._ends.prompts.question(record)
-            return
-        await self._note_reading(record.offset)  # who falls now falls on this one
-        asked.question = await self._ends.prompts.question(record)
-        await asking.check(asked)
-        await self._note_reading(-1)
-
-    async def _note_reading(self, offset: int) -> None:
-        self._reading = offset
-        await self._commit()
 
     def _admit(self, asked: Asked) -> None:
         """Ask it when there is room, and where order counts after what has its key."""
@@ -285,7 +252,7 @@ class Life:
             return
         shared = self._shared
         slots = shared.asking.vector_slots if asked.wants_vectors else shared.slots
-        owner = shared.asking.owner(asked.record)
+        owner = shared.asking.lines.owner(asked.record)
         await slots.acquire(owner)
         try:
             asked.sends = await shared.asking.settle(asked, self._may_send)
@@ -358,11 +325,11 @@ class Life:
         position = progress.position(offsets)
         tokens = self._tokens(offsets)
         if done:
-            self._begun = 0
+            self._reading.begun = 0
         note = Note(
             *(tokens, progress.answered(offsets), progress.window_bytes),
-            begun=self._begun,
-            reading=self._reading,
+            begun=self._reading.begun,
+            reading=self._reading.offset,
         )
         metadata = encode(note, position)
         await self._transactions.commit(

@@ -28,7 +28,7 @@ from streams.bridge.documents.feed import feed_documents
 from streams.bridge.life import Life, Shared
 from streams.bridge.partitions import OwnedPartitions
 from streams.bridge.prompts import Prompts
-from streams.bridge.slots import Slots, limit
+from streams.bridge.turns.slots import Slots, limit
 from streams.bridge.writer_schemas import WriterSchemas
 from streams.gateway.config import GatewaySettings
 from streams.gateway.log.backend import LogBackend

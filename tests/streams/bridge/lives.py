@@ -27,7 +27,7 @@ from streams.bridge.dead_letters import dead_letter
 from streams.bridge.life import Life, Shared
 from streams.bridge.progress import Note, decode
 from streams.bridge.prompts import PromptRecord, Prompts
-from streams.bridge.slots import Slots
+from streams.bridge.turns.slots import Slots
 from streams.bridge.writer_schemas import WriterSchemas
 from tests.streams.bridge.samples import pair, record
 from tests.streams.gateway.samples import MODEL
@@ -155,6 +155,10 @@ class StubAsking:
         self.begun: list[int] = []  # those listened to before that
         self.told: dict[int, TriviumError] = {}  # of tokens that are there already
         self.given_up: set[int] = set()
+        self.lines = SimpleNamespace(
+            is_given_up=lambda record: record.offset in self.given_up,
+            owner=lambda record: (record.key or b"").decode(),
+        )
         self.begins: set[int] = set()  # what these tell the beginning of
         self._waiting: dict[int, asyncio.Future[list[Sending] | TriviumError]] = {}
 
@@ -162,12 +166,6 @@ class StubAsking:
         asked.starts.setdefault(*next(iter(TOKENS.items())))
         asked.tries += 1
         self.begun.append(asked.record.offset)
-
-    def is_given_up(self, record: PromptRecord) -> bool:
-        return record.offset in self.given_up
-
-    def owner(self, record: PromptRecord) -> str:
-        return (record.key or b"").decode()
 
     async def check(self, asked: Asked) -> None:
         """Whether it can be tokenised."""

@@ -6,7 +6,7 @@ import pytest
 
 from schemas.fleet import Member
 from schemas.records import Role
-from streams.bridge.slots import Slots, limit
+from streams.bridge.turns.slots import Slots, limit
 from tests.streams import builders
 
 
