@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from schemas.errors import TooManyRequests
 from schemas.records import StoredFile
+from streams.gateway.indexing import parsing
 from streams.gateway.indexing.reading import WAITING_MAX, Unusable, texts_of
 from streams.gateway.request.check_process import CheckProcess
 from tests.streams.gateway.objects.test_table import file
@@ -53,3 +55,16 @@ async def test_one_tenants_slow_files_keep_nobody_else_waiting() -> None:
         assert text.text == "quick, after 0 slow ones"
     finally:
         one.close()
+
+
+def test_a_file_has_so_many_documents_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each costs the gateway more than its text (found 28)."""
+    monkeypatch.setattr(parsing, "TEXTS_MAX", 3)
+    path = tmp_path / "a.jsonl"
+    for count in (3, 4):
+        path.write_text("".join(f'{{"id": {n}, "text": "word {n}"}}\n' for n in range(count)))
+        said = parsing.texts(str(path), path.name)
+        assert len(said.get("texts", ())) == (3 if count == 3 else 0)
+    assert said["wrong"] == "expected at most 3 documents in a file, found 4; divide it"
