@@ -26,7 +26,7 @@ def test_the_default_class_is_within_the_cap() -> None:
         ({"api_keys": ("a", " ")}, "gateway.api_keys: expected keys, found an empty one"),
         (
             {"api_keys": ('["a"', '"b"]')},
-            "api_keys: expected keys without commas, quotes, brackets",
+            "api_keys: expected keys without commas, quotes",
         ),
     ],
 )
