@@ -68,9 +68,7 @@ class Carrier:
         self._is_first, self._check_model = is_first, check_model
         self._writer = Transactions(log, ID)
         self._underway: dict[str, Underway] = {}  # those that have a place, the oldest first
-        self._leaving: dict[
-            str, Underway
-        ] = {}  # those that had one: lines of theirs are waited for
+        self._leaving: dict[str, Underway] = {}  # that had one: their lines are waited for
         self._read_to: dict[int, int] = {}  # by partition of batch.answers
 
     async def run(self) -> None:
@@ -171,9 +169,11 @@ class Carrier:
         if each.committed.sent >= each.committed.total or key_of(each.batch) in self._leaving:
             return False
         carried, tenant = self._carried(), each.batch.tenant
-        ahead = sum(other.waiting for other in carried if other.batch.tenant == tenant)
+        own = [other for other in carried if other.batch.tenant == tenant]
+        ahead = sum(other.waiting for other in own)
+        ahead_bytes = sum(other.waiting * other.line_bytes for other in own)
         tenants = len({other.batch.tenant for other in carried})
-        return ahead <= max(0, turns.ahead_max(tenants) - CHUNK)
+        return turns.may_send(CHUNK, ahead, ahead_bytes, tenants)
 
     # One batch
 

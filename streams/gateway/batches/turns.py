@@ -52,6 +52,10 @@ def to_leave(waiting: Collection[Batch], placed: Sequence[Placed]) -> str | None
     return None
 
 
-def ahead_max(tenants: int) -> int:
-    """Lines of each tenant that may be ahead of their answers, where so many have some."""
-    return WAITING_MAX // max(1, tenants)
+def may_send(more: int, ahead: int, ahead_bytes: float, tenants: int) -> bool:
+    """Whether a tenant may have so many more lines ahead of their answers, where so many tenants
+    have some. A first few it always may.
+    """
+    share = max(1, tenants)
+    fits = ahead + more <= WAITING_MAX // share and ahead_bytes <= WAITING_BYTES // share
+    return fits or not ahead

@@ -85,6 +85,11 @@ class Underway:
         """Lines that were sent and have no answer."""
         return self.committed.sent - self.done
 
+    @property
+    def line_bytes(self) -> float:
+        """Of a line that was sent, in the mean."""
+        return self.committed.sent_bytes / max(1, self.committed.sent)
+
     def is_answered(self, line: int) -> bool:
         """Whether a line needs no answer any more."""
         return bool(self._answered[line // 8] >> line % 8 & 1)

@@ -4,9 +4,10 @@ from schemas.records import Batch
 from streams.gateway.batches.turns import (
     CARRIED_MAX,
     TURN_LINES,
+    WAITING_BYTES,
     WAITING_MAX,
     Placed,
-    ahead_max,
+    may_send,
     to_begin,
     to_leave,
 )
@@ -54,5 +55,8 @@ def test_who_has_no_place_gets_one_from_who_has_the_most() -> None:
 
 
 def test_lines_ahead_are_shared() -> None:
-    assert ahead_max(0) == ahead_max(1) == WAITING_MAX
-    assert ahead_max(4) * 4 == WAITING_MAX
+    assert may_send(250, WAITING_MAX - 250, 0, 1) and not may_send(250, WAITING_MAX - 249, 0, 1)
+    assert may_send(250, WAITING_MAX // 4 - 250, 0, 4)
+    assert not may_send(250, WAITING_MAX // 4 - 249, 0, 4)
+    assert may_send(250, 9, WAITING_BYTES / 2, 2) and not may_send(250, 9, WAITING_BYTES, 2)
+    assert may_send(250, 0, 0, 99), "a first few always"
