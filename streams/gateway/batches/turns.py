@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from schemas.records import Batch
 
 CARRIED_MAX = 16  # batches that have a place
-# Lines of all batches that are asked and not answered, if they are one tenant's. Bridges read as far
-# ahead, so that nobody's lines wait behind those of others.
+# Lines of all batches that are asked and not answered, if they are one tenant's. Bridges read so
+# far ahead that nobody's lines wait behind those of others.
 WAITING_MAX, WAITING_BYTES = 4_000, 32 << 20
 TURN_LINES = 1_000  # that a batch has sent before it leaves for another tenant's
 

@@ -9,9 +9,7 @@ from aiokafka import ConsumerRecord
 
 from schemas.errors import LeaseError
 from schemas.log import patience
-from schemas.log.documents import embedding_group
 from schemas.log.faust.falls import FALLS_MAX
-from schemas.log.transactions import committed
 from schemas.settings import LogSettings
 from tests.waiting import until
 from tests.workers.embed.bookshelf import bookshelf, worker
@@ -65,41 +63,3 @@ async def test_a_record_on_which_members_fell_is_buried_and_all_others_go_on(
         assert FALLS_MAX <= fallen.times <= 2 * FALLS_MAX and all(fallen.alone[-2:])
         (reason,) = await books.buried("documents")
         assert "members began this record, and each was lost" in reason
-
-
-async def test_what_ends_a_life_otherwise_is_no_fall(
-    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rebalance takes back what it noted: a document that takes long is not buried for it."""
-    begun, go_on = 0, asyncio.Event()
-    handle = DocumentWork.handle
-
-    async def slow(work: DocumentWork, record: ConsumerRecord) -> None:
-        nonlocal begun
-        begun += 1
-        await go_on.wait()
-        await handle(work, record)
-
-    monkeypatch.setattr(DocumentWork, "handle", slow)
-    group = embedding_group(kafka)
-
-    async def noted() -> list[str]:
-        topic = f"{kafka.topic_prefix}documents"
-        places = [(topic, partition) for partition in range(kafka.document_partitions)]
-        found = await committed(kafka, group, places)
-        return [position.metadata for position in found.values() if position.metadata]
-
-    async with bookshelf(kafka) as books, worker(kafka, "e") as running:
-        await books.put("long", "It takes long.")
-        for times in range(1, FALLS_MAX + 2):
-            await until(lambda times=times: begun == times)  # type: ignore[misc]
-            assert await noted() == ["begun=1"]
-            places = set(running._intake.group.owned)
-            await running.revoked()
-            assert await noted() == ["begun=0"]
-            running.assigned(places)
-            running._life.app.consumer._thread._consumer.seek_to_beginning()
-            if times == FALLS_MAX + 1:
-                go_on.set()
-        await books.shows("long", "It takes long.")
-        assert not await books.buried("documents")
