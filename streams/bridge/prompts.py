@@ -27,6 +27,7 @@ from streams.bridge.writer_schemas import (
     decoded,
     schema_id_of,
 )
+from streams.gateway.batches.lines import EMBEDDINGS
 from streams.gateway.config import BY_URGENCY
 from streams.gateway.http.errors import shown
 from streams.gateway.request.body import ChatBody, Message, ResponseFormat, values_of
@@ -180,18 +181,20 @@ class Prompts:
             raise InvalidRequest(f"expected one of {', '.join(_QUESTIONS)}, found {found}")
         body = _own_body(said) if "body" in said else self._body(said)
         body.setdefault("model", self._pair.model or self._served)
+        priority = self._capped(_priority(said, body) or Priority(self._pair.priority))
+        if said.get("endpoint") != EMBEDDINGS:
+            body.pop("priority", None)  # the question has it, as far as it may be had
         call = checked(body, said.get("endpoint", ""))
         if isinstance(call.body, ChatBody) and "body" not in said:
             self._put_system_first(call.body.messages)
         form = None
         if not isinstance(call.body, EmbeddingsBody):
             form = call.body.response_format
-            call.body.priority = None  # the question has it, as far as it may be had
         return Question(
             body=call.body,
             response=call.response,
             session_id=_session(said),
-            priority=self._capped(_priority(said, body) or Priority(self._pair.priority)),
+            priority=priority,
             deadline_ms=_deadline(said, self._pair.deadline_ms),
             metadata=_metadata(said.get("metadata")),
             wants_json=form is not None and form.type != "text",

@@ -6,12 +6,13 @@ from schemas.errors import TooManyRequests
 
 
 class Places:
-    """So many at once. They are divided by the tenants that use some now, and one more: so whoever
-    comes finds some free."""
+    """So many at once. They are divided by the tenants that use some now, and one more; and a
+    quarter is for those that have none, so that whoever comes finds one."""
 
     def __init__(self, most: int, *, tenants: int) -> None:
         """`tenants` there are in the deployment."""
         self._most, self._is_shared = most, tenants > 1
+        self._for_newcomers = max(1, most // 4) if self._is_shared else 0
         self._taken: Counter[str] = Counter()
 
     @property
@@ -29,7 +30,8 @@ class Places:
     def check(self, tenant: str, what: str, count: int = 1) -> None:
         """Raise TooManyRequests, which says of `what` there are too many, for so many more."""
         own, most = self._taken.get(tenant, 0), self.most_of(tenant)
-        if own + count > most or self.taken + count > self._most:
+        together = self._most - self._for_newcomers if own else self._most
+        if own + count > most or self.taken + count > together:
             raise TooManyRequests(
                 f"{own} of your {what} and {self.taken - own} of others are under way, and at most "
                 f"{most} and {self._most} together may be; try again later"
