@@ -43,7 +43,7 @@ def test_a_status_is_what_both_records_say() -> None:
     assert table.batches.get("u", "batch_1") is None and len(table) == 2
     for key in (key_of(progress("")), key_of(BATCH)):
         table.apply(key, None)
-    assert table.batches.of("t") == [] and len(table) == 0
+    assert not table.batches.order("t") and len(table) == 0
 
 
 @pytest.mark.parametrize(
