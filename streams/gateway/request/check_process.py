@@ -38,11 +38,11 @@ class _Process:
         self.thread = ThreadPoolExecutor(1, module)  # nobody else talks to the process
 
     def ask_blocking(self, line: bytes, limit_ms: int) -> Any:
-        process = self._process
-        if process is None or process.poll() is not None:
-            process = self._start()
-        assert process.stdin is not None
         try:
+            process = self._process
+            if process is None or process.poll() is not None:
+                process = self._start()
+            assert process.stdin is not None
             process.stdin.write(line)
             process.stdin.flush()
             return self._read_answer(process, limit_ms)
@@ -151,7 +151,11 @@ class CheckProcess:
         question = _Question(json.dumps([name, arguments]).encode() + b"\n", limit_ms)
         self._lines.setdefault(tenant, deque()).append(question)
         self._begin()
-        return await question.answer
+        try:
+            return await question.answer
+        finally:
+            if question in (line := self._lines.get(tenant, deque())):  # nobody waits any more
+                line.remove(question)
 
     def check_room(self, tenant: str, waiting_max: int) -> None:
         """Raise TooManyRequests where so many questions of a tenant's wait already."""
@@ -164,8 +168,6 @@ class CheckProcess:
             if tenant in self._asked:
                 continue
             line = self._lines.pop(tenant)
-            while line and line[0].answer.done():  # nobody waits for it any more
-                line.popleft()
             if not line:
                 continue
             process = self._free()
@@ -189,14 +191,15 @@ class CheckProcess:
         asking = asyncio.get_running_loop().run_in_executor(
             process.thread, process.ask_blocking, question.line, question.limit_ms
         )
+        asking.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             await asyncio.wait([asking, question.answer], return_when="FIRST_COMPLETED")
             if not asking.done():
                 process.kill()
                 await asyncio.wait([asking])
-            if question.answer.done():
-                asking.exception()
-            elif (error := asking.exception()) is not None:
+            if question.answer.done():  # nobody waits any more
+                return
+            if (error := asking.exception()) is not None:
                 question.answer.set_exception(error)
             else:
                 question.answer.set_result(asking.result())
