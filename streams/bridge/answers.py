@@ -58,7 +58,6 @@ class Answers:
         first_token_ms: int,
         ended_ms: int,
         tries: int,
-        owner: str = "",
     ) -> Answer:
         """Of a stream that has completed; raises InvalidAnswer (retriable) where it is not of the
         form that was asked for, and InvalidRequest where `max_tokens` cut that off, or where it
@@ -66,7 +65,7 @@ class Answers:
         """
         end = stream.end
         assert end is not None
-        text = "".join(stream.texts)
+        text, owner = "".join(stream.texts), f"{record.topic}/{key.tenant}"
         finish_reason = end.finish_reason or "stop"
         usage = answers.usage([stream], 1)
         found = citations.retrieval(stream.retrieved)["citations"] if stream.retrieved else None

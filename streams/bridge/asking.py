@@ -166,7 +166,6 @@ class Asking:
                 first_token_ms=now_ms - round(1000 * began_s) if call.first_token_s else 0,
                 ended_ms=now_ms,
                 tries=asked.tries,
-                owner=self.lines.owner(asked.record),
             )
             if question.response is None:
                 return answer

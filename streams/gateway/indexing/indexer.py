@@ -127,16 +127,16 @@ class Indexer:
                 if not task.cancelled():
                     task.result()
         for is_present in (True, False):
-            while (place := self._next(jobs, is_present)) is not None:
-                wish = table.wish(place)
-                assert wish is not None, "it is among those that are undone"
-                store, entry = wish
+            while (chosen := self._next(jobs, is_present)) is not None:
+                undone = table.wish(chosen)
+                assert undone is not None, "it is among those"
+                store, entry = undone
                 if is_present:
                     assert store is not None
                     job = self._index(ingester, store, entry)
                 else:
                     job = self._remove(ingester, store, entry)
-                jobs[place] = entry.wanted.revision, is_present, asyncio.create_task(job)
+                jobs[chosen] = entry.wanted.revision, is_present, asyncio.create_task(job)
 
     def _next(self, jobs: dict[Place, Job], is_present: bool) -> Place | None:
         """The next file that is to be put into its store, or taken away, of who has the fewest."""

@@ -351,7 +351,7 @@ async def test_a_prompt_that_bridges_fall_on_is_an_error_in_the_end(
             asyncio.ensure_future(made.take(memory_log.put(offset)))
             for offset in range(5 if lives == 1 else 0)
         ]
-        await until(lambda lives=lives: read.count(2) == lives)  # type: ignore[misc]
+        await until(lambda lives=lives: read.count(2) == lives)
         await pass_time(1)
         await made.stop()
         await asyncio.gather(*taking)

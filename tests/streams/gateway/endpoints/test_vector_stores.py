@@ -49,10 +49,9 @@ def complete(gateway: InProcessGateway, store: str, file_id: str) -> None:
     """As the indexer would say."""
     table = gateway.objects.table
     tenant = gateway.state.keys.tenant({b"authorization": b"Bearer one"})
-    found = [
-        table.store(tenant, each) for each in table.store_order(tenant).beyond(None, newer=True)
-    ]
-    record = next(each for each in found if store.endswith(each.store_id))
+    names = table.store_order(tenant).beyond(None, newer=True)
+    record = table.store(tenant, next(name for name in names if store.endswith(name)))
+    assert record is not None
     entry = table.of(record).entry(file_id)
     assert entry is not None
     result = StoreFileResult(

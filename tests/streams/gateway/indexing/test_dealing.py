@@ -14,17 +14,10 @@ TENANTS = ("bob", "alice", "carol", "dave", "erin")
 
 
 def indexer(table: Table) -> Indexer:
-    objects = MemoryObjects()
+    objects: Any = MemoryObjects()
     objects.table = table
     unused: Any = None
-    return Indexer(
-        LogSettings(),
-        Codec(),
-        objects,
-        unused,
-        is_first=lambda: True,
-        parse_ms=1,  # type: ignore[arg-type]  # in memory
-    )
+    return Indexer(LogSettings(), Codec(), objects, unused, is_first=lambda: True, parse_ms=1)
 
 
 async def test_whoever_has_the_fewest_files_under_way_is_next() -> None:
