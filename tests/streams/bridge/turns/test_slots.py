@@ -82,6 +82,6 @@ async def test_the_next_slot_is_for_who_has_fewest() -> None:
     for owner in "aabc":
         slots.release(owner)
         await asyncio.sleep(0)
-    assert got == ["a", "a", "b", "c", "a", "b"]
+    assert got == ["a", "a", "b", "a", "c", "b"], "a and c have none when the second one is free"
     for task in tasks:
         task.cancel()

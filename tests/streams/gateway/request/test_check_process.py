@@ -74,7 +74,7 @@ async def test_one_tenants_checks_keep_nobody_else_waiting() -> None:
     one = CheckProcess(CHECKS, "checking it")
     try:
         slow = [
-            asyncio.create_task(one.check("regex", f"{number}{SLOW_PATTERN}", 600_000, "bob"))
+            asyncio.create_task(one.check("regex", f"{SLOW_PATTERN}{number}", 600_000, "bob"))
             for number in range(4)
         ]
         assert await one.check("regex", "[a-z]", 60_000, "alice") == ""
