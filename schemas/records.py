@@ -634,6 +634,7 @@ class EmbedRequest:
     reply_partition: int  # of topic hits; leased by the asker
     texts: Sequence[str]  # what to embed
     deadline_ms: int  # wall time after which nobody waits
+    tenant: str = ""  # in whose turn they are embedded
 
 
 @frozen

@@ -141,6 +141,20 @@ def secrets_of(section: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value}
 
 
+# What a program needs to run at all; Java and Kafka have settings of their own.
+_OF_PROGRAMS = ("PYTHON", "LC_", "LD_", "JAVA", "KAFKA_", "COVERAGE_", "OMP_", "TOKENIZERS_")
+_FOR_PROGRAMS = frozenset(("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV"))
+
+
+def environment_of_child() -> dict[str, str]:
+    """For a process that reads no settings: with no secret of ours, or of anybody."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _FOR_PROGRAMS or name.startswith(_OF_PROGRAMS)
+    }
+
+
 def read_toml(path: Path | None) -> dict[str, dict[str, Any]]:
     """Sections of the file; an absent path is an empty file."""
     if path is None:

@@ -29,7 +29,7 @@ from infra.broker.section import BrokerSettings
 from infra.processes.identity import children, identify
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
-from streams.gateway.indexing.reading import FILE_PROCESS
+from streams.gateway.indexing.reading import FILE_PROCESS, INDEX_PROCESS
 from streams.gateway.request.check_process import ANSWER_PROCESS, CHECK_PROCESS
 from tests.dealing import WholeFiles
 
@@ -95,7 +95,12 @@ def recursion_limit() -> Iterator[None]:
 def nothing_left_running() -> Iterator[None]:
     """Fail when a test left a process behind, and end it. Made first, so checked last."""
     yield
-    for process in (CHECK_PROCESS, ANSWER_PROCESS, FILE_PROCESS):  # as a gateway's are
+    for process in (
+        CHECK_PROCESS,
+        ANSWER_PROCESS,
+        FILE_PROCESS,
+        INDEX_PROCESS,
+    ):  # as a gateway's are
         process.close()
     left = {
         pid: command

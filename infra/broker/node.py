@@ -27,6 +27,7 @@ from infra.broker.section import BrokerSettings
 from infra.processes import tether
 from infra.processes.identity import PRIVATE, Identity, identify
 from schemas.errors import BrokerUnavailable, ConfigError
+from schemas.sections import environment_of_child
 from schemas.state_folder import home, private_folder
 
 log = logging.getLogger("trivium.broker")
@@ -324,6 +325,7 @@ class Broker:
                 stderr=output,
                 start_new_session=True,
                 umask=PRIVATE,
+                env=environment_of_child(),
             )
         identity = identify(self._child.pid)
         assert identity is not None, "a child that nobody has waited for keeps its entry"

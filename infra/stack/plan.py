@@ -24,6 +24,8 @@ from workers.llm.vllm.preload import BIND_VARIABLE
 # One thread each, or the libraries of every process start as many as there are cores.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 WORKER_ROLES = ("prefill", "decode", "replica")
+# Secrets by who uses them, besides those of the log: a bridge names responses as gateways do.
+_SECRETS = {"gateway": ("TRIVIUM_GATEWAY_",), "bridge": ("TRIVIUM_GATEWAY_EVENT_KEY",)}
 
 
 @section("plan")
@@ -126,11 +128,11 @@ def process_specs(
     names = plan.names()
     seats = seated(plan.engine_names(), taken)
     shares = _shares(plan, seats)
-    base = {**environ(folder), **secrets}
+    base = environ(folder)
     specs = []
     for name, kind in names.items():
-        env, flags = {**base}, ["--id", name]
         which, _, number = name.partition("-")
+        env, flags = base | _secrets_of(which, secrets), ["--id", name]
         command_name = kind.value
         if which == "retrieval":
             command_name = which
@@ -155,6 +157,12 @@ def process_specs(
             )
         )
     return specs
+
+
+def _secrets_of(which: str, secrets: Mapping[str, str]) -> dict[str, str]:
+    """Those that a process of this kind uses: all need the log, and few what callers show."""
+    uses = ("TRIVIUM_LOG_", *_SECRETS.get(which, ()))
+    return {name: text for name, text in secrets.items() if name.startswith(uses)}
 
 
 def environ(folder: Path) -> dict[str, str]:

@@ -17,6 +17,7 @@ from schemas.errors import RecordError
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.connecting import asking_client
 from schemas.log.documents import KEPT, embedding_group, send_document
+from schemas.log.slices import in_slices
 from schemas.records import Document, DocumentPassages
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_SUFFIX, document_key, partition_of
@@ -117,7 +118,7 @@ class Ingester:
             asking.assign(places)
             while self._open:
                 records = await self._passages.batch(timeout_ms=_LOOK_MS)
-                self._made(records)
+                await self._made(records)
                 if not records:
                     await self._look({tp.partition: await asking.committed(tp) for tp in places})
                 told(self.fates)
@@ -129,13 +130,13 @@ class Ingester:
             partition, offset = (_number(said.get(name)) for name in _ORIGIN)
             reason = said.get("x-dlq-error-message", b"").decode(errors="replace")
             self._close((partition, offset), reason or "it cannot be used")
-        self._made(await self._passages.read_to_end())
+        await self._made(await self._passages.read_to_end())
         for partition, offset in list(self._open):
             if offset < (committed.get(partition) or 0):
                 self._close((partition, offset))
 
-    def _made(self, records: list[ConsumerRecord]) -> None:
-        for record in records:
+    async def _made(self, records: list[ConsumerRecord]) -> None:
+        async for record in in_slices(records):
             if not record.value:
                 continue
             try:

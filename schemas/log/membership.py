@@ -29,6 +29,7 @@ from schemas.log.doubt import Doubt
 from schemas.log.endings import ended, within
 from schemas.log.patience import stopped_within
 from schemas.log.reading.faults import FAULTS
+from schemas.log.slices import in_slices
 from schemas.records import (
     Backlog,
     Capability,
@@ -183,7 +184,7 @@ class Membership:
         return NameTaken(f"{self.member_id}: another process took its place; two have its name")
 
     async def _read_all(self) -> None:
-        for record in await self._reader.read_to_end():
+        async for record in in_slices(await self._reader.read_to_end()):
             await self._fold(record, min(record.timestamp, wall_ms()))
 
     def _choose(self, topic: str, lost: set[tuple[str, int]], now_ms: int) -> int:

@@ -19,6 +19,7 @@ from schemas.log.clock import wall_ms
 from schemas.log.endings import ended
 from schemas.log.faust.app import consumer_record
 from schemas.log.faust.receipts import Place
+from schemas.log.slices import in_slices
 from schemas.records import (
     MemberState,
     Outcome,
@@ -43,8 +44,6 @@ from streams.core.events import (
 from streams.journal.inputs import PASSED_OVER, event_of
 
 log = logging.getLogger(__name__)
-
-_RECORDS_PER_TURN = 256  # of a rebuild
 
 
 class Gate:
@@ -206,15 +205,11 @@ class OwnedPartitions:
         async with aclosing(past) as records:
             async for topic, record in records:
                 self.group.records_read += 1
-                if not self.group.records_read % _RECORDS_PER_TURN:
-                    await asyncio.sleep(0)  # heartbeats have to go on
                 if topic == "sessions":  # compacted: of each only the last record counts
                     conversations[record.partition, record.key] = record
                 else:
                     self._apply_past(topic, record, requests)
-        for number, record in enumerate(conversations.values()):
-            if not number % _RECORDS_PER_TURN:
-                await asyncio.sleep(0)
+        async for record in in_slices(conversations.values()):
             self._apply_past("sessions", record, requests)
         return requests
 

@@ -17,6 +17,7 @@ from schemas.log.clients import AssignedReader
 from schemas.log.clock import wall_ms
 from schemas.log.connecting import asking_client
 from schemas.log.faust.receipts import Place
+from schemas.log.slices import in_slices
 from schemas.log.transactions import committed
 from schemas.settings import LogSettings
 from streams.agents.app import TOPICS, group_id
@@ -62,7 +63,7 @@ async def _read(
     reader = AssignedReader(log, topic, list(starts), client_id=client_id, decided=in_transactions)
     async with reader.reading(starts):
         async for records in reader.until(ends):
-            for record in records:
+            async for record in in_slices(records):
                 yield record
 
 

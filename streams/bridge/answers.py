@@ -68,7 +68,7 @@ class Answers:
         """
         end = stream.end
         assert end is not None
-        text = "".join(stream.texts)
+        text, owner = "".join(stream.texts), f"{record.topic}/{key.tenant}"
         finish_reason = end.finish_reason or "stop"
         usage = answers.usage([stream], 1)
         found = citations.retrieval(stream.retrieved)["citations"] if stream.retrieved else None
@@ -76,7 +76,7 @@ class Answers:
             self._about(record, question),
             request_id=end.request_id,
             text=text,
-            parsed=await self._parsed(text, question, finish_reason),
+            parsed=await self._parsed(text, question, finish_reason, owner),
             finish_reason=finish_reason,
             model=key.model,
             prompt_tokens=usage["prompt_tokens"],
@@ -190,11 +190,13 @@ class Answers:
             metadata=question.metadata if question else None,
         )
 
-    async def _parsed(self, text: str, question: Question, finish_reason: str) -> str | None:
+    async def _parsed(
+        self, text: str, question: Question, finish_reason: str, owner: str
+    ) -> str | None:
         """The text as it is, if it is a JSON value that keeps to the schema that was asked for."""
         if not question.wants_json:
             return None
-        if (why := await self._breaks(text, question.schema)) and finish_reason == "length":
+        if (why := await self._breaks(text, question.schema, owner)) and finish_reason == "length":
             raise InvalidRequest(
                 "max_tokens: the answer was cut off before its JSON was whole; raise it",
                 "max_tokens",
@@ -203,7 +205,7 @@ class Answers:
             raise InvalidAnswer(f"expected JSON that keeps to the schema: {why}")
         return text
 
-    async def _breaks(self, text: str, schema: str) -> str:
+    async def _breaks(self, text: str, schema: str, owner: str) -> str:
         try:
             json.loads(text, parse_constant=_refused)
         except (ValueError, RecursionError) as error:
@@ -212,7 +214,8 @@ class Answers:
             return ""
         # Slots bound how many wait: none is asked again since others are being checked.
         ask, most = ANSWER_PROCESS.ask, sys.maxsize
-        return str(await ask("breaks", schema, text, limit_ms=self._aside_ms, waiting_max=most))
+        limits = {"limit_ms": self._aside_ms, "waiting_max": most}
+        return str(await ask("breaks", schema, text, tenant=owner, **limits))
 
     def _sending(self, record: PromptRecord, value: Any, form: str, topic: str) -> Sending:
         content_type = "avro/binary" if form == "avro" else "application/json"

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Container, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from schemas.errors import (
@@ -33,12 +34,12 @@ from streams.bridge.dead_letters import dead_letter
 from streams.bridge.limits import LOOK_S, Limits
 from streams.bridge.prompts import Prompts, Question
 from streams.bridge.records.record import PromptRecord
-from streams.bridge.slots import Slots
+from streams.bridge.turns.lines import BatchLines
+from streams.bridge.turns.slots import Slots
 from streams.gateway.endpoints.embeddings import embedded, vectors_body
 from streams.gateway.endpoints.generate import Inquiry, requests_of
 from streams.gateway.ids import derived_ids
 from streams.gateway.log.backend import LogBackend
-from streams.gateway.objects.batches import tenant_of
 from streams.gateway.request.body import ChatBody
 from streams.gateway.request.conversation import Conversation
 from streams.gateway.request.embed_body import EmbeddingsBody
@@ -96,7 +97,7 @@ class Asking:
         self.gateway, self.backend = gateway, backend
         self._cluster = cluster
         self.partitions: Mapping[str, int] = {}  # how many each topic has
-        self._lines = cluster + "batch.prompts"
+        self.lines = BatchLines(cluster + "batch.prompts", lambda: backend.objects.table)
         self._sending: set[asyncio.Future[None]] = set()
         self.vector_slots = Slots(lambda: VECTORS_AT_ONCE)  # workers of other pools grant none
 
@@ -125,7 +126,7 @@ class Asking:
             created_s=asked.asked_ms // 1000,
             deadline_ms=asked.asked_ms + question.deadline_ms,
             choices=1,
-            tenant=tenant_of(_key(asked.record)) if asked.record.topic == self._lines else "",
+            tenant=self.lines.tenant(asked.record),
         )
         asked.call = call = Call(
             key,
@@ -195,7 +196,8 @@ class Asking:
         pauses, until_ms = Pauses(), asked.asked_ms + question.deadline_ms
         while True:
             try:
-                intake = await take_in_body(question.body, gateway.served, gateway.settings)
+                owner, served = self.lines.owner(asked.record), gateway.served
+                intake = await take_in_body(question.body, served, gateway.settings, owner)
                 break
             except TooManyRequests:  # others are being checked in this process; that is no try
                 if wall_ms() >= until_ms:
@@ -204,6 +206,12 @@ class Asking:
         if question.response is not None:
             asked.intake = intake
         return intake
+
+    async def check(self, asked: Asked) -> None:
+        """Check and tokenise what it asks, only to see that it can be done."""
+        if asked.question is not None and not asked.wants_vectors:
+            with suppress(TriviumError):
+                await self._intake(asked)
 
     def asks_again(self, asked: Asked, error: TriviumError) -> bool:
         """Whether another try may be better, and there is time for it."""
@@ -217,7 +225,7 @@ class Asking:
         """Ask until there is something to commit. Raises LeaseError: this bridge is not to ask."""
         pauses = Pauses()
         while True:
-            if self._is_given_up(asked.record):
+            if self.lines.is_given_up(asked.record):
                 return self.failed(asked, Cancelled("its batch was given up"))[:1]
             error = await self._try(asked, may_send)
             if isinstance(error, list):
@@ -229,14 +237,6 @@ class Asking:
             log.info("%s@%d: %s; asked again", asked.record.topic, asked.record.offset, error)
             self.release(asked)
             await asyncio.sleep(pauses.after(0))
-
-    def _is_given_up(self, record: PromptRecord) -> bool:
-        """Whether it is a line of a batch that was cancelled, or has ended otherwise."""
-        try:
-            table = self.backend.objects.table.batches
-        except NotReady:
-            return False
-        return record.topic == self._lines and table.is_given_up(_key(record), wall_ms())
 
     async def _try(self, asked: Asked, may_send: MaySend) -> list[Sending] | TriviumError:
         question = asked.question
@@ -275,7 +275,9 @@ class Asking:
         """Nobody but the pool knows of it, so nothing is done twice but work."""
         asked.asked_ms = asked.asked_ms or wall_ms()
         try:
-            found = await embedded(self.gateway.pool, body, asked.asked_ms + question.deadline_ms)
+            deadline_ms = asked.asked_ms + question.deadline_ms
+            tenant = self.lines.owner(asked.record)
+            found = await embedded(self.gateway.pool, body, deadline_ms, tenant)
         except (BrokerUnavailable, NotReady):
             raise  # it is waited for; that is no try
         except TriviumError:
@@ -400,7 +402,3 @@ class Asking:
             bytes_max=0 if less else asked.ends.limits.of(asked.record.topic + DEAD_LETTER_SUFFIX),
         )
         return [asked.ends.answers.sending(asked.record, answer, less=less), letter]
-
-
-def _key(record: PromptRecord) -> str:
-    return (record.key or b"").decode(errors="replace")

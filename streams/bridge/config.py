@@ -59,7 +59,10 @@ class Pair:
     max_tokens: Positive | None = None
     seed: Annotated[int, Field(ge=SEED_MIN, le=SEED_MAX)] | None = None
     stop: Texts = ()
+    # of prompts that name none, and the most urgent one that a prompt gets, whatever it names;
+    # gateway.priority_max bounds it, too
     priority: Annotated[str, one_of(*Priority)] = Priority.BATCH.value
+    priority_max: Annotated[str, one_of(*Priority)] = Priority.INTERACTIVE.value
     deadline_ms: Positive = 600_000  # of one question, from when it is asked
     ordered: bool = False  # a key's next prompt is asked after the answer to the one before it
     format: Annotated[str, one_of(*FORMATS)] = "prompt"  # of answers; prompt: that of the prompt
@@ -179,6 +182,7 @@ def pairs_of(settings: BridgeSettings, prefix: str = "") -> tuple[Pair, ...]:
     lines = Pair(
         prompts=f"{prefix}batch.prompts",
         answers=f"{prefix}batch.answers",
+        priority_max=Priority.BATCH.value,
         format="avro",
         body=True,
     )

@@ -19,7 +19,6 @@ from schemas.errors import (
     BrokerUnavailable,
     LeaseError,
     RecordTooLarge,
-    SystemFault,
     TriviumError,
 )
 from schemas.log.endings import ended
@@ -28,9 +27,10 @@ from schemas.settings import LogSettings
 from streams.bridge.answers import ERROR_STEPS
 from streams.bridge.asking import Asked, Asking, Ends
 from streams.bridge.past import Past, replay
-from streams.bridge.progress import WINDOW, Note, Progress, decode, encode
+from streams.bridge.progress import WINDOW, WINDOW_BYTES, Note, Progress, decode, encode
+from streams.bridge.reading import Reading
 from streams.bridge.records.record import PromptRecord
-from streams.bridge.slots import Slots
+from streams.bridge.turns.slots import Slots
 from streams.gateway.stream.hub import Hub
 
 log = logging.getLogger(__name__)
@@ -75,6 +75,7 @@ class Life:
         self._ready = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._over = False
+        self._reading = Reading(shared.asking, self._commit)
         self._taking = 0  # records that wait for room
         self._moved_s, self._seen = 0.0, -1  # when `look` last saw something new, and its offset
 
@@ -127,7 +128,7 @@ class Life:
         recovered = await self._take_over()
         self._spawn(self._commit_forever())
         for asked in recovered:
-            await self._admit(asked)
+            self._admit(asked)
         self._ready.set()
 
     async def _take_over(self) -> list[Asked]:
@@ -140,18 +141,28 @@ class Life:
         if found is not None:
             position, note = max(first, found.offset), decode(found.metadata, found.offset)
         self._progress = Progress(position, note.answered)
+        self._reading.begin(note.begun, note.reading)
         self._inherited = dict(note.tokens)
         await self._commit()  # from where its own tokens come is known before it asks anything
         if not note.tokens:
             return []
-        recovered = [
-            asked
-            async for record in self._past.records(position, min(end, position + WINDOW))
-            if (asked := await self._read(record)) is not None
-        ]
+        self._progress.window_bytes = note.window_bytes
+        recovered = await self._read_again(position, min(end, position + WINDOW))
+        self._progress.window_bytes = WINDOW_BYTES
         log.info("%s[%d]: goes on at %d, %d prompts", *self._place, position, len(recovered))
         readable = [each for each in recovered if each.question is not None]
         await self._replay([each for each in readable if not each.wants_vectors])
+        return recovered
+
+    async def _read_again(self, since: int, until: int) -> list[Asked]:
+        """What others may have read and not answered."""
+        recovered: list[Asked] = []
+        async with aclosing(self._past.records(since, until)) as records:
+            async for record in records:
+                if not self._progress.has_room(record.offset, record.size):
+                    break  # for others it had none, either
+                if (asked := await self._read(record)) is not None:
+                    recovered.append(asked)
         return recovered
 
     async def _replay(self, recovered: list[Asked]) -> None:
@@ -237,28 +248,21 @@ class Life:
 
     async def _take_next(self, record: PromptRecord) -> None:
         async with self._changed:
-            await self._changed.wait_for(lambda: self._progress.has_room(record.offset))
+            await self._changed.wait_for(
+                lambda: self._progress.has_room(record.offset, record.size)
+            )
         if (asked := await self._read(record)) is not None:
-            await self._admit(asked)
+            self._admit(asked)
 
     async def _read(self, record: PromptRecord) -> Asked | None:
         """What it asks, unless it is answered already."""
-        if not self._progress.take(record.offset):
+        if not self._progress.take(record.offset, record.size):
             return None
         asked = self._under_way[record.offset] = Asked(record, self._ends)
-        try:
-            asked.question = await self._ends.prompts.question(record)
-            if asked.question is None:
-                asked.sends = [self._ends.answers.emptied(record)]
-        except TriviumError as error:
-            asked.sends = self._shared.asking.failed(asked, error)
-        except Exception as error:  # of one prompt: the others are to be answered
-            log.exception("%s[%d]@%d", *self._place, record.offset)
-            fault = SystemFault(f"not read: {type(error).__name__}: {error}")
-            asked.sends = self._shared.asking.failed(asked, fault)
+        await self._reading.read(asked)
         return asked
 
-    async def _admit(self, asked: Asked) -> None:
+    def _admit(self, asked: Asked) -> None:
         """Ask it when there is room, and where order counts after what has its key."""
         key = asked.record.key if self._ends.pair.ordered else None
         if key is not None:
@@ -266,7 +270,7 @@ class Life:
                 self._lines[key].append(asked)
                 return
             self._lines[key] = deque()
-        await self._ask(asked)
+        self._spawn(self._ask(asked))
 
     async def _ask(self, asked: Asked) -> None:
         if asked.sends is not None:
@@ -274,11 +278,12 @@ class Life:
             return
         shared = self._shared
         slots = shared.asking.vector_slots if asked.wants_vectors else shared.slots
-        await slots.acquire()
-        self._spawn(self._settle(asked)).add_done_callback(lambda _: slots.release())
-
-    async def _settle(self, asked: Asked) -> None:
-        asked.sends = await self._shared.asking.settle(asked, self._may_send)
+        owner = shared.asking.lines.owner(asked.record)
+        await slots.acquire(owner)
+        try:
+            asked.sends = await shared.asking.settle(asked, self._may_send)
+        finally:
+            slots.release(owner)
         self._finish(asked)
 
     def _finish(self, asked: Asked) -> None:
@@ -346,7 +351,14 @@ class Life:
         offsets = {asked.record.offset for asked in done}
         position = progress.position(offsets)
         tokens = self._tokens(offsets)
-        metadata = encode(Note(tokens, progress.answered(offsets)), position)
+        if done:
+            self._reading.begun = 0
+        note = Note(
+            *(tokens, progress.answered(offsets), progress.window_bytes),
+            begun=self._reading.begun,
+            reading=self._reading.offset,
+        )
+        metadata = encode(note, position)
         await self._transactions.commit(
             [asking.fitting(each) for asked in done for each in asked.sends or ()],
             {self._place: Position(position, metadata)},

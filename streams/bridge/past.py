@@ -13,6 +13,7 @@ from aiokafka.errors import KafkaError
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordError
 from schemas.log.clients import AssignedReader
+from schemas.log.slices import in_slices
 from schemas.log.transactions import FullPlace
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
@@ -92,7 +93,7 @@ class Past:
         await reader.seek({self._partition: since})
         most = min(_RECORDS_MAX, until - since)
         async for batch in reader.until({self._partition: until}, max_records=most):
-            for record in batch:
+            async for record in in_slices(batch):
                 if record.offset < until:
                     yield prompt_record(record)
 
@@ -124,7 +125,8 @@ async def replay(
             offset = max(offset, first[partition])
             await reader.seek({partition: offset})
             while live or offset < end[partition]:
-                for record in await reader.batch(max_records=FRAMES_MAX, timeout_ms=1_000):
+                batch = await reader.batch(max_records=FRAMES_MAX, timeout_ms=1_000)
+                async for record in in_slices(batch):
                     offset = record.offset + 1
                     try:
                         hub.apply(decode_frame(codec, record.value), loop.time())

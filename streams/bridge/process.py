@@ -31,7 +31,7 @@ from streams.bridge.limits import Limits
 from streams.bridge.partitions import OwnedPartitions
 from streams.bridge.prompts import Prompts
 from streams.bridge.records.writer_schemas import WriterSchemas
-from streams.bridge.slots import Slots, limit
+from streams.bridge.turns.slots import Slots, limit
 from streams.gateway.config import GatewaySettings
 from streams.gateway.log.backend import LogBackend
 from streams.gateway.log.pool import LogPool
@@ -92,10 +92,11 @@ class Bridge:
 
         limits = Limits(ask, await ask())
         served, aside_ms = self.gateway.served.name, self.gateway.settings.aside_ms
+        priority_max = self.gateway.settings.priority_max
         self.ends = {
             pair.prompts: Ends(
                 pair,
-                Prompts(pair, served, self.codec, schemas),
+                Prompts(pair, served, self.codec, schemas, priority_max=priority_max),
                 Answers(pair, self.codec, limits, aside_ms=aside_ms),
                 limits,
             )

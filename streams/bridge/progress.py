@@ -7,11 +7,13 @@ what is under way may lie. Pure.
 
 import base64
 import json
+import sys
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 WINDOW = 2_000  # offsets behind the first without an answer; Kafka takes 4 096 bytes of metadata
-_PLACES, _DONE = "t", "d"
+WINDOW_BYTES = 16 << 20  # of prompts that are read and not answered
+_PLACES, _DONE, _BYTES, _BEGUN, _READING = "t", "d", "w", "b", "r"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,9 @@ class Note:
 
     tokens: Mapping[int, int] = field(default_factory=dict)  # partition of `tokens`, offset
     answered: Set[int] = frozenset()  # prompts' offsets behind the committed one
+    window_bytes: int = WINDOW_BYTES  # how much whoever committed may have read ahead
+    begun: int = 0  # lives that began at this position, and have committed no answer since
+    reading: int = -1  # the prompt that is being read, where that is done with care
 
 
 def encode(note: Note, position: int) -> str:
@@ -29,7 +34,10 @@ def encode(note: Note, position: int) -> str:
         packed[(offset - position) // 8] |= 1 << (offset - position) % 8
     places = [list(place) for place in sorted(note.tokens.items())]
     done = base64.b64encode(packed).decode()
-    return json.dumps({_PLACES: places, _DONE: done}, separators=(",", ":"))
+    fields = {_PLACES: places, _DONE: done, _BYTES: note.window_bytes}
+    if note.begun:
+        fields |= {_BEGUN: note.begun, _READING: note.reading}
+    return json.dumps(fields, separators=(",", ":"))
 
 
 def decode(metadata: str, position: int) -> Note:
@@ -38,10 +46,12 @@ def decode(metadata: str, position: int) -> Note:
         fields = json.loads(metadata)
         places = {int(partition): int(offset) for partition, offset in fields[_PLACES]}
         packed = base64.b64decode(fields[_DONE], validate=True)
+        window_bytes = int(fields.get(_BYTES, sys.maxsize))  # earlier ones knew no bound
+        begun, reading = int(fields.get(_BEGUN, 0)), int(fields.get(_READING, -1))
     except (ValueError, TypeError, KeyError):
         return Note()
     answered = {position + n for n in range(8 * len(packed)) if packed[n // 8] >> n % 8 & 1}
-    return Note(places, answered)
+    return Note(places, answered, window_bytes, begun, reading)
 
 
 class Progress:
@@ -49,8 +59,10 @@ class Progress:
 
     def __init__(self, position: int, answered: Iterable[int] = ()) -> None:
         """As committed by whoever read the partition before."""
+        self.window_bytes = WINDOW_BYTES
+        self._bytes = 0  # of what is open
         self.next_offset = position  # after the last that was read, or is known not to be there
-        self._open: dict[int, None] = {}  # read and not answered, in order
+        self._open: dict[int, int] = {}  # read and not answered, in order, and their bytes
         self._known = {offset for offset in answered if offset >= position}  # read by others only
 
     def position(self, done: Set[int] = frozenset()) -> int:
@@ -62,11 +74,12 @@ class Progress:
         behind = range(self.position(done), self.next_offset)
         return {n for n in behind if n not in self._open or n in done} | self._known
 
-    def has_room(self, offset: int) -> bool:
-        """Whether a prompt at this offset may be read already."""
-        return offset - self.position() < WINDOW
+    def has_room(self, offset: int, size: int = 0) -> bool:
+        """Whether a prompt of so many bytes at this offset may be read already; a first one may."""
+        fits = not self._open or self._bytes + size <= self.window_bytes
+        return fits and offset - self.position() < WINDOW
 
-    def take(self, offset: int) -> bool:
+    def take(self, offset: int, size: int = 0) -> bool:
         """A record is read; whether it is to be answered. What lies between it and the one before
         is not there: compacted, or a transaction's mark.
         """
@@ -75,7 +88,8 @@ class Progress:
         is_answered = offset in self._known
         self.pass_over(offset + 1)
         if not is_answered:
-            self._open[offset] = None
+            self._open[offset] = size
+            self._bytes += size
         return not is_answered
 
     def pass_over(self, offset: int) -> None:
@@ -87,4 +101,4 @@ class Progress:
     def done(self, offsets: Iterable[int]) -> None:
         """Their answers are committed."""
         for offset in offsets:
-            del self._open[offset]
+            self._bytes -= self._open.pop(offset)

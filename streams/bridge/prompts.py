@@ -20,6 +20,8 @@ from streams.bridge.records import exact_json
 from streams.bridge.records.record import PromptRecord, fields_of
 from streams.bridge.records.template import Template, look_up
 from streams.bridge.records.writer_schemas import READS_MAX, WriterSchemas
+from streams.gateway.batches.lines import EMBEDDINGS
+from streams.gateway.config import BY_URGENCY
 from streams.gateway.http.errors import shown
 from streams.gateway.request.body import ChatBody, Message, ResponseFormat
 from streams.gateway.request.conversation import checked_session
@@ -62,8 +64,20 @@ def answer_format(pair: Pair, record: PromptRecord) -> str:
 class Prompts:
     """Reads those of one pair."""
 
-    def __init__(self, pair: Pair, served: str, codec: Codec, schemas: WriterSchemas) -> None:
-        """`served` is the deployment's model; `schemas` may be shared by pairs."""
+    def __init__(
+        self,
+        pair: Pair,
+        served: str,
+        codec: Codec,
+        schemas: WriterSchemas,
+        *,
+        priority_max: str = Priority.INTERACTIVE,
+    ) -> None:
+        """`served` is the deployment's model; `schemas` may be shared by pairs; `priority_max` is
+        what no caller gets more than.
+        """
+        most = (Priority(each) for each in (pair.priority_max, priority_max))
+        self._priorities = BY_URGENCY[max(map(BY_URGENCY.index, most)) :]
         self._pair, self._served, self._codec, self._schemas = pair, served, codec, schemas
         self._template = Template(pair.template) if pair.template else None
         schema = orjson.loads(pair.schema) if pair.schema else None
@@ -111,20 +125,29 @@ class Prompts:
             raise InvalidRequest(f"expected one of {', '.join(_QUESTIONS)}, found {found}")
         body = _own_body(said) if "body" in said else self._body(said)
         body.setdefault("model", self._pair.model or self._served)
+        priority = self._capped(_priority(said, body) or Priority(self._pair.priority))
+        if said.get("endpoint") != EMBEDDINGS:
+            body.pop("priority", None)  # the question has it, as far as it may be had
         call = checked(body, said.get("endpoint", ""))
         if isinstance(call.body, ChatBody) and "body" not in said:
             self._put_system_first(call.body.messages)
-        form = None if isinstance(call.body, EmbeddingsBody) else call.body.response_format
+        form = None
+        if not isinstance(call.body, EmbeddingsBody):
+            form = call.body.response_format
         return Question(
             body=call.body,
             response=call.response,
             session_id=_session(said),
-            priority=_priority(said, body) or Priority(self._pair.priority),
+            priority=priority,
             deadline_ms=_deadline(said, self._pair.deadline_ms),
             metadata=_metadata(said.get("metadata")),
             wants_json=form is not None and form.type != "text",
             schema=_schema(form),
         )
+
+    def _capped(self, wished: Priority) -> Priority:
+        """The most urgent class that is allowed, where it is more urgent."""
+        return wished if wished in self._priorities else self._priorities[0]
 
     def _body(self, said: Json) -> Json:
         if "endpoint" in said:

@@ -14,8 +14,9 @@ from schemas.sections import Natural, Port, Positive, Share, Texts, one_of, secr
 from schemas.topics import live_ms_max
 
 EVENT_KEY_CHARS_MIN = 32
+_NOT_IN_KEYS = frozenset(",\"'[]")
 EVERYTHING = "*"  # in `cache_for`
-_BY_URGENCY = (Priority.INTERACTIVE, Priority.STANDARD, Priority.BATCH)
+BY_URGENCY = (Priority.INTERACTIVE, Priority.STANDARD, Priority.BATCH)
 
 
 @section("gateway")
@@ -96,8 +97,12 @@ class GatewaySettings:
     linger_ms: Natural = 6_000
     retry_after_s: Positive = 1
     file_bytes_max: Positive = 64 << 20  # of an uploaded file
-    uploads_max: Positive = 8  # files being uploaded at once; what is large of them is on disk
-    objects_max: Positive = 100_000  # files, vector stores, their files: records that are kept
+    # files being uploaded at once, shared by tenants; what is large of them is on disk
+    uploads_max: Positive = 8
+    objects_max: Positive = 100_000  # files, vector stores, their files, batches that are kept
+    tenant_objects_max: Natural = 0  # of these, of one API key; 0: an even part
+    files_bytes_max: Positive = 64 << 30  # of all files that are kept
+    tenant_files_bytes_max: Natural = 0  # likewise of one API key
     parse_ms: Positive = 60_000  # longest time to read what a file of a vector store says
     sessions_max: Positive = 65_536  # conversations remembered for clients that send no session id
     session_idle_ms: Positive = 3_600_000
@@ -126,10 +131,18 @@ class GatewaySettings:
             )
         if any(not key.strip() for key in self.api_keys):
             raise ConfigError("gateway.api_keys: expected keys, found an empty one")
-        if any(key.strip() != key or "," in key for key in self.api_keys):
-            raise ConfigError("gateway.api_keys: expected no commas, and no spaces around a key")
+        if any(key.strip() != key or set(key) & _NOT_IN_KEYS for key in self.api_keys):
+            raise ConfigError(
+                "gateway.api_keys: expected keys without commas, quotes, brackets and spaces "
+                "around them; in the environment KEY,KEY, and no JSON"
+            )
+
+    @property
+    def tenants(self) -> int:
+        """How many keep something and ask here: one for each key."""
+        return max(1, len(self.api_keys))
 
     @property
     def priorities(self) -> tuple[str, ...]:
         """The classes that a call may have."""
-        return _BY_URGENCY[_BY_URGENCY.index(Priority(self.priority_max)) :]
+        return BY_URGENCY[BY_URGENCY.index(Priority(self.priority_max)) :]

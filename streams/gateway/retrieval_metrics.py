@@ -15,9 +15,12 @@ from prometheus_client.core import (
 from schemas.fleet import Member
 from schemas.records import SearchLoad
 from schemas.rules.buckets import SEARCH_MS, cumulated
+from streams.gateway.objects.table import STORE_PREFIX
 
 _PREFIX = "trivium_retrieval"
 _WORKER = ("worker", "shard")
+_STORES = "vector stores"  # all of them together
+_NO_SUMS = ("missed_share", "recall", "top_m")  # of several collections the highest is told
 _BOUNDS_S = tuple(bound / 1_000 for bound in SEARCH_MS)
 _OF_COLLECTIONS = (
     ("documents", "Documents of this shard."),
@@ -101,9 +104,16 @@ def _standing(told: _Told) -> Iterator[Metric]:
 
 
 def _collections(told: _Told) -> Iterator[Metric]:
+    """Vector stores are together one: their ids are their tenants' own, and whoever scrapes need be
+    none of them."""
     for name, doc in _OF_COLLECTIONS:
         family = GaugeMetricFamily(f"{_PREFIX}_{name}", doc, labels=(*_WORKER, "collection"))
         for worker, load in told.items():
+            values: dict[str, list[float]] = {}
             for state in load.collections:
-                family.add_metric([*worker, state.name], getattr(state, name))
+                label = _STORES if state.name.startswith(STORE_PREFIX) else state.name
+                values.setdefault(label, []).append(getattr(state, name))
+            for label, several in values.items():
+                together = max(several) if name in _NO_SUMS else sum(several)
+                family.add_metric([*worker, label], together)
         yield family

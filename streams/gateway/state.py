@@ -28,6 +28,7 @@ from streams.gateway.log.backend import Backend
 from streams.gateway.log.objects import Objects
 from streams.gateway.log.pool import Pool
 from streams.gateway.metrics import Metrics
+from streams.gateway.places import Places
 from streams.gateway.request.conversation import Conversation, Conversations
 from streams.gateway.request.intake import Served
 from streams.gateway.stream.event_id import EventIds
@@ -64,13 +65,18 @@ class Gateway:
         self.metrics = metrics
         self.pool = pool
         self.objects = objects
-        self.uploads = Uploads(bytes_max=settings.file_bytes_max, together_max=settings.uploads_max)
+        tenants = settings.tenants
+        self.uploads = Uploads(
+            bytes_max=settings.file_bytes_max,
+            places=Places(settings.uploads_max, tenants=tenants),
+        )
         self.gateway_id = gateway_id
         self.started_ms = started_ms
         self.answers = AnswerCache(settings, pool, metrics)
         self.keys = Keys(settings.api_keys)
         self.body_reader = BodyReader(
-            bytes_max=settings.body_bytes_max, together_max=settings.bodies_bytes_max
+            bytes_max=settings.body_bytes_max,
+            places=Places(settings.bodies_bytes_max, tenants=tenants),
         )
         # Without a key nobody else resumes what is streamed here.
         event_key = settings.event_key or secrets.token_hex()
@@ -81,7 +87,7 @@ class Gateway:
         )
         self.tolerates_difference = settings.on_difference == "mark"
         self.calls: dict[Call, None] = {}  # that are answered here, the oldest first
-        self.in_flight = 0  # choices of these
+        self._answering = Places(settings.in_flight_max, tenants=tenants)
         self.detached = 0  # of these, choices whose client left and let the work go on
         self.resumed: set[Call] = set()  # calls that began at any gateway, and are read on here
         self.draining = False
@@ -90,7 +96,12 @@ class Gateway:
         self._background: set[asyncio.Task[None]] = set()
         metrics.in_flight = lambda: self.in_flight
 
-    async def admitted(self, choices: int = 1) -> None:
+    @property
+    def in_flight(self) -> int:
+        """Choices that are being answered."""
+        return self._answering.taken
+
+    async def admitted(self, tenant: str, choices: int = 1) -> None:
         """Wait until one more call can be sent. Raises what stands in the way: draining and the
         limit at once, a log that is away, or workers, after `gateway.wait_ms`.
 
@@ -101,31 +112,30 @@ class Gateway:
         until_s = loop.time() + self.settings.wait_ms / 1000
         while True:
             try:
-                return self._admit(choices)
+                return self._admit(tenant, choices)
             except (BrokerUnavailable, NotReady):
                 if self.draining or loop.time() >= until_s:
                     raise
             await asyncio.sleep(ADMIT_S)
 
-    def _admit(self, choices: int) -> None:
+    def _admit(self, tenant: str, choices: int) -> None:
         if self.draining:
             raise NotReady("this gateway is shutting down; try again")
-        if self.in_flight + choices > self.settings.in_flight_max:
-            raise TooManyRequests(
-                f"{self.in_flight} answers are in flight and at most "
-                f"{self.settings.in_flight_max} are allowed; try again later"
-            )
+        self._answering.check(tenant, "answers", choices)
         self.backend.reply_position()
 
-    def admit_resume(self, parent_id: str) -> None:
+    def admit_resume(self, parent_id: str, tenant: str) -> None:
         """Raise TooManyRequests where one more resume of this request, or of any, is too many."""
         same = sum(call.key.parent_id == parent_id for call in self.resumed)
-        most, per_request = self.settings.resumes_max, self.settings.resumes_per_request_max
-        if len(self.resumed) >= most or same >= per_request:
+        if same >= (most := self.settings.resumes_per_request_max):
             raise TooManyRequests(
-                f"{len(self.resumed)} streams are being resumed, {same} of them this one, and at "
-                f"most {most} and {per_request} are allowed; try again later"
+                f"{same} times this stream is being resumed, and at most {most} are allowed; try "
+                "again later"
             )
+        places = Places(self.settings.resumes_max, tenants=self.settings.tenants)
+        for call in self.resumed:
+            places.add(call.key.tenant)
+        places.check(tenant, "resumed streams")
 
     def is_resumed(self, call: Call) -> bool:
         """Whether its client has come back to this gateway on another connection."""
@@ -153,14 +163,14 @@ class Gateway:
         if hears:
             self.hub.add(call)
         self.calls[call] = None
-        self.in_flight += call.key.choices
+        self._answering.add(call.key.tenant, call.key.choices)
         self._idle.clear()
 
     def release(self, call: Call) -> None:
         """Forget a call that is over."""
         self.hub.remove(call)
         del self.calls[call]
-        self.in_flight -= call.key.choices
+        self._answering.give_back(call.key.tenant, call.key.choices)
         self._set_idle()
 
     def _set_idle(self) -> None:

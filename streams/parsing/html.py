@@ -50,16 +50,17 @@ def _text(tree: LexborHTMLParser) -> str:
 def _blocks(body: Any) -> Iterator[tuple[str, str]]:
     """Tag and words of each block that says something, in order."""
     owner: Any = None
+    owners: dict[int, Any] = {}
     said = ""
     for node in () if body is None else body.traverse(include_text=True):
         if node.tag in ("td", "th") and said.strip() and owner is not None:
-            if _owner(node).mem_id == owner.mem_id:
+            if _owner(node, owners).mem_id == owner.mem_id:
                 said += " | "
         if node.tag == "br":
             said += "\n"
         if node.tag != "-text":
             continue
-        mine = _owner(node)
+        mine = _owner(node, owners)
         if owner is None or mine.mem_id != owner.mem_id:
             if words := _said(owner, said):
                 yield owner.tag, words
@@ -70,11 +71,16 @@ def _blocks(body: Any) -> Iterator[tuple[str, str]]:
         yield owner.tag, words
 
 
-def _owner(node: Any) -> Any:
-    """The nearest block that a node is in."""
-    while node.parent is not None and node.tag not in _BLOCKS:
+def _owner(node: Any, owners: dict[int, Any]) -> Any:
+    """The nearest block that a node is in; `owners` are those that are known, by their nodes: pages
+    nest thousands deep."""
+    climbed: list[int] = []
+    while node.parent is not None and node.tag not in _BLOCKS and node.mem_id not in owners:
+        climbed.append(node.mem_id)
         node = node.parent
-    return node
+    mine = owners.get(node.mem_id, node)
+    owners.update(dict.fromkeys(climbed, mine))
+    return mine
 
 
 def _said(owner: Any, said: str) -> str:

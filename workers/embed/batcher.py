@@ -44,9 +44,11 @@ class Batcher:
         """Texts."""
         return self._scheduler.waiting
 
-    async def embed(self, texts: Sequence[str], tokens: Sequence[int], urgency: Urgency) -> Vector:
+    async def embed(
+        self, texts: Sequence[str], tokens: Sequence[int], urgency: Urgency, tenant: str = ""
+    ) -> Vector:
         """A vector in each row; raises EngineFailed where a text cannot be embedded."""
-        job = Job(texts, tokens, urgency)
+        job = Job(texts, tokens, urgency, tenant)
         asked = _Asked(np.zeros((len(texts), self.embedder.dim), np.float32), len(texts))
         if texts:
             self._asked[job] = asked

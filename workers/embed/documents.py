@@ -7,7 +7,7 @@ what it was doing is cancelled, and what it was writing is waited for (`give_up`
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,8 +18,10 @@ from schemas.errors import EngineFailed, RecordError
 from schemas.log.clients import Headers, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.documents import KEPT
+from schemas.log.endings import ended
 from schemas.log.membership import Membership
 from schemas.records import Document, DocumentPassages, MemberKind
+from schemas.retrieval import Vector
 from schemas.settings import LogSettings
 from schemas.topics import check_record, document_key
 from workers.embed.batcher import Batcher
@@ -30,6 +32,7 @@ from workers.embed.content import (
     Verdict,
     check_spans,
     check_text,
+    content_hash,
     held_of,
     passages_of,
     verdict,
@@ -38,6 +41,8 @@ from workers.embed.known import Declarations, KnownPassages
 from workers.embed.scheduler import Urgency
 
 Result = TypeVar("Result")
+Embedded = tuple[list[Span], Vector]  # a vector for each passage
+_LEFT_CHARS_MAX = 4 << 20  # of texts that go on though nobody waits for them any more
 _WRITTEN_S = 10.0  # the longest that a lost partition's last writes are waited for
 
 
@@ -49,6 +54,52 @@ class Totals:
     chunks: int = 0
     documents: int = 0
     unchanged: int = 0  # of these, with passages that were there already
+
+
+@dataclass(slots=True)
+class _Text:
+    """One that is being embedded, or is, for whoever asks next."""
+
+    task: "asyncio.Task[Embedded]"
+    chars: int
+    askers: int = 0
+
+
+class Unfinished:
+    """Texts that are being embedded, by the hash of all that their vectors follow from. They go on
+    when a life ends, so that the next one does not begin anew."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, _Text] = {}
+
+    async def result(
+        self, content: str, chars: int, embed: Callable[[], Coroutine[None, None, Embedded]]
+    ) -> Embedded:
+        """Of what is under way already, or of what `embed` begins; raises what that raises."""
+        text = self._texts.pop(content, None) or _Text(asyncio.create_task(embed()), chars)
+        self._texts[content] = text
+        text.askers += 1
+        try:
+            return await asyncio.shield(text.task)
+        finally:
+            text.askers -= 1
+            if text.task.done() and not text.askers:
+                self._texts.pop(content, None)
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        left = {content: text for content, text in self._texts.items() if not text.askers}
+        chars = sum(text.chars for text in left.values())
+        for content, text in left.items():
+            if chars <= _LEFT_CHARS_MAX:
+                return
+            text.task.cancel()
+            del self._texts[content]
+            chars -= text.chars
+
+    async def close(self) -> None:
+        """Give up all."""
+        await ended(*(text.task for text in self._texts.values()))
 
 
 class DocumentWork:
@@ -65,10 +116,12 @@ class DocumentWork:
         tokens: Tokens | None,
         totals: Totals,
         membership: Membership,
+        unfinished: Unfinished,
     ) -> None:
         self._settings, self._codec, self._producer = settings, codec, producer
         self._batcher, self._known, self._declarations = batcher, known, declarations
         self._tokens, self._totals, self._membership = tokens, totals, membership
+        self._unfinished = unfinished
         self._loading: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last: dict[bytes, asyncio.Future[None]] = {}  # change of a document under way
         self._writes: set[asyncio.Future[None]] = set()
@@ -167,11 +220,11 @@ class DocumentWork:
     async def _made(
         self, record: ConsumerRecord, document: Document, cutting: Cutting
     ) -> DocumentPassages:
-        spans, tokens = await _in_thread(lambda: self._cut(document, cutting))
-        check_spans(document, spans)
-        texts = [document.text[span.start : span.end] for span in spans]
-        vectors = await self._batcher.embed(texts, tokens, Urgency.DOCUMENT)
-        self._totals.chunks += len(texts)
+        content = content_hash(document.text, cutting)
+        spans, vectors = await self._unfinished.result(
+            content, len(document.text), lambda: self._embedded(document, cutting)
+        )
+        self._totals.chunks += len(spans)
         return await _in_thread(
             lambda: passages_of(
                 document,
@@ -183,6 +236,13 @@ class DocumentWork:
                 now_ms=wall_ms(),
             )
         )
+
+    async def _embedded(self, document: Document, cutting: Cutting) -> Embedded:
+        spans, tokens = await _in_thread(lambda: self._cut(document, cutting))
+        check_spans(document, spans)
+        texts = [document.text[span.start : span.end] for span in spans]
+        urgency, tenant = Urgency.DOCUMENT, document.tenant
+        return spans, await self._batcher.embed(texts, tokens, urgency, tenant)
 
     def _cut(self, document: Document, cutting: Cutting) -> tuple[list[Span], list[int]]:
         starts = self._batcher.embedder.token_starts(document.text)

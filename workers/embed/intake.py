@@ -1,7 +1,8 @@
 """Takes what the Faust agents hand over, and has it done by `documents.py` and `queries.py`.
 
 A record is acknowledged when the broker has what follows from it, and after all earlier ones of its
-partition. What cannot be used goes to the dead letters of its topic, and the rest goes on.
+partition. What cannot be used goes to the dead letters of its topic, and the rest goes on. A record
+that some worker fell on is done alone, and buried in the end (`schemas/log/faust/falls.py`).
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from schemas.errors import EngineFailed, RecordError
 from schemas.log.clients import LogProducer, bury
 from schemas.log.endings import ended
 from schemas.log.faust.app import consumer_record
+from schemas.log.faust.falls import FALLS_MAX, Falls, fallen
 from schemas.log.faust.group import Group
 from schemas.log.faust.receipts import Receipt
 
@@ -28,26 +30,41 @@ class Intake:
         producer: LogProducer,
         handles: Mapping[str, Handle],
         under_way_max: Mapping[str, int],
+        falls: Falls,
     ) -> None:
         self._producer = producer
         self._handles = handles
         self._rooms = {topic: asyncio.Semaphore(under_way_max[topic]) for topic in handles}
         self._tasks: dict[str, set[asyncio.Task[None]]] = {topic: set() for topic in handles}
+        self._falls = falls
+        self._turn = asyncio.Lock()  # held while a record is taken, or one is done alone
         self.draining = False
         self.group = Group()
 
     async def take(self, topic: str, event: Any) -> None:
         """One record, from an agent. While the process ends it is not taken: whoever is next reads
         it again."""
-        await self._rooms[topic].acquire()
-        if self.draining or self.group.has_failed:
-            await asyncio.Event().wait()
+        with self.group.full():
+            await self._rooms[topic].acquire()
+            await self._turn.acquire()
+        try:
+            if self.draining or self.group.has_failed:
+                await asyncio.Event().wait()
+            await self.group.guarded(self._take(topic, event))
+        finally:
+            self._turn.release()
+
+    async def _take(self, topic: str, event: Any) -> None:
         record = consumer_record(event.message)
         place = (topic, record.partition)
         self.group.next_offsets[place] = record.offset + 1
         self.group.records_read += 1
         receipt = self.group.receipts.open(place, event.ack)
-        task = asyncio.create_task(self._done(topic, record, receipt))
+        falls = await self._falls.begin(place, record.offset)
+        if falls and (others := self._all()):
+            with self.group.full():
+                await asyncio.wait(others)
+        task = asyncio.create_task(self._done(topic, record, receipt, falls))
         self._tasks[topic].add(task)
 
         def ended(task: "asyncio.Task[None]") -> None:
@@ -57,12 +74,18 @@ class Intake:
                 self.group.fail(error)
 
         task.add_done_callback(ended)
+        if falls:
+            with self.group.full():
+                await asyncio.wait([task])
 
-    async def _done(self, topic: str, record: ConsumerRecord, receipt: Receipt) -> None:
+    async def _done(self, topic: str, record: ConsumerRecord, receipt: Receipt, falls: int) -> None:
         try:
+            if falls >= FALLS_MAX:
+                raise fallen(falls)
             await self._handles[topic](record)
         except (RecordError, EngineFailed) as error:
             await bury(self._producer, record, error)
+        self._falls.end((topic, record.partition), record.offset)
         receipt.settle()
 
     async def drain(self) -> None:

@@ -12,6 +12,7 @@ from aiokafka import ConsumerRecord
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.log.clients import AssignedReader
+from schemas.log.slices import in_slices
 from schemas.records import CollectionDeclared, DocumentPassages
 from schemas.settings import LogSettings
 from schemas.topics import declaration_key
@@ -56,7 +57,7 @@ class KnownPassages:
         reader = AssignedReader(self._settings, "passages", new, client_id=self._client_id)
         async with reader.reading("earliest"):
             async for batch in reader.until(await reader.end_offsets()):
-                for record in batch:
+                async for record in in_slices(batch):
                     self._fold(found[record.partition], record)
         self._held |= found
         log.info("partitions %s: %d documents have passages", new, self.count())
@@ -105,12 +106,12 @@ class Declarations:
         """Raises BrokerUnavailable, as readers do."""
         await self._reader.start("earliest")
         async for batch in self._reader.until(await self._reader.end_offsets()):
-            self._fold(batch)
+            await self._fold(batch)
 
     async def run(self) -> None:
         """Others bury what cannot be read."""
         while True:
-            self._fold(await self._reader.batch(max_records=2_000))
+            await self._fold(await self._reader.batch(max_records=2_000))
 
     async def stop(self) -> None:
         """Close."""
@@ -135,8 +136,8 @@ class Declarations:
                 f"{self._default.embedder} here; embed it with the former, or declare another"
             )
 
-    def _fold(self, batch: list[ConsumerRecord]) -> None:
-        for record in batch:
+    async def _fold(self, batch: list[ConsumerRecord]) -> None:
+        async for record in in_slices(batch):
             key = (record.key or b"").decode(errors="replace")
             if not key.startswith(declaration_key("")):
                 continue

@@ -95,7 +95,10 @@ class QueryWork:
             self._declarations.check(request.collection)
             async with asyncio.timeout((request.deadline_ms - wall_ms()) / 1000):
                 vectors = await self._batcher.embed(
-                    [request.text], [_tokens_about(request.text)], Urgency.QUERY
+                    [request.text],
+                    [_tokens_about(request.text)],
+                    Urgency.QUERY,
+                    request.tenant,
                 )
         except (RecordError, EngineFailed, TimeoutError):
             return b""
@@ -125,7 +128,10 @@ class QueryWork:
         try:
             async with asyncio.timeout(-late_ms / 1000):
                 vectors = await self._batcher.embed(
-                    texts, [_tokens_about(text) for text in texts], Urgency.CALL
+                    texts,
+                    [_tokens_about(text) for text in texts],
+                    Urgency.CALL,
+                    request.tenant,
                 )
         except TimeoutError:
             raise DeadlineExceeded(f"{len(texts)} texts: not embedded in {-late_ms} ms") from None

@@ -1,7 +1,8 @@
 """Which texts are embedded next: queries before calls, calls before documents. Pure.
 
-Within a class the first come is the first. After `STREAK_MAX` batches of one class, one of the
-next class that waits goes between, so that documents go on however many queries there are.
+Within a class tenants take turns, and of one tenant the first come is the first. After `STREAK_MAX`
+batches of one class, one of the next class that waits goes between, so that documents go on however
+many queries there are.
 """
 
 from collections import deque
@@ -27,6 +28,7 @@ class Job:
     texts: Sequence[str]
     tokens: Sequence[int]
     urgency: Urgency
+    tenant: str = ""
     dropped: bool = False  # nobody waits any more
 
 
@@ -47,23 +49,27 @@ class Scheduler:
 
     def __init__(self, batch_tokens: int) -> None:
         self._batch_tokens = batch_tokens
-        self._lines: dict[Urgency, deque[Item]] = {urgency: deque() for urgency in Urgency}
+        # By tenant, who is next first.
+        self._lines: dict[Urgency, dict[str, deque[Item]]] = {each: {} for each in Urgency}
         self._streaks = dict.fromkeys(Urgency, 0)
 
     @property
     def waiting(self) -> int:
         """Texts."""
-        return sum(map(len, self._lines.values()))
+        return sum(len(line) for lines in self._lines.values() for line in lines.values())
 
     def add(self, job: Job) -> None:
         """Its texts wait from now on."""
-        self._lines[job.urgency].extend(Item(job, number) for number in range(len(job.texts)))
+        line = self._lines[job.urgency].setdefault(job.tenant, deque())
+        line.extend(Item(job, number) for number in range(len(job.texts)))
 
     def batch(self) -> list[Item]:
         """The next texts, all of one class: as many as fit, at least one; none where none wait."""
-        for line in self._lines.values():
-            while line and line[0].job.dropped:
-                line.popleft()
+        for lines in self._lines.values():
+            for tenant, line in list(lines.items()):
+                _skip_dropped(line)
+                if not line:
+                    del lines[tenant]
         waiting = [urgency for urgency in Urgency if self._lines[urgency]]
         if not waiting:
             return []
@@ -75,15 +81,23 @@ class Scheduler:
                 self._streaks[urgency] = 0 if urgency < chosen else self._streaks[urgency] + 1
         return self._taken(self._lines[chosen])
 
-    def _taken(self, line: deque[Item]) -> list[Item]:
+    def _taken(self, lines: dict[str, deque[Item]]) -> list[Item]:
+        """One text of each tenant in turn, as long as they fit."""
         found: list[Item] = []
         tokens = 0
-        while line:
-            job, number = line[0].job, line[0].number
-            if not job.dropped:
-                tokens += job.tokens[number]
-                if found and tokens > self._batch_tokens:
-                    break
-                found.append(line[0])
-            line.popleft()
+        while lines:
+            tenant, line = next(iter(lines.items()))
+            tokens += line[0].job.tokens[line[0].number]
+            if found and tokens > self._batch_tokens:
+                break
+            found.append(line.popleft())
+            _skip_dropped(line)
+            del lines[tenant]
+            if line:
+                lines[tenant] = line  # behind those of others
         return found
+
+
+def _skip_dropped(line: deque[Item]) -> None:
+    while line and line[0].job.dropped:
+        line.popleft()

@@ -12,11 +12,15 @@ model, and the group says where to read on.
 import asyncio
 import logging
 
+from aiokafka.errors import KafkaError
+
 from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable
 from schemas.log.clients import LogProducer
 from schemas.log.documents import embedding_group
 from schemas.log.faust.app import add_agents, follow_rebalances, make_app
 from schemas.log.faust.beginning import begin_now
+from schemas.log.faust.falls import Falls
 from schemas.log.faust.receipts import Place
 from schemas.log.membership import Membership
 from schemas.log.patience import outlive
@@ -26,7 +30,7 @@ from workers import tasks
 from workers.agent_life import AgentLife
 from workers.embed.batcher import Batcher
 from workers.embed.content import Tokens
-from workers.embed.documents import DocumentWork, Totals
+from workers.embed.documents import DocumentWork, Totals, Unfinished
 from workers.embed.embedders.protocol import Embedder
 from workers.embed.intake import Intake
 from workers.embed.known import Declarations, KnownPassages, default_cutting
@@ -62,6 +66,8 @@ class EmbeddingWorker:
         self._producer = LogProducer(log_settings, codec, durable=True, client_id=worker_id)
         self.batcher = Batcher(embedder, settings.batch_tokens)
         self.totals = Totals()
+        self._unfinished = Unfinished()
+        self._falls = Falls(log_settings, embedding_group(log_settings))
         self.membership = self._new_membership()
         self._steady = tasks.Tasks()  # what goes on from life to life
 
@@ -90,7 +96,7 @@ class EmbeddingWorker:
         self._declarations = Declarations(log_settings, codec, name, self._cutting, seen_max)
         self._documents = DocumentWork(
             log_settings, codec, self._producer, self.batcher, self.known, self._declarations,
-            self._tokens, self.totals, self.membership,
+            self._tokens, self.totals, self.membership, self._unfinished,
         )  # fmt: skip
         queries = QueryWork(
             log_settings, codec, self._producer, self.batcher, self._declarations, self.totals, name
@@ -99,6 +105,7 @@ class EmbeddingWorker:
             self._producer,
             {TOPIC: queries.handle, DOCUMENTS: self._documents.handle},
             {TOPIC: self._settings.queries_max, DOCUMENTS: self._settings.documents_max},
+            self._falls,
         )
         app = make_app(
             log_settings,
@@ -110,6 +117,7 @@ class EmbeddingWorker:
         prefix = log_settings.topic_prefix
         add_agents(app, prefix, "embedding", (TOPIC, DOCUMENTS), self._intake)
         follow_rebalances(app, prefix, self)
+        self._falls.begin_life(app)
         self._life = AgentLife(
             settings=log_settings, membership=self.membership, producer=self._producer,
             app=app, intake=self._intake, give_up=self._give_up,
@@ -123,6 +131,7 @@ class EmbeddingWorker:
         try:
             await outlive(self._worker_id, lambda: self._live(stop), stop)
         finally:
+            await self._unfinished.close()
             await self._steady.cancel()
             await asyncio.to_thread(self.batcher.close)
 
@@ -133,6 +142,10 @@ class EmbeddingWorker:
             self._serve()
             await self._life.tasks.until(stop.wait())
             await self._life.drain()
+            await self._falls.forgive()
+        except (BrokerUnavailable, KafkaError, OSError):
+            await self._falls.forgive()
+            raise
         finally:
             await self._life.close(declarations=self._declarations.stop)
 
@@ -157,6 +170,7 @@ class EmbeddingWorker:
         """The group gave it partitions; with the first it is ready."""
         group = self._intake.group
         group.assigned(places)
+        self._falls.assigned(places)
         log.info("embeds for %s", sorted(places))
         loading = self._documents.load({number for topic, number in places if topic == DOCUMENTS})
 
@@ -173,6 +187,7 @@ class EmbeddingWorker:
         are under way are handed on, not acknowledged."""
         self._intake.group.revoked()
         await self._give_up(DOCUMENTS)
+        await self._falls.forgive()
 
     async def _give_up(self, *topics: str) -> None:
         await self._intake.cancel(*topics)

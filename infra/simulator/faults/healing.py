@@ -36,4 +36,4 @@ def _heal_workers(cluster: Cluster) -> None:
             cluster.members.rejoin(worker)
         elif worker.clock.is_asleep:
             worker.clock.wake()
-        worker.life.engine.gpu.slow_prefill = 1.0
+        worker.usual()

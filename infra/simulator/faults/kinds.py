@@ -18,6 +18,8 @@ Kind = Callable[[Cluster, Draw, LiveRequest | None], None]
 UNCLEAN = "unclean leader"
 AIMED_SHARE = 0.7
 ENDING_SHARE = 0.4  # of crashes that are over an outcome
+SLOW_TIMES = 11.0  # of the usual; where it would be more, it stands still instead
+STALL_TIMES = 20.0  # so many ms a token at most: over the largest prompt longer than a lease
 NEAR_BYTES = 600  # a large request is so far below the log's limit at most
 TOPICS = (*hostile.TOPICS, "cancellations", "decisions")
 
@@ -97,8 +99,12 @@ def _hang_up(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
 
 
 def _slow_worker(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
-    worker = _worker(cluster, draw, live)
-    losses.slow_prefill(0.0, [worker.worker_id], draw.uniform(2.0, 20.0)).strike(cluster)
+    """It computes prompts slowly, or stands still over each."""
+    worker, times = _worker(cluster, draw, live), draw.uniform(2.0, 20.0)
+    if times < SLOW_TIMES:
+        losses.slow_prefill(0.0, [worker.worker_id], times).strike(cluster)
+    else:
+        members.stall_over_input(cluster, worker, times / STALL_TIMES)
 
 
 def _large_record(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:

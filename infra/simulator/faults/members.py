@@ -8,6 +8,7 @@ from infra.simulator.cluster import Cluster
 from infra.simulator.members.life import Life
 from infra.simulator.members.worker import SimWorker
 from schemas.fleet import CLOCK_MARGIN_MS, LEASE_MS
+from schemas.records import Work
 from streams.core.events import FleetRecordArrived
 
 SKEW_MS_MAX = 2.0 * CLOCK_MARGIN_MS
@@ -19,6 +20,17 @@ def pause_worker(cluster: Cluster, worker: SimWorker, for_ms: float) -> None:
         life = worker.life
         worker.clock.sleep()
         cluster.clock.after(for_ms, lambda: _heard_again(cluster, worker, life))
+
+
+def stall_over_input(cluster: Cluster, worker: SimWorker, ms_per_token: float) -> None:
+    """Its process stands still over each prompt that it takes, the longer the larger that is: so it
+    loses its lease over large ones, and whoever gets them next may, too."""
+
+    def stand_still(work: Work) -> None:
+        tokens = len(work.prompt_tokens) // 4
+        pause_worker(cluster, worker, ms_per_token * tokens)
+
+    worker.on_taken = stand_still
 
 
 def mute_worker(cluster: Cluster, worker: SimWorker, for_ms: float) -> None:

@@ -54,8 +54,11 @@ class Life:
         make_engine: Callable[[Callable[[], None]], TimedEngine],
         known: Peers,
         ports: Ports,
+        on_taken: Callable[[Work], None] = lambda work: None,
     ) -> None:
+        """`on_taken` hears of each piece of work, once it is held."""
         self.alive = True
+        self._on_taken = on_taken
         self.engine = make_engine(self._wake)
         frames = Frames(me.worker_id)
         self._pacing = Pacing(frames, _INTERVALS)
@@ -79,6 +82,7 @@ class Life:
             self.held.take(work, (), int(self._clock.now_ms))
             self._go_on()
             self._watch_deadlines()
+            self._on_taken(work)
 
     def cancel(self, order: CancelWork) -> None:
         """So does an order to stop."""

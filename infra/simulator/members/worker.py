@@ -8,7 +8,7 @@ from infra.simulator.machine.exchange import Exchange
 from infra.simulator.machine.gpu import Gpu
 from infra.simulator.members.life import Life, Ports
 from infra.simulator.members.router import ROUTER
-from schemas.records import Role
+from schemas.records import Role, Work
 from schemas.settings import LogSettings
 from workers import credits
 from workers.config import WorkerSettings
@@ -17,6 +17,10 @@ from workers.llm.peers import Peers
 from workers.llm.stream import WorkerIdentity
 
 MODEL = "simulated"
+
+
+def _goes_on(work: Work) -> None:
+    """As always."""
 
 
 class SimWorker:
@@ -38,6 +42,7 @@ class SimWorker:
         self.clock, self.setup = ProcessClock(clock), exchange.setup
         self.wall = WallClock(self.clock)
         self.is_mute = False  # its heartbeats do not get through
+        self.on_taken: Callable[[Work], None] = _goes_on  # what it does over each piece of work
         self.beat_ms = 0.0  # when the last one was sent that did
         self.epoch = 0
         self._exchange, self._hashes = exchange, hashes
@@ -73,8 +78,13 @@ class SimWorker:
         self.epoch += 1
         identity = WorkerIdentity(worker_id=self.worker_id, epoch=self.epoch)
         self.life = Life(
-            identity, self.wall, self._limits(), self._engine, self._known, self._ports
+            *(identity, self.wall, self._limits(), self._engine, self._known, self._ports),
+            on_taken=lambda work: self.on_taken(work),
         )
+
+    def usual(self) -> None:
+        """Nothing slows it down any more."""
+        self.on_taken, self.life.engine.gpu.slow_prefill = _goes_on, 1.0
 
     def crash(self) -> None:
         """Die."""

@@ -8,7 +8,8 @@ and go on: the first one ends the process's life instead, and whoever is next re
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+import contextlib
+from collections.abc import Awaitable, Iterator, Mapping
 
 from schemas.log.faust.receipts import Place, Receipts
 
@@ -22,6 +23,7 @@ class Group:
         self.next_offsets: dict[Place, int] = {}  # after the last record read
         self.records_read = 0  # ever, of whatever is owned
         self.receipts = Receipts()
+        self._full = 0  # agents that wait for room
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def assigned(self, places: set[Place]) -> None:
@@ -42,6 +44,19 @@ class Group:
         since it was assigned nothing is known."""
         read = self.next_offsets
         return sum(max(0, end - read[place]) for place, end in ends.items() if place in read)
+
+    @contextlib.contextmanager
+    def full(self) -> Iterator[None]:
+        """Nothing is read meanwhile, since what was read takes all room: no consumer is stuck."""
+        self._full += 1
+        try:
+            yield
+        finally:
+            self._full -= 1
+
+    @property
+    def is_full(self) -> bool:
+        return self._full > 0
 
     async def guarded(self, taking: Awaitable[None]) -> None:
         """Wait until a record is taken; does not return where that fails, for the life is over."""

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from inspect import isawaitable, iscoroutine
 from typing import Any
 
+from aiokafka import TopicPartition
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
 from schemas.errors import ConfigError
@@ -174,6 +175,10 @@ class _Consumer(driver.Consumer):  # type: ignore[misc]  # faust has no types he
             suspended.close()
             return None
         return await super().wait_first(_Resumed(handing, waited), suspended, **options)
+
+    async def commit_note(self, tp: TopicPartition, offset: int, note: str) -> None:
+        """A commit with metadata, which Faust's own have not; raises KafkaError."""
+        await self._thread._ensure_consumer().commit({tp: (offset, note)})  # noqa: SLF001  # no way
 
     def _new_consumer_thread(self) -> _InLoop:
         return _InLoop(self, loop=self.loop, beacon=self.beacon)

@@ -42,7 +42,8 @@ class Progress:
         lag = sum(max(0, end - group.next_offsets.get(p, first[p])) for p, end in ends.items())
         before = self._rebalances, self._records_read
         self._rebalances, self._records_read = group.rebalances, group.records_read
-        if not lag or before != (group.rebalances, group.records_read):
+        moved = before != (group.rebalances, group.records_read)
+        if not lag or moved or group.is_full:
             self._moved_ms = now_ms
         if now_ms - self._moved_ms > self._stall_ms:
             raise BrokerUnavailable(

@@ -17,6 +17,7 @@ from schemas.log.membership import Membership
 from schemas.log.retrieval.embedding import EmbeddedTexts, Embedding
 from schemas.log.retrieval.exchange import Exchange, by_words
 from schemas.log.retrieval.routes import Route
+from schemas.log.slices import in_slices
 from schemas.records import Embedded, Hits, Quoted, RetrievalRequest
 from schemas.retrieval import (
     CHECK,
@@ -61,7 +62,7 @@ class Asker:
     async def run(self) -> None:
         """Hand hits to those who wait."""
         while True:
-            for record in await self._reader.batch():
+            async for record in in_slices(await self._reader.batch()):
                 try:
                     found = self._codec.decode(record.value)
                     check_record("hits", found)
@@ -174,14 +175,16 @@ class Asker:
         )  # fmt: skip
         return (await self._ask(request)).changed
 
-    async def embed(self, texts: Sequence[str], *, deadline_ms: int) -> EmbeddedTexts:
+    async def embed(
+        self, texts: Sequence[str], *, deadline_ms: int, tenant: str = ""
+    ) -> EmbeddedTexts:
         """The vectors of texts, in their order, all or none.
 
         Raises NotReady where no embedding worker lives, DeadlineExceeded, BrokerUnavailable, and
         what the pool refused them with.
         """
         self._check_valid()
-        return await self._embedding.embed(texts, deadline_ms=deadline_ms)
+        return await self._embedding.embed(texts, deadline_ms, tenant)
 
     def _request(
         self, collection: str, k: int, deadline_ms: int, kind: str, **fields: Any

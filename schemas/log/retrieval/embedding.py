@@ -7,6 +7,7 @@ sent once more, to the partition farthest away.
 
 import asyncio
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -32,7 +33,7 @@ from schemas.records import Embedded, EmbedRequest
 from schemas.retrieval import Vector, embedding_workers, unpack_vector
 from schemas.rules.sizes import RETRIEVAL_BYTES_MAX, TEXTS_MAX
 
-ASKED_MAX = 1_024  # records under way
+ASKED_MAX = 1_024  # records of a tenant under way
 _PART_TEXTS, _PART_BYTES = 64, RETRIEVAL_BYTES_MAX // 2  # of one record
 _AGAIN_AFTER = 0.4  # of the time that there is
 
@@ -52,6 +53,7 @@ class Embedding:
     def __init__(self, producer: LogProducer, membership: Membership, route: Route) -> None:
         self._producer, self._membership, self._route = producer, membership, route
         self._asked: dict[str, tuple[asyncio.Future[Embedded], int, int]] = {}
+        self._parts_of: Counter[str] = Counter()  # that are under way, by tenant
 
     def take(self, found: Embedded) -> None:
         """An answer; raises RecordError for one that nobody can mean."""
@@ -69,7 +71,9 @@ class Embedding:
         if not answer.done():
             answer.set_result(found)
 
-    async def embed(self, texts: Sequence[str], *, deadline_ms: int) -> EmbeddedTexts:
+    async def embed(
+        self, texts: Sequence[str], deadline_ms: int, tenant: str = ""
+    ) -> EmbeddedTexts:
         """The vectors of texts, in their order, all or none."""
         if not 0 < len(texts) <= TEXTS_MAX or not all(texts):
             raise InvalidRequest(
@@ -79,28 +83,38 @@ class Embedding:
             raise NotReady("no embedding worker is ready; start one with `trivium embedding`")
         try:
             async with asyncio.timeout(max(0, deadline_ms - wall_ms()) / 1000):
-                return _together(await self._all(texts, deadline_ms))
+                return _together(await self._all(texts, deadline_ms, tenant))
         except TimeoutError as error:
             raise DeadlineExceeded("the texts were not embedded before the deadline") from error
 
-    async def _all(self, texts: Sequence[str], deadline_ms: int) -> list[Embedded]:
+    async def _all(self, texts: Sequence[str], deadline_ms: int, tenant: str) -> list[Embedded]:
         try:
             async with asyncio.TaskGroup() as group:
-                parts = [self._part(part, deadline_ms) for part in _parts(texts)]
+                parts = [self._part(part, deadline_ms, tenant) for part in _parts(texts)]
                 asking = [group.create_task(part) for part in parts]
         except* TriviumError as failed:
             raise failed.exceptions[0] from None
         return [each.result() for each in asking]
 
-    async def _part(self, texts: Sequence[str], deadline_ms: int) -> Embedded:
-        if len(self._asked) >= ASKED_MAX:
+    async def _part(self, texts: Sequence[str], deadline_ms: int, tenant: str) -> Embedded:
+        if self._parts_of[tenant] >= ASKED_MAX:
             raise QueueFull(f"{ASKED_MAX} calls for embeddings are under way; ask less at once")
+        self._parts_of[tenant] += 1
+        try:
+            return await self._asked_part(texts, deadline_ms, tenant)
+        finally:
+            self._parts_of[tenant] -= 1
+            if not self._parts_of[tenant]:
+                del self._parts_of[tenant]
+
+    async def _asked_part(self, texts: Sequence[str], deadline_ms: int, tenant: str) -> Embedded:
         request = EmbedRequest(
             embed_id=uuid.uuid4().hex,
             asker_id=self._membership.member_id,
             reply_partition=self._membership.leases["hits"],
             texts=tuple(texts),
             deadline_ms=deadline_ms,
+            tenant=tenant,
         )
         answer: asyncio.Future[Embedded] = asyncio.get_running_loop().create_future()
         began_ms, partition = wall_ms(), self._route.next(wall_ms())

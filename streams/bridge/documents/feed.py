@@ -19,6 +19,7 @@ from schemas.log.connecting import client_options, started, stopped
 from schemas.log.patience import TROUBLE, over_every_trouble
 from schemas.log.reading.faults import FAULTS
 from schemas.log.reading.fetching import LONGEST_MS, prepare_fetches
+from schemas.log.slices import in_slices
 from schemas.log.transactions import Position, Sending, Transactions, committed
 from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
@@ -119,13 +120,14 @@ class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             records = [each for each in records if done is None or each.offset >= done.offset]
         if not records:
             return
-        sends = [await self._sending(prompt_record(each)) for each in records]
+        read = [prompt_record(each) for each in records]
+        sends = [await self._sending(record) async for record in in_slices(read)]
         position = Position(records[-1].offset + 1)
         try:
             await writer.commit(sends, {full_place: position}, group)
         except RecordTooLarge:  # a topic takes less than Trivium made it for
-            for each, sending in zip(records, sends, strict=True):
-                await self._write_alone(writer, prompt_record(each), sending)
+            for record, sending in zip(read, sends, strict=True):
+                await self._write_alone(writer, record, sending)
 
     async def _write_alone(self, writer: Transactions, record: PromptRecord, made: Sending) -> None:
         """What its topic refuses goes to the dead letters, as its origin alone."""

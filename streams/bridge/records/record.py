@@ -43,6 +43,11 @@ class PromptRecord:
     headers: Sequence[tuple[str, bytes]] = ()
 
     @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.value or b"")
+
+    @property
     def is_empty(self) -> bool:
         """Whether it deletes: no value, or Connect's word for none."""
         if self.value is None:

@@ -4,9 +4,9 @@ what comes on `batch.answers`.
 One gateway does it for all: the first of those that live. Lines and parts of files are written in
 transactions of one id, and so is the progress that tells of them. So the next gateway fences the
 one before, and goes on from what is committed: no line is asked twice, and no answer is twice or
-not at all in the files. A second answer to a line would change nothing either. Each batch has so
-many lines ahead of their answers, and no more: that feeds the bridges, deals out turns, and leaves
-little to be dropped where one is cancelled.
+not at all in the files. A second answer to a line would change nothing either. Only so many lines
+are ahead of their answers: that feeds the bridges, and leaves little to be dropped where a batch is
+cancelled. Tenants take turns (`turns.py`), in places, in lines and in what is done next.
 """
 
 import asyncio
@@ -23,11 +23,13 @@ from schemas.errors import BrokerUnavailable, OverloadError, RecordError
 from schemas.log.clients import AssignedReader
 from schemas.log.clock import wall_ms
 from schemas.log.patience import TROUBLE, over_every_trouble
+from schemas.log.slices import in_slices
 from schemas.log.transactions import Sending, Transactions
 from schemas.records import Answer, Batch, BatchProgress, FilePart, StoredFile
 from schemas.settings import LogSettings
+from streams.gateway.batches import turns
 from streams.gateway.batches.lines import FileCheck, Wrong, call_of
-from streams.gateway.batches.reading import TURN, lines_of
+from streams.gateway.batches.reading import lines_of
 from streams.gateway.batches.underway import Draft, Underway, wanted_end
 from streams.gateway.ids import new_object_id
 from streams.gateway.log.objects import PART_BYTES, ObjectLog, part_key
@@ -42,8 +44,6 @@ from streams.gateway.objects.table import key_of
 
 logger = logging.getLogger(__name__)
 ID, FENCE = "batches", "/batches"  # of the transactions; a key of `objects` that nothing has
-CARRIED_MAX = 16  # batches at once
-WAITING_MAX = 4_000  # lines of a batch that are asked and not answered
 CHUNK = 250  # lines of one transaction
 AHEAD_BYTES = 2 << 20  # of lines that were read at once
 ANSWERS = 200  # taken at once; between them calls get their turn
@@ -67,7 +67,8 @@ class Carrier:
         self._log, self._codec, self._objects = log, codec, objects
         self._is_first, self._check_model = is_first, check_model
         self._writer = Transactions(log, ID)
-        self._underway: dict[str, Underway] = {}
+        self._underway: dict[str, Underway] = {}  # those that have a place, the oldest first
+        self._leaving: dict[str, Underway] = {}  # that had one: their lines are waited for
         self._read_to: dict[int, int] = {}  # by partition of batch.answers
 
     async def run(self) -> None:
@@ -97,39 +98,82 @@ class Carrier:
             async with reader.reading("latest"):
                 self._read_to = await reader.end_offsets()
                 self._look()
-                for each in self._underway.values():
+                for each in self._carried():
                     for partition, offset in enumerate(each.committed.answers_from):
                         self._read_to[partition] = min(self._read_to[partition], offset)
                 await reader.seek(self._read_to)
                 await self._carry_with(reader)
         finally:
             self._underway.clear()
+            self._leaving.clear()
             await self._writer.stop()
 
     async def _carry_with(self, reader: AssignedReader) -> None:
         while self._is_first() and self._look():
             is_busy = False
-            for each in list(self._underway.values()):
-                if not each.has_ended:
-                    is_busy |= await self._step(each)
+            for tenant in {each.batch.tenant: None for each in self._carried()}:
+                is_busy |= await self._step_of(tenant)
             wait_ms = 0 if is_busy else PACE_MS
-            for record in await reader.batch(max_records=ANSWERS, timeout_ms=wait_ms):
+            answers = await reader.batch(max_records=ANSWERS, timeout_ms=wait_ms)
+            async for record in in_slices(answers):
                 self._take(record)
+
+    def _carried(self) -> list[Underway]:
+        return [*self._underway.values(), *self._leaving.values()]
+
+    async def _step_of(self, tenant: str) -> bool:
+        """Take the next step that costs something, of whichever batch of a tenant; if there is."""
+        for key, each in [*self._underway.items(), *self._leaving.items()]:
+            if each.batch.tenant == tenant and not each.has_ended and await self._step(each):
+                if key in self._underway:  # others of this tenant are next
+                    self._underway[key] = self._underway.pop(key)
+                return True
+        return False
 
     def _look(self) -> bool:
         """See what the table has; whether anything is to be done."""
         table = self._objects.table.batches
         unended = {key_of(batch): batch for batch in table.unended()}
-        for key in self._underway.keys() - unended.keys():
-            del self._underway[key]
-        for key, batch in unended.items():
-            if key in self._underway:
-                self._underway[key].batch = batch
-            elif len(self._underway) < CARRIED_MAX:
-                progress = table.progress(batch) or _unchecked(batch)
-                now_s = asyncio.get_running_loop().time()
-                self._underway[key] = Underway(batch, progress, now_s)
+        for carried in (self._underway, self._leaving):
+            for key in list(carried):
+                if key in unended:
+                    carried[key].batch = unended[key]
+                else:
+                    del carried[key]
+        for key, each in list(self._leaving.items()):
+            if not each.waiting and not each.pending_bytes:
+                del self._leaving[key]
+        self._deal(unended)
         return bool(unended)
+
+    def _deal(self, unended: dict[str, Batch]) -> None:
+        """Places to batches that have none."""
+        waiting = [batch for key, batch in unended.items() if key not in self._underway]
+        if (key := turns.to_leave(waiting, self._placed())) is not None:
+            self._leaving[key] = self._underway.pop(key)
+        now_s, table = asyncio.get_running_loop().time(), self._objects.table.batches
+        for batch in turns.to_begin(waiting, self._placed()):
+            key, progress = key_of(batch), table.progress(batch) or _unchecked(batch)
+            each = self._leaving.pop(key, None) or Underway(batch, progress, now_s)
+            each.placed_at = each.committed.sent
+            self._underway[key] = each
+
+    def _placed(self) -> list[turns.Placed]:
+        return [
+            turns.Placed(key, each.batch.tenant, each.committed.sent - each.placed_at)
+            for key, each in self._underway.items()
+        ]
+
+    def _may_send(self, each: Underway) -> bool:
+        """Whether lines are left, and its tenant has not too many ahead."""
+        if each.committed.sent >= each.committed.total or key_of(each.batch) in self._leaving:
+            return False
+        carried, tenant = self._carried(), each.batch.tenant
+        own = [other for other in carried if other.batch.tenant == tenant]
+        ahead = sum(other.waiting for other in own)
+        ahead_bytes = sum(other.waiting * other.line_bytes for other in own)
+        tenants = len({other.batch.tenant for other in carried})
+        return turns.may_send(CHUNK, ahead, ahead_bytes, tenants)
 
     # One batch
 
@@ -153,11 +197,14 @@ class Carrier:
                 await self._end(each, wanted)
             else:
                 await self._check(each)
-        elif (end := each.end(now_ms)) == COMPLETED:
-            await self._end(each, end)
-        elif end:
-            await self._give_up(each, end)
-        elif each.committed.sent < each.committed.total and each.waiting <= WAITING_MAX - CHUNK:
+            return True
+        elif end := each.end(now_ms):
+            if end == COMPLETED:
+                await self._end(each, end)
+            else:
+                await self._give_up(each, end)
+            return True
+        elif self._may_send(each):
             await self._send(each)
             return True
         if not each.has_ended and each.is_due(now_s, now_ms):
@@ -199,7 +246,9 @@ class Carrier:
         )
         await self._commit(self._kept(progress))
         now_s = asyncio.get_running_loop().time()
-        self._underway[key_of(each.batch)] = Underway(each.batch, progress, now_s)
+        key = key_of(each.batch)
+        carried = self._underway if key in self._underway else self._leaving
+        carried[key] = Underway(each.batch, progress, now_s)
 
     async def _send(self, each: Underway) -> None:
         """Ask some lines."""
@@ -207,10 +256,8 @@ class Carrier:
             await self._read_ahead(each)
         sent, sends = each.committed.sent, list[Sending]()
         chunk = [each.ahead.popleft() for _ in range(min(CHUNK, len(each.ahead)))]
-        for number, line in enumerate(chunk, sent):
+        async for number, line in in_slices(enumerate(chunk, sent)):
             sends.append(self._prompt(each.batch, number, line.text))
-            if not number % TURN:
-                await asyncio.sleep(0)
         progress = replace(
             each.committed,
             sent=sent + len(chunk),
@@ -243,7 +290,8 @@ class Carrier:
         """One of the answers."""
         self._read_to[record.partition] = record.offset + 1
         names = (record.key or b"").decode(errors="replace").split("/", 3)
-        each = self._underway.get("/".join(names[:2]))
+        key = "/".join(names[:2])
+        each = self._underway.get(key) or self._leaving.get(key)
         if each is None or each.has_ended or len(names) < 4 or not record.value:
             return
         try:

@@ -1,15 +1,15 @@
 """The lines of a stored file, from any of them on; no more than a part of it is held."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
+from schemas.log.slices import Slices
 from schemas.records import StoredFile
 from streams.gateway.batches.lines import LINE_BYTES_MAX, Line, Wrong
 from streams.gateway.log.objects import PART_BYTES, Objects
 
-TURN = 64  # lines between which others get their turn
+LINES_READ_MAX = 1_000_000  # blank ones, too, which no batch has any use for
 
 
 async def lines_of(objects: Objects, file: StoredFile, first_byte: int = 0) -> AsyncGenerator[Line]:
@@ -18,12 +18,14 @@ async def lines_of(objects: Objects, file: StoredFile, first_byte: int = 0) -> A
     """
     skipped, within = divmod(first_byte, PART_BYTES)
     rest = replace(file, parts=file.parts[skipped:])
-    number, at = 0, first_byte
+    number, at, slices = 0, first_byte, Slices()
     async with contextlib.aclosing(_split(objects.read_parts(rest), within)) as texts:
         async for text in texts:
             number, at = number + 1, at + len(text)
-            if not number % TURN:
-                await asyncio.sleep(0)
+            await slices.turn()
+            if number > LINES_READ_MAX:
+                most = f"Expected at most {LINES_READ_MAX} lines with the blank ones, found more."
+                raise Wrong("too_many_tasks", most)
             if text.strip():
                 yield Line(number, text, at)
 

@@ -73,6 +73,7 @@ class Underway:
             *(committed.prompt_tokens, committed.cached_tokens, committed.completion_tokens),
         )
         self._written_s = now_s
+        self.placed_at = committed.sent  # lines that were sent before it got its place
 
     @property
     def has_ended(self) -> bool:
@@ -83,6 +84,11 @@ class Underway:
     def waiting(self) -> int:
         """Lines that were sent and have no answer."""
         return self.committed.sent - self.done
+
+    @property
+    def line_bytes(self) -> float:
+        """Of a line that was sent, in the mean."""
+        return self.committed.sent_bytes / max(1, self.committed.sent)
 
     def is_answered(self, line: int) -> bool:
         """Whether a line needs no answer any more."""

@@ -103,7 +103,9 @@ class AnswerCache:
     async def keep(self, wish: CacheWish, entry: Entry, tenant: str) -> None:
         """For later; never raises."""
         try:
-            found = await self._pool.embed([wish.question], deadline_ms=wall_ms() + _KEEP_MS)
+            found = await self._pool.embed(
+                [wish.question], deadline_ms=wall_ms() + _KEEP_MS, tenant=tenant
+            )
             document = document_of(
                 entry,
                 found.vectors[0],

@@ -36,11 +36,11 @@ def call_batch_routes(gateway: Gateway, router: APIRouter) -> None:
         request: Request, paging: Annotated[StorePaging, Query()]
     ) -> dict[str, Any]:
         """The caller's batches, the newest first."""
-        table = gateway.objects.table.batches
+        table, tenant = gateway.objects.table.batches, tenant_of(gateway, request)
         return page(
-            table.of(tenant_of(gateway, request)),
+            table.order(tenant),
             paging,
-            key=lambda each: (each.created_ms, each.batch_id),
+            find=lambda batch_id: table.get(tenant, batch_id),
             shape=lambda each: batch_json(table, each),
         )
 

@@ -27,14 +27,17 @@ from streams.gateway.stream.delivery import COMPLETED
 async def embeddings(gateway: Gateway, exchange: Exchange) -> str:
     """Vectors of texts; returns the outcome, raises what is the caller's to know."""
     body = await _body(gateway, exchange, EmbeddingsBody)
-    found = await embedded(gateway.pool, body, _deadline_ms(gateway, exchange))
+    deadline_ms = _deadline_ms(gateway, exchange)
+    found = await embedded(gateway.pool, body, deadline_ms, exchange.tenant)
     await exchange.send_whole(vectors_body(found, body), exchange.reply_headers)
     return COMPLETED
 
 
-async def embedded(pool: Pool, body: EmbeddingsBody, deadline_ms: int) -> EmbeddedTexts:
+async def embedded(
+    pool: Pool, body: EmbeddingsBody, deadline_ms: int, tenant: str
+) -> EmbeddedTexts:
     """What a body asks for; raises what `Pool.embed` does, InvalidRequest, UnknownModel."""
-    found = await _embed(pool, body.model, texts_of(body.input), deadline_ms)
+    found = await _embed(pool, body.model, texts_of(body.input), deadline_ms, tenant)
     dim = found.vectors.shape[1]
     if body.dimensions not in (None, dim):
         raise InvalidRequest(
@@ -58,7 +61,8 @@ async def rerank(gateway: Gateway, exchange: Exchange) -> str:
     body = await _body(gateway, exchange, RerankBody)
     texts = documents_of(body)
     deadline_ms = _deadline_ms(gateway, exchange)
-    found = await _embed(gateway.pool, body.model, [body.query, *texts], deadline_ms)
+    wanted = [body.query, *texts]
+    found = await _embed(gateway.pool, body.model, wanted, deadline_ms, exchange.tenant)
     scores = found.vectors[1:] @ found.vectors[0]
     order = sorted(range(len(texts)), key=lambda i: (-scores[i], i))[: body.top_n]
     answer = {
@@ -94,8 +98,10 @@ def _deadline_ms(gateway: Gateway, exchange: Exchange) -> int:
     return exchange.arrived_ms + (relative_ms or settings.deadline_ms)
 
 
-async def _embed(pool: Pool, model: str, texts: Sequence[str], deadline_ms: int) -> EmbeddedTexts:
-    found = await pool.embed(texts, deadline_ms=deadline_ms)
+async def _embed(
+    pool: Pool, model: str, texts: Sequence[str], deadline_ms: int, tenant: str
+) -> EmbeddedTexts:
+    found = await pool.embed(texts, deadline_ms=deadline_ms, tenant=tenant)
     if model not in (found.embedder, found.embedder.partition("@")[0]):
         raise UnknownModel(
             f"model: expected {found.embedder.partition('@')[0]!r}, found {model[:80]!r}"

@@ -43,11 +43,13 @@ def file_routes(gateway: Gateway, router: APIRouter) -> None:
         request: Request, paging: Annotated[FilePaging, Query()]
     ) -> dict[str, Any]:
         """The caller's files."""
-        files = gateway.objects.table.files(tenant_of(gateway, request))
-        wanted = [each for each in files if paging.purpose in (None, each.purpose)]
-        return page(
-            wanted, paging, key=lambda each: (each.created_ms, each.file_id), shape=file_json
-        )
+        table, tenant = gateway.objects.table, tenant_of(gateway, request)
+
+        def find(file_id: str) -> StoredFile | None:
+            file = table.file(tenant, file_id)
+            return file if file and paging.purpose in (None, file.purpose) else None
+
+        return page(table.file_order(tenant), paging, find=find, shape=file_json)
 
     @router.get("/v1/files/{file_id}", tags=["OpenAI"])
     async def get_file(file_id: str, request: Request) -> dict[str, Any]:
@@ -70,10 +72,6 @@ def file_routes(gateway: Gateway, router: APIRouter) -> None:
         return {"id": file_id, "object": "file", "deleted": True}
 
 
-def _order(file: StoredFile) -> tuple[int, str]:
-    return file.created_ms, file.file_id
-
-
 def tenant_of(gateway: Gateway, request: Request) -> str:
     """Whose key was used."""
     return gateway.keys.tenant(headers_of(request.scope))
@@ -89,7 +87,7 @@ def found_file(gateway: Gateway, request: Request, file_id: str) -> StoredFile:
 
 async def _upload(gateway: Gateway, request: Request) -> dict[str, Any]:
     tenant, now_ms = tenant_of(gateway, request), wall_ms()
-    async with gateway.uploads.form(request) as form:
+    async with gateway.uploads.form(request, tenant) as form:
         data = form.get("file")
         for name in form:
             if name not in _FIELDS:

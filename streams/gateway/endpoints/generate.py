@@ -47,9 +47,9 @@ async def generate(gateway: Gateway, endpoint: Endpoint, exchange: Exchange) -> 
         key, positions = last_event(gateway, exchange)
         await exchange.read_body(gateway.body_reader)
         return await resume(gateway, exchange, key, positions)
-    await gateway.admitted()  # before anything of the body is kept
+    await gateway.admitted(exchange.tenant)  # before anything of the body is kept
     raw = await exchange.read_body(gateway.body_reader)
-    intake = await take_in(raw, endpoint, gateway.served, gateway.settings)
+    intake = await take_in(raw, endpoint, gateway.served, gateway.settings, exchange.tenant)
     conversation = conversation_of(gateway, exchange, intake)
     exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
     options = options_of(exchange, intake, gateway.settings)
@@ -81,7 +81,7 @@ def conversation_of(gateway: Gateway, exchange: Exchange, intake: Intake) -> Con
 async def accept(gateway: Gateway, exchange: Exchange, inquiry: Inquiry) -> Call:
     """Send the call's requests; returns when the broker has them all."""
     intake = inquiry.intake
-    await gateway.admitted(choices := len(intake.prompts) * intake.n)
+    await gateway.admitted(exchange.tenant, choices := len(intake.prompts) * intake.n)
     key = _stream_key(gateway, exchange, inquiry, choices)
     requests = requests_of(gateway, inquiry, key, exchange.arrived_ms)
     call = Call(

@@ -76,7 +76,7 @@ async def read_on(
         (b"x-request-id", key.parent_id.encode()),
         (b"x-session-id", key.session_id.encode()),
     ]
-    gateway.admit_resume(key.parent_id)
+    gateway.admit_resume(key.parent_id, key.tenant)
     gateway.resumed.add(call)
     loop = asyncio.get_running_loop()
     reading = loop.create_task(_read_frames(gateway, call, after_frame))

@@ -63,7 +63,7 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
         raw = await gateway.body_reader.read(headers, request.receive)
         values_max = gateway.settings.values_max
         body = parse(TokenizeBody, raw, values_max)
-        return await _tokenize(gateway.served, body, gateway.settings)
+        return await _tokenize(gateway.served, body, gateway.settings, gateway.keys.tenant(headers))
 
     @guarded.delete("/v1/requests/{request_id}", tags=["Trivium"])
     async def cancel(request_id: str, request: Request, response: Response) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _model(served: Served) -> dict[str, Any]:
 
 
 async def _tokenize(
-    served: Served, body: TokenizeBody, settings: GatewaySettings
+    served: Served, body: TokenizeBody, settings: GatewaySettings, tenant: str
 ) -> dict[str, Any]:
     refuse_extras(body.model_extra)
     if body.model not in (None, served.name):
@@ -133,12 +133,15 @@ async def _tokenize(
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt: expected either prompt or messages", "prompt")
     if body.messages is not None:
-        tokens = await chat_prompt(body, plain_messages(body.messages), served, settings)
+        tokens = await chat_prompt(body, plain_messages(body.messages), served, settings, tenant)
     else:
         special = body.add_special_tokens is not False
         check_length(len(body.prompt or ""), served, settings)
         tokens = await served.tokenizer.encode(
-            body.prompt or "", add_special_tokens=special, limit_ms=settings.aside_ms
+            body.prompt or "",
+            add_special_tokens=special,
+            limit_ms=settings.aside_ms,
+            tenant=tenant,
         )
     answer: dict[str, Any] = {
         "count": len(tokens),

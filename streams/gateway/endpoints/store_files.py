@@ -3,15 +3,18 @@
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+import orjson
+from fastapi import APIRouter, Query, Request, Response
 
 from schemas.errors import InvalidRequest, NotFound
 from schemas.log.clock import wall_ms
+from schemas.log.slices import in_slices
 from schemas.records import FileBatch, VectorStore
 from streams.gateway.endpoints.files import found_file
 from streams.gateway.endpoints.vector_stores import found_store, note_use, read_body
+from streams.gateway.http.exchange import unless_gone
 from streams.gateway.ids import new_object_id
-from streams.gateway.indexing.reading import Unusable, texts_of
+from streams.gateway.indexing.reading import FILE_PROCESS, Unusable, texts_of
 from streams.gateway.objects.attaching import attribute_kinds, check_kinds, wanted_files
 from streams.gateway.objects.bodies import (
     AttributesBody,
@@ -21,7 +24,7 @@ from streams.gateway.objects.bodies import (
     attributes_text,
 )
 from streams.gateway.objects.shapes import batch_json, page, store_file_json, whole_page
-from streams.gateway.objects.table import CANCELLED, DELETED, IN_PROGRESS, Entry
+from streams.gateway.objects.stores import CANCELLED, DELETED, IN_PROGRESS, Entry
 from streams.gateway.state import Gateway
 
 _STORE = "/v1/vector_stores/{vector_store_id}"
@@ -44,7 +47,7 @@ def store_file_routes(gateway: Gateway, router: APIRouter) -> None:
     async def list_files(vector_store_id: str, request: Request, paging: Paging) -> dict[str, Any]:
         """The files of a vector store."""
         store = found_store(gateway, request, vector_store_id)
-        return _page(store, gateway.objects.table.entries(store), paging)
+        return _page(gateway, store, paging, "")
 
     @router.get(_FILE, tags=["OpenAI"])
     async def get_file(vector_store_id: str, file_id: str, request: Request) -> dict[str, Any]:
@@ -75,17 +78,20 @@ def store_file_routes(gateway: Gateway, router: APIRouter) -> None:
         return {"id": file_id, "object": "vector_store.file.deleted", "deleted": True}
 
     @router.get(_FILE + "/content", tags=["OpenAI"])
-    async def content(vector_store_id: str, file_id: str, request: Request) -> dict[str, Any]:
+    async def content(vector_store_id: str, file_id: str, request: Request) -> Response:
         """What a file of a vector store says, as text."""
         store = found_store(gateway, request, vector_store_id)
         _entry(gateway, store, file_id)
         file, limit_ms = found_file(gateway, request, file_id), gateway.settings.parse_ms
+        parts = gateway.objects.read_parts(file)
         try:
-            texts = await texts_of(file, gateway.objects.read_parts(file), limit_ms)
+            reading = texts_of(file, parts, limit_ms, FILE_PROCESS)
+            texts = await unless_gone(request.receive, reading)
         except Unusable as error:
             raise InvalidRequest(f"{file_id}: {error}") from error
-        data = [{"type": "text", "text": each.text} for each in texts]
-        return whole_page(data, "vector_store.file_content.page")
+        data = [{"type": "text", "text": each.text} async for each in in_slices(texts)]
+        body = orjson.dumps(whole_page(data, "vector_store.file_content.page"))
+        return Response(body, media_type="application/json")
 
 
 def batch_routes(gateway: Gateway, router: APIRouter) -> None:
@@ -117,10 +123,12 @@ def batch_routes(gateway: Gateway, router: APIRouter) -> None:
         """Give up what a batch has not completed."""
         store = found_store(gateway, request, vector_store_id)
         batch, table = _batch(gateway, store, batch_id), gateway.objects.table
+        files = table.of(store)
+        entries = [files.entry(file_id) async for file_id in in_slices(list(files.files))]
         given_up = [
             replace(each.wanted, wanted=CANCELLED, revision=each.wanted.revision + 1)
-            for each in table.entries(store, batch_id)
-            if each.status == IN_PROGRESS
+            for each in entries
+            if each is not None and each.status == IN_PROGRESS and each.wanted.batch_id == batch_id
         ]
         if given_up:
             batch = replace(batch, cancelled=True)
@@ -134,7 +142,7 @@ def batch_routes(gateway: Gateway, router: APIRouter) -> None:
         """The files of a batch."""
         store = found_store(gateway, request, vector_store_id)
         batch = _batch(gateway, store, batch_id)
-        return _page(store, gateway.objects.table.entries(store, batch.batch_id), paging)
+        return _page(gateway, store, paging, batch.batch_id)
 
 
 async def _attach(
@@ -150,23 +158,28 @@ async def _attach(
 
 
 def _entry(gateway: Gateway, store: VectorStore, file_id: str) -> Entry:
-    entry = gateway.objects.table.entry(store, file_id)
+    entry = gateway.objects.table.of(store).entry(file_id)
     if entry is None:
         raise NotFound(f"no such file in vector store {store.store_id}: {file_id[:64]!r}")
     return entry
 
 
 def _batch(gateway: Gateway, store: VectorStore, batch_id: str) -> FileBatch:
-    batch = gateway.objects.table.batch(store, batch_id)
+    batch = gateway.objects.table.of(store).batches.get(batch_id)
     if batch is None:
         raise NotFound(f"no such file batch in {store.store_id}: {batch_id[:64]!r}")
     return batch
 
 
-def _page(store: VectorStore, entries: list[Entry], paging: StoreFilePaging) -> dict[str, Any]:
-    return page(
-        [each for each in entries if paging.filter in (None, each.status)],
-        paging,
-        key=lambda each: (each.wanted.created_ms, each.wanted.file_id),
-        shape=lambda each: store_file_json(store, each),
-    )
+def _page(
+    gateway: Gateway, store: VectorStore, paging: StoreFilePaging, batch_id: str
+) -> dict[str, Any]:
+    files = gateway.objects.table.of(store)
+
+    def find(file_id: str) -> Entry | None:
+        entry = files.entry(file_id)
+        assert entry is not None, "the order has no others"
+        is_listed = batch_id in ("", entry.wanted.batch_id)
+        return entry if is_listed and paging.filter in (None, entry.status) else None
+
+    return page(files.order, paging, find=find, shape=lambda each: store_file_json(store, each))

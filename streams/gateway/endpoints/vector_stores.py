@@ -30,6 +30,7 @@ from streams.gateway.objects.bodies import (
 )
 from streams.gateway.objects.filters import filter_text
 from streams.gateway.objects.shapes import page, store_json, whole_page
+from streams.gateway.objects.table import STORE_PREFIX
 from streams.gateway.request.body import Body, parse
 from streams.gateway.state import Gateway
 
@@ -53,11 +54,11 @@ def store_routes(gateway: Gateway, router: APIRouter) -> None:
     ) -> dict[str, Any]:
         """The caller's vector stores."""
         table, now_ms = gateway.objects.table, wall_ms()
-        stores = table.stores(tenant_of(gateway, request))
+        tenant = tenant_of(gateway, request)
         return page(
-            stores,
+            table.store_order(tenant),
             paging,
-            key=lambda each: (each.created_ms, each.store_id),
+            find=lambda store_id: table.store(tenant, store_id),
             shape=lambda each: store_json(table, each, now_ms),
         )
 
@@ -126,7 +127,7 @@ async def _create(gateway: Gateway, request: Request) -> dict[str, Any]:
     body = await read_body(gateway, request, StoreBody)
     tokens, overlap = chunk_sizes(body.chunking_strategy)
     store = VectorStore(
-        store_id=new_object_id("vs_", now_ms),
+        store_id=new_object_id(STORE_PREFIX, now_ms),
         tenant=tenant,
         name=body.name or "",
         description=body.description or "",
@@ -223,7 +224,7 @@ def _result(gateway: Gateway, store: VectorStore, hit: Hit) -> dict[str, Any] | 
         return None
     file_id = hit.passage.document_id.partition("/")[0]
     table = gateway.objects.table
-    entry, file = table.entry(store, file_id), table.file(store.tenant, file_id)
+    entry, file = table.of(store).entry(file_id), table.file(store.tenant, file_id)
     if entry is None or file is None:
         return None
     return {

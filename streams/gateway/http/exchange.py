@@ -5,8 +5,8 @@ asked for is decided elsewhere.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -14,14 +14,16 @@ from schemas.errors import (
     BodyTooLarge,
     Cancelled,
     InvalidRequest,
-    TooManyRequests,
     TriviumError,
     Unauthorized,
     UnsupportedMedia,
 )
 from schemas.log.clock import wall_ms
+from schemas.log.endings import ended
 from streams.gateway.http.errors import error_body, retry_headers
+from streams.gateway.places import Places
 
+Result = TypeVar("Result")
 RawHeaders = Mapping[bytes, bytes]
 HeaderList = list[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
@@ -104,10 +106,10 @@ class Exchange:
 class BodyReader:
     """Reads bodies, each and all of them together bounded."""
 
-    def __init__(self, *, bytes_max: int, together_max: int) -> None:
+    def __init__(self, *, bytes_max: int, places: Places) -> None:
+        """`places` are for bytes of bodies that are not whole yet."""
         self._bytes_max = bytes_max
-        self._together_max = together_max
-        self._held = 0  # bytes of bodies that are not whole yet
+        self._places = places
 
     async def read(self, headers: RawHeaders, receive: Receive) -> bytes:
         """The whole body.
@@ -126,12 +128,14 @@ class BodyReader:
             raise BodyTooLarge(
                 f"body: expected at most {self._bytes_max} bytes, found {int(announced)}"
             )
-        body = bytearray()
+        body, held = bytearray(), 0
+        owner = headers.get(b"authorization", b"").decode("latin-1")  # one that is known, if any
         try:
             while await self._read_part(body, receive):
-                pass
+                self._places.take(owner, "bytes of bodies", len(body) - held)
+                held = len(body)
         finally:
-            self._held -= len(body)
+            self._places.give_back(owner, held)
         return bytes(body)
 
     async def _read_part(self, body: bytearray, receive: Receive) -> bool:
@@ -139,16 +143,9 @@ class BodyReader:
         message = await receive()
         if message["type"] != "http.request":
             raise Cancelled("the client hung up before its body was complete")
-        part = message.get("body", b"")
-        body += part
-        self._held += len(part)
+        body += message.get("body", b"")
         if len(body) > self._bytes_max:
             raise BodyTooLarge(f"body: expected at most {self._bytes_max} bytes, found more")
-        if self._held > self._together_max:
-            raise TooManyRequests(
-                f"at most {self._together_max} bytes of bodies are read at once, and other calls "
-                "bring as much; try again later"
-            )
         return bool(message.get("more_body", False))
 
 
@@ -173,3 +170,22 @@ async def send_error(
     if isinstance(error, Unauthorized):
         extra.append((b"www-authenticate", b"Bearer"))
     await send_whole(send, error.http_status, error_body(error), [*headers, *extra])
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """What work comes to, of a request whose body is read; raises Cancelled where its client hangs
+    up first, and then the work is given up.
+    """
+
+    async def hang_up() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, gone = asyncio.create_task(work), asyncio.create_task(hang_up())
+    try:
+        await asyncio.wait([working, gone], return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise Cancelled("the client hung up")
+    finally:
+        await ended(working, gone)

@@ -16,9 +16,9 @@ from schemas.errors import (
     BodyTooLarge,
     Cancelled,
     InvalidRequest,
-    TooManyRequests,
     UnsupportedMedia,
 )
+from streams.gateway.places import Places
 
 FORM = b"multipart/form-data"
 FIELDS_MAX = 8
@@ -28,13 +28,12 @@ _AROUND_BYTES = 64 << 10  # of a form beside its file
 class Uploads:
     """Reads forms, a few at once."""
 
-    def __init__(self, *, bytes_max: int, together_max: int) -> None:
+    def __init__(self, *, bytes_max: int, places: Places) -> None:
         self.bytes_max = bytes_max
-        self._together_max = together_max
-        self._under_way = 0
+        self._places = places
 
     @contextlib.asynccontextmanager
-    async def form(self, request: Request) -> AsyncIterator[FormData]:
+    async def form(self, request: Request, tenant: str) -> AsyncIterator[FormData]:
         """Its fields; the file is gone afterwards.
 
         Raises UnsupportedMedia, TooManyRequests, BodyTooLarge as soon as that is known, Cancelled
@@ -48,12 +47,7 @@ class Uploads:
         announced = request.headers.get("content-length", "0")
         if announced.isdigit() and len(announced) < 20:
             self._check(int(announced))
-        if self._under_way >= self._together_max:
-            raise TooManyRequests(
-                f"{self._under_way} files are being uploaded, and at most {self._together_max} may "
-                "be; try again later"
-            )
-        self._under_way += 1
+        self._places.take(tenant, "uploads")
         try:
             bounded = Request(request.scope, self._bounded(request.receive))
             try:
@@ -67,7 +61,7 @@ class Uploads:
             finally:
                 await form.close()
         finally:
-            self._under_way -= 1
+            self._places.give_back(tenant)
 
     def _bounded(self, receive: Receive) -> Receive:
         seen = 0

@@ -18,25 +18,23 @@ def document_id(file_id: str, number: int) -> str:
 
 def documents_of(
     file: StoredFile, wanted: StoreFile, texts: Sequence[Text], now_ms: int
-) -> list[Document]:
+) -> Iterator[Document]:
     """All of a file's. What a store is told of a file goes with each."""
-    attributes = json.loads(wanted.attributes or "{}")
-    found: list[Document] = []
+    attributes, number = json.loads(wanted.attributes or "{}"), 0
     for text in texts:
         facts = {"title": text.title or file.filename, "source": file.filename, **attributes}
         facts |= {FILE_ID: file.file_id, REVISION: wanted.revision}
+        metadata = json.dumps(facts, ensure_ascii=False)
         for piece in pieces(text.text):
-            found.append(
-                Document(
-                    document_id=document_id(file.file_id, len(found)),
-                    collection=wanted.store_id,
-                    text=piece,
-                    metadata=json.dumps(facts, ensure_ascii=False),
-                    tenant=wanted.tenant,
-                    at_ms=now_ms,
-                )
+            yield Document(
+                document_id=document_id(file.file_id, number),
+                collection=wanted.store_id,
+                text=piece,
+                metadata=metadata,
+                tenant=wanted.tenant,
+                at_ms=now_ms,
             )
-    return found
+            number += 1
 
 
 def pieces(text: str, chars_max: int = PIECE_CHARS_MAX) -> Iterator[str]:

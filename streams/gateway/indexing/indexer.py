@@ -3,12 +3,14 @@
 One gateway does it for all: the first of those that live. What is wanted and what has come of it
 stand on the log, documents have ids that follow from their file, and the same text embeds nothing
 again. So another gateway goes on where one has died, and what was done twice is the same as once.
-`tending.py` does the rest.
+Tenants take turns: whoever has the fewest files under way is next, and no file has many documents
+on the log that are not embedded yet. `tending.py` does the rest.
 """
 
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,33 +21,34 @@ from schemas.log.clock import wall_ms
 from schemas.log.endings import ended
 from schemas.log.ingester import Ingester
 from schemas.log.patience import TROUBLE, over_every_trouble
+from schemas.log.slices import in_slices
 from schemas.records import Document, StoreFileResult, VectorStore
 from schemas.settings import LogSettings
 from streams.gateway.indexing.documents import declaration, document_id, documents_of
-from streams.gateway.indexing.reading import Unusable, texts_of
+from streams.gateway.indexing.reading import INDEX_PROCESS, Unusable, texts_of
 from streams.gateway.indexing.tending import Tending
 from streams.gateway.log.objects import ObjectLog
 from streams.gateway.log.pool import Pool
 from streams.gateway.objects.attaching import FILE_ID, REVISION
 from streams.gateway.objects.filters import filter_text
-from streams.gateway.objects.table import (
+from streams.gateway.objects.stores import (
     CANCELLED,
     COMPLETED,
     FAILED,
     IN_PROGRESS,
     PRESENT,
     Entry,
-    key_of,
 )
+from streams.gateway.objects.table import Place, key_of
 from streams.parsing.parsed import INVALID
 
 logger = logging.getLogger(__name__)
-FILES_AT_ONCE = 8
+FILES_AT_ONCE, FILES_OF_TENANT = 32, 8  # that are put into stores, and as many that are taken away
+DOCUMENTS_AHEAD = 64  # of a file, written and not embedded: those of others wait behind them
 BUG = "an error of the gateway; its log has the details"
 PACE_S = 1.0  # between looks, where nothing is new
 FOUND_S, FOUND_PACE_S = 5.0, 0.05  # how long the index is waited for once passages are written
 _START_CHARS = 200  # of a document, which its first passage has
-Place = tuple[str, str, str]  # tenant, store and file
 Job = tuple[int, bool, "asyncio.Task[None]"]  # for which revision, and whether it is to be there
 
 
@@ -88,7 +91,7 @@ class Indexer:
 
     async def _index_all(self) -> None:
         """As long as there is something to do."""
-        if not any(self._objects.table.undone()):
+        if not self._objects.table.has_undone():
             return
         ingester = Ingester(self._log, self._codec)
         await ingester.start()
@@ -114,34 +117,39 @@ class Indexer:
 
     async def _begin_and_end(self, ingester: Ingester, jobs: dict[Place, Job]) -> None:
         """Reap what has ended, end what is not wanted any more, begin what is."""
-        undone = self._undone()
+        table = self._objects.table
         for place, (*wish, task) in list(jobs.items()):
-            now = undone.get(place)
+            now = table.wish(place)
             if not task.done() and (now is None or wish != [*_wish(*now)]):
                 await ended(task)
             if task.done():
                 del jobs[place]
                 if not task.cancelled():
                     task.result()
-        undone = self._undone()
-        indexing = sum(is_present for _, is_present, _ in jobs.values())
-        for place, (store, entry) in undone.items():
-            revision, is_present = _wish(store, entry)
-            if place in jobs or (is_present and indexing >= FILES_AT_ONCE):
-                continue
-            if is_present:
-                assert store is not None
-                indexing += 1
-                job = self._index(ingester, store, entry)
-            else:
-                job = self._remove(ingester, store, entry)
-            jobs[place] = revision, is_present, asyncio.create_task(job)
+        for is_present in (True, False):
+            while (chosen := self._next(jobs, is_present)) is not None:
+                undone = table.wish(chosen)
+                assert undone is not None, "it is among those"
+                store, entry = undone
+                if is_present:
+                    assert store is not None
+                    job = self._index(ingester, store, entry)
+                else:
+                    job = self._remove(ingester, store, entry)
+                jobs[chosen] = entry.wanted.revision, is_present, asyncio.create_task(job)
 
-    def _undone(self) -> dict[Place, tuple[VectorStore | None, Entry]]:
-        return {
-            (entry.wanted.tenant, entry.wanted.store_id, entry.wanted.file_id): (store, entry)
-            for store, entry in self._objects.table.undone()
-        }
+    def _next(self, jobs: dict[Place, Job], is_present: bool) -> Place | None:
+        """The next file that is to be put into its store, or taken away, of who has the fewest."""
+        table = self._objects.table
+        running = Counter(place[0] for place, (_, kind, _) in jobs.items() if kind is is_present)
+        if running.total() >= FILES_AT_ONCE:
+            return None
+        for tenant in sorted(table.undone_tenants(is_present=is_present), key=running.__getitem__):
+            if running[tenant] < FILES_OF_TENANT:
+                place = table.next_undone(tenant, jobs, is_present=is_present)
+                if place is not None:
+                    return place
+        return None
 
     async def _follow(self, ingester: Ingester) -> None:
         while True:
@@ -168,8 +176,11 @@ class Indexer:
             await self._until_found(documents[-1], wanted.revision)
         except Unusable as error:
             result = replace(result, status=FAILED, error_code=error.code, error=str(error))
-        except (*TROUBLE, OverloadError):
+        except TROUBLE:
             raise  # it is tried again
+        except OverloadError:  # for now; what others do goes on
+            await asyncio.sleep(PACE_S)
+            return
         except Exception:
             logger.exception("%s in %s: a bug", wanted.file_id, wanted.store_id)
             result = replace(result, status=FAILED, error_code="server_error", error=BUG)
@@ -190,9 +201,10 @@ class Indexer:
         file = self._objects.table.file(wanted.tenant, wanted.file_id)
         if file is None:
             raise Unusable(INVALID, "the file was deleted")
-        texts = await texts_of(file, self._objects.read_parts(file), self._parse_ms)
-        documents = documents_of(file, wanted, texts, wall_ms())
-        usage = sum(len(document.text.encode()) for document in documents)
+        parts = self._objects.read_parts(file)
+        texts = await texts_of(file, parts, self._parse_ms, INDEX_PROCESS)
+        documents = [each async for each in in_slices(documents_of(file, wanted, texts, wall_ms()))]
+        usage = sum([len(document.text.encode()) async for document in in_slices(documents)])
         count = max(len(documents), result.documents)
         result = replace(result, documents=count, usage_bytes=usage, at_ms=wall_ms())
         await self._objects.put(result)
@@ -200,12 +212,23 @@ class Indexer:
 
     async def _written(self, ingester: Ingester, documents: list[Document]) -> str:
         """When their passages are; what the first refused one was refused with."""
-        loop = asyncio.get_running_loop()
-        fates: list[asyncio.Future[str]] = [loop.create_future() for _ in documents]
-        for document, fate in zip(documents, fates, strict=True):
-            await ingester.put(document, _setter(fate))
-        self._put.set()
-        return next((reason for reason in await asyncio.gather(*fates) if reason), "")
+        room, refused, left = asyncio.Semaphore(DOCUMENTS_AHEAD), list[str](), len(documents)
+        over = asyncio.get_running_loop().create_future()
+
+        def done(reason: str) -> None:
+            nonlocal left
+            left -= 1
+            refused.extend([reason] if reason else [])
+            room.release()
+            if not left and not over.done():
+                over.set_result(None)
+
+        for document in documents:
+            await room.acquire()
+            await ingester.put(document, done)
+            self._put.set()
+        await over
+        return refused[0] if refused else ""
 
     async def _until_found(self, document: Document, revision: int) -> None:
         """Until searches find it; not for ever, since not every text has words."""
@@ -250,11 +273,3 @@ class Indexer:
 def _wish(store: VectorStore | None, entry: Entry) -> tuple[int, bool]:
     """Of which revision, and whether the file is to be there."""
     return entry.wanted.revision, store is not None and entry.wanted.wanted == PRESENT
-
-
-def _setter(fate: "asyncio.Future[str]") -> Callable[[str], None]:
-    def done(reason: str) -> None:
-        if not fate.done():
-            fate.set_result(reason)
-
-    return done

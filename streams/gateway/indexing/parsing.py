@@ -17,6 +17,7 @@ from streams.parsing.parsed import INVALID, UNSUPPORTED, Unreadable
 
 MEMORY_BYTES_MAX = 2 << 30
 CHARS_MAX = 16 << 20  # of all texts of a file
+TEXTS_MAX = 50_000  # likewise, as a batch has lines
 
 
 def texts(path: str, name: str) -> dict[str, Any]:
@@ -34,6 +35,9 @@ def texts(path: str, name: str) -> dict[str, Any]:
             return {"code": INVALID, "wrong": f"{each.place}: {each.wrong}"}
     if (chars := sum(len(each.text) for each in found)) > CHARS_MAX:
         wrong = f"expected at most {CHARS_MAX} characters of text, found {chars}; divide it"
+        return {"code": INVALID, "wrong": wrong}
+    if len(found) > TEXTS_MAX:
+        wrong = f"expected at most {TEXTS_MAX} documents in a file, found {len(found)}; divide it"
         return {"code": INVALID, "wrong": wrong}
     said = [[each.title, each.text] for each in found if each.text.strip()]
     if not said:

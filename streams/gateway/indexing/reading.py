@@ -2,15 +2,21 @@
 
 import asyncio
 import tempfile
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from schemas.errors import InvalidRequest
 from schemas.records import StoredFile
-from streams.gateway.request.check_process import CheckProcess
+from streams.gateway.request.check_process import CheckProcess, TooSlow
 from streams.parsing.parsed import INVALID, Unreadable
 
-FILE_PROCESS = CheckProcess("streams.gateway.indexing.parsing", "reading the file")
+_MODULE = "streams.gateway.indexing.parsing"
+FILE_PROCESS = CheckProcess(_MODULE, "reading the file")  # callers wait for it
+INDEX_PROCESS = CheckProcess(_MODULE, "reading the file")  # and never keep the indexer waiting
+WAITING_MAX = 8  # calls of a tenant, each with a copy of its file
+SLOW_MAX = 1_024  # files that took too long, which are not read again
+_slow: OrderedDict[tuple[str, int], str] = OrderedDict()  # by id and limit: what was said then
 
 
 class Unusable(Unreadable):
@@ -29,14 +35,29 @@ class Text:
     text: str
 
 
-async def texts_of(file: StoredFile, parts: AsyncIterator[bytes], limit_ms: int) -> list[Text]:
-    """In order; raises Unusable, and TooManyRequests where too many files wait."""
+async def texts_of(
+    file: StoredFile, parts: AsyncIterator[bytes], limit_ms: int, process: CheckProcess
+) -> list[Text]:
+    """In order; raises Unusable, and TooManyRequests where too many of its tenant's wait."""
+    if (said := _slow.get((file.file_id, limit_ms))) is not None:
+        raise Unusable(INVALID, said)
+    process.check_room(file.tenant, WAITING_MAX)
     with tempfile.NamedTemporaryFile() as copy:
         async for part in parts:
             await asyncio.to_thread(copy.write, part)
         copy.flush()
         try:
-            found = await FILE_PROCESS.ask("texts", copy.name, file.filename, limit_ms=limit_ms)
+            found = await process.ask(
+                *("texts", copy.name, file.filename),
+                limit_ms=limit_ms,
+                tenant=file.tenant,
+                waiting_max=WAITING_MAX,
+            )
+        except TooSlow as error:
+            _slow[file.file_id, limit_ms] = error.message
+            if len(_slow) > SLOW_MAX:
+                _slow.popitem(last=False)
+            raise Unusable(INVALID, error.message) from error
         except InvalidRequest as error:
             raise Unusable(INVALID, error.message) from error
     if "wrong" in found:

@@ -4,10 +4,12 @@ import asyncio
 
 from schemas.log.clock import wall_ms
 from schemas.log.documents import declare
+from schemas.log.slices import in_slices
 from schemas.records import CollectionDeclared
 from schemas.settings import LogSettings
 from streams.gateway.log.objects import ObjectLog
-from streams.gateway.objects.table import DELETED, STORED, UPLOADING, key_of
+from streams.gateway.objects.stores import DELETED
+from streams.gateway.objects.table import STORED, UPLOADING, gone, key_of
 
 LOOK_S = 2.0
 UPLOAD_MS = 900_000  # an upload that is not complete by then never will be
@@ -27,7 +29,7 @@ class Tending:
             return
         self._looked_s = now_s
         table, now_ms = self._objects.table, wall_ms()
-        for file in table.every_file():
+        async for file in in_slices(table.every_file()):
             if file.state == STORED and 0 < file.expires_ms <= now_ms:
                 await self._objects.put(*table.without_file(file))
             elif (file.state == DELETED and not table.batches.needs(file)) or (
@@ -35,10 +37,12 @@ class Tending:
             ):
                 await self._objects.drop_parts(file)
                 await self._objects.drop(key_of(file))
-        for store in table.every_store():
+        async for store in in_slices(list(table.every_store())):
             expires_ms = table.expires_ms(store)
             if expires_ms is not None and expires_ms <= now_ms:
-                await self._objects.put(*table.without_files(store))
+                files = table.of(store)
+                entries = [files.entry(file_id) for file_id in list(files.files)]
+                await self._objects.put(*(gone(each) for each in entries if each is not None))
         for store in list(table.deleted_stores()):
             await self.declare(store.store_id, None)
             await self._objects.drop(*table.keys_of(store))

@@ -50,6 +50,7 @@ from streams.gateway.log.objects import ObjectLog
 from streams.gateway.log.responses import ResponseStore, ResponseTopic
 from streams.gateway.log.turns import TurnTopic
 from streams.gateway.metrics import Metrics
+from streams.gateway.objects.quota import Quota
 from streams.gateway.request.conversation import Turn
 from streams.gateway.stream.hub import Hub
 
@@ -139,7 +140,13 @@ class LogBackend:
             log,
             codec,
             gateway_id=gateway_id,
-            objects_max=settings.objects_max,
+            quota=Quota(
+                objects_max=settings.objects_max,
+                bytes_max=settings.files_bytes_max,
+                tenants=settings.tenants,
+                tenant_objects_max=settings.tenant_objects_max,
+                tenant_bytes_max=settings.tenant_files_bytes_max,
+            ),
             wait_ms=settings.accept_ms,
             producer=lambda: self._producer,
             bury=self._bury,

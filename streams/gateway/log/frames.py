@@ -7,6 +7,7 @@ from aiokafka.errors import KafkaError
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, NotFound, RecordError
 from schemas.log.clients import AssignedReader
+from schemas.log.slices import in_slices
 from schemas.records import TokenFrame
 from schemas.settings import LogSettings
 
@@ -60,7 +61,7 @@ async def frames_from(
         end = None if live else (await reader.end_offsets())[partition]
         await reader.seek({partition: offset})
         while end is None or offset < end:
-            for record in await reader.batch(max_records=FRAMES_MAX):
+            async for record in in_slices(await reader.batch(max_records=FRAMES_MAX)):
                 offset = record.offset + 1
                 try:
                     yield decode_frame(codec, record.value)

@@ -14,12 +14,14 @@ from aiokafka import ConsumerRecord
 from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
-from schemas.errors import BrokerUnavailable, NotReady, RecordError, TooManyRequests, TopicError
+from schemas.errors import BrokerUnavailable, NotReady, RecordError, TopicError
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.patience import TROUBLE, over_every_trouble
+from schemas.log.slices import in_slices
 from schemas.records import FilePart, StoredFile
 from schemas.settings import LogSettings
 from schemas.topics import check_record, partition_of
+from streams.gateway.objects.quota import Quota
 from streams.gateway.objects.table import Kept, Table, key_of
 
 logger = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ class ObjectLog:
         codec: Codec,
         *,
         gateway_id: str,
-        objects_max: int,
+        quota: Quota,
         wait_ms: int,
         producer: Callable[[], LogProducer | None],
         bury: Callable[[ConsumerRecord, RecordError], Awaitable[None]],
@@ -65,7 +67,7 @@ class ObjectLog:
         """`producer` is asked each time: there is none while the log is away."""
         self._log, self._codec = log, codec
         self._client_id = f"{gateway_id}-objects"
-        self._objects_max, self._wait_s = objects_max, wait_ms / 1000
+        self._quota, self._wait_s = quota, wait_ms / 1000
         self._producer, self._bury = producer, bury
         self._table: Table | None = None
         self._applied = 0  # the offset after the last record that the table has
@@ -87,12 +89,7 @@ class ObjectLog:
         return partition_of(file_id, self._log.document_partitions)
 
     async def put(self, *records: Kept) -> None:
-        new = sum(key_of(record) not in self.table for record in records)
-        if new and len(self.table) + new > self._objects_max:
-            raise TooManyRequests(
-                f"{len(self.table)} files and stores are kept, and at most {self._objects_max} "
-                "may be; delete some (gateway.objects_max)"
-            )
+        self._quota.check(self.table, records)
         await self._write([(key_of(record), record) for record in records])
 
     async def drop(self, *keys: str) -> None:
@@ -194,7 +191,7 @@ class ObjectLog:
 
     async def _fold(self, table: Table, records: list[ConsumerRecord]) -> int:
         """The offset after them."""
-        for record in records:
+        async for record in in_slices(records):
             try:
                 kept = self._codec.decode(record.value) if record.value else None
                 if kept is not None:

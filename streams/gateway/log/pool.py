@@ -33,7 +33,9 @@ logger = logging.getLogger(__name__)
 class Pool(Protocol):
     """Who makes vectors of texts, and holds documents."""
 
-    async def embed(self, texts: Sequence[str], *, deadline_ms: int) -> EmbeddedTexts:
+    async def embed(
+        self, texts: Sequence[str], *, deadline_ms: int, tenant: str = ""
+    ) -> EmbeddedTexts:
         """All or none; raises NotReady, DeadlineExceeded, BrokerUnavailable, InvalidRequest."""
 
     async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> Found:
@@ -61,9 +63,11 @@ class LogPool:
         self._joined: asyncio.Future[Asker] | None = None
         self._life: asyncio.Task[None] | None = None
 
-    async def embed(self, texts: Sequence[str], *, deadline_ms: int) -> EmbeddedTexts:
+    async def embed(
+        self, texts: Sequence[str], *, deadline_ms: int, tenant: str = ""
+    ) -> EmbeddedTexts:
         asker = await self._asker(deadline_ms)
-        return await asker.embed(texts, deadline_ms=deadline_ms)
+        return await asker.embed(texts, deadline_ms=deadline_ms, tenant=tenant)
 
     async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> Found:
         asker = await self._asker(deadline_ms)

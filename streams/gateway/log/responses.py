@@ -18,6 +18,7 @@ from schemas.errors import BrokerUnavailable, NotFound, RecordError, TopicError
 from schemas.log.clients import Ack, AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.patience import TROUBLE, over_every_trouble
+from schemas.log.slices import in_slices
 from schemas.records import ResponseDeleted, StoredResponse
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
@@ -139,11 +140,11 @@ class ResponseTopic:
         client_id = f"{self._gateway_id}-deleted"
         reader = AssignedReader(self._log, DELETED, [0], client_id=client_id)
         async with reader.reading("earliest"):
-            for record in await reader.read_to_end():
+            async for record in in_slices(await reader.read_to_end()):
                 self.note(record.value)
             self._knows_deleted.set()
             while True:
-                for record in await reader.batch():
+                async for record in in_slices(await reader.batch()):
                     self.note(record.value)
                 await asyncio.sleep(0)
 

@@ -11,7 +11,8 @@ from streams.gateway.objects.bodies import (
     StoreFileBody,
     attributes_text,
 )
-from streams.gateway.objects.table import PRESENT, Table
+from streams.gateway.objects.stores import PRESENT, Store, is_number
+from streams.gateway.objects.table import Table
 
 FILE_ID, REVISION = "file_id", "file_revision"  # attributes of ours, beside those of callers
 _RESERVED = {FILE_ID, REVISION}
@@ -39,12 +40,14 @@ def wanted_files(
 ) -> list[StoreFile]:
     """Raises NotFound and InvalidRequest; then nothing of the call is done."""
     kinds = attribute_kinds(table, store)
-    return [_wanted(table, store, body, kinds, batch_id, now_ms) for body in bodies]
+    known = table.of(store)
+    return [_wanted(table, store, known, body, kinds, batch_id, now_ms) for body in bodies]
 
 
 def _wanted(
     table: Table,
     store: VectorStore,
+    known: Store,
     body: StoreFileBody,
     kinds: dict[str, bool],
     batch_id: str,
@@ -60,7 +63,7 @@ def _wanted(
         )
     attributes = attributes_text(body.attributes)
     check_kinds(kinds, attributes)
-    entry = table.entry(store, body.file_id)
+    entry = known.entry(body.file_id)
     return StoreFile(
         store_id=store.store_id,
         file_id=body.file_id,
@@ -75,12 +78,7 @@ def _wanted(
 
 def attribute_kinds(table: Table, store: VectorStore, but: str = "") -> dict[str, bool]:
     """By attribute of a store's files, whether it is a number; those of one file do not count."""
-    kinds = dict(_OURS)
-    for entry in table.entries(store):
-        if entry.wanted.attributes and entry.wanted.file_id != but:
-            for key, value in json.loads(entry.wanted.attributes).items():
-                kinds.setdefault(key, _is_number(value))
-    return kinds
+    return {**table.of(store).kinds(but), **_OURS}
 
 
 def check_kinds(kinds: dict[str, bool], attributes: str) -> None:
@@ -88,7 +86,7 @@ def check_kinds(kinds: dict[str, bool], attributes: str) -> None:
     for key, value in json.loads(attributes or "{}").items():
         if key in _RESERVED:
             raise InvalidRequest(f"attributes.{key}: every document has it; name another", key)
-        if kinds.setdefault(key, _is_number(value)) != _is_number(value):
+        if kinds.setdefault(key, is_number(value)) != is_number(value):
             expected = "a number" if kinds[key] else "a text or truth value"
             raise InvalidRequest(
                 f"attributes.{key}: expected {expected}, as other files of the store have it, "
@@ -101,7 +99,3 @@ def check_kinds(kinds: dict[str, bool], attributes: str) -> None:
             f"{len(kinds)}",
             "attributes",
         )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

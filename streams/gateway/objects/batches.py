@@ -4,8 +4,11 @@
 carries batches out (`streams/gateway/batches`).
 """
 
+from collections import Counter
+
 from schemas.records import Batch, BatchProgress, StoredFile
 from schemas.topics import object_key
+from streams.gateway.objects.ordered import Ordered
 
 PREFIX, PROGRESS = "batch_", "progress"  # of ids, and the last part of keys
 VALIDATING, IN_PROGRESS, CANCELLING = "validating", "in_progress", "cancelling"
@@ -41,12 +44,18 @@ class BatchTable:
         self._batches: dict[Name, Batch] = {}
         self._progress: dict[Name, BatchProgress] = {}
         self._unended: set[Name] = set()
+        self._orders: dict[str, Ordered] = {}  # by tenant
+        self._needed: Counter[Name] = Counter()  # files of those that have not ended
 
     def set(self, record: Batch | BatchProgress) -> None:
         """The last record of its key counts."""
         name = record.tenant, record.batch_id
+        self._forget(name)
         if isinstance(record, Batch):
             self._batches[name] = record
+            self._orders.setdefault(record.tenant, Ordered()).add(
+                record.batch_id, record.created_ms
+            )
         else:
             self._progress[name] = record
         self._judge(name)
@@ -54,23 +63,33 @@ class BatchTable:
     def drop(self, tenant: str, batch_id: str, *rest: str) -> None:
         """What its key says is no more."""
         name = tenant, batch_id
+        self._forget(name)
         (self._progress if rest else self._batches).pop(name, None)
+        if not rest:
+            self._orders.get(tenant, Ordered()).drop(batch_id)
         self._judge(name)
+
+    def _forget(self, name: Name) -> None:
+        if name in self._unended:
+            self._unended.discard(name)
+            file = name[0], self._batches[name].input_file_id
+            self._needed[file] -= 1
+            if not self._needed[file]:
+                del self._needed[file]
 
     def _judge(self, name: Name) -> None:
         progress = self._progress.get(name)
         if name in self._batches and (progress is None or progress.status not in ENDED):
             self._unended.add(name)
-        else:
-            self._unended.discard(name)
+            self._needed[name[0], self._batches[name].input_file_id] += 1
 
     def get(self, tenant: str, batch_id: str) -> Batch | None:
         """One of a tenant's."""
         return self._batches.get((tenant, batch_id))
 
-    def of(self, tenant: str) -> list[Batch]:
+    def order(self, tenant: str) -> Ordered:
         """All of a tenant's."""
-        return [batch for (owner, _), batch in self._batches.items() if owner == tenant]
+        return self._orders.get(tenant, Ordered())
 
     def progress(self, batch: Batch) -> BatchProgress | None:
         """None: nobody has looked at its file yet."""
@@ -92,8 +111,7 @@ class BatchTable:
 
     def needs(self, file: StoredFile) -> bool:
         """Whether a batch that has not ended reads the file, though its caller deleted it."""
-        name = file.tenant, file.file_id
-        return any((each.tenant, each.input_file_id) == name for each in self.unended())
+        return (file.tenant, file.file_id) in self._needed
 
     def is_given_up(self, key: str, now_ms: int) -> bool:
         """Whether nobody waits for the answer to a line any more, by its prompt's key. Of a batch

@@ -2,21 +2,22 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from schemas.errors import InvalidRequest
 from schemas.records import FileBatch, StoredFile, VectorStore
 from streams.gateway.objects.bodies import FilePaging, StorePaging
-from streams.gateway.objects.table import (
+from streams.gateway.objects.ordered import Ordered
+from streams.gateway.objects.stores import (
     CANCELLED,
     COMPLETED,
     FAILED,
     IN_PROGRESS,
     STATUSES,
     Entry,
-    Table,
 )
+from streams.gateway.objects.table import Table
 
 Json = dict[str, Any]
 Item = TypeVar("Item")
@@ -39,8 +40,8 @@ def file_json(file: StoredFile) -> Json:
 
 def store_json(table: Table, store: VectorStore, now_ms: int) -> Json:
     """A `vector_store`."""
-    entries, expires_ms = table.entries(store), table.expires_ms(store)
-    counts = _counts(entries)
+    files, expires_ms = table.of(store), table.expires_ms(store)
+    counts = _counts(files.counts())
     status = IN_PROGRESS if counts[IN_PROGRESS] else COMPLETED
     if expires_ms is not None and now_ms >= expires_ms:
         status = "expired"
@@ -50,7 +51,7 @@ def store_json(table: Table, store: VectorStore, now_ms: int) -> Json:
         "created_at": store.created_ms // 1000,
         "name": store.name,
         "description": store.description or None,
-        "usage_bytes": sum(each.result.usage_bytes for each in entries if each.result),
+        "usage_bytes": files.usage_bytes,
         "file_counts": counts,
         "status": status,
         "expires_after": (
@@ -94,7 +95,7 @@ def chunking_json(store: VectorStore) -> Json:
 
 def batch_json(table: Table, store: VectorStore, batch: FileBatch) -> Json:
     """A `vector_store.files_batch`."""
-    counts = _counts(table.entries(store, batch.batch_id))
+    counts = _counts(table.of(store).counts(batch.batch_id))
     status = COMPLETED if not counts[IN_PROGRESS] else IN_PROGRESS
     if counts["total"] and counts[FAILED] == counts["total"]:
         status = FAILED
@@ -108,48 +109,42 @@ def batch_json(table: Table, store: VectorStore, batch: FileBatch) -> Json:
     }
 
 
-def _counts(entries: Iterable[Entry]) -> dict[str, int]:
-    counts = Counter(entry.status for entry in entries)
+def _counts(counts: Counter[str]) -> dict[str, int]:
     return {**{status: counts[status] for status in STATUSES}, "total": counts.total()}
 
 
 def page(
-    items: Sequence[Item],
+    order: Ordered,
     paging: FilePaging | StorePaging,
     *,
-    key: Any,
-    shape: Any,
-    name: str = "list",
+    find: Callable[[str], Item | None],
+    shape: Callable[[Item], Json],
 ) -> Json:
-    """A page of a list; `key` tells when an item was made, and its id. Raises InvalidRequest."""
-    ordered = sorted(items, key=key, reverse=paging.order == "desc")
-    ids = [key(each)[1] for each in ordered]
-    first, end = 0, len(ordered)
-    if paging.after is not None:
-        first = _place(ids, paging.after, "after") + 1
-    if paging.before is not None:
-        end = _place(ids, paging.before, "before")
-        if paging.after is None:
-            first = max(first, end - paging.limit)
-    shown = ordered[first : min(end, first + paging.limit)]
+    """A page of a list; `find` gives None for what does not belong to it. Raises InvalidRequest."""
+    for where, name in (("after", paging.after), ("before", paging.before)):
+        if name is not None and name not in order:
+            raise InvalidRequest(f"{where}: no such id in this list: {name[:64]!r}", where)
+    is_backward = paging.before is not None and paging.after is None
+    start, newer = paging.after, paging.order == "asc"
+    if is_backward:
+        start, newer = paging.before, not newer
+    shown, has_more = list[tuple[str, Item]](), False
+    for name in order.beyond(start, newer=newer):
+        if name == paging.before:
+            break
+        if (item := find(name)) is not None:
+            if has_more := len(shown) == paging.limit:
+                break
+            shown.append((name, item))
+    if is_backward:
+        shown.reverse()
     return {
         "object": "list",
-        "data": [shape(each) for each in shown],
-        "first_id": key(shown[0])[1] if shown else None,
-        "last_id": key(shown[-1])[1] if shown else None,
-        "has_more": first > 0 if _is_backward(paging) else first + len(shown) < end,
+        "data": [shape(item) for _, item in shown],
+        "first_id": shown[0][0] if shown else None,
+        "last_id": shown[-1][0] if shown else None,
+        "has_more": has_more,
     }
-
-
-def _is_backward(paging: FilePaging | StorePaging) -> bool:
-    return paging.before is not None and paging.after is None
-
-
-def _place(ids: Sequence[str], name: str, where: str) -> int:
-    try:
-        return ids.index(name)
-    except ValueError:
-        raise InvalidRequest(f"{where}: no such id in this list: {name[:64]!r}", where) from None
 
 
 def whole_page(data: Sequence[Json], name: str, **more: Any) -> Json:

@@ -5,8 +5,9 @@ so that neither overwrites the other. Of one key the last record counts. Tenants
 key; whoever asks for another's object finds none.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import replace
 
 from schemas.records import (
     Batch,
@@ -20,15 +21,18 @@ from schemas.records import (
 )
 from schemas.topics import object_key
 from streams.gateway.objects import batches
+from streams.gateway.objects.ordered import Ordered
+from streams.gateway.objects.stores import DELETED, PRESENT, Entry, Store
 
 DAY_MS = 86_400_000
-UPLOADING, STORED, DELETED = "uploading", "stored", "deleted"  # of a file
-PRESENT, CANCELLED = "present", "cancelled"  # or deleted: what is wanted of a store's file
-IN_PROGRESS, COMPLETED, FAILED = "in_progress", "completed", "failed"
-STATUSES = (IN_PROGRESS, COMPLETED, FAILED, CANCELLED)
+UPLOADING, STORED = "uploading", "stored"  # of a file; or deleted
 RESULT, USED = "result", "used"  # last parts of keys
+STORE_PREFIX = "vs_"  # of ids
 OfStore = VectorStore | StoreUsed | StoreFile | StoreFileResult | FileBatch
 Kept = StoredFile | OfStore | Batch | BatchProgress
+# What counts as an object that a caller keeps; the rest tells what has become of those.
+OF_CALLERS = (StoredFile, VectorStore, StoreFile, FileBatch, Batch)
+Place = tuple[str, str, str]  # tenant, store and file
 
 
 def key_of(record: Kept) -> str:
@@ -52,51 +56,21 @@ def key_of(record: Kept) -> str:
             return batches.progress_key(record.tenant, record.batch_id)
 
 
-@dataclass(slots=True)
-class Entry:
-    """A file of a store: what is wanted, and what has come of that."""
-
-    wanted: StoreFile
-    result: StoreFileResult | None = None
-
-    @property
-    def status(self) -> str:
-        """As callers see it."""
-        if self.wanted.wanted == CANCELLED:
-            return CANCELLED
-        if self.result is None or self.result.revision != self.wanted.revision:
-            return IN_PROGRESS
-        return self.result.status
-
-    @property
-    def is_done(self) -> bool:
-        """Whether what is on the log is what is wanted, as long as the store is there."""
-        if self.wanted.wanted == CANCELLED:
-            return self.result is None or not self.result.documents
-        return self.wanted.wanted == PRESENT and self.status != IN_PROGRESS
-
-
-@dataclass(slots=True)
-class _Store:
-    record: VectorStore | None = None
-    used_ms: int = 0
-    files: dict[str, StoreFile] = field(default_factory=dict)
-    results: dict[str, StoreFileResult] = field(default_factory=dict)
-    batches: dict[str, FileBatch] = field(default_factory=dict)
-
-    def is_empty(self) -> bool:
-        return not (self.record or self.files or self.results or self.batches or self.used_ms)
-
-
 class Table:
     """Everything by tenant and id; `apply` records in the order of the log."""
 
     def __init__(self) -> None:
         self.batches = batches.BatchTable()
-        self._files: dict[tuple[str, str], StoredFile] = {}
-        self._stores: dict[tuple[str, str], _Store] = {}
-        self._keys: set[str] = set()
-        self._undone: set[tuple[str, str, str]] = set()  # tenant, store and file
+        self._files: dict[str, dict[str, StoredFile]] = {}
+        self._stores: dict[str, dict[str, Store]] = {}
+        self._file_order: dict[str, Ordered] = {}  # of those that callers see
+        self._store_order: dict[str, Ordered] = {}  # likewise
+        self._keys: dict[str, bool] = {}  # whether a caller's object stands there
+        self._objects: Counter[str] = Counter()  # callers', by tenant
+        self._bytes: Counter[str] = Counter()  # of files, by tenant
+        # By tenant, files of stores of which the log does not have what is wanted: to be there, and
+        # to be taken away; first come, first served.
+        self._undone: dict[bool, dict[str, dict[Place, None]]] = {True: {}, False: {}}
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -104,181 +78,232 @@ class Table:
     def __contains__(self, key: str) -> bool:
         return key in self._keys
 
+    def objects_of(self, tenant: str) -> int:
+        """How many objects a tenant keeps."""
+        return self._objects[tenant]
+
+    def objects_count(self) -> int:
+        """How many all tenants keep."""
+        return self._objects.total()
+
+    def bytes_of(self, tenant: str) -> int:
+        """Bytes of a tenant's files, of those that are on their way or deleted only now, too."""
+        return self._bytes[tenant]
+
+    def bytes_count(self) -> int:
+        """Likewise of all tenants."""
+        return self._bytes.total()
+
     def apply(self, key: str, record: Kept | None) -> None:
         """One record; None: the key is no more. What stands under another's key is no record."""
+        names = key.split("/")
         if record is None:
-            self._keys.discard(key)
-            self._drop(key.split("/"))
+            if self._keys.pop(key, False):
+                self._add(self._objects, names[0], -1)
+            self._drop(names)
         elif key == key_of(record):
-            self._keys.add(key)
+            if key not in self._keys:
+                self._keys[key] = isinstance(record, OF_CALLERS)
+                self._add(self._objects, names[0], self._keys[key])
             self._set(record)
-        self._judge(key.split("/"))
+        if len(names) > 2 and names[1].startswith(STORE_PREFIX):
+            self._judge((names[0], names[1], names[2]))
 
-    def _judge(self, names: list[str]) -> None:
-        """Note which files of stores something is to be done about."""
-        tenant, store_id, *rest = [*names, ""]
-        store = self._stores.get((tenant, store_id), _Store())
-        is_there = store.record is not None and not store.record.deleted
-        for file_id in list(store.files) if rest == [""] else [rest[0]]:
-            place, wanted = (tenant, store_id, file_id), store.files.get(file_id)
-            entry = Entry(wanted, store.results.get(file_id)) if wanted is not None else None
-            if entry is None or (is_there and entry.is_done):
-                self._undone.discard(place)
-            else:
-                self._undone.add(place)
+    @staticmethod
+    def _add(sums: Counter[str], tenant: str, more: int) -> None:
+        sums[tenant] += more
+        if not sums[tenant]:
+            del sums[tenant]
+
+    def _judge(self, place: Place) -> None:
+        """Note whether something is to be done about a file of a store."""
+        tenant, store_id, file_id = place
+        store = self._store(tenant, store_id)
+        wanted = store.files.get(file_id)
+        entry = Entry(wanted, store.results.get(file_id)) if wanted is not None else None
+        is_done = entry is None or (store.is_there and entry.is_done)
+        is_present = store.is_there and wanted is not None and wanted.wanted == PRESENT
+        for kind, undone in self._undone.items():
+            if not is_done and kind is is_present:
+                undone.setdefault(tenant, {}).setdefault(place)
+            elif tenant in undone:
+                undone[tenant].pop(place, None)
+                if not undone[tenant]:
+                    del undone[tenant]
+
+    def _store(self, tenant: str, store_id: str) -> Store:
+        return self._stores.get(tenant, {}).get(store_id) or Store()
 
     def _set(self, record: Kept) -> None:
         if isinstance(record, StoredFile):
-            self._files[record.tenant, record.file_id] = record
+            self._set_file(record)
             return
         if isinstance(record, Batch | BatchProgress):
             self.batches.set(record)
             return
-        store = self._stores.setdefault((record.tenant, record.store_id), _Store())
+        stores = self._stores.setdefault(record.tenant, {})
+        store = stores.setdefault(record.store_id, Store())
         match record:
             case VectorStore():
-                store.record = record
+                self._set_store(store, record)
             case StoreUsed():
                 store.used_ms = record.at_ms
             case StoreFile():
-                store.files[record.file_id] = record
+                store.put_file(record)
             case StoreFileResult():
-                store.results[record.file_id] = record
+                store.put_result(record)
             case FileBatch():
                 store.batches[record.batch_id] = record
 
+    def _set_file(self, record: StoredFile) -> None:
+        self._drop_file(record.tenant, record.file_id)
+        self._files.setdefault(record.tenant, {})[record.file_id] = record
+        self._add(self._bytes, record.tenant, record.bytes)
+        if record.state == STORED:
+            order = self._file_order.setdefault(record.tenant, Ordered())
+            order.add(record.file_id, record.created_ms)
+
+    def _drop_file(self, tenant: str, file_id: str) -> None:
+        files = self._files.get(tenant, {})
+        if (file := files.pop(file_id, None)) is not None:
+            self._add(self._bytes, tenant, -file.bytes)
+            self._file_order.get(tenant, Ordered()).drop(file_id)
+        if not files:
+            self._files.pop(tenant, None)
+
+    def _set_store(self, store: Store, record: VectorStore | None) -> None:
+        was_there, before = store.is_there, store.record
+        store.record = record
+        known = record or before
+        if known is None or was_there is store.is_there:
+            return
+        order = self._store_order.setdefault(known.tenant, Ordered())
+        if store.is_there:
+            order.add(known.store_id, known.created_ms)
+        else:
+            order.drop(known.store_id)
+        for file_id in list(store.files):
+            self._judge((known.tenant, known.store_id, file_id))
+
     def _drop(self, names: list[str]) -> None:
         match names:
-            case [tenant, name] if (tenant, name) in self._files:
-                del self._files[tenant, name]
+            case [tenant, name] if name in self._files.get(tenant, {}):
+                self._drop_file(tenant, name)
             case [tenant, name, *rest] if name.startswith(batches.PREFIX):
                 self.batches.drop(tenant, name, *rest)
-            case [tenant, store_id, *rest] if store := self._stores.get((tenant, store_id)):
+            case [tenant, name, *rest] if store := self._stores.get(tenant, {}).get(name):
                 match rest:
                     case []:
-                        store.record = None
+                        self._set_store(store, None)
                     case [one] if one == USED:
                         store.used_ms = 0
                     case [one]:
-                        store.files.pop(one, None)
+                        store.drop_file(one)
                         store.batches.pop(one, None)
                     case [one, _]:
-                        store.results.pop(one, None)
+                        store.drop_result(one)
                 if store.is_empty():
-                    del self._stores[tenant, store_id]
+                    del self._stores[tenant][name]
 
     # Asked by endpoints
 
     def file(self, tenant: str, file_id: str) -> StoredFile | None:
         """A file whose upload is complete."""
-        found = self._files.get((tenant, file_id))
+        found = self._files.get(tenant, {}).get(file_id)
         return found if found is not None and found.state == STORED else None
 
-    def files(self, tenant: str) -> list[StoredFile]:
+    def file_order(self, tenant: str) -> Ordered:
         """All of a tenant's."""
-        return [
-            each
-            for (owner, _), each in self._files.items()
-            if owner == tenant and each.state == STORED
-        ]
+        return self._file_order.get(tenant, Ordered())
 
     def batch_file(self, batch: Batch) -> StoredFile | None:
         """The file of a batch's calls; until the batch ends it is there, even if deleted."""
-        found = self._files.get((batch.tenant, batch.input_file_id))
+        found = self._files.get(batch.tenant, {}).get(batch.input_file_id)
         return found if found is not None and found.state in (STORED, DELETED) else None
 
     def store(self, tenant: str, store_id: str) -> VectorStore | None:
         """A store that its owner has not deleted."""
-        found = self._stores.get((tenant, store_id))
-        record = found.record if found is not None else None
-        return record if record is not None and not record.deleted else None
+        found = self._store(tenant, store_id)
+        return found.record if found.is_there else None
 
-    def stores(self, tenant: str) -> list[VectorStore]:
+    def store_order(self, tenant: str) -> Ordered:
         """All of a tenant's."""
-        owned = (each.record for (owner, _), each in self._stores.items() if owner == tenant)
-        return [each for each in owned if each is not None and not each.deleted]
+        return self._store_order.get(tenant, Ordered())
 
     def used_ms(self, store: VectorStore) -> int:
         """When a store was last used."""
-        found = self._stores.get((store.tenant, store.store_id))
-        return max(store.created_ms, found.used_ms if found is not None else 0)
+        return max(store.created_ms, self._store(store.tenant, store.store_id).used_ms)
 
     def expires_ms(self, store: VectorStore) -> int | None:
         """When a store expires, if it ever does."""
         days = store.expires_days
         return self.used_ms(store) + days * DAY_MS if days else None
 
-    def entry(self, store: VectorStore, file_id: str) -> Entry | None:
-        """A file of a store."""
-        found = self._stores.get((store.tenant, store.store_id))
-        wanted = found.files.get(file_id) if found is not None else None
-        if found is None or wanted is None or wanted.wanted == DELETED:
-            return None
-        return Entry(wanted, found.results.get(file_id))
+    def of(self, store: VectorStore) -> Store:
+        """Its files and batches."""
+        return self._store(store.tenant, store.store_id)
 
     def revision(self, store: VectorStore, file_id: str) -> int:
         """Of what was last wanted of a file, 0 for nothing."""
-        found = self._stores.get((store.tenant, store.store_id), _Store()).files.get(file_id)
+        found = self.of(store).files.get(file_id)
         return found.revision if found is not None else 0
-
-    def entries(self, store: VectorStore, batch_id: str = "") -> list[Entry]:
-        """All files of a store, or of one batch."""
-        found = self._stores.get((store.tenant, store.store_id), _Store())
-        return [
-            Entry(each, found.results.get(each.file_id))
-            for each in found.files.values()
-            if each.wanted != DELETED and batch_id in ("", each.batch_id)
-        ]
-
-    def batch(self, store: VectorStore, batch_id: str) -> FileBatch | None:
-        """A batch of a store."""
-        found = self._stores.get((store.tenant, store.store_id))
-        return found.batches.get(batch_id) if found is not None else None
 
     def without_file(self, file: StoredFile) -> list[Kept]:
         """What is to be written for a file to be deleted: it goes from all stores, too."""
-        entries = (self.entry(store, file.file_id) for store in self.stores(file.tenant))
-        return [replace(file, state=DELETED), *_gone(each for each in entries if each)]
-
-    def without_files(self, store: VectorStore) -> list[Kept]:
-        """Likewise for a store to be emptied."""
-        return _gone(self.entries(store))
+        stores = self._stores.get(file.tenant, {}).values()
+        entries = (each.entry(file.file_id) for each in stores if each.is_there)
+        return [replace(file, state=DELETED), *(gone(each) for each in entries if each)]
 
     # Asked by whoever does what callers wish
 
-    def undone(self) -> Iterator[tuple[VectorStore | None, Entry]]:
-        """Files of stores of which the log does not have what is wanted; None: their store is no
-        more."""
-        for tenant, store_id, file_id in sorted(self._undone):
-            found = self._stores[tenant, store_id]
-            entry = Entry(found.files[file_id], found.results.get(file_id))
-            yield self.store(tenant, store_id), entry
+    def has_undone(self) -> bool:
+        """Whether there is a file of a store of which the log does not have what is wanted."""
+        return any(self._undone.values())
+
+    def undone_tenants(self, *, is_present: bool) -> Iterable[str]:
+        """Whose files are to be put into stores, or to be taken away."""
+        return self._undone[is_present].keys()
+
+    def next_undone(self, tenant: str, but: Container[Place], *, is_present: bool) -> Place | None:
+        """The first of these, but those that are under way."""
+        waiting = self._undone[is_present].get(tenant, {})
+        return next((place for place in waiting if place not in but), None)
+
+    def wish(self, place: Place) -> tuple[VectorStore | None, Entry] | None:
+        """What is to be done about a file of a store; without a store, that is no more."""
+        tenant, store_id, file_id = place
+        if not any(place in undone.get(tenant, {}) for undone in self._undone.values()):
+            return None
+        store = self._store(tenant, store_id)
+        entry = Entry(store.files[file_id], store.results.get(file_id))
+        return store.record if store.is_there else None, entry
 
     def deleted_stores(self) -> Iterator[VectorStore]:
         """Those of which no file is left."""
-        for store in list(self._stores.values()):
+        for store in self._every():
             if store.record is not None and store.record.deleted and not store.files:
                 yield store.record
 
     def keys_of(self, store: VectorStore) -> Iterable[str]:
         """All keys below that of a store, and then its own."""
-        found = self._stores[store.tenant, store.store_id]
+        found = self.of(store)
         kept: list[Kept] = [*found.results.values(), *found.files.values()]
         kept += found.batches.values()
         keys = [key_of(each) for each in kept]
         return [*keys, object_key(store.tenant, store.store_id, USED), key_of(store)]
 
-    def every_store(self) -> list[VectorStore]:
+    def every_store(self) -> Iterator[VectorStore]:
         """Of all tenants, those not deleted."""
-        records = (each.record for each in self._stores.values())
-        return [each for each in records if each is not None and not each.deleted]
+        return (each.record for each in self._every() if each.record and not each.record.deleted)
+
+    def _every(self) -> list[Store]:
+        return [store for stores in self._stores.values() for store in stores.values()]
 
     def every_file(self) -> list[StoredFile]:
         """Of all tenants, whatever their state."""
-        return list(self._files.values())
+        return [file for files in self._files.values() for file in files.values()]
 
 
-def _gone(entries: Iterable[Entry]) -> list[Kept]:
-    return [
-        replace(each.wanted, wanted=DELETED, revision=each.wanted.revision + 1) for each in entries
-    ]
+def gone(entry: Entry) -> StoreFile:
+    """What is to be written for a file to leave its store."""
+    return replace(entry.wanted, wanted=DELETED, revision=entry.wanted.revision + 1)

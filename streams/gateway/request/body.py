@@ -43,6 +43,7 @@ class _First(FailFast):
         return 1
 
 
+MESSAGES_MAX = 2_048  # as OpenAI takes; more cost the loop more than their texts
 Texts = Annotated[list[str], _First()]
 Strings = Annotated[
     Any,
@@ -242,7 +243,7 @@ class Message(StrictBody):
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], _First()] = Field(min_length=1)
+    messages: Annotated[list[Message], _First()] = Field(min_length=1, max_length=MESSAGES_MAX)
     max_completion_tokens: int | None = Field(None, ge=1, le=_INT_32_MAX)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -265,7 +266,9 @@ class TokenizeBody(StrictBody):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], _First(), Field(min_length=1)] | None = None
+    messages: (
+        Annotated[list[Message], _First(), Field(min_length=1, max_length=MESSAGES_MAX)] | None
+    ) = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

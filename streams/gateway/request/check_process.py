@@ -1,7 +1,9 @@
-"""Asks a process for what may take long, and ends it when an answer takes too long.
+"""Asks processes for what may take long, and ends one when an answer takes too long.
 
-One question at a time; a bounded number waits. So neither a schema nor a pattern nor a very long
-text or chat stops the event loop, which keeps the gateway's lease.
+Of each tenant one question at a time, and a bounded number waits; tenants take turns. A question
+that nobody waits for any more is not asked, and if it is under way its process ends. So neither a
+schema nor a pattern nor a very long text or chat stops the event loop, which keeps the gateway's
+lease, and no tenant's slow ones keep others waiting while a process is free.
 """
 
 import asyncio
@@ -11,82 +13,56 @@ import select
 import subprocess
 import sys
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 from schemas.errors import InvalidRequest, TooManyRequests
+from schemas.sections import environment_of_child
 
-WAITING_MAX = 32
+PROCESSES_MAX = 2  # of one kind; the second one is there while several tenants ask
+WAITING_MAX = 32  # questions of a tenant
 KNOWN_MAX = 1_024  # answers that are remembered: clients send the same schema again and again
 START_MS = 60_000  # its imports, on a machine that is busy
 _READ_BYTES = 1 << 20
 
 
-class CheckProcess:
-    """The process and whoever waits for it; started by the first question, and again after loss."""
+class _Process:
+    """One process; started by its first question, and again after loss."""
 
     def __init__(self, module: str, doing: str) -> None:
-        """`module` answers, and `doing` is what callers are told took too long."""
         self._module, self._doing = module, doing
         self._process: subprocess.Popen[bytes] | None = None
-        self._thread = ThreadPoolExecutor(1, module)  # nobody else talks to the process
-        self._waiting = 0
-        self._known: OrderedDict[bytes, str] = OrderedDict()
-        atexit.register(self.close)
+        self.thread = ThreadPoolExecutor(1, module)  # nobody else talks to the process
 
-    async def check(self, name: str, text: str, limit_ms: int) -> str:
-        """What is wrong with a text, by a check of that name; empty when nothing is."""
-        digest = blake2b(f"{name}\0{text}".encode(), digest_size=16).digest()
-        known = self._known.get(digest)
-        if known is not None:
-            self._known.move_to_end(digest)
-            return known
-        answer = str(await self.ask(name, text, limit_ms=limit_ms))
-        self._known[digest] = answer
-        if len(self._known) > KNOWN_MAX:
-            self._known.popitem(last=False)
-        return answer
-
-    async def ask(
-        self, name: str, *arguments: Any, limit_ms: int, waiting_max: int = WAITING_MAX
-    ) -> Any:
-        """The answer; raises InvalidRequest where it takes longer, TooManyRequests where too many
-        wait.
-        """
-        if self._waiting >= waiting_max:
-            raise TooManyRequests(f"{waiting_max} calls for {self._doing} wait; try again")
-        line = json.dumps([name, arguments]).encode() + b"\n"
-        self._waiting += 1
+    def ask_blocking(self, line: bytes, limit_ms: int) -> Any:
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, self._ask_blocking, line, limit_ms)
-        finally:
-            self._waiting -= 1
-
-    def _ask_blocking(self, line: bytes, limit_ms: int) -> Any:
-        process = self._process
-        if process is None or process.poll() is not None:
-            process = self._start()
-        assert process.stdin is not None
-        try:
+            process = self._process
+            if process is None or process.poll() is not None:
+                process = self._start()
+            assert process.stdin is not None
             process.stdin.write(line)
             process.stdin.flush()
             return self._read_answer(process, limit_ms)
         except (OSError, EOFError, TimeoutError) as error:
             self.close()
-            is_late = isinstance(error, TimeoutError)
-            cost = f"more than {limit_ms} ms" if is_late else "too much memory"
+            if isinstance(error, TimeoutError):
+                raise TooSlow(
+                    f"{self._doing} took more than {limit_ms} ms; make it smaller or simpler"
+                ) from error
             raise InvalidRequest(
-                f"{self._doing} took {cost}; make it smaller or simpler"
+                f"{self._doing} took too much memory; make it smaller or simpler"
             ) from error
 
     def _start(self) -> "subprocess.Popen[bytes]":
         self.close()
-        command = [sys.executable, "-m", self._module]
         self._process = process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", self._module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment_of_child(),
         )
         self._read_answer(process, START_MS)
         return process
@@ -105,6 +81,11 @@ class CheckProcess:
                 raise EOFError
         return json.loads(b"".join(parts))
 
+    def kill(self) -> None:
+        """Have the question under way fail."""
+        if self._process is not None:
+            self._process.kill()
+
     def close(self) -> None:
         """End the process, if there is one."""
         process, self._process = self._process, None
@@ -114,6 +95,134 @@ class CheckProcess:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     pipe.close()
+
+
+class TooSlow(InvalidRequest):
+    """An answer took longer than it may."""
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    line: bytes
+    limit_ms: int
+    answer: asyncio.Future[Any] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class CheckProcess:
+    """The processes of one kind, and whoever waits for them."""
+
+    def __init__(self, module: str, doing: str) -> None:
+        """`module` answers, and `doing` is what callers are told took too long."""
+        self._module, self._doing = module, doing
+        self._idle = [_Process(module, doing)]
+        self._asked: dict[str, _Process] = {}  # by tenant: whose question is under way
+        self._lines: dict[str, deque[_Question]] = {}  # what waits; who is next is the first
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._known: OrderedDict[bytes, str] = OrderedDict()
+        atexit.register(self.close)
+
+    async def check(self, name: str, text: str, limit_ms: int, tenant: str = "") -> str:
+        """What is wrong with a text, by a check of that name; empty when nothing is."""
+        digest = blake2b(f"{name}\0{text}".encode(), digest_size=16).digest()
+        known = self._known.get(digest)
+        if known is not None:
+            self._known.move_to_end(digest)
+            return known
+        answer = str(await self.ask(name, text, limit_ms=limit_ms, tenant=tenant))
+        self._known[digest] = answer
+        if len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+        return answer
+
+    async def ask(
+        self,
+        name: str,
+        *arguments: Any,
+        limit_ms: int,
+        tenant: str = "",
+        waiting_max: int = WAITING_MAX,
+    ) -> Any:
+        """The answer; raises InvalidRequest where it takes too much, TooManyRequests where too many
+        of a tenant's wait.
+        """
+        self.check_room(tenant, waiting_max)
+        question = _Question(json.dumps([name, arguments]).encode() + b"\n", limit_ms)
+        self._lines.setdefault(tenant, deque()).append(question)
+        self._begin()
+        try:
+            return await question.answer
+        finally:
+            if question in (line := self._lines.get(tenant, deque())):  # nobody waits any more
+                line.remove(question)
+
+    def check_room(self, tenant: str, waiting_max: int) -> None:
+        """Raise TooManyRequests where so many questions of a tenant's wait already."""
+        if len(self._lines.get(tenant, ())) + (tenant in self._asked) >= waiting_max:
+            raise TooManyRequests(f"{waiting_max} calls for {self._doing} wait; try again")
+
+    def _begin(self) -> None:
+        """Ask what may be asked now."""
+        for tenant in list(self._lines):
+            if tenant in self._asked:
+                continue
+            line = self._lines.pop(tenant)
+            if not line:
+                continue
+            process = self._free()
+            if process is None:
+                self._lines = {tenant: line, **self._lines}
+                return
+            question = line.popleft()
+            if line:
+                self._lines[tenant] = line  # behind those of others
+            self._asked[tenant] = process
+            task = asyncio.create_task(self._answer(tenant, process, question))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _free(self) -> _Process | None:
+        if self._idle:
+            return self._idle.pop()
+        return _Process(self._module, self._doing) if len(self._asked) < PROCESSES_MAX else None
+
+    async def _answer(self, tenant: str, process: _Process, question: _Question) -> None:
+        asking = asyncio.get_running_loop().run_in_executor(
+            process.thread, process.ask_blocking, question.line, question.limit_ms
+        )
+        asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            await asyncio.wait([asking, question.answer], return_when="FIRST_COMPLETED")
+            if not asking.done():
+                process.kill()
+                await asyncio.wait([asking])
+            if question.answer.done():  # nobody waits any more
+                return
+            if (error := asking.exception()) is not None:
+                question.answer.set_exception(error)
+            else:
+                question.answer.set_result(asking.result())
+        finally:
+            if self._asked.get(tenant) is process:
+                del self._asked[tenant]
+                self._rest(process)
+                self._begin()
+
+    def _rest(self, process: _Process) -> None:
+        if not self._idle or any(tenant not in self._asked for tenant in self._lines):
+            self._idle.append(process)
+        else:
+            process.close()
+
+    def close(self) -> None:
+        """End all processes."""
+        self._idle += self._asked.values()
+        self._asked.clear()
+        self._lines.clear()
+        for process in self._idle:
+            process.close()
+        del self._idle[1:]
 
 
 # One for a process, however many gateways a test has in it.

@@ -20,7 +20,7 @@ FORM_CHARS_MAX, REGEX_CHARS_MAX, CHOICES_MAX = 262_144, 8_192, 1_024
 Forms = list[tuple[str, StructuredKind, Any]]
 
 
-async def form_of(body: GenerationBody, limit_ms: int) -> Structured | None:
+async def form_of(body: GenerationBody, limit_ms: int, tenant: str = "") -> Structured | None:
     """The one constraint on the form of the answer; raises InvalidRequest, also where checking it
     takes too long.
     """
@@ -38,7 +38,7 @@ async def form_of(body: GenerationBody, limit_ms: int) -> Structured | None:
     check = _CHECKS.get(kind)
     if check is not None and not _is_beyond(kind, text):
         try:
-            wrong = await CHECK_PROCESS.check(check, text, limit_ms)
+            wrong = await CHECK_PROCESS.check(check, text, limit_ms, tenant)
         except InvalidRequest as error:
             raise InvalidRequest(f"{name}: {error.message}", name) from error
         if wrong:

@@ -80,7 +80,7 @@ class CallOptions:
 
 
 async def take_in(
-    raw: bytes, endpoint: Endpoint, served: Served, settings: GatewaySettings
+    raw: bytes, endpoint: Endpoint, served: Served, settings: GatewaySettings, tenant: str = ""
 ) -> Intake:
     """Check a call's bytes and tokenise its prompt."""
     body: ChatBody | CompletionBody
@@ -88,13 +88,13 @@ async def take_in(
         body = parse(ChatBody, raw, settings.values_max)
     else:  # whose prompt may be token ids
         body = parse(CompletionBody, raw, settings.values_max + served.max_model_len)
-    return await take_in_body(body, served, settings)
+    return await take_in_body(body, served, settings, tenant)
 
 
 async def take_in_body(
-    body: ChatBody | CompletionBody, served: Served, settings: GatewaySettings
+    body: ChatBody | CompletionBody, served: Served, settings: GatewaySettings, tenant: str = ""
 ) -> Intake:
-    """Check what its types do not, and tokenise its prompt."""
+    """Check what its types do not, and tokenise its prompt; what takes long has its turn."""
     collection = collection_of(body.model, served.name)
     if body.model_extra:
         refuse_extras(body.model_extra)
@@ -106,22 +106,22 @@ async def take_in_body(
             f"n: expected at most {most} answers of one call, found {shown(n * len(given))}",
             "n",
         )
-    form = await form_of(body, settings.aside_ms) if body.names_form else None
+    form = await form_of(body, settings.aside_ms, tenant) if body.names_form else None
     messages: list[dict[str, str]] = []
     search: Search | None = None
     prompts: Sequence[Sequence[int]]
     if isinstance(body, ChatBody):
         messages = plain_messages(body.messages)
-        search = await _search(body, collection, messages, served, settings)
+        search = await _search(body, collection, messages, served, settings, tenant)
         if search is None:
-            prompts = [await chat_prompt(body, messages, served, settings)]
+            prompts = [await chat_prompt(body, messages, served, settings, tenant)]
         else:
             search.check_form(form)
             prompts = [search.prompt.ids]
     elif collection:
         raise InvalidRequest("model: only chats are looked up in a collection", "model")
     else:
-        prompts = [await _completion_prompt(each, body, served, settings) for each in given]
+        prompts = [await _completion_prompt(each, body, served, settings, tenant) for each in given]
     return Intake(
         endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETION,
         body=body,
@@ -243,6 +243,7 @@ async def _search(
     messages: Sequence[Mapping[str, str]],
     served: Served,
     settings: GatewaySettings,
+    tenant: str,
 ) -> Search | None:
     """What is to be found for a chat first, if anything is."""
     wished = wished_search(body, collection)
@@ -255,6 +256,7 @@ async def _search(
         served.tokenizer,
         settings,
         lambda chars: check_length(chars, served, settings),
+        tenant,
     )
 
 
@@ -263,6 +265,7 @@ async def chat_prompt(
     messages: Sequence[Mapping[str, str]],
     served: Served,
     settings: GatewaySettings,
+    tenant: str = "",
 ) -> "array[int]":
     """Render and tokenise."""
     return await served.tokenizer.encode_chat(
@@ -271,6 +274,7 @@ async def chat_prompt(
         variables=body.chat_template_kwargs,
         check_chars=lambda chars: check_length(chars, served, settings),
         limit_ms=settings.aside_ms,
+        tenant=tenant,
     )
 
 
@@ -296,14 +300,14 @@ def _prompts_given(prompt: Any) -> list[Any]:
 
 
 async def _completion_prompt(
-    prompt: Any, body: CompletionBody, served: Served, settings: GatewaySettings
+    prompt: Any, body: CompletionBody, served: Served, settings: GatewaySettings, tenant: str
 ) -> Sequence[int]:
     if not isinstance(prompt, str):
         return _checked_ids(prompt, served.tokenizer.vocab)
     check_length(len(prompt), served, settings)
     special = body.add_special_tokens is not False
     return await served.tokenizer.encode(
-        prompt, add_special_tokens=special, limit_ms=settings.aside_ms
+        prompt, add_special_tokens=special, limit_ms=settings.aside_ms, tenant=tenant
     )
 
 

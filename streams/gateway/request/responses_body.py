@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 from schemas.errors import InvalidRequest
 from schemas.rules.sizes import PASSAGES_MAX
 from streams.gateway.http.errors import from_detail, shown
-from streams.gateway.request.body import Body, StrictBody
+from streams.gateway.request.body import MESSAGES_MAX, Body, StrictBody
 from streams.gateway.request.fields import HARMLESS
 
 INCLUDE = RESULTS, LOGPROBS = "file_search_call.results", "message.output_text.logprobs"
@@ -90,7 +90,7 @@ class ResponsesBody(StrictBody):
     """POST /v1/responses."""
 
     model: str
-    input: str | list[dict[str, Any]]
+    input: str | Annotated[list[dict[str, Any]], Field(max_length=MESSAGES_MAX)]
     instructions: str | None = None
     previous_response_id: str | None = None
     temperature: float | None = Field(None, ge=0, le=2)

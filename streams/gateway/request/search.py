@@ -126,6 +126,7 @@ async def search_of(
     tokenizer: Tokenizer,
     settings: GatewaySettings,
     check_chars: Callable[[int], None],
+    tenant: str,
 ) -> Search:
     """Check the search, and tokenise its chat; raises InvalidRequest."""
     marked = _last_user(messages)
@@ -138,6 +139,7 @@ async def search_of(
         add_generation_prompt=body.add_generation_prompt is not False,
         variables=body.chat_template_kwargs,
         check_chars=check_chars,
+        tenant=tenant,
     )
     texts = (settings.context_lead, settings.context_joint, settings.context_trail)
     lead, joint, trail = (tokenizer.encoder.ids([text]) for text in texts)
@@ -150,6 +152,7 @@ async def search_of(
             len(again) - 1,
             variables=body.chat_template_kwargs,
             check_chars=check_chars,
+            tenant=tenant,
         )
         probe = probe_of(wished, wished.probes, settings, asked_again(prompt, longer, form))
     return Search(

@@ -213,6 +213,7 @@ class Tokenizer:
         variables: Mapping[str, Any] | None = None,
         check_chars: Callable[[int], None],
         limit_ms: int = ENCODE_MS,
+        tenant: str = "",
     ) -> "array[int]":
         """Token ids of a chat, whose special tokens are the template's alone: what stands in a
         message, or a variable, is text even where it is spelled like one.
@@ -232,10 +233,10 @@ class Tokenizer:
             return self.encoder.ids(pieces, in_thread=True)
 
         with suppress(TooLong):
-            return await self.encoder.aside(ids, chars)
+            return await self.encoder.aside(ids, chars, tenant)
         check_chars(chars)
         asked = (str(self._folder), messages, add_generation_prompt, variables)
-        answer = await CHECK_PROCESS.ask("chat", *asked, limit_ms=limit_ms)
+        answer = await CHECK_PROCESS.ask("chat", *asked, limit_ms=limit_ms, tenant=tenant)
         if "refused" in answer:
             raise InvalidRequest(*answer["refused"])
         return array("i", answer["ids"])
@@ -248,6 +249,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
         check_chars: Callable[[int], None],
+        tenant: str = "",
     ) -> MarkedPrompt:
         """Token ids of a chat, in which the text of one message is encoded for itself, so that
         others can be put before and after it. Raises as `encode_chat` does, and InvalidRequest
@@ -269,7 +271,7 @@ class Tokenizer:
             return self._marked(parts)
 
         try:
-            return await self.encoder.aside(prompt, chars)
+            return await self.encoder.aside(prompt, chars, tenant)
         except TooLong:
             raise InvalidRequest(
                 f"messages: expected at most {self.encoder.thread_chars_max} characters with "
@@ -283,7 +285,7 @@ class Tokenizer:
         return MarkedPrompt(before + within + after, at, at + len(within))
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool, limit_ms: int = ENCODE_MS
+        self, text: str, *, add_special_tokens: bool, limit_ms: int = ENCODE_MS, tenant: str = ""
     ) -> "array[int]":
         """Token ids of a text; a long one is encoded in a thread, so that streams go on, and a very
         long one in another process, which may be ended. Raises InvalidRequest after the limit.
@@ -293,9 +295,10 @@ class Tokenizer:
             return self.encoder.ids([text], add_special_tokens=add_special_tokens, in_thread=True)
 
         with suppress(TooLong):
-            return await self.encoder.aside(ids, len(text))
+            return await self.encoder.aside(ids, len(text), tenant)
         asked = (str(self._folder), text, add_special_tokens)
-        return array("i", await CHECK_PROCESS.ask("encode", *asked, limit_ms=limit_ms))
+        ids_made = await CHECK_PROCESS.ask("encode", *asked, limit_ms=limit_ms, tenant=tenant)
+        return array("i", ids_made)
 
     def token_text(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of a token."""

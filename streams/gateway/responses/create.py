@@ -80,7 +80,7 @@ async def create(gateway: Gateway, exchange: Exchange) -> str:
     exchange.call_id = new_request_id(exchange.arrived_ms)
     exchange.reply_headers.append((b"x-request-id", exchange.call_id.encode()))
     exchange.tenant = gateway.keys.tenant(exchange.headers)
-    await gateway.admitted()  # before anything of the body is kept
+    await gateway.admitted(exchange.tenant)  # before anything of the body is kept
     raw = await exchange.read_body(gateway.body_reader)
     body = parse(ResponsesBody, raw, gateway.settings.values_max)
     refuse_fields(body)
@@ -97,7 +97,8 @@ async def create(gateway: Gateway, exchange: Exchange) -> str:
 
 
 async def _inquiry(gateway: Gateway, exchange: Exchange, asked: ResponseCall) -> Inquiry:
-    intake = await take_in_body(asked.chat(), gateway.served, gateway.settings)
+    served, settings = gateway.served, gateway.settings
+    intake = await take_in_body(asked.chat(), served, settings, exchange.tenant)
     conversation = conversation_of(gateway, exchange, intake)
     if asked.earlier.session_id:  # there lies the KV of what was said
         turn = sum(message["role"] == "assistant" for message in asked.messages)

@@ -180,7 +180,7 @@ async def _answer_by_now(
 ) -> Call:
     """What the log has of the answer, or will have until it ends, within so long a wait."""
     call = resumed_call(gateway, exchange, form.key(), [Position()], waits_for_end=True)
-    gateway.admit_resume(call.key.parent_id)
+    gateway.admit_resume(call.key.parent_id, call.key.tenant)
     gateway.resumed.add(call)
     try:
         async with asyncio.timeout((wait_ms or gateway.settings.resume_ms) / 1000):

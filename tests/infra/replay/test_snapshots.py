@@ -7,6 +7,7 @@ import sys
 import zlib
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from infra.simulator.cluster import Checker, Cluster
@@ -17,7 +18,7 @@ from streams.core.effects import Effect
 from streams.core.events import Event
 from streams.core.router import Router
 from streams.gateway.request.check_process import CheckProcess
-from streams.journal.snapshot import packed, unpacked
+from streams.journal.snapshot import numbers, packed, unpacked
 from tests.infra.simulator.storms import weathered
 
 LOOKS = 20  # between two snapshots
@@ -103,6 +104,35 @@ def test_nothing_is_made_that_does_more_than_hold_values(kind: type) -> None:
     """Classes of the project's own start processes and connect (issue 14, 2)."""
     with pytest.raises(RecordError, match="is no part of a router"):
         unpacked(zlib.compress(pickle.dumps(kind)))
+
+
+class Objects:
+    """An array whose bytes are taken for addresses of objects."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return np.ndarray, ((1,), np.dtype("O"), (0xDEADBEEF).to_bytes(8, "little"))
+
+
+class OfObjects:
+    """The same by the name that is allowed."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return numbers, ("|O", (1,), b"\xef" * 8)
+
+
+@pytest.mark.parametrize(
+    ("evil", "said"), [(Objects, "ndarray is no part"), (OfObjects, "numbers")]
+)
+def test_no_bytes_are_taken_for_objects(evil: type, said: str) -> None:
+    """A recording crashed the process at an address of its choice (found 28)."""
+    with pytest.raises(RecordError, match=said):
+        unpacked(zlib.compress(pickle.dumps(frozenset([evil()]))))
+
+
+def test_a_small_snapshot_does_not_become_a_large_one() -> None:
+    zeros = pickle.dumps(bytes(64 << 20))
+    with pytest.raises(RecordError, match="expected a whole state of at most 16777216 bytes"):
+        unpacked(zlib.compress(zeros))
 
 
 def test_what_is_no_snapshot_is_refused() -> None:

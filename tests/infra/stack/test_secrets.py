@@ -56,7 +56,10 @@ def test_secrets_are_neither_written_nor_shown(settings: Settings, tmp_path: Pat
     assert not [each for spec in specs for each in SECRETS if each in " ".join(spec.command)]
     for spec in specs:
         names = {name: value for name, value in spec.env.items() if name.startswith("TRIVIUM_")}
-        assert load(tmp_path / "stack.toml", environ=names) == settings
+        own = load(tmp_path / "stack.toml", environ=names)
+        assert own.log == settings.log
+        is_asked = spec.name.startswith("gateway")
+        assert own.gateway.api_keys == (settings.gateway.api_keys if is_asked else ())
 
 
 def test_secrets_can_be_in_files_of_their_own(tmp_path: Path) -> None:
@@ -77,7 +80,7 @@ def test_secrets_can_be_in_files_of_their_own(tmp_path: Path) -> None:
         ("[log]\nsasl_password_file = '/dev/null'", "expected one line, found 0 in /dev/null"),
         ("[log]\nbootstrap_file = 'x'", "log.bootstrap_file: unknown"),
         ("[log]\nsasl_password = 12345", "sasl_password: expected a valid string, found something"),
-        ("[gateway]\napi_keys = ['a,b']", "gateway.api_keys: expected no commas"),
+        ("[gateway]\napi_keys = ['a,b']", "gateway.api_keys: expected keys without"),
     ],
 )
 def test_messages_about_secrets_do_not_quote_them(tmp_path: Path, text: str, message: str) -> None:

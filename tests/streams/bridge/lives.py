@@ -29,7 +29,7 @@ from streams.bridge.progress import Note, decode
 from streams.bridge.prompts import Prompts
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.writer_schemas import WriterSchemas
-from streams.bridge.slots import Slots
+from streams.bridge.turns.slots import Slots
 from streams.gateway.stream.hub import Call, Hub
 from tests.streams.bridge.samples import KEY, pair, record
 from tests.streams.gateway.samples import MODEL
@@ -164,6 +164,11 @@ class StubAsking:
         self.asked: list[int] = []  # offsets, in order
         self.begun: list[int] = []  # those listened to before that
         self.told: dict[int, TriviumError] = {}  # of tokens that are there already
+        self.given_up: set[int] = set()
+        self.lines = SimpleNamespace(
+            is_given_up=lambda record: record.offset in self.given_up,
+            owner=lambda record: (record.key or b"").decode(),
+        )
         self.begins: set[int] = set()  # what these tell the beginning of
         self._waiting: dict[int, asyncio.Future[list[Sending] | TriviumError]] = {}
 
@@ -172,6 +177,9 @@ class StubAsking:
         asked.tries += 1
         self.begun.append(asked.record.offset)
         return Call(KEY, deadline_ms=1, arrived_s=0.0, waits_for_end=True)
+
+    async def check(self, asked: Asked) -> None:
+        """Whether it can be tokenised."""
 
     def is_told_of(self, asked: Asked) -> bool:
         return asked.record.offset in self.begins

@@ -11,8 +11,10 @@ import pytest
 
 from schemas.codec import unreadable_value
 from schemas.errors import BrokerUnavailable, Fenced, LeaseError, QueueFull, WorkerLost
+from streams.bridge import life, progress
 from streams.bridge.life import Life
 from streams.bridge.progress import WINDOW
+from streams.bridge.prompts import PromptRecord, Prompts, Question
 from tests.streams.bridge.lives import TOKENS, Bridge, MemoryLog, memory_log
 from tests.streams.bridge.samples import pair
 from tests.virtual import virtual
@@ -119,7 +121,8 @@ async def test_calls_for_vectors_need_no_slot_and_no_tokens(memory_log: MemoryLo
         await take(life, memory_log, 8, value=call)
         await until(lambda: 8 in bridge.asking.asked)
     second = Bridge(memory_log)
-    second.shared.slots.taken = 8
+    for _ in range(8):
+        await second.shared.slots.acquire()
     async with second.living():
         await pass_time(1)
         assert second.asking.begun == list(range(8))
@@ -295,6 +298,96 @@ async def test_nothing_is_read_far_ahead_of_the_first_without_an_answer(
         bridge.asking.answer(0)
         await taking
         assert not bridge.troubles
+
+
+@virtual
+async def test_large_prompts_are_not_held_by_the_thousand(
+    memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read ahead is bounded in bytes, too; a successor reads as far as others could."""
+    monkeypatch.setattr(life, "WINDOW_BYTES", 4_000)
+    monkeypatch.setattr(progress, "WINDOW_BYTES", 4_000)
+    first, second = Bridge(memory_log), Bridge(memory_log)
+    slept = first.life()
+    await until(lambda: memory_log.commits == 1)
+    for offset in range(3):
+        await slept.take(memory_log.put(offset, value={"text": "a" * 1_200}))
+    taking = asyncio.ensure_future(slept.take(memory_log.put(3, value={"text": "a" * 1_200})))
+    await until(lambda: first.asking.asked == [0, 1, 2])
+    await pass_time(1)
+    assert not taking.done()
+    first.asking.answer(0)
+    await taking
+    assert memory_log.note.window_bytes == 4_000
+    async with second.living():
+        await until(lambda: second.asking.asked == [1, 2, 3])
+    assert not first.troubles
+    await slept.stop()
+
+
+@virtual
+async def test_what_was_given_up_is_answered_unread_and_takes_no_slot(
+    memory_log: MemoryLog,
+) -> None:
+    """A cancelled batch of a thousand lines held all others up (found 28)."""
+    bridge = Bridge(memory_log)
+    bridge.asking.given_up = set(range(20))
+    async with bridge.living() as life:
+        await take(life, memory_log, *range(20), value=b"no prompt at all")
+        await take(life, memory_log, 20)
+        await until(lambda: bridge.asking.asked == [20])
+        await until(lambda: len(memory_log.answers()) == 20)
+        codes = {answer.error_code for answer in memory_log.answers().values()}
+    assert codes == {"cancelled"} and not memory_log.letters
+
+
+@virtual
+async def test_whoever_has_few_slots_is_next(memory_log: MemoryLog) -> None:
+    """One tenant's prompts are in front of all partitions, and another's one is asked at once."""
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        for offset in range(100):
+            await life.take(memory_log.put(offset, key=b"many"))
+        await life.take(memory_log.put(100, key=b"one"))
+        await until(lambda: len(bridge.asking.asked) == 8)
+        bridge.asking.answer(3)
+        await until(lambda: 100 in bridge.asking.asked)
+        assert len(bridge.asking.asked) == 9
+
+
+@virtual
+async def test_a_prompt_that_bridges_fall_on_is_an_error_in_the_end(
+    memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever begins at a place where nobody got on notes what it reads, one by one."""
+    question, read = Prompts.question, list[int]()
+
+    async def fall(prompts: Prompts, record: PromptRecord) -> Question:
+        read.append(record.offset)
+        if record.offset == 2:
+            await asyncio.get_running_loop().create_future()
+        return await question(prompts, record)
+
+    monkeypatch.setattr(Prompts, "question", fall)
+    for lives in range(1, 4):
+        made = Bridge(memory_log).life()
+        taking = [
+            asyncio.ensure_future(made.take(memory_log.put(offset)))
+            for offset in range(5 if lives == 1 else 0)
+        ]
+        await until(lambda lives=lives: read.count(2) == lives)
+        await pass_time(1)
+        await made.stop()
+        await asyncio.gather(*taking)
+    assert memory_log.note.reading == 2
+    bridge = Bridge(memory_log)
+    async with bridge.living():
+        await until(lambda: 2 in memory_log.answers())
+        assert "was lost meanwhile" in (memory_log.answers()[2].error_message or "")
+        for offset in (0, 1, 3, 4):
+            bridge.asking.answer(offset)
+        await until(lambda: len(memory_log.answers()) == 5)
+        assert memory_log.note.begun == 0
 
 
 @virtual

@@ -8,7 +8,8 @@ import pytest
 
 from schemas.errors import BodyTooLarge, InvalidRequest, RecordError, TriviumError
 from schemas.records import Priority, Prompt, PromptMessage
-from streams.bridge.prompts import VALUE_BYTES_MAX, answer_format
+from streams.bridge.prompts import VALUE_BYTES_MAX, Prompts, answer_format
+from streams.bridge.writer_schemas import WriterSchemas
 from streams.gateway.request.body import CompletionBody
 from tests.streams.bridge.samples import CODEC, asked, body_of, pair, record
 from tests.streams.gateway.samples import MODEL
@@ -130,7 +131,7 @@ async def test_a_whole_body(as_text: bool) -> None:
     found = await asked(value, pair(system="s", temperature=1.0))
     assert isinstance(found.body, CompletionBody)
     assert body_of(found) == {
-        "model": MODEL, "prompt": [1, 2], "top_k": 3, "priority": "standard"
+        "model": MODEL, "prompt": [1, 2], "top_k": 3
     }  # fmt: skip
     assert (found.priority, found.deadline_ms) == (Priority.STANDARD, 9)
 
@@ -237,3 +238,28 @@ def test_every_field_of_a_prompt_is_in_the_table_above() -> None:
         "body",
         "endpoint",
     }
+
+
+@pytest.mark.parametrize(
+    ("own", "deployment", "got"),
+    [
+        ("interactive", "interactive", Priority.INTERACTIVE),
+        ("batch", "interactive", Priority.BATCH),
+        ("standard", "batch", Priority.BATCH),
+        ("interactive", "standard", Priority.STANDARD),
+    ],
+)
+async def test_no_prompt_is_more_urgent_than_it_may_be(
+    own: str, deployment: str, got: Priority
+) -> None:
+    """A line of a batch said that it is interactive, and was (found 28)."""
+    prompts = Prompts(
+        pair(priority_max=own), MODEL, CODEC, WriterSchemas("", 1), priority_max=deployment
+    )
+    for value in (
+        {"text": "a", "priority": "interactive"},
+        {"body": {"prompt": "a", "priority": "interactive"}},
+    ):
+        found = await prompts.question(record(value))
+        assert found.priority is got
+        assert found.body.priority is None, "nothing else says so"  # type: ignore[union-attr]

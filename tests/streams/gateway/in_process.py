@@ -228,7 +228,9 @@ class LetterPool:
     async def remove(self, collection: str, document_id: str) -> None:
         self.documents.pop(document_id, None)
 
-    async def embed(self, texts: Sequence[str], *, deadline_ms: int) -> EmbeddedTexts:
+    async def embed(
+        self, texts: Sequence[str], *, deadline_ms: int, tenant: str = ""
+    ) -> EmbeddedTexts:
         if self.trouble is not None:
             raise self.trouble
         counts = np.array([[text.count(c) for c in self.LETTERS] for text in texts], np.float32)

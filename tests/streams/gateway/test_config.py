@@ -24,6 +24,10 @@ def test_the_default_class_is_within_the_cap() -> None:
         ({"deadline_ms_max": 86_400_000}, "deadline_ms_max: expected at most 82800000, while the"),
         ({"priority": "urgent"}, "gateway.priority: expected one of standard, interactive, batch"),
         ({"api_keys": ("a", " ")}, "gateway.api_keys: expected keys, found an empty one"),
+        (
+            {"api_keys": ('["a"', '"b"]')},
+            "api_keys: expected keys without commas, quotes",
+        ),
     ],
 )
 def test_settings_that_stop_the_start(changes: dict[str, Any], message: str) -> None:

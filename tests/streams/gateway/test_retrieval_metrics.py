@@ -143,3 +143,17 @@ async def test_prometheus_can_read_it_over_http() -> None:
     histogram = found["trivium_retrieval_wait_seconds"]
     assert histogram.type == "histogram"
     assert len([s for s in histogram.samples if s.name.endswith("_bucket")]) == len(SEARCH_MS) + 1
+
+
+def test_vector_stores_are_told_together() -> None:
+    """Their ids are their tenants', and /metrics asks for no key (found 28)."""
+    stores = [replace(BOOKS, name=f"vs_{n}", missed_share=n / 10) for n in (1, 2)]
+    text = shown(fleet(replace(LOAD, collections=(BOOKS, *stores))))
+    assert "vs_" not in text
+    of = 'shard="1",worker="r"'
+    for line in (
+        f'documents{{collection="vector stores",{of}}} 10.0',
+        f'missed_share{{collection="vector stores",{of}}} 0.2',
+        f'documents{{collection="books",{of}}} 5.0',
+    ):
+        assert _sorted_labels(f"trivium_retrieval_{line}") in _lines(text)

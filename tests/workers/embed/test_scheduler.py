@@ -48,3 +48,17 @@ def test_nobody_embeds_what_nobody_waits_for() -> None:
     scheduler.add(gone)
     gone.dropped = True
     assert scheduler.batch() == []
+
+
+def test_tenants_take_turns() -> None:
+    """One tenant's thousand texts are in front of another's one (found 28)."""
+    scheduler = Scheduler(30)
+    many = Job([f"b{number}" for number in range(1_000)], [10] * 1_000, Urgency.CALL, "bob")
+    scheduler.add(many)
+    assert texts(scheduler.batch()) == ["b0", "b1", "b2"]
+    scheduler.add(Job(["a0", "a1"], [10, 10], Urgency.CALL, "alice"))
+    assert texts(scheduler.batch()) == ["b3", "a0", "b4"]
+    assert texts(scheduler.batch()) == ["a1", "b5", "b6"]
+    many.dropped = True
+    scheduler.add(Job(["c0"], [10], Urgency.CALL, "carol"))
+    assert texts(scheduler.batch()) == ["c0"] and scheduler.waiting == 0

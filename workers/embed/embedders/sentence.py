@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from schemas.errors import ConfigError
 from schemas.retrieval import Vector
+from workers.embed.embedders.words import slices
 
 # A quarter of the time that transformers takes is for scikit-learn, which nothing here needs.
 is_hidden = sys.modules.setdefault("sklearn", None) is None  # type: ignore[arg-type]  # not found
@@ -58,11 +59,17 @@ class SentenceEmbedder:
 
     def token_starts(self, text: str) -> Sequence[int]:
         """By the model's tokenizer, without the signs that it puts around a text."""
-        return [start for start, _ in self._plain.encode(text, add_special_tokens=False).offsets]
+        found: list[int] = []
+        for begin, end in slices(text):
+            # The form for batches leaves the interpreter to others meanwhile.
+            (encoding,) = self._plain.encode_batch([text[begin:end]], add_special_tokens=False)
+            found += [begin + start for start, _ in encoding.offsets]
+        return found
 
     def embed(self, texts: Sequence[str]) -> Vector:
         """In batches of like lengths."""
-        ids = [self._bounded.encode(text).ids or [0] for text in texts]
+        found = self._bounded.encode_batch_fast(list(texts))
+        ids = [encoding.ids or [0] for encoding in found]
         vectors = np.zeros((len(texts), self.dim), np.float32)
         for numbers in groups([len(each) for each in ids], self._batch_tokens):
             vectors[numbers] = self._computed([ids[number] for number in numbers])

@@ -25,7 +25,9 @@ class ServedTokens:
 
     def ids(self, text: str) -> list[int]:
         """Without the signs that a tokenizer puts around a text."""
-        found: list[int] = self._raw.encode(text, add_special_tokens=False).ids
+        # The form for batches leaves the interpreter to others meanwhile.
+        (encoding,) = self._raw.encode_batch_fast([text], add_special_tokens=False)
+        found: list[int] = encoding.ids
         return found
 
 

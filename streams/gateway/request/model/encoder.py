@@ -9,6 +9,7 @@ where a probe shows that they differ. Knows nothing of chats.
 import asyncio
 import os
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +27,7 @@ os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
 Made = TypeVar("Made")
 # Of a text that a thread encodes: most take some milliseconds, the worst about a second.
 _FAST_CHARS_MAX, _PLAIN_CHARS_MAX = 1 << 20, 1 << 18
-_WAITING_CHARS_MAX = 1 << 22  # of all texts that wait for the thread: others wait behind them
+_WAITING_CHARS_MAX = 1 << 22  # of a tenant's texts that wait for the thread: all wait for that
 _PROBE = (
     "Hello, WORLD!  It's 3.14159 = \u03c0,\r\n\r\n\tisn't it?\u00a0   x_1+=(y**2);//\n  \n#\n"
     "na\u00efve nai\u0308ve \ufb01 \u0130\u017f \u4f60\u597d\u3002 \u3053\u3093\u306b\u3061\u306f "
@@ -54,7 +55,7 @@ class Encoder:
         self.thread_chars_max = _FAST_CHARS_MAX if is_fast else _PLAIN_CHARS_MAX
         # It remembers up to 90 MB of words for each thread that encodes; one keeps up.
         self._pool = ThreadPoolExecutor(1, "tokens") if is_fast else None
-        self._waiting_chars = 0
+        self._waiting_chars: Counter[str] = Counter()  # by tenant
 
     def _probes(self) -> list[str]:
         names = [token.content for token in self.raw.get_added_tokens_decoder().values()]
@@ -83,22 +84,23 @@ class Encoder:
                     raise TooLong from None
         return self._plain(pieces, add_special_tokens)
 
-    async def aside(self, make: Callable[[], Made], chars: int) -> Made:
+    async def aside(self, make: Callable[[], Made], chars: int, tenant: str = "") -> Made:
         """What `make` gives of so many characters; of many from a thread, so that streams go on.
-        Raises TooLong, and TooManyRequests where too many wait."""
+        Raises TooLong, and TooManyRequests where too many of a tenant's wait."""
         if chars > self.thread_chars_max:
             raise TooLong
         if chars <= self._inline_chars:
             return make()
-        if self._waiting_chars and self._waiting_chars + chars > _WAITING_CHARS_MAX:
-            raise TooManyRequests(
-                f"prompts of {self._waiting_chars} characters wait to be encoded; try again"
-            )
-        self._waiting_chars += chars
+        waiting = self._waiting_chars[tenant]
+        if waiting and waiting + chars > _WAITING_CHARS_MAX:
+            raise TooManyRequests(f"prompts of {waiting} characters wait to be encoded; try again")
+        self._waiting_chars[tenant] += chars
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, make)
         finally:
-            self._waiting_chars -= chars
+            self._waiting_chars[tenant] -= chars
+            if not self._waiting_chars[tenant]:
+                del self._waiting_chars[tenant]
 
     def _plain(self, pieces: Sequence[str], special: bool) -> "array[int]":
         ids = array("i")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from infra.simulator.cluster import READY_MS
+from infra.simulator.faults import kinds
 from infra.simulator.faults.aiming import Planned
 from infra.simulator.faults.kinds import KINDS
 from infra.simulator.scenarios.run import run
@@ -24,3 +25,21 @@ def test_it_strikes_and_everybody_is_served(kind: str) -> None:
     verdict = run(scenario)
     assert not verdict.violation
     assert verdict.reached[kind, "decoding"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_members_that_stand_still_over_large_input_keep_nobody_waiting(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever takes a large prompt loses its lease over it, and the same one comes first again
+    (found 28)."""
+    monkeypatch.setattr(kinds, "SLOW_TIMES", 0.0)  # none is only slow
+    plan = [
+        Planned(
+            number=number, kind="slow worker", at_ms=READY_MS + 100.0 * number, phase="decoding"
+        )
+        for number in range(6)
+    ]
+    verdict = run(replace(drawn(seed), plan=plan, timeout_ms=20_000))
+    assert not verdict.violation
+    assert verdict.reached["slow worker", "decoding"]

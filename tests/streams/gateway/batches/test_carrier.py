@@ -17,12 +17,12 @@ from schemas.log.transactions import Sending, Transactions
 from schemas.records import Batch
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
-from streams.gateway.batches import carrier, shapes, underway
+from streams.gateway.batches import carrier, shapes, turns, underway
 from streams.gateway.log.objects import ObjectLog
 from streams.gateway.objects.table import key_of
 from tests.streams.gateway.batches.samples import file_of, line
 from tests.streams.gateway.batches.stand_in import CODEC, answered, standing_in
-from tests.streams.gateway.indexing.running import gateway
+from tests.streams.gateway.indexing.running import KEYS, gateway
 from tests.waiting import until
 
 pytestmark = pytest.mark.kafka
@@ -34,7 +34,7 @@ FAR = "context_length_exceeded"
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a small batch is sent and written piece by piece."""
     monkeypatch.setattr(carrier, "CHUNK", 10)
-    monkeypatch.setattr(carrier, "WAITING_MAX", 40)
+    monkeypatch.setattr(turns, "WAITING_MAX", 40)
     monkeypatch.setattr(underway, "WRITE_S", 0.05)
 
 
@@ -104,6 +104,28 @@ async def test_every_line_is_answered_once(kafka: LogSettings) -> None:
         listed = [each.id async for each in ai.files.list(purpose="batch_output")]
         assert {batch.output_file_id, batch.error_file_id} <= set(listed)
         assert (await ai.batches.list(limit=1)).data[0].id == made.id
+
+
+async def test_one_tenants_batches_leave_turns_to_another(
+    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen batches that got no answers kept another's one line waiting (found 28)."""
+    monkeypatch.setattr(turns, "CARRIED_MAX", 2)
+
+    def reply(body: dict[str, Any]) -> dict[str, Any] | None:
+        return None if "bob" in body["messages"][0]["content"] else answered(body)
+
+    async with gateway(kafka, "g1") as one, standing_in(kafka, reply) as bridge:
+        async with one.ai(KEYS[0]) as bob, one.ai(KEYS[1]) as alice:
+            lines = file_of(*(line(f"bob{number}") for number in range(60)))
+            bobs = [(await begun(bob, lines)).id for _ in range(3)]
+            await until(lambda: len(bridge.asked) == 40)
+            batch = await ended(alice, (await begun(alice, calls(7))).id)
+            assert (batch.status, batch.request_counts.completed) == ("completed", 7)
+            assert len(bridge.asked) <= 40 + 7 + 20, "what bob has ahead is bounded"
+            for name in bobs:
+                await bob.batches.cancel(name)
+                assert (await ended(bob, name)).status == "cancelled"
 
 
 async def test_what_is_wrong_with_a_file_ends_its_batch(kafka: LogSettings) -> None:

@@ -160,11 +160,18 @@ async def test_half_an_upload_leaves_nothing() -> None:
 
 
 async def test_so_many_files_come_at_once() -> None:
-    gateway = keeping(uploads_max=1)
-    gateway.state.uploads._under_way = 1
-    response = await upload(gateway)
+    """One tenant's forms that trickle leave places for others (found 28)."""
+    gateway = keeping(uploads_max=2)
+    places, keys = gateway.state.uploads._places, gateway.state.keys
+    one, two = (keys.tenant({b"authorization": b"Bearer %b" % key.encode()}) for key in KEYS)
+    places.take(one, "uploads")
+    response = await upload(gateway, key="one")
     assert response.status_code == 429
-    assert "1 files are being uploaded" in response.json()["error"]["message"]
+    assert "1 of your uploads and 0 of others" in response.json()["error"]["message"]
+    assert (await upload(gateway, key="two")).status_code == 200
+    places.take(two, "uploads")
+    assert (await upload(gateway, key="two")).status_code == 429
+    assert places.taken == 2
 
 
 async def test_while_the_log_is_away_callers_are_told() -> None:

@@ -48,9 +48,11 @@ async def file_of(gateway: InProcessGateway, name: str = "a.txt") -> str:
 def complete(gateway: InProcessGateway, store: str, file_id: str) -> None:
     """As the indexer would say."""
     table = gateway.objects.table
-    found = table.stores(gateway.state.keys.tenant({b"authorization": b"Bearer one"}))
-    record = next(each for each in found if store.endswith(each.store_id))
-    entry = table.entry(record, file_id)
+    tenant = gateway.state.keys.tenant({b"authorization": b"Bearer one"})
+    names = table.store_order(tenant).beyond(None, newer=True)
+    record = table.store(tenant, next(name for name in names if store.endswith(name)))
+    assert record is not None
+    entry = table.of(record).entry(file_id)
     assert entry is not None
     result = StoreFileResult(
         store_id=record.store_id,

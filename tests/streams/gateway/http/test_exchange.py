@@ -49,7 +49,7 @@ async def test_bodies_are_bounded_together_while_they_are_read() -> None:
         await half.wait()
         refused = await client.post(CHATS, content=b" " * 200, headers=headers)
         assert refused.status_code == 429
-        assert "at most 1000 bytes of bodies" in refused.json()["error"]["message"]
+        assert "900 of your bytes of bodies" in refused.json()["error"]["message"]
         gateway.answer_with("ok")
         release.set()
         assert (await first).status_code == 200

@@ -39,11 +39,11 @@ def test_a_status_is_what_both_records_say() -> None:
     assert table.batches.unended() == [cancelled]
     kept(table, progress("cancelled"))
     assert table.batches.status(cancelled) == "cancelled" and not table.batches.unended()
-    assert table.batches.of("t") == [cancelled] and table.batches.of("u") == []
+    assert list(table.batches.order("t").beyond(None, newer=True)) == [cancelled.batch_id]
     assert table.batches.get("u", "batch_1") is None and len(table) == 2
     for key in (key_of(progress("")), key_of(BATCH)):
         table.apply(key, None)
-    assert table.batches.of("t") == [] and len(table) == 0
+    assert not table.batches.order("t") and len(table) == 0
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from schemas.errors import ConfigError
 from workers.embed.chunking import cut
 from workers.embed.embedders.protocol import Embedder
+from workers.embed.embedders.words import SLICE_CHARS, slices
 from workers.models.wheels import MINILM, wheel_folder
 
 TEXTS = [
@@ -94,3 +95,23 @@ def test_a_folder_that_cannot_be_computed_is_named(sentence: Any, tmp_path: Path
     with pytest.raises(ConfigError, match="cannot be loaded"):
         folder = made(usual, {"pooling_mode_mean_tokens": True})
         sentence.SentenceEmbedder(folder, "x", threads=1, batch_tokens=1)
+
+
+def test_a_long_text_is_tokenised_in_slices(embedder: Any, monkeypatch: Any) -> None:
+    """A text of half a million characters held the interpreter for seconds: the lease was lost."""
+    seen: list[int] = []
+    plain = embedder._plain
+
+    class Counting:
+        def encode_batch(self, texts: list[str], **options: Any) -> Any:
+            seen.extend(map(len, texts))
+            return plain.encode_batch(texts, **options)
+
+    words, dense = "Pier seven, noon. " * 2_000, "aGVsbG8+d29ybGQ/" * 4_000
+    whole = [start for start, _ in plain.encode_batch([words])[0].offsets][1:-1]
+    monkeypatch.setattr(embedder, "_plain", Counting())
+    assert embedder.token_starts(words) == whole
+    starts = embedder.token_starts(dense)
+    assert starts == sorted(starts) and len(starts) > len(dense) / 20
+    assert max(seen) <= SLICE_CHARS and sum(seen) == len(words) + len(dense)
+    assert list(slices("")) == [] and list(slices("ab cd", 4)) == [(0, 3), (3, 5)]

@@ -18,6 +18,7 @@ from schemas.errors import InvalidRequest, RecordError
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
+from schemas.log.slices import in_slices
 from schemas.retrieval import shard_of
 from schemas.settings import LogSettings
 from workers.search.service.collections import Collections
@@ -119,7 +120,7 @@ class Follower(ABC, Generic[AnyChange]):
     async def _apply(self, batch: Sequence[ConsumerRecord]) -> None:
         """Records that cannot be used are their shard's to bury, or the first shard's."""
         changes: dict[tuple[str, str], tuple[AnyChange, ConsumerRecord]] = {}
-        for record in batch:
+        async for record in in_slices(batch):
             try:
                 change = await self._change(record)
             except (RecordError, InvalidRequest) as error:

@@ -6,7 +6,7 @@ import pytest
 
 from schemas.fleet import Member
 from schemas.records import Role
-from streams.bridge.slots import Slots, limit
+from streams.bridge.turns.slots import Slots, limit
 from tests.streams import builders
 
 
@@ -65,3 +65,23 @@ async def test_a_slot_that_comes_with_a_cancellation_is_given_back() -> None:
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled() and slots.taken == 0
+
+
+@pytest.mark.anyio
+async def test_the_next_slot_is_for_who_has_fewest() -> None:
+    slots, got = Slots(lambda: 2), list[str]()
+
+    async def take(owner: str) -> None:
+        await slots.acquire(owner)
+        got.append(owner)
+
+    tasks = [asyncio.create_task(take(owner)) for owner in "aaaaabbc"]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert got == ["a", "a"] and slots.taken == 2
+    for owner in "aabc":
+        slots.release(owner)
+        await asyncio.sleep(0)
+    assert got == ["a", "a", "b", "a", "c", "b"], "a and c have none when the second one is free"
+    for task in tasks:
+        task.cancel()

@@ -1,0 +1,47 @@
+"""How much callers may keep, each and all together. Pure.
+
+Only what callers make counts, and only that is refused: what tells what has come of it is always
+written, else work that is done would be done again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from schemas.errors import TooManyRequests
+from schemas.records import StoredFile
+from streams.gateway.objects.table import OF_CALLERS, Kept, Table, key_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """Limits; those of a tenant are 0 for an even part of all."""
+
+    objects_max: int
+    bytes_max: int
+    tenants: int = 1
+    tenant_objects_max: int = 0
+    tenant_bytes_max: int = 0
+
+    def check(self, table: Table, records: Sequence[Kept]) -> None:
+        """Raise TooManyRequests where one tenant's new records are too many, or too much."""
+        new = [
+            each for each in records if isinstance(each, OF_CALLERS) and key_of(each) not in table
+        ]
+        if not new:
+            return
+        tenant = new[0].tenant
+        size = sum(each.bytes for each in new if isinstance(each, StoredFile))
+        objects = self.tenant_objects_max or max(1, self.objects_max // self.tenants)
+        held = self.tenant_bytes_max or max(1, self.bytes_max // self.tenants)
+        _check(table.objects_of(tenant), len(new), objects, "files, stores and batches of yours")
+        _check(table.objects_count(), len(new), self.objects_max, "files, stores and batches")
+        if size:
+            _check(table.bytes_of(tenant), size, held, "bytes of your files")
+            _check(table.bytes_count(), size, self.bytes_max, "bytes of files")
+
+
+def _check(found: int, more: int, most: int, what: str) -> None:
+    if found + more > most:
+        raise TooManyRequests(
+            f"{found} {what} are kept, and {more} more would be more than {most}; delete some"
+        )

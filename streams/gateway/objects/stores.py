@@ -1,0 +1,145 @@
+"""A vector store and its files: what is wanted, what has come of it, and sums over all. Pure.
+
+Sums are kept up with each record, since a store may have as many files as a tenant may keep: no
+call looks at all of them.
+"""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+
+from schemas.records import FileBatch, StoreFile, StoreFileResult, VectorStore
+from streams.gateway.objects.ordered import Ordered
+
+PRESENT, CANCELLED, DELETED = "present", "cancelled", "deleted"  # what is wanted of a store's file
+IN_PROGRESS, COMPLETED, FAILED = "in_progress", "completed", "failed"
+STATUSES = (IN_PROGRESS, COMPLETED, FAILED, CANCELLED)
+
+
+@dataclass(slots=True)
+class Entry:
+    """A file of a store: what is wanted, and what has come of that."""
+
+    wanted: StoreFile
+    result: StoreFileResult | None = None
+
+    @property
+    def status(self) -> str:
+        """As callers see it."""
+        if self.wanted.wanted == CANCELLED:
+            return CANCELLED
+        if self.result is None or self.result.revision != self.wanted.revision:
+            return IN_PROGRESS
+        return self.result.status
+
+    @property
+    def is_done(self) -> bool:
+        """Whether what is on the log is what is wanted, as long as the store is there."""
+        if self.wanted.wanted == CANCELLED:
+            return self.result is None or not self.result.documents
+        return self.wanted.wanted == PRESENT and self.status != IN_PROGRESS
+
+
+def is_number(value: object) -> bool:
+    """Whether an index has an attribute as a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@dataclass(slots=True)
+class Store:
+    """All that is known of one."""
+
+    record: VectorStore | None = None
+    used_ms: int = 0
+    files: dict[str, StoreFile] = field(default_factory=dict)
+    results: dict[str, StoreFileResult] = field(default_factory=dict)
+    batches: dict[str, FileBatch] = field(default_factory=dict)
+    order: Ordered = field(default_factory=Ordered)  # of files that are not deleted
+    usage_bytes: int = 0  # of these
+    _counts: dict[str, Counter[str]] = field(default_factory=dict)  # by batch, "": all; by status
+    _kinds: dict[str, Counter[bool]] = field(default_factory=dict)  # files by attribute, and kind
+    _told: dict[str, tuple[str, int, dict[str, bool]]] = field(default_factory=dict)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its owner has made it, and not deleted it."""
+        return self.record is not None and not self.record.deleted
+
+    def is_empty(self) -> bool:
+        """Whether nothing is known of it."""
+        return not (self.record or self.files or self.results or self.batches or self.used_ms)
+
+    def entry(self, file_id: str) -> Entry | None:
+        """A file of it that is not deleted."""
+        wanted = self.files.get(file_id)
+        if wanted is None or wanted.wanted == DELETED:
+            return None
+        return Entry(wanted, self.results.get(file_id))
+
+    def counts(self, batch_id: str = "") -> Counter[str]:
+        """Its files, or those of a batch, by status."""
+        return self._counts.get(batch_id, Counter())
+
+    def kinds(self, but: str = "") -> dict[str, bool]:
+        """By attribute, whether it is a number; those of one file do not count."""
+        own = self._told[but][2] if but in self._told else {}
+        found: dict[str, bool] = {}
+        for key, files in self._kinds.items():
+            left = files.total() - (key in own)
+            if left:
+                is_a_number = files[True] - (own.get(key) is True) > 0
+                found[key] = is_a_number
+        return found
+
+    def put_file(self, record: StoreFile) -> None:
+        """What is wanted of one."""
+        self.files[record.file_id] = record
+        self._tell(record.file_id)
+
+    def put_result(self, record: StoreFileResult) -> None:
+        """What has come of that."""
+        self.results[record.file_id] = record
+        self._tell(record.file_id)
+
+    def drop_file(self, file_id: str) -> None:
+        """Nothing is wanted of it."""
+        self.files.pop(file_id, None)
+        self._tell(file_id)
+
+    def drop_result(self, file_id: str) -> None:
+        """Nothing has come of it."""
+        self.results.pop(file_id, None)
+        self._tell(file_id)
+
+    def _tell(self, file_id: str) -> None:
+        """Bring sums up to date with one file."""
+        if (told := self._told.pop(file_id, None)) is not None:
+            self._add(*told, -1)
+        entry = self.entry(file_id)
+        if entry is None:
+            self.order.drop(file_id)
+            return
+        wanted, result = entry.wanted, entry.result
+        attributes = json.loads(wanted.attributes or "{}")
+        told = (
+            f"{entry.status} {wanted.batch_id}",
+            result.usage_bytes if result is not None else 0,
+            {key: is_number(value) for key, value in attributes.items()},
+        )
+        self._told[file_id] = told
+        self._add(*told, 1)
+        self.order.add(file_id, wanted.created_ms)
+
+    def _add(self, what: str, usage_bytes: int, kinds: dict[str, bool], files: int) -> None:
+        status, _, batch_id = what.partition(" ")
+        self.usage_bytes += files * usage_bytes
+        for batch in {"", batch_id}:
+            counts = self._counts.setdefault(batch, Counter())
+            counts[status] += files
+            if not counts.total():
+                del self._counts[batch]
+        for key, is_a_number in kinds.items():
+            of_key = self._kinds.setdefault(key, Counter())
+            of_key[is_a_number] += files
+            if not of_key.total():
+                del self._kinds[key]

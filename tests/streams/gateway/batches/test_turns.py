@@ -1,0 +1,62 @@
+"""Whose batches have a place, and who leaves one."""
+
+from schemas.records import Batch
+from streams.gateway.batches.turns import (
+    CARRIED_MAX,
+    TURN_LINES,
+    WAITING_BYTES,
+    WAITING_MAX,
+    Placed,
+    may_send,
+    to_begin,
+    to_leave,
+)
+
+
+def batch(tenant: str, number: int) -> Batch:
+    return Batch(
+        batch_id=f"batch_{number}",
+        tenant=tenant,
+        input_file_id="file-1",
+        endpoint="/v1/completions",
+        window="24h",
+        metadata="",
+        created_ms=number,
+        expires_ms=10**9,
+        output_expires_s=0,
+    )
+
+
+def placed(tenant: str, number: int, sent: int = 0) -> Placed:
+    return Placed(f"{tenant}/batch_{number}", tenant, sent)
+
+
+def test_places_go_to_who_has_fewest() -> None:
+    bobs = [batch("bob", number) for number in range(40)]
+    alone = to_begin(bobs, [])
+    assert alone == bobs[:CARRIED_MAX], "who is alone has all"
+    alices = [batch("alice", 50), batch("alice", 51)]
+    begun = to_begin([*bobs, *alices], [placed("bob", 60) for _ in range(CARRIED_MAX - 3)])
+    assert begun == [*alices, bobs[0]]
+    assert to_begin([], []) == []
+
+
+def test_who_has_no_place_gets_one_from_who_has_the_most() -> None:
+    """Sixteen batches of one tenant kept another's one line waiting (found 28)."""
+    alice = batch("alice", 50)
+    bobs = [placed("bob", number) for number in range(CARRIED_MAX - 1)]
+    assert to_leave([alice], [*bobs, placed("carol", 20)]) == "bob/batch_0"
+    assert to_leave([alice], bobs) is None, "there is room"
+    assert to_leave([batch("bob", 60)], [*bobs, placed("carol", 20)]) is None
+    each = [placed(f"t{number}", number) for number in range(CARRIED_MAX)]
+    assert to_leave([alice], each) is None, "each has its turn first"
+    each[5] = placed("t5", 5, sent=TURN_LINES)
+    assert to_leave([alice], each) == "t5/batch_5"
+
+
+def test_lines_ahead_are_shared() -> None:
+    assert may_send(250, WAITING_MAX - 250, 0, 1) and not may_send(250, WAITING_MAX - 249, 0, 1)
+    assert may_send(250, WAITING_MAX // 4 - 250, 0, 4)
+    assert not may_send(250, WAITING_MAX // 4 - 249, 0, 4)
+    assert may_send(250, 9, WAITING_BYTES / 2, 2) and not may_send(250, 9, WAITING_BYTES, 2)
+    assert may_send(250, 0, 0, 99), "a first few always"

@@ -1,0 +1,35 @@
+"""Places that tenants share."""
+
+import pytest
+
+from schemas.errors import TooManyRequests
+from streams.gateway.places import Places
+
+
+def test_whoever_comes_finds_a_place() -> None:
+    """One tenant's uploads, trickling, kept all others from theirs (found 28)."""
+    places = Places(8, tenants=5)
+    taken = dict.fromkeys("abcde", 0)
+    for tenant in taken:
+        while True:
+            try:
+                places.take(tenant, "uploads")
+            except TooManyRequests:
+                break
+            taken[tenant] += 1
+    assert list(taken.values()) == [4, 2, 1, 1, 0], "as long as there are more than tenants"
+    with pytest.raises(TooManyRequests, match="1 of your uploads and 7 of others are under way"):
+        places.check("c", "uploads")
+    places.give_back("a", 4)
+    assert places.taken == 4 and places.most_of("e") == 1
+    places.take("e", "uploads")
+
+
+def test_who_is_alone_has_all() -> None:
+    places = Places(8, tenants=1)
+    places.take("", "answers", 8)
+    with pytest.raises(TooManyRequests, match="8 of your answers and 0 of others.*at most 8 and 8"):
+        places.take("", "answers")
+    places.add("")  # of who must not be refused
+    places.give_back("", 9)
+    assert places.taken == 0

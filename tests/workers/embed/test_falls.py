@@ -1,0 +1,65 @@
+"""A document that its worker falls on: it is done alone, and buried in the end."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+from aiokafka import ConsumerRecord
+
+from schemas.errors import LeaseError
+from schemas.log import patience
+from schemas.log.faust.falls import FALLS_MAX
+from schemas.settings import LogSettings
+from tests.waiting import until
+from tests.workers.embed.bookshelf import bookshelf, worker
+from workers.embed.documents import DocumentWork
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+POISON = b"books/poison"
+
+
+class Fallen:
+    """Ends the life of whoever begins the poison, as a loop that stands still does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times, self.alone = 0, list[bool]()
+        self.worker: Any = None
+        handle = DocumentWork.handle
+
+        async def fall(work: DocumentWork, record: ConsumerRecord) -> None:
+            if record.key != POISON:
+                await handle(work, record)
+                return
+            self.times += 1
+            intake = self.worker._intake
+            self.alone.append(sum(map(len, intake._tasks.values())) == 1)
+            intake.group.fail(LeaseError("lost"))
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(DocumentWork, "handle", fall)
+        monkeypatch.setattr(patience, "PAUSE_S", 0.01)
+
+
+async def test_a_record_on_which_members_fell_is_buried_and_all_others_go_on(
+    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever falls, a process or one life of it: the log knows how often."""
+    fallen = Fallen(monkeypatch)
+    async with bookshelf(kafka) as books:
+        for number in range(12):
+            await books.put(f"before{number}", f"Before, number {number}.")
+        await books.put("poison", "Whoever reads this falls.")
+        for number in range(12):
+            await books.put(f"behind{number}", f"Behind, number {number}.")
+        with contextlib.suppress(LeaseError):
+            async with worker(kafka, "one") as fallen.worker:
+                await until(lambda: fallen.times == FALLS_MAX - 1)
+        async with worker(kafka, "two") as fallen.worker:
+            for number in range(12):
+                await books.shows(f"before{number}", f"Before, number {number}.")
+                await books.shows(f"behind{number}", f"Behind, number {number}.")
+        # Of the first ones another record may be the first of its partition.
+        assert FALLS_MAX <= fallen.times <= 2 * FALLS_MAX and all(fallen.alone[-2:])
+        (reason,) = await books.buried("documents")
+        assert "members began this record, and each was lost" in reason
