@@ -23,6 +23,7 @@ from schemas.records import (
     RetrievalRequest,
 )
 from schemas.retrieval import pack_vector
+from schemas.rules.metadata import METADATA_CHARS_MAX
 from schemas.rules.sizes import DIM_MAX
 from schemas.settings import LogSettings
 from schemas.topics import collection_key, document_key
@@ -38,7 +39,7 @@ from workers.search.service.feed.refusals import Refusals
 from workers.search.service.intake import Intake
 from workers.search.service.responder import Responder
 from workers.search.service.settings import RetrievalSettings, ShardPlace
-from workers.search.words.changes import METADATA_CHARS_MAX, Change
+from workers.search.words.changes import Change
 
 LOG = LogSettings()
 PLACE = ShardPlace(0, 1)

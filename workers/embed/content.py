@@ -8,9 +8,10 @@ from enum import Enum
 
 import numpy as np
 
-from schemas.errors import RecordError, RecordTooLarge
+from schemas.errors import InvalidRequest, RecordError, RecordTooLarge
 from schemas.records import Chunk, Document, DocumentPassages
 from schemas.retrieval import Vector, pack_vector
+from schemas.rules.metadata import check_metadata, metadata_of
 from schemas.rules.sizes import CHUNKS_MAX, DOCUMENT_CHARS_MAX
 from workers.embed.chunking import Span
 
@@ -68,14 +69,9 @@ def check_text(document: Document) -> None:
             f"document {document.document_id[:200]}: expected a text with words, found only spaces"
         )
     try:
-        is_object = isinstance(json.loads(document.metadata or "{}"), dict)
-    except (ValueError, RecursionError):
-        is_object = False
-    if not is_object:
-        raise RecordError(
-            f"document {document.document_id[:200]}: expected a JSON object as metadata, found "
-            f"{document.metadata[:80]!r}"
-        )
+        check_metadata(metadata_of(document.metadata), {})
+    except InvalidRequest as error:
+        raise RecordError(f"document {document.document_id[:200]}: {error.message}") from error
 
 
 def check_spans(document: Document, spans: Sequence[Span]) -> None:

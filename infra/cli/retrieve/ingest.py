@@ -11,7 +11,7 @@ import typer
 
 from infra.cli.options import AsJson, Bootstrap, Config, Quiet, settings_of_running
 from infra.terminal.output import print_json
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -59,6 +59,7 @@ def ingest(
 
 def _target(collection: str, tenant: str, metadata: str) -> "Target":
     from infra.ingest.batch import Target
+    from schemas.rules.metadata import check_metadata
 
     if not 0 < len(collection) <= 128 or "/" in collection:
         raise ConfigError(
@@ -70,6 +71,10 @@ def _target(collection: str, tenant: str, metadata: str) -> "Target":
         raise ConfigError(f"--metadata: expected a JSON object: {error}") from error
     if not isinstance(facts, dict):
         raise ConfigError(f"--metadata: expected a JSON object, found {metadata!r:.80}")
+    try:
+        check_metadata(facts, {})
+    except InvalidRequest as error:
+        raise ConfigError(f"--{error.message}") from error
     return Target(collection=collection, tenant=tenant, metadata=facts)
 
 
@@ -124,7 +129,7 @@ class _Call:
         with Progress(*columns, console=errors, transient=True, disable=hidden) as progress:
             task = progress.add_task("read", total=len(files))
             for source in files:
-                found, refused = await asyncio.to_thread(self._reading.documents, source, wall_ms())
+                found, refused = await self._reading.documents(source, wall_ms())
                 self._refuse(refused)
                 for document in found:
                     await ingester.put(document)

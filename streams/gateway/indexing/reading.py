@@ -36,9 +36,13 @@ async def texts_of(file: StoredFile, parts: AsyncIterator[bytes], limit_ms: int)
             await asyncio.to_thread(copy.write, part)
         copy.flush()
         try:
-            found = await FILE_PROCESS.ask("texts", copy.name, file.filename, limit_ms=limit_ms)
+            found = await FILE_PROCESS.ask("documents", copy.name, file.filename, limit_ms=limit_ms)
         except InvalidRequest as error:
             raise Unusable(INVALID, error.message) from error
     if "wrong" in found:
         raise Unusable(found["code"], found["wrong"][:1_000])
-    return [Text(title, text) for title, text in found["texts"]]
+    for each in found["documents"]:
+        if each["wrong"]:
+            raise Unusable(INVALID, f"{each['place']}: {each['wrong']}"[:1_000])
+    said = [Text(each["title"], each["text"]) for each in found["documents"]]
+    return [text for text in said if text.text.strip()]

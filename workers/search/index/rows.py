@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import InvalidRequest
+from schemas.rules.metadata import Metadata
 from workers.search.index.query import ExternalId
 from workers.search.kernels.arrays import WORD_BITS, Array, aligned, packed
 from workers.search.limits import ROWS_MAX
-from workers.search.metadata.columns import Columns, Metadata
+from workers.search.metadata.columns import Columns
 from workers.search.metadata.filters import CompiledFilters
 from workers.search.metadata.parts import Table
 
