@@ -15,6 +15,11 @@ from functools import cache
 _UNSEEN = [0xAD, 0xFEFF, 0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2060, 0x2070)]
 _RAISED = re.compile(r"(?<=[^\W_])[⁺⁻]?[⁰¹²³⁴-⁹]+|(?<=[)\]])[⁺⁻]?[⁰¹²³⁴-⁹]+")
 _FRACTION = re.compile(r"(?<=\d)(?=[¼½¾⅐-⅞])")
+MARKS = "".join(  # accents, points and vowel signs, for a class of a regular expression
+    re.escape(sign)
+    for sign in map(chr, range(0x300, 0xFE30))
+    if unicodedata.category(sign).startswith("M")
+)
 _LAST = 0x2FA1E  # beyond it, no character stands for another
 
 
@@ -22,9 +27,10 @@ def plain_letters(text: str) -> str:
     """The text in the usual characters; what has only those stays as it is."""
     if text.isascii():
         return text
-    text = _RAISED.sub(lambda found: "^" + found.group(), text)
-    text = _FRACTION.sub(" ", text)
-    return unicodedata.normalize("NFC", text.translate(_usual()))
+    if not _usual().keys().isdisjoint(map(ord, set(text))):  # to look at each letter is slow
+        text = _RAISED.sub(lambda found: "^" + found.group(), text)
+        text = _FRACTION.sub(" ", text).translate(_usual())
+    return unicodedata.normalize("NFC", text)
 
 
 @cache

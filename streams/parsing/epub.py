@@ -1,10 +1,11 @@
 """Books in EPUB: the pages that the book names, in its order."""
 
 import posixpath
+from typing import Any
 from urllib.parse import unquote
 from zipfile import ZipFile
 
-from lxml import etree
+from lxml import etree  # type: ignore[import-untyped]  # ships no types
 
 from streams.parsing.archive import opened
 from streams.parsing.html import html
@@ -35,7 +36,7 @@ def epub(data: bytes) -> Parsed:
     return Parsed(text, " ".join(title.split()))
 
 
-def _xml(archive: ZipFile, name: str) -> etree._Element:
+def _xml(archive: ZipFile, name: str) -> Any:
     parser = etree.XMLParser(no_network=True, resolve_entities="internal", recover=True)
     try:
         found = etree.fromstring(archive.read(name), parser)

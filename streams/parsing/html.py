@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import lxml.html
+import lxml.html  # type: ignore[import-untyped]  # ships no types
 from lxml import etree
 from selectolax.lexbor import LexborHTMLParser
 

@@ -26,9 +26,9 @@ def _said(message: EmailMessage, depth: int) -> Iterator[str]:
         yield _text(body)
     for part in message.iter_attachments() if message.is_multipart() else ():
         inner = part.get_payload()
-        if part.get_content_type() == "message/rfc822" and isinstance(inner, list):
-            if depth < _INNER_MAX:
-                yield from _said(inner[0], depth + 1)
+        if isinstance(inner, list) and isinstance(first := inner[0], EmailMessage):
+            if part.get_content_type() == "message/rfc822" and depth < _INNER_MAX:
+                yield from _said(first, depth + 1)
         elif name := part.get_filename():
             yield f"Attachment: {name}"
         elif part.get_content_maintype() == "text":

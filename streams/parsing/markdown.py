@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import date, time
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]  # ships no types
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 

@@ -3,8 +3,10 @@
 import io
 from collections.abc import Iterable, Iterator
 from typing import Any
+from zipfile import ZipFile
 
 import mammoth  # type: ignore[import-untyped]  # ships no types
+from lxml import etree  # type: ignore[import-untyped]  # the same
 from pptx import Presentation
 
 from streams.parsing.archive import opened
@@ -13,15 +15,64 @@ from streams.parsing.parsed import Parsed, Unreadable
 
 # How older files begin, and newer ones that have a password.
 _COMPOUND = b"\xd0\xcf\x11\xe0"
-_GROUPS_DEPTH_MAX = 20
+_DEPTH_MAX = 20  # of groups of shapes, and of an equation's parts
+_DOCUMENT = "word/document.xml"
+_WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 
 
 def word_document(data: bytes) -> Parsed:
     """Headings, lists, tables and notes; pictures are left out."""
     _check(data, ".docx")
-    with opened(data, "a Word document"):
-        made = mammoth.convert_to_html(io.BytesIO(data), convert_image=lambda image: [])
-    return html(f'<meta charset="utf-8">{made.value}'.encode(errors="replace"))
+    with opened(data, "a Word document") as archive:
+        file = io.BytesIO(data) if _DOCUMENT not in archive.namelist() else _spelt(archive)
+        made = mammoth.convert_to_html(file, convert_image=lambda image: [])
+    page = made.value.replace("<ol>", "<ul>").replace("</ol>", "</ul>")  # it knows no numbers
+    return html(f'<meta charset="utf-8">{page}'.encode(errors="replace"))
+
+
+def _spelt(archive: ZipFile) -> io.BytesIO:
+    """The document with equations, and what has its sound written above it, as text: mammoth
+    passes over them.
+    """
+    made, parser = io.BytesIO(), etree.XMLParser(no_network=True, resolve_entities="internal")
+    with ZipFile(made, "w") as packed:
+        for name in archive.namelist():
+            if not name.endswith((".xml", ".rels")):
+                continue  # a picture
+            part = archive.read(name)
+            if name == _DOCUMENT and (b"oMath" in part or b":ruby" in part):
+                root = etree.fromstring(part, parser)
+                for ruby in list(root.iter(f"{_WORD}ruby")):
+                    base = etree.Element(f"{_WORD}t")
+                    base.text = "".join(ruby.xpath("*[local-name()='rubyBase']//text()"))
+                    ruby.addprevious(base)
+                    ruby.getparent().remove(ruby)
+                for equation in list(root.iter(f"{_MATH}oMath")):
+                    run = etree.Element(f"{_WORD}r")
+                    etree.SubElement(run, f"{_WORD}t").text = _equation(equation, 0)
+                    outer = equation.getparent()
+                    at = outer if outer.tag == f"{_MATH}oMathPara" else equation
+                    at.addprevious(run)
+                    equation.getparent().remove(equation)
+                part = etree.tostring(root)
+            packed.writestr(name, part)
+    return made
+
+
+def _equation(part: Any, depth: int) -> str:
+    """As one would type it: `x^2`, `(a + b)/2`."""
+    if part.tag == f"{_MATH}t":
+        return part.text or ""
+    if depth > _DEPTH_MAX or not isinstance(part.tag, str):
+        return ""
+    kind = part.tag.removeprefix(_MATH)
+    said = [_equation(inner, depth + 1) for inner in part]
+    sign = {"sup": "^", "sub": "_", "den": "/", "rad": "√"}.get(kind, "")
+    text = "".join(said)
+    if kind in ("num", "den", "rad", "sup", "sub") and len(text) > 1 and not text.isalnum():
+        text = f"({text})"
+    return f"({text})" if kind == "d" else sign + text
 
 
 def slides(data: bytes) -> Parsed:
@@ -47,7 +98,7 @@ def _slide(slide: Any) -> Iterator[Block]:
 
 def _shapes(shapes: Iterable[Any], title_id: int | None, depth: int) -> Iterator[Block]:
     for shape in shapes:
-        if getattr(shape, "shapes", None) is not None and depth < _GROUPS_DEPTH_MAX:
+        if getattr(shape, "shapes", None) is not None and depth < _DEPTH_MAX:
             yield from _shapes(shape.shapes, title_id, depth + 1)
         elif getattr(shape, "has_table", False):
             for cells in shape.table.rows:

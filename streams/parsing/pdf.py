@@ -1,13 +1,22 @@
 """The text of a PDF, page by page."""
 
+import re
+import unicodedata
 from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
 
-from pypdfium2 import PdfDocument, PdfiumError
+from pypdfium2 import (  # type: ignore[import-untyped]  # ships no types
+    PdfDocument,
+    PdfiumError,
+    raw,
+)
 
 from schemas.rules.letters import plain_letters
 from streams.parsing.parsed import TEXT_CHARS_MAX, Parsed, Unreadable
 
 PAGES_MAX = 5_000
+_FROM_RIGHT = re.compile("[\u0590-\u08ff]{2}")
 _DIVIDED = "\x02"  # as PDFium has the hyphen of a word that is divided at the end of its line
 _PASSWORD = 4  # of PDFium's errors
 
@@ -35,10 +44,33 @@ def pdf(data: bytes) -> Parsed:
 def _pages(document: PdfDocument) -> Iterator[str]:
     chars = 0
     for page in document:
-        text = page.get_textpage().get_text_bounded()
+        text = _said(page.get_textpage())
         page.close()  # with its text
         text = text.replace(_DIVIDED, "").replace("\r\n", "\n").replace("\0", "")
         chars += len(text)
         if chars > TEXT_CHARS_MAX:
             raise Unreadable(f"expected at most {TEXT_CHARS_MAX} characters of text; divide it")
         yield plain_letters(text).strip()
+
+
+def _said(page: Any) -> str:
+    """PDFium turns a line from the right letter by letter, those of a ligature too: they have one
+    place, and are turned back.
+    """
+    text = str(page.get_text_bounded())
+    if not _FROM_RIGHT.search(text):
+        return text
+    letters = [chr(raw.FPDFText_GetUnicode(page, at)) for at in range(page.count_chars())]
+    if "".join(letters) != text:  # not all of them are on the page
+        return text
+    at = 0
+    for _, same in groupby(range(len(letters)), lambda at: _place(page, letters, at)):
+        count = len(list(same))
+        letters[at : at + count] = reversed(letters[at : at + count])
+        at += count
+    return "".join(letters)
+
+
+def _place(page: Any, letters: list[str], at: int) -> Any:
+    """Of a letter that is written from the right; others are apart."""
+    return page.get_charbox(at) if unicodedata.bidirectional(letters[at]) in ("R", "AL") else at

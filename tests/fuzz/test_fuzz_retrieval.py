@@ -289,6 +289,6 @@ async def test_dead_letters_that_somebody_else_wrote(monkeypatch: pytest.MonkeyP
     waiting = Refusals(LOG, producer, is_first=lambda: True, client_id="r")
     record = document_record(b"books/x", b"rubbish", 1)
     record.partition = 1
-    await waiting.add(record, RecordError("rubbish"))
+    waiting.add(record, RecordError("rubbish"))
     await waiting.look()
     assert not waiting._waiting and not producer.sent, "it is buried already"

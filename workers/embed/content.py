@@ -16,6 +16,7 @@ from schemas.rules.sizes import CHUNKS_MAX, DOCUMENT_CHARS_MAX
 from workers.embed.chunking import Span
 
 Tokens = Callable[[str], Sequence[int]]
+CUTTING = 2  # how texts are cut and spelt for the model; another number has all made anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,13 @@ def check_spans(document: Document, spans: Sequence[Span]) -> None:
 
 def content_hash(text: str, cutting: Cutting) -> str:
     """Of all that passages follow from: the same again embeds nothing."""
-    how = [cutting.chunk_tokens, cutting.chunk_overlap, cutting.embedder, cutting.tokenizer]
+    how = [
+        CUTTING,
+        cutting.chunk_tokens,
+        cutting.chunk_overlap,
+        cutting.embedder,
+        cutting.tokenizer,
+    ]
     return _digest(json.dumps([*how, text]))
 
 

@@ -23,7 +23,7 @@ from schemas.records import Document, DocumentPassages, MemberKind
 from schemas.settings import LogSettings
 from schemas.topics import check_record, document_key
 from workers.embed.batcher import Batcher
-from workers.embed.chunking import Span, cut, tokens_of
+from workers.embed.chunking import Span, counted, cut, tokens_of
 from workers.embed.content import (
     Cutting,
     Tokens,
@@ -185,7 +185,7 @@ class DocumentWork:
         )
 
     def _cut(self, document: Document, cutting: Cutting) -> tuple[list[Span], list[int]]:
-        starts = self._batcher.embedder.token_starts(document.text)
+        starts = counted(document.text, self._batcher.embedder.token_starts(document.text))
         spans = cut(
             document.text, starts, tokens_max=cutting.chunk_tokens, overlap=cutting.chunk_overlap
         )

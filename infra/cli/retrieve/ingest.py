@@ -36,11 +36,13 @@ def ingest(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ingest text, Markdown, HTML, PDF and JSON lines; the same content again embeds nothing.
+    """Ingest text, Markdown, HTML, PDF, office files, tables, JSON and source code.
+
+    The same content again embeds nothing.
 
     A document's id is its path below the folder, or a file's own name. A line of a .jsonl file is
-    `{"id": "a", "text": "...", "title": "...", "metadata": {"year": 2020}}`. What cannot be read is
-    named, the rest is ingested, and the exit code is 1.
+    `{"id": "a", "text": "...", "title": "...", "metadata": {"year": 2020}}`. What cannot be read or
+    kept is named, the rest is ingested, and the exit code is 1.
 
     Examples: `trivium ingest docs -c handbook`, `trivium ingest notes --watch`
     """
@@ -98,20 +100,24 @@ class _Call:
 
     async def run(self, *, watch: bool) -> bool:
         """Whether all of it was ingested, and embedded as far as that was waited for."""
+        from infra.stack.fleet_watch import FleetWatch
+        from schemas.log.clock import wall_ms
         from schemas.log.ingester import Ingester
         from schemas.log.registry import make_codec
+        from schemas.retrieval import embedding_workers
 
         codec = await asyncio.to_thread(make_codec, self._log)
-        self._workers = not self._waits or await _has_workers(self._log, codec)
-        ingester = self._ingester = Ingester(self._log, codec)
-        await ingester.start()
-        try:
-            if watch:
-                await self._all_and_changes(ingester)
-            else:
-                await self._all(ingester)
-        finally:
-            await ingester.stop()
+        async with FleetWatch(self._log, codec).followed() as fleet:
+            self._workers = not self._waits or bool(embedding_workers(fleet.view, wall_ms()))
+            ingester = self._ingester = Ingester(self._log, codec, lambda: fleet.view)
+            await ingester.start()
+            try:
+                if watch:
+                    await self._all_and_changes(ingester)
+                else:
+                    await self._all(ingester)
+            finally:
+                await ingester.stop()
         fates = ingester.fates
         return not (self._refused or fates.refused) and (not self._waits or not fates.waiting)
 
@@ -160,10 +166,15 @@ class _Call:
             for document_id in now.gone:
                 await ingester.drop(self._reading.target.collection, document_id)
             await ingester.flush()
+            told = len(ingester.fates.refused)
             if self._waits and self._workers:
                 await ingester.follow(lambda _: None)
+            refused = dict(ingester.fates.refused[told:])
+            for name, reason in refused.items():
+                print(f"{name}: {reason}", file=sys.stderr)
             for document in now.documents:
-                self._print(f"changed: {document.document_id}")
+                if document.document_id not in refused:
+                    self._print(f"changed: {document.document_id}")
             for document_id in now.gone:
                 self._print(f"deleted: {document_id}")
 
@@ -175,7 +186,8 @@ class _Call:
     def _say(self, fates: "Fates") -> None:
         for name, reason in fates.refused:
             print(f"{name}: {reason}", file=sys.stderr)
-        said = f"collection {self._reading.target.collection}: documents {fates.written}"
+        kept = fates.written - len(fates.refused)
+        said = f"collection {self._reading.target.collection}: documents {kept}"
         if self._waits and self._workers:
             said += (
                 f", embedded {fates.embedded} ({fates.passages} passages), "
@@ -203,7 +215,7 @@ class _Call:
         refused += [{"path": name, "reason": reason} for name, reason in fates.refused]
         return {
             "collection": self._reading.target.collection,
-            "documents": fates.written,
+            "documents": fates.written - len(fates.refused),
             "deleted": fates.deleted,
             "embedded": fates.embedded,
             "passages": fates.passages,
@@ -211,14 +223,3 @@ class _Call:
             "waiting": fates.waiting,
             "refused": refused,
         }
-
-
-async def _has_workers(log: "LogSettings", codec: Any) -> bool:
-    """Whether an embedding worker lives."""
-    from infra.stack.fleet_watch import FleetWatch
-    from schemas.log.clock import wall_ms
-    from schemas.records import MemberKind
-
-    async with FleetWatch(log, codec) as fleet:
-        living = fleet.view.living(MemberKind.WORKER, wall_ms())
-        return any(member.registration.embedding is not None for member in living)

@@ -73,11 +73,13 @@ def _wanted(
     )
 
 
-def attribute_kinds(table: Table, store: VectorStore, but: str = "") -> dict[str, bool]:
-    """By attribute of a store's files, whether it is a number; those of one file do not count."""
+def attribute_kinds(table: Table, store: VectorStore) -> dict[str, bool]:
+    """By attribute of a store's files, whether it is a number; also of the file that is changed,
+    since its documents are indexed one after the other.
+    """
     kinds = dict(_OURS)
     for entry in table.entries(store):
-        if entry.wanted.attributes and entry.wanted.file_id != but:
+        if entry.wanted.attributes:
             for key, value in json.loads(entry.wanted.attributes).items():
                 kinds.setdefault(key, _is_number(value))
     return kinds
@@ -91,8 +93,8 @@ def check_kinds(kinds: dict[str, bool], attributes: str) -> None:
         if kinds.setdefault(key, _is_number(value)) != _is_number(value):
             expected = "a number" if kinds[key] else "a text or truth value"
             raise InvalidRequest(
-                f"attributes.{key}: expected {expected}, as other files of the store have it, "
-                f"found {value!r:.80}",
+                f"attributes.{key}: expected {expected}, as files of the store have it, found "
+                f"{value!r:.80}; take the file out of the store first",
                 "attributes",
             )
     if len(kinds) > KEYS_MAX:

@@ -57,6 +57,20 @@ def test_a_word_document_keeps_headings_and_tables() -> None:
     assert (found.title, found.text) == ("Ferries", "# Ferries\n\nFrom pier 7.\n\na | | ü")
 
 
+def test_equations_are_as_one_would_type_them() -> None:
+    m = 'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
+    run = "<m:r><m:t>{}</m:t></m:r>".format
+    power = f"<m:sSup><m:e>{run('x')}</m:e><m:sup>{run('2')}</m:sup></m:sSup>"
+    half = f"<m:f><m:num>{run('a+b')}</m:num><m:den>{run('2')}</m:den></m:f>"
+    body = f"<w:p><w:r><w:t>So </w:t></w:r><m:oMath {m}>{power}{run('=')}{half}</m:oMath></w:p>"
+    alone = f"<w:p><m:oMathPara {m}><m:oMath>{run('y')}</m:oMath></m:oMathPara></w:p>"
+    assert only(".docx", word(body + alone)).text == "So x^2=(a+b)/2\n\ny"
+    sound = (
+        "<w:rt><w:r><w:t>とう</w:t></w:r></w:rt><w:rubyBase><w:r><w:t>東</w:t></w:r></w:rubyBase>"
+    )
+    assert only(".docx", word(f"<w:p><w:r><w:ruby>{sound}</w:ruby></w:r></w:p>")).text == "東"
+
+
 def test_slides_have_titles_tables_and_notes() -> None:
     show = Presentation()
     slide = show.slides.add_slide(show.slide_layouts[1])

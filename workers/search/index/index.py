@@ -120,7 +120,9 @@ class Index:
             raise InvalidRequest(f"expected {len(stored)} metadata, found {len(given)}", "metadata")
         assert payloads is None or len(payloads) == len(stored), "a payload for each row"
         with self._lock:
-            self.rows.columns.check(given)
+            columns = self.rows.columns_for(given, [*ids, *gone])
+            columns.check(given)
+            self.rows.use(columns)
             for external in gone:
                 self.rows.delete(external)
             self.rows.append(stored, ids, given, payloads)

@@ -7,7 +7,7 @@ row. The first stands in the column, the others beside it with their row, so tha
 rows are looked at, too. Labels that are dates are known as moments, for ranges.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,24 @@ class Columns:
         kinds = dict.fromkeys(self.numbers, True) | dict.fromkeys(self.label_codes, False)
         for row in rows:
             check_metadata(row, kinds)
+
+    def kinds_changed(self, rows: Sequence[Metadata]) -> set[str]:
+        """Fields that hold values of another kind than these rows have."""
+        found = set()
+        for row in rows:
+            for field, given in row.items():
+                for value in values_of(given)[:1]:
+                    if field in (self.label_codes if is_number(value) else self.numbers):
+                        found.add(field)
+        return found
+
+    def without(self, fields: Container[str]) -> "Columns":
+        """The same values, but for these fields; only one of the two may grow from now on."""
+        out = Columns()
+        for name in ("numbers", "label_codes", "labels", "names", "further", "_moments"):
+            held = getattr(self, name)
+            setattr(out, name, {field: each for field, each in held.items() if field not in fields})
+        return out
 
     def append(self, first: int, rows: Sequence[Metadata], capacity: int) -> None:
         """Values of rows `first` and on; `capacity` is how many rows may come before it grows."""
