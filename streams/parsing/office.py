@@ -1,6 +1,7 @@
 """Word documents, and slides."""
 
 import io
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 from zipfile import ZipFile
@@ -18,6 +19,7 @@ _COMPOUND = b"\xd0\xcf\x11\xe0"
 _DEPTH_MAX = 20  # of groups of shapes, and of an equation's parts
 _DOCUMENT = "word/document.xml"
 _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_PASSED_OVER = re.compile(rb":(?:fldSimple|bdo|dir|ruby|oMath)\b")
 _MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 
 
@@ -32,32 +34,36 @@ def word_document(data: bytes) -> Parsed:
 
 
 def _spelt(archive: ZipFile) -> io.BytesIO:
-    """The document with equations, and what has its sound written above it, as text: mammoth
-    passes over them.
+    """The document with fields, equations, and what has its sound written above it as text:
+    mammoth passes over them.
     """
-    made, parser = io.BytesIO(), etree.XMLParser(no_network=True, resolve_entities="internal")
+    made = io.BytesIO()
     with ZipFile(made, "w") as packed:
         for name in archive.namelist():
-            if not name.endswith((".xml", ".rels")):
-                continue  # a picture
-            part = archive.read(name)
-            if name == _DOCUMENT and (b"oMath" in part or b":ruby" in part):
-                root = etree.fromstring(part, parser)
-                for ruby in list(root.iter(f"{_WORD}ruby")):
-                    base = etree.Element(f"{_WORD}t")
-                    base.text = "".join(ruby.xpath("*[local-name()='rubyBase']//text()"))
-                    ruby.addprevious(base)
-                    ruby.getparent().remove(ruby)
-                for equation in list(root.iter(f"{_MATH}oMath")):
-                    run = etree.Element(f"{_WORD}r")
-                    etree.SubElement(run, f"{_WORD}t").text = _equation(equation, 0)
-                    outer = equation.getparent()
-                    at = outer if outer.tag == f"{_MATH}oMathPara" else equation
-                    at.addprevious(run)
-                    equation.getparent().remove(equation)
-                part = etree.tostring(root)
-            packed.writestr(name, part)
+            if name.endswith((".xml", ".rels")):  # others are pictures
+                part = archive.read(name)
+                packed.writestr(name, _plain(part) if name == _DOCUMENT else part)
     return made
+
+
+def _plain(part: bytes) -> bytes:
+    if not _PASSED_OVER.search(part):
+        return part
+    parser = etree.XMLParser(no_network=True, resolve_entities="internal")
+    root = etree.fromstring(part, parser)
+    for wrapper in root.iter(*(_WORD + name for name in ("fldSimple", "bdo", "dir"))):
+        wrapper.tag = f"{_WORD}smartTag"  # of which mammoth reads what it holds
+    for ruby in list(root.iter(f"{_WORD}ruby")):
+        base = etree.Element(f"{_WORD}t")
+        base.text = "".join(ruby.xpath("*[local-name()='rubyBase']//text()"))
+        ruby.getparent().replace(ruby, base)
+    for equation in list(root.iter(f"{_MATH}oMath")):
+        run = etree.Element(f"{_WORD}r")
+        etree.SubElement(run, f"{_WORD}t").text = _equation(equation, 0)
+        outer = equation.getparent()
+        (outer if outer.tag == f"{_MATH}oMathPara" else equation).addprevious(run)
+        outer.remove(equation)
+    return bytes(etree.tostring(root))
 
 
 def _equation(part: Any, depth: int) -> str:

@@ -71,6 +71,11 @@ def test_equations_are_as_one_would_type_them() -> None:
     assert only(".docx", word(f"<w:p><w:r><w:ruby>{sound}</w:ruby></w:r></w:p>")).text == "東"
 
 
+def test_fields_of_a_word_document_are_read() -> None:
+    field = f'<w:fldSimple w:instr="SEQ">{paragraph("1")[5:-6]}</w:fldSimple>'
+    assert only(".docx", word(f"<w:p><w:r><w:t>Table </w:t></w:r>{field}</w:p>")).text == "Table 1"
+
+
 def test_slides_have_titles_tables_and_notes() -> None:
     show = Presentation()
     slide = show.slides.add_slide(show.slide_layouts[1])
