@@ -750,6 +750,9 @@ class SearchLoad:
     held_back_ms: int = 0
     answering: float = 0.0  # retrievals taken and not answered, on average since the last heartbeat
     unread: int = 0  # retrievals on its partitions that it has not taken yet
+    # by partition of documents: the offset before which all is in its indexes, or buried
+    documents_done: Sequence[int] = ()
+    passages_done: Sequence[int] = ()  # the same of passages
 
 
 @frozen
@@ -1254,6 +1257,8 @@ class Retrieved:
     stalled_ms: float = 0.0
     # documents quoted in history that have changed since; what quotes them is left out
     changed: Sequence[str] = ()
+    # passages that were found and had no room: in this record, or, of a probe, in the answer
+    left_out: int = 0
 
 
 @frozen
@@ -1391,6 +1396,7 @@ class StreamRetrieved:
     probe: int = 0  # which probe of the answer, from 1; 0: for the prompt
     seq: int = 0  # of a probe: before which token of the answer it was put in
     degraded: str = ""  # why by words alone, though not wished so
+    left_out: int = 0  # passages that were found and had no room
 
 
 @frozen

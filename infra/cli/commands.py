@@ -28,10 +28,7 @@ LINES = {  # by panel of the help and by name, in its order
         ),
         "chat": "Talk to the model; each answer says where it was computed. An empty line ends.",
         "search": "Find passages for a text, or the documents nearest to a vector, in all shards.",
-        "ingest": (
-            "Ingest text, Markdown, HTML, PDF and JSON lines; the same content again embeds "
-            "nothing."
-        ),
+        "ingest": "Ingest text, Markdown, HTML, PDF, office files, tables, JSON and source code.",
         "demo": (
             "Hold conversations through Kafka, real engines and NIXL, look answers up, and "
             "explain one."

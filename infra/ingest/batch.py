@@ -1,13 +1,16 @@
 """Files to `Document` records: one per document, with its key; and what was refused, and why."""
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from infra.ingest.files import Source, read
+from schemas.errors import InvalidRequest
 from schemas.records import Document
+from schemas.rules.metadata import Kinds, check_metadata, metadata_of
 from schemas.rules.sizes import DOCUMENT_CHARS_MAX, NAME_CHARS_MAX
 from streams.parsing.parsed import Parsed, Unreadable
 
@@ -35,31 +38,49 @@ class Reading:
     def __init__(self, target: Target) -> None:
         self.target = target
         self._owners: dict[str, Path] = {}  # file of each id
+        self._kinds: Kinds = {}  # of fields, as far as documents had them
 
-    def documents(self, source: Source, now_ms: int) -> tuple[list[Document], list[Refusal]]:
+    async def documents(self, source: Source, now_ms: int) -> tuple[list[Document], list[Refusal]]:
         """Of one file as it is now; what it held before and holds no more is `gone`."""
         found: dict[str, Document] = {}
-        refused: list[Refusal] = []
         shown, mtime = _shown(source.path), _mtime(source.path)
-        for parsed in _parsed(source, refused):
+        try:
+            documents, refused = await read(source.path), list[Refusal]()
+        except Unreadable as error:
+            documents, refused = [], [Refusal(shown, str(error))]
+        for parsed in documents:
             name = parsed.document_id or source.name
+            if parsed.place and not parsed.document_id:
+                name += "/" + parsed.place.rpartition(" ")[2]
             is_taken = name in found or self._owners.get(name, source.path) != source.path
-            if wrong := parsed.wrong or _wrong(parsed, name, is_taken):
+            facts: dict[str, Any] = {"title": parsed.title or source.path.stem}
+            facts |= {"source": shown, "mtime": mtime, **parsed.metadata, **self.target.metadata}
+            metadata = json.dumps(facts, ensure_ascii=False)
+            wrong = parsed.wrong or _wrong(parsed, name, is_taken) or self._check(metadata)
+            if wrong:
                 where = f"{shown}, {parsed.place}" if parsed.place else shown
                 refused.append(Refusal(where, wrong))
                 continue
-            facts: dict[str, Any] = {"title": parsed.title or source.path.stem}
-            facts |= {"source": shown, "mtime": mtime, **parsed.metadata, **self.target.metadata}
             found[name] = Document(
                 document_id=name,
                 collection=self.target.collection,
                 text=parsed.text,
-                metadata=json.dumps(facts, ensure_ascii=False),
+                metadata=metadata,
                 tenant=parsed.tenant or self.target.tenant,
                 at_ms=now_ms,
             )
         self._owners |= dict.fromkeys(found, source.path)
         return list(found.values()), refused
+
+    def _check(self, metadata: str) -> str:
+        """What is wrong with them, beside those of all documents before; empty for nothing."""
+        kinds = dict(self._kinds)
+        try:
+            check_metadata(metadata_of(metadata), kinds)
+        except InvalidRequest as error:
+            return error.message
+        self._kinds = kinds
+        return ""
 
     def gone(self, path: Path, kept: Iterable[str] = ()) -> list[str]:
         """Ids that came of a file, or of files below a folder, and are not among those kept."""
@@ -74,23 +95,20 @@ class Reading:
         return sorted(lost)
 
 
-def _parsed(source: Source, refused: list[Refusal]) -> Iterable[Parsed]:
-    try:
-        return read(source.path)
-    except Unreadable as error:
-        refused.append(Refusal(_shown(source.path), str(error)))
-        return ()
-
-
 def _shown(path: Path) -> str:
-    """Below the working directory as one would name it."""
+    """Below the working directory as one would name it, in characters that can be printed."""
     here = Path.cwd()
-    return path.relative_to(here).as_posix() if path.is_relative_to(here) else path.as_posix()
+    named = path.relative_to(here) if path.is_relative_to(here) else path
+    return os.fsencode(named.as_posix()).decode(errors="replace")
 
 
 def _wrong(parsed: Parsed, name: str, taken: bool) -> str:
     """Why a document is not ingested, empty if it is."""
     chars = len(parsed.text)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return "expected a name in UTF-8, found other bytes"
     if not parsed.text.strip():
         return "empty: expected a text with words"
     if chars > DOCUMENT_CHARS_MAX:

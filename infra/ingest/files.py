@@ -4,15 +4,18 @@ A document's id is its file's path below the folder that was named, or the file'
 of JSON brings its own.
 """
 
+import asyncio
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from streams.parsing.kinds import kind_of, parse
+from schemas.errors import InvalidRequest
+from streams.gateway.indexing.reading import FILE_PROCESS
 from streams.parsing.parsed import Parsed, Unreadable
 
 FILE_BYTES_MAX = 64 << 20
+FILE_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +52,28 @@ def sources(roots: Iterable[Path]) -> Iterator[Source]:
                     yield Source(path, path.relative_to(root).as_posix())
 
 
-def read(path: Path) -> list[Parsed]:
-    """The documents of a file; raises Unreadable."""
-    kind = kind_of(path.name)
+async def read(path: Path) -> list[Parsed]:
+    """The documents of a file; raises Unreadable. A process of its own reads it, so that a file
+    that takes too long or too much memory ends that process and not the call.
+    """
+    if wrong := await asyncio.to_thread(_unreadable, path):
+        raise Unreadable(wrong)
+    try:
+        found = await FILE_PROCESS.ask("documents", str(path), path.name, limit_ms=FILE_MS)
+    except InvalidRequest as error:
+        raise Unreadable(error.message) from error
+    if "wrong" in found:
+        raise Unreadable(found["wrong"])
+    return [Parsed(**each) for each in found["documents"]]
+
+
+def _unreadable(path: Path) -> str:
+    """Why a file is not read, empty if it may be."""
     try:
         size = path.stat().st_size
-        if size > FILE_BYTES_MAX:
-            raise Unreadable(f"expected at most {FILE_BYTES_MAX} bytes, found {size}; divide it")
-        data = path.read_bytes()
+        with path.open("rb"):
+            pass
     except OSError as error:
-        raise Unreadable((error.strerror or str(error)).lower()) from error
-    return parse(kind, data)
+        return (error.strerror or str(error)).lower()
+    is_large = size > FILE_BYTES_MAX
+    return f"expected at most {FILE_BYTES_MAX} bytes, found {size}; divide it" if is_large else ""

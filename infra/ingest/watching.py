@@ -74,12 +74,12 @@ async def _read_again(found: _Found, roots: Sequence[Path], reading: Reading) ->
         if is_gone:
             now.gone += reading.gone(path)
         elif source is not None and path.is_file():
-            await asyncio.to_thread(_read, reading, source, now)
+            await _read(reading, source, now)
     return now
 
 
-def _read(reading: Reading, source: Source, now: Changes) -> None:
-    documents, refused = reading.documents(source, wall_ms())
+async def _read(reading: Reading, source: Source, now: Changes) -> None:
+    documents, refused = await reading.documents(source, wall_ms())
     now.documents += documents
     now.refused += refused
     if not refused:  # else it may be half written: what it held before stays

@@ -1,11 +1,13 @@
 """Writes documents to the log, and tells what has become of them: embedded, unchanged, refused.
 
 Embedding workers write a document's passages, or a dead letter, or nothing where its passages are
-there already, and acknowledge it then. So a document is done when its passages are seen, or when
-its group has read on.
+there already, and acknowledge it then. Retrieval workers take the passages, or bury them, and tell
+how far they are. So a document is done when its group has read on and nothing came of it, or when a
+worker of its shard has taken or buried its passages; a shard that nobody serves is not waited for.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,17 +16,21 @@ from aiokafka import ConsumerRecord, TopicPartition
 
 from schemas.codec import Codec
 from schemas.errors import RecordError
+from schemas.fleet import FleetView
 from schemas.log.clients import AssignedReader, LogProducer
+from schemas.log.clock import wall_ms
 from schemas.log.connecting import asking_client
 from schemas.log.documents import KEPT, embedding_group, send_document
 from schemas.log.slices import in_slices
-from schemas.records import Document, DocumentPassages
+from schemas.records import Document, DocumentPassages, MemberKind, MemberState
+from schemas.retrieval import layout_of, shard_of
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_SUFFIX, document_key, partition_of
 
 _UNDER_WAY = 500  # sent and not acknowledged
 _LOOK_MS = 300
-_TOPIC = "documents"
+_LOOK_AT_LEAST_S = 2.0  # where others' passages come all the time
+_TOPIC, _PASSAGES = "documents", "passages"
 _ORIGIN = ("x-dlq-partition", "x-dlq-offset")
 Place = tuple[int, int]  # partition and offset
 Done = Callable[[str], None]
@@ -43,7 +49,7 @@ class Fates:
 
     @property
     def unchanged(self) -> int:
-        """Read by a worker that had nothing to do."""
+        """Read by a worker that had nothing to embed."""
         return self.done - self.embedded - len(self.refused)
 
     @property
@@ -51,31 +57,48 @@ class Fates:
         return self.written - self.done
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A document whose fate is not known."""
+
+    document_id: str
+    done: Done
+    embedded: int = 0  # passages that were made of it now
+
+
 class Ingester:
     """`start`, then `put` and `drop`, then `follow` as long as one wants to know; then `stop`."""
 
-    def __init__(self, log: LogSettings, codec: Codec) -> None:
+    def __init__(self, log: LogSettings, codec: Codec, view: Callable[[], FleetView]) -> None:
+        """`view` is the fleet as it is now."""
         self.fates = Fates()
-        self._log, self._codec = log, codec
+        self._log, self._codec, self._view = log, codec, view
         self._producer = LogProducer(log, codec, durable=True, client_id="trivium-ingest")
         partitions = range(log.document_partitions)
-        self._passages = AssignedReader(log, "passages", partitions, client_id="trivium-ingest")
-        letters = _TOPIC + DEAD_LETTER_SUFFIX
-        self._letters = AssignedReader(log, letters, [0], client_id="trivium-ingest-letters")
+        self._passages = AssignedReader(log, _PASSAGES, partitions, client_id="trivium-ingest")
+        self._letters = {
+            topic: AssignedReader(
+                log, topic + DEAD_LETTER_SUFFIX, [0], client_id=f"trivium-ingest-{topic}-letters"
+            )
+            for topic in (_TOPIC, _PASSAGES)
+        }
         self._acks: list[Any] = []
-        self._open: dict[Place, tuple[str, Done]] = {}  # documents of which nothing is known yet
+        self._open: dict[Place, _Waiting] = {}  # documents of which nothing is known yet
+        self._made: dict[Place, _Waiting] = {}  # by their passages, which no index has yet
 
     async def start(self) -> None:
         """Raises BrokerUnavailable. What comes from now on is seen."""
         await self._producer.start()
         await self._passages.start("latest")
-        await self._letters.start("latest")
+        for letters in self._letters.values():
+            await letters.start("latest")
 
     async def stop(self) -> None:
         """Close."""
         await self._producer.stop()
         await self._passages.stop()
-        await self._letters.stop()
+        for letters in self._letters.values():
+            await letters.stop()
 
     async def put(self, document: Document, done: Done = lambda reason: None) -> None:
         """`done` hears why it was refused, nothing if it was not, once `follow` knows.
@@ -107,7 +130,7 @@ class Ingester:
 
     async def _sent(self, document_id: str, done: Done, ack: Any) -> None:
         place = await ack
-        self._open[int(place.partition), int(place.offset)] = (document_id, done)
+        self._open[int(place.partition), int(place.offset)] = _Waiting(document_id, done)
 
     async def follow(self, told: Callable[[Fates], None]) -> None:
         """Until all that was written is done; `told` hears of every change."""
@@ -116,26 +139,63 @@ class Ingester:
         places = [TopicPartition(topic, partition) for partition in range(count)]
         async with asking_client(self._log, embedding_group(self._log)) as asking:
             asking.assign(places)
-            while self._open:
+            looked_s = float("-inf")
+            while self._open or self._made:
                 records = await self._passages.batch(timeout_ms=_LOOK_MS)
-                await self._made(records)
-                if not records:
+                await self._take(records)
+                if not records or time.monotonic() - looked_s > _LOOK_AT_LEAST_S:
+                    looked_s = time.monotonic()
                     await self._look({tp.partition: await asking.committed(tp) for tp in places})
+                    await self._look_at_indexes()
                 told(self.fates)
 
     async def _look(self, committed: dict[int, int | None]) -> None:
         """How far the group has read: passages and dead letters were written before that."""
-        for record in await self._letters.read_to_end():
+        for place, reason in await self._buried(_TOPIC):
+            self._close(self._open, place, reason)
+        await self._take(await self._passages.read_to_end())
+        for partition, offset in list(self._open):
+            if offset < (committed.get(partition) or 0):
+                self._close(self._open, (partition, offset))
+
+    async def _look_at_indexes(self) -> None:
+        """How far they are; what they have not taken was buried before they told so."""
+        done = [
+            place for place, each in self._made.items() if self._is_done(place, each.document_id)
+        ]
+        if done:
+            for place, reason in await self._buried(_PASSAGES):
+                self._close(self._made, place, reason)
+            for place in done:
+                self._close(self._made, place)
+
+    def _is_done(self, place: Place, document_id: str) -> bool:
+        """Whether all workers of the document's shard have read on behind these passages."""
+        now_ms, view, (partition, offset) = wall_ms(), self._view(), place
+        layout = layout_of(view, now_ms)
+        shard = shard_of(document_id, layout.shards) if layout.shards else 0
+        for member in view.living(MemberKind.WORKER, now_ms):
+            search = member.registration.search
+            if search is None or (search.shard, search.shards) != (shard, layout.shards):
+                continue
+            done = member.search.passages_done if member.search is not None else ()
+            told = done[partition : partition + 1]  # none by an older release
+            if member.state is MemberState.READY and told and told[0] <= offset:
+                return False
+        return True
+
+    async def _buried(self, topic: str) -> list[tuple[Place, str]]:
+        """Places of records of a topic among its dead letters, and why."""
+        found: list[tuple[Place, str]] = []
+        for record in await self._letters[topic].read_to_end():
             said = dict(record.headers)
             partition, offset = (_number(said.get(name)) for name in _ORIGIN)
             reason = said.get("x-dlq-error-message", b"").decode(errors="replace")
-            self._close((partition, offset), reason or "it cannot be used")
-        await self._made(await self._passages.read_to_end())
-        for partition, offset in list(self._open):
-            if offset < (committed.get(partition) or 0):
-                self._close((partition, offset))
+            found.append(((partition, offset), reason or "it cannot be used"))
+        return found
 
-    async def _made(self, records: list[ConsumerRecord]) -> None:
+    async def _take(self, records: list[ConsumerRecord]) -> None:
+        """Passages that were made."""
         async for record in in_slices(records):
             if not record.value:
                 continue
@@ -145,21 +205,22 @@ class Ingester:
                 continue
             if not isinstance(passages, DocumentPassages):
                 continue
-            was_open = self._close((record.partition, passages.documents_offset))
-            if was_open and KEPT not in record.headers:
-                self.fates.embedded += 1
-                self.fates.passages += len(passages.chunks)
+            waiting = self._open.pop((record.partition, passages.documents_offset), None)
+            if waiting is not None:
+                waiting.embedded = 0 if KEPT in record.headers else len(passages.chunks)
+                self._made[record.partition, record.offset] = waiting
 
-    def _close(self, place: Place, refused: str = "") -> bool:
-        """Whether anybody waited for it."""
-        document_id, done = self._open.pop(place, ("", None))
-        if done is None:
-            return False
+    def _close(self, waiting: dict[Place, "_Waiting"], place: Place, refused: str = "") -> None:
+        closed = waiting.pop(place, None)
+        if closed is None:
+            return
         self.fates.done += 1
         if refused:
-            self.fates.refused.append((document_id, refused))
-        done(refused)
-        return True
+            self.fates.refused.append((closed.document_id, refused))
+        elif closed.embedded:
+            self.fates.embedded += 1
+            self.fates.passages += closed.embedded
+        closed.done(refused)
 
 
 def _number(said: bytes | None) -> int:

@@ -30,4 +30,5 @@ def told_of_probe(record: Retrieved, collection: str) -> StreamRetrieved:
         missing_shards=len(record.missing),
         probe=record.probe,
         seq=record.seq,
+        left_out=record.left_out,
     )

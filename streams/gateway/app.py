@@ -192,7 +192,7 @@ async def run_gateway(
         log,
         codec,
         backend.objects,
-        pool,
+        backend.view,
         is_first=backend.is_first,
         parse_ms=gateway.parse_ms,
     )

@@ -1,34 +1,63 @@
-"""HTML to text that keeps its headings, lists, tables and preformatted text.
+"""HTML and XHTML to text that keeps headings, lists, tables, powers and preformatted text.
+
+Theory of operation. One walk over the tree, in time that grows with its nodes. What is said is
+gathered until a block begins or ends, and is a block then; its lead says what it is (`# `, `- `,
+`3. `). A row of a table is one line, with ` | ` between its cells, whatever blocks these hold. But
+a row that holds a table, long code or pages of text only lays a page out: its cells are blocks.
 
 Nothing is run, and what a page needs to be shown or moved about in (scripts, styles, navigation) is
 left out.
 """
 
+import html as entities
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import lxml.html  # type: ignore[import-untyped]  # ships no types
+from lxml import etree
 from selectolax.lexbor import LexborHTMLParser
 
+from streams.parsing.charset import decoded
 from streams.parsing.parsed import Parsed
-from streams.parsing.plain import decoded
+from streams.parsing.plain import fenced
 
-_NOT_SAID = "script, style, noscript, template, svg, nav, head, iframe, object, button, select"
-_BLOCKS = set(
-    "address article aside blockquote body dd details div dl dt fieldset figcaption figure footer "
-    "form h1 h2 h3 h4 h5 h6 header hr html li main ol p pre section summary table tbody thead "
-    "tfoot tr ul caption".split()
+_NOT_SAID = frozenset(
+    "script style noscript template svg nav head iframe object select rt rp annotation".split()
 )
+_BLOCKS = frozenset(
+    "address article aside blockquote body caption center dd details dialog dir div dl dt fieldset "
+    "figcaption figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr html legend li listing main "
+    "menu ol p plaintext pre section summary table tbody td tfoot th thead tr ul xmp".split()
+)
+_KEPT_AS_IT_IS = frozenset(("pre", "listing", "plaintext", "xmp"))
+_ROW_CHARS_MAX, _ROW_LINES_MAX = 2_000, 8  # of a row's text, and of code in it
 _SPACES = re.compile(r"[^\S\xa0]+")
 _HEADING = re.compile(r"h([1-6])")
+_LINKS_TO_HEADINGS = ("¶", "#", "§")
+# What is raised behind a number or letter: its power, or the number of a note; no ordinal.
+_POWER = re.compile(r"\s*([-+−–]?(?:\d[\d.,]*[^\W\d_]?|(?![eoa])[^\W\d_]))\s*")
+Block = tuple[str, str]  # its kind, that of its tag or table, and what it says
+_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([\w:.-]{1,40})""", re.IGNORECASE)
+_PROLOG = re.compile(rb"""^\s*<\?xml[^>]{0,200}?encoding\s*=\s*["']([\w:.-]{1,40})""")
+_DECLARED_WITHIN = 4_096  # bytes
+_IS_XML = re.compile(r"\A\s*<\?xml\s|<html[^>]{0,1000}\sxmlns\s*=", re.IGNORECASE)
+_EMPTY = re.compile(
+    r"<(title|script|style|textarea|iframe|noscript|object|select|svg|template)(\s[^<>]{0,2000})?/>",
+    re.IGNORECASE,
+)
+_ENTITY = re.compile(r"&(?!(?:amp|lt|gt|quot|apos);)([A-Za-z][A-Za-z0-9]{1,31});")
 
 
 def html(data: bytes) -> Parsed:
     """The title is that of the page, or its first heading."""
-    tree = LexborHTMLParser(decoded(data))
-    named = tree.css_first("title") or tree.css_first("h1")
-    title = _SPACES.sub(" ", named.text()).strip() if named is not None else ""
-    return Parsed(_text(tree), title)
+    head = data[:_DECLARED_WITHIN]
+    declared = _PROLOG.search(head) or _CHARSET.search(head)
+    source = decoded(data, declared.group(1).decode() if declared else "")
+    if _IS_XML.search(source, 0, _DECLARED_WITHIN):
+        source = _from_xml(source)
+    tree = LexborHTMLParser(source)
+    return Parsed(_text(tree), _title(tree))
 
 
 def html_text(source: str) -> str:
@@ -36,59 +65,197 @@ def html_text(source: str) -> str:
     return _text(LexborHTMLParser(source))
 
 
+def _from_xml(source: str) -> str:
+    """As HTML writes it, where any element may be empty and entities are those of HTML."""
+    named = _ENTITY.sub(lambda found: entities.unescape(found.group()), source)
+    parser = etree.XMLParser(encoding="utf-8", no_network=True, resolve_entities="internal")
+    try:
+        root = etree.fromstring(named.encode(errors="replace"), parser)
+    except (etree.XMLSyntaxError, ValueError):
+        return _EMPTY.sub(r"<\1\2></\1>", source)  # not well-formed: for the other reader
+    lxml.html.xhtml_to_html(root)
+    return str(etree.tostring(root, method="html", encoding="unicode"))
+
+
+def _title(tree: LexborHTMLParser) -> str:
+    for place in ("head > title", "h1"):
+        node = tree.css_first(place)
+        if node is not None and (title := " ".join(node.text().split()).strip(" ¶")):
+            return title
+    return ""
+
+
 def _text(tree: LexborHTMLParser) -> str:
-    for node in tree.css(_NOT_SAID):
-        node.decompose()
-    blocks = [(tag, words) for tag, words in _blocks(tree.body)]
-    found = ""
-    for number, (tag, words) in enumerate(blocks):
-        close = number and tag in ("li", "tr") and blocks[number - 1][0] == tag
-        found += ("\n" if close else "\n\n") * bool(number) + words
-    return found
+    body = tree.body
+    writer = _Writer()
+    for node, begins in _walk(body) if body is not None else ():
+        writer.enter(node) if begins else writer.leave(node)
+    writer.flush()
+    return joined(writer.blocks)
 
 
-def _blocks(body: Any) -> Iterator[tuple[str, str]]:
-    """Tag and words of each block that says something, in order."""
-    owner: Any = None
-    owners: dict[int, Any] = {}
-    said = ""
-    for node in () if body is None else body.traverse(include_text=True):
-        if node.tag in ("td", "th") and said.strip() and owner is not None:
-            if _owner(node, owners).mem_id == owner.mem_id:
-                said += " | "
-        if node.tag == "br":
-            said += "\n"
-        if node.tag != "-text":
+def row(cells: Iterable[str]) -> str:
+    """A row of a table, as a line; empty where its cells are."""
+    said = " | ".join(cells).split()
+    return " ".join(said) if set(said) - {"|"} else ""
+
+
+def joined(blocks: Iterable[Block]) -> str:
+    """A blank line between blocks; none between the items of a list and the rows of a table."""
+    found: list[str] = []
+    last = ""
+    for kind, words in blocks:
+        is_close = kind == last and kind[:2] in ("li", "tr")
+        found += ["\n" if is_close else "\n\n" if found else "", words]
+        last = kind
+    return "".join(found)
+
+
+def _walk(body: Any) -> Iterator[tuple[Any, bool]]:
+    """Each node as it begins, and as it ends; what is not said is passed over."""
+    node, top = body, body.mem_id
+    while True:
+        is_said = node.tag not in _NOT_SAID
+        if is_said:
+            yield node, True
+        child = node.child if is_said else None
+        if child is not None:
+            node = child
             continue
-        mine = _owner(node, owners)
-        if owner is None or mine.mem_id != owner.mem_id:
-            if words := _said(owner, said):
-                yield owner.tag, words
-            owner, said = mine, ""
-        text = node.text_content or ""
-        said += text if mine.tag == "pre" else _SPACES.sub(" ", text)
-    if words := _said(owner, said):
-        yield owner.tag, words
+        while True:
+            if node.tag not in _NOT_SAID:
+                yield node, False
+            if node.mem_id == top:
+                return
+            if (following := node.next) is not None:
+                node = following
+                break
+            node = node.parent
 
 
-def _owner(node: Any, owners: dict[int, Any]) -> Any:
-    """The nearest block that a node is in; `owners` are those that are known, by their nodes: pages
-    nest thousands deep."""
-    climbed: list[int] = []
-    while node.parent is not None and node.tag not in _BLOCKS and node.mem_id not in owners:
-        climbed.append(node.mem_id)
-        node = node.parent
-    mine = owners.get(node.mem_id, node)
-    owners.update(dict.fromkeys(climbed, mine))
-    return mine
+class _Writer:
+    """Blocks of a page, from its nodes in order."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self._said: list[str] = []  # of the block that is open
+        self._lead, self._tag = "", ""
+        self._lists: list[int] = []  # number of the next item; 0 in lists without numbers
+        self._row: list[str] | None = None  # cells, while a row is written as a line
+        self._row_node, self._table = 0, 0
+        self._kept_depth = 0  # of preformatted text
+        self._raised: list[int] = []  # where raised text began
+
+    def enter(self, node: Any) -> None:
+        """A node begins."""
+        tag = node.tag
+        if tag == "-text":
+            text = node.text_content or ""
+            self._said.append(text if self._kept_depth else _SPACES.sub(" ", text))
+        elif tag == "br":
+            self._said.append("\n" if self._row is None else " ")
+        elif tag == "img":
+            self._said += [" ", node.attributes.get("alt") or "", " "]
+        elif tag == "sup":
+            self._raised.append(len(self._said))
+        elif tag in _BLOCKS:
+            self._begin(tag, node)
+
+    def _begin(self, tag: str, node: Any) -> None:
+        if self._row is not None:
+            self._said.append(" ")
+            if tag in ("td", "th"):
+                self._said.clear()
+                self._raised.clear()
+            return
+        self.flush()
+        if tag == "tr" and not _lays_out(node):
+            self._row, self._row_node = [], node.mem_id
+        elif tag == "table":
+            self._table += 1
+        elif tag in ("ul", "menu", "dir"):
+            self._lists.append(0)
+        elif tag == "ol":
+            self._lists.append(_number(node, "start", 1))
+        elif tag == "li":
+            self._lead, self._tag = self._bullet(node), "li"
+        elif found := _HEADING.fullmatch(tag):
+            self._lead = "#" * int(found.group(1)) + " "
+        elif tag in _KEPT_AS_IT_IS:
+            self._kept_depth += 1
+
+    def _bullet(self, node: Any) -> str:
+        number = self._lists[-1] if self._lists else 0
+        if not number:
+            return "- "
+        number = _number(node, "value", number)
+        self._lists[-1] = number + 1
+        return f"{number}. "
+
+    def leave(self, node: Any) -> None:
+        """A node ends."""
+        tag = node.tag
+        if tag == "sup":
+            if self._raised:
+                self._raise(self._raised.pop())
+        elif tag == "a":
+            if self._lead[:1] == "#" and "".join(self._said[-1:]).strip() in _LINKS_TO_HEADINGS:
+                self._said.pop()
+        elif self._row is not None:
+            self._leave_in_row(tag, node)
+        elif tag in _BLOCKS:
+            self.flush(is_kept=tag in _KEPT_AS_IT_IS)
+            if tag in ("ul", "menu", "dir", "ol") and self._lists:
+                self._lists.pop()
+            elif tag == "li" or _HEADING.fullmatch(tag):
+                self._lead, self._tag = "", ""
+            elif tag in _KEPT_AS_IT_IS:
+                self._kept_depth -= 1
+
+    def _leave_in_row(self, tag: str, node: Any) -> None:
+        assert self._row is not None, "asked before"
+        if tag in ("td", "th"):
+            self._row.append("".join(self._said))
+            self._said.clear()
+        elif tag == "tr" and node.mem_id == self._row_node:
+            if line := row(self._row):
+                self.blocks.append((f"tr of {self._table}", line))
+            self._row = None
+            self._said.clear()
+        elif tag in _BLOCKS:
+            self._said.append(" ")
+
+    def _raise(self, since: int) -> None:
+        before = "".join(self._said[max(0, since - 1) : since])[-1:]
+        power = _POWER.fullmatch("".join(self._said[since:]))
+        if power and (before.isalnum() or before in (")", "]")):
+            self._said[since:] = ["^", power.group(1)]
+
+    def flush(self, *, is_kept: bool = False) -> None:
+        """What was said is a block, if it says something."""
+        said = "".join(self._said)
+        self._said.clear()
+        self._raised.clear()
+        if not said.strip():
+            return
+        if is_kept or self._kept_depth:
+            self.blocks.append(("pre", fenced(said)))
+            return
+        words = "\n".join(_SPACES.sub(" ", line).strip() for line in said.split("\n")).strip()
+        self.blocks.append((self._tag, self._lead + words))
+        self._lead = ""
 
 
-def _said(owner: Any, said: str) -> str:
-    if owner is None or not said.strip():
-        return ""
-    if owner.tag == "pre":
-        return "```\n" + said.strip("\n") + "\n```"
-    words = "\n".join(_SPACES.sub(" ", line).strip() for line in said.split("\n")).strip()
-    if found := _HEADING.fullmatch(owner.tag):
-        return "#" * int(found.group(1)) + " " + words
-    return "- " + words if owner.tag == "li" else words
+def _number(node: Any, name: str, usual: int) -> int:
+    text = (node.attributes.get(name) or "").strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else usual
+
+
+def _lays_out(row: Any) -> bool:
+    """Whether a row is there for a page's layout."""
+    if row.css_first("table") is not None:
+        return True
+    if any(code.text().strip().count("\n") >= _ROW_LINES_MAX for code in row.css("pre")):
+        return True
+    blocks = row.css_first("p, div, ul, ol, pre, h1, h2, h3")
+    return blocks is not None and len(row.text()) > _ROW_CHARS_MAX

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+TEXT_CHARS_MAX = 16 << 20  # of all texts of a file
 UNSUPPORTED, INVALID = "unsupported_file", "invalid_file"  # as OpenAI names what is wrong
 
 

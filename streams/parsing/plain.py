@@ -1,30 +1,14 @@
-"""Plain text and JSON lines."""
+"""Plain text, and source code as code."""
 
-import codecs
-import json
-from collections.abc import Iterator
-from typing import Any
+import re
 
-from schemas.rules.numbers import float_of
-from streams.parsing.parsed import Parsed, Unreadable
+from streams.parsing.charset import decoded
+from streams.parsing.parsed import Parsed
 
-_MARKS = {
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
-
-
-def decoded(data: bytes) -> str:
-    """UTF-8, or what a mark at the beginning says; raises Unreadable."""
-    named = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "utf-8")
-    try:
-        text = data.decode(named)
-    except UnicodeDecodeError as error:
-        raise Unreadable(f"expected text in UTF-8, found other bytes at {error.start}") from None
-    if "\0" in text:
-        raise Unreadable("expected text, found zero bytes: it is some other kind of file")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+_RUN = re.compile(r"`{3,}")
+# As editors and PEP 263 have it, in the first two lines; LaTeX names its own in the preamble.
+_COOKIE = re.compile(rb"\A(?:[^\n]{0,500}\n)?[^\n]{0,500}?coding[:=][ \t]*([\w.-]{1,40})")
+_INPUTENC = re.compile(rb"\\usepackage\[([\w-]{1,40})\]\{inputenc\}")
 
 
 def plain_text(data: bytes) -> Parsed:
@@ -32,37 +16,15 @@ def plain_text(data: bytes) -> Parsed:
     return Parsed(decoded(data))
 
 
-def json_lines(data: bytes) -> Iterator[Parsed]:
-    """One document per line: `{"id": "a", "text": "…", "title": "…", "metadata": {…}}`."""
-    for number, line in enumerate(decoded(data).split("\n"), 1):
-        if line.strip():
-            place = f"line {number}"
-            try:
-                yield _of_line(json.loads(line, parse_float=float_of), place)
-            except (ValueError, RecursionError) as error:
-                yield Parsed("", place=place, wrong=f"expected a JSON object: {error}")
-            except Unreadable as error:
-                yield Parsed("", place=place, wrong=str(error))
+def code(data: bytes) -> Parsed:
+    """Fenced, so that it is cut between its lines and its comments are no headings."""
+    declared = _COOKIE.search(data) or _INPUTENC.search(data, 0, 8_192)
+    source = decoded(data, declared.group(1).decode() if declared else "")
+    return Parsed(fenced(source) if source.strip() else "")
 
 
-def _of_line(found: Any, place: str) -> Parsed:
-    if not isinstance(found, dict):
-        raise Unreadable("expected a JSON object with id and text")
-    if found.get("vector"):
-        raise Unreadable("found a vector; `trivium documents load` takes documents with vectors")
-    name, text, metadata = found.get("id"), found.get("text"), found.get("metadata") or {}
-    if not isinstance(name, str | int) or isinstance(name, bool) or str(name) == "":
-        raise Unreadable("expected an id, a string or a whole number")
-    if not isinstance(text, str):
-        raise Unreadable(f"document {name!r:.80}: expected a text")
-    title, tenant = found.get("title") or "", found.get("tenant") or ""
-    fits = isinstance(metadata, dict) and isinstance(title, str) and isinstance(tenant, str)
-    if not fits:
-        raise Unreadable(
-            f"document {name!r:.80}: expected strings as title and tenant, an object as metadata"
-        )
-    try:
-        f"{name}{text}{title}{tenant}".encode()
-    except UnicodeEncodeError as error:
-        raise Unreadable(f"document {name!r:.80}: expected characters: {error.reason}") from None
-    return Parsed(text, title, str(name), tenant, metadata, place)
+def fenced(source: str) -> str:
+    """Between fences that are longer than any inside."""
+    longest = max((len(run) for run in _RUN.findall(source)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}\n{source.strip(chr(10)).rstrip()}\n{fence}"

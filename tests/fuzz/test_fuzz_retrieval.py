@@ -23,6 +23,7 @@ from schemas.records import (
     RetrievalRequest,
 )
 from schemas.retrieval import pack_vector
+from schemas.rules.metadata import METADATA_CHARS_MAX
 from schemas.rules.sizes import DIM_MAX
 from schemas.settings import LogSettings
 from schemas.topics import collection_key, document_key
@@ -38,7 +39,7 @@ from workers.search.service.feed.refusals import Refusals
 from workers.search.service.intake import Intake
 from workers.search.service.responder import Responder
 from workers.search.service.settings import RetrievalSettings, ShardPlace
-from workers.search.words.changes import METADATA_CHARS_MAX, Change
+from workers.search.words.changes import Change
 
 LOG = LogSettings()
 PLACE = ShardPlace(0, 1)
@@ -288,6 +289,6 @@ async def test_dead_letters_that_somebody_else_wrote(monkeypatch: pytest.MonkeyP
     waiting = Refusals(LOG, producer, is_first=lambda: True, client_id="r")
     record = document_record(b"books/x", b"rubbish", 1)
     record.partition = 1
-    await waiting.add(record, RecordError("rubbish"))
+    waiting.add(record, RecordError("rubbish"))
     await waiting.look()
     assert not waiting._waiting and not producer.sent, "it is buried already"

@@ -14,6 +14,7 @@ import numpy as np
 
 from schemas.errors import EngineFailed
 from schemas.retrieval import Vector
+from schemas.rules.letters import plain_letters
 from workers.embed.embedders.protocol import Embedder
 from workers.embed.scheduler import Item, Job, Scheduler, Urgency
 
@@ -83,7 +84,7 @@ class Batcher:
     def _embedded(self, items: list[Item]) -> list[Vector | Exception]:
         """Where a batch fails each text is tried alone: one that is at fault fails alone."""
         try:
-            return list(self.embedder.embed([item.text for item in items]))
+            return list(self.embedder.embed([plain_letters(item.text) for item in items]))
         except Exception as error:
             if len(items) == 1:
                 return [error]

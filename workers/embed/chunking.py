@@ -2,8 +2,9 @@
 
 Theory of operation. A text falls into blocks: headings, paragraphs, code between fences. A
 paragraph falls into sentences, code into lines, and a sentence that is longer than a passage may
-be, into runs of words. A word is never cut. These pieces are packed in order: a passage takes
-pieces as long as its tokens are within the bound. A heading begins a new passage and stays with
+be, into runs of words. A word is never cut, but for what is longer than a passage: encoded files,
+keys. These pieces are packed in order: a passage takes pieces as long as its tokens are within the
+bound. A heading begins a new passage and stays with
 what follows it. A paragraph that would be torn apart begins a new one too, if the one before is
 half full. A passage that does not begin at a heading repeats the last whole pieces of the one
 before, as far as the overlap goes. So a passage is always `text[start:end]`, and the same text is
@@ -14,12 +15,16 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from workers.embed.embedders.words import PARTS, UNSPACED
 
+_TOKEN_CHARS = 4  # as a rule
+_KNOWN_CHARS_MAX, _UNSPACED_KNOWN_CHARS_MAX = 40, 8  # of what a tokenizer may know as one
+_IS_UNSPACED = re.compile(rf"\S?[{UNSPACED}]")
 _LINE = re.compile(r"[^\n]*\n?")
 _HEADING = re.compile(r"\s{0,3}#{1,6}\s")
-_FENCE = re.compile(r"\s{0,3}(```|~~~)")
+_FENCE = re.compile(r"\s{0,3}(`{3,}|~{3,})")
 _ITEM = re.compile(r"\s*([-*+•]|\d{1,3}[.)])\s")
 # After the end of a sentence, and whatever closes it; a small letter goes on, as after "e.g.".
 _SENTENCE_END = re.compile(
@@ -45,6 +50,21 @@ class Piece:
     block_end: int = 0
 
 
+def counted(text: str, token_starts: Sequence[int]) -> list[int]:
+    """Where tokens begin, and where they would in what a tokenizer takes for one though it is long,
+    since it knows nothing of it: encoded bytes, or a script that it was not made for.
+    """
+    found = list(token_starts)
+    for start, end in pairwise((*token_starts, len(text))):
+        if end - start > _UNSPACED_KNOWN_CHARS_MAX:
+            run = text[start:end].rstrip()
+            is_unspaced = _IS_UNSPACED.match(run)
+            if len(run) > (_UNSPACED_KNOWN_CHARS_MAX if is_unspaced else _KNOWN_CHARS_MAX):
+                step = 1 if is_unspaced else _TOKEN_CHARS
+                found += range(start + step, start + len(run), step)
+    return sorted(found)
+
+
 def tokens_of(token_starts: Sequence[int], span: Span) -> int:
     """How many tokens a passage has."""
     return bisect_left(token_starts, span.end) - bisect_left(token_starts, span.start)
@@ -56,6 +76,15 @@ class _Tokens:
     def __init__(self, starts: Sequence[int], tokens_max: int, overlap: int) -> None:
         self._starts = starts
         self.max, self.overlap = tokens_max, overlap
+
+    def cuts(self, start: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+        """The span in parts of so many tokens at most."""
+        first = bisect_left(self._starts, start + 1)
+        for number in range(first + most - 1, bisect_left(self._starts, end), most):
+            if (cut := self._starts[number]) > start:
+                yield start, cut
+                start = cut
+        yield start, end
 
     def between(self, start: int, end: int) -> int:
         return tokens_of(self._starts, Span(start, end))
@@ -118,8 +147,8 @@ def _blocks(text: str) -> Iterator[tuple[int, int, str]]:
     for line in _LINE.finditer(text):
         start, end, words = line.start(), line.end(), line.group()
         mark = _FENCE.match(words)
-        if fence:
-            if mark and mark.group(1) == fence:
+        if fence:  # ended by one that is as long, with nothing behind it
+            if mark and mark.group(1).startswith(fence) and not words[mark.end() :].strip():
                 yield begun, end, "code"
                 begun, fence = -1, ""
             continue
@@ -162,10 +191,11 @@ def _whole(
     most = tokens.overlap or tokens.max
     begun, last = piece.start, piece.start
     for word in PARTS.finditer(text, piece.start, piece.end):
-        if last > begun and tokens.between(begun, word.end()) > most:
-            yield Piece(begun, last)
-            begun = word.start()
-        last = word.end()
+        for first, end in tokens.cuts(*word.span(), tokens.max):
+            if last > begun and tokens.between(begun, end) > most:
+                yield Piece(begun, last)
+                begun = first
+            last = end
     yield Piece(begun, last)
 
 

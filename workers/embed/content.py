@@ -8,13 +8,15 @@ from enum import Enum
 
 import numpy as np
 
-from schemas.errors import RecordError, RecordTooLarge
+from schemas.errors import InvalidRequest, RecordError, RecordTooLarge
 from schemas.records import Chunk, Document, DocumentPassages
 from schemas.retrieval import Vector, pack_vector
+from schemas.rules.metadata import check_metadata, metadata_of
 from schemas.rules.sizes import CHUNKS_MAX, DOCUMENT_CHARS_MAX
 from workers.embed.chunking import Span
 
 Tokens = Callable[[str], Sequence[int]]
+CUTTING = 2  # how texts are cut and spelt for the model; another number has all made anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +70,9 @@ def check_text(document: Document) -> None:
             f"document {document.document_id[:200]}: expected a text with words, found only spaces"
         )
     try:
-        is_object = isinstance(json.loads(document.metadata or "{}"), dict)
-    except (ValueError, RecursionError):
-        is_object = False
-    if not is_object:
-        raise RecordError(
-            f"document {document.document_id[:200]}: expected a JSON object as metadata, found "
-            f"{document.metadata[:80]!r}"
-        )
+        check_metadata(metadata_of(document.metadata), {})
+    except InvalidRequest as error:
+        raise RecordError(f"document {document.document_id[:200]}: {error.message}") from error
 
 
 def check_spans(document: Document, spans: Sequence[Span]) -> None:
@@ -89,7 +86,13 @@ def check_spans(document: Document, spans: Sequence[Span]) -> None:
 
 def content_hash(text: str, cutting: Cutting) -> str:
     """Of all that passages follow from: the same again embeds nothing."""
-    how = [cutting.chunk_tokens, cutting.chunk_overlap, cutting.embedder, cutting.tokenizer]
+    how = [
+        CUTTING,
+        cutting.chunk_tokens,
+        cutting.chunk_overlap,
+        cutting.embedder,
+        cutting.tokenizer,
+    ]
     return _digest(json.dumps([*how, text]))
 
 

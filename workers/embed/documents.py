@@ -25,7 +25,7 @@ from schemas.retrieval import Vector
 from schemas.settings import LogSettings
 from schemas.topics import check_record, document_key
 from workers.embed.batcher import Batcher
-from workers.embed.chunking import Span, cut, tokens_of
+from workers.embed.chunking import Span, counted, cut, tokens_of
 from workers.embed.content import (
     Cutting,
     Tokens,
@@ -245,7 +245,7 @@ class DocumentWork:
         return spans, await self._batcher.embed(texts, tokens, urgency, tenant)
 
     def _cut(self, document: Document, cutting: Cutting) -> tuple[list[Span], list[int]]:
-        starts = self._batcher.embedder.token_starts(document.text)
+        starts = counted(document.text, self._batcher.embedder.token_starts(document.text))
         spans = cut(
             document.text, starts, tokens_max=cutting.chunk_tokens, overlap=cutting.chunk_overlap
         )

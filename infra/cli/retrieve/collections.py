@@ -151,6 +151,7 @@ async def _found(log: "LogSettings") -> dict[str, Any]:
     return {
         "collections": [row.as_plain() for _, row in sorted(rows.items())],
         "documents_waiting": await _waiting(log) if embeds else None,
+        "retrieval_workers": sum(each.search is not None for each in living),
         "records_behind": max([0, *[each.search.behind for each in living if each.search]]),
     }
 
@@ -233,4 +234,7 @@ def _show(found: dict[str, Any]) -> None:
     waiting = found["documents_waiting"]
     told = "no embedding worker is there" if waiting is None else f"not embedded yet: {waiting}"
     shown.print(f"documents {told}" if waiting is not None else told)
-    shown.print(f"records that are not in the indexes yet: {found['records_behind']}")
+    if found["retrieval_workers"]:
+        shown.print(f"records that are not in the indexes yet: {found['records_behind']}")
+    else:
+        shown.print("no retrieval worker was seen: nobody tells what is held")

@@ -11,7 +11,7 @@ import typer
 
 from infra.cli.options import AsJson, Bootstrap, Config, Quiet, settings_of_running
 from infra.terminal.output import print_json
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -36,11 +36,13 @@ def ingest(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ingest text, Markdown, HTML, PDF and JSON lines; the same content again embeds nothing.
+    """Ingest text, Markdown, HTML, PDF, office files, tables, JSON and source code.
+
+    The same content again embeds nothing.
 
     A document's id is its path below the folder, or a file's own name. A line of a .jsonl file is
-    `{"id": "a", "text": "...", "title": "...", "metadata": {"year": 2020}}`. What cannot be read is
-    named, the rest is ingested, and the exit code is 1.
+    `{"id": "a", "text": "...", "title": "...", "metadata": {"year": 2020}}`. What cannot be read or
+    kept is named, the rest is ingested, and the exit code is 1.
 
     Examples: `trivium ingest docs -c handbook`, `trivium ingest notes --watch`
     """
@@ -59,17 +61,23 @@ def ingest(
 
 def _target(collection: str, tenant: str, metadata: str) -> "Target":
     from infra.ingest.batch import Target
+    from schemas.rules.metadata import check_metadata
+    from schemas.rules.numbers import float_of
 
     if not 0 < len(collection) <= 128 or "/" in collection:
         raise ConfigError(
             f"--collection: expected 1 to 128 characters without a slash, found {collection!r}"
         )
     try:
-        facts = json.loads(metadata or "{}")
+        facts = json.loads(metadata or "{}", parse_float=float_of)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"--metadata: expected a JSON object: {error}") from error
     if not isinstance(facts, dict):
         raise ConfigError(f"--metadata: expected a JSON object, found {metadata!r:.80}")
+    try:
+        check_metadata(facts, {})
+    except InvalidRequest as error:
+        raise ConfigError(f"--{error.message}") from error
     return Target(collection=collection, tenant=tenant, metadata=facts)
 
 
@@ -93,20 +101,24 @@ class _Call:
 
     async def run(self, *, watch: bool) -> bool:
         """Whether all of it was ingested, and embedded as far as that was waited for."""
+        from infra.stack.fleet_watch import FleetWatch
+        from schemas.log.clock import wall_ms
         from schemas.log.ingester import Ingester
         from schemas.log.registry import make_codec
+        from schemas.retrieval import embedding_workers
 
         codec = await asyncio.to_thread(make_codec, self._log)
-        self._workers = not self._waits or await _has_workers(self._log, codec)
-        ingester = self._ingester = Ingester(self._log, codec)
-        await ingester.start()
-        try:
-            if watch:
-                await self._all_and_changes(ingester)
-            else:
-                await self._all(ingester)
-        finally:
-            await ingester.stop()
+        async with FleetWatch(self._log, codec).followed() as fleet:
+            self._workers = not self._waits or bool(embedding_workers(fleet.view, wall_ms()))
+            ingester = self._ingester = Ingester(self._log, codec, lambda: fleet.view)
+            await ingester.start()
+            try:
+                if watch:
+                    await self._all_and_changes(ingester)
+                else:
+                    await self._all(ingester)
+            finally:
+                await ingester.stop()
         fates = ingester.fates
         return not (self._refused or fates.refused) and (not self._waits or not fates.waiting)
 
@@ -124,7 +136,7 @@ class _Call:
         with Progress(*columns, console=errors, transient=True, disable=hidden) as progress:
             task = progress.add_task("read", total=len(files))
             for source in files:
-                found, refused = await asyncio.to_thread(self._reading.documents, source, wall_ms())
+                found, refused = await self._reading.documents(source, wall_ms())
                 self._refuse(refused)
                 for document in found:
                     await ingester.put(document)
@@ -155,10 +167,15 @@ class _Call:
             for document_id in now.gone:
                 await ingester.drop(self._reading.target.collection, document_id)
             await ingester.flush()
+            told = len(ingester.fates.refused)
             if self._waits and self._workers:
                 await ingester.follow(lambda _: None)
+            refused = dict(ingester.fates.refused[told:])
+            for name, reason in refused.items():
+                print(f"{name}: {reason}", file=sys.stderr)
             for document in now.documents:
-                self._print(f"changed: {document.document_id}")
+                if document.document_id not in refused:
+                    self._print(f"changed: {document.document_id}")
             for document_id in now.gone:
                 self._print(f"deleted: {document_id}")
 
@@ -170,7 +187,8 @@ class _Call:
     def _say(self, fates: "Fates") -> None:
         for name, reason in fates.refused:
             print(f"{name}: {reason}", file=sys.stderr)
-        said = f"collection {self._reading.target.collection}: documents {fates.written}"
+        kept = fates.written - len(fates.refused)
+        said = f"collection {self._reading.target.collection}: documents {kept}"
         if self._waits and self._workers:
             said += (
                 f", embedded {fates.embedded} ({fates.passages} passages), "
@@ -198,7 +216,7 @@ class _Call:
         refused += [{"path": name, "reason": reason} for name, reason in fates.refused]
         return {
             "collection": self._reading.target.collection,
-            "documents": fates.written,
+            "documents": fates.written - len(fates.refused),
             "deleted": fates.deleted,
             "embedded": fates.embedded,
             "passages": fates.passages,
@@ -206,14 +224,3 @@ class _Call:
             "waiting": fates.waiting,
             "refused": refused,
         }
-
-
-async def _has_workers(log: "LogSettings", codec: Any) -> bool:
-    """Whether an embedding worker lives."""
-    from infra.stack.fleet_watch import FleetWatch
-    from schemas.log.clock import wall_ms
-    from schemas.records import MemberKind
-
-    async with FleetWatch(log, codec) as fleet:
-        living = fleet.view.living(MemberKind.WORKER, wall_ms())
-        return any(member.registration.embedding is not None for member in living)

@@ -12,8 +12,10 @@ def retrieved_of(found: Found, **more: Any) -> Retrieved:
     """As of now, with the best passages that a record has room for; `more` are fields of
     Retrieved: for whom, and what its asker knows besides.
     """
+    passages = passages_within(found.passages)
     return Retrieved(
-        passages=passages_within(found.passages),
+        passages=passages,
+        left_out=len(found.passages) - len(passages),
         shards=found.shards,
         missing=tuple(sorted(found.missing)),
         extends=found.extends,

@@ -57,7 +57,8 @@ def with_context(request: Request, retrieved: Retrieved) -> Context:
     """The request's prompt with what was found for it."""
     retrieval = request.retrieval
     assert retrieval is not None, f"{request.request_id}: nothing was to be found"
-    passages = () if retrieved.error is not None else _chosen(retrieval, retrieved.passages)
+    found = () if retrieved.error is not None else retrieved.passages
+    passages, left_out = _chosen(retrieval, found)
     own = _own(retrieval, passages)
     inserts = (*_first(_standing(retrieved), retrieval.room_tokens - _tokens(own)), *own)
     told = StreamRetrieved(
@@ -68,6 +69,7 @@ def with_context(request: Request, retrieved: Retrieved) -> Context:
         missing_shards=len(retrieved.missing),
         error=retrieved.error,
         degraded=retrieved.degraded,
+        left_out=retrieved.left_out + left_out,
     )
     if not inserts:
         return Context(request, (), (), told)
@@ -86,9 +88,11 @@ def beginning(request: Request, history: Sequence[Insert]) -> bytes:
     return _put_in(plain, _first(history, retrieval.room_tokens - own_tokens))
 
 
-def _chosen(retrieval: Retrieval, passages: Sequence[Passage]) -> list[Passage]:
-    """The best that fit; for what stands around them there is room besides."""
-    left_tokens = retrieval.tokens_max
+def _chosen(retrieval: Retrieval, passages: Sequence[Passage]) -> tuple[list[Passage], int]:
+    """The best that fit, and how many as good ones did not; for what stands around them there is
+    room besides.
+    """
+    left_tokens, left_out = retrieval.tokens_max, 0
     chosen: list[Passage] = []
     for passage in passages:
         if len(chosen) >= min(retrieval.k, PASSAGES_MAX):
@@ -97,7 +101,9 @@ def _chosen(retrieval: Retrieval, passages: Sequence[Passage]) -> list[Passage]:
         if passage.tokens and not len(passage.tokens) % _TOKEN_BYTES and needed <= left_tokens:
             chosen.append(passage)
             left_tokens -= needed
-    return chosen
+        else:
+            left_out += 1
+    return chosen, left_out
 
 
 def _own(retrieval: Retrieval, passages: Sequence[Passage]) -> tuple[Insert, ...]:

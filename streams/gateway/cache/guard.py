@@ -1,24 +1,30 @@
 """Whether two questions ask the same thing, as far as their words can tell.
 
 Vectors cannot: those of "from pier 7" and "from pier 8" are nearly equal, as are those of a
-question and its opposite. So all words that carry something have to be the same, in the same order;
-spelling, articles and courtesies may differ. That refuses paraphrases in other words, which the
+question and its opposite. So all that stands there has to be the same, in the same order, but for a
+closed list: capitals at the beginning of words, articles and `do` before words, courtesies before
+and after the question, stops at the end of words, and a few short forms. Brackets, signs, quotes,
+emoji and the vowel signs of any script count. That refuses paraphrases in other words, which the
 embedding model does not tell from other questions (`infra/bench/retrieval/cache.py` measures it).
 Pure.
 """
 
 import re
-import unicodedata
 
-_WORD = re.compile(r"[-+]?\d+(?:[.,:/]\d+)*|\w+(?:['’]\w+)?|[<>=+\-*/%^€$£#@&|~]")
-_EMPTY = frozenset({"a", "an", "the", "do", "does", "please", "kindly", "hi", "hello", "thanks"})
+from schemas.rules.letters import MARKS, plain_letters
+
+_WORD = re.compile(rf"[-+]?\.?\d+(?:[.,:/]\d+)*|\w[\w{MARKS}]*(?:'\w[\w{MARKS}]*)?|\S", re.DOTALL)
+_STOPS = re.compile(r"(?<=[^\s,;:.?!])[,;:.?!]+(?=\s|$)|[¿¡。、]|\ufe0f")
+_FACTORIAL = re.compile(r"(?:\d|\)|(?<![^\W\d_])[^\W\d_])(?=!)")  # `5!`, `(n + 1)!`, `n!`
+_BEFORE_WORDS = frozenset(("a", "an", "the", "do", "does"))
+_GREETING = re.compile(r"\A\s*(?:hi|hello|hey)\s*[,!.]\s*|\A\s*(?:please|kindly)\s+", re.IGNORECASE)
 _ASIDE = re.compile(
-    r"\b(?:can|could|would|will) you (?:please |kindly )?(?:tell|say to) me\b(?! about)"
-    r"|\b(?:please |kindly )tell me\b(?! about)"
-    r"|\bi (?:would like|want|need) to know\b(?! about)"
-    r"|\bthank you\b",
+    r"\A\s*(?:(?:can|could|would|will) you (?:please |kindly )?(?:tell|say to) me"
+    r"|(?:please |kindly )?tell me"
+    r"|i (?:would like|want|need) to know)\b(?! about\b)\s*[,:]?\s*",
     re.IGNORECASE,
 )
+_THANKS = re.compile(r"(?<=[,.?!;])\s*(?:thanks|thank you|please)[\s.!?]*\Z", re.IGNORECASE)
 _SPELT = {
     "what's": ("what", "is"), "where's": ("where", "is"), "when's": ("when", "is"),
     "who's": ("who", "is"), "how's": ("how", "is"), "it's": ("it", "is"), "i'm": ("i", "am"),
@@ -26,6 +32,7 @@ _SPELT = {
     "didn't": ("did", "not"), "can't": ("can", "not"), "cannot": ("can", "not"),
     "won't": ("will", "not"), "wasn't": ("was", "not"), "weren't": ("were", "not"),
 }  # fmt: skip
+_QUOTES = str.maketrans("’‘“”", "''\"\"")
 
 
 def asks_the_same(one: str, other: str) -> bool:
@@ -34,15 +41,18 @@ def asks_the_same(one: str, other: str) -> bool:
 
 
 def meaning(question: str) -> tuple[str, ...]:
-    """The words that carry something, in order.
+    """The words and signs that carry something, in order.
 
     A short word in capitals is a name: `US` is not `us`, and of `vitamin A` nothing is left out.
     """
-    text = _ASIDE.sub(" ", unicodedata.normalize("NFKC", question).replace("’", "'"))
+    text = plain_letters(question).translate(_QUOTES)
+    for courtesy in (_GREETING, _ASIDE, _THANKS):
+        text = courtesy.sub("", text)
+    words = _WORD.findall(_STOPS.sub(" ", _FACTORIAL.sub(r"\g<0> ", text)))
     found: list[str] = []
-    for number, word in enumerate(_WORD.findall(text)):
+    for number, word in enumerate(words):
         is_name = word.isupper() and (len(word) > 1 or number > 0) and len(word) <= 3
         small = word if is_name and word != "I" else word.casefold()
-        if small not in _EMPTY:
+        if small not in _BEFORE_WORDS or not words[number + 1 : number + 2]:
             found += _SPELT.get(small, (small,))
     return tuple(found)

@@ -62,7 +62,7 @@ def store_file_routes(gateway: Gateway, router: APIRouter) -> None:
         body = await read_body(gateway, request, AttributesBody)
         wanted = _entry(gateway, store, file_id).wanted
         attributes = attributes_text(body.attributes)
-        kinds = attribute_kinds(gateway.objects.table, store, but=file_id)
+        kinds = attribute_kinds(gateway.objects.table, store)
         check_kinds(kinds, attributes)
         changed = replace(wanted, attributes=attributes, revision=wanted.revision + 1)
         await gateway.objects.put(changed)

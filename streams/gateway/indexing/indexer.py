@@ -13,10 +13,10 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from schemas.codec import Codec
 from schemas.errors import OverloadError, TriviumError
+from schemas.fleet import FleetView
 from schemas.log.clock import wall_ms
 from schemas.log.endings import ended
 from schemas.log.ingester import Ingester
@@ -28,9 +28,6 @@ from streams.gateway.indexing.documents import declaration, document_id, documen
 from streams.gateway.indexing.reading import INDEX_PROCESS, Unusable, texts_of
 from streams.gateway.indexing.tending import Tending
 from streams.gateway.log.objects import ObjectLog
-from streams.gateway.log.pool import Pool
-from streams.gateway.objects.attaching import FILE_ID, REVISION
-from streams.gateway.objects.filters import filter_text
 from streams.gateway.objects.stores import (
     CANCELLED,
     COMPLETED,
@@ -47,8 +44,6 @@ FILES_AT_ONCE, FILES_OF_TENANT = 32, 8  # that are put into stores, and as many 
 DOCUMENTS_AHEAD = 64  # of a file, written and not embedded: those of others wait behind them
 BUG = "an error of the gateway; its log has the details"
 PACE_S = 1.0  # between looks, where nothing is new
-FOUND_S, FOUND_PACE_S = 5.0, 0.05  # how long the index is waited for once passages are written
-_START_CHARS = 200  # of a document, which its first passage has
 Job = tuple[int, bool, "asyncio.Task[None]"]  # for which revision, and whether it is to be there
 
 
@@ -60,13 +55,13 @@ class Indexer:
         log: LogSettings,
         codec: Codec,
         objects: ObjectLog,
-        pool: Pool,
+        view: Callable[[], FleetView],
         *,
         is_first: Callable[[], bool],
         parse_ms: int,
     ) -> None:
         self._log, self._codec = log, codec
-        self._objects, self._pool = objects, pool
+        self._objects, self._view = objects, view
         self._is_first, self._parse_ms = is_first, parse_ms
         self._tending = Tending(log, objects)
         self._declared: set[str] = set()  # stores, by this process
@@ -93,7 +88,7 @@ class Indexer:
         """As long as there is something to do."""
         if not self._objects.table.has_undone():
             return
-        ingester = Ingester(self._log, self._codec)
+        ingester = Ingester(self._log, self._codec, self._view)
         await ingester.start()
         following = asyncio.create_task(self._follow(ingester))
         jobs: dict[Place, Job] = {}
@@ -173,7 +168,6 @@ class Indexer:
         try:
             result, documents = await self._documents(store, entry, result)
             wrong = await self._written(ingester, documents)
-            await self._until_found(documents[-1], wanted.revision)
         except Unusable as error:
             result = replace(result, status=FAILED, error_code=error.code, error=str(error))
         except TROUBLE:
@@ -211,7 +205,7 @@ class Indexer:
         return result, documents
 
     async def _written(self, ingester: Ingester, documents: list[Document]) -> str:
-        """When their passages are; what the first refused one was refused with."""
+        """When they are found; what the first refused one was refused with."""
         room, refused, left = asyncio.Semaphore(DOCUMENTS_AHEAD), list[str](), len(documents)
         over = asyncio.get_running_loop().create_future()
 
@@ -229,31 +223,6 @@ class Indexer:
             self._put.set()
         await over
         return refused[0] if refused else ""
-
-    async def _until_found(self, document: Document, revision: int) -> None:
-        """Until searches find it; not for ever, since not every text has words."""
-        file_id = document.document_id.partition("/")[0]
-        parts: list[Any] = [{"type": "eq", "key": FILE_ID, "value": file_id}]
-        parts.append({"type": "eq", "key": REVISION, "value": revision})
-        where = filter_text({"type": "and", "filters": parts})
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + FOUND_S
-        while loop.time() < until_s:
-            try:
-                found = await self._pool.search_text(
-                    document.text[:_START_CHARS],
-                    collection=document.collection,
-                    k=1,
-                    mode="words",
-                    filter=where,
-                    tenant=document.tenant,
-                    deadline_ms=wall_ms() + round(FOUND_S * 1000),
-                )
-                if found.hits:
-                    return
-            except TriviumError:  # no such collection or field yet, or nobody to ask
-                pass
-            await asyncio.sleep(FOUND_PACE_S)
 
     async def _remove(self, ingester: Ingester, store: VectorStore | None, entry: Entry) -> None:
         """Its documents, and then what is known of it."""

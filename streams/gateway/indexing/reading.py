@@ -48,7 +48,7 @@ async def texts_of(
         copy.flush()
         try:
             found = await process.ask(
-                *("texts", copy.name, file.filename),
+                *("documents", copy.name, file.filename),
                 limit_ms=limit_ms,
                 tenant=file.tenant,
                 waiting_max=WAITING_MAX,
@@ -62,4 +62,8 @@ async def texts_of(
             raise Unusable(INVALID, error.message) from error
     if "wrong" in found:
         raise Unusable(found["code"], found["wrong"][:1_000])
-    return [Text(title, text) for title, text in found["texts"]]
+    for each in found["documents"]:
+        if each["wrong"]:
+            raise Unusable(INVALID, f"{each['place']}: {each['wrong']}"[:1_000])
+    said = [Text(each["title"], each["text"]) for each in found["documents"]]
+    return [text for text in said if text.text.strip()]

@@ -22,7 +22,7 @@ from schemas.errors import (
     RecordTooLarge,
     TopicError,
 )
-from schemas.fleet import Member
+from schemas.fleet import FleetView, Member
 from schemas.log.admin import check_retention, needs_of_requests
 from schemas.log.clients import AssignedReader, Headers, LogProducer, bury
 from schemas.log.clock import wall_ms
@@ -209,6 +209,10 @@ class LogBackend:
         living = self._living(membership, MemberKind.GATEWAY)
         names = [member.member_id for member in living if member.registration.url]
         return min(names, default="") == self._gateway_id
+
+    def view(self) -> FleetView:
+        """The fleet as it is now; nobody while this gateway is no member."""
+        return FleetView() if self._membership is None else self._membership.view
 
     @property
     def epoch(self) -> int:

@@ -76,9 +76,11 @@ def _wanted(
     )
 
 
-def attribute_kinds(table: Table, store: VectorStore, but: str = "") -> dict[str, bool]:
-    """By attribute of a store's files, whether it is a number; those of one file do not count."""
-    return {**table.of(store).kinds(but), **_OURS}
+def attribute_kinds(table: Table, store: VectorStore) -> dict[str, bool]:
+    """By attribute of a store's files, whether it is a number; also of the file that is changed,
+    since its documents are indexed one after the other.
+    """
+    return {**table.of(store).kinds(), **_OURS}
 
 
 def check_kinds(kinds: dict[str, bool], attributes: str) -> None:
@@ -89,8 +91,8 @@ def check_kinds(kinds: dict[str, bool], attributes: str) -> None:
         if kinds.setdefault(key, is_number(value)) != is_number(value):
             expected = "a number" if kinds[key] else "a text or truth value"
             raise InvalidRequest(
-                f"attributes.{key}: expected {expected}, as other files of the store have it, "
-                f"found {value!r:.80}",
+                f"attributes.{key}: expected {expected}, as files of the store have it, found "
+                f"{value!r:.80}; take the file out of the store first",
                 "attributes",
             )
     if len(kinds) > KEYS_MAX:

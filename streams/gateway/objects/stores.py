@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from schemas.records import FileBatch, StoreFile, StoreFileResult, VectorStore
+from schemas.rules.metadata import is_number
 from streams.gateway.objects.ordered import Ordered
 
 PRESENT, CANCELLED, DELETED = "present", "cancelled", "deleted"  # what is wanted of a store's file
@@ -38,11 +39,6 @@ class Entry:
         if self.wanted.wanted == CANCELLED:
             return self.result is None or not self.result.documents
         return self.wanted.wanted == PRESENT and self.status != IN_PROGRESS
-
-
-def is_number(value: object) -> bool:
-    """Whether an index has an attribute as a number."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(slots=True)
@@ -80,16 +76,9 @@ class Store:
         """Its files, or those of a batch, by status."""
         return self._counts.get(batch_id, Counter())
 
-    def kinds(self, but: str = "") -> dict[str, bool]:
-        """By attribute, whether it is a number; those of one file do not count."""
-        own = self._told[but][2] if but in self._told else {}
-        found: dict[str, bool] = {}
-        for key, files in self._kinds.items():
-            left = files.total() - (key in own)
-            if left:
-                is_a_number = files[True] - (own.get(key) is True) > 0
-                found[key] = is_a_number
-        return found
+    def kinds(self) -> dict[str, bool]:
+        """By attribute, whether it is a number."""
+        return {key: files[True] > 0 for key, files in self._kinds.items() if files.total()}
 
     def put_file(self, record: StoreFile) -> None:
         """What is wanted of one."""

@@ -23,6 +23,7 @@ def retrieval(retrieved: Retrieved) -> Json:
         "collection": told[0].collection,
         "tokens": sum(each.tokens for each in told),
         "missing_shards": max(each.missing_shards for each in told),
+        "left_out": sum(each.left_out for each in told),
         "citations": [_citation(one, each) for each in told for one in each.citations],
         **({"degraded": told[0].degraded} if told[0].degraded else {}),
         **({"error": {"code": error.code, "message": error.message}} if error else {}),

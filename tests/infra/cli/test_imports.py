@@ -13,9 +13,9 @@ from tests.infra.cli.running import PLAIN
 
 HEAVY = {
     *("aiohttp", "aiokafka", "click", "croniter", "dateutil", "fastapi", "fastavro", "faust"),
-    *("httpx", "jinja2", "jsonschema"),
+    *("chardet", "httpx", "jinja2", "jsonschema", "lxml", "mammoth"),
     *("markdown_it", "mode", "numba", "numpy", "orjson", "prometheus_client", "pydantic"),
-    *("pygments", "pypdf", "starlette", "tantivy", "tokenizers", "torch", "transformers"),
+    *("pygments", "pypdfium2", "starlette", "tantivy", "tokenizers", "torch", "transformers"),
     *("uvicorn", "vllm"),
 }
 _PRINT_MODULES = "atexit.register(lambda: print(*sys.modules, sep='\\n', file=sys.__stderr__))"

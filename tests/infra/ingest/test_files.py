@@ -1,6 +1,7 @@
 """What files of each kind become (issue 12, 2)."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,17 @@ from streams.parsing.parsed import Unreadable
 from tests.streams.parsing.pdfs import pdf_bytes
 
 
-def test_pdf_gives_its_pages_and_its_title(tmp_path: Path) -> None:
+async def test_pdf_gives_its_pages_and_its_title(tmp_path: Path) -> None:
     file = tmp_path / "a.pdf"
     file.write_bytes(pdf_bytes("Pier 7.", "Pier 9."))
-    (found,) = read(file)
+    (found,) = await read(file)
     assert (found.title, found.text) == ("A paper", "Pier 7.\n\nPier 9.")
     assert len(PdfReader(file).pages) == 2
 
 
 WRONG: list[tuple[str, bytes, str]] = [
-    ("a.bin", b"x", "unknown kind of file; expected one that ends in .txt, "),
-    ("a.txt", b"\xff\x00\x80", "expected text in UTF-8, found other bytes at 0"),
+    ("a.bin", b"x", "unknown kind of file; expected text, Markdown"),
+    ("a.txt", b"\xff\x00\x80", "expected text, found zero bytes"),
     ("a.md", b"a\0b", "found zero bytes"),
     ("a.pdf", b"no", "expected a PDF: "),
     ("b.pdf", pdf_bytes(""), "found none on 1 pages: a scan"),
@@ -33,34 +34,34 @@ WRONG: list[tuple[str, bytes, str]] = [
 ]
 
 
-def test_what_cannot_be_read_is_named_with_its_reason(
+async def test_what_cannot_be_read_is_named_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Issue 12: unreadable, empty, oversized and unknown files."""
     for name, data, said in WRONG:
         (tmp_path / name).write_bytes(data)
         with pytest.raises(Unreadable, match=said):
-            read(tmp_path / name)
+            await read(tmp_path / name)
     with pytest.raises(Unreadable, match="no such file"):
-        read(tmp_path / "none.txt")
+        await read(tmp_path / "none.txt")
     monkeypatch.setattr(files, "FILE_BYTES_MAX", 3)
     (tmp_path / "long.txt").write_text("four")
     with pytest.raises(Unreadable, match="at most 3 bytes, found 4"):
-        read(tmp_path / "long.txt")
+        await read(tmp_path / "long.txt")
 
 
-def test_marks_of_other_encodings_are_understood(tmp_path: Path) -> None:
+async def test_marks_of_other_encodings_are_understood(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     for encoding in ("utf-8", "utf-8-sig", "utf-16"):
         file.write_bytes("Grüße\r\nan alle".encode(encoding))
-        assert read(file)[0].text == "Grüße\nan alle"
+        assert (await read(file))[0].text == "Grüße\nan alle"
 
 
-def test_each_line_of_json_is_a_document_and_wrong_ones_are_named(tmp_path: Path) -> None:
+async def test_each_line_of_json_is_a_document_and_wrong_ones_are_named(tmp_path: Path) -> None:
     lines: list[Any] = [
         {"id": "a", "text": "A text.", "title": "A", "metadata": {"year": 2020}, "tenant": "t"},
         {"id": 7, "text": "Seven."},
-        {"text": "no id"},
+        {"text": "No id."},
         {"id": "x"},
         [],
         {"id": "v", "vector": [1]},
@@ -70,23 +71,73 @@ def test_each_line_of_json_is_a_document_and_wrong_ones_are_named(tmp_path: Path
     file = tmp_path / "a.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)) + "\n\n{")
     reading = Reading(Target(collection="c", tenant="all", metadata={"site": 1}))
-    found, refused = reading.documents(Source(file, "a.jsonl"), 5)
+    found, refused = await reading.documents(Source(file, "a.jsonl"), 5)
     assert [(each.document_id, each.text, each.tenant) for each in found] == [
         ("a", "A text.", "t"),
         ("7", "Seven.", "all"),
+        ("a.jsonl/3", "No id.", "all"),
     ]
     facts = json.loads(found[0].metadata)
     assert (facts["title"], facts["year"], facts["site"]) == ("A", 2020, 1)
     assert facts["source"].endswith("a.jsonl") and facts["mtime"] > 0
     assert [each.path.rpartition(", ")[2] for each in refused] == [
-        *(f"line {number}" for number in (3, 4, 5, 6, 7, 8, 10)),
+        *(f"line {number}" for number in (4, 5, 6, 7, 8, 10)),
     ]
     for each, said in zip(
         refused,
-        ("an id", "a text", "an object|object with", "documents load", "strings", "taken", "JSON"),
+        ("a text", "object with", "documents load", "strings", "taken", "JSON"),
         strict=True,
     ):
         assert any(part in each.reason for part in said.split("|")), each
+
+
+FACTS: list[tuple[str, str]] = [
+    ('{"a": {"b": 1}}', "found an object"),
+    ('{"m": [null]}', "found null"),
+    ('{"m": [1, "a"]}', "expected a number in field 'm', as others have it, found 'a'"),
+    ('{"n": NaN}', "within"),
+    ('{"n": 1e999}', "within"),
+    ('{"tweet": 1234567890123456789}', "store it as text"),
+    ('{"s": "\\ud800"}', "half of a pair"),
+    ('{"v": 5}', "expected a text or truth value in field 'v', as others have it, found 5"),
+    ('{"title": 5}', "field 'title'"),
+    ('{"$tenant": "x"}', "is no name for a field"),
+    (json.dumps({"long": "x" * 70_000}), "at most 65536 characters"),
+    (json.dumps({f"f{number}": 1 for number in range(62)}), "at most 64 fields, found 66"),
+]
+
+
+async def test_metadata_that_no_index_holds_are_named_before_they_are_sent(tmp_path: Path) -> None:
+    """(issue 28, 7) They were buried behind the caller's back, or ended the whole call."""
+    file = tmp_path / "m.jsonl"
+    lines = [f'{{"id": "{n}", "text": "x", "metadata": {f}}}' for n, (f, _) in enumerate(FACTS)]
+    first = '{"id": "a", "text": "one", "metadata": {"v": "x", "none": null, "tags": []}}'
+    file.write_text("\n".join([first, *lines, '{"id": "z", "text": "last"}']))
+    found, refused = await Reading(Target(collection="c")).documents(Source(file, "m.jsonl"), 0)
+    assert [each.document_id for each in found] == ["a", "z"]
+    for number, ((_, said), refusal) in enumerate(zip(FACTS, refused, strict=True), 2):
+        assert refusal.path.endswith(f"m.jsonl, line {number}") and said in refusal.reason
+
+
+async def test_a_file_that_takes_too_long_or_too_much_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, good = tmp_path / "slow.html", tmp_path / "good.txt"
+    slow.write_text("<table><tr><td>" * 200_000)
+    good.write_text("Good.")
+    monkeypatch.setattr(files, "FILE_MS", 1)
+    with pytest.raises(Unreadable, match="reading the file took more than 1 ms"):
+        await read(slow)
+    monkeypatch.undo()
+    assert (await read(good))[0].text == "Good."
+
+
+async def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    file.write_text("x")
+    found, (refusal,) = await Reading(Target(collection="c")).documents(Source(file, file.name), 0)
+    assert not found and "a name in UTF-8" in refusal.reason
+    assert refusal.path.endswith("caf\ufffd.txt")
 
 
 def test_ids_are_paths_below_what_was_named_and_hidden_files_are_left_out(tmp_path: Path) -> None:
@@ -101,31 +152,33 @@ def test_ids_are_paths_below_what_was_named_and_hidden_files_are_left_out(tmp_pa
     assert source_of(tmp_path / "b.md", [tmp_path / "b.md"]) == Source(tmp_path / "b.md", "b.md")
 
 
-def test_an_id_is_of_one_file_and_goes_with_it(tmp_path: Path) -> None:
+async def test_an_id_is_of_one_file_and_goes_with_it(tmp_path: Path) -> None:
     reading = Reading(Target(collection="c"))
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text(f"From {folder}.")
     one, two = (Source(tmp_path / folder / "a.txt", "a.txt") for folder in ("one", "two"))
-    assert len(reading.documents(one, 0)[0]) == 1
-    found, refused = reading.documents(two, 0)
+    assert len((await reading.documents(one, 0))[0]) == 1
+    found, refused = await reading.documents(two, 0)
     assert not found and "'a.txt' is taken" in refused[0].reason
-    assert len(reading.documents(one, 0)[0]) == 1, "its own id is not taken"
+    assert len((await reading.documents(one, 0))[0]) == 1, "its own id is not taken"
     assert reading.gone(one.path, ["a.txt"]) == []
     assert reading.gone(tmp_path / "one") == ["a.txt"]
-    assert len(reading.documents(two, 0)[0]) == 1
+    assert len((await reading.documents(two, 0))[0]) == 1
 
 
-def test_empty_and_long_texts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_empty_and_long_texts_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reading = Reading(Target(collection="c"))
     for name, text, said in (
         ("empty.txt", " \n", "empty: expected a text with words"),
         ("long.txt", "a" * (DOCUMENT_CHARS_MAX + 1), "too large: expected at most"),
     ):
         (tmp_path / name).write_text(text)
-        found, refused = reading.documents(Source(tmp_path / name, name), 0)
+        found, refused = await reading.documents(Source(tmp_path / name, name), 0)
         assert not found and said in refused[0].reason and refused[0].path.endswith(name)
     monkeypatch.setattr(batch, "NAME_CHARS_MAX", 3)
     (tmp_path / "name.txt").write_text("x")
-    (refusal,) = reading.documents(Source(tmp_path / "name.txt", "name.txt"), 0)[1]
+    _, (refusal,) = await reading.documents(Source(tmp_path / "name.txt", "name.txt"), 0)
     assert "at most 3 characters" in refusal.reason

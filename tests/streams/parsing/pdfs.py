@@ -6,13 +6,20 @@ from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
 
-def pdf_bytes(*pages: str, password: str = "") -> bytes:
-    """A PDF with a line of text on each page."""
+def pdf_bytes(*pages: str, password: str = "", letters: str = "") -> bytes:
+    """A PDF with a line of text on each page; `letters` says which Unicode letters its codes are,
+    as in `<41> <06440627>`.
+    """
     writer = PdfWriter()
     for text in pages:
         page = writer.add_blank_page(200, 200)
         font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
         named = DictionaryObject({NameObject(k): NameObject(v) for k, v in font.items()})
+        if letters:
+            cmap = f"begincmap 1 begincodespacerange <00> <ff> endcodespacerange {letters} endcmap"
+            table = DecodedStreamObject()
+            table.set_data(cmap.encode())
+            named[NameObject("/ToUnicode")] = writer._add_object(table)
         fonts = DictionaryObject({NameObject("/F1"): named})
         page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
         stream = DecodedStreamObject()

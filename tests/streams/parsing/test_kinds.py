@@ -48,7 +48,7 @@ def test_markdown_keeps_headings_lists_tables_and_code() -> None:
     found = markdown(MARKDOWN)
     assert found.title == "Ferries"
     assert found.text == (
-        "# Ferries\n\nThe Ondry ferry leaves now.\n\n- one\n- two more\na | b\n1 | 2\n\n"
+        "# Ferries\n\nThe Ondry ferry leaves now.\n\n- one\n- two more\n\na | b\n1 | 2\n\n"
         "```\n# x\n```\n\nsome html"
     )
     fronted = markdown(b'---\ntitle: "Boats"\ntags: x\n---\n## Two\n\n# One\n')
@@ -58,7 +58,7 @@ def test_markdown_keeps_headings_lists_tables_and_code() -> None:
 
 def test_the_end_of_a_name_says_how_a_file_is_read() -> None:
     assert parse(kind_of("a/B.MD"), b"# A")[0].title == "A"
-    for name in ("a.bin", "md", "", "a.md.exe", ".."):
+    for name in ("a.bin", "md", "", "a.md.exe", "a.doc", ".."):
         with pytest.raises(Unreadable, match="unknown kind of file"):
             kind_of(name)
 

@@ -1,11 +1,14 @@
 """How texts are cut: by structure, within bounds, always in the same way (issue 12, 2)."""
 
 import re
+import unicodedata
+from collections.abc import Callable, Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.embed.chunking import Span, cut
+from workers.embed.chunking import Span, counted, cut
 from workers.embed.embedders.hashed import HashEmbedder
 
 STARTS = HashEmbedder().token_starts
@@ -80,11 +83,43 @@ def test_scripts_without_spaces_are_cut_between_characters_and_after_sentences()
 
 
 def test_what_has_no_space_for_long_is_no_word() -> None:
-    found = passages("a" * 1_000, 1, 0)
-    assert [len(each) for each in found] == [1_000]  # one token here: it fits
     starts = range(1_000)  # a tokenizer that counts letters
     spans = cut("a" * 1_000, starts, tokens_max=100, overlap=0)
-    assert [span.end - span.start for span in spans] == [200] * 5
+    assert [span.end - span.start for span in spans] == [100] * 10
+
+
+@pytest.mark.parametrize("seen", [STARTS, lambda text: [0]], ids=["words", "one unknown token"])
+@pytest.mark.parametrize(
+    ("text", "longest"),
+    [
+        ("a1B+" * 500, 400),
+        ("ก" * 975, 100),
+        ("ກ" * 975, 100),
+        ("ខ្មែរ" * 200, 100),
+        ("ြမန်မာ" * 200, 100),
+        ("海" * 975, 100),
+    ],
+)
+def test_what_a_model_knows_nothing_of_is_cut_by_its_characters(
+    text: str, longest: int, seen: Callable[[str], Sequence[int]]
+) -> None:
+    """(issue 28, 8) One token to its tokenizer, it was one passage, too long for any prompt."""
+    starts = counted(text, seen(text))
+    spans = cut(text, starts, tokens_max=100, overlap=20)
+    assert spans[-1].end == len(text) and len(spans) > 1
+    assert max(span.end - span.start for span in spans) <= longest
+    marks = {span.start for span in spans if unicodedata.category(text[span.start])[0] == "M"}
+    assert marks <= {0}, "a mark stays with its letter"
+
+
+def test_words_that_a_model_knows_are_counted_as_it_does() -> None:
+    text = "An antidisestablishmentarian   sentence,\n\n" + " " * 99 + "and more."
+    assert counted(text, STARTS(text)) == STARTS(text)
+
+
+def test_a_longer_fence_holds_shorter_ones() -> None:
+    code = "````\n```\n# no heading\n```\nx = 1\n````"
+    assert passages(f"{code}\n\n# Heading", 60) == [code, "# Heading"]
 
 
 TEXTS = st.text(st.sampled_from('ab .!?\n#-`1海。\t"é'), max_size=300)

@@ -86,9 +86,11 @@ def test_what_cannot_be_cut_is_refused_with_its_reason() -> None:
     cases: list[tuple[Document, type[RecordError], str]] = [
         (document(" \n"), RecordError, "document d: expected a text with words"),
         (document("a" * (DOCUMENT_CHARS_MAX + 1)), RecordTooLarge, "divide it into several"),
-        (document(metadata="[]"), RecordError, "a JSON object as metadata, found '\\[\\]'"),
-        (document(metadata="{"), RecordError, "a JSON object as metadata"),
-        (document(metadata="[" * 5_000), RecordError, "a JSON object as metadata"),
+        (document(metadata="[]"), RecordError, "metadata: expected a JSON object, found \\[\\]"),
+        (document(metadata="{"), RecordError, "metadata: expected a JSON object"),
+        (document(metadata='{"a": {"b": 1}}'), RecordError, "found an object"),
+        (document(metadata='{"a": 9007199254740994}'), RecordError, "store it as text"),
+        (document(metadata="[" * 5_000), RecordError, "metadata: expected a JSON object"),
     ]
     for wrong, error, said in cases:
         with pytest.raises(error, match=said):

@@ -130,7 +130,7 @@ class ProbedAnswer:
             return []
         self._found = found
         self._seeds = seeds if self._probing.is_warm else ()
-        if self._reached_ms is not None or not self._new_passages(found):
+        if self._reached_ms is not None or not self._new_passages(found)[0]:
             self._decide(found, now_ms)
         return self._leave(now_ms)
 
@@ -284,9 +284,10 @@ class ProbedAnswer:
         busy_ms = self._left_ms - self._first_ms - self._stalled_ms
         return max(0.0, busy_ms / (self._parts.seq - 1)) if self._parts.seq > 1 else 0.0
 
-    def _new_passages(self, found: Retrieved) -> tuple[Passage, ...]:
+    def _new_passages(self, found: Retrieved) -> tuple[tuple[Passage, ...], int]:
+        """Those that are put in, and how many are left out."""
         if found.error is not None:
-            return ()
+            return (), 0
         return chosen(
             *(self._probing, found.passages, self._known),
             tokens_max=self._tokens_left,
@@ -297,7 +298,7 @@ class ProbedAnswer:
         """Have the log hear what comes of a search, and go on with it."""
         ask, is_reached = self._ask, self._reached_ms is not None
         assert ask is not None
-        passages = self._new_passages(found)
+        passages, left_out = self._new_passages(found)
         due_ms = float(now_ms)
         if self._waiting:
             due_ms = self._waiting[0][1]
@@ -311,6 +312,7 @@ class ProbedAnswer:
             else max(self._parts.seq, ask.seq + self._probing.lookahead),
             tokens=put_in(self._probing, passages),
             passages=passages,
+            left_out=found.left_out + left_out,
             stalled_ms=max(0.0, now_ms - due_ms),
             at_ms=now_ms,
         )

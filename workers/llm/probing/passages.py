@@ -18,10 +18,10 @@ def chosen(
     *,
     tokens_max: int,
     room_tokens: int,
-) -> tuple[Passage, ...]:
+) -> tuple[tuple[Passage, ...], int]:
     """The best that are new and fit: whole ones of `tokens_max` tokens together, and in
-    `room_tokens` with what stands around them."""
-    left, room = tokens_max, room_tokens - around_tokens(probing)
+    `room_tokens` with what stands around them; and how many new ones do not."""
+    left, room, left_out = tokens_max, room_tokens - around_tokens(probing), 0
     kept: list[Passage] = []
     for passage in found:
         if len(kept) >= probing.k:
@@ -30,10 +30,14 @@ def chosen(
         joined = needed + (token_count(probing.joint) if kept else 0)
         is_whole = bool(passage.tokens) and not len(passage.tokens) % 4
         fits = needed <= left and joined <= room
-        if is_whole and fits and passage.passage_id not in known:
+        if passage.passage_id in known:
+            continue
+        if is_whole and fits:
             kept.append(passage)
             left, room = left - needed, room - joined
-    return tuple(kept)
+        else:
+            left_out += 1
+    return tuple(kept), left_out
 
 
 def put_in(probing: Probing, passages: Sequence[Passage]) -> bytes:

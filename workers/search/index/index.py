@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import InvalidRequest, WrongDimension
+from schemas.rules.metadata import Metadata
 from workers.search.graph import density, entry_points, levels, links
 from workers.search.graph.build import GraphOf, own_graph
 from workers.search.index import bulk, inputs, ways
@@ -25,7 +26,7 @@ from workers.search.kernels.arrays import Array, gathered
 from workers.search.kernels.metrics import Metric, Storage
 from workers.search.limits import CANDIDATES, DEGREE, DEGREE_MAX
 from workers.search.metadata import parts
-from workers.search.metadata.columns import Columns, Metadata
+from workers.search.metadata.columns import Columns
 
 LINK_BATCH = 512  # rows that are linked together are compared each with each
 _LINK_TOP_M = 48  # 64 finds 0.006 more at 64 entries, nothing at 128, and takes 8 us a row more
@@ -119,7 +120,9 @@ class Index:
             raise InvalidRequest(f"expected {len(stored)} metadata, found {len(given)}", "metadata")
         assert payloads is None or len(payloads) == len(stored), "a payload for each row"
         with self._lock:
-            self.rows.columns.check(given)
+            columns = self.rows.columns_for(given, [*ids, *gone])
+            columns.check(given)
+            self.rows.use(columns)
             for external in gone:
                 self.rows.delete(external)
             self.rows.append(stored, ids, given, payloads)

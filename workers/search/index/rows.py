@@ -5,16 +5,17 @@ so views share this memory. They read copies of the bits of live rows, made when
 a deletion. Not safe for several threads: `Index` holds its lock.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from schemas.errors import InvalidRequest
+from schemas.rules.metadata import Metadata
 from workers.search.index.query import ExternalId
 from workers.search.kernels.arrays import WORD_BITS, Array, aligned, packed
 from workers.search.limits import ROWS_MAX
-from workers.search.metadata.columns import Columns, Metadata
+from workers.search.metadata.columns import Columns
 from workers.search.metadata.filters import CompiledFilters
 from workers.search.metadata.parts import Table
 
@@ -93,6 +94,23 @@ class Rows:
             self.delete(external)
             self.row_of[external] = row
             self.ids.append(external)
+
+    def columns_for(self, rows: Sequence[Metadata], leaving: Iterable[ExternalId]) -> Columns:
+        """The present columns, less those of which these rows have another kind, where no row that
+        lives on when those `leaving` are gone has a value. Views keep the former ones.
+        """
+        if not (changed := self.columns.kinds_changed(rows)):
+            return self.columns
+        gone = np.unpackbits(self._dead.view(np.uint8), bitorder="little")[: self.count] > 0
+        gone[[row for each in leaving if (row := self.row_of.get(each)) is not None]] = True
+        columns = self.columns
+        free = {each for each in changed if gone[columns.present(each, 0, self.count)].all()}
+        return columns.without(free) if free else columns
+
+    def use(self, columns: Columns) -> None:
+        """From now on."""
+        if columns is not self.columns:
+            self.columns, self.filters = columns, CompiledFilters(columns)
 
     def delete(self, external: ExternalId) -> bool:
         """Mark the row of an id as deleted; whether there was one."""

@@ -7,29 +7,25 @@ row. The first stands in the column, the others beside it with their row, so tha
 rows are looked at, too. Labels that are dates are known as moments, for ranges.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
 
-from schemas.errors import InvalidRequest, UnknownFilterField
-from schemas.rules.filters import LIST_MAX, Value, moment_us
+from schemas.errors import UnknownFilterField
+from schemas.rules.filters import Value, moment_us
+from schemas.rules.metadata import TENANT, Metadata, check_metadata, is_number, values_of
 from workers.search.kernels.arrays import Array
 from workers.search.metadata.further import Further, Holds
 from workers.search.metadata.parts import Table, in_parts, taken
 
-Metadata = Mapping[str, Value | list[Value]]  # of a row, by field
-
 _NONE = -1  # the code of rows that have no label
 _NO_MOMENT = np.iinfo(np.int64).min  # of labels that are no dates
-COLUMNS_MAX = 64
-TENANT = "$tenant"  # a column of ours; no filter expression can name it
-_EXACT_MAX = 2**53
 _COMPARED_MAX = 16  # values that are compared one by one; more are sorted
 
 
 class Columns:
-    """Values of up to `COLUMNS_MAX` fields for a growing number of rows."""
+    """Values of up to `FIELDS_MAX` fields for a growing number of rows."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, Array] = {}
@@ -55,19 +51,25 @@ class Columns:
         """Raise InvalidRequest where `append` could not keep these."""
         kinds = dict.fromkeys(self.numbers, True) | dict.fromkeys(self.label_codes, False)
         for row in rows:
+            check_metadata(row, kinds)
+
+    def kinds_changed(self, rows: Sequence[Metadata]) -> set[str]:
+        """Fields that hold values of another kind than these rows have."""
+        found = set()
+        for row in rows:
             for field, given in row.items():
-                values = values_of(given)
-                if len(values) > LIST_MAX:
-                    raise InvalidRequest(
-                        f"expected at most {LIST_MAX} values in field {field!r}, found "
-                        f"{len(values)}", "metadata",
-                    )  # fmt: skip
-                for value in values:
-                    _check(field, value, kinds)
-        if len(kinds) > COLUMNS_MAX:
-            raise InvalidRequest(
-                f"expected at most {COLUMNS_MAX} metadata fields, found {len(kinds)}", "metadata"
-            )
+                for value in values_of(given)[:1]:
+                    if field in (self.label_codes if is_number(value) else self.numbers):
+                        found.add(field)
+        return found
+
+    def without(self, fields: Container[str]) -> "Columns":
+        """The same values, but for these fields; only one of the two may grow from now on."""
+        out = Columns()
+        for name in ("numbers", "label_codes", "labels", "names", "further", "_moments"):
+            held = getattr(self, name)
+            setattr(out, name, {field: each for field, each in held.items() if field not in fields})
+        return out
 
     def append(self, first: int, rows: Sequence[Metadata], capacity: int) -> None:
         """Values of rows `first` and on; `capacity` is how many rows may come before it grows."""
@@ -246,34 +248,6 @@ class Columns:
             held = "numbers" if number else "labels"
             raise UnknownFilterField(f"field {field!r} holds {held}, the filter has {value!r}")
         return True
-
-
-def is_number(value: Value) -> bool:
-    """Whether a value goes to a column of numbers."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def values_of(given: Value | list[Value]) -> Sequence[Value]:
-    """Of a field of a row: several in a list, which may be empty."""
-    return given if isinstance(given, list) else (given,)
-
-
-def _check(field: str, value: Value, kinds: dict[str, bool]) -> None:
-    """Raise InvalidRequest for a value that does not fit what else a field holds."""
-    if not isinstance(value, str | bool | int | float):
-        raise InvalidRequest(
-            f"expected text, a number, a truth value or a list of these in field {field!r}, found "
-            f"{type(value).__name__}", "metadata",
-        )  # fmt: skip
-    numeric = is_number(value)
-    if kinds.setdefault(field, numeric) != numeric:
-        expected = "numbers" if kinds[field] else "labels"
-        raise InvalidRequest(f"field {field!r} holds {expected}, found {value!r}", "metadata")
-    if numeric and not abs(value) <= _EXACT_MAX:  # type: ignore[arg-type]  # a number
-        raise InvalidRequest(
-            f"expected numbers within +-2**53 in field {field!r}, found {value!r}; "
-            "store it as text", "metadata",
-        )  # fmt: skip
 
 
 def _inside(values: Array, low: float | None, high: float | None, inside: Array) -> Array:

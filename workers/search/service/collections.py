@@ -15,13 +15,13 @@ import numpy as np
 from schemas.errors import InvalidRequest, InvalidVector, TriviumError, UnknownCollection
 from schemas.records import CollectionDeclared, CollectionMade, CollectionState
 from schemas.retrieval import unpack_vector
+from schemas.rules.metadata import TENANT
 from schemas.rules.sizes import DIM_MAX, FLEET_BYTES_MAX
 from workers.search.index.index import Index
 from workers.search.index.query import ExternalId
 from workers.search.index.view import UNCALIBRATED
 from workers.search.kernels.metrics import Metric, Storage
 from workers.search.limits import CUDA_TOP_M_MAX, SCANNED_ROWS_MAX, TOP_M_MAX
-from workers.search.metadata.columns import TENANT
 from workers.search.metadata.filters import Equal, Exists, Filter
 from workers.search.service.declared import Declarations
 from workers.search.service.settings import RetrievalSettings

@@ -286,6 +286,8 @@ class RetrievalWorker:
             held_back_ms=round(self.collections.held_back_ms),
             answering=self._intake.answering.taken(),
             unread=self._unread(),
+            documents_done=self._documents.done,
+            passages_done=self._passages.done,
         )
 
     def _unread(self) -> int:

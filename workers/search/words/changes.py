@@ -1,19 +1,16 @@
 """Changes of documents and of their passages, read out of records, and what is wrong with them."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from schemas.errors import InvalidRequest, RecordError, TriviumError
+from schemas.errors import RecordError, TriviumError
 from schemas.records import Document
 from schemas.records import DocumentPassages as Passages
+from schemas.rules import metadata as rules
 from schemas.rules.filters import Value
-from schemas.rules.numbers import float_of
-from workers.search.metadata.columns import TENANT, Metadata, values_of
+from schemas.rules.metadata import TENANT, Metadata, values_of
 from workers.search.words.texts import PassageText
-
-METADATA_CHARS_MAX = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,26 +100,7 @@ def _spelled(value: Value | list[Value]) -> str:
 
 def metadata_of(text: str, tenant: str = "") -> Metadata:
     """Values by field, and the tenant as one that no filter can name."""
-    ours: Metadata = {TENANT: tenant} if tenant else {}
-    if not text:
-        return ours
-    if len(text) > METADATA_CHARS_MAX:
-        raise InvalidRequest(
-            f"metadata: expected at most {METADATA_CHARS_MAX} characters, found {len(text)}",
-            "metadata",
-        )
-    try:
-        found: Any = json.loads(text, parse_float=float_of)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"metadata: expected a JSON object: {error}", "metadata") from error
-    if not isinstance(found, dict):
-        raise InvalidRequest(f"metadata: expected a JSON object, found {found!r:.80}", "metadata")
-    if TENANT in found:
-        raise InvalidRequest(
-            f"metadata: {TENANT} is no name for a field; a document's tenant is a field of its own",
-            "metadata",
-        )
-    return {name: value for name, value in found.items() if value is not None} | dict(ours)
+    return rules.metadata_of(text) | ({TENANT: tenant} if tenant else {})
 
 
 def names_of(topic: str, key: bytes | None) -> tuple[str, str]:

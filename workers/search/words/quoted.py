@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from schemas.records import Quoted
 from schemas.retrieval import shard_of
+from schemas.rules.metadata import TENANT
 from workers.search.index.index import Index
 from workers.search.index.rows import Rows
-from workers.search.metadata.columns import TENANT
 from workers.search.words.texts import row_id, unpacked
 
 

@@ -4,10 +4,16 @@ Words of any script, case-folded, with their combining marks. Scripts that leave
 words (Chinese, Japanese, Thai and others; Korean, whose words carry endings) become pairs of
 neighbours, and in passages single characters beside them, so that one character is found as well.
 An emoji is a term. No stemming: a term is what stands there.
+
+What one writer writes and another leaves out makes no other term, as in Lucene's analysers: points
+of Hebrew, vowel signs of Arabic, the forms of its alef, yeh, heh and kaf, the dots of Turkish and
+Russian letters, the accents of Greek ones, which capitals lack, and the digits of each script.
 """
 
 import re
 import unicodedata
+
+from schemas.rules.letters import MARKS, plain_letters
 
 TERM_CHARS_MAX = 64  # what is longer is cut off; no word is
 # Without the modifiers of skin, which say nothing of what a sign is.
@@ -16,16 +22,39 @@ _DENSE = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 )
-_MARKS = "".join(
-    re.escape(each)
-    for each in map(chr, range(0x300, 0xFE30))
-    if unicodedata.category(each).startswith("M")
-)
 _LETTER = f"(?![{_DENSE}_])\\w"
-_TERM = re.compile(f"([{_DENSE}]+)|([{_SIGNS}])|({_LETTER}(?:{_LETTER}|[{_MARKS}])*)")
+_TERM = re.compile(f"([{_DENSE}]+)|([{_SIGNS}])|({_LETTER}(?:{_LETTER}|[{MARKS}])*)")
 _PLAIN = re.compile(r"[a-z0-9]+")
-# Vowel signs of Arabic, which few write, and the bar that stretches words.
-_UNWRITTEN = dict.fromkeys([*range(0x64B, 0x660), 0x670, 0x640])
+# What stands between the letters of one word: geresh and gershayim of Hebrew, also as ASCII has
+# them, and joiners of other scripts than Arabic, whose non-joiner divides a word.
+_WITHIN = re.compile("(?<=[א-ת])[\"'\u05f3\u05f4](?=[א-ת])|\u200d|(?<![\u0600-\u06ff])\u200c")
+_HEBREW_POINTS = (*range(0x591, 0x5BE), 0x5BF, 0x5C1, 0x5C2, 0x5C4, 0x5C5, 0x5C7)
+_ARABIC_SIGNS = (*range(0x610, 0x61B), *range(0x64B, 0x660), 0x670, 0x640, *range(0x6D6, 0x6DD))
+_SAME = {
+    **dict.fromkeys("آأإٱ", "ا"),
+    **dict.fromkeys("ىیې", "ي"),
+    **dict.fromkeys("ةۀہۃھە", "ه"),
+    "ک": "ك",
+    "ı": "i",
+    "ё": "е",
+}
+
+
+def _folds() -> dict[int, str | None]:
+    found: dict[int, str | None] = dict.fromkeys((*_HEBREW_POINTS, *_ARABIC_SIGNS))
+    found |= {ord(letter): same for letter, same in _SAME.items()}
+    for code in (*range(0x370, 0x400), *range(0x1F00, 0x2000)):  # Greek
+        bare = unicodedata.normalize("NFD", chr(code))[0]
+        if bare != chr(code) and bare.isalpha():
+            found[code] = bare
+    for code in range(0x660, 0x1E960):
+        if (digit := unicodedata.decimal(chr(code), None)) is not None:
+            found[code] = str(digit)
+    return found
+
+
+_FOLDS = _folds()
+_CHANGED = _FOLDS.keys() | {*range(0x5D0, 0x5F5), 0x200C, 0x200D}
 
 
 def terms_of(text: str) -> list[str]:
@@ -41,9 +70,8 @@ def terms_asked(text: str) -> list[str]:
 def _terms(text: str, *, singles: bool) -> list[str]:
     if text.isascii():
         return [each[:TERM_CHARS_MAX] for each in _PLAIN.findall(text.lower())]
-    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     found: list[str] = []
-    for dense, sign, word in _TERM.findall(folded.translate(_UNWRITTEN)):
+    for dense, sign, word in _TERM.findall(_folded(text)):
         if dense:
             found += [dense[at : at + 2] for at in range(len(dense) - 1)]
             if singles or len(dense) == 1:
@@ -51,3 +79,10 @@ def _terms(text: str, *, singles: bool) -> list[str]:
         else:
             found.append((sign or word)[:TERM_CHARS_MAX])
     return found
+
+
+def _folded(text: str) -> str:
+    small = plain_letters(text).casefold().replace("i\u0307", "i")  # as İ becomes
+    if _CHANGED.isdisjoint(map(ord, set(small))):  # to look at each letter is slow
+        return small
+    return unicodedata.normalize("NFC", _WITHIN.sub("", small).translate(_FOLDS))

@@ -19,6 +19,8 @@ from tests.infra.cli.running import trivium_here
 from tests.long_leases import long_leases
 from tests.waiting import until
 from tests.workers.embed.bookshelf import Bookshelf, bookshelf, worker
+from tests.workers.search.service.library import calm
+from tests.workers.search.service.library import worker as searcher
 
 pytestmark = pytest.mark.kafka
 
@@ -93,6 +95,23 @@ async def test_what_cannot_be_ingested_is_named_and_the_rest_goes_on(
         for name in ("empty.txt", "picture.png", "bad.txt"):
             assert f"{name}: {refused[name]}" in err
         assert len(await books.passages()) == 4
+
+
+async def test_what_an_index_refuses_is_counted(kafka: LogSettings, tmp_path: Path) -> None:
+    """(issue 28, 7) Each call is right by itself; the collection holds another kind."""
+    old, new, more = (tmp_path / name for name in ("old.jsonl", "new.jsonl", "more.jsonl"))
+    old.write_text('{"id": "a", "text": "One.", "metadata": {"v": "x"}}')
+    new.write_text('{"id": "b", "text": "Two.", "metadata": {"v": 5}}\n{"id": "c", "text": "3."}')
+    more.write_text('{"id": "a", "text": "One.", "metadata": {"v": 5}}')
+    async with calm(), bookshelf(kafka), worker(kafka, "e"), searcher(kafka, "r"):
+        code, told, err = await ingested(kafka, str(old))
+        assert (code, told["documents"], told["embedded"]) == (0, 1, 1), err
+        code, told, err = await ingested(kafka, str(new))
+        assert (code, told["documents"], told["embedded"], told["waiting"]) == (1, 1, 1, 0)
+        (refused,) = told["refused"]
+        assert refused["path"] == "b" and "in field 'v', as others have it" in refused["reason"]
+        code, told, err = await ingested(kafka, str(more))
+        assert (code, told["documents"], told["unchanged"]) == (0, 1, 1), "nobody has the old kind"
 
 
 async def test_wrong_arguments_and_missing_workers_are_told(kafka: LogSettings, docs: Path) -> None:

@@ -54,6 +54,7 @@ def test_whole_passages_are_taken_within_the_budget(tokens_max: int, cited: list
     found = retrieved("r1", passage(1, 4), passage(2, 30), passage(3, 3))
     context = with_context(asked(tokens_max=tokens_max), found)
     assert [int(each.document_id[1:]) for each in context.told.citations] == cited
+    assert context.told.left_out == (0 if cited == [1, 2] else 3 - len(cited)), "of the best two"
     assert context.told.tokens == len(prompt(context)) - 10 <= max(0, tokens_max) + 5
     if not cited:
         assert context.request == asked(tokens_max=tokens_max)

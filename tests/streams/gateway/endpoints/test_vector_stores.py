@@ -213,7 +213,9 @@ async def test_unknown_ids_are_told() -> None:
 
 
 async def test_attributes_of_a_store_are_of_one_kind_each() -> None:
-    """An index keeps numbers or labels of a field; it would drop the other file's passages."""
+    """An index keeps numbers or labels of a field; it would drop the other file's passages, or
+    those of the same file that come first (issue 28, 7).
+    """
     gateway = keeping()
     store = await made(gateway)
     one, two = await file_of(gateway), await file_of(gateway)
@@ -222,6 +224,9 @@ async def test_attributes_of_a_store_are_of_one_kind_each() -> None:
     wrong = {"file_id": two, "attributes": {"y": "1"}}
     status, answer = await send(gateway, files, wrong)
     assert status == 400 and "attributes.y: expected a number" in answer["error"]["message"]
+    status, answer = await send(gateway, f"{files}/{one}", {"attributes": {"y": "now a text"}})
+    assert status == 400 and "take the file out of the store first" in answer["error"]["message"]
+    assert (await send(gateway, f"{files}/{one}", {"attributes": {"z": "x"}}))[0] == 200
     _, changed = await send(gateway, f"{files}/{one}", {"attributes": {"y": "now a text"}})
     assert (changed["attributes"], changed["status"]) == ({"y": "now a text"}, "in_progress")
 

@@ -88,7 +88,7 @@ async def test_what_is_wrong_with_a_file_is_told(kafka: LogSettings) -> None:
         "b.pdf": (b"no", "invalid_file", "expected a PDF"),
         "c.txt": (b" \n ", "invalid_file", "empty: expected a text with words"),
         "d.jsonl": (b'{"id": 1, "text": "One."}\n[]', "invalid_file", "line 2: expected a JSON"),
-        "e.txt": (b"\xff\xfe\xff", "invalid_file", "expected text in UTF-8"),
+        "e.txt": (b"\xff\xfe\xff", "invalid_file", "expected text in UTF-16"),
         "f.pdf": (pdf_bytes("The paper is on pier nine."), "", ""),
         "g.jsonl": (b'{"id": 1, "text": "Crumbs."}\n{"id": 2, "text": "Toast."}', "", ""),
         "h.txt": (long, "", ""),

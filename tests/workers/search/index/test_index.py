@@ -173,6 +173,25 @@ def test_filters() -> None:
             index.search(np.zeros(3), Effort(where=wrong))
 
 
+def test_a_field_takes_another_kind_once_no_row_has_the_former_one() -> None:
+    """(issue 28, 7) Else what replaces it is lost until the index is compacted."""
+    index = Index(3)
+    index.upsert([1, 2, 3], gaussian(3, 3), [{"v": "x"}, {"v": "y"}, {"n": 1}])
+    before = index.view()
+    with pytest.raises(InvalidRequest, match="as others have it"):
+        index.upsert([1], gaussian(1, 3), [{"v": 5}])
+    assert index.ids_of(
+        np.flatnonzero(unpacked(index.view().allowed(Equal("v", "x")).bits, 3))
+    ) == [1]
+    index.upsert([1, 2], gaussian(2, 3), [{"v": 5}, {}])
+    assert index.ids_of(index.search(np.zeros(3), Effort(k=1, where=Equal("v", 5)))[0][0]) == [1]
+    with pytest.raises(UnknownFilterField):
+        index.search(np.zeros(3), Effort(where=Equal("v", "x")))
+    assert unpacked(before.allowed(Equal("v", "x")).bits, 3).tolist() == [True, False, False]
+    index.upsert([9], gaussian(1, 3), [{"v": ["z", "w"]}], gone=[1])
+    assert index.ids_of(index.search(np.zeros(3), Effort(k=1, where=Equal("v", "w")))[0][0]) == [9]
+
+
 def test_bad_documents_change_nothing() -> None:
     index = Index.build(gaussian(5, 3), metadata=[{"n": 1}] * 5)
     one = gaussian(1, 3)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from schemas.errors import InvalidRequest, UnknownFilterField
+from schemas.rules.metadata import FIELDS_MAX, Metadata
 from workers.search.kernels.arrays import packed, unpacked
-from workers.search.metadata.columns import COLUMNS_MAX, Columns, Metadata
+from workers.search.metadata.columns import Columns
 from workers.search.metadata.filters import (
     CompiledFilters,
     Dated,
@@ -118,9 +119,9 @@ def test_lists_keep_all_of_their_values_where_rows_are_taken_and_labels_forgotte
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"n": [1, "a"]}, "field 'n' holds numbers, found 'a'"),
-        ({"tag": [["a"]]}, "a list of these in field 'tag', found list"),
-        ({"tag": ["a", None]}, "a list of these in field 'tag', found NoneType"),
+        ({"n": [1, "a"]}, "a number in field 'n', as others have it, found 'a'"),
+        ({"tag": [["a"]]}, "a list of these in field 'tag', found a list"),
+        ({"tag": ["a", None]}, "a list of these in field 'tag', found null"),
         ({"tag": ["a"] * 1_025}, "at most 1024 values in field 'tag', found 1025"),
     ],
 )
@@ -183,7 +184,7 @@ def test_further_values_of_lists_count_among_comparisons() -> None:
 @pytest.mark.parametrize(
     "row",
     [{"year": "1999"}, {"language": 5}, {"year": 2**53 + 2}, {"year": float("nan")},
-     {f"f{i}": i for i in range(COLUMNS_MAX)}],
+     {f"f{i}": i for i in range(FIELDS_MAX)}],
 )  # fmt: skip
 def test_metadata_that_no_column_can_hold_is_refused(row: Metadata) -> None:
     with pytest.raises(InvalidRequest, match="field"):

@@ -167,7 +167,7 @@ def test_a_collection_is_bound_to_one_embedder() -> None:
         ({"chunks": (Chunk(text="x", start=0, vector=bytes(12)),)}, "vectors of 8 values"),
         ({"metadata": "[1]"}, "expected a JSON object"),
         ({"metadata": '{"$tenant": "x"}'}, "no name for a field"),
-        ({"metadata": '{"deep": {}}'}, "expected text, a number"),
+        ({"metadata": '{"deep": {}}'}, "expected a text, a number"),
     ],
 )
 def test_passages_that_cannot_be_used_are_refused_alone(fields: Any, error: str) -> None:

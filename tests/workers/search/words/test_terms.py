@@ -1,5 +1,7 @@
 """Terms of many scripts."""
 
+import pytest
+
 from workers.search.words.terms import TERM_CHARS_MAX, terms_asked, terms_of
 
 
@@ -16,6 +18,38 @@ def test_marks_stay_with_their_letters_and_unwritten_vowels_go() -> None:
     assert terms_of("हिन्दी भाषा") == ["हिन्दी", "भाषा"]
     assert terms_of("كِتَابٌ") == terms_of("كتاب") == terms_of("كتـــاب") == ["كتاب"]
     assert terms_of("cafe\u0301 CAFÉ") == ["café", "café"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "written"),
+    [
+        ("Donaudampfschifffahrt", "Donau\xaddampf\xadschiff\xadfahrt"),
+        ("istanbul", "İstanbul"),
+        ("istanbul", "i\u0307stanbul"),
+        ("ISPARTA", "ısparta"),
+        ("احمد", "أحمد"),
+        ("مدرسه", "مدرسة"),
+        ("علي", "على"),
+        ("كتاب", "کتاب"),
+        ("مرحبا", "ﻣﺮﺣﺒﺎ"),
+        ("می خواهم", "می\u200cخواهم"),
+        ("المدينة", "المَدِينَة"),
+        ("המעברת", "הַמַּעֲבֹרֶת"),
+        ("צהל", "צה״ל"),
+        ('צה"ל', "צה״ל"),
+        ("ΑΘΗΝΑ", "Αθήνα"),
+        ("елка", "ёлка"),
+        ("2026", "٢٠٢٦"),
+        ("2026", "२०२६"),
+        ("क्ष", "क्\u200dष"),
+        ("10^6", "10⁶"),
+        ("linux", "Linux™"),
+        ("5kg", "5㎏"),
+    ],
+)
+def test_what_some_write_and_others_do_not_makes_no_other_term(asked: str, written: str) -> None:
+    """(issue 28, 8) As Lucene's analysers of these languages have it."""
+    assert terms_of(asked) == terms_of(written)
 
 
 def test_scripts_without_spaces_become_pairs() -> None:

@@ -113,6 +113,15 @@ class Follower(ABC, Generic[AnyChange]):
         """Records that are not applied yet."""
         return self._reader.behind(self.offsets)
 
+    @property
+    def done(self) -> tuple[int, ...]:
+        """By partition: the offset before which all is applied, or buried."""
+        waiting = self.refusals.first_waiting()
+        return tuple(
+            min(offset, waiting.get(partition, offset))
+            for partition, offset in sorted(self.offsets.items())
+        )
+
     def _is_first(self) -> bool:
         member = self.membership
         return is_first(member.view, self._place, member.member_id, wall_ms())
@@ -125,7 +134,7 @@ class Follower(ABC, Generic[AnyChange]):
                 change = await self._change(record)
             except (RecordError, InvalidRequest) as error:
                 if self._place.shard == 0:
-                    await self.refusals.add(record, error)
+                    self.refusals.add(record, error)
                 continue
             if change is not None and self._is_wanted(change, record):
                 key = (change.collection, change.document_id)
@@ -136,10 +145,11 @@ class Follower(ABC, Generic[AnyChange]):
             work = asyncio.to_thread(self._done, [change for change, _ in changes.values()])
             self._applying = asyncio.ensure_future(work)
             failed = await asyncio.shield(self._applying)
+            for change, wrong in failed:
+                self.refusals.add(changes[change.collection, change.document_id][1], wrong)
             for record in batch:
                 self.offsets[record.partition] = record.offset + 1
-        for change, wrong in failed:
-            await self.refusals.add(changes[change.collection, change.document_id][1], wrong)
+        await self.refusals.keep_bound()
 
     def _is_wanted(self, change: AnyChange, record: ConsumerRecord) -> bool:
         """Whether it is of this shard, and not in a snapshot already."""

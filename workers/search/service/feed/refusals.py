@@ -48,17 +48,27 @@ class Refusals:
         self._added = asyncio.Event()
         self._looking = asyncio.Lock()
 
-    async def add(self, record: ConsumerRecord, error: TriviumError) -> None:
-        """A record that cannot be used; beyond `WAITING_MAX` whoever is first has to do."""
+    def add(self, record: ConsumerRecord, error: TriviumError) -> None:
+        """A record that cannot be used."""
         where = f"{record.topic}[{record.partition}] {record.offset}"
         log.warning("%s: not taken: %s", where, error.message)
-        if len(self._waiting) >= WAITING_MAX:
-            await self.look()
-        while len(self._waiting) >= WAITING_MAX:
-            del self._waiting[next(iter(self._waiting))]
         origin = (str(record.partition), str(record.offset), str(record.timestamp))
         self._waiting[origin] = (record, error)
         self._added.set()
+
+    async def keep_bound(self) -> None:
+        """Beyond `WAITING_MAX` whoever is first has to do."""
+        if len(self._waiting) > WAITING_MAX:
+            await self.look()
+        while len(self._waiting) > WAITING_MAX:
+            del self._waiting[next(iter(self._waiting))]
+
+    def first_waiting(self) -> dict[int, int]:
+        """By partition, the offset of the first that is not buried yet."""
+        found: dict[int, int] = {}
+        for record, _ in self._waiting.values():
+            found[record.partition] = min(record.offset, found.get(record.partition, record.offset))
+        return found
 
     async def run(self) -> None:
         """Look when there is something, until it is buried."""

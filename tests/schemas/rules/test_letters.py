@@ -1,0 +1,31 @@
+"""One spelling for characters that mean the same (issue 28, 8)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.rules.letters import plain_letters
+
+
+@pytest.mark.parametrize(
+    ("written", "plain"),
+    [
+        ("the deﬁnition of beneﬁt and eﬀort", "the definition of benefit and effort"),
+        ("ＡＢＣ １２３ 𝐛𝐨𝐥𝐝 ｶﾀｶﾅ", "ABC 123 bold カタカナ"),
+        ("ﻣﺮﺣﺒﺎ", "مرحبا"),
+        ("Donau\xaddampf\ufeff", "Donaudampf"),
+        ("10⁶ 2³¹-1 m² 10⁻⁶ word¹ (x)²", "10^6 2^31-1 m^2 10^-6 word^1 (x)^2"),
+        ("1½ cups, ½", "1 1/2 cups, 1/2"),
+        ("H₂O 5㎏ № 5", "H2O 5kg No 5"),
+        ("Linux™ ①② ´x क्\u200dष", "Linux™ ①② ´x क्\u200dष"),
+        ("cafe\u0301", "café"),
+    ],
+)
+def test_characters_that_stand_for_others_are_those(written: str, plain: str) -> None:
+    assert plain_letters(written) == plain
+
+
+@given(st.text())
+def test_what_is_plain_stays_as_it_is(text: str) -> None:
+    once = plain_letters(text)
+    assert plain_letters(once) == once

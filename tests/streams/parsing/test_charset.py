@@ -1,0 +1,69 @@
+"""Character sets that files declare, or do not (issue 28, 8)."""
+
+import pytest
+
+from streams.parsing.charset import decoded
+from streams.parsing.html import html
+from streams.parsing.kinds import parse
+from streams.parsing.parsed import Unreadable
+
+GERMAN = "Die Fähre nach Grömitz fährt täglich um sieben Uhr früh an der großen Straße vorbei."
+TEXTS = {
+    "cp1252": "L'été dernier, nous avons mangé des crêpes à la plage. C’était très agréable.",
+    "cp1250": "Zażółć gęślą jaźń. Wczoraj poszliśmy do sklepu, żeby kupić świeże pieczywo i mleko.",
+    "cp1251": "Паром отправляется от седьмого причала каждое утро, и мы смотрели новую пьесу.",
+    "koi8-r": "Паром отправляется от седьмого причала каждое утро, и мы смотрели новую пьесу.",
+    "cp1253": "Το πλοίο αναχωρεί κάθε πρωί από την προβλήτα επτά. Χθες πήγαμε στο θέατρο.",
+    "cp1255": "המעבורת יוצאת בכל בוקר מרציף שבע. אתמול הלכנו לתיאטרון וראינו הצגה חדשה.",
+    "cp1256": "تغادر العبارة كل صباح من الرصيف السابع. ذهبنا أمس إلى المسرح وشاهدنا مسرحية.",
+    "shift_jis": "渡し船は毎朝七番埠頭から出発します。昨日、私たちは劇場に行きました。",
+    "iso2022_jp": "渡し船は毎朝七番埠頭から出発します。",
+    "euc_jp": "渡し船は毎朝七番埠頭から出発します。昨日、私たちは劇場に行きました。",
+    "gb18030": "渡轮每天早上从七号码头出发。昨天我们去剧院看了一场新戏。",
+    "big5": "渡輪每天早上從七號碼頭出發。昨天我們去劇院看了一場新戲。",
+    "euc_kr": "페리는 매일 아침 부두에서 출발합니다. 어제 우리는 극장에 갔습니다.",
+}
+
+
+@pytest.mark.parametrize("charset", TEXTS)
+def test_text_that_names_no_charset_is_detected(charset: str) -> None:
+    assert decoded(TEXTS[charset].encode(charset)) == TEXTS[charset]
+
+
+@pytest.mark.parametrize(
+    "charset", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"]
+)
+def test_unicode_is_read_with_and_without_a_mark(charset: str) -> None:
+    for text in (GERMAN, TEXTS["cp1251"], "ok"):
+        assert decoded(text.encode(charset)) == text
+
+
+def test_a_page_is_read_as_it_declares() -> None:
+    page = '<meta charset="{}"><p>Grüße aus Łódź'
+    for declared, charset in (("iso-8859-2", "iso-8859-2"), ("Windows-1250", "cp1250")):
+        assert html(page.format(declared).encode(charset)).text == "Grüße aus Łódź"
+    old = b'<meta http-equiv=x content="text/html; charset=ISO-8859-1"><p>5 \x80, Gr\xfc'
+    assert html(old).text == "5 €, Grü", "browsers take the larger set for it"
+    assert html(b'<meta charset="utf-16"><p>' + "Grüße".encode()).text == "Grüße"
+    assert html(b'<meta charset="no-such"><p>Gr\xfc\xdfe').text == "Grüße"
+    assert html('<?xml version="1.0" encoding="koi8-r"?><p>Да</p>'.encode("koi8-r")).text == "Да"
+
+
+def test_code_is_read_as_its_first_lines_say() -> None:
+    (found,) = parse(".py", b"#!/bin/python\n# -*- coding: koi8-r -*-\n# " + "Да".encode("koi8-r"))
+    assert "Да" in found.text
+
+
+def test_a_damaged_byte_does_not_spoil_the_rest() -> None:
+    assert decoded((GERMAN * 3).encode() + b"\xff!") == GERMAN * 3 + "\ufffd!"
+
+
+@pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n\0\0\0", b"a\0b", bytes(range(1, 9)) * 9])
+def test_what_is_no_text_is_refused(data: bytes) -> None:
+    with pytest.raises(Unreadable, match="it is some other kind of file"):
+        decoded(data)
+
+
+@pytest.mark.parametrize("charset", ["idna", "hex", "unicode_escape", "undefined", "utf-7"])
+def test_codecs_that_are_no_charsets_are_not_asked(charset: str) -> None:
+    assert decoded(b"a-\\n-b", charset) == "a-\\n-b"

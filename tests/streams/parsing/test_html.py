@@ -1,0 +1,97 @@
+"""What pages say: tables, powers, lists, titles, XHTML (issue 28, 8)."""
+
+from itertools import pairwise
+
+import pytest
+
+from streams.parsing.html import html
+from streams.parsing.kinds import parse
+
+
+def text(page: str) -> str:
+    return html(page.encode()).text
+
+
+@pytest.mark.parametrize(
+    ("cells", "line"),
+    [
+        ("<td><p>a</p><p>b</p></td><td><div>c</div></td>", "a b | c"),
+        ("<td>a</td><td><ul><li>x<li>y</ul></td><td><pre>1\n2</pre></td>", "a | x y | 1 2"),
+        ("<td></td><td>b</td><td></td><td>d", "| b | | d"),
+        ("<th> a </th><td>first<br>second<br/>third</td>", "a | first second third"),
+        ("<td><h3>a</h3></td><td>", "a |"),
+        ("<td>1<sup>2</sup></td><td>3</td>", "1^2 | 3"),
+        ("<td></td><td> </td>", ""),
+    ],
+)
+def test_a_row_is_one_line_whatever_its_cells_hold(cells: str, line: str) -> None:
+    assert text(f"<table><tr>{cells}</tr></table>") == line
+
+
+def test_tables_that_lay_a_page_out_hold_blocks() -> None:
+    inner = "<table><tr><td>in</td><td>ner</td></tr></table>"
+    assert text(f"<table><tr><td><h1>A</h1>{inner}</td><td><p>x</p></td></tr></table>") == (
+        "# A\n\nin | ner\n\nx"
+    )
+    long = "<p>word</p>" * 600
+    assert text(f"<table><tr><td>menu</td><td>{long}</td></tr></table>").count("\n\n") == 600
+    code = "<pre>" + "x = 1\n" * 12 + "</pre>"
+    assert "x = 1\nx = 1" in text(f"<table><tr><td>1</td><td>{code}</td></tr></table>")
+
+
+def test_rows_stand_together_and_tables_apart() -> None:
+    table = "<table><tr><td>1</td><td>2</td></tr><tr><td>3</td><td>4</td></tr></table>"
+    assert text(table + table) == "1 | 2\n3 | 4\n\n1 | 2\n3 | 4"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("About 10<sup>6</sup> rows, 2<sup>31</sup>-1.", "About 10^6 rows, 2^31-1."),
+        ("10<sup>-6</sup> m<sup>2</sup> e<sup>x</sup>", "10^-6 m^2 e^x"),
+        ("the 1<sup>st</sup> 2<sup>e</sup> Word<sup>TM</sup>", "the 1st 2e WordTM"),
+        ("known<sup>[1]</sup> Shen<sup>1</sup> H<sub>2</sub>O", "known[1] Shen^1 H2O"),
+    ],
+)
+def test_what_is_raised_is_a_power(source: str, said: str) -> None:
+    assert text(f"<p>{source}</p>") == said
+
+
+def test_what_is_seen_is_said() -> None:
+    assert text("Press <button>Save</button> to go on.") == "Press Save to go on."
+    assert text('See <img alt="a map" src=x>') == "See a map"
+    assert text("漢<ruby>字<rt>じ</rt></ruby>") == "漢字"
+    assert text('<h2>Usage<a href="#usage">¶</a></h2>') == "## Usage"
+    (found,) = parse(".html", b"<title>Donau&shy;dampf</title>Donau&shy;dampf")
+    assert (found.title, found.text) == ("Donaudampf", "Donaudampf")
+
+
+def test_lists_keep_their_numbers() -> None:
+    assert text("<ol start=3><li>a<li><p>b</p><ul><li>c</ul><li value=9>d</ol><ul><li>e") == (
+        "3. a\n4. b\n- c\n9. d\n- e"
+    )
+
+
+def test_the_title_is_that_of_the_page_and_not_of_a_picture() -> None:
+    assert html(b"<svg><title>icon</title></svg><h1>Real title</h1>").title == "Real title"
+    assert html(b"<title> </title><h1>A <b>b</b></h1>").title == "A b"
+
+
+def test_xhtml_is_read_by_the_rules_of_xml() -> None:
+    page = (
+        '<?xml version="1.0"?><!DOCTYPE html><html xmlns="http://www.w3.org/1999/xhtml">'
+        '<head><title/><script src="x"/><style/></head><body><h1>A&nbsp;&amp; b</h1><td/>'
+        "<p>All<br/>text</p><![CDATA[x < y]]></body></html>"
+    )
+    assert text(page) == "# A\xa0& b\n\nAll\ntext\n\nx < y"
+    assert text(page.replace("</p>", "")).startswith("# A"), "what is not well-formed, as HTML"
+    bomb = '<!DOCTYPE html [<!ENTITY a "aaaaaaaa">' + "".join(
+        f'<!ENTITY {name} "{f"&{former};" * 10}">' for former, name in pairwise("abcdefghi")
+    )
+    assert len(text(f'{bomb}]><html xmlns="http://x"><body>&i;</body></html>')) < 10_000
+
+
+def test_time_grows_with_a_page_and_not_faster() -> None:
+    """Words of a deep page were looked for in all that is around each of them."""
+    assert text("<div>" * 20_000 + "deep <b>x</b>" * 20_000).endswith("deep x")
+    assert text("<table><tr><td>" * 2_000 + "deep") == "deep"

@@ -1,0 +1,43 @@
+"""What Markdown says (issue 28, 8)."""
+
+import pytest
+
+from streams.parsing.markdown import markdown
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("| Key | Value |\n|---|---|\n| a | first<br>second<br/>third |\n| | x |",
+         "Key | Value\na | first second third\n| x"),
+        ("12 euro<br>with card", "12 euro\nwith card"),
+        ("About 10<sup>6</sup> rows.", "About 10^6 rows."),
+        ("---\nThe first paragraph.\n---\n\nSecond.", "## The first paragraph.\n\nSecond."),
+        ("---\n\nA letter.\n\n---\nEnd", "A letter.\n\nEnd"),
+        ("Use the <title> tag.\n\nMore, <b>bold</b>", "Use the <title> tag.\n\nMore, bold"),
+        ("<script>\nx\n</script>\n\nafter", "after"),
+        ("<table><tr><td>\n\n**a**\n\n</td><td>b</td></tr></table>", "a | b"),
+        ("~~gone~~ `a <b>` ![alt](x.png)", "gone a <b> alt"),
+        ("3. three\n4. four\n   - x\n", "3. three\n4. four\n- x"),
+        ("````\n```\nx\n```\n````", "````\n```\nx\n```\n````"),
+    ],
+)  # fmt: skip
+def test_markdown_is_read_as_the_page_that_it_makes(source: str, said: str) -> None:
+    assert markdown(source.encode()).text == said
+
+
+@pytest.mark.parametrize(
+    ("front", "title", "facts"),
+    [
+        ("---\ntitle: >\n  A folded\n  one\ntags: [a, b]\ndate: 2020-01-02\n---\n", "A folded one",
+         {"tags": ["a", "b"], "date": "2020-01-02"}),
+        ('---\ntitle: "Boats"\nlayout: x\n...\n', "Boats", {}),
+        ("+++\ntitle = 'T'\ntags = ['x', 7]\ndate = 2020-01-02T10:00:00Z\n+++\n", "T",
+         {"tags": ["x", "7"], "date": "2020-01-02T10:00:00+00:00"}),
+    ],
+)  # fmt: skip
+def test_front_matter_is_an_object_in_yaml_or_toml(
+    front: str, title: str, facts: dict[str, object]
+) -> None:
+    found = markdown(front.encode() + b"\nText.")
+    assert (found.title, found.metadata, found.text) == (title, facts, "Text.")
