@@ -38,6 +38,7 @@ _HEADERS = {
     "X-Trivium-Policy": "The policy that is to place the request; else the deployment's.",
     "X-Trivium-Orchestration": "auto, prefill_first, decode_first or concurrent, if remote.",
     "X-Trivium-On-Disconnect": "cancel (default) or continue.",
+    "X-Trivium-Event-Ids": "true: each event of a stream has an id, after which it can be resumed.",
     "Last-Event-ID": "Resume the stream after this event, on any gateway; the body is ignored.",
 }
 _ANSWER_HEADERS = {
@@ -61,6 +62,7 @@ _VALUES: dict[str, dict[str, Any]] = {
     "X-Trivium-Policy": {"enum": [*POLICIES]},
     "X-Trivium-Orchestration": {"enum": [*ORCHESTRATIONS]},
     "X-Trivium-On-Disconnect": {"enum": ["cancel", "continue"]},
+    "X-Trivium-Event-Ids": {"enum": ["false", "true"]},
 }
 
 

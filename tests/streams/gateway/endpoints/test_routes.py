@@ -53,7 +53,7 @@ async def test_delete_cancels_and_the_stream_says_so() -> None:
     *chunks, error = events_of(stream.text)
     assert error["error"]["code"] == "cancelled"
     reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
-    assert reasons == [None], "what was cut off did not finish"
+    assert reasons == [None, None], "what was cut off did not finish"
 
 
 async def test_delete_of_a_request_that_another_gateway_answers() -> None:
