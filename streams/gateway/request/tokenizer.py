@@ -297,6 +297,10 @@ class Tokenizer:
         asked = (str(self._folder), text, add_special_tokens)
         return array("i", await CHECK_PROCESS.ask("encode", *asked, limit_ms=limit_ms))
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """What tokens spell, special ones too."""
+        return self.encoder.raw.decode(token_ids, skip_special_tokens=False)
+
     def token_text(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of a token."""
         return self.encoder.raw.id_to_token(token_id)

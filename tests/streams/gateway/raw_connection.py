@@ -15,8 +15,12 @@ WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 
 
 @contextlib.asynccontextmanager
-async def raw_connection(url: str, sent: bytes = b"") -> AsyncIterator[asyncio.StreamReader]:
-    """A connection of its own, on which these bytes were sent; gives what comes back."""
+async def raw_connection(
+    url: str, sent: bytes = b"", *, ends: bool = False
+) -> AsyncIterator[asyncio.StreamReader]:
+    """A connection of its own, on which these bytes were sent, and perhaps the end of all that is
+    sent (`nc -N`); gives what comes back.
+    """
     host, _, port = url.removeprefix("http://").rpartition(":")
     sock = socket.create_connection((host, int(port)))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
@@ -24,6 +28,8 @@ async def raw_connection(url: str, sent: bytes = b"") -> AsyncIterator[asyncio.S
     try:
         writer.write(sent)
         await writer.drain()
+        if ends:
+            writer.write_eof()
         yield reader
     finally:
         writer.transport.abort()
