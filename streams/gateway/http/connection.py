@@ -5,8 +5,9 @@ taken, and httptools would skip the body behind it: so a parser of its own reads
 without the offer. What cannot be read is refused as JSON, behind the answers that are under way.
 
 A client that closes its sending side still gets its answers. One that closed the whole connection
-looks the same until something is sent to it. So the first byte of the answer leaves at once: who
-has gone answers that with a reset, which ends its work. The other way round, a connection that ends
+looks the same until something is sent to it. So a byte of the answer leaves at once, the first of
+the status line or a leading zero of the next chunk's size: who has gone answers that with a reset,
+which ends its work. The other way round, a connection that ends
 while its client may be sending is closed for writing alone at first: a reset would take the answer
 away from a client that has not read it.
 
@@ -28,7 +29,7 @@ from streams.gateway.http.library import STATUS_LINE, HttpToolsProtocol, Request
 
 _OFFER = (b"upgrade", b"http2-settings")
 _PIPELINED_MAX = 128
-_PROBE = STATUS_LINE[200][:1]  # every answer begins so
+_ANY_STATUS, _ANY_SIZE = STATUS_LINE[200][:1], b"0"  # what an answer, and a chunk, may begin with
 
 
 class Connection(HttpToolsProtocol):
@@ -151,11 +152,18 @@ class Connection(HttpToolsProtocol):
             return bool(self._last_answer)
         if not self._last_answer:
             last.keep_alive = False
-        if not (self._running.response_started or self._is_half_closed):
-            self._running.waiting_for_100_continue = False
-            self._answers.begin(_PROBE)
-        self._is_half_closed = True
+        if not self._is_half_closed:
+            self._is_half_closed = True
+            self._probe(self._running)
         return True
+
+    def _probe(self, running: RequestResponseCycle) -> None:
+        """Send what a client that has gone answers with a reset, and another one does not see."""
+        running.waiting_for_100_continue = False
+        if not running.response_started:
+            self._answers.begin(_ANY_STATUS)
+        elif running.chunked_encoding:
+            self.transport.write(_ANY_SIZE)
 
     def is_reset(self) -> bool:
         """Whether a client that sends no more has gone altogether."""

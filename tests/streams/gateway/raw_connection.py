@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 from tests.streams.gateway.samples import chat
 
@@ -33,3 +35,17 @@ async def raw_connection(
         yield reader
     finally:
         writer.transport.abort()
+
+
+class ReadBytes(socket.socket):
+    """What came from a server, as the socket from which `http.client` reads answers."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self.close()
+        self._data = io.BytesIO(data)
+        self._data.close = lambda: None  # type: ignore[method-assign]  # several answers are in it
+
+    def makefile(self, *_: Any, **__: Any) -> Any:
+        """All that came, as far as it was not read."""
+        return self._data

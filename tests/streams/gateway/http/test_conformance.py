@@ -4,7 +4,6 @@ written as the client's source has it.
 """
 
 import http.client
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import pytest
 
 from streams.gateway.http.connection import Connection
 from tests.streams.gateway.in_process import InProcessGateway, serving
-from tests.streams.gateway.raw_connection import raw_connection
+from tests.streams.gateway.raw_connection import ReadBytes, raw_connection
 from tests.streams.gateway.samples import chat, events_of, text_of
 
 BODY, STREAM = json.dumps(chat()).encode(), json.dumps(chat(stream=True)).encode()
@@ -185,20 +184,9 @@ SENT: dict[str, tuple[bytes, Sequence[Answer]]] = {
 }  # fmt: skip
 
 
-class _Bytes:
-    """What came, as the socket that `http.client` wants."""
-
-    def __init__(self, data: bytes) -> None:
-        self._file = io.BytesIO(data)
-        self._file.close = lambda: None  # type: ignore[method-assign]  # several answers are in it
-
-    def makefile(self, _: str) -> io.BytesIO:
-        return self._file
-
-
 def read_answers(data: bytes, expected: Sequence[Answer]) -> None:
     """Check what came back; there is nothing more."""
-    sock: Any = _Bytes(data)
+    sock = ReadBytes(data)
     for one in expected:
         response = http.client.HTTPResponse(sock, method=one.method)
         response.begin()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import http.client
 import json
 from collections.abc import AsyncIterator, Callable
 
@@ -9,7 +10,7 @@ import pytest
 import uvloop
 
 from tests.streams.gateway.in_process import InProcessGateway, http_client, serving
-from tests.streams.gateway.raw_connection import BODY, HEAD, WHOLE, raw_connection
+from tests.streams.gateway.raw_connection import BODY, HEAD, WHOLE, ReadBytes, raw_connection
 from tests.streams.gateway.samples import chat, ended, events_of, frame, text_of
 from tests.waiting import until
 
@@ -73,24 +74,39 @@ def test_who_hangs_up_ends_its_work(make_loop: MakeLoop, sent: bytes) -> None:
         runner.run(run())
 
 
-async def test_a_stream_ends_whose_client_went_after_it_had_sent_its_last() -> None:
-    """Its next tokens tell; a proxy closes both ways, one after the other."""
-    gateway = InProcessGateway()
-    async with serving(gateway) as url:
-        host, _, port = url.removeprefix("http://").partition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(WHOLE)
-        await gateway.log.wait_sent(1)
-        name = gateway.log.requests[0].request_id
-        await gateway.log.push(frame(name, ["a"]))
-        await reader.readuntil(b'"a"')
-        await reader.readuntil(b"\n\n")
-        writer.write_eof()
-        writer.close()
-        await writer.wait_closed()
-        await gateway.log.push(frame(name, ["b"], first_seq=1, first_char=1))
-        await gateway.log.wait_sent(2)
-    assert gateway.log.cancellations
+@LOOPS
+@pytest.mark.parametrize("has_gone", [True, False])
+def test_a_stream_goes_on_for_who_is_there(make_loop: MakeLoop, has_gone: bool) -> None:
+    """In its middle, where nothing comes for long, the two look the same (issue 28, 2)."""
+
+    async def run() -> None:
+        gateway = InProcessGateway()
+        async with serving(gateway) as url:
+            host, _, port = url.removeprefix("http://").partition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(WHOLE)
+            await gateway.log.wait_sent(1)
+            name = gateway.log.requests[0].request_id
+            await gateway.log.push(frame(name, ["a"]))
+            begun = await reader.readuntil(b'"a"') + await reader.readuntil(b"\n\n\r\n")
+            writer.write_eof()
+            if has_gone:
+                writer.close()
+                await gateway.log.wait_sent(2)
+                assert gateway.log.cancellations
+                return
+            begun += await reader.readexactly(1)
+            end = ended(name, "ab")
+            await gateway.log.push(frame(name, ["b"], first_seq=1, first_char=1, end=end))
+            answer = begun + await reader.read()
+            writer.close()
+            response = http.client.HTTPResponse(ReadBytes(answer))
+            response.begin()
+            assert text_of(events_of(response.read().decode())) == "ab"
+            assert not gateway.log.cancellations
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(run())
 
 
 @pytest.mark.parametrize("sent", [HEAD, HEAD + b"content-length: 9\r\n\r\n{", b"", GET])
