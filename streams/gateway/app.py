@@ -7,13 +7,13 @@
 import asyncio
 import logging
 import socket
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from schemas.codec import Codec
@@ -78,8 +78,12 @@ def create_app(gateway: Gateway) -> Entry:
     )
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
 
+    @cache
+    def page() -> bytes:
+        return docs_page(describe(app)).encode()
+
     async def docs(_: Request) -> Response:
-        return HTMLResponse(await asyncio.to_thread(docs_page, describe(app)))
+        return Response(await asyncio.to_thread(page), media_type="text/html")
 
     app.router.routes += [
         Route("/docs", docs),
@@ -128,10 +132,12 @@ def _handle_errors(app: FastAPI, retry_after_s: int) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
-        status = error.status_code
-        message = f"{request.method} {request.url.path}: {error.detail}; see /docs"
+        status, detail = error.status_code, error.detail
+        if status == 405 and request.method == "POST" and request.path_params:
+            status, detail = 404, "no such call"  # its name stands where an id may
+        message = f"{request.method} {request.url.path}: {detail}; see /docs"
         body = plain_body(status, message, _HTTP_CODES.get(status, "http_error"))
-        return respond(status, body, dict(error.headers or {}))
+        return respond(status, body, dict(error.headers or {}) if status != 404 else {})
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:

@@ -90,7 +90,7 @@ class GatewaySettings:
     # an attempt repeats other tokens: fail, or mark and go on
     on_difference: Annotated[str, one_of("fail", "mark")] = "fail"
     gap_ms: Positive = 5_000  # how long a stream waits for tokens that are missing in its middle
-    # a silent stream gets a comment this often, so that proxies keep it
+    # a silent stream that is to be resumed gets a comment this often, so that proxies keep it
     keepalive_ms: Positive = 15_000
     grace_ms: Natural = 20_000  # after a stop, how long streams may go on
     # then, how long who uses a connection again is told to go elsewhere (httpx: within 5 s)

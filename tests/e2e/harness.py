@@ -235,7 +235,10 @@ class Client:
         answer = into if into is not None else Answer()
         options = {"include_usage": True}
         body = self.body(text, stream=True, stream_options=options, **fields)
-        async with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        ids = {"X-Trivium-Event-Ids": "true"}
+        async with self.http.stream(
+            "POST", "/v1/chat/completions", json=body, headers=ids
+        ) as response:
             await read_events(response, answer)
         return answer
 

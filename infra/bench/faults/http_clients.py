@@ -23,6 +23,7 @@ WHOLE, BROKEN, HUNG_UP = "whole", "broken off", "hung up"
 REFUSED, NOT_CONNECTED, GAVE_UP = "refused", "not connected", "gave up"
 _CHAT = "/v1/chat/completions"
 _RESUME = "Last-Event-ID"
+_WITH_IDS = {"X-Trivium-Event-Ids": "true"}
 _PUBLIC_PREFIX = "chatcmpl-"
 _PAUSE_S = 0.5  # before a client that resumes tries again
 _CONNECT_S = 10.0
@@ -233,7 +234,8 @@ class Resuming(_ByHand):
     ) -> AbstractAsyncContextManager[httpx.Response]:
         client = self._rng.choice(self._clients)
         if not seen.event_id:
-            return client.stream("POST", _CHAT, json=question.body(self._model, stream=True))
+            body = question.body(self._model, stream=True)
+            return client.stream("POST", _CHAT, json=body, headers=_WITH_IDS)
         seen.resumes += 1
         url, headers = f"/v1/requests/{seen.request_id}/events", {_RESUME: seen.event_id}
         return client.stream("GET", url, headers=headers)

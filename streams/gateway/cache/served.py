@@ -1,4 +1,4 @@
-"""Writing an answer that was kept: whole, or as a stream of two events. These have no ids, since
+"""Writing an answer that was kept: whole, or as a stream of a few events. These have no ids, since
 nothing is on the log to resume; a client that was cut off asks again.
 """
 
@@ -10,7 +10,7 @@ from streams.gateway.cache.answers import Hit
 from streams.gateway.http.exchange import Exchange
 from streams.gateway.ids import CHAT_PREFIX
 from streams.gateway.stream.chunks import DONE
-from streams.gateway.stream.delivery import STREAM_HEADERS
+from streams.gateway.stream.delivery import STREAM_HEADERS, one_line_each
 
 Json = dict[str, Any]
 
@@ -34,7 +34,7 @@ async def write_hit(
     await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
     events = _events(head, hit, told, include_usage)
     written = b"".join(b"data: %b\n\n" % orjson.dumps(event) for event in events) + DONE
-    await exchange.send({"type": "http.response.body", "body": written})
+    await exchange.send({"type": "http.response.body", "body": one_line_each(written)})
 
 
 def _told(exchange: Exchange, hit: Hit, session_id: str) -> Json:
@@ -72,12 +72,14 @@ def _whole(hit: Hit) -> Json:
 
 
 def _events(head: Json, hit: Hit, told: Json, include_usage: bool) -> list[Json]:
-    said = {"role": "assistant", "content": hit.entry.text}
-    first = {"index": 0, "delta": said, "logprobs": None, "finish_reason": None}
+    open_choice = {"index": 0, "logprobs": None, "finish_reason": None}
+    role = {**open_choice, "delta": {"role": "assistant", "content": ""}}
+    text = {**open_choice, "delta": {"content": hit.entry.text}}
     last = {"index": 0, "delta": _cited(hit), **_ending(hit)}
     usage: Json = {"usage": None} if include_usage else {}
     events = [
-        {**head, "choices": [first], **usage},
+        {**head, "choices": [role], **usage},
+        {**head, "choices": [text], **usage},
         {**head, "choices": [last], "trivium": told, **usage},
     ]
     if include_usage:

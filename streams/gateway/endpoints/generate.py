@@ -221,7 +221,8 @@ async def answer(
 
 
 async def _write_stream(gateway: Gateway, exchange: Exchange, inquiry: Inquiry, call: Call) -> str:
-    writer = ChunkWriter(call.key, gateway.event_ids.name(call.key), call.streams)
+    name = gateway.event_ids.name(call.key) if inquiry.options.event_ids else b""
+    writer = ChunkWriter(call.key, call.streams, name=name)
     if (inquiry.conversation.digest or inquiry.keeping) and call.key.choices == 1:
         writer.collected = []
     outcome = await write_stream(exchange, call, writer)

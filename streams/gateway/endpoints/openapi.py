@@ -15,7 +15,7 @@ from streams.config import ORCHESTRATIONS, POLICIES
 from streams.gateway.batches import shapes as batch_shapes
 from streams.gateway.objects import described
 from streams.gateway.objects.described import CONTENT, UPLOAD, UPLOAD_FORM
-from streams.gateway.request.body import ChatBody, CompletionBody, TokenizeBody
+from streams.gateway.request.body import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from streams.gateway.request.embed_body import EmbeddingsBody, RerankBody
 from streams.gateway.request.responses_body import INCLUDE, ResponsesBody
 
@@ -28,8 +28,10 @@ _BODIES: dict[str, tuple[type[BaseModel], str, str]] = {
     "/v1/responses": (ResponsesBody, "Answer a chat in OpenAI's newer form.", "OpenAI"),
     "/v1/embeddings": (EmbeddingsBody, "Vectors of texts.", "OpenAI"),
     "/v1/rerank": (RerankBody, "Texts by their similarity to a query.", "Cohere, Jina"),
-    "/tokenize": (TokenizeBody, "Token ids of a prompt or of messages.", "Trivium"),
+    "/tokenize": (TokenizeBody, "Token ids of a prompt or of messages.", "vLLM"),
+    "/detokenize": (DetokenizeBody, "The text of token ids.", "vLLM"),
 }
+_OF_TOKENS = ("/tokenize", "/detokenize")
 _HEADERS = {
     "X-Session-Id": "The conversation; derived from the messages where it is missing.",
     "X-Priority": "interactive, standard or batch.",
@@ -38,6 +40,7 @@ _HEADERS = {
     "X-Trivium-Policy": "The policy that is to place the request; else the deployment's.",
     "X-Trivium-Orchestration": "auto, prefill_first, decode_first or concurrent, if remote.",
     "X-Trivium-On-Disconnect": "cancel (default) or continue.",
+    "X-Trivium-Event-Ids": "true: each event of a stream has an id, after which it can be resumed.",
     "Last-Event-ID": "Resume the stream after this event, on any gateway; the body is ignored.",
 }
 _ANSWER_HEADERS = {
@@ -61,6 +64,7 @@ _VALUES: dict[str, dict[str, Any]] = {
     "X-Trivium-Policy": {"enum": [*POLICIES]},
     "X-Trivium-Orchestration": {"enum": [*ORCHESTRATIONS]},
     "X-Trivium-On-Disconnect": {"enum": ["cancel", "continue"]},
+    "X-Trivium-Event-Ids": {"enum": ["false", "true"]},
 }
 
 
@@ -129,6 +133,7 @@ _ANSWERS: dict[tuple[str, str, str], tuple[tuple[str, ...], dict[str, Any]]] = {
         (_JSON,),
         _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT)),
     ),
+    ("/detokenize", "post", "200"): ((_JSON,), _object(prompt=_TEXT)),
     (_EVENTS, "get", "200"): ((_STREAM,), {}),
     ("/v1/models", "get", "200"): ((_JSON,), _object(object={"const": "list"}, data=_list(_MODEL))),
     ("/v1/models/{model}", "get", "200"): ((_JSON,), _MODEL),
@@ -139,10 +144,12 @@ _ANSWERS: dict[tuple[str, str, str], tuple[tuple[str, ...], dict[str, Any]]] = {
         _object(id=_TEXT, object={"const": "cache.entry"}, deleted={"const": True}),
     ),
     ("/health/live", "get", "200"): ((_JSON,), _HEALTH),
-    ("/health/ready", "get", "200"): ((_JSON,), _HEALTH),
-    ("/health/ready", "get", "503"): ((_JSON,), _HEALTH),
+    ("/version", "get", "200"): ((_JSON,), _object(version=_TEXT)),
+    ("/load", "get", "200"): ((_JSON,), _object(server_load=_COUNT)),
     ("/metrics", "get", "200"): (("text/plain",), {}),
 }
+_READY = (("/health/ready", "get"), ("/health", "get"), ("/ping", "get"), ("/ping", "post"))
+_ANSWERS |= {(*at, status): ((_JSON,), _HEALTH) for at in _READY for status in ("200", "503")}
 _ANSWERS |= {(*place, "200"): ((_JSON,), shape) for place, shape in SHAPES.items()}
 _ANSWERS[(*CONTENT, "200")] = (("application/octet-stream",), {})
 _DESCRIPTIONS = {"200": "The answer", "202": "Written to the log", "503": "Not ready, with reasons"}
@@ -166,7 +173,7 @@ def _answer_headers() -> dict[str, Any]:
 def _operation(path: str) -> dict[str, Any]:
     model, doc, tag = _BODIES[path]
     schema = {"$ref": _REF.format(model=model.__name__)}
-    headers = {} if path == "/tokenize" else {**_HEADERS}
+    headers = {} if path in _OF_TOKENS else {**_HEADERS}
     if path == "/v1/responses":  # goes on by its id
         del headers["Last-Event-ID"]
     return {
@@ -174,7 +181,7 @@ def _operation(path: str) -> dict[str, Any]:
         "tags": [tag],
         "parameters": [_header(*item) for item in headers.items()],
         "requestBody": {"required": True, "content": {_JSON: {"schema": schema}}},
-        "responses": {"200": {"headers": {} if path == "/tokenize" else _answer_headers()}},
+        "responses": {"200": {"headers": {} if path in _OF_TOKENS else _answer_headers()}},
     }
 
 

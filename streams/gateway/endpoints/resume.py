@@ -51,7 +51,8 @@ async def resume(
 ) -> str:
     """Read the stream's partition from where it began, and write what the client lacks."""
     call = resumed_call(gateway, exchange, key, positions)
-    writer = ChunkWriter(key, gateway.event_ids.name(key), call.streams, positions)
+    name = gateway.event_ids.name(key)
+    writer = ChunkWriter(key, call.streams, name=name, client_positions=positions)
     return await read_on(gateway, exchange, call, writer)
 
 

@@ -1,5 +1,5 @@
 """The endpoints beside the path: models, tokenize, cancelling, health and metrics, on plain
-FastAPI.
+FastAPI. Those of vLLM that generate nothing are here, too, under its names.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,10 @@ from streams.gateway.endpoints.files import file_routes
 from streams.gateway.endpoints.kept import drop
 from streams.gateway.endpoints.store_files import batch_routes, store_file_routes
 from streams.gateway.endpoints.vector_stores import store_routes
+from streams.gateway.http.errors import shown
 from streams.gateway.http.exchange import headers_of
 from streams.gateway.ids import from_public, new_request_id
-from streams.gateway.request.body import TokenizeBody, parse, plain_messages
+from streams.gateway.request.body import DetokenizeBody, TokenizeBody, parse, plain_messages
 from streams.gateway.request.conversation import session_of
 from streams.gateway.request.fields import refuse_extras
 from streams.gateway.request.intake import Served, chat_prompt, check_length
@@ -56,7 +57,7 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
             raise UnknownModel(f"model: expected {gateway.served.name!r}, found {model[:80]!r}")
         return _model(gateway.served)
 
-    @guarded.post("/tokenize", tags=["Trivium"])
+    @guarded.post("/tokenize", tags=["vLLM"])
     async def tokenize(request: Request) -> dict[str, Any]:
         """Token ids of a prompt, or of messages in the model's chat template."""
         headers = headers_of(request.scope)
@@ -64,6 +65,13 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
         values_max = gateway.settings.values_max
         body = parse(TokenizeBody, raw, values_max)
         return await _tokenize(gateway.served, body, gateway.settings, gateway.keys.tenant(headers))
+
+    @guarded.post("/detokenize", tags=["vLLM"])
+    async def detokenize(request: Request) -> dict[str, Any]:
+        """The text of token ids."""
+        headers = headers_of(request.scope)
+        raw = await gateway.body_reader.read(headers, request.receive)
+        return _detokenize(gateway.served, parse(DetokenizeBody, raw, gateway.settings.values_max))
 
     @guarded.delete("/v1/requests/{request_id}", tags=["Trivium"])
     async def cancel(request_id: str, request: Request, response: Response) -> dict[str, Any]:
@@ -87,24 +95,42 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
     ):
         add_routes(gateway, guarded)
 
+    _add_operations(gateway, router)
+    return [*router.routes, *guarded.routes]
+
+
+def _add_operations(gateway: Gateway, router: APIRouter) -> None:
+    """What probes and monitors ask for, without a key."""
+
     @router.get("/health/live", tags=["Operations"])
     async def live() -> dict[str, str]:
         """The process runs."""
         return {"status": "ok"}
 
     @router.get("/health/ready", tags=["Operations"])
+    @router.get("/health", tags=["Operations"])
+    @router.get("/ping", tags=["Operations"])
+    @router.post("/ping", tags=["Operations"])
     async def ready() -> Response:
         """Whether calls would be answered; else 503 with the reasons."""
         problems = gateway.problems()
         body = {"status": "not ready" if problems else "ok", "reasons": problems}
         return JSONResponse(body, 503 if problems else 200, _health_headers(gateway, problems))
 
+    @router.get("/version", tags=["Operations"])
+    async def version(request: Request) -> dict[str, str]:
+        """Which Trivium this is."""
+        return {"version": request.app.version}
+
+    @router.get("/load", tags=["Operations"])
+    async def load() -> dict[str, int]:
+        """How many answers are in flight at this gateway."""
+        return {"server_load": gateway.in_flight}
+
     @router.get("/metrics", tags=["Operations"])
     async def metrics() -> Response:
         """Prometheus metrics of this process."""
         return Response(gateway.metrics.render(), media_type="text/plain; version=0.0.4")
-
-    return [*router.routes, *guarded.routes]
 
 
 def _health_headers(gateway: Gateway, problems: Sequence[str]) -> dict[str, str]:
@@ -124,12 +150,27 @@ def _model(served: Served) -> dict[str, Any]:
     }
 
 
+def _check_model(model: str | None, served: Served) -> None:
+    if model not in (None, served.name):
+        raise UnknownModel(f"model: expected {served.name!r}, found {str(model)[:80]!r}")
+
+
+def _detokenize(served: Served, body: DetokenizeBody) -> dict[str, str]:
+    refuse_extras(body.model_extra)
+    _check_model(body.model, served)
+    vocab = served.tokenizer.vocab
+    if (highest := max(body.tokens, default=0)) >= vocab:
+        raise InvalidRequest(
+            f"tokens: expected ids below {vocab}, found {shown(highest)}", "tokens"
+        )
+    return {"prompt": served.tokenizer.text(body.tokens)}
+
+
 async def _tokenize(
     served: Served, body: TokenizeBody, settings: GatewaySettings, tenant: str
 ) -> dict[str, Any]:
     refuse_extras(body.model_extra)
-    if body.model not in (None, served.name):
-        raise UnknownModel(f"model: expected {served.name!r}, found {str(body.model)[:80]!r}")
+    _check_model(body.model, served)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt: expected either prompt or messages", "prompt")
     if body.messages is not None:

@@ -15,9 +15,10 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from schemas.errors import Forbidden, TriviumError, Unauthorized
+from schemas.errors import Forbidden, InvalidRequest, TriviumError, Unauthorized, UnsupportedMedia
 from schemas.log.clock import wall_ms
 from streams.gateway.config import GatewaySettings
+from streams.gateway.http.encodings import ACCEPTED, decoded, encoding_of
 from streams.gateway.http.exchange import Exchange, RawHeaders, send_error
 from streams.gateway.ids import new_request_id
 
@@ -52,10 +53,17 @@ class Entry:
         if scope["type"] == "http":
             try:
                 origin = self._guard.check(scope)
-            except Forbidden as error:
-                name = (b"x-request-id", new_request_id(wall_ms()).encode())
-                await send_error(send, error, [name], 0)
+                encoding = encoding_of(scope)
+            except TriviumError as error:
+                headers = [(b"x-request-id", new_request_id(wall_ms()).encode())]
+                if isinstance(error, UnsupportedMedia):
+                    headers.append((b"accept-encoding", ACCEPTED))
+                await send_error(send, error, headers, 0)
                 return
+            if encoding:
+                receive = decoded(encoding, receive)
+            if scope["method"] == "HEAD":
+                scope, send = {**scope, "method": "GET"}, _head_alone(send)
             if origin:
                 send = _with_cors_headers(origin, send)
                 if _is_preflight(scope):
@@ -121,13 +129,19 @@ class PageGuard:
         self._origins = {origin.lower().rstrip("/") for origin in settings.allowed_origins}
 
     def check(self, scope: Scope) -> bytes:
-        """The foreign origin that calls, empty where none does; raises Forbidden."""
-        host = origin = b""
+        """The foreign origin that calls, empty where none does; raises Forbidden, and
+        InvalidRequest for HTTP/1.1 without one name that is called.
+        """
+        hosts, origin = list[bytes](), b""
         for name, value in scope["headers"]:
             if name == b"host":
-                self._check_host(host := value, scope)
+                self._check_host(value, scope)
+                hosts.append(value)
             elif name == b"origin":
                 origin = value
+        if len(hosts) > 1 or not hosts and scope.get("http_version") == "1.1":
+            raise InvalidRequest(f"Host: expected one, found {len(hosts)}")
+        host = hosts[0] if hosts else b""
         if not origin or origin.lower() == b"%b://%b" % (scope.get("scheme", "").encode(), host):
             return b""
         text = origin.decode("latin-1").lower()
@@ -158,6 +172,20 @@ def _with_cors_headers(origin: bytes, send: Send) -> Send:
             headers += [(b"vary", b"origin"), (b"access-control-expose-headers", b"*")]
             message = {**message, "headers": headers}
         await send(message)
+
+    return answer
+
+
+def _head_alone(send: Send) -> Send:
+    """What HEAD gets of the answer to GET; nothing of a stream is waited for."""
+    is_begun = False
+
+    async def answer(message: Message) -> None:
+        nonlocal is_begun
+        if not is_begun:
+            is_begun = True
+            await send(message)
+            await send({"type": "http.response.body", "body": b""})
 
     return answer
 

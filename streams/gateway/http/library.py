@@ -4,7 +4,11 @@ from schemas.stand_ins import stand_ins
 
 with stand_ins("uvicorn.main"):
     from uvicorn.config import Config
-    from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+    from uvicorn.protocols.http.httptools_impl import (
+        STATUS_LINE,
+        HttpToolsProtocol,
+        RequestResponseCycle,
+    )
     from uvicorn.server import Server
 
-__all__ = ["STATUS_LINE", "Config", "HttpToolsProtocol", "Server"]
+__all__ = ["STATUS_LINE", "Config", "HttpToolsProtocol", "RequestResponseCycle", "Server"]

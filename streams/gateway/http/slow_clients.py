@@ -8,21 +8,19 @@ cost beyond that is its deadline's (`state.py`), which ends the connection of wh
 import asyncio
 from typing import Any
 
-from schemas.errors import RequestTooSlow, TooManyRequests, TriviumError
+from schemas.errors import RequestTooSlow, TooManyRequests
 from streams.gateway.config import GatewaySettings
-from streams.gateway.http.errors import error_body, retry_headers
+from streams.gateway.http.connection import Connection
 from streams.gateway.http.exchange import ABORT
-from streams.gateway.http.library import STATUS_LINE, HttpToolsProtocol
 
 _HEAD, _BODY = "head", "body"
 
 
-class PatientProtocol(HttpToolsProtocol):
+class PatientProtocol(Connection):
     """One connection, that is waited for as long as the settings say."""
 
     def __init__(self, *args: Any, limits: GatewaySettings, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self._limits = limits
+        super().__init__(*args, limits=limits, **more)
         self._waits_for = ""  # which part of a request is not complete
         self._since_s = 0.0
         self._unread_s = 0.0  # since when the client has not read; 0: it reads
@@ -36,9 +34,10 @@ class PatientProtocol(HttpToolsProtocol):
         self._free_s = self.loop.time()
         most = self._limits.connections_max
         if len(self.connections) > most:
-            self._answer_and_close(
+            self.refuse(
                 TooManyRequests(f"at most {most} connections are served at once; try again later")
             )
+            self.transport.close()  # it holds a place until it has read that
 
     def on_message_begin(self) -> None:
         """The first byte of a request; the first one's time began with the connection."""
@@ -75,55 +74,35 @@ class PatientProtocol(HttpToolsProtocol):
     def end_if_late(self, now_s: float) -> None:
         """End the connection if it makes us wait too long."""
         limits = self._limits
-        if self.transport.is_closing():
+        if self.is_ending:
             self._closing_s = self._closing_s or now_s
         late_ms = (now_s - self._since_s) * 1000
         unread_s = self._unread_s or self._closing_s
-        if unread_s and (now_s - unread_s) * 1000 > limits.write_ms:
+        unread_ms = (now_s - unread_s) * 1000 if unread_s else 0
+        if unread_ms > limits.write_ms or self.is_reset():
             self.transport.abort()
         elif self._closing_s:
-            return
+            if self._is_ended and (now_s - self._closing_s) * 1000 > limits.head_ms:
+                self.transport.close()  # its client sends on and on
         elif self.pipeline:  # what follows an answer that is under way has to wait itself
             self._since_s = now_s
         elif self._waits_for == _BODY and late_ms > limits.body_ms:
             self._refuse_late(limits.body_ms)
-        elif self._waits_for == _HEAD and late_ms > limits.head_ms and self._is_free:
+        elif self._waits_for == _HEAD and late_ms > limits.head_ms and self.is_free:
             self._refuse_late(limits.head_ms)
 
     def is_kept(self, now_s: float) -> bool:
         """Whether its client may be about to use it, and does not know that we stop."""
-        if self.transport.is_closing() or not self._is_free:
+        if self.is_ending or not self.is_free:
             return False
         return (now_s - self._free_s) * 1000 < self._limits.linger_ms
-
-    @property
-    def _is_free(self) -> bool:
-        """No answer is under way."""
-        return self.cycle is None or self.cycle.response_complete
 
     def _wait_for(self, part: str) -> None:
         self._waits_for, self._since_s = part, self.loop.time()
 
     def _refuse_late(self, limit_ms: int) -> None:
-        begun = self.cycle is not None and self.cycle.response_started
-        if not begun or self._waits_for == _HEAD:
-            self._answer_and_close(
-                RequestTooSlow(
-                    f"the {self._waits_for} of the request was not complete within {limit_ms} ms"
-                )
-            )
-        else:
-            self.transport.close()
-
-    def _answer_and_close(self, error: TriviumError) -> None:
-        """Answer without a call, and close."""
-        body = error_body(error)
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"connection", b"close"),
-            *retry_headers(error.http_status, self._limits.retry_after_s),
-        ]
-        head = b"".join(b"%b: %b\r\n" % header for header in headers)
-        self.transport.write(STATUS_LINE[error.http_status] + head + b"\r\n" + body)
+        part = self._waits_for
+        self.refuse(
+            RequestTooSlow(f"the {part} of the request was not complete within {limit_ms} ms")
+        )
         self.transport.close()

@@ -275,6 +275,13 @@ class TokenizeBody(StrictBody):
     return_token_strs: bool | None = None
 
 
+class DetokenizeBody(StrictBody):
+    """POST /detokenize: token ids."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
 def parse(kind: type[Body], raw: bytes, values_max: int) -> Body:
     """The body as its model; raises InvalidRequest.
 

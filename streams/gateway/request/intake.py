@@ -32,6 +32,7 @@ from streams.gateway.request.tokenizer import Tokenizer
 
 PRIORITY_HEADER, DEADLINE_HEADER = "x-priority", "x-deadline-ms"
 WEIGHTS_HEADER, DISCONNECT_HEADER = "x-trivium-weights", "x-trivium-on-disconnect"
+EVENT_IDS_HEADER = "x-trivium-event-ids"
 POLICY_HEADER, ORCHESTRATION_HEADER = "x-trivium-policy", "x-trivium-orchestration"
 _WEIGHTS = ("ttft", "tpot")
 
@@ -77,6 +78,7 @@ class CallOptions:
     policy: str  # empty where none is wished, as the next
     orchestration: str
     keeps_running: bool  # when the client hangs up
+    event_ids: bool = False  # its client may resume the stream
 
 
 async def take_in(
@@ -148,6 +150,8 @@ def options_of(exchange: Exchange, intake: Intake, settings: GatewaySettings) ->
     )
     relative_ms = exchange.number(DEADLINE_HEADER, 1, settings.deadline_ms_max)
     w_ttft, w_tpot = _weights(headers)
+    keeps_running = _choice(headers, DISCONNECT_HEADER, "cancel", "continue")
+    event_ids = _choice(headers, EVENT_IDS_HEADER, "false", "true")
     return CallOptions(
         priority=Priority(priority or settings.priority),
         deadline_ms=exchange.arrived_ms + (relative_ms or settings.deadline_ms),
@@ -155,7 +159,8 @@ def options_of(exchange: Exchange, intake: Intake, settings: GatewaySettings) ->
         w_tpot=w_tpot,
         policy=intake.policy or _wish(headers, POLICY_HEADER, POLICIES),
         orchestration=intake.orchestration or _wish(headers, ORCHESTRATION_HEADER, ORCHESTRATIONS),
-        keeps_running=_keeps_running(headers),
+        keeps_running=bool(keeps_running),
+        event_ids=bool(keeps_running) if event_ids is None else event_ids,
     )
 
 
@@ -185,15 +190,14 @@ def _wish(headers: RawHeaders, header: str, names: Sequence[str]) -> str:
     return _one_of(names, text and text.strip().lower(), header) or ""
 
 
-def _keeps_running(headers: RawHeaders) -> bool:
-    """Whether the work is to go on when the client hangs up. Raises InvalidRequest."""
-    text = _text_of(headers, DISCONNECT_HEADER)
-    if text is not None and text.strip().lower() not in ("cancel", "continue"):
-        raise InvalidRequest(
-            f"{DISCONNECT_HEADER}: expected cancel or continue, found {text[:40]!r}",
-            DISCONNECT_HEADER,
-        )
-    return text is not None and text.strip().lower() == "continue"
+def _choice(headers: RawHeaders, header: str, no: str, yes: str) -> bool | None:
+    """Which of two words a header holds; None without it. Raises InvalidRequest."""
+    text = _text_of(headers, header)
+    if text is None:
+        return None
+    if (word := text.strip().lower()) not in (no, yes):
+        raise InvalidRequest(f"{header}: expected {no} or {yes}, found {text[:40]!r}", header)
+    return word == yes
 
 
 def _weights(headers: RawHeaders) -> tuple[float, float]:

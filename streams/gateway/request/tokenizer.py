@@ -300,6 +300,10 @@ class Tokenizer:
         ids_made = await CHECK_PROCESS.ask("encode", *asked, limit_ms=limit_ms, tenant=tenant)
         return array("i", ids_made)
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """What tokens spell, special ones too."""
+        return self.encoder.raw.decode(token_ids, skip_special_tokens=False)
+
     def token_text(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of a token."""
         return self.encoder.raw.id_to_token(token_id)

@@ -25,7 +25,13 @@ from streams.gateway.responses.form import Form, Json, options_text, whole_of
 from streams.gateway.responses.items import Item, items_of, messages_of
 from streams.gateway.responses.stored import Earlier, continued
 from streams.gateway.state import Gateway
-from streams.gateway.stream.delivery import COMPLETED, reply_headers, write_stream, write_whole
+from streams.gateway.stream.delivery import (
+    COMPLETED,
+    KEEPALIVE,
+    reply_headers,
+    write_stream,
+    write_whole,
+)
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.hub import Call
 
@@ -106,7 +112,7 @@ async def _inquiry(gateway: Gateway, exchange: Exchange, asked: ResponseCall) ->
     exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
     options = options_of(exchange, intake, gateway.settings)
     if asked.body.background:
-        options = replace(options, keeps_running=True)
+        options = replace(options, keeps_running=True, event_ids=True)
     return Inquiry(intake=intake, options=options, conversation=conversation)
 
 
@@ -131,7 +137,8 @@ async def _answer(
             outcome = await write_whole(exchange, call, lambda: whole_of(form, call))
             text = call.streams[0].drain()
         else:
-            writer = ResponseEvents(form, call)
+            keepalive = KEEPALIVE if inquiry.options.event_ids else b""
+            writer = ResponseEvents(form, call, keepalive=keepalive)
             outcome = await write_stream(exchange, call, writer)
             text = writer.text
         if outcome == COMPLETED:

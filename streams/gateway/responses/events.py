@@ -23,11 +23,12 @@ _BEFORE, _WITH_SEARCH = 2, 7  # events before the message's own
 class ResponseEvents:
     """Drains the stream of one response into events; `after` is the last one that a client has."""
 
-    def __init__(self, form: Form, call: Call, after: int = -1) -> None:
+    def __init__(self, form: Form, call: Call, after: int = -1, *, keepalive: bytes = b"") -> None:
         self._form = form
         self._call = call
         (self._stream,) = call.streams
         self._after = after
+        self.keepalive = keepalive
         self._message_at = 1 if form.searches else 0  # its index among the items
         self._first = _WITH_SEARCH if form.searches else _BEFORE
         self._begun = False

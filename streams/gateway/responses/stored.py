@@ -24,7 +24,7 @@ from streams.gateway.responses.events import ResponseEvents
 from streams.gateway.responses.form import Form, whole_of
 from streams.gateway.responses.items import messages_of
 from streams.gateway.state import Gateway
-from streams.gateway.stream.delivery import COMPLETED, call_error
+from streams.gateway.stream.delivery import COMPLETED, KEEPALIVE, call_error
 from streams.gateway.stream.event_id import Position
 from streams.gateway.stream.hub import Call, Hub
 from streams.gateway.stream.overdue import DEADLINE_GRACE_MS
@@ -68,7 +68,7 @@ async def retrieve(gateway: Gateway, exchange: Exchange) -> str:
     if _flag(query, "stream"):
         after = _number(query, "starting_after", -1, 0, _NUMBER_MAX)
         call = resumed_call(gateway, exchange, form.key(), [Position()])
-        writer = ResponseEvents(form, call, after)
+        writer = ResponseEvents(form, call, after, keepalive=KEEPALIVE)
         return await read_on(gateway, exchange, call, writer, writer.skip)
     if "starting_after" in query:
         raise InvalidRequest("starting_after: needs stream=true", "starting_after")

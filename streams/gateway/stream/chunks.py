@@ -1,8 +1,10 @@
 """Server-sent events of one answer, and the body of a whole one.
 
-Everything that is the same in all chunks is encoded once; a chunk is then a few joined byte
-strings around its JSON-encoded text. One event per choice and write, however many tokens came
-together.
+They are what OpenAI and vLLM send: `data:` lines alone, the first of a chat's choice with its role
+and no text. Readers that take every line for one (`vllm bench serve`, llmperf) know nothing else.
+Ids stand before them for clients that wish to resume. Everything that is the same in all chunks is
+encoded once; a chunk is then a few joined byte strings around its JSON-encoded text. One event per
+choice and write, however many tokens came together.
 """
 
 from collections.abc import Sequence
@@ -15,6 +17,7 @@ from schemas.records import Endpoint, OutcomeKind, StreamEnd
 from streams.gateway.http.errors import error_body
 from streams.gateway.stream import answers
 from streams.gateway.stream.citations import annotations
+from streams.gateway.stream.delivery import KEEPALIVE
 from streams.gateway.stream.event_id import Position, StreamKey, positions_text
 from streams.gateway.stream.stream import Stream
 
@@ -27,38 +30,42 @@ class ChunkWriter:
     def __init__(
         self,
         key: StreamKey,
-        name: bytes,
         streams: Sequence[Stream],
+        *,
+        name: bytes = b"",
         client_positions: Sequence[Position] = (),
     ) -> None:
-        """`name` is what all ids of this answer begin with; a resuming client has positions."""
+        """`name` is what all ids of this answer begin with, empty for events without ids; a
+        resuming client has positions.
+        """
         self._key = key
         self._chat = key.endpoint is Endpoint.CHAT
         self._streams = streams
         # What was written so far; a stream may be ahead of it while its siblings are written.
         self._written = list(client_positions) or [Position()] * len(streams)
-        self._id = b"id: %b." % name
-        head = {
+        self._prefix = name and b"id: %b." % name
+        self.keepalive = KEEPALIVE if name else b""
+        same = {
             "id": answers.public_id(key),
             "object": "chat.completion.chunk" if self._chat else "text_completion",
             "created": key.created_s,
             "model": key.model,
         }
-        self._head = b"\ndata: " + orjson.dumps(head)[:-1]
+        self._head = b"data: " + orjson.dumps(same)[:-1]
         field = b'"delta":{"content":' if self._chat else b'"text":'
-        first = b'"delta":{"role":"assistant","content":' if self._chat else field
-        index = self._head + b',"choices":[{"index":%d,'
-        self._opens = [index % stream.choice + field for stream in streams]
-        self._first_opens = {  # a chat's first event also says who speaks
-            i: index % stream.choice + first
-            for i, (stream, at) in enumerate(zip(streams, self._written, strict=True))
-            if not at.next_seq
-        }
+        heads = [self._head + b',"choices":[{"index":%d,' % stream.choice for stream in streams]
+        self._opens = [head + field for head in heads]
         brace = b"}" if self._chat else b""
         usage = b',"usage":null' if key.include_usage else b""
         self._after_text = brace + b',"logprobs":'
         self._after_logprobs = b',"finish_reason":null}]' + usage + b"}\n\n"
         self._close = self._after_text + b"null" + self._after_logprobs
+        self._roles: dict[int, bytes] = {}  # a choice's first event, which says who speaks
+        if self._chat:
+            role = b'"delta":{"role":"assistant","content":""' + self._close
+            self._roles = {
+                i: head + role for i, head in enumerate(heads) if not self._written[i].next_seq
+            }
         self.collected: list[str] | None = None  # a list takes the first choice's text
 
     def opening(self) -> bytes:
@@ -76,18 +83,16 @@ class ChunkWriter:
             return b""
         if self.collected is not None:
             self.collected.append(text)
-        return b"%b%d-%d-%x%b%b%b" % (  # a single choice's position is that of its stream
-            self._id,
-            stream.next_seq,
-            stream.next_char,
-            stream.digest,
-            self._open(0) if self._first_opens else self._opens[0],
-            orjson.dumps(text),
-            self._close,
-        )
+        event = self._opens[0] + orjson.dumps(text) + self._close
+        if self._prefix:  # a single choice's position is that of its stream
+            position = (stream.next_seq, stream.next_char, stream.digest)
+            event = b"%b%d-%d-%x\n%b" % (self._prefix, *position, event)
+        return self._role(0) + event if self._roles else event
 
-    def _open(self, i: int) -> bytes:
-        return self._first_opens.pop(i, None) or self._opens[i]
+    def _role(self, i: int) -> bytes:
+        """The first event of a choice of a chat; empty where it was written."""
+        role = self._roles.pop(i, b"")
+        return role and self._id(self._written) + role
 
     def _drain_one(self, i: int) -> bytes:
         stream = self._streams[i]
@@ -101,23 +106,23 @@ class ChunkWriter:
             self.collected.append(text)
         event = b""
         if text or logprobs or token_ids:
+            event = self._role(i)
             self._written[i] = stream.position()
             form = answers.logprobs(self._key, logprobs, stream.next_char - len(text))
             middle = self._after_text + orjson.dumps(form)
             if self._key.token_ids:
                 middle += b',"token_ids":' + orjson.dumps(token_ids)
-            parts = (self._positions(), self._open(i), orjson.dumps(text), middle)
-            event = self._id + b"".join(parts) + self._after_logprobs
+            parts = (self._opens[i], orjson.dumps(text), middle, self._after_logprobs)
+            event += self._id(self._written) + b"".join(parts)
         # What ended otherwise has no finish reason: an error event follows, and nothing else.
         if stream.end is not None and stream.end.kind is OutcomeKind.COMPLETED:
+            event += self._role(i)  # of an answer without text
             self._written[i] = stream.position(ended=True)
             event += self._finish(stream, stream.end)
         return event
 
     def _finish(self, stream: Stream, end: StreamEnd) -> bytes:
         content: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
-        if self._chat and stream.choice in self._first_opens:  # an answer without text
-            content = {"delta": {"role": "assistant", "content": ""}}
         if cited := annotations(stream.retrieved, stream.next_char):
             content["delta"]["annotations"] = cited
         choice = {
@@ -141,20 +146,21 @@ class ChunkWriter:
             "usage": answers.usage(self._streams, self._key.prompts),
         }
         fields["trivium"] = answers.placement(self._key, self._streams)
-        return (
-            self._id + self._positions() + self._head + b"," + orjson.dumps(fields)[1:] + b"\n\n"
-        ) + DONE
+        return self._write(fields) + DONE
 
     def _event(self, choice: dict[str, Any], **fields: Any) -> bytes:
         choice.setdefault("logprobs", None)
         choice.setdefault("finish_reason", None)
         if self._key.include_usage:
             fields["usage"] = None
-        body = orjson.dumps({"choices": [choice], **fields})
-        return self._id + self._positions() + self._head + b"," + body[1:] + b"\n\n"
+        return self._write({"choices": [choice], **fields})
 
-    def _positions(self) -> bytes:
-        return positions_text(self._written)
+    def _write(self, fields: dict[str, Any]) -> bytes:
+        return b"%b%b,%b\n\n" % (self._id(self._written), self._head, orjson.dumps(fields)[1:])
+
+    def _id(self, positions: Sequence[Position]) -> bytes:
+        """The line before an event that lets its client resume behind it."""
+        return self._prefix and b"%b%b\n" % (self._prefix, positions_text(positions))
 
 
 def whole_answer(key: StreamKey, streams: Sequence[Stream]) -> bytes:

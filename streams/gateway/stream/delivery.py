@@ -13,9 +13,17 @@ from streams.gateway.stream.answers import end_error, placement_headers
 from streams.gateway.stream.hub import Call
 
 COMPLETED, CLIENT_GONE = "completed", "client_gone"
-# A comment without a blank line: that would end an event, and `openai` makes one without data of it
-# as soon as events have had ids.
+# For clients that asked for more than OpenAI sends: readers of benchmarks take a comment for JSON.
+# No blank line follows, as that would end an event, and `openai` then makes one without data: in Go
+# always, in Python as soon as events have had ids.
 KEEPALIVE = b": keep-alive\n"
+# JSON may hold these as they are, but Python's `str.splitlines`, by which `httpx` and what is built
+# on it find lines, ends a line at each.
+_LINE_ENDS = (
+    (b"\xc2\x85", b"\\u0085"),
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+)
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -25,6 +33,8 @@ STREAM_HEADERS = (
 
 class EventWriter(Protocol):
     """Puts the streams of one answer into events."""
+
+    keepalive: bytes  # what is written where nothing comes for long; empty: nothing
 
     def opening(self) -> bytes:
         """What is written as soon as the call is accepted; empty: its first token is waited for."""
@@ -37,6 +47,14 @@ class EventWriter(Protocol):
 
     def failing(self, error: TriviumError) -> bytes:
         """What a client gets when its stream breaks; nothing follows it."""
+
+
+def one_line_each(events: bytes) -> bytes:
+    """Events whose JSON ends no line, whatever a client takes for the end of one."""
+    if not events.isascii():
+        for end, escape in _LINE_ENDS:
+            events = events.replace(end, escape)
+    return events
 
 
 def reply_headers(call: Call) -> HeaderList:
@@ -72,7 +90,8 @@ async def write_stream(exchange: Exchange, call: Call, writer: EventWriter) -> s
             started = True
             headers = [*STREAM_HEADERS, *reply_headers(call)]
             await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
-        await exchange.send({"type": "http.response.body", "body": chunk, "more_body": not last})
+        body = one_line_each(chunk)
+        await exchange.send({"type": "http.response.body", "body": body, "more_body": not last})
 
     if opening := writer.opening():
         await send(opening)
@@ -92,11 +111,10 @@ async def write_stream(exchange: Exchange, call: Call, writer: EventWriter) -> s
         elif last:
             chunk += writer.closing()
         elif not chunk:
-            if not call.keepalive_due:
-                continue
-            chunk = KEEPALIVE
+            chunk = writer.keepalive if call.keepalive_due else b""
         call.keepalive_due = False
-        await send(chunk, last=last)
+        if chunk or last:
+            await send(chunk, last=last)
         if last:
             return COMPLETED if error is None else error.code
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 from tests.streams.gateway.samples import chat
 
@@ -15,8 +17,12 @@ WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 
 
 @contextlib.asynccontextmanager
-async def raw_connection(url: str, sent: bytes = b"") -> AsyncIterator[asyncio.StreamReader]:
-    """A connection of its own, on which these bytes were sent; gives what comes back."""
+async def raw_connection(
+    url: str, sent: bytes = b"", *, ends: bool = False
+) -> AsyncIterator[asyncio.StreamReader]:
+    """A connection of its own, on which these bytes were sent, and perhaps the end of all that is
+    sent (`nc -N`); gives what comes back.
+    """
     host, _, port = url.removeprefix("http://").rpartition(":")
     sock = socket.create_connection((host, int(port)))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
@@ -24,6 +30,22 @@ async def raw_connection(url: str, sent: bytes = b"") -> AsyncIterator[asyncio.S
     try:
         writer.write(sent)
         await writer.drain()
+        if ends:
+            writer.write_eof()
         yield reader
     finally:
         writer.transport.abort()
+
+
+class ReadBytes(socket.socket):
+    """What came from a server, as the socket from which `http.client` reads answers."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self.close()
+        self._data = io.BytesIO(data)
+        self._data.close = lambda: None  # type: ignore[method-assign]  # several answers are in it
+
+    def makefile(self, *_: Any, **__: Any) -> Any:
+        """All that came, as far as it was not read."""
+        return self._data

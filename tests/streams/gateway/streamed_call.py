@@ -12,6 +12,7 @@ from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.samples import ended, frame
 from tests.waiting import PATIENCE_S, until
 
+WITH_IDS = {"X-Trivium-Event-Ids": "true"}  # for clients that resume
 TEXTS = ["Hé", "llo", " ", "wör", "ld"]
 
 
@@ -96,8 +97,8 @@ async def accepted_requests(gateway: InProcessGateway, count: int = 1) -> list[R
 async def whole_stream(
     gateway: InProcessGateway, body: dict[str, Any], texts: list[str]
 ) -> StreamedCall:
-    """A stream whose tokens come one by one, to its end."""
-    async with streamed_call(gateway, body, X_Session_Id="mine") as stream:
+    """A stream whose tokens come one by one, to its end; it can be resumed."""
+    async with streamed_call(gateway, body, X_Session_Id="mine", **WITH_IDS) as stream:
         requests = await accepted_requests(gateway, body.get("n", 1))
         for seq in range(len(texts)):
             for request in requests:

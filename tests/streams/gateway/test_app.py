@@ -29,6 +29,7 @@ from tests.long_leases import long_leases
 from tests.streams.gateway.in_process import http_client
 from tests.streams.gateway.samples import MODEL, chat, ended, events_of, frame, text_of
 from tests.streams.gateway.small_tokenizer import tokenizer_folder
+from tests.streams.gateway.streamed_call import WITH_IDS
 from tests.waiting import PATIENCE_S, until
 from tests.workers.processes import stands_still
 
@@ -160,20 +161,22 @@ async def test_a_stream_crosses_the_log_and_another_gateway_resumes_it(kafka: Lo
         urls = [await running.gateway("gateway-1"), await running.gateway("gateway-2")]
         async with http_client("") as client:
             path = "/v1/chat/completions"
-            call = asyncio.create_task(client.post(urls[0] + path, json=chat(stream=True)))
+            post = client.post(urls[0] + path, json=chat(stream=True), headers=WITH_IDS)
+            call = asyncio.create_task(post)
             request = await running.next_request()
             await running.answer(request, 0, 1)
             await running.answer(request, 1, 3)
             await running.answer(request, 1, 3)  # a repeat
             whole = (await call).text
             assert text_of(events_of(whole)) == "".join(TEXTS)
-            first_id = whole.split("\n", 1)[0].removeprefix("id: ")
+            role, first, *_ = whole.split("\n\n")
+            first_id = first.split("\n")[0].removeprefix("id: ")
             again = await client.get(
                 f"{urls[1]}/v1/requests/{request.request_id}/events",
                 headers={"Last-Event-ID": first_id},
             )
-            had = text_of(events_of(whole.split("\n\n", 1)[0]))
-            assert had + text_of(events_of(again.text)) == "".join(TEXTS)
+            had = text_of(events_of(role + "\n" + first))
+            assert had and had + text_of(events_of(again.text)) == "".join(TEXTS)
 
 
 async def test_calls_wait_until_a_gateway_that_starts_can_answer(kafka: LogSettings) -> None:

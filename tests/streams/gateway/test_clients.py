@@ -13,6 +13,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from schemas.records import OutcomeKind
 from tests.streams.gateway.in_process import InProcessGateway, serving
 from tests.streams.gateway.samples import MODEL, ended, frame
+from tests.streams.gateway.streamed_call import WITH_IDS
 from tests.waiting import PATIENCE_S, until
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
@@ -145,9 +146,11 @@ async def test_openai_reads_over_silences() -> None:
         pausing() as url,
         openai.AsyncOpenAI(base_url=url, api_key="x", timeout=PATIENCE_S) as ai,
     ):
-        stream = await ai.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
+        stream = await ai.chat.completions.create(
+            model=MODEL, messages=MESSAGES, stream=True, extra_headers=WITH_IDS
+        )
         texts = [chunk.choices[0].delta.content async for chunk in stream]
-    assert texts == ["Hel", "lo", None]
+    assert texts == ["", "Hel", "lo", None]
 
 
 async def test_openai_sync_reads_over_silences() -> None:
@@ -155,7 +158,9 @@ async def test_openai_sync_reads_over_silences() -> None:
 
     def talk(url: str) -> str:
         with openai.OpenAI(base_url=url, api_key="x", timeout=PATIENCE_S) as ai:
-            stream = ai.completions.create(model=MODEL, prompt="hello", stream=True)
+            stream = ai.completions.create(
+                model=MODEL, prompt="hello", stream=True, extra_headers=WITH_IDS
+            )
             return "".join(chunk.choices[0].text for chunk in stream)
 
     async with pausing() as url:
@@ -167,6 +172,12 @@ async def test_langchain_reads_over_silences() -> None:
     from langchain_openai import ChatOpenAI  # slow to import
 
     async with pausing() as url, httpx.AsyncClient(timeout=PATIENCE_S) as http:
-        chat = ChatOpenAI(base_url=url, api_key="x", model=MODEL, http_async_client=http)
+        chat = ChatOpenAI(
+            base_url=url,
+            api_key="x",
+            model=MODEL,
+            http_async_client=http,
+            default_headers=WITH_IDS,
+        )
         chunks = [chunk.content async for chunk in chat.astream("hello")]
     assert "".join(chunks) == "Hello"

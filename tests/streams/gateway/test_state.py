@@ -11,6 +11,7 @@ from tests.streams.gateway.in_process import (
 from tests.streams.gateway.samples import chat, ended, events_of, frame
 from tests.streams.gateway.streamed_call import (
     TEXTS,
+    WITH_IDS,
     accepted_requests,
     streamed_call,
 )
@@ -72,15 +73,19 @@ async def test_draining_refuses_new_calls() -> None:
 
 
 async def test_a_silent_stream_is_kept_alive() -> None:
+    """Where it is to be resumed: readers of OpenAI's streams may know no comments."""
     gateway = InProcessGateway(keepalive_ms=1_000)
-    async with streamed_call(gateway, chat(stream=True)) as stream:
-        await accepted_requests(gateway)
-        (call,) = gateway.state.hub.calls()
-        gateway.state.sweep(call.arrived_s + 0.9, 0)
-        gateway.state.sweep(call.arrived_s + 1.1, 0)
-        gateway.state.sweep(call.arrived_s + 1.2, 0)
+    async with (
+        streamed_call(gateway, chat(stream=True), **WITH_IDS) as stream,
+        streamed_call(gateway, chat(stream=True)) as plain,
+    ):
+        await accepted_requests(gateway, 2)
+        arrived_s = max(call.arrived_s for call in gateway.state.hub.calls())
+        gateway.state.sweep(arrived_s + 0.9, 0)
+        gateway.state.sweep(arrived_s + 1.1, 0)
+        gateway.state.sweep(arrived_s + 1.2, 0)
         await until(lambda: stream.text == ": keep-alive\n")
-        assert stream.status == 200
+        assert (stream.status, plain.status) == (200, 0)
 
 
 async def test_a_deadline_that_nobody_else_keeps_is_kept_here() -> None:

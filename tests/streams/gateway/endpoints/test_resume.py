@@ -10,6 +10,7 @@ from tests.streams.gateway.in_process import STARTED_MS, InProcessGateway
 from tests.streams.gateway.samples import chat, ended, events_of, frame, text_of
 from tests.streams.gateway.streamed_call import (
     TEXTS,
+    WITH_IDS,
     accepted_requests,
     streamed_call,
     whole_stream,
@@ -47,6 +48,7 @@ async def test_another_gateway_resumes_after_any_event(way: Resume) -> None:
     second.log.frames = first.log.frames
     request_id = stream.headers["x-request-id"]
     whole = events_of(stream.text)
+    assert len(stream.ids) == len(whole) - 1 == len(TEXTS) + 3
     for i, event_id in enumerate(stream.ids):
         rest = events_of(await way(second, request_id, event_id))
         had = text_of(whole[: i + 1])
@@ -63,6 +65,7 @@ async def test_choices_are_resumed_each_from_its_place() -> None:
     second = InProcessGateway()
     second.log.frames = first.log.frames
     events = events_of(stream.text)
+    assert len(stream.ids) == len(events) - 1
     for i, event_id in enumerate(stream.ids):
         rest = events_of(await by_get(second, stream.headers["x-request-id"], event_id))
         for index in (0, 1):
@@ -79,13 +82,13 @@ async def test_choices_are_resumed_each_from_its_place() -> None:
 async def test_a_resumed_stream_follows_live_and_hanging_up_cancels_nothing() -> None:
     first, second = InProcessGateway(), InProcessGateway()
     second.log.frames, second.log.news = first.log.frames, first.log.news
-    async with streamed_call(first, chat(stream=True)) as stream:
+    async with streamed_call(first, chat(stream=True), **WITH_IDS) as stream:
         (request,) = await accepted_requests(first)
         await first.log.push(frame(request.request_id, TEXTS[:2]))
-        await until(lambda: len(stream.ids) == 1)
+        await until(lambda: len(stream.writes) == 1)
         path = f"/v1/requests/{request.request_id}/events"
-        resumed = streamed_call(second, path=path, Last_Event_ID=stream.ids[0])
-        left = streamed_call(second, path=path, Last_Event_ID=stream.ids[0])
+        resumed = streamed_call(second, path=path, Last_Event_ID=stream.ids[-1])
+        left = streamed_call(second, path=path, Last_Event_ID=stream.ids[-1])
         async with resumed as follower, left as leaver:
             await until(lambda: len(second.state.resumed) == 2)
             leaver.hang_up()
@@ -102,12 +105,12 @@ async def test_a_resumed_stream_follows_live_and_hanging_up_cancels_nothing() ->
 async def test_a_connection_that_ends_after_its_client_has_resumed_cancels_nothing() -> None:
     """The gateway hears of a broken one late, and by then reads the answer for the next one."""
     gateway = InProcessGateway()
-    async with streamed_call(gateway, chat(stream=True)) as stream:
+    async with streamed_call(gateway, chat(stream=True), **WITH_IDS) as stream:
         (request,) = await accepted_requests(gateway)
         await gateway.log.push(frame(request.request_id, TEXTS[:2]))
-        await until(lambda: len(stream.ids) == 1)
+        await until(lambda: len(stream.writes) == 1)
         path = f"/v1/requests/{request.request_id}/events"
-        async with streamed_call(gateway, path=path, Last_Event_ID=stream.ids[0]) as again:
+        async with streamed_call(gateway, path=path, Last_Event_ID=stream.ids[-1]) as again:
             await until(lambda: len(gateway.state.resumed) == 1)
             stream.hang_up()
             await until(lambda: stream.over or bool(gateway.state.detached))
@@ -147,7 +150,7 @@ async def test_resumes_are_bounded() -> None:
     gateway = InProcessGateway(resumes_max=1)
     gateway.answer_with("a")
     async with gateway.client() as client:
-        done = await client.post("/v1/chat/completions", json=chat(stream=True))
+        done = await client.post("/v1/chat/completions", json=chat(stream=True), headers=WITH_IDS)
         event_id = next(line[4:] for line in done.text.splitlines() if line.startswith("id: "))
         path = f"/v1/requests/{done.headers['x-request-id']}/events"
         async with streamed_call(gateway, path=path, Last_Event_ID=event_id):
@@ -160,7 +163,8 @@ async def test_whoever_resumes_tells_routers_where_it_reads_on() -> None:
     """Of each choice, until they were told, and only at another gateway (issue 10, 13)."""
     first, second = InProcessGateway(), InProcessGateway()
     second.log.frames, second.log.news = first.log.frames, first.log.news
-    async with streamed_call(first, chat(stream=True, n=2), X_Session_Id="mine") as stream:
+    body = chat(stream=True, n=2)
+    async with streamed_call(first, body, X_Session_Id="mine", **WITH_IDS) as stream:
         requests = await accepted_requests(first, 2)
         await first.log.push(*(frame(request.request_id, TEXTS[:1]) for request in requests))
         await until(lambda: bool(stream.ids))
@@ -189,13 +193,13 @@ async def test_a_resume_is_told_again_until_the_log_takes_it(
     first, second = InProcessGateway(), InProcessGateway()
     second.log.frames, second.log.news = first.log.frames, first.log.news
     monkeypatch.setattr(state, "RETRY_S", 0.0)
-    async with streamed_call(first, chat(stream=True)) as stream:
+    async with streamed_call(first, chat(stream=True), **WITH_IDS) as stream:
         (request,) = await accepted_requests(first)
         await first.log.push(frame(request.request_id, TEXTS[:1]))
         await until(lambda: bool(stream.ids))
         second.log.trouble = BrokerUnavailable("away")
         path = f"/v1/requests/{request.request_id}/events"
-        async with streamed_call(second, path=path, Last_Event_ID=stream.ids[0]) as other:
+        async with streamed_call(second, path=path, Last_Event_ID=stream.ids[-1]) as other:
             await first.log.push(frame(request.request_id, TEXTS[1:2], first_seq=1, first_char=2))
             await until(lambda: bool(other.writes))
             second.log.trouble = None

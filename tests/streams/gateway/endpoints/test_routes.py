@@ -37,6 +37,67 @@ async def test_models_tokenize_and_what_is_not_there() -> None:
             assert response.headers["x-request-id"].startswith("r")
 
 
+async def test_what_probes_and_monitors_of_vllm_ask_for() -> None:
+    """guidellm, Helm charts and probes of others found none of these (issue 28, 2)."""
+    gateway = InProcessGateway()
+    async with gateway.client() as client:
+        for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+            ready = await client.request(method, path)
+            assert (ready.status_code, ready.json()["status"]) == (200, "ok")
+            assert (await client.head(path)).status_code == 200
+            gateway.log.reasons = ["no workers"]
+            waiting = await client.request(method, path)
+            assert (waiting.status_code, waiting.json()["reasons"]) == (503, ["no workers"])
+            gateway.log.reasons = []
+        version = (await client.get("/version")).json()["version"]
+        assert version == (await client.get("/openapi.json")).json()["info"]["version"]
+        async with streamed_call(gateway, chat(n=2)):
+            await accepted_requests(gateway, 2)
+            assert (await client.get("/load")).json() == {"server_load": 2}
+
+
+async def test_token_ids_become_their_text() -> None:
+    async with InProcessGateway().client() as client:
+        tokens = (await client.post("/tokenize", json={"prompt": "hello"})).json()["tokens"]
+        for named in ({}, {"model": MODEL}):
+            text = await client.post("/detokenize", json={"tokens": tokens, **named})
+            assert text.json() == {"prompt": "hello"}
+        assert (await client.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
+        for body, param in (
+            ({"tokens": [-1]}, "tokens.0"),
+            ({"tokens": [10**30]}, "tokens"),
+            ({"tokens": [1, 300]}, "tokens"),
+            ({"tokens": "hello"}, "tokens"),
+            ({"tokens": [1], "model": "other"}, None),
+            ({"tokens": [1], "text": "x"}, "text"),
+        ):
+            wrong = await client.post("/detokenize", json=body)
+            assert wrong.status_code in (400, 404)
+            assert wrong.json()["error"]["param"] == param, wrong.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v1/assistants", 404),
+        ("POST", "/v1/responses/input_tokens", 404),
+        ("POST", "/v1/responses/compact", 404),
+        ("POST", "/v1/models/mine", 404),
+        ("PUT", "/v1/responses/resp_1", 405),
+        ("GET", "/v1/embeddings", 405),
+        ("DELETE", "/health", 405),
+    ],
+)
+async def test_calls_that_are_not_there(method: str, path: str, status: int) -> None:
+    """A name that stands where ids may is no id that lacks a method (issue 28, 3)."""
+    async with InProcessGateway().client() as client:
+        response = await client.request(method, path)
+    assert response.status_code == status
+    assert f"{method} {path}: " in response.json()["error"]["message"]
+    assert ("allow" in response.headers) == (status == 405)
+
+
 async def test_delete_cancels_and_the_stream_says_so() -> None:
     gateway = InProcessGateway()
     async with gateway.client() as client, streamed_call(gateway, chat(stream=True)) as stream:
@@ -53,7 +114,7 @@ async def test_delete_cancels_and_the_stream_says_so() -> None:
     *chunks, error = events_of(stream.text)
     assert error["error"]["code"] == "cancelled"
     reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
-    assert reasons == [None], "what was cut off did not finish"
+    assert reasons == [None, None], "what was cut off did not finish"
 
 
 async def test_delete_of_a_request_that_another_gateway_answers() -> None:

@@ -2,10 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
+import pytest
+import uvloop
 
 from tests.streams.gateway.in_process import InProcessGateway, call, serving
 from tests.streams.gateway.samples import chat
@@ -69,3 +73,26 @@ async def test_who_sends_too_much_sees_the_answer() -> None:
         for size, expected in ((10, 200), (8 << 20, 413), (10, 200)):
             response = await client.post(CHATS, json=chat("x" * size, max_tokens=1))
             assert response.status_code == expected
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_who_sends_too_much_and_closes_then_sees_the_answer(
+    make_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """Python's own client, which says `Connection: close`; it was reset (issue 28, 2)."""
+
+    def post(url: str) -> int:
+        call = urllib.request.Request(url + CHATS, b"x" * (8 << 20), JSON)
+        try:
+            with urllib.request.urlopen(call, timeout=PATIENCE_S) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            assert json.load(error)["error"]["code"] == "body_too_large"
+            return error.code
+
+    async def run() -> None:
+        async with serving(InProcessGateway(body_bytes_max=1_000)) as url:
+            assert await asyncio.to_thread(post, url) == 413
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(run())

@@ -27,6 +27,9 @@ async def test_a_closing_connection_is_not_waited_for_without_end() -> None:
         def is_closing(self) -> bool:
             return True
 
+        def write(self, data: bytes) -> None:
+            """Nobody reads it."""
+
         def abort(self) -> None:
             ended.append("aborted")
 

@@ -8,6 +8,7 @@ from schemas.records import Citation, Request, StreamRetrieved, TokenFrame, Wire
 from streams.gateway.stream.stream import Stream
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import chat, ended, events_of, frame, text_of
+from tests.streams.gateway.streamed_call import WITH_IDS
 
 
 def cited(passage_id: str, score: float, text: str, title: str = "", source: str = "") -> Citation:
@@ -157,9 +158,10 @@ async def test_a_resumed_stream_cites_what_probes_found_before_and_after() -> No
     body = chat("where", stream=True, stream_options={"include_usage": True}, **PROBED)
     other = InProcessGateway(partition=1)
     async with gateway.client() as client:
-        response = await client.post("/v1/chat/completions", json=body)
+        response = await client.post("/v1/chat/completions", json=body, headers=WITH_IDS)
     events = events_of(response.text)
     assert places(events[-2]["trivium"]) == PLACES
+    assert response.text.startswith("id: ")
     other.log.frames = gateway.log.frames
     for line in response.text.splitlines():
         if line.startswith("id: "):

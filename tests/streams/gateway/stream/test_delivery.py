@@ -25,6 +25,7 @@ async def test_one_write_per_batch_of_frames() -> None:
             frame(request.request_id, TEXTS[2:4], first_seq=2, first_char=5),
         )
         await until(lambda: len(stream.writes) == 2)
+        assert len(events_of(stream.writes[0])) == 2, "the role, and the text"
         assert len(events_of(stream.writes[1])) == 1
         end = ended(request.request_id, TEXTS)
         await gateway.log.push(
@@ -34,7 +35,7 @@ async def test_one_write_per_batch_of_frames() -> None:
         assert len(stream.writes) == 3
     events = events_of(stream.text)
     assert text_of(events) == "".join(TEXTS)
-    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert events[0]["object"] == "chat.completion.chunk"
     assert events[-1] == "[DONE]"
     finish = events[-2]
@@ -54,7 +55,7 @@ async def test_usage_comes_last_when_it_is_asked_for() -> None:
     async with gateway.client() as client:
         body = chat(stream=True, stream_options={"include_usage": True})
         events = events_of((await client.post("/v1/chat/completions", json=body)).text)
-    assert [event["usage"] for event in events[:-2]] == [None, None]
+    assert [event["usage"] for event in events[:-2]] == [None, None, None]
     usage = events[-2]
     assert usage["choices"] == []
     assert usage["usage"]["completion_tokens"] == 5

@@ -18,6 +18,7 @@ from streams.gateway.stream.event_id import EventIds, StreamKey
 from streams.gateway.stream.event_key import FILE_NAME, event_key
 from tests.streams.gateway.in_process import EVENT_KEY, InProcessGateway
 from tests.streams.gateway.samples import chat
+from tests.streams.gateway.streamed_call import WITH_IDS
 from tests.waiting import PATIENCE_S, until
 
 KEY = StreamKey(
@@ -72,7 +73,7 @@ async def event_of(gateway: InProcessGateway, **headers: str) -> tuple[str, str]
     """Path and id of the first event of an answer that was streamed."""
     gateway.answer_with("a", "b")
     async with gateway.client() as client:
-        response = await client.post(CHATS, json=chat(stream=True), headers=headers)
+        response = await client.post(CHATS, json=chat(stream=True), headers=headers | WITH_IDS)
     event_id = next(line[4:] for line in response.text.splitlines() if line.startswith("id: "))
     return f"/v1/requests/{response.headers['x-request-id']}/events", event_id
 

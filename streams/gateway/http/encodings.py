@@ -1,0 +1,155 @@
+"""Bodies that come compressed: decoded as they are read, in pieces, so that the bounds on bodies
+(`exchange.py`, `uploads.py`) hold for what they become, and no piece keeps other calls waiting.
+"""
+
+import asyncio
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import brotli
+from starlette.types import Message, Receive, Scope
+
+from schemas.errors import InvalidRequest, UnsupportedMedia
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+HEADER = b"content-encoding"
+_PIECE_BYTES = 64 << 10
+_WINDOW: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 23}  # RFC 9659: 8 MiB
+_GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
+_Failed = (zlib.error, zstd.ZstdError, brotli.error)
+
+
+class Decoder(Protocol):
+    """Decodes one body."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing of what was begun is missing."""
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        """What these bytes become, of bounded length each, some empty; raises one of `_Failed`."""
+
+
+class _Zlib:
+    """gzip, of several members too; and deflate, which some send with zlib's head, some without."""
+
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+        self._stream: zlib._Decompress | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self._stream is not None and self._stream.eof
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        while data:
+            stream = self._stream
+            if stream is None or stream.eof:
+                has_head = self._bits == _GZIP or data[0] & 15 == zlib.DEFLATED
+                stream = self._stream = zlib.decompressobj(self._bits if has_head else _RAW)
+            piece = stream.decompress(data, _PIECE_BYTES)
+            yield piece
+            while len(piece) == _PIECE_BYTES and not (stream.unconsumed_tail or stream.eof):
+                piece = stream.decompress(b"", _PIECE_BYTES)  # what it has read of already
+                yield piece
+            data = stream.unconsumed_tail or stream.unused_data
+
+
+class _Zstd:
+    """Zstandard, of several frames too."""
+
+    def __init__(self) -> None:
+        self._stream = zstd.ZstdDecompressor(options=_WINDOW)
+
+    @property
+    def is_whole(self) -> bool:
+        return self._stream.eof
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        while data:
+            if self._stream.eof:
+                self._stream = zstd.ZstdDecompressor(options=_WINDOW)
+            yield self._stream.decompress(data, _PIECE_BYTES)
+            while not (self._stream.needs_input or self._stream.eof):
+                yield self._stream.decompress(b"", _PIECE_BYTES)
+            data = self._stream.unused_data if self._stream.eof else b""
+
+
+class _Brotli:
+    def __init__(self) -> None:
+        self._stream = brotli.Decompressor()
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self._stream.is_finished())
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        while piece := self._stream.process(data, output_buffer_limit=_PIECE_BYTES):
+            yield piece
+            data = b""  # it keeps what it could not write yet
+
+
+_DECODERS: dict[str, Callable[[], Decoder]] = {
+    "gzip": lambda: _Zlib(_GZIP),
+    "x-gzip": lambda: _Zlib(_GZIP),
+    "deflate": lambda: _Zlib(_ZLIB),
+    "zstd": _Zstd,
+    "br": _Brotli,
+}
+ACCEPTED = b"gzip, deflate, zstd, br"
+
+
+def encoding_of(scope: Scope) -> str:
+    """How the body of a call is compressed, empty where it is not; raises UnsupportedMedia."""
+    values = [value for name, value in scope["headers"] if name == HEADER]
+    name = b",".join(values).decode("latin-1").strip().lower()
+    if name in ("", "identity"):
+        return ""
+    if name not in _DECODERS:
+        raise UnsupportedMedia(
+            f"Content-Encoding: expected one of {ACCEPTED.decode()}, found {name[:60]!r}"
+        )
+    return name
+
+
+def decoded(encoding: str, receive: Receive) -> Receive:
+    """The messages of a call with its body decoded; raise InvalidRequest where it cannot be."""
+    decoder = _DECODERS[encoding]()
+    pieces: Iterator[bytes] = iter(())
+    is_read = is_over = False
+
+    def refusal(why: object) -> InvalidRequest:
+        return InvalidRequest(
+            f"Content-Encoding: expected a body in {encoding}, found none: {why}",
+            "Content-Encoding",
+        )
+
+    async def receive_decoded() -> Message:
+        nonlocal pieces, is_read, is_over
+        while not is_over:
+            try:
+                for piece in pieces:
+                    await asyncio.sleep(0)  # a few bytes may become very many
+                    if piece:
+                        return {"type": "http.request", "body": piece, "more_body": True}
+            except _Failed as error:
+                raise refusal(error) from error
+            if is_read:
+                if not decoder.is_whole:
+                    raise refusal("it ends too early")
+                is_over = True
+                return {"type": "http.request", "body": b"", "more_body": False}
+            message = await receive()
+            if message["type"] != "http.request":
+                return message
+            is_read = not message.get("more_body", False)
+            pieces = decoder.pieces(message.get("body", b""))
+        return await receive()
+
+    return receive_decoded
