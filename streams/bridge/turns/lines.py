@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from schemas.errors import NotReady
 from schemas.log.clock import wall_ms
-from streams.bridge.prompts import PromptRecord
+from streams.bridge.records.record import PromptRecord
 from streams.gateway.objects.batches import tenant_of
 from streams.gateway.objects.table import Table
 

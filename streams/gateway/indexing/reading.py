@@ -65,5 +65,5 @@ async def texts_of(
     for each in found["documents"]:
         if each["wrong"]:
             raise Unusable(INVALID, f"{each['place']}: {each['wrong']}"[:1_000])
-    said = [Text(each["title"], each["text"]) for each in found["documents"]]
-    return [text for text in said if text.text.strip()]
+    texts = [Text(each["title"], each["text"]) for each in found["documents"]]
+    return [text for text in texts if text.text.strip()]

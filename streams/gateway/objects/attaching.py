@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 from schemas.errors import InvalidRequest, NotFound
 from schemas.records import StoreFile, VectorStore
+from schemas.rules.metadata import is_number
 from streams.gateway.objects.bodies import (
     AutoChunks,
     StaticChunks,
     StoreFileBody,
     attributes_text,
 )
-from streams.gateway.objects.stores import PRESENT, Store, is_number
+from streams.gateway.objects.stores import PRESENT, Store
 from streams.gateway.objects.table import Table
 
 FILE_ID, REVISION = "file_id", "file_revision"  # attributes of ours, beside those of callers

@@ -14,7 +14,8 @@ from schemas.errors import BrokerUnavailable, Fenced, LeaseError, QueueFull, Wor
 from streams.bridge import life, progress
 from streams.bridge.life import Life
 from streams.bridge.progress import WINDOW
-from streams.bridge.prompts import PromptRecord, Prompts, Question
+from streams.bridge.prompts import Prompts, Question
+from streams.bridge.records.record import PromptRecord
 from tests.streams.bridge.lives import TOKENS, Bridge, MemoryLog, memory_log
 from tests.streams.bridge.samples import pair
 from tests.virtual import virtual
@@ -362,7 +363,7 @@ async def test_a_prompt_that_bridges_fall_on_is_an_error_in_the_end(
     """Whoever begins at a place where nobody got on notes what it reads, one by one."""
     question, read = Prompts.question, list[int]()
 
-    async def fall(prompts: Prompts, record: PromptRecord) -> Question:
+    async def fall(prompts: Prompts, record: PromptRecord) -> Question | None:
         read.append(record.offset)
         if record.offset == 2:
             await asyncio.get_running_loop().create_future()

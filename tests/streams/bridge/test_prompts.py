@@ -9,7 +9,7 @@ import pytest
 from schemas.errors import BodyTooLarge, InvalidRequest, RecordError, TriviumError
 from schemas.records import Priority, Prompt, PromptMessage
 from streams.bridge.prompts import VALUE_BYTES_MAX, Prompts, answer_format
-from streams.bridge.writer_schemas import WriterSchemas
+from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.gateway.request.body import CompletionBody
 from tests.streams.bridge.samples import CODEC, asked, body_of, pair, record
 from tests.streams.gateway.samples import MODEL
@@ -261,5 +261,5 @@ async def test_no_prompt_is_more_urgent_than_it_may_be(
         {"body": {"prompt": "a", "priority": "interactive"}},
     ):
         found = await prompts.question(record(value))
-        assert found.priority is got
+        assert found is not None and found.priority is got
         assert found.body.priority is None, "nothing else says so"  # type: ignore[union-attr]

@@ -88,7 +88,7 @@ async def test_what_it_becomes_is_bounded(form: str) -> None:
     async with gateway.client() as client:
         bomb = await client.post(CHATS, content=compress(b" " * 3_000_000), headers=headers)
     assert bomb.status_code == 413
-    assert not gateway.state.body_reader._held
+    assert not gateway.state.body_reader._places.taken
 
 
 @pytest.mark.parametrize("form", FORMS)

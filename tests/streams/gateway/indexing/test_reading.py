@@ -65,6 +65,6 @@ def test_a_file_has_so_many_documents_at_most(
     path = tmp_path / "a.jsonl"
     for count in (3, 4):
         path.write_text("".join(f'{{"id": {n}, "text": "word {n}"}}\n' for n in range(count)))
-        said = parsing.texts(str(path), path.name)
-        assert len(said.get("texts", ())) == (3 if count == 3 else 0)
+        said = parsing.documents(str(path), path.name)
+        assert len(said.get("documents", ())) == (3 if count == 3 else 0)
     assert said["wrong"] == "expected at most 3 documents in a file, found 4; divide it"

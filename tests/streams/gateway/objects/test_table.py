@@ -16,7 +16,8 @@ from schemas.records import (
     StoreUsed,
     VectorStore,
 )
-from streams.gateway.objects.stores import Entry, is_number
+from schemas.rules.metadata import is_number
+from streams.gateway.objects.stores import Entry
 from streams.gateway.objects.table import DAY_MS, Kept, Place, Table, key_of
 
 STORE = VectorStore(store_id="vs_1", tenant="t", name="n", created_ms=5)
