@@ -592,13 +592,15 @@ class EmbedLoad:
 
 @frozen
 class EmbedRequest:
-    """Texts whose vectors somebody wants."""
+    """Texts whose vectors somebody wants, as texts or as their tokens."""
 
     embed_id: str  # unique; a repeated record has the same
     asker_id: str  # the member that waits
     reply_partition: int  # of topic hits; leased by the asker
     texts: Sequence[str]  # what to embed
     deadline_ms: int  # wall time after which nobody waits
+    # of each text, by the embedder's own tokenizer; where there are some, there are no texts
+    token_ids: Sequence[Sequence[int]] = ()
 
 
 @frozen

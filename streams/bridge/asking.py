@@ -187,7 +187,10 @@ class Asking:
         pauses, until_ms = Pauses(), asked.asked_ms + question.deadline_ms
         while True:
             try:
-                intake = await take_in_body(question.body, gateway.served, gateway.settings)
+                if question.response is not None:
+                    intake = await question.response.take_in(gateway.served, gateway.settings)
+                else:
+                    intake = await take_in_body(question.body, gateway.served, gateway.settings)
                 break
             except TooManyRequests:  # others are being checked in this process; that is no try
                 if wall_ms() >= until_ms:
@@ -275,7 +278,7 @@ class Asking:
         question, gateway, key = asked.question, self.gateway, call.key
         assert question is not None
         intake = await self._intake(asked)
-        turn = sum(message["role"] == "assistant" for message in intake.messages)
+        turn = sum(message["role"] == "assistant" for message in intake.chat.messages)
         options = CallOptions(
             priority=question.priority,
             deadline_ms=key.deadline_ms,

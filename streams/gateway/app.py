@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
@@ -33,7 +34,7 @@ from streams.gateway.endpoints.routes import make_routes
 from streams.gateway.http.entry import AsgiEndpoint, Entry, Handler
 from streams.gateway.http.errors import error_body, from_detail, plain_body, retry_headers
 from streams.gateway.http.server import allow_files, listen, make_server
-from streams.gateway.ids import new_request_id
+from streams.gateway.ids import RESPONSE_PREFIX, new_request_id
 from streams.gateway.indexing.indexer import Indexer
 from streams.gateway.log.backend import LogBackend
 from streams.gateway.log.pool import LogPool
@@ -48,6 +49,21 @@ from streams.gateway.state import Gateway
 from streams.gateway.stream.hub import Hub
 
 logger = logging.getLogger(__name__)
+
+
+class _ResponseId(Convertor[str]):
+    """So that `/v1/responses/input_tokens` and its kin are no ids, but paths that are not here."""
+
+    regex = f"{RESPONSE_PREFIX}[^/]*"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("response", _ResponseId())
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -88,7 +104,11 @@ def create_app(gateway: Gateway) -> Entry:
             methods=["GET"],
         ),
         *(
-            Route(f"/v1/responses/{{response_id}}{path}", endpoint(name, at), methods=[method])
+            Route(
+                f"/v1/responses/{{response_id:response}}{path}",
+                endpoint(name, at),
+                methods=[method],
+            )
             for path, method, name, at in (
                 ("", "GET", "response", partial(retrieve, gateway)),
                 ("", "DELETE", "response.delete", partial(delete, gateway)),

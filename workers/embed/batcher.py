@@ -14,7 +14,7 @@ import numpy as np
 
 from schemas.errors import EngineFailed
 from schemas.retrieval import Vector
-from workers.embed.embedders.protocol import Embedder
+from workers.embed.embedders.protocol import Embedder, Text
 from workers.embed.scheduler import Item, Job, Scheduler, Urgency
 
 log = logging.getLogger("trivium.embedding")
@@ -44,7 +44,7 @@ class Batcher:
         """Texts."""
         return self._scheduler.waiting
 
-    async def embed(self, texts: Sequence[str], tokens: Sequence[int], urgency: Urgency) -> Vector:
+    async def embed(self, texts: Sequence[Text], tokens: Sequence[int], urgency: Urgency) -> Vector:
         """A vector in each row; raises EngineFailed where a text cannot be embedded."""
         job = Job(texts, tokens, urgency)
         asked = _Asked(np.zeros((len(texts), self.embedder.dim), np.float32), len(texts))

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from workers.embed.embedders.protocol import Text
+
 STREAK_MAX = 4
 
 
@@ -24,7 +26,7 @@ class Urgency(IntEnum):
 class Job:
     """Texts that one asker waits for; `tokens` has a number for each."""
 
-    texts: Sequence[str]
+    texts: Sequence[Text]
     tokens: Sequence[int]
     urgency: Urgency
     dropped: bool = False  # nobody waits any more
@@ -38,7 +40,7 @@ class Item:
     number: int
 
     @property
-    def text(self) -> str:
+    def text(self) -> Text:
         return self.job.texts[self.number]
 
 

@@ -9,6 +9,7 @@ import asyncio
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from aiokafka.errors import KafkaError
@@ -34,7 +35,11 @@ from schemas.rules.sizes import RETRIEVAL_BYTES_MAX, TEXTS_MAX
 
 ASKED_MAX = 1_024  # records under way
 _PART_TEXTS, _PART_BYTES = 64, RETRIEVAL_BYTES_MAX // 2  # of one record
+_TOKEN_BYTES = 5  # of an id at most, in Avro
 _AGAIN_AFTER = 0.4  # of the time that there is
+
+
+Texts = Sequence[str] | Sequence[Sequence[int]]  # the latter: tokens of the embedder's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +74,10 @@ class Embedding:
         if not answer.done():
             answer.set_result(found)
 
-    async def embed(self, texts: Sequence[str], *, deadline_ms: int) -> EmbeddedTexts:
+    async def embed(self, texts: Texts, *, deadline_ms: int) -> EmbeddedTexts:
         """The vectors of texts, in their order, all or none."""
-        if not 0 < len(texts) <= TEXTS_MAX or not all(texts):
-            raise InvalidRequest(
-                f"expected 1 to {TEXTS_MAX} texts, none of them empty, found {len(texts)}", "input"
-            )
+        if not 0 < len(texts) <= TEXTS_MAX:
+            raise InvalidRequest(f"expected 1 to {TEXTS_MAX} texts, found {len(texts)}", "input")
         if not embedding_workers(self._membership.view, wall_ms()):
             raise NotReady("no embedding worker is ready; start one with `trivium embedding`")
         try:
@@ -83,7 +86,7 @@ class Embedding:
         except TimeoutError as error:
             raise DeadlineExceeded("the texts were not embedded before the deadline") from error
 
-    async def _all(self, texts: Sequence[str], deadline_ms: int) -> list[Embedded]:
+    async def _all(self, texts: Texts, deadline_ms: int) -> list[Embedded]:
         try:
             async with asyncio.TaskGroup() as group:
                 parts = [self._part(part, deadline_ms) for part in _parts(texts)]
@@ -92,14 +95,15 @@ class Embedding:
             raise failed.exceptions[0] from None
         return [each.result() for each in asking]
 
-    async def _part(self, texts: Sequence[str], deadline_ms: int) -> Embedded:
+    async def _part(self, texts: Texts, deadline_ms: int) -> Embedded:
         if len(self._asked) >= ASKED_MAX:
             raise QueueFull(f"{ASKED_MAX} calls for embeddings are under way; ask less at once")
         request = EmbedRequest(
             embed_id=uuid.uuid4().hex,
             asker_id=self._membership.member_id,
             reply_partition=self._membership.leases["hits"],
-            texts=tuple(texts),
+            texts=tuple(text for text in texts if isinstance(text, str)),
+            token_ids=tuple(text for text in texts if not isinstance(text, str)),
             deadline_ms=deadline_ms,
         )
         answer: asyncio.Future[Embedded] = asyncio.get_running_loop().create_future()
@@ -120,7 +124,7 @@ class Embedding:
     async def _send(
         self, request: EmbedRequest, partition: int, answer: asyncio.Future[Embedded]
     ) -> None:
-        self._asked[request.embed_id] = (answer, partition, len(request.texts))
+        self._asked[request.embed_id] = (answer, partition, len(request.token_ids or request.texts))
         key = request.embed_id
         try:
             await (await self._producer.send("embeddings", request, key=key, partition=partition))
@@ -128,12 +132,15 @@ class Embedding:
             raise BrokerUnavailable(f"the texts were not sent: {error}") from error
 
 
-def _parts(texts: Sequence[str]) -> list[list[str]]:
+def _parts(texts: Texts) -> list[list[Any]]:
     """As few records as fit."""
-    parts: list[list[str]] = [[]]
+    parts: list[list[Any]] = [[]]
     size = 0
     for text in texts:
-        length = len(text.encode(errors="replace"))
+        if isinstance(text, str):
+            length = len(text.encode(errors="replace"))
+        else:
+            length = _TOKEN_BYTES * len(text)
         if length > _PART_BYTES:
             raise InvalidRequest(
                 f"expected texts of at most {_PART_BYTES} bytes, found one of {length}", "input"

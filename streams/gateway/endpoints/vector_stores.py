@@ -17,7 +17,7 @@ from schemas.rules.ranks import RANK_OFFSET
 from schemas.rules.sizes import PASSAGES_MAX
 from streams.gateway.endpoints.files import tenant_of
 from streams.gateway.http.exchange import headers_of
-from streams.gateway.ids import new_object_id
+from streams.gateway.ids import STORE_PREFIX, new_object_id
 from streams.gateway.objects.attaching import chunk_sizes, wanted_files
 from streams.gateway.objects.bodies import (
     HybridWeights,
@@ -126,7 +126,7 @@ async def _create(gateway: Gateway, request: Request) -> dict[str, Any]:
     body = await read_body(gateway, request, StoreBody)
     tokens, overlap = chunk_sizes(body.chunking_strategy)
     store = VectorStore(
-        store_id=new_object_id("vs_", now_ms),
+        store_id=new_object_id(STORE_PREFIX, now_ms),
         tenant=tenant,
         name=body.name or "",
         description=body.description or "",

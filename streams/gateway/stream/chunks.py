@@ -30,8 +30,15 @@ class ChunkWriter:
         name: bytes,
         streams: Sequence[Stream],
         client_positions: Sequence[Position] = (),
+        prompts: Sequence[Sequence[int]] = (),
+        *,
+        counts_always: bool = False,
     ) -> None:
-        """`name` is what all ids of this answer begin with; a resuming client has positions."""
+        """`name` is what all ids of this answer begin with; a resuming client has positions.
+
+        `prompts`: token ids of each choice's, where they are known and told of. `counts_always`:
+        every event has the usage so far, which needs them.
+        """
         self._key = key
         self._chat = key.endpoint is Endpoint.CHAT
         self._streams = streams
@@ -54,10 +61,13 @@ class ChunkWriter:
             for i, (stream, at) in enumerate(zip(streams, self._written, strict=True))
             if not at.next_seq
         }
+        self._prompts = prompts
+        self._counts_always = counts_always and bool(prompts)
         brace = b"}" if self._chat else b""
         usage = b',"usage":null' if key.include_usage else b""
         self._after_text = brace + b',"logprobs":'
-        self._after_logprobs = b',"finish_reason":null}]' + usage + b"}\n\n"
+        self._after_choice = usage + b"}\n\n"
+        self._after_logprobs = b',"finish_reason":null}]' + self._after_choice
         self._close = self._after_text + b"null" + self._after_logprobs
         self.collected: list[str] | None = None  # a list takes the first choice's text
 
@@ -70,7 +80,8 @@ class ChunkWriter:
         if len(self._streams) > 1:
             return b"".join([self._drain_one(i) for i in range(len(self._streams))])
         stream = self._streams[0]
-        if stream.end is not None or stream.token_ids or stream.logprobs:
+        is_plain = not (stream.token_ids or stream.logprobs or self._counts_always)
+        if stream.end is not None or not is_plain:
             return self._drain_one(0)
         if not stream.texts or not (text := stream.drain()):
             return b""
@@ -106,15 +117,32 @@ class ChunkWriter:
             middle = self._after_text + orjson.dumps(form)
             if self._key.token_ids:
                 middle += b',"token_ids":' + orjson.dumps(token_ids)
+            of_choice, of_chunk = self._told(i)
             parts = (self._positions(), self._open(i), orjson.dumps(text), middle)
-            event = self._id + b"".join(parts) + self._after_logprobs
+            event = self._id + b"".join(parts) + _inner(of_choice) + b',"finish_reason":null}]'
+            event += _inner(of_chunk) + (b"}\n\n" if "usage" in of_chunk else self._after_choice)
         # What ended otherwise has no finish reason: an error event follows, and nothing else.
         if stream.end is not None and stream.end.kind is OutcomeKind.COMPLETED:
+            of_choice, of_chunk = self._told(i)
             self._written[i] = stream.position(ended=True)
-            event += self._finish(stream, stream.end)
+            event += self._finish(stream, stream.end, of_choice, of_chunk)
         return event
 
-    def _finish(self, stream: Stream, end: StreamEnd) -> bytes:
+    def _told(self, i: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the next event of a choice says besides, of the choice and of all: the prompt's
+        tokens, in the first, and the usage so far.
+        """
+        of_choice: dict[str, Any] = {}
+        of_chunk: dict[str, Any] = {}
+        if self._prompts and self._key.token_ids and i in self._first_opens:
+            (of_chunk if self._chat else of_choice)["prompt_token_ids"] = list(self._prompts[i])
+        if self._counts_always:
+            of_chunk["usage"] = answers.usage_so_far(self._streams[i], len(self._prompts[i]))
+        return of_choice, of_chunk
+
+    def _finish(
+        self, stream: Stream, end: StreamEnd, of_choice: dict[str, Any], of_chunk: dict[str, Any]
+    ) -> bytes:
         content: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
         if self._chat and stream.choice in self._first_opens:  # an answer without text
             content = {"delta": {"role": "assistant", "content": ""}}
@@ -125,8 +153,10 @@ class ChunkWriter:
             **content,
             "finish_reason": end.finish_reason or "stop",
             "stop_reason": end.stop_reason or None,
+            **of_choice,
         }
-        return self._event(choice, trivium=answers.placement(self._key, [stream]))
+        placed = answers.placement(self._key, [stream])
+        return self._event(choice, trivium=placed, **of_chunk)
 
     def failing(self, error: TriviumError) -> bytes:
         """The error; nothing follows it."""
@@ -149,7 +179,7 @@ class ChunkWriter:
         choice.setdefault("logprobs", None)
         choice.setdefault("finish_reason", None)
         if self._key.include_usage:
-            fields["usage"] = None
+            fields.setdefault("usage", None)
         body = orjson.dumps({"choices": [choice], **fields})
         return self._id + self._positions() + self._head + b"," + body[1:] + b"\n\n"
 
@@ -157,8 +187,15 @@ class ChunkWriter:
         return positions_text(self._written)
 
 
-def whole_answer(key: StreamKey, streams: Sequence[Stream]) -> bytes:
-    """The body of an answer that is not streamed; every stream has ended."""
+def _inner(fields: dict[str, Any]) -> bytes:
+    """Fields that follow others of an object."""
+    return b"," + orjson.dumps(fields)[1:-1] if fields else b""
+
+
+def whole_answer(
+    key: StreamKey, streams: Sequence[Stream], prompts: Sequence[Sequence[int]] = ()
+) -> bytes:
+    """The body of an answer that is not streamed; every stream has ended. `prompts`: as above."""
     chat = key.endpoint is Endpoint.CHAT
     choices = []
     for stream in streams:
@@ -174,6 +211,8 @@ def whole_answer(key: StreamKey, streams: Sequence[Stream]) -> bytes:
             content = {"text": text}
         if key.token_ids:
             content["token_ids"] = stream.token_ids
+        if not chat:
+            content |= _of_prompt(key, prompts, stream.choice)
         choices.append(
             {
                 "index": stream.choice,
@@ -192,5 +231,14 @@ def whole_answer(key: StreamKey, streams: Sequence[Stream]) -> bytes:
             "choices": choices,
             "usage": answers.usage(streams, key.prompts),
             "trivium": answers.placement(key, streams),
+            **(_of_prompt(key, prompts, 0) if chat else {}),
         }
     )
+
+
+def _of_prompt(key: StreamKey, prompts: Sequence[Sequence[int]], choice: int) -> dict[str, Any]:
+    """What vLLM's answers say of a prompt. Its log-probabilities are of no token here."""
+    told: dict[str, Any] = {"prompt_logprobs": None}
+    if key.token_ids:
+        told["prompt_token_ids"] = list(prompts[choice]) if prompts else None
+    return told

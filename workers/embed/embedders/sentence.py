@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from schemas.errors import ConfigError
 from schemas.retrieval import Vector
+from workers.embed.embedders.protocol import Text
 
 # A quarter of the time that transformers takes is for scikit-learn, which nothing here needs.
 is_hidden = sys.modules.setdefault("sklearn", None) is None  # type: ignore[arg-type]  # not found
@@ -48,6 +49,7 @@ class SentenceEmbedder:
         self._model = self._model.eval().float()
         config = self._model.config
         self.dim = int(config.hidden_size)
+        self.vocab = int(config.vocab_size)
         told = _read(folder / "sentence_bert_config.json").get("max_seq_length")
         self.tokens_max = int(told or getattr(config, "max_position_embeddings", 512))
         for tokenizer in (self._plain, self._bounded):
@@ -60,13 +62,19 @@ class SentenceEmbedder:
         """By the model's tokenizer, without the signs that it puts around a text."""
         return [start for start, _ in self._plain.encode(text, add_special_tokens=False).offsets]
 
-    def embed(self, texts: Sequence[str]) -> Vector:
+    def embed(self, texts: Sequence[Text]) -> Vector:
         """In batches of like lengths."""
-        ids = [self._bounded.encode(text).ids or [0] for text in texts]
+        ids = [self._ids(text) or [0] for text in texts]
         vectors = np.zeros((len(texts), self.dim), np.float32)
         for numbers in groups([len(each) for each in ids], self._batch_tokens):
             vectors[numbers] = self._computed([ids[number] for number in numbers])
         return vectors
+
+    def _ids(self, text: Text) -> list[int]:
+        if isinstance(text, str):
+            encoded: list[int] = self._bounded.encode(text).ids
+            return encoded
+        return list(text[: self.tokens_max])
 
     def _computed(self, ids: list[list[int]]) -> Vector:
         longest = max(map(len, ids))
