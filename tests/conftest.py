@@ -45,13 +45,16 @@ _LEFT_OUT = {  # unless they are asked for: by `-m`, by the name of their file, 
     "slow": "takes long: `make test-all`",
     "brokers": "takes minutes: `make test-brokers`",
     "platform": "large downloads: `make test-platform`",
+    "clients": "large downloads: `make test-clients`",
 }
 _LONG = ("tests/fuzz/", "tests/workers/search/")  # draw much; compile kernels at the first use ever
 _LONG_S = 600
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run slow, brokers and platform, too")
+    parser.addoption(
+        "--all", action="store_true", help="run slow, brokers, platform and clients, too"
+    )
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
