@@ -17,6 +17,7 @@ PEERS := infra/lock/peers.txt
 MODELS := infra/lock/models.txt
 CUDA := infra/lock/cuda.txt
 LLAMAINDEX := infra/lock/llamaindex.txt
+CLIENTS := infra/lock/clients.txt
 JARS := build/broker/libs
 AOT_CACHE := build/broker/kafka.aot
 ARGS ?=
@@ -108,7 +109,7 @@ simulate: setup  ## Everything breaks on virtual time, seed after seed, under al
 ##@ Check
 
 .PHONY: check schemas format test test-all test-changed watch fuzz test-kafka test-brokers \
-	test-platform test-gpu bugs coverage
+	test-platform test-clients test-gpu bugs coverage
 check: build/stamps/environment  ## Lint, formatting, types and house rules, in seconds
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -161,6 +162,9 @@ test-brokers: setup  ## A stack over three brokers, whose leaders die under load
 test-platform: setup $(PLATFORMS)  ## PostgreSQL, Kafka Connect, Flink, Kafka Streams and stock clients around the topics
 	@$(BIN)/python -m pytest -m platform $(ARGS)
 
+test-clients: setup build/stamps/clients  ## Stock clients and benchmarks, unchanged, against a stack of simulated engines
+	@$(BIN)/python -m pytest -m clients $(ARGS)
+
 test-gpu: setup build/stamps/cuda  ## Only the tests that use a CUDA device
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
 
@@ -197,7 +201,11 @@ lock: $(UV)  ## Resolve pyproject.toml into infra/lock; ARGS=--upgrade for newer
 		-o $(MODELS) > /dev/null
 	@$(UV) pip compile $(LOCK_OPTIONS) $(ARGS) --group llamaindex --constraint $(LOCK) \
 		--override infra/lock/llamaindex-overrides.txt -o $(LLAMAINDEX) > /dev/null
-	@echo "written: infra/lock/bootstrap.txt $(LOCK) $(PEERS) $(CUDA) $(MODELS) $(LLAMAINDEX)"
+	@$(UV) pip compile $(LOCK_OPTIONS) $(ARGS) --group clients \
+		--override infra/lock/clients-overrides.txt -o $(CLIENTS) > /dev/null
+	@cd infra/lock/clients && npm install --silent --no-audit --no-fund --package-lock-only \
+		--omit-lockfile-registry-resolved
+	@echo "written: infra/lock/bootstrap.txt $(LOCK) $(PEERS) $(CUDA) $(MODELS) $(LLAMAINDEX) $(CLIENTS)"
 
 clean:  ## Remove caches, build results and the state of stopped processes, not .venv
 	@if [ -x $(BIN)/trivium ]; then $(BIN)/trivium down --quiet && $(BIN)/trivium broker stop --quiet; fi
@@ -259,6 +267,15 @@ build/stamps/llamaindex: $(LLAMAINDEX) build/stamps/environment
 	@echo "LlamaIndex, which tests call the gateway with: from $(LLAMAINDEX), into $(VENV)"
 	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --require-hashes -r $(LLAMAINDEX)
 	@touch $@
+
+# Apart: they want other versions than vLLM, and than each other's servers.
+build/stamps/clients: $(CLIENTS) $(wildcard infra/lock/clients/*) build/stamps/environment
+	@echo "stock clients: from $(CLIENTS) and infra/lock/clients, into build/clients"
+	@command -v npm > /dev/null || { echo "Node is needed (Debian: apt-get install nodejs npm)"; exit 1; }
+	@test -x build/clients/venv/bin/python || $(UV) venv --quiet --python $(PYTHON) build/clients/venv
+	@VIRTUAL_ENV=build/clients/venv $(UV) pip sync --quiet --require-hashes $(CLIENTS)
+	@cp infra/lock/clients/package*.json build/clients/ && cd build/clients && npm ci --silent --no-audit --no-fund
+	$(call fetch_jars,infra/lock/clients,build/clients/libs)
 
 build/stamps/cuda: $(CUDA) build/stamps/environment
 	@if nvidia-smi -L > /dev/null 2>&1; then \

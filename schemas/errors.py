@@ -98,19 +98,19 @@ class TriviumError(Exception):
 
 
 class ClientError(TriviumError):
-    """The caller's fault."""
+    """The caller's fault; `param` names the field, if it is one's."""
 
     code, http_status, fault = "client_error", 400, Fault.CLIENT
-
-
-class InvalidRequest(ClientError):
-    """A field is missing, malformed or out of range; `param` names it."""
-
-    code = "invalid_request"
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class InvalidRequest(ClientError):
+    """A field is missing, malformed or out of range."""
+
+    code = "invalid_request"
 
 
 class PromptTooLong(ClientError):
@@ -141,6 +141,9 @@ class UnknownModel(ClientError):
     """No such model is served."""
 
     code, http_status = "model_not_found", 404
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "model")
 
 
 class RequestTooSlow(ClientError):

@@ -627,7 +627,7 @@ class EmbedLoad:
 
 @frozen
 class EmbedRequest:
-    """Texts whose vectors somebody wants."""
+    """Texts whose vectors somebody wants, as texts or as their tokens."""
 
     embed_id: str  # unique; a repeated record has the same
     asker_id: str  # the member that waits
@@ -635,6 +635,8 @@ class EmbedRequest:
     texts: Sequence[str]  # what to embed
     deadline_ms: int  # wall time after which nobody waits
     tenant: str = ""  # in whose turn they are embedded
+    # of each text, by the embedder's own tokenizer; where there are some, there are no texts
+    token_ids: Sequence[Sequence[int]] = ()
 
 
 @frozen

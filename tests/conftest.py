@@ -45,11 +45,14 @@ _LEFT_OUT = {  # unless they are asked for: by `-m`, by the name of their file, 
     "slow": "takes long: `make test-all`",
     "brokers": "takes minutes: `make test-brokers`",
     "platform": "large downloads: `make test-platform`",
+    "clients": "large downloads: `make test-clients`",
 }
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run slow, brokers and platform, too")
+    parser.addoption(
+        "--all", action="store_true", help="run slow, brokers, platform and clients, too"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

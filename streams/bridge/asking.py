@@ -197,7 +197,10 @@ class Asking:
         while True:
             try:
                 owner, served = self.lines.owner(asked.record), gateway.served
-                intake = await take_in_body(question.body, served, gateway.settings, owner)
+                if question.response is not None:
+                    intake = await question.response.take_in(served, gateway.settings, owner)
+                else:
+                    intake = await take_in_body(question.body, served, gateway.settings, owner)
                 break
             except TooManyRequests:  # others are being checked in this process; that is no try
                 if wall_ms() >= until_ms:
@@ -293,7 +296,7 @@ class Asking:
         question, gateway, key = asked.question, self.gateway, call.key
         assert question is not None
         intake = await self._intake(asked)
-        turn = sum(message["role"] == "assistant" for message in intake.messages)
+        turn = sum(message["role"] == "assistant" for message in intake.chat.messages)
         options = CallOptions(
             priority=question.priority,
             deadline_ms=key.deadline_ms,

@@ -13,11 +13,11 @@ from schemas.errors import InvalidRequest
 from streams.gateway.batches import lines
 from streams.gateway.http.errors import from_validation, shown
 from streams.gateway.request.body import Body, ChatBody, CompletionBody
-from streams.gateway.request.embed_body import EmbeddingsBody, texts_of
+from streams.gateway.request.embed_body import EmbeddingsBody, inputs_of
 from streams.gateway.request.fields import refuse_extras
 from streams.gateway.request.responses_body import ResponsesBody, refuse_fields
 from streams.gateway.responses.create import ResponseCall
-from streams.gateway.responses.items import items_of
+from streams.gateway.responses.items import REFERENCE, items_of
 
 _OF_STREAMS = ("stream", "stream_options")  # an answer is one record
 _KEPT = ("store", "background", "previous_response_id")
@@ -80,11 +80,19 @@ def _response(body: Json) -> ResponseCall:
             )
     call = _parsed(ResponsesBody, {**body, "store": False})
     refuse_fields(call)
-    return ResponseCall(body=call, items=items_of(call.input, ""))
+    items = items_of(call.input, "")
+    for i, item in enumerate(items):
+        if item["type"] == REFERENCE:
+            raise InvalidRequest(
+                f"input.{i}: expected an item, found a reference to one, which is not kept for "
+                "prompts and lines of batches; send the item itself",
+                f"input.{i}",
+            )
+    return ResponseCall(body=call, items=items)
 
 
 def _embeddings(body: Json) -> EmbeddingsBody:
     call = _parsed(EmbeddingsBody, body)
     refuse_extras(call.model_extra)
-    texts_of(call.input)
+    inputs_of(call.input)
     return call

@@ -12,6 +12,9 @@ _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 LENGTH = 26
 _TIME_DIGITS = 10  # of 5 bits each, which hold the 48 of the time
 CHAT_PREFIX, COMPLETION_PREFIX, RESPONSE_PREFIX = "chatcmpl-", "cmpl-", "resp_"
+MESSAGE_PREFIX, SEARCH_PREFIX = "msg_", "fs_"  # of items of a response
+IN_NO_PROMPT = (SEARCH_PREFIX, "rs_")  # items of any server: searches and reasoning
+STORE_PREFIX = "vs_"
 
 
 def _ordered(now_ms: int, rest: bytes = b"") -> str:

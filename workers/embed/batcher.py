@@ -15,7 +15,7 @@ import numpy as np
 from schemas.errors import EngineFailed
 from schemas.retrieval import Vector
 from schemas.rules.letters import plain_letters
-from workers.embed.embedders.protocol import Embedder
+from workers.embed.embedders.protocol import Embedder, Text
 from workers.embed.scheduler import Item, Job, Scheduler, Urgency
 
 log = logging.getLogger("trivium.embedding")
@@ -46,7 +46,7 @@ class Batcher:
         return self._scheduler.waiting
 
     async def embed(
-        self, texts: Sequence[str], tokens: Sequence[int], urgency: Urgency, tenant: str = ""
+        self, texts: Sequence[Text], tokens: Sequence[int], urgency: Urgency, tenant: str = ""
     ) -> Vector:
         """A vector in each row; raises EngineFailed where a text cannot be embedded."""
         job = Job(texts, tokens, urgency, tenant)
@@ -84,7 +84,7 @@ class Batcher:
     def _embedded(self, items: list[Item]) -> list[Vector | Exception]:
         """Where a batch fails each text is tried alone: one that is at fault fails alone."""
         try:
-            return list(self.embedder.embed([plain_letters(item.text) for item in items]))
+            return list(self.embedder.embed([_plain(item.text) for item in items]))
         except Exception as error:
             if len(items) == 1:
                 return [error]
@@ -105,3 +105,7 @@ class Batcher:
             asked.missing -= 1
             if not asked.missing:
                 asked.done.set_result(None)
+
+
+def _plain(text: Text) -> Text:
+    return plain_letters(text) if isinstance(text, str) else text

@@ -22,6 +22,7 @@ from schemas.settings import LogSettings
 from schemas.topics import check_record
 from workers.embed.batcher import Batcher
 from workers.embed.documents import Totals
+from workers.embed.embedders.protocol import Text
 from workers.embed.known import Declarations
 from workers.embed.scheduler import Urgency
 
@@ -120,11 +121,10 @@ class QueryWork:
         late_ms = wall_ms() - request.deadline_ms
         if late_ms >= 0:
             raise DeadlineExceeded(f"the deadline passed {late_ms} ms before the texts were read")
-        if not 0 < len(request.texts) <= TEXTS_MAX:
-            raise InvalidRequest(
-                f"expected 1 to {TEXTS_MAX} texts, found {len(request.texts)}", "input"
-            )
-        texts = request.texts
+        texts: Sequence[Text] = request.token_ids or request.texts
+        if not 0 < len(texts) <= TEXTS_MAX:
+            raise InvalidRequest(f"expected 1 to {TEXTS_MAX} texts, found {len(texts)}", "input")
+        self._check_tokens(request.token_ids)
         try:
             async with asyncio.timeout(-late_ms / 1000):
                 vectors = await self._batcher.embed(
@@ -139,9 +139,23 @@ class QueryWork:
         tokens = await asyncio.to_thread(self._counted, texts)
         return self._reply(request, vectors=vectors.astype("<f4").tobytes(), tokens=tokens)
 
-    def _counted(self, texts: Sequence[str]) -> int:
-        most = self._batcher.embedder.tokens_max
-        return sum(min(most, len(self._batcher.embedder.token_starts(text))) for text in texts)
+    def _check_tokens(self, texts: Sequence[Sequence[int]]) -> None:
+        vocab = self._batcher.embedder.vocab
+        for number, text in enumerate(texts):
+            if not text or min(text) < 0 or max(text) >= vocab:
+                found = f"{min(text)} to {max(text)}" if text else "none"
+                raise InvalidRequest(
+                    f"input.{number}: expected token ids of {self._batcher.embedder.name}, from 0 "
+                    f"to {vocab - 1}, found {found}; those of another model's tokenizer mean "
+                    "something else here, so send texts (LangChain: "
+                    "check_embedding_ctx_length=False)",
+                    "input",
+                )
+
+    def _counted(self, texts: Sequence[Text]) -> int:
+        embedder = self._batcher.embedder
+        tokens = (embedder.token_starts(t) if isinstance(t, str) else t for t in texts)
+        return sum(min(embedder.tokens_max, len(each)) for each in tokens)
 
     def _reply(
         self,
@@ -163,5 +177,5 @@ class QueryWork:
         )
 
 
-def _tokens_about(text: str) -> int:
-    return len(text) // _CHARS_PER_TOKEN + 2
+def _tokens_about(text: Text) -> int:
+    return len(text) // _CHARS_PER_TOKEN + 2 if isinstance(text, str) else len(text)

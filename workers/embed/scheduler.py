@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from workers.embed.embedders.protocol import Text
+
 STREAK_MAX = 4
 
 
@@ -25,7 +27,7 @@ class Urgency(IntEnum):
 class Job:
     """Texts that one asker waits for; `tokens` has a number for each."""
 
-    texts: Sequence[str]
+    texts: Sequence[Text]
     tokens: Sequence[int]
     urgency: Urgency
     tenant: str = ""
@@ -40,7 +42,7 @@ class Item:
     number: int
 
     @property
-    def text(self) -> str:
+    def text(self) -> Text:
         return self.job.texts[self.number]
 
 

@@ -25,7 +25,7 @@ from schemas.log.clock import wall_ms
 from schemas.records import KvHandle, Sampling, WorkPhase
 from schemas.sections import build
 from schemas.settings import ModelSettings
-from streams.gateway.request.tokenizer import Tokenizer
+from streams.gateway.request.tokenizer import Chat, Tokenizer
 from workers.llm.engine import Engine, Job, Output
 from workers.llm.sim.engine import start
 from workers.llm.sim.settings import SimSettings
@@ -56,7 +56,7 @@ class SimServer:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
         body = orjson.loads(await request.read())
-        text = self._tokenizer.render(body["messages"])
+        text = self._tokenizer.render(Chat(messages=body["messages"]))
         tokens = await self._tokenizer.encode(text, add_special_tokens=False)
         params = body.get("kv_transfer_params") or {}
         prefill = bool(params.get("do_remote_decode"))

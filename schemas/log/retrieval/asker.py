@@ -14,7 +14,7 @@ from schemas.errors import BrokerUnavailable, InvalidRequest, RecordError
 from schemas.log.clients import AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
-from schemas.log.retrieval.embedding import EmbeddedTexts, Embedding
+from schemas.log.retrieval.embedding import EmbeddedTexts, Embedding, Texts
 from schemas.log.retrieval.exchange import Exchange, by_words
 from schemas.log.retrieval.routes import Route
 from schemas.log.slices import in_slices
@@ -175,9 +175,7 @@ class Asker:
         )  # fmt: skip
         return (await self._ask(request)).changed
 
-    async def embed(
-        self, texts: Sequence[str], *, deadline_ms: int, tenant: str = ""
-    ) -> EmbeddedTexts:
+    async def embed(self, texts: Texts, *, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
         """The vectors of texts, in their order, all or none.
 
         Raises NotReady where no embedding worker lives, DeadlineExceeded, BrokerUnavailable, and

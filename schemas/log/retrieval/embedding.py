@@ -10,6 +10,7 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from aiokafka.errors import KafkaError
@@ -35,7 +36,11 @@ from schemas.rules.sizes import RETRIEVAL_BYTES_MAX, TEXTS_MAX
 
 ASKED_MAX = 1_024  # records of a tenant under way
 _PART_TEXTS, _PART_BYTES = 64, RETRIEVAL_BYTES_MAX // 2  # of one record
+_TOKEN_BYTES = 5  # of an id at most, in Avro
 _AGAIN_AFTER = 0.4  # of the time that there is
+
+
+Texts = Sequence[str] | Sequence[Sequence[int]]  # the latter: tokens of the embedder's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +76,10 @@ class Embedding:
         if not answer.done():
             answer.set_result(found)
 
-    async def embed(
-        self, texts: Sequence[str], deadline_ms: int, tenant: str = ""
-    ) -> EmbeddedTexts:
+    async def embed(self, texts: Texts, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
         """The vectors of texts, in their order, all or none."""
-        if not 0 < len(texts) <= TEXTS_MAX or not all(texts):
-            raise InvalidRequest(
-                f"expected 1 to {TEXTS_MAX} texts, none of them empty, found {len(texts)}", "input"
-            )
+        if not 0 < len(texts) <= TEXTS_MAX:
+            raise InvalidRequest(f"expected 1 to {TEXTS_MAX} texts, found {len(texts)}", "input")
         if not embedding_workers(self._membership.view, wall_ms()):
             raise NotReady("no embedding worker is ready; start one with `trivium embedding`")
         try:
@@ -87,7 +88,7 @@ class Embedding:
         except TimeoutError as error:
             raise DeadlineExceeded("the texts were not embedded before the deadline") from error
 
-    async def _all(self, texts: Sequence[str], deadline_ms: int, tenant: str) -> list[Embedded]:
+    async def _all(self, texts: Texts, deadline_ms: int, tenant: str) -> list[Embedded]:
         try:
             async with asyncio.TaskGroup() as group:
                 parts = [self._part(part, deadline_ms, tenant) for part in _parts(texts)]
@@ -96,7 +97,7 @@ class Embedding:
             raise failed.exceptions[0] from None
         return [each.result() for each in asking]
 
-    async def _part(self, texts: Sequence[str], deadline_ms: int, tenant: str) -> Embedded:
+    async def _part(self, texts: Texts, deadline_ms: int, tenant: str) -> Embedded:
         if self._parts_of[tenant] >= ASKED_MAX:
             raise QueueFull(f"{ASKED_MAX} calls for embeddings are under way; ask less at once")
         self._parts_of[tenant] += 1
@@ -107,12 +108,13 @@ class Embedding:
             if not self._parts_of[tenant]:
                 del self._parts_of[tenant]
 
-    async def _asked_part(self, texts: Sequence[str], deadline_ms: int, tenant: str) -> Embedded:
+    async def _asked_part(self, texts: Texts, deadline_ms: int, tenant: str) -> Embedded:
         request = EmbedRequest(
             embed_id=uuid.uuid4().hex,
             asker_id=self._membership.member_id,
             reply_partition=self._membership.leases["hits"],
-            texts=tuple(texts),
+            texts=tuple(text for text in texts if isinstance(text, str)),
+            token_ids=tuple(text for text in texts if not isinstance(text, str)),
             deadline_ms=deadline_ms,
             tenant=tenant,
         )
@@ -134,7 +136,7 @@ class Embedding:
     async def _send(
         self, request: EmbedRequest, partition: int, answer: asyncio.Future[Embedded]
     ) -> None:
-        self._asked[request.embed_id] = (answer, partition, len(request.texts))
+        self._asked[request.embed_id] = (answer, partition, len(request.token_ids or request.texts))
         key = request.embed_id
         try:
             await (await self._producer.send("embeddings", request, key=key, partition=partition))
@@ -142,12 +144,15 @@ class Embedding:
             raise BrokerUnavailable(f"the texts were not sent: {error}") from error
 
 
-def _parts(texts: Sequence[str]) -> list[list[str]]:
+def _parts(texts: Texts) -> list[list[Any]]:
     """As few records as fit."""
-    parts: list[list[str]] = [[]]
+    parts: list[list[Any]] = [[]]
     size = 0
     for text in texts:
-        length = len(text.encode(errors="replace"))
+        if isinstance(text, str):
+            length = len(text.encode(errors="replace"))
+        else:
+            length = _TOKEN_BYTES * len(text)
         if length > _PART_BYTES:
             raise InvalidRequest(
                 f"expected texts of at most {_PART_BYTES} bytes, found one of {length}", "input"

@@ -3,7 +3,6 @@
 Forms and codes are OpenAI's.
 """
 
-import codecs
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import orjson
 from schemas.errors import BY_CODE, TriviumError, UnknownModel
 from schemas.records import Answer, Prompt
 from streams.gateway.http.errors import plain_body, shown
+from streams.gateway.request.body import BYTE_ORDER_MARK
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, RESPONSES = "/v1/embeddings", "/v1/responses"
@@ -71,7 +71,7 @@ def call_of(text: bytes) -> Call:
 
 def _object(text: bytes) -> dict[str, Any]:
     try:
-        value = orjson.loads(text.removeprefix(codecs.BOM_UTF8))
+        value = orjson.loads(text.removeprefix(BYTE_ORDER_MARK))
     except ValueError as error:
         raise Wrong(
             "invalid_json_line", f"This line is not parseable as valid JSON: {error}."

@@ -55,7 +55,7 @@ def cache_wish(
         if is_asked:
             raise InvalidRequest(f"cache: {hindrance}", "cache")
         return None
-    last = intake.messages[-1]
+    last = intake.chat.messages[-1]
     question = last["content"].strip()
     if last["role"] != "user" or not 0 < len(question) <= QUESTION_CHARS_MAX:
         return None
@@ -90,7 +90,7 @@ def _hindrance(intake: Intake) -> str | None:
 def _key(
     intake: Intake, chat: ChatBody, served: Served, settings: GatewaySettings, tenant: str
 ) -> str:
-    *earlier, last = intake.messages
+    *earlier, last = intake.chat.messages
     length = chat.max_completion_tokens or chat.max_tokens or 0  # as wished: what is left differs
     sampling = replace(intake.samplings[0], seed=0, max_tokens=length)
     parts: Sequence[Any] = (
@@ -98,10 +98,9 @@ def _key(
         tenant,
         served.name,
         served.max_model_len,
-        [(message["role"], message["content"]) for message in earlier],
-        sorted(last.keys() - {"content"}),
-        chat.add_generation_prompt is not False,
-        sorted((chat.chat_template_kwargs or {}).items()),
+        [sorted(message.items()) for message in earlier],
+        sorted((name, value) for name, value in last.items() if name != "content"),
+        replace(intake.chat, messages=()),
         sampling,
         _search_parts(intake, settings),
     )

@@ -5,19 +5,25 @@ both together, as a cross-encoder would.
 """
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import orjson
 
 from schemas.errors import InvalidRequest, UnknownModel
-from schemas.log.retrieval.embedding import EmbeddedTexts
+from schemas.log.retrieval.embedding import EmbeddedTexts, Texts
 from streams.gateway.http.exchange import Exchange
 from streams.gateway.ids import new_request_id
 from streams.gateway.log.pool import Pool
 from streams.gateway.request.body import Body, parse
-from streams.gateway.request.embed_body import EmbeddingsBody, RerankBody, documents_of, texts_of
+from streams.gateway.request.embed_body import (
+    VALUES_MAX,
+    EmbeddingsBody,
+    RerankBody,
+    inputs_of,
+    ranked_of,
+)
 from streams.gateway.request.fields import refuse_extras
 from streams.gateway.request.intake import DEADLINE_HEADER
 from streams.gateway.state import Gateway
@@ -37,7 +43,7 @@ async def embedded(
     pool: Pool, body: EmbeddingsBody, deadline_ms: int, tenant: str
 ) -> EmbeddedTexts:
     """What a body asks for; raises what `Pool.embed` does, InvalidRequest, UnknownModel."""
-    found = await _embed(pool, body.model, texts_of(body.input), deadline_ms, tenant)
+    found = await _embed(pool, body.model, inputs_of(body.input), deadline_ms, tenant)
     dim = found.vectors.shape[1]
     if body.dimensions not in (None, dim):
         raise InvalidRequest(
@@ -59,10 +65,10 @@ def vectors_body(found: EmbeddedTexts, body: EmbeddingsBody) -> bytes:
 async def rerank(gateway: Gateway, exchange: Exchange) -> str:
     """Documents by their similarity to a query, the most similar first."""
     body = await _body(gateway, exchange, RerankBody)
-    texts = documents_of(body)
+    query_and_texts = ranked_of(body)
     deadline_ms = _deadline_ms(gateway, exchange)
-    wanted = [body.query, *texts]
-    found = await _embed(gateway.pool, body.model, wanted, deadline_ms, exchange.tenant)
+    found = await _embed(gateway.pool, body.model, query_and_texts, deadline_ms, exchange.tenant)
+    texts = query_and_texts[1:]
     scores = found.vectors[1:] @ found.vectors[0]
     order = sorted(range(len(texts)), key=lambda i: (-scores[i], i))[: body.top_n]
     answer = {
@@ -87,7 +93,7 @@ async def _body(gateway: Gateway, exchange: Exchange, kind: type[Body]) -> Body:
     exchange.reply_headers.append((b"x-request-id", exchange.call_id.encode()))
     exchange.tenant = gateway.keys.tenant(exchange.headers)
     raw = await exchange.read_body(gateway.body_reader)
-    body = parse(kind, raw, gateway.settings.values_max)
+    body = parse(kind, raw, VALUES_MAX)
     refuse_extras(body.model_extra)
     return body
 
@@ -99,14 +105,18 @@ def _deadline_ms(gateway: Gateway, exchange: Exchange) -> int:
 
 
 async def _embed(
-    pool: Pool, model: str, texts: Sequence[str], deadline_ms: int, tenant: str
+    pool: Pool, model: str | None, texts: Texts, deadline_ms: int, tenant: str
 ) -> EmbeddedTexts:
     found = await pool.embed(texts, deadline_ms=deadline_ms, tenant=tenant)
-    if model not in (found.embedder, found.embedder.partition("@")[0]):
-        raise UnknownModel(
-            f"model: expected {found.embedder.partition('@')[0]!r}, found {model[:80]!r}"
-        )
+    name = public_name(found.embedder)
+    if model not in (None, "", found.embedder, name):
+        raise UnknownModel(f"model: expected {name!r}, found {str(model)[:80]!r}")
     return found
+
+
+def public_name(embedder: str) -> str:
+    """How callers know an embedding model: without its version."""
+    return embedder.partition("@")[0]
 
 
 def _written(vector: Any, encoding: str | None) -> Any:

@@ -69,13 +69,14 @@ async def generate(gateway: Gateway, endpoint: Endpoint, exchange: Exchange) -> 
 
 
 def conversation_of(gateway: Gateway, exchange: Exchange, intake: Intake) -> Conversation:
-    """The session of a call, by header or by what was said."""
-    named = session_of(exchange.headers)
-    if named is not None:
-        turn = sum(message["role"] == "assistant" for message in intake.messages)
+    """The session of a call, by header, by its body or by what was said."""
+    messages = intake.chat.messages
+    named = session_of(exchange.headers) or intake.session_id
+    if named:
+        turn = sum(message["role"] == "assistant" for message in messages)
         return Conversation(session_id=named, turn=turn)
     scope = f"{len(exchange.tenant)}:{exchange.tenant}{intake.user}"
-    return gateway.conversations.find(scope, intake.messages, exchange.arrived_ms)
+    return gateway.conversations.find(scope, messages, exchange.arrived_ms)
 
 
 async def accept(gateway: Gateway, exchange: Exchange, inquiry: Inquiry) -> Call:
@@ -221,8 +222,14 @@ async def answer(
 
 
 async def _write_stream(gateway: Gateway, exchange: Exchange, inquiry: Inquiry, call: Call) -> str:
-    name = gateway.event_ids.name(call.key) if inquiry.options.event_ids else b""
-    writer = ChunkWriter(call.key, call.streams, name=name)
+    intake = inquiry.intake
+    writer = ChunkWriter(
+        call.key,
+        call.streams,
+        name=gateway.event_ids.name(call.key) if inquiry.options.event_ids else b"",
+        prompts=intake.told_prompts,
+        counts_always=intake.counts_always,
+    )
     if (inquiry.conversation.digest or inquiry.keeping) and call.key.choices == 1:
         writer.collected = []
     outcome = await write_stream(exchange, call, writer)
@@ -232,7 +239,10 @@ async def _write_stream(gateway: Gateway, exchange: Exchange, inquiry: Inquiry, 
 
 
 async def _write_whole(gateway: Gateway, exchange: Exchange, inquiry: Inquiry, call: Call) -> str:
-    outcome = await write_whole(exchange, call, lambda: whole_answer(call.key, call.streams))
+    prompts = inquiry.intake.told_prompts
+    outcome = await write_whole(
+        exchange, call, lambda: whole_answer(call.key, call.streams, prompts)
+    )
     if outcome == COMPLETED and call.key.choices == 1:
         _remember(gateway, inquiry, call, call.streams[0].drain())
     return outcome

@@ -2,7 +2,7 @@
 FastAPI. Those of vLLM that generate nothing are here, too, under its names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -10,21 +10,25 @@ from fastapi.responses import JSONResponse
 from starlette.routing import BaseRoute
 
 from schemas.errors import InvalidRequest, NotFound, UnknownModel
+from schemas.fleet import Member
 from schemas.log.clock import wall_ms
-from schemas.records import Cancellation, CancelReason
+from schemas.records import Cancellation, CancelReason, EmbedCapability, MemberKind, MemberState
 from streams.gateway.config import GatewaySettings
 from streams.gateway.endpoints.batches import call_batch_routes
+from streams.gateway.endpoints.embeddings import public_name
 from streams.gateway.endpoints.files import file_routes
 from streams.gateway.endpoints.kept import drop
 from streams.gateway.endpoints.store_files import batch_routes, store_file_routes
 from streams.gateway.endpoints.vector_stores import store_routes
 from streams.gateway.http.errors import shown
 from streams.gateway.http.exchange import headers_of
-from streams.gateway.ids import from_public, new_request_id
-from streams.gateway.request.body import DetokenizeBody, TokenizeBody, parse, plain_messages
+from streams.gateway.ids import STORE_PREFIX, from_public, new_request_id
+from streams.gateway.request.body import DetokenizeBody, TokenizeBody, parse
 from streams.gateway.request.conversation import session_of
 from streams.gateway.request.fields import refuse_extras
 from streams.gateway.request.intake import Served, chat_prompt, check_length
+from streams.gateway.request.messages import chat_of
+from streams.gateway.request.search import ALIAS, collection_of
 from streams.gateway.state import Gateway
 
 _ID_CHARS_MAX = 64
@@ -47,15 +51,13 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
 
     @guarded.get("/v1/models", tags=["OpenAI"])
     async def list_models() -> dict[str, Any]:
-        """The model that is served."""
-        return {"object": "list", "data": [_model(gateway.served)]}
+        """What a call may name as its model."""
+        return {"object": "list", "data": list(_models(gateway).values())}
 
     @guarded.get("/v1/models/{model:path}", tags=["OpenAI"])
     async def get_model(model: str) -> dict[str, Any]:
-        """The model, by its name."""
-        if model != gateway.served.name:
-            raise UnknownModel(f"model: expected {gateway.served.name!r}, found {model[:80]!r}")
-        return _model(gateway.served)
+        """One of them, by its name."""
+        return _models(gateway).get(model) or _model_named(gateway, model)
 
     @guarded.post("/tokenize", tags=["vLLM"])
     async def tokenize(request: Request) -> dict[str, Any]:
@@ -140,13 +142,57 @@ def _health_headers(gateway: Gateway, problems: Sequence[str]) -> dict[str, str]
     return headers
 
 
-def _model(served: Served) -> dict[str, Any]:
+def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
+    """By name: the served model, alone and with each collection, and models that embed.
+
+    Collections have no owners; where there are several callers, they are told of none.
+    """
+    settings, served = gateway.settings, gateway.served.name
+    models = {served: _model(gateway, served)}
+    for name in () if settings.api_keys else _collections(gateway):
+        if name != settings.cache_collection and not name.startswith(STORE_PREFIX):
+            name = f"{served}{ALIAS}{name}"
+            models[name] = _model(gateway, name, root=served)
+    for each in _embedders(gateway):
+        name = public_name(each.embedder)
+        models.setdefault(name, _model(gateway, name, max_model_len=each.tokens_max))
+    return models
+
+
+def _model_named(gateway: Gateway, name: str) -> dict[str, Any]:
+    """A model that may be named although it is not listed; raises UnknownModel."""
+    for each in _embedders(gateway):
+        if name == each.embedder:
+            return _model(gateway, name, max_model_len=each.tokens_max)
+    collection_of(name, gateway.served.name)
+    return _model(gateway, name, root=gateway.served.name)
+
+
+def _ready_workers(gateway: Gateway) -> Iterator[Member]:
+    living = gateway.backend.living(MemberKind.WORKER)
+    return (member for member in living if member.state is MemberState.READY)
+
+
+def _embedders(gateway: Gateway) -> list[EmbedCapability]:
+    told = (member.registration.embedding for member in _ready_workers(gateway))
+    return [each for each in told if each is not None]
+
+
+def _collections(gateway: Gateway) -> list[str]:
+    loads = (member.search for member in _ready_workers(gateway))
+    return sorted({held.name for load in loads if load for held in load.collections})
+
+
+def _model(gateway: Gateway, name: str, **fields: Any) -> dict[str, Any]:
     return {
-        "id": served.name,
+        "id": name,
         "object": "model",
-        "created": served.created_s,
+        "created": gateway.served.created_s,
         "owned_by": "trivium",
-        "max_model_len": served.max_model_len,
+        "root": name,
+        "parent": None,
+        "max_model_len": gateway.served.max_model_len,
+        **fields,
     }
 
 
@@ -174,10 +220,11 @@ async def _tokenize(
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt: expected either prompt or messages", "prompt")
     if body.messages is not None:
-        tokens = await chat_prompt(body, plain_messages(body.messages), served, settings, tenant)
+        chat = chat_of(body, body.messages, served.tokenizer)
+        tokens = await chat_prompt(chat, served, settings, tenant)
     else:
         special = body.add_special_tokens is not False
-        check_length(len(body.prompt or ""), served, settings)
+        check_length(len(body.prompt or ""), "prompt", served, settings)
         tokens = await served.tokenizer.encode(
             body.prompt or "",
             add_special_tokens=special,

@@ -17,7 +17,7 @@ from schemas.rules.ranks import RANK_OFFSET
 from schemas.rules.sizes import PASSAGES_MAX
 from streams.gateway.endpoints.files import tenant_of
 from streams.gateway.http.exchange import headers_of
-from streams.gateway.ids import new_object_id
+from streams.gateway.ids import STORE_PREFIX, new_object_id
 from streams.gateway.objects.attaching import chunk_sizes, wanted_files
 from streams.gateway.objects.bodies import (
     HybridWeights,
@@ -30,7 +30,6 @@ from streams.gateway.objects.bodies import (
 )
 from streams.gateway.objects.filters import filter_text
 from streams.gateway.objects.shapes import page, store_json, whole_page
-from streams.gateway.objects.table import STORE_PREFIX
 from streams.gateway.request.body import Body, parse
 from streams.gateway.state import Gateway
 

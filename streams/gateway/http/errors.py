@@ -11,7 +11,7 @@ import orjson
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from schemas.errors import InvalidRequest, TriviumError
+from schemas.errors import ClientError, InvalidRequest, TriviumError
 
 _TYPES = {
     401: "authentication_error",
@@ -56,7 +56,7 @@ def error_type(status: int) -> str:
 
 def error_body(error: TriviumError) -> bytes:
     """The JSON body of an error."""
-    param = error.param if isinstance(error, InvalidRequest) else None
+    param = error.param if isinstance(error, ClientError) else None
     return plain_body(error.http_status, error.message, error.code, param)
 
 

@@ -82,6 +82,9 @@ class Backend(Protocol):
     def problems(self) -> list[str]:
         """Why this gateway is not ready; empty when it is."""
 
+    def living(self, kind: MemberKind) -> list[Member]:
+        """Members of one kind; nobody while the log is away."""
+
     def read_frames(
         self, partition: int, offset: int, *, live: bool = True
     ) -> AsyncGenerator[TokenFrame]:
@@ -220,7 +223,6 @@ class LogBackend:
         return 0 if self._membership is None else self._epoch
 
     def living(self, kind: MemberKind) -> list[Member]:
-        """Members of one kind; nobody while the log is away."""
         membership = self._membership
         if membership is None or self._gateway_id not in membership.view.members:
             return []

@@ -20,7 +20,7 @@ from schemas.log.documents import send_document
 from schemas.log.endings import ended
 from schemas.log.patience import TROUBLE
 from schemas.log.retrieval.asker import Asker
-from schemas.log.retrieval.embedding import EmbeddedTexts
+from schemas.log.retrieval.embedding import EmbeddedTexts, Texts
 from schemas.log.retrieval.member import asking
 from schemas.records import Document, Quoted
 from schemas.retrieval import Found
@@ -33,9 +33,7 @@ logger = logging.getLogger(__name__)
 class Pool(Protocol):
     """Who makes vectors of texts, and holds documents."""
 
-    async def embed(
-        self, texts: Sequence[str], *, deadline_ms: int, tenant: str = ""
-    ) -> EmbeddedTexts:
+    async def embed(self, texts: Texts, *, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
         """All or none; raises NotReady, DeadlineExceeded, BrokerUnavailable, InvalidRequest."""
 
     async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> Found:
@@ -63,9 +61,7 @@ class LogPool:
         self._joined: asyncio.Future[Asker] | None = None
         self._life: asyncio.Task[None] | None = None
 
-    async def embed(
-        self, texts: Sequence[str], *, deadline_ms: int, tenant: str = ""
-    ) -> EmbeddedTexts:
+    async def embed(self, texts: Texts, *, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
         asker = await self._asker(deadline_ms)
         return await asker.embed(texts, deadline_ms=deadline_ms, tenant=tenant)
 

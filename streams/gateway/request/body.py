@@ -2,10 +2,10 @@
 
 Types and ranges are checked here, and again by nobody: an engine never sees what did not pass.
 What depends on the model (context length, vocabulary) or on several fields is checked in
-`intake.py` and `sampling.py`.
+`intake.py`, `messages.py` and `sampling.py`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -31,10 +31,7 @@ _INT_32_MAX = 2**31 - 1
 STALL_MS_MAX = 60_000
 TTL_S_MAX = 30 * 86_400
 _SEPARATORS = (b",", b"[", b"{")
-_ROLES_REFUSED = ("tool", "function")
-# What clients send back with an assistant's message, and what has no effect on the prompt.
-_MESSAGE_NEUTRAL: tuple[Any, ...] = (None, [], {}, "")
-_MESSAGE_IGNORED = frozenset({"refusal", "annotations", "id", "reasoning", "reasoning_content"})
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # which Windows' tools write before JSON
 
 
 # The first thing that is wrong with a list is told; the others would only cost time.
@@ -44,6 +41,24 @@ class _First(FailFast):
 
 
 MESSAGES_MAX = 2_048  # as OpenAI takes; more cost the loop more than their texts
+
+
+def whole(value: Any) -> Any:
+    """`4.0` is 4: what counts in doubles writes whole numbers so."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def whole_numbers(value: Any) -> list[int] | None:
+    """A list of whole numbers, however they are written; None for anything else."""
+    if not isinstance(value, list):
+        return None
+    if set(map(type, value)) <= {int}:
+        return value
+    numbers: list[Any] = [whole(number) for number in value]
+    return numbers if set(map(type, numbers)) == {int} else None
+
+
+Whole = Annotated[int, BeforeValidator(whole)]
 Texts = Annotated[list[str], _First()]
 Strings = Annotated[
     Any,
@@ -129,13 +144,13 @@ class ProbesBody(StrictBody):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     trigger: Literal["every", "sentence", "uncertain"] | None = None
-    every: int | None = Field(None, ge=1, le=_INT_32_MAX)  # tokens between two probes, at least
-    lookahead: int | None = Field(None, ge=0, le=_INT_32_MAX)  # tokens before its place, asked
-    max: int | None = Field(None, ge=1, le=PROBES_MAX)  # probes of one answer
-    k: int | None = Field(None, ge=1, le=PASSAGES_MAX)  # passages of one probe at most
+    every: Whole | None = Field(None, ge=1, le=_INT_32_MAX)  # tokens between two probes, at least
+    lookahead: Whole | None = Field(None, ge=0, le=_INT_32_MAX)  # tokens before its place, asked
+    max: Whole | None = Field(None, ge=1, le=PROBES_MAX)  # probes of one answer
+    k: Whole | None = Field(None, ge=1, le=PASSAGES_MAX)  # passages of one probe at most
     min_score: float | None = Field(None, ge=-1, le=1)  # cosine similarity
-    tokens_max: int | None = Field(None, ge=1, le=_INT_32_MAX)  # of all passages of all probes
-    stall_ms: int | None = Field(None, ge=0, le=STALL_MS_MAX)  # decoding waits for one at most
+    tokens_max: Whole | None = Field(None, ge=1, le=_INT_32_MAX)  # of all passages of all probes
+    stall_ms: Whole | None = Field(None, ge=0, le=STALL_MS_MAX)  # decoding waits for one at most
     warm: bool | None = None  # whether a probe starts where the one before ended
 
 
@@ -161,12 +176,12 @@ class SearchBody(StrictBody):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     collection: str = Field(min_length=1, max_length=128, pattern="^[^/]*$")
-    k: int | None = Field(None, ge=1, le=PASSAGES_MAX)  # passages at most
+    k: Whole | None = Field(None, ge=1, le=PASSAGES_MAX)  # passages at most
     mode: Literal["vector", "words", "hybrid"] | None = None
     filter: dict[str, Any] | Annotated[str, Field(max_length=65_536)] | None = None  # over metadata
     min_score: float | None = Field(None, ge=-1, le=1)  # cosine similarity
     query: str | None = None  # what to search for; else the last user message
-    tokens_max: int | None = Field(None, ge=1, le=_INT_32_MAX)  # of all passages together
+    tokens_max: Whole | None = Field(None, ge=1, le=_INT_32_MAX)  # of all passages together
     probes: Probes = None
 
 
@@ -177,7 +192,7 @@ class CacheBody(StrictBody):
 
     enabled: bool | None = None
     threshold: float | None = Field(None, ge=0, le=1)  # similarity of both questions, at least
-    ttl_s: int | None = Field(None, ge=1, le=TTL_S_MAX)
+    ttl_s: Whole | None = Field(None, ge=1, le=TTL_S_MAX)
 
 
 Cache = Annotated[
@@ -192,21 +207,21 @@ Cache = Annotated[
 class GenerationBody(StrictBody):
     """What chats and completions share."""
 
-    model: str
+    model: str | None = None  # as vLLM does: the one that is served
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=_INT_32_MAX)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: Whole | None = Field(None, ge=-1, le=_INT_32_MAX)
     min_p: float | None = Field(None, ge=0, le=1)
-    n: int | None = Field(None, ge=1)
-    seed: int | None = Field(None, ge=SEED_MIN, le=SEED_MAX)
+    n: Whole | None = Field(None, ge=1)
+    seed: Whole | None = Field(None, ge=SEED_MIN, le=SEED_MAX)
     stop: Strings = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Whole] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = Field(None, ge=0, le=_INT_32_MAX)
-    max_tokens: int | None = Field(None, ge=1, le=_INT_32_MAX)
+    min_tokens: Whole | None = Field(None, ge=0, le=_INT_32_MAX)
+    max_tokens: Whole | None = Field(None, ge=1, le=_INT_32_MAX)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=1_000)
@@ -220,7 +235,10 @@ class GenerationBody(StrictBody):
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
     return_token_ids: bool | None = None
+    truncate_prompt_tokens: Whole | None = Field(None, ge=-1, le=_INT_32_MAX)
+    truncation_side: Literal["left", "right"] | None = None
     user: str | None = None
+    session_id: str | None = None
     priority: PriorityField = None
     trivium: Wishes | None = None
 
@@ -233,22 +251,38 @@ class GenerationBody(StrictBody):
 
 
 class Message(StrictBody):
-    """One message of a chat; content is text or a list of text parts."""
+    """One message of a chat; content is text or a list of text parts. Templates know roles of their
+    models besides OpenAI's.
+    """
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: str = Field(min_length=1, max_length=64)
     content: str | Annotated[list[dict[str, Any]], _First()] | None = None
     name: str | None = None
+    tool_calls: Annotated[list[dict[str, Any]], _First()] | None = None
+    tool_call_id: str | None = None
+    function_call: dict[str, Any] | None = None  # OpenAI's older form of one tool call
 
 
-class ChatBody(GenerationBody):
+class TemplateFields(StrictBody):
+    """What a model's template is told besides messages."""
+
+    tools: Annotated[list[dict[str, Any]], _First()] | None = None
+    tool_choice: Any = None
+    functions: Annotated[list[dict[str, Any]], _First()] | None = None  # OpenAI's older form
+    function_call: Any = None
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatBody(TemplateFields, GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], _First()] = Field(min_length=1, max_length=MESSAGES_MAX)
-    max_completion_tokens: int | None = Field(None, ge=1, le=_INT_32_MAX)
+    max_completion_tokens: Whole | None = Field(None, ge=1, le=_INT_32_MAX)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
-    add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    top_logprobs: Whole | None = Field(None, ge=0, le=20)
     retrieval: SearchBody | None = None
     cache: Cache = None
 
@@ -257,11 +291,11 @@ class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: PromptField
-    logprobs: int | None = Field(None, ge=0, le=20)
+    logprobs: Whole | None = Field(None, ge=0, le=20)
     add_special_tokens: bool | None = None
 
 
-class TokenizeBody(StrictBody):
+class TokenizeBody(TemplateFields):
     """POST /tokenize: a prompt or messages."""
 
     model: str | None = None
@@ -270,8 +304,6 @@ class TokenizeBody(StrictBody):
         Annotated[list[Message], _First(), Field(min_length=1, max_length=MESSAGES_MAX)] | None
     ) = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
 
@@ -287,6 +319,7 @@ def parse(kind: type[Body], raw: bytes, values_max: int) -> Body:
 
     What a value costs to read is microseconds, so their number is bounded before any is read.
     """
+    raw = raw.removeprefix(BYTE_ORDER_MARK)
     if (values := values_of(raw, values_max)) > values_max:
         raise InvalidRequest(f"the body: expected at most {values_max} values, found {values}")
     try:
@@ -303,46 +336,3 @@ def values_of(raw: bytes, enough: int) -> int:
     bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # no quote in it is escaped now
     outside = b"".join(bare.split(b'"')[::2])
     return sum(map(outside.count, _SEPARATORS))
-
-
-def plain_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Messages as templates take them; text parts are joined by line breaks."""
-    plain = []
-    for i, message in enumerate(messages):
-        where = f"messages.{i}"
-        if message.role in _ROLES_REFUSED:
-            raise InvalidRequest(
-                f"{where}.role: {message.role} messages are not supported; tool calling is not "
-                "served, put the result into a user message",
-                f"{where}.role",
-            )
-        for name, value in (message.model_extra or {}).items():
-            if name not in _MESSAGE_IGNORED and value not in _MESSAGE_NEUTRAL:
-                raise InvalidRequest(
-                    f"{where}.{name}: not supported; leave it out", f"{where}.{name}"
-                )
-        role = "system" if message.role == "developer" else message.role
-        fields = {"role": role, "content": _content(message.content, where)}
-        if message.name is not None:
-            fields["name"] = message.name
-        plain.append(fields)
-    return plain
-
-
-def _content(content: str | list[dict[str, Any]] | None, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for i, part in enumerate(content):
-        if part.get("type") != "text":
-            raise InvalidRequest(
-                f"{where}.content.{i}.type: expected text, found {part.get('type')!r}; "
-                "only text is served",
-                f"{where}.content.{i}.type",
-            )
-        if not isinstance(part.get("text"), str):
-            raise InvalidRequest(
-                f"{where}.content.{i}.text: expected a string", f"{where}.content.{i}.text"
-            )
-        texts.append(part["text"])
-    return "\n".join(texts)

@@ -26,7 +26,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from schemas.errors import InvalidRequest
-from streams.gateway.request.tokenizer import Tokenizer
+from streams.gateway.request.tokenizer import Chat, Tokenizer
 
 MEMORY_BYTES_MAX = 4 << 30
 SCHEMAS_MAX = 256  # that are kept ready
@@ -91,15 +91,11 @@ def encode(folder: str, text: str, special: bool) -> list[int]:
     return _tokenizer(folder).encoder.ids([text], add_special_tokens=special).tolist()
 
 
-def chat(
-    folder: str, messages: list[Any], add_generation_prompt: bool, variables: dict[str, Any] | None
-) -> dict[str, Any]:
+def chat(folder: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Token ids of a long chat, or why the model's template refuses it."""
     tokenizer = _tokenizer(folder)
     try:
-        pieces = tokenizer.pieces(
-            messages, add_generation_prompt=add_generation_prompt, variables=variables
-        )
+        pieces = tokenizer.pieces(Chat(**fields))
     except InvalidRequest as error:
         return {"refused": [error.message, error.param]}
     return {"ids": tokenizer.encoder.ids(pieces).tolist()}

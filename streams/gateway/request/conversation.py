@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from schemas.errors import InvalidRequest
 from streams.gateway.ids import new_session_id
@@ -73,9 +73,9 @@ def checked_session(name: str, text: str) -> str:
     )
 
 
-def _chain(digest: bytes, role: str, content: str) -> bytes:
+def _chain(digest: bytes, role: str, content: str, calls: object = ()) -> bytes:
     """The hash after one more message; space around a message does not count."""
-    text = content.strip().encode("utf-8", "surrogatepass")
+    text = (content.strip() + (repr(calls) if calls else "")).encode("utf-8", "surrogatepass")
     head = b"%b\x00%b\x00%d\x00" % (digest, role.encode(), len(text))
     return blake2b(head + text, digest_size=16).digest()
 
@@ -94,13 +94,14 @@ class Conversations:
     def __len__(self) -> int:
         return len(self._table)
 
-    def find(self, scope: str, messages: Sequence[Mapping[str, str]], now_ms: int) -> Conversation:
+    def find(self, scope: str, messages: Sequence[Mapping[str, Any]], now_ms: int) -> Conversation:
         """The conversation that these messages continue. `scope` keeps keys and users apart."""
         digest = _chain(b"", "scope", scope)
         last = b""
         turn = 0
         for message in messages:
-            digest = _chain(digest, message["role"], message["content"])
+            calls = message.get("tool_calls", ())
+            digest = _chain(digest, message["role"], message["content"], calls)
             if message["role"] == "assistant":
                 turn += 1
                 last = digest

@@ -1,69 +1,77 @@
 """Bodies of the endpoints that need vectors of texts only, and the texts that they hold."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
 from schemas.errors import InvalidRequest
+from schemas.log.retrieval.embedding import Texts
 from schemas.rules.sizes import TEXTS_MAX
 from streams.gateway.http.errors import shown
-from streams.gateway.request.body import StrictBody
+from streams.gateway.request.body import PromptField, StrictBody, Whole, whole_numbers
 
-TEXT_CHARS_MAX = 65_536  # of each; embedding models see the beginning
-Input = Annotated[
-    Any,
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
-]
+TEXT_CHARS_MAX = 65_536  # of each: embedding models see the beginning, which no more than this is
+VALUES_MAX = 262_144  # of a body: token ids of all texts, or what is beside texts
+_TOKEN_ID_MAX = 2**31 - 1
 
 
 class EmbeddingsBody(StrictBody):
     """POST /v1/embeddings."""
 
-    model: str
-    input: Input
+    model: str | None = None
+    input: PromptField
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = Field(None, ge=1)
+    dimensions: Whole | None = Field(None, ge=1)
     user: str | None = None
 
 
 class RerankBody(StrictBody):
     """POST /v1/rerank, in Cohere's and Jina's form."""
 
-    model: str
-    query: str = Field(min_length=1, max_length=TEXT_CHARS_MAX)
+    model: str | None = None
+    query: str = Field(min_length=1)
     documents: list[str | dict[str, Any]] = Field(min_length=1, max_length=TEXTS_MAX - 1)
-    top_n: int | None = Field(None, ge=1)
+    top_n: Whole | None = Field(None, ge=1)
     return_documents: bool | None = None
 
 
-def texts_of(value: Any) -> list[str]:
-    """The texts of an `input`; raises InvalidRequest."""
+def inputs_of(value: Any) -> Texts:
+    """The texts of an `input`, or token ids of each; raises InvalidRequest."""
     texts = [value] if isinstance(value, str) else value
-    if isinstance(texts, list) and texts and isinstance(texts[0], int | list):
-        raise InvalidRequest(
-            "input: expected texts, found token ids, which belong to another model's tokenizer; "
-            "send texts (LangChain: check_embedding_ctx_length=False)",
-            "input",
-        )
+    if isinstance(texts, list) and texts and not isinstance(texts[0], str | list):
+        texts = [texts]
     if not isinstance(texts, list) or not 0 < len(texts) <= TEXTS_MAX:
         raise InvalidRequest(
             f"input: expected a text or 1 to {TEXTS_MAX} texts, found {shown(value)}", "input"
         )
+    if isinstance(texts[0], list):
+        return [_token_ids(ids, f"input.{i}") for i, ids in enumerate(texts)]
     return [_text(text, f"input.{i}") for i, text in enumerate(texts)]
 
 
-def documents_of(body: RerankBody) -> list[str]:
-    """The texts of documents that are to be ranked; raises InvalidRequest."""
+def ranked_of(body: RerankBody) -> list[str]:
+    """The query, and the texts of documents that are to be ranked; raises InvalidRequest."""
     return [
-        _text(each.get("text") if isinstance(each, dict) else each, f"documents.{i}")
-        for i, each in enumerate(body.documents)
+        _text(body.query, "query"),
+        *(
+            _text(each.get("text") if isinstance(each, dict) else each, f"documents.{i}")
+            for i, each in enumerate(body.documents)
+        ),
     ]
 
 
 def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= TEXT_CHARS_MAX:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{where}: expected a text, found {shown(value)}", where)
+    return value[:TEXT_CHARS_MAX]
+
+
+def _token_ids(value: Any, where: str) -> list[int]:
+    """Of the embedding model's own tokenizer; its worker knows how many there are."""
+    ids = whole_numbers(value)
+    if not ids or not 0 <= min(ids) <= max(ids) <= _TOKEN_ID_MAX:
         raise InvalidRequest(
-            f"{where}: expected a text of 1 to {TEXT_CHARS_MAX} characters, found {shown(value)}",
+            f"{where}: expected texts, or token ids of the embedding model, found {shown(value)}",
             where,
         )
-    return value
+    return ids[:TEXT_CHARS_MAX]

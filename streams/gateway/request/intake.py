@@ -6,7 +6,7 @@ Nothing here touches the log: what passes is ready to become requests.
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +22,15 @@ from streams.gateway.request.body import (
     GenerationBody,
     Wishes,
     parse,
-    plain_messages,
+    whole_numbers,
 )
+from streams.gateway.request.conversation import checked_session
 from streams.gateway.request.fields import refuse_extras
 from streams.gateway.request.form import form_of
+from streams.gateway.request.messages import chat_of
 from streams.gateway.request.sampling import sampling_of
 from streams.gateway.request.search import Search, collection_of, search_of, wished_search
-from streams.gateway.request.tokenizer import Tokenizer
+from streams.gateway.request.tokenizer import Chat, Tokenizer
 
 PRIORITY_HEADER, DEADLINE_HEADER = "x-priority", "x-deadline-ms"
 WEIGHTS_HEADER, DISCONNECT_HEADER = "x-trivium-weights", "x-trivium-on-disconnect"
@@ -57,14 +59,23 @@ class Intake:
     samplings: Sequence[Sampling]  # one per prompt
     n: int
     search: Search | None  # of a chat: what is to be found before the answer
-    messages: Sequence[Mapping[str, str]]  # likewise, as the template got them
+    chat: Chat  # as the template got it; of a completion an empty one
     stream: bool
     include_usage: bool
+    counts_always: bool  # in every event of a stream
     token_ids: bool
+    session_id: str  # that the body names, or empty
     priority: str | None
     policy: str | None
     orchestration: str | None
     user: str
+
+    @property
+    def told_prompts(self) -> list[Sequence[int]]:
+        """Each choice's prompt, where answers tell of them and no passages will stand in them."""
+        if self.search is not None or not (self.token_ids or self.counts_always):
+            return []
+        return [prompt for prompt in self.prompts for _ in range(self.n)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +108,7 @@ async def take_in_body(
     body: ChatBody | CompletionBody, served: Served, settings: GatewaySettings, tenant: str = ""
 ) -> Intake:
     """Check what its types do not, and tokenise its prompt; what takes long has its turn."""
-    collection = collection_of(body.model, served.name)
+    collection = collection_of(body.model or served.name, served.name)
     if body.model_extra:
         refuse_extras(body.model_extra)
     include_usage = _include_usage(body)
@@ -109,21 +120,31 @@ async def take_in_body(
             "n",
         )
     form = await form_of(body, settings.aside_ms, tenant) if body.names_form else None
-    messages: list[dict[str, str]] = []
+    keeps = _kept_tokens(body, served, settings)
+    chat = Chat()
     search: Search | None = None
     prompts: Sequence[Sequence[int]]
     if isinstance(body, ChatBody):
-        messages = plain_messages(body.messages)
-        search = await _search(body, collection, messages, served, settings, tenant)
+        chat = chat_of(body, body.messages, served.tokenizer)
+        search = await _search(body, collection, chat, served, settings, tenant)
         if search is None:
-            prompts = [await chat_prompt(body, messages, served, settings, tenant)]
+            prompts = [_cut(await chat_prompt(chat, served, settings, tenant), body, keeps)]
+        elif keeps is not None:
+            raise InvalidRequest(
+                "truncate_prompt_tokens: expected none together with retrieval, whose passages "
+                "have their places in the prompt; leave out one of them",
+                "truncate_prompt_tokens",
+            )
         else:
             search.check_form(form)
             prompts = [search.prompt.ids]
     elif collection:
         raise InvalidRequest("model: only chats are looked up in a collection", "model")
     else:
-        prompts = [await _completion_prompt(each, body, served, settings, tenant) for each in given]
+        prompts = [
+            _cut(await _completion_prompt(each, body, served, settings, tenant), body, keeps)
+            for each in given
+        ]
     return Intake(
         endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETION,
         body=body,
@@ -131,10 +152,12 @@ async def take_in_body(
         samplings=[_sampling(body, form, prompt, served, settings, search) for prompt in prompts],
         search=search,
         n=n,
-        messages=messages,
+        chat=chat,
         stream=bool(body.stream),
         include_usage=include_usage,
+        counts_always=include_usage and _counts_always(body),
         token_ids=bool(body.return_token_ids),
+        session_id=checked_session("session_id", body.session_id) if body.session_id else "",
         priority=_priority_of(settings, body.priority, "priority"),
         policy=_one_of(POLICIES, wishes.policy, "trivium.policy"),
         orchestration=_one_of(ORCHESTRATIONS, wishes.orchestration, "trivium.orchestration"),
@@ -233,18 +256,17 @@ def _include_usage(body: GenerationBody) -> bool:
         return False
     if not body.stream:
         raise InvalidRequest("stream_options: needs stream=true", "stream_options")
-    if options.continuous_usage_stats:
-        raise InvalidRequest(
-            "stream_options.continuous_usage_stats: not supported; use include_usage",
-            "stream_options.continuous_usage_stats",
-        )
     return bool(options.include_usage)
+
+
+def _counts_always(body: GenerationBody) -> bool:
+    return body.stream_options is not None and bool(body.stream_options.continuous_usage_stats)
 
 
 async def _search(
     body: ChatBody,
     collection: str,
-    messages: Sequence[Mapping[str, str]],
+    chat: Chat,
     served: Served,
     settings: GatewaySettings,
     tenant: str,
@@ -255,40 +277,63 @@ async def _search(
         return None
     return await search_of(
         wished,
-        body,
-        messages,
+        chat,
         served.tokenizer,
         settings,
-        lambda chars: check_length(chars, served, settings),
+        lambda chars: check_length(chars, "messages", served, settings),
         tenant,
     )
 
 
 async def chat_prompt(
-    body: Any,
-    messages: Sequence[Mapping[str, str]],
-    served: Served,
-    settings: GatewaySettings,
-    tenant: str = "",
+    chat: Chat, served: Served, settings: GatewaySettings, tenant: str = ""
 ) -> "array[int]":
     """Render and tokenise."""
     return await served.tokenizer.encode_chat(
-        messages,
-        add_generation_prompt=body.add_generation_prompt is not False,
-        variables=body.chat_template_kwargs,
-        check_chars=lambda chars: check_length(chars, served, settings),
+        chat,
+        check_chars=lambda chars: check_length(chars, "messages", served, settings),
         limit_ms=settings.aside_ms,
         tenant=tenant,
     )
 
 
-def check_length(chars: int, served: Served, settings: GatewaySettings) -> None:
+def _kept_tokens(body: GenerationBody, served: Served, settings: GatewaySettings) -> int | None:
+    """How much of a longer prompt is kept; None where it is not to be cut."""
+    wished, most = body.truncate_prompt_tokens, _prompt_tokens_max(served, settings)
+    if wished is not None and wished > most:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens: expected at most {most}, found {wished}",
+            "truncate_prompt_tokens",
+        )
+    return most if wished == -1 else wished
+
+
+def _cut(ids: Sequence[int], body: GenerationBody, keeps: int | None) -> Sequence[int]:
+    """Its end, as vLLM does where no side is named."""
+    if keeps is None or len(ids) <= keeps:
+        return ids
+    return ids[:keeps] if body.truncation_side == "right" else ids[len(ids) - keeps :]
+
+
+def check_length(chars: int, param: str, served: Served, settings: GatewaySettings) -> None:
     """Raise PromptTooLong where a text cannot fit, before anything is spent on its tokens."""
     most = _prompt_tokens_max(served, settings)
     if chars > most * served.tokenizer.token_chars_max:
-        raise PromptTooLong(
-            f"the prompt has {chars} characters, more than {most} tokens hold; shorten it"
-        )
+        found = f"{chars} characters, more than {most} tokens hold; shorten it"
+        raise _too_long(found, param, served, most)
+
+
+def _too_long(found: str, param: str, served: Served, most: int) -> PromptTooLong:
+    """In the words by which clients know it, to shorten a conversation or ask another model:
+    OpenAI's and vLLM's first sentence, and the code itself. `most`: tokens of a prompt.
+    """
+    limit = served.max_model_len
+    bound = f", and at most {most} of a prompt are served" if most < limit - 1 else ""
+    return PromptTooLong(
+        f"This model's maximum context length is {limit} tokens{bound}. However, your prompt has "
+        f"{found} ({PromptTooLong.code})",
+        param,
+    )
 
 
 def _prompt_tokens_max(served: Served, settings: GatewaySettings) -> int:
@@ -308,7 +353,7 @@ async def _completion_prompt(
 ) -> Sequence[int]:
     if not isinstance(prompt, str):
         return _checked_ids(prompt, served.tokenizer.vocab)
-    check_length(len(prompt), served, settings)
+    check_length(len(prompt), "prompt", served, settings)
     special = body.add_special_tokens is not False
     return await served.tokenizer.encode(
         prompt, add_special_tokens=special, limit_ms=settings.aside_ms, tenant=tenant
@@ -316,19 +361,20 @@ async def _completion_prompt(
 
 
 def _checked_ids(value: Any, vocab: int) -> list[int]:
-    if not isinstance(value, list) or not all(type(token_id) is int for token_id in value):
+    ids = whole_numbers(value)
+    if ids is None:
         raise InvalidRequest(
             "prompt: expected a string, token ids, or a list of one kind of these, "
             f"found {shown(value)}",
             "prompt",
         )
-    if value and not (0 <= min(value) and max(value) < vocab):
+    if ids and not (0 <= min(ids) and max(ids) < vocab):
         raise InvalidRequest(
-            f"prompt: expected token ids from 0 to {vocab - 1}, found {shown(min(value))} to "
-            f"{shown(max(value))}",
+            f"prompt: expected token ids from 0 to {vocab - 1}, found {shown(min(ids))} to "
+            f"{shown(max(ids))}",
             "prompt",
         )
-    return value
+    return ids
 
 
 def _sampling(
@@ -340,19 +386,16 @@ def _sampling(
     search: Search | None,
 ) -> Sampling:
     limit, count = served.max_model_len, len(prompt)
+    param = "messages" if isinstance(body, ChatBody) else "prompt"
     if not count:
         raise InvalidRequest("prompt: expected at least one token, found none", "prompt")
     most = _prompt_tokens_max(served, settings)
     if count > most:
-        raise PromptTooLong(
-            f"the prompt has {count} tokens, and at most {most} are served; shorten it"
-        )
+        raise _too_long(f"{count} tokens; shorten it", param, served, most)
     vocab = served.tokenizer.vocab
     free = 0 if search is None else search.reserve(limit)
     sampling = sampling_of(body, form, prompt_tokens=count, limit=limit - free, vocab=vocab)
     if count + sampling.max_tokens > limit:
-        raise PromptTooLong(
-            f"the prompt has {count} tokens and max_tokens is {sampling.max_tokens}, "
-            f"together more than the model's {limit}; shorten the prompt or lower max_tokens"
-        )
+        wanted = f"max_tokens is {sampling.max_tokens}; shorten the prompt or lower max_tokens"
+        raise _too_long(f"{count} tokens and {wanted}", param, served, limit)
     return sampling

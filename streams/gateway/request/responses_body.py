@@ -12,10 +12,19 @@ from pydantic import Field, ValidationError
 from schemas.errors import InvalidRequest
 from schemas.rules.sizes import PASSAGES_MAX
 from streams.gateway.http.errors import from_detail, shown
-from streams.gateway.request.body import MESSAGES_MAX, Body, StrictBody
+from streams.gateway.request.body import MESSAGES_MAX, Body, StrictBody, Whole
 from streams.gateway.request.fields import HARMLESS
 
 INCLUDE = RESULTS, LOGPROBS = "file_search_call.results", "message.output_text.logprobs"
+# Of items that no answer here has: nothing is left out by them.
+_INCLUDES_NOTHING = (
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
 _METADATA_MAX, _KEY_CHARS_MAX, _VALUE_CHARS_MAX = 16, 64, 512
 # Of a chat's body, taken as they are there: what the package's clients send as `extra_body`.
 EXTENSIONS = frozenset(
@@ -27,8 +36,6 @@ EXTENSIONS = frozenset(
 )
 _HARMLESS = HARMLESS | {"max_tool_calls"}  # one search at most is made
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "reasoning": ({}, {"effort": "none"}, {"effort": None}, {"effort": None, "summary": None}),
-    "truncation": ("disabled",),
     "service_tier": ("auto", "default"),
     "conversation": (),
     "prompt": (),
@@ -38,8 +45,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "image": (),
 }
 _ADVICE = {
-    "reasoning": "the model's reasoning is not controlled here; leave it out",
-    "truncation": "nothing is left out of a conversation; shorten it in the client",
     "service_tier": "use `priority` (interactive, standard or batch)",
     "conversation": "use previous_response_id",
     "prompt": "no prompt templates are kept here; send the messages",
@@ -76,7 +81,7 @@ class FileSearchTool(StrictBody):
     type: Literal["file_search"]
     vector_store_ids: list[str] = Field(min_length=1)
     filters: dict[str, Any] | None = None
-    max_num_results: int | None = Field(None, ge=1, le=min(50, PASSAGES_MAX))
+    max_num_results: Whole | None = Field(None, ge=1, le=min(50, PASSAGES_MAX))
     ranking_options: RankingOptions | None = None
 
 
@@ -86,18 +91,26 @@ class StreamOptions(StrictBody):
     include_obfuscation: bool | None = None  # padding against traffic analysis; never added here
 
 
+class Reasoning(StrictBody):
+    """How much is to be thought; for templates that know it. Summaries are of nothing here."""
+
+    effort: Annotated[str, Field(max_length=64)] | None = None
+
+
 class ResponsesBody(StrictBody):
     """POST /v1/responses."""
 
-    model: str
+    model: str | None = None
     input: str | Annotated[list[dict[str, Any]], Field(max_length=MESSAGES_MAX)]
     instructions: str | None = None
     previous_response_id: str | None = None
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    max_output_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_p: float | None = Field(None, ge=0, le=1)
+    max_output_tokens: Whole | None = Field(None, ge=1, le=2**31 - 1)
+    top_logprobs: Whole | None = Field(None, ge=0, le=20)
     text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     include: list[str] | None = None
@@ -121,10 +134,7 @@ def refuse_fields(body: ResponsesBody) -> None:
                 f"{name}: not supported; {_ADVICE.get(name, 'leave it out')}", name
             )
     for i, name in enumerate(body.include or ()):
-        if name not in INCLUDE:
-            raise InvalidRequest(
-                f"include.{i}: expected {RESULTS} or {LOGPROBS}, found {shown(name)}", "include"
-            )
+        check_include(name, f"include.{i}")
     if body.top_logprobs and LOGPROBS not in (body.include or ()):
         raise InvalidRequest(f"top_logprobs: needs {LOGPROBS} in include", "top_logprobs")
     if body.background and body.store is False:
@@ -138,6 +148,16 @@ def refuse_fields(body: ResponsesBody) -> None:
         raise InvalidRequest("text.verbosity: not supported; leave it out", "text.verbosity")
     if text.format is not None:
         refuse_extras("text.format", text.format)
+
+
+def check_include(name: str, where: str = "include") -> None:
+    """Raise InvalidRequest for what OpenAI does not know either."""
+    if name not in (*INCLUDE, *_INCLUDES_NOTHING):
+        raise InvalidRequest(
+            f"{where}: expected {RESULTS}, {LOGPROBS} or what no answer here has, as "
+            f"{', '.join(_INCLUDES_NOTHING)}, found {shown(name)}",
+            "include",
+        )
 
 
 def refuse_extras(where: str, part: StrictBody) -> None:

@@ -35,8 +35,9 @@ def sampling_of(
     return Sampling(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        temperature=_or(body.temperature, 1.0),
-        top_p=_or(body.top_p, 1.0),
+        # Of no share of the likely tokens the first is left; engines take no 0 for it.
+        temperature=0.0 if body.top_p == 0 else _or(body.temperature, 1.0),
+        top_p=body.top_p or 1.0,
         top_k=max(body.top_k or 0, 0),
         min_p=body.min_p or 0.0,
         seed=random.getrandbits(SEED_BITS) if body.seed is None else body.seed,

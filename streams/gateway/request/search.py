@@ -9,7 +9,8 @@ stays of use.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from schemas.errors import InvalidRequest, UnknownModel
 from schemas.records import Retrieval, Sampling, Structured
@@ -18,7 +19,7 @@ from schemas.rules.tokens import pack_tokens
 from streams.gateway.config import GatewaySettings
 from streams.gateway.request.body import ChatBody, SearchBody
 from streams.gateway.request.probing import Form, Probe, asked_again, probe_of
-from streams.gateway.request.tokenizer import MarkedPrompt, Tokenizer
+from streams.gateway.request.tokenizer import Chat, MarkedPrompt, Tokenizer
 
 ALIAS = "@"  # between a model and the collection in which its answers are looked up
 QUERY_CHARS_MAX = 8_192  # of what is searched for; embedding models see less
@@ -121,25 +122,20 @@ def wished_search(body: ChatBody, collection: str) -> SearchBody | None:
 
 async def search_of(
     wished: SearchBody,
-    body: ChatBody,
-    messages: Sequence[Mapping[str, str]],
+    chat: Chat,
     tokenizer: Tokenizer,
     settings: GatewaySettings,
     check_chars: Callable[[int], None],
     tenant: str,
 ) -> Search:
     """Check the search, and tokenise its chat; raises InvalidRequest."""
+    messages = chat.messages
     marked = _last_user(messages)
     query = messages[marked]["content"] if wished.query is None else wished.query
     if not query.strip():
         raise InvalidRequest("retrieval.query: expected a text, found an empty one", "retrieval")
     prompt = await tokenizer.encode_marked_chat(
-        messages,
-        marked,
-        add_generation_prompt=body.add_generation_prompt is not False,
-        variables=body.chat_template_kwargs,
-        check_chars=check_chars,
-        tenant=tenant,
+        chat, marked, check_chars=check_chars, tenant=tenant
     )
     texts = (settings.context_lead, settings.context_joint, settings.context_trail)
     lead, joint, trail = (tokenizer.encoder.ids([text]) for text in texts)
@@ -148,9 +144,8 @@ async def search_of(
     if wished.probes is not None:
         again = [*messages, {"role": "assistant", "content": ""}, messages[marked]]
         longer = await tokenizer.encode_marked_chat(
-            again,
+            replace(chat, messages=again, add_generation_prompt=True, continues_last=False),
             len(again) - 1,
-            variables=body.chat_template_kwargs,
             check_chars=check_chars,
             tenant=tenant,
         )
@@ -167,7 +162,7 @@ async def search_of(
     )
 
 
-def _last_user(messages: Sequence[Mapping[str, str]]) -> int:
+def _last_user(messages: Sequence[Mapping[str, Any]]) -> int:
     """The index of the last user message; raises InvalidRequest where there is none."""
     for index in range(len(messages) - 1, -1, -1):
         if messages[index]["role"] == "user":

@@ -9,11 +9,11 @@ import secrets
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Template, TemplateError
+from jinja2 import Template, TemplateError, nodes
 
 from schemas.errors import ConfigError, InvalidRequest
 from streams.gateway.request.check_process import CHECK_PROCESS
@@ -29,6 +29,7 @@ Message = Mapping[str, Any]
 ENCODE_MS = 5_000
 _CUT = f"\ufdd0{secrets.randbits(64)}\ufdd0"  # nobody can write these into a message
 _MARK = f"\ufdd1{secrets.randbits(64)}\ufdd1"
+_OPEN = f"\ufdd2{secrets.randbits(64)}\ufdd2"
 
 
 # What a template raises over messages and variables that it does not expect.
@@ -44,29 +45,43 @@ _REFUSALS = (
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "self", "loop")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """A chat as its model's template takes it."""
+
+    messages: Sequence[Message] = ()
+    tools: Sequence[Mapping[str, Any]] = ()  # in OpenAI's form
+    variables: Mapping[str, Any] | None = None  # `chat_template_kwargs`
+    add_generation_prompt: bool = True
+    continues_last: bool = False  # the answer goes on with the last message
+
+    @property
+    def chars(self) -> int:
+        """How long its texts are, together."""
+        return _chars(self.messages) + _chars(self.tools) + _chars(self.variables)
+
+
 class ChatTemplate:
     """One compiled template with the special tokens that it may name."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = make_environment()
         try:
+            tree = environment.parse(source)
             self._template: Template = environment.from_string(source)
         except TemplateError as error:
             raise ConfigError(f"the model's chat template cannot be compiled: {error}") from error
         self._special_tokens = dict(special_tokens)
         self._reserved = {*_RESERVED, *special_tokens, *environment.globals}
+        attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
+        attributes |= {node.value for node in tree.find_all(nodes.Const)}
+        self.writes_tool_calls = "tool_calls" in attributes
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render(self, chat: Chat) -> str:
         """The prompt's text; raises InvalidRequest when the template refuses the messages, or a
         variable has a name that is the template's own.
         """
-        for name in variables or ():
+        for name in chat.variables or ():
             if name in self._reserved:
                 raise InvalidRequest(
                     f"chat_template_kwargs.{name}: the template's own name; leave it out",
@@ -76,11 +91,11 @@ class ChatTemplate:
             return self._template.render(
                 **{
                     **self._special_tokens,
-                    **(variables or {}),
-                    "messages": messages,
-                    "tools": None,
+                    **(chat.variables or {}),
+                    "messages": chat.messages,
+                    "tools": chat.tools or None,
                     "documents": None,
-                    "add_generation_prompt": add_generation_prompt,
+                    "add_generation_prompt": chat.add_generation_prompt,
                 }
             )
         except _REFUSALS as error:
@@ -153,64 +168,64 @@ class Tokenizer:
             token.content for token in raw.get_added_tokens_decoder().values() if token.special
         )
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
+    @property
+    def writes_tool_calls(self) -> bool:
+        """Whether the model's template knows messages with tool calls, and their results."""
+        return self._template is not None and self._template.writes_tool_calls
+
+    def render(self, chat: Chat) -> str:
         """The prompt's text for a chat."""
         if self._template is None:
             raise InvalidRequest(
                 "messages: the model has no chat template; use /v1/completions", "messages"
             )
-        return self._template.render(
-            messages, add_generation_prompt=add_generation_prompt, variables=variables
-        )
+        return self._template.render(chat)
 
-    def pieces(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-    ) -> list[str]:
+    def pieces(self, chat: Chat) -> list[str]:
         """The same text in pieces that are to be encoded one by one.
 
         They end within what a message spells like a special token: cut, it is text.
         """
-        cut = [self._cut_special_names(message) for message in messages]
-        return _pieces(self._render_cut(cut, add_generation_prompt, variables))
+        return _pieces(self._render_cut(self._cut(chat)))
 
-    def _render_cut(
-        self,
-        cut: Sequence[Message],
-        add_generation_prompt: bool,
-        variables: Mapping[str, Any] | None,
-    ) -> str:
-        return self.render(
-            cut,
-            add_generation_prompt=add_generation_prompt,
-            variables=self._cut_special_names(variables),
+    def _cut(self, chat: Chat) -> Chat:
+        return replace(
+            chat,
+            messages=self._cut_special_names(chat.messages),
+            tools=self._cut_special_names(chat.tools),
+            variables=self._cut_special_names(chat.variables),
         )
+
+    def _render_cut(self, chat: Chat) -> str:
+        """Up to the end of the last message's text where the answer goes on with it."""
+        if not chat.continues_last:
+            return self.render(chat)
+        *earlier, last = chat.messages
+        opened = {**last, "content": f"{last['content']}{_OPEN}"}
+        text, *rest = self.render(replace(chat, messages=[*earlier, opened])).split(_OPEN)
+        if len(rest) != 1:
+            raise InvalidRequest(
+                "continue_final_message: the model's chat template has no single place for the "
+                "last message, so nothing can go on with it; leave it out",
+                "continue_final_message",
+            )
+        return text
 
     def _cut_special_names(self, value: Any) -> Any:
         """A value of JSON with a cut after the first character of every special token's name."""
         if isinstance(value, str):
             return self._special_names.sub(rf"\g<0>{_CUT}", value)
         if isinstance(value, Mapping):
-            return {name: self._cut_special_names(item) for name, item in value.items()}
-        return (
-            [self._cut_special_names(item) for item in value] if isinstance(value, list) else value
-        )
+            cut = self._cut_special_names
+            return {cut(name): cut(item) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._cut_special_names(item) for item in value]
+        return value
 
     async def encode_chat(
         self,
-        messages: Sequence[Message],
+        chat: Chat,
         *,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
         check_chars: Callable[[int], None],
         limit_ms: int = ENCODE_MS,
         tenant: str = "",
@@ -223,44 +238,37 @@ class Tokenizer:
         one in another process, which may be ended. Raises InvalidRequest, and TooManyRequests where
         too many wait.
         """
-        chars = _chars(messages) + _chars(variables)
+        chars = chat.chars
 
         def ids() -> "array[int]":
-            pieces = self.pieces(
-                messages, add_generation_prompt=add_generation_prompt, variables=variables
-            )
+            pieces = self.pieces(chat)
             check_chars(sum(map(len, pieces)))
             return self.encoder.ids(pieces, in_thread=True)
 
         with suppress(TooLong):
             return await self.encoder.aside(ids, chars, tenant)
         check_chars(chars)
-        asked = (str(self._folder), messages, add_generation_prompt, variables)
+        asked = (str(self._folder), asdict(chat))
         answer = await CHECK_PROCESS.ask("chat", *asked, limit_ms=limit_ms, tenant=tenant)
         if "refused" in answer:
             raise InvalidRequest(*answer["refused"])
         return array("i", answer["ids"])
 
     async def encode_marked_chat(
-        self,
-        messages: Sequence[Message],
-        marked: int,
-        *,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-        check_chars: Callable[[int], None],
-        tenant: str = "",
+        self, chat: Chat, marked: int, *, check_chars: Callable[[int], None], tenant: str = ""
     ) -> MarkedPrompt:
         """Token ids of a chat, in which the text of one message is encoded for itself, so that
         others can be put before and after it. Raises as `encode_chat` does, and InvalidRequest
         where the model's template does not repeat that message once, or the chat is very long.
         """
-        check_chars(chars := _chars(messages) + _chars(variables))
+        check_chars(chars := chat.chars)
 
         def prompt() -> MarkedPrompt:
-            cut = [self._cut_special_names(message) for message in messages]
-            cut[marked] = {**cut[marked], "content": f"{_MARK}{cut[marked]['content']}{_MARK}"}
-            parts = self._render_cut(cut, add_generation_prompt, variables).split(_MARK)
+            cut = self._cut(chat)
+            messages = list(cut.messages)
+            content = f"{_MARK}{messages[marked]['content']}{_MARK}"
+            messages[marked] = {**messages[marked], "content": content}
+            parts = self._render_cut(replace(cut, messages=messages)).split(_MARK)
             if len(parts) != 3:
                 raise InvalidRequest(
                     "messages: the model's chat template has no single place for the last user "

@@ -18,7 +18,7 @@ from streams.gateway.request.responses_body import (
 )
 
 
-def chat_body(body: ResponsesBody, messages: Sequence[dict[str, str]]) -> ChatBody:
+def chat_body(body: ResponsesBody, messages: Sequence[dict[str, Any]]) -> ChatBody:
     """The chat that answers it; raises InvalidRequest."""
     extras = body.model_extra or {}
     fields: dict[str, Any] = {
@@ -29,6 +29,7 @@ def chat_body(body: ResponsesBody, messages: Sequence[dict[str, str]]) -> ChatBo
         "top_p": body.top_p,
         "max_completion_tokens": body.max_output_tokens,
         "user": body.user,
+        "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
         **{name: extras[name] for name in EXTENSIONS & extras.keys()},
     }
     if LOGPROBS in (body.include or ()):
@@ -36,6 +37,10 @@ def chat_body(body: ResponsesBody, messages: Sequence[dict[str, str]]) -> ChatBo
     form = None if body.text is None else body.text.format
     if form is not None:
         fields["response_format"] = _response_format(form)
+    functions = [tool for tool in body.tools or () if tool.get("type") == "function"]
+    if functions:
+        fields["tools"] = [{"type": "function", "function": each} for each in functions]
+        fields["tool_choice"] = body.tool_choice
     tool = file_search_of(body)
     if tool is not None:
         if fields.get("retrieval") is not None:
@@ -72,7 +77,11 @@ def _retrieval(tool: FileSearchTool) -> dict[str, Any]:
 
 def file_search_of(body: ResponsesBody) -> FileSearchTool | None:
     """The tool that the call may use, and chooses to; raises InvalidRequest for all others."""
-    tools = [_file_search(tool, f"tools.{i}") for i, tool in enumerate(body.tools or ())]
+    tools = [
+        _file_search(tool, f"tools.{i}")
+        for i, tool in enumerate(body.tools or ())
+        if tool.get("type") != "function"
+    ]
     if len(tools) > 1:
         raise InvalidRequest("tools: expected one file_search at most, found several", "tools")
     match body.tool_choice:
@@ -82,6 +91,8 @@ def file_search_of(body: ResponsesBody) -> FileSearchTool | None:
             return None
         case "required" | {"type": "file_search"} if tools:
             return tools[0]
+        case "required" | {"type": "function"} if len(tools) < len(body.tools or ()):
+            return None  # whoever renders the chat says what of functions is served
     raise InvalidRequest(
         "tool_choice: expected none, auto, required or a tool that the call has, found "
         f"{shown(body.tool_choice)}",

@@ -10,20 +10,21 @@ from typing import Any
 
 import orjson
 
-from schemas.errors import InvalidRequest
+from schemas.errors import InvalidRequest, PromptTooLong
 from schemas.records import CancelReason, StoredResponse
+from streams.gateway.config import GatewaySettings
 from streams.gateway.endpoints.generate import Inquiry, accept, answer, conversation_of
 from streams.gateway.http.exchange import Exchange
 from streams.gateway.ids import new_request_id
 from streams.gateway.request.body import ChatBody, parse
 from streams.gateway.request.conversation import Conversation
-from streams.gateway.request.intake import Intake, options_of, take_in_body
+from streams.gateway.request.intake import Intake, Served, options_of, take_in_body
 from streams.gateway.request.responses_body import ResponsesBody, refuse_fields
 from streams.gateway.responses.chat import chat_body
 from streams.gateway.responses.events import ResponseEvents
 from streams.gateway.responses.form import Form, Json, options_text, whole_of
 from streams.gateway.responses.items import Item, items_of, messages_of
-from streams.gateway.responses.stored import Earlier, continued
+from streams.gateway.responses.stored import Earlier, continued, resolved
 from streams.gateway.state import Gateway
 from streams.gateway.stream.delivery import (
     COMPLETED,
@@ -35,7 +36,6 @@ from streams.gateway.stream.delivery import (
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.hub import Call
 
-Messages = Sequence[dict[str, str]]
 ACCEPTED = "accepted"
 
 
@@ -48,7 +48,7 @@ class ResponseCall:
     earlier: Earlier = field(default_factory=Earlier)
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """The whole chat."""
         instructions = self.body.instructions
         system = [{"role": "system", "content": instructions}] if instructions else []
@@ -59,6 +59,26 @@ class ResponseCall:
         if not (messages := self.messages):
             raise InvalidRequest("input: expected a message, found none", "input")
         return chat_body(self.body, messages)
+
+    async def take_in(self, served: Served, settings: GatewaySettings, tenant: str = "") -> Intake:
+        """The chat, checked and tokenised. With `truncation: auto` what was said first is left out
+        of one that is too long, as little as need be. Raises InvalidRequest, PromptTooLong.
+        """
+        chat = self.chat()
+        try:
+            return await take_in_body(chat, served, settings, tenant)
+        except PromptTooLong:
+            least, most = 1, len(_droppable(chat)) - 1
+            if self.body.truncation != "auto" or most < least:
+                raise
+        while least < most:
+            middle = (least + most) // 2
+            try:
+                await take_in_body(_without_first(chat, middle), served, settings, tenant)
+                most = middle
+            except PromptTooLong:
+                least = middle + 1
+        return await take_in_body(_without_first(chat, least), served, settings, tenant)
 
     def record(self, intake: Intake, key: StreamKey) -> StoredResponse:
         """As it is kept, and told of."""
@@ -72,11 +92,22 @@ class ResponseCall:
             token_partition=key.partition,
             token_offset=key.offset,
             query="" if search is None else search.query,
-            options=options_text(_options(self.body, intake)),
+            options=options_text(_options(self.body, key.model)),
             include=self.body.include or (),
             input=orjson.dumps(self.items).decode(),
             history=orjson.dumps(self.earlier.messages).decode(),
         )
+
+
+def _droppable(chat: ChatBody) -> list[int]:
+    """Which messages may be left out, but for the last of them: all that are no instructions."""
+    return [i for i, each in enumerate(chat.messages) if each.role not in ("system", "developer")]
+
+
+def _without_first(chat: ChatBody, count: int) -> ChatBody:
+    dropped = set(_droppable(chat)[:count])
+    messages = [message for i, message in enumerate(chat.messages) if i not in dropped]
+    return chat.model_copy(update={"messages": messages})
 
 
 async def create(gateway: Gateway, exchange: Exchange) -> str:
@@ -90,7 +121,7 @@ async def create(gateway: Gateway, exchange: Exchange) -> str:
     raw = await exchange.read_body(gateway.body_reader)
     body = parse(ResponsesBody, raw, gateway.settings.values_max)
     refuse_fields(body)
-    items = items_of(body.input, exchange.call_id)
+    items = await resolved(gateway, exchange, items_of(body.input, exchange.call_id))
     earlier = Earlier()
     if body.previous_response_id is not None:
         earlier = await continued(gateway, exchange, body.previous_response_id)
@@ -103,8 +134,10 @@ async def create(gateway: Gateway, exchange: Exchange) -> str:
 
 
 async def _inquiry(gateway: Gateway, exchange: Exchange, asked: ResponseCall) -> Inquiry:
-    served, settings = gateway.served, gateway.settings
-    intake = await take_in_body(asked.chat(), served, settings, exchange.tenant)
+    try:
+        intake = await asked.take_in(gateway.served, gateway.settings, exchange.tenant)
+    except PromptTooLong as error:
+        raise PromptTooLong(error.message, "input") from None
     conversation = conversation_of(gateway, exchange, intake)
     if asked.earlier.session_id:  # there lies the KV of what was said
         turn = sum(message["role"] == "assistant" for message in asked.messages)
@@ -153,9 +186,8 @@ async def _answer(
     return await answer(gateway, exchange, call, write, keeps_running=inquiry.options.keeps_running)
 
 
-def _options(body: ResponsesBody, intake: Intake) -> Json:
+def _options(body: ResponsesBody, served: str) -> Json:
     """What the answer repeats of the call, with what holds where it says nothing."""
-    sampling = intake.samplings[0]
     text: dict[str, Any] = {"format": {"type": "text"}}
     if body.text is not None:
         text |= body.text.model_dump(by_alias=True, exclude_none=True)
@@ -164,17 +196,18 @@ def _options(body: ResponsesBody, intake: Intake) -> Json:
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
-        "model": body.model,
+        "model": body.model or served,
         "parallel_tool_calls": False,
+        "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
         "previous_response_id": body.previous_response_id,
         "service_tier": "default",
         "store": body.store is not False,
-        "temperature": sampling.temperature,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": text,
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": sampling.top_p,
-        "truncation": "disabled",
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": body.truncation or "disabled",
         "user": body.user,
     }

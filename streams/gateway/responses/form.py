@@ -10,6 +10,7 @@ import orjson
 from schemas.errors import Cancelled, OverloadError, TriviumError
 from schemas.frozen import frozen
 from schemas.records import Citation, Endpoint, StoredResponse, TokenLogprob
+from streams.gateway.ids import MESSAGE_PREFIX, RESPONSE_PREFIX, SEARCH_PREFIX
 from streams.gateway.request.responses_body import RESULTS
 from streams.gateway.stream import answers
 from streams.gateway.stream.citations import in_order
@@ -38,8 +39,10 @@ class Form:
         self.record = record
         self.searches = bool(record.query)
         self._options: Json = orjson.loads(record.options)
-        self.message_id = f"msg_{record.request_id}"
-        self.search_id = f"fs_{record.request_id}"
+        # With what finds the response again: a later call may name the item alone.
+        name = response_id.removeprefix(RESPONSE_PREFIX)
+        self.message_id = MESSAGE_PREFIX + name
+        self.search_id = SEARCH_PREFIX + name
 
     @property
     def is_background(self) -> bool:

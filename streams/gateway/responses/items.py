@@ -1,20 +1,25 @@
-"""Items of a call of /v1/responses: what it brings, and what a chat has of that."""
+"""Items of a call of /v1/responses: what it brings, and what a chat has of that.
 
-from collections.abc import Mapping, Sequence
+A chat has messages, calls of tools and their results. Reasoning and searches are an answer's own,
+sent back; they are kept with the call, and in no prompt.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from schemas.errors import InvalidRequest
 from streams.gateway.http.errors import shown
 
 Item = dict[str, Any]
-_PARTS = ("input_text", "output_text", "text")
-_KNOWN = ("type", "role", "content", "id", "status", "phase")
+_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _ROLES = ("user", "assistant", "system", "developer")
-SEARCH_CALL = "file_search_call"
+SEARCH_CALL, REASONING, REFERENCE = "file_search_call", "reasoning", "item_reference"
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # and what they call with
+_RESULTS = ("function_call_output", "custom_tool_call_output")
 
 
 def items_of(given: str | Sequence[Item], request_id: str) -> list[Item]:
-    """The input as items of OpenAI's, each with an id; raises InvalidRequest."""
+    """The input as items of OpenAI's, each with a type and an id; raises InvalidRequest."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     return [_item(item, i, request_id) for i, item in enumerate(given)]
@@ -22,38 +27,56 @@ def items_of(given: str | Sequence[Item], request_id: str) -> list[Item]:
 
 def _item(item: Item, i: int, request_id: str) -> Item:
     where = f"input.{i}"
-    kind = item.get("type") or "message"
+    kind = item.get("type")
+    if kind is None:
+        kind = "message" if "role" in item or "id" not in item else REFERENCE
     name = item.get("id")
     name = name if isinstance(name, str) and name else f"msg_{request_id}_{i}"
-    if kind == SEARCH_CALL:  # an answer's own, sent back; what it found stays with the session
-        return {**item, "id": name}
-    if kind != "message":
+    check = _CHECKS.get(kind) if isinstance(kind, str) else None
+    if check is None:
         raise InvalidRequest(
-            f"{where}.type: expected message, found {shown(kind)}; other items are not served",
+            f"{where}.type: expected one of {', '.join(_CHECKS)}, found {shown(kind)}; other items "
+            "are not served",
             f"{where}.type",
         )
+    return {"id": name, "type": kind, **check(item, where)}
+
+
+def _as_it_is(item: Item, where: str) -> Item:
+    return {name: value for name, value in item.items() if name not in ("id", "type")}
+
+
+def _reference(item: Item, where: str) -> Item:
+    _text(item, "id", where)
+    return {}
+
+
+def _call(item: Item, where: str) -> Item:
+    return _as_it_is(item, where) | {
+        name: _text(item, name, where) for name in ("call_id", "name", _CALLS[item["type"]])
+    }
+
+
+def _result(item: Item, where: str) -> Item:
+    output = item.get("output")
+    texts = _texts([output] if isinstance(output, str) else output, "input_text", f"{where}.output")
+    return _as_it_is(item, where) | {
+        "call_id": _text(item, "call_id", where),
+        "output": "\n".join(texts),
+    }
+
+
+def _message(item: Item, where: str) -> Item:
     role, content = item.get("role"), item.get("content")
     if role not in _ROLES:
         raise InvalidRequest(
             f"{where}.role: expected user, assistant, system or developer, found {shown(role)}",
             f"{where}.role",
         )
-    for field, value in item.items():
-        if field not in _KNOWN and value is not None:
-            raise InvalidRequest(
-                f"{where}.{field}: not supported; leave it out", f"{where}.{field}"
-            )
     own = "output_text" if role == "assistant" else "input_text"
-    parts = [{"type": own, "text": content}] if isinstance(content, str) else content
-    if not isinstance(parts, list):
-        raise InvalidRequest(
-            f"{where}.content: expected a text or a list of parts, found {shown(content)}",
-            f"{where}.content",
-        )
-    texts = [_text(part, f"{where}.content.{j}") for j, part in enumerate(parts)]
+    parts = [content] if isinstance(content, str) else content
+    texts = _texts(parts, own, f"{where}.content")
     return {
-        "id": name,
-        "type": "message",
         "role": role,
         "status": "completed",
         "content": [
@@ -63,24 +86,61 @@ def _item(item: Item, i: int, request_id: str) -> Item:
     }
 
 
-def _text(part: Any, where: str) -> str:
-    if not isinstance(part, dict) or part.get("type") not in _PARTS:
-        found = part.get("type") if isinstance(part, dict) else part
-        raise InvalidRequest(
-            f"{where}.type: expected input_text or output_text, found {shown(found)}; only text is "
-            "served",
-            f"{where}.type",
-        )
-    text = part.get("text")
+_CHECKS: dict[str, Callable[[Item, str], Item]] = {
+    "message": _message,
+    **dict.fromkeys(_CALLS, _call),
+    **dict.fromkeys(_RESULTS, _result),
+    SEARCH_CALL: _as_it_is,
+    REASONING: _as_it_is,
+    REFERENCE: _reference,
+}
+
+
+def _text(part: Item, field: str, where: str) -> str:
+    text = part.get(field)
     if not isinstance(text, str):
-        raise InvalidRequest(f"{where}.text: expected a string", f"{where}.text")
+        raise InvalidRequest(
+            f"{where}.{field}: expected a string, found {shown(text)}", f"{where}.{field}"
+        )
     return text
 
 
-def messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """What a chat has of items."""
-    return [
-        {"role": item["role"], "content": "\n".join(part["text"] for part in item["content"])}
-        for item in items
-        if item.get("type") == "message"
-    ]
+def _texts(parts: Any, own: str, where: str) -> list[str]:
+    if not isinstance(parts, list):
+        raise InvalidRequest(
+            f"{where}: expected a text or a list of parts, found {shown(parts)}", where
+        )
+    texts = []
+    for j, part in enumerate(parts):
+        if isinstance(part, str):
+            part = {"type": own, "text": part}
+        kind = part.get("type") if isinstance(part, dict) else part
+        field = _PARTS.get(kind) if isinstance(kind, str) else None
+        if not isinstance(part, dict) or field is None:
+            raise InvalidRequest(
+                f"{where}.{j}.type: expected input_text or output_text, found {shown(kind)}; only "
+                "text is served",
+                f"{where}.{j}.type",
+            )
+        texts.append(_text(part, field, f"{where}.{j}"))
+    return texts
+
+
+def messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What a chat has of items; calls of tools belong to the answer before them."""
+    messages: list[dict[str, Any]] = []
+    for item in items:
+        kind = item.get("type")
+        if kind == "message":
+            text = "\n".join(part["text"] for part in item["content"])
+            messages.append({"role": item["role"], "content": text})
+        elif kind in _CALLS:
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            function = {"name": item["name"], "arguments": item[_CALLS[kind]]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            messages[-1].setdefault("tool_calls", []).append(call)
+        elif kind in _RESULTS:
+            called, text = item["call_id"], item["output"]
+            messages.append({"role": "tool", "tool_call_id": called, "content": text})
+    return messages

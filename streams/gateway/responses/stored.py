@@ -18,19 +18,20 @@ from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, CancelReason
 from streams.gateway.endpoints.resume import read_on, resumed_call
 from streams.gateway.http.exchange import Exchange
-from streams.gateway.ids import new_request_id
-from streams.gateway.request.responses_body import INCLUDE
+from streams.gateway.ids import IN_NO_PROMPT, MESSAGE_PREFIX, RESPONSE_PREFIX, new_request_id
+from streams.gateway.request.responses_body import check_include
 from streams.gateway.responses.events import ResponseEvents
-from streams.gateway.responses.form import Form, whole_of
-from streams.gateway.responses.items import messages_of
+from streams.gateway.responses.form import Form, Said, whole_of
+from streams.gateway.responses.items import REFERENCE, Item, messages_of
 from streams.gateway.state import Gateway
 from streams.gateway.stream.delivery import COMPLETED, KEEPALIVE, call_error
 from streams.gateway.stream.event_id import Position
-from streams.gateway.stream.hub import Call, Hub
+from streams.gateway.stream.hub import Call, CallStream, Hub
 from streams.gateway.stream.overdue import DEADLINE_GRACE_MS
 
 _INCLUDED = ("include", "include[]")
 _NUMBER_MAX = 1 << 53
+REFERENCES_MAX = 64  # of a call; each is read from the log
 _ITEMS, _ITEMS_MAX, _PARAMETERS_MAX = 20, 100, 32
 
 
@@ -39,11 +40,43 @@ class Earlier:
     """What a conversation has said before a call; of a new one, nothing."""
 
     session_id: str = ""
-    messages: Sequence[dict[str, str]] = ()
+    messages: Sequence[dict[str, Any]] = ()
 
 
 async def continued(gateway: Gateway, exchange: Exchange, response_id: str) -> Earlier:
     """The conversation that a response has ended; raises NotFound, InvalidRequest."""
+    form, stream = await _answered(gateway, exchange, response_id, "previous_response_id")
+    record = form.record
+    said = [*orjson.loads(record.history), *messages_of(orjson.loads(record.input))]
+    answer = {"role": "assistant", "content": "".join(stream.texts)}
+    return Earlier(session_id=record.session_id, messages=[*said, answer])
+
+
+async def resolved(gateway: Gateway, exchange: Exchange, items: Sequence[Item]) -> list[Item]:
+    """Items of a call, with the answers that it refers to by an id; raises NotFound,
+    InvalidRequest.
+    """
+    references = [i for i, item in enumerate(items) if item["type"] == REFERENCE]
+    if len(references) > REFERENCES_MAX:
+        raise InvalidRequest(
+            f"input: expected at most {REFERENCES_MAX} references to items, found "
+            f"{len(references)}; use previous_response_id, or send the messages themselves",
+            "input",
+        )
+    found = list(items)
+    for i in references:
+        name, param = items[i]["id"], f"input.{i}.id"
+        if not name.startswith(IN_NO_PROMPT):
+            response_id = RESPONSE_PREFIX + name.removeprefix(MESSAGE_PREFIX)
+            form, stream = await _answered(gateway, exchange, response_id, param)
+            found[i] = form.message(stream, Said(text="".join(stream.texts)), COMPLETED)
+    return found
+
+
+async def _answered(
+    gateway: Gateway, exchange: Exchange, response_id: str, param: str
+) -> tuple[Form, CallStream]:
+    """A response that has ended with an answer; raises NotFound, InvalidRequest."""
     form = await _find(gateway, exchange, response_id)
     call = await _answer_by_now(gateway, exchange, form)
     (stream,) = call.streams
@@ -51,13 +84,9 @@ async def continued(gateway: Gateway, exchange: Exchange, response_id: str) -> E
     if error is not None or stream.end is None:
         why = "still in progress" if error is None else f"without an answer ({error.code})"
         raise InvalidRequest(
-            f"previous_response_id: expected a response that was answered, found one that is {why}",
-            "previous_response_id",
+            f"{param}: expected a response that was answered, found one that is {why}", param
         )
-    record = form.record
-    said = [*orjson.loads(record.history), *messages_of(orjson.loads(record.input))]
-    answer = {"role": "assistant", "content": "".join(stream.texts)}
-    return Earlier(session_id=record.session_id, messages=[*said, answer])
+    return form, stream
 
 
 async def retrieve(gateway: Gateway, exchange: Exchange) -> str:
@@ -143,10 +172,7 @@ async def _named(
             raise InvalidRequest(f"{name[:40]}: unknown parameter; leave it out", name[:40])
     include = [value for name in _INCLUDED for value in query.get(name, ())]
     for value in include:
-        if value not in INCLUDE:
-            raise InvalidRequest(
-                f"include: expected {' or '.join(INCLUDE)}, found {value[:40]!r}", "include"
-            )
+        check_include(value)
     form = await _find(gateway, exchange, exchange.scope["path_params"]["response_id"])
     record = replace(form.record, include=(*form.record.include, *include))
     return Form(form.response_id, record), query

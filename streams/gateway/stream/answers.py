@@ -68,6 +68,15 @@ def usage(streams: Sequence[Stream], prompts: int) -> Json:
     }
 
 
+def usage_so_far(prompt_tokens: int, completion_tokens: int) -> Json:
+    """Tokens of one choice that has not ended."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
 def placement(key: StreamKey, streams: Sequence[Stream]) -> Json:
     """Where the last of these choices was computed, and from which token on any of them may not
     follow from what stands before.
@@ -148,8 +157,10 @@ def _completion_logprobs(tokens: Sequence[TokenLogprob], first_char: int) -> Jso
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [max(token.logprob, -9999.0) for token in tokens],
-        "top_logprobs": [
-            {top.token: max(top.logprob, -9999.0) for top in token.top} or None for token in tokens
+        "top_logprobs": [  # with the drawn token, likely or not
+            {top.token: max(top.logprob, -9999.0) for top in token.top}
+            | {token.token: max(token.logprob, -9999.0)}
+            for token in tokens
         ],
         "text_offset": offsets,
     }

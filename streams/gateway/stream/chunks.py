@@ -22,6 +22,7 @@ from streams.gateway.stream.event_id import Position, StreamKey, positions_text
 from streams.gateway.stream.stream import Stream
 
 DONE = b"data: [DONE]\n\n"
+_NOT_FINISHED = b',"finish_reason":null}]'
 
 
 class ChunkWriter:
@@ -34,9 +35,14 @@ class ChunkWriter:
         *,
         name: bytes = b"",
         client_positions: Sequence[Position] = (),
+        prompts: Sequence[Sequence[int]] = (),
+        counts_always: bool = False,
     ) -> None:
         """`name` is what all ids of this answer begin with, empty for events without ids; a
         resuming client has positions.
+
+        `prompts`: token ids of each choice's, where they are known and told of. `counts_always`:
+        every event has the usage so far, which needs them.
         """
         self._key = key
         self._chat = key.endpoint is Endpoint.CHAT
@@ -55,17 +61,22 @@ class ChunkWriter:
         field = b'"delta":{"content":' if self._chat else b'"text":'
         heads = [self._head + b',"choices":[{"index":%d,' % stream.choice for stream in streams]
         self._opens = [head + field for head in heads]
+        self._prompts = prompts
+        self._counts_always = counts_always and bool(prompts)
         brace = b"}" if self._chat else b""
         usage = b',"usage":null' if key.include_usage else b""
         self._after_text = brace + b',"logprobs":'
-        self._after_logprobs = b',"finish_reason":null}]' + usage + b"}\n\n"
-        self._close = self._after_text + b"null" + self._after_logprobs
+        self._after_choice = usage + b"}\n\n"
+        self._close = self._after_text + b"null" + _NOT_FINISHED + self._after_choice
         self._roles: dict[int, bytes] = {}  # a choice's first event, which says who speaks
         if self._chat:
-            role = b'"delta":{"role":"assistant","content":""' + self._close
+            role = b'"delta":{"role":"assistant","content":""' + self._after_text + b"null"
             self._roles = {
                 i: head + role for i, head in enumerate(heads) if not self._written[i].next_seq
             }
+        self._untold = {  # choices whose prompt's tokens are to be told
+            i for i, at in enumerate(self._written) if prompts and key.token_ids and not at.next_seq
+        }
         self.collected: list[str] | None = None  # a list takes the first choice's text
 
     def opening(self) -> bytes:
@@ -77,7 +88,8 @@ class ChunkWriter:
         if len(self._streams) > 1:
             return b"".join([self._drain_one(i) for i in range(len(self._streams))])
         stream = self._streams[0]
-        if stream.end is not None or stream.token_ids or stream.logprobs:
+        is_plain = not (stream.token_ids or stream.logprobs or self._counts_always)
+        if stream.end is not None or not is_plain:
             return self._drain_one(0)
         if not stream.texts or not (text := stream.drain()):
             return b""
@@ -92,7 +104,10 @@ class ChunkWriter:
     def _role(self, i: int) -> bytes:
         """The first event of a choice of a chat; empty where it was written."""
         role = self._roles.pop(i, b"")
-        return role and self._id(self._written) + role
+        if not role:
+            return b""
+        _, of_chunk = self._told(i)
+        return self._id(self._written) + role + self._end(of_chunk)
 
     def _drain_one(self, i: int) -> bytes:
         stream = self._streams[i]
@@ -112,16 +127,39 @@ class ChunkWriter:
             middle = self._after_text + orjson.dumps(form)
             if self._key.token_ids:
                 middle += b',"token_ids":' + orjson.dumps(token_ids)
-            parts = (self._opens[i], orjson.dumps(text), middle, self._after_logprobs)
-            event += self._id(self._written) + b"".join(parts)
+            of_choice, of_chunk = self._told(i)
+            parts = (self._opens[i], orjson.dumps(text), middle, _inner(of_choice))
+            event += self._id(self._written) + b"".join(parts) + self._end(of_chunk)
         # What ended otherwise has no finish reason: an error event follows, and nothing else.
         if stream.end is not None and stream.end.kind is OutcomeKind.COMPLETED:
             event += self._role(i)  # of an answer without text
             self._written[i] = stream.position(ended=True)
-            event += self._finish(stream, stream.end)
+            of_choice, of_chunk = self._told(i)
+            event += self._finish(stream, stream.end, of_choice, of_chunk)
         return event
 
-    def _finish(self, stream: Stream, end: StreamEnd) -> bytes:
+    def _told(self, i: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the next event of a choice says besides, of the choice and of all: the prompt's
+        tokens, in the first, and the usage so far.
+        """
+        of_choice: dict[str, Any] = {}
+        of_chunk: dict[str, Any] = {}
+        if i in self._untold:
+            self._untold.remove(i)
+            (of_chunk if self._chat else of_choice)["prompt_token_ids"] = list(self._prompts[i])
+        if self._counts_always:
+            count = self._written[i].next_seq
+            of_chunk["usage"] = answers.usage_so_far(len(self._prompts[i]), count)
+        return of_choice, of_chunk
+
+    def _end(self, of_chunk: dict[str, Any]) -> bytes:
+        """What follows the log-probabilities of an event without a finish reason."""
+        rest = b"}\n\n" if "usage" in of_chunk else self._after_choice
+        return _NOT_FINISHED + _inner(of_chunk) + rest
+
+    def _finish(
+        self, stream: Stream, end: StreamEnd, of_choice: dict[str, Any], of_chunk: dict[str, Any]
+    ) -> bytes:
         content: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
         if cited := annotations(stream.retrieved, stream.next_char):
             content["delta"]["annotations"] = cited
@@ -130,8 +168,10 @@ class ChunkWriter:
             **content,
             "finish_reason": end.finish_reason or "stop",
             "stop_reason": end.stop_reason or None,
+            **of_choice,
         }
-        return self._event(choice, trivium=answers.placement(self._key, [stream]))
+        placed = answers.placement(self._key, [stream])
+        return self._event(choice, trivium=placed, **of_chunk)
 
     def failing(self, error: TriviumError) -> bytes:
         """The error; nothing follows it."""
@@ -152,7 +192,7 @@ class ChunkWriter:
         choice.setdefault("logprobs", None)
         choice.setdefault("finish_reason", None)
         if self._key.include_usage:
-            fields["usage"] = None
+            fields.setdefault("usage", None)
         return self._write({"choices": [choice], **fields})
 
     def _write(self, fields: dict[str, Any]) -> bytes:
@@ -163,8 +203,15 @@ class ChunkWriter:
         return self._prefix and b"%b%b\n" % (self._prefix, positions_text(positions))
 
 
-def whole_answer(key: StreamKey, streams: Sequence[Stream]) -> bytes:
-    """The body of an answer that is not streamed; every stream has ended."""
+def _inner(fields: dict[str, Any]) -> bytes:
+    """Fields that follow others of an object."""
+    return b"," + orjson.dumps(fields)[1:-1] if fields else b""
+
+
+def whole_answer(
+    key: StreamKey, streams: Sequence[Stream], prompts: Sequence[Sequence[int]] = ()
+) -> bytes:
+    """The body of an answer that is not streamed; every stream has ended. `prompts`: as above."""
     chat = key.endpoint is Endpoint.CHAT
     choices = []
     for stream in streams:
@@ -180,6 +227,8 @@ def whole_answer(key: StreamKey, streams: Sequence[Stream]) -> bytes:
             content = {"text": text}
         if key.token_ids:
             content["token_ids"] = stream.token_ids
+        if not chat:
+            content |= _of_prompt(key, prompts, stream.choice)
         choices.append(
             {
                 "index": stream.choice,
@@ -198,5 +247,14 @@ def whole_answer(key: StreamKey, streams: Sequence[Stream]) -> bytes:
             "choices": choices,
             "usage": answers.usage(streams, key.prompts),
             "trivium": answers.placement(key, streams),
+            **(_of_prompt(key, prompts, 0) if chat else {}),
         }
     )
+
+
+def _of_prompt(key: StreamKey, prompts: Sequence[Sequence[int]], choice: int) -> dict[str, Any]:
+    """What vLLM's answers say of a prompt. Its log-probabilities are of no token here."""
+    told: dict[str, Any] = {"prompt_logprobs": None}
+    if key.token_ids:
+        told["prompt_token_ids"] = list(prompts[choice]) if prompts else None
+    return told

@@ -46,7 +46,12 @@ def test_a_response_is_a_chat_with_its_instructions() -> None:
         ({**INPUT, "previous_response_id": "r"}, RESPONSES, "previous_response_id: not served"),
         ({**INPUT, "colour": "red"}, RESPONSES, "colour: unknown field"),
         ({**INPUT, "input": []}, RESPONSES, "input: expected a message, found none"),
-        ({**INPUT, "input": [1]}, EMBEDDINGS, "input: expected texts, found token ids"),
+        ({**INPUT, "input": [-1]}, EMBEDDINGS, "input.0: expected texts, or token ids"),
+        (
+            {"input": [{"type": "item_reference", "id": "rs_1"}]},
+            RESPONSES,
+            "input.0: expected an item",
+        ),
         ({**INPUT, "colour": "red"}, EMBEDDINGS, "colour: unknown field"),
     ],
 )

@@ -161,7 +161,7 @@ WRONG: list[tuple[Any, type[TriviumError], str]] = [
     ({"text": "a", "response_format": "{"}, InvalidRequest, "response_format: expected a JSON obj"),
     ({"messages": "x"}, InvalidRequest, "messages: expected a valid list"),
     ({"messages": {"role": "user"}}, InvalidRequest, "messages: expected a valid list"),
-    ({"messages": [{"role": "x"}]}, InvalidRequest, "messages.0.role: expected"),
+    ({"messages": [{"role": ""}]}, InvalidRequest, "messages.0.role: expected"),
     ({"body": {"messages": []}}, InvalidRequest, "messages: expected at least 1"),
     ({"body": {"input": "x"}}, InvalidRequest, "prompt: required, but missing"),
     ({"body": "[]"}, InvalidRequest, "body: expected a JSON object"),

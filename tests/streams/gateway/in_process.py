@@ -12,11 +12,13 @@ import numpy as np
 
 from schemas.codec import Codec
 from schemas.errors import NotFound, TriviumError
+from schemas.fleet import Member
 from schemas.log.clients import Headers
-from schemas.log.retrieval.embedding import EmbeddedTexts
+from schemas.log.retrieval.embedding import EmbeddedTexts, Texts
 from schemas.records import (
     Cancellation,
     Document,
+    MemberKind,
     Passage,
     Quoted,
     Request,
@@ -99,6 +101,7 @@ class FakeLog:
         self.headers: list[Headers] = []
         self.told: list[Turn] = []
         self.reasons: list[str] = []
+        self.members: list[Member] = []
         self.hold_acks: asyncio.Event | None = None
         self.news = asyncio.Condition()
         self.on_request: Callable[[Request], None] | None = None
@@ -123,6 +126,9 @@ class FakeLog:
             self.on_request(record)
         if isinstance(record, Cancellation) and self.on_cancellation is not None:
             self.on_cancellation(record)
+
+    def living(self, kind: MemberKind) -> list[Member]:
+        return [member for member in self.members if member.registration.kind is kind]
 
     def publish_turn(self, turn: Turn) -> None:
         self.told.append(turn)
@@ -228,12 +234,11 @@ class LetterPool:
     async def remove(self, collection: str, document_id: str) -> None:
         self.documents.pop(document_id, None)
 
-    async def embed(
-        self, texts: Sequence[str], *, deadline_ms: int, tenant: str = ""
-    ) -> EmbeddedTexts:
+    async def embed(self, texts: Texts, *, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
         if self.trouble is not None:
             raise self.trouble
-        counts = np.array([[text.count(c) for c in self.LETTERS] for text in texts], np.float32)
+        words = [t if isinstance(t, str) else "".join(map(chr, t)) for t in texts]
+        counts = np.array([[word.count(c) for c in self.LETTERS] for word in words], np.float32)
         lengths = np.linalg.norm(counts, axis=1, keepdims=True)
         vectors = counts / np.maximum(lengths, 1e-9)
         return EmbeddedTexts(vectors=vectors, embedder="letters@1", tokens=sum(map(len, texts)))

@@ -13,6 +13,7 @@ from schemas.retrieval import Vector
 from tests.waiting import PATIENCE_S, until
 from workers.embed.batcher import Batcher
 from workers.embed.embedders.hashed import HashEmbedder
+from workers.embed.embedders.protocol import Text
 from workers.embed.scheduler import Urgency
 
 
@@ -20,10 +21,10 @@ class Slow(HashEmbedder):
     """Waits for the test before each batch, and fails over some texts."""
 
     def __init__(self) -> None:
-        self.batches: list[list[str]] = []
+        self.batches: list[list[Text]] = []
         self.gate = threading.Semaphore(0)
 
-    def embed(self, texts: Sequence[str]) -> Vector:
+    def embed(self, texts: Sequence[Text]) -> Vector:
         self.batches.append(list(texts))
         assert self.gate.acquire(timeout=PATIENCE_S)
         if any("poison" in text for text in texts):

@@ -8,7 +8,7 @@ def job(name: str, urgency: Urgency, *tokens: int) -> Job:
 
 
 def texts(batch: list[Item]) -> list[str]:
-    return [item.text for item in batch]
+    return [str(item.text) for item in batch]
 
 
 def test_queries_go_before_calls_and_calls_before_documents() -> None:

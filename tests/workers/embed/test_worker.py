@@ -245,11 +245,13 @@ async def test_calls_for_vectors_are_answered(kafka: LogSettings) -> None:
         )
         empty = dataclasses.replace(call, embed_id="none", texts=())
         late = dataclasses.replace(call, embed_id="late", deadline_ms=1)
-        for each in (call, empty, late):
+        ids = dataclasses.replace(call, embed_id="ids", texts=(), token_ids=((5, 6), (7,)))
+        foreign = dataclasses.replace(ids, embed_id="foreign", token_ids=((5,), (-1,)))
+        for each in (call, empty, late, ids, foreign):
             await books.send("embeddings", each, each.embed_id, 0)
 
         async def all_there() -> bool:
-            return len(await books.records("hits", 2)) == 3
+            return len(await books.records("hits", 2)) == 5
 
         await until(all_there)
         answers = {}
@@ -261,9 +263,18 @@ async def test_calls_for_vectors_are_answered(kafka: LogSettings) -> None:
         vectors = np.frombuffer(answers["one"].vectors, "<f4").reshape(2, -1)
         assert np.array_equal(vectors, HashEmbedder().embed(["a b", "c"]))
         assert (answers["one"].tokens, answers["one"].embedder) == (3, "hash@1")
-        for name, code in (("none", "invalid_request"), ("late", "deadline_exceeded")):
+        of_ids = np.frombuffer(answers["ids"].vectors, "<f4").reshape(2, -1)
+        assert np.array_equal(of_ids, HashEmbedder().embed([(5, 6), (7,)]))
+        assert answers["ids"].tokens == 3
+        for name, code in (
+            ("none", "invalid_request"),
+            ("late", "deadline_exceeded"),
+            ("foreign", "invalid_request"),
+        ):
             error = answers[name].error
             assert error is not None and error.code == code
+        foreign_error = answers["foreign"].error
+        assert foreign_error is not None and "input.1: expected token ids" in foreign_error.message
 
 
 async def test_the_fleet_hears_what_it_embeds_with_and_how_it_does(kafka: LogSettings) -> None:

@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from schemas.retrieval import Vector
+from workers.embed.embedders.protocol import Text
 from workers.embed.embedders.words import TOKENS
 
 DIM = 256
@@ -23,13 +24,14 @@ class HashEmbedder:
 
     name = "hash@1"
     dim = DIM
+    vocab = 1 << 31  # whatever stands for a word
     tokens_max = 1 << 20
 
     def token_starts(self, text: str) -> Sequence[int]:
         """One token for each word and each sign."""
         return [found.start() for found in TOKENS.finditer(text)]
 
-    def embed(self, texts: Sequence[str]) -> Vector:
+    def embed(self, texts: Sequence[Text]) -> Vector:
         """Roots of counts, with a sign for each feature, so that what collides cancels out."""
         rows = np.zeros((len(texts), DIM), np.float32)
         for row, text in zip(rows, texts, strict=True):
@@ -42,7 +44,10 @@ class HashEmbedder:
         return rows
 
 
-def _features(text: str) -> Counter[str]:
-    plain = unicodedata.normalize("NFKC", text).casefold()
-    words = [word for word in TOKENS.findall(plain) if word.isalnum()]
+def _features(text: Text) -> Counter[str]:
+    if isinstance(text, str):
+        plain = unicodedata.normalize("NFKC", text).casefold()
+        words = [word for word in TOKENS.findall(plain) if word.isalnum()]
+    else:
+        words = [f"#{token_id}" for token_id in text]
     return Counter(words) + Counter(f"{one} {other}" for one, other in pairwise(words))

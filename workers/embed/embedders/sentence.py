@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from schemas.errors import ConfigError
 from schemas.retrieval import Vector
+from workers.embed.embedders.protocol import Text
 from workers.embed.embedders.words import slices
 
 # A quarter of the time that transformers takes is for scikit-learn, which nothing here needs.
@@ -49,6 +50,7 @@ class SentenceEmbedder:
         self._model = self._model.eval().float()
         config = self._model.config
         self.dim = int(config.hidden_size)
+        self.vocab = int(config.vocab_size)
         told = _read(folder / "sentence_bert_config.json").get("max_seq_length")
         self.tokens_max = int(told or getattr(config, "max_position_embeddings", 512))
         for tokenizer in (self._plain, self._bounded):
@@ -66,14 +68,21 @@ class SentenceEmbedder:
             found += [begin + start for start, _ in encoding.offsets]
         return found
 
-    def embed(self, texts: Sequence[str]) -> Vector:
+    def embed(self, texts: Sequence[Text]) -> Vector:
         """In batches of like lengths."""
-        found = self._bounded.encode_batch_fast(list(texts))
-        ids = [encoding.ids or [0] for encoding in found]
+        ids = [each or [0] for each in self._ids(texts)]
         vectors = np.zeros((len(texts), self.dim), np.float32)
         for numbers in groups([len(each) for each in ids], self._batch_tokens):
             vectors[numbers] = self._computed([ids[number] for number in numbers])
         return vectors
+
+    def _ids(self, texts: Sequence[Text]) -> list[list[int]]:
+        words = [text for text in texts if isinstance(text, str)]
+        encoded = iter(self._bounded.encode_batch_fast(words))
+        return [
+            next(encoded).ids if isinstance(text, str) else list(text[: self.tokens_max])
+            for text in texts
+        ]
 
     def _computed(self, ids: list[list[int]]) -> Vector:
         longest = max(map(len, ids))

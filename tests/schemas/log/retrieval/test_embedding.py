@@ -121,7 +121,7 @@ async def test_what_cannot_be_embedded_is_refused(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(NotReady, match="no embedding worker"):
             await embed(asker, "a")
         pool.embeds("e")
-        for texts in ([], ["a", ""], ["a"] * 2_049, ["a" * 300_000]):
+        for texts in ([], ["a"] * 2_049, ["a" * 300_000]):
             with pytest.raises(InvalidRequest, match="expected .*texts"):
                 await embed(asker, *texts)
         with pytest.raises(DeadlineExceeded):

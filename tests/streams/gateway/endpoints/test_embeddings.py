@@ -9,6 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from schemas.errors import NotReady
+from streams.gateway.request.embed_body import TEXT_CHARS_MAX
 from tests.streams.gateway.in_process import InProcessGateway, call, http_client, serving
 from tests.waiting import PATIENCE_S
 
@@ -20,7 +21,7 @@ def texts(value: Any, **fields: Any) -> dict[str, Any]:
 
 
 def ranked(*documents: Any, **fields: Any) -> dict[str, Any]:
-    return {"model": "letters@1", "query": "aab", "documents": documents, **fields}
+    return {"model": "letters@1", "query": "aab", "documents": documents} | fields
 
 
 async def test_vectors_come_in_the_order_of_their_texts() -> None:
@@ -68,6 +69,32 @@ async def test_documents_are_ranked_by_similarity_and_equal_ones_by_place() -> N
     assert answer["results"][0]["relevance_score"] == pytest.approx(1)
 
 
+async def test_token_ids_are_texts_of_the_models_own_tokenizer() -> None:
+    """As vLLM has it; their worker knows which there are (issue 28, 1.3)."""
+    _, texts_of_two = await call(InProcessGateway(), texts(["ab", "c"]), EMBED)
+    ids: Any = [[97, 98.0], [99]]
+    _, found = await call(InProcessGateway(), texts(ids), EMBED)
+    assert found["data"] == texts_of_two["data"]
+    _, one = await call(InProcessGateway(), texts(ids[0]), EMBED)
+    assert one["data"] == texts_of_two["data"][:1]
+
+
+async def test_an_empty_or_a_very_long_text_fails_no_call() -> None:
+    """Models see the beginning; a job of thousands of texts stopped at one (issue 28, 1.3)."""
+    long = "a" * (TEXT_CHARS_MAX + 1)
+    status, found = await call(InProcessGateway(), texts(["", long + "b", "c"]), EMBED)
+    assert status == 200 and len(found["data"]) == 3
+    _, cut = await call(InProcessGateway(), texts(long), EMBED)
+    assert found["data"][1]["embedding"] == cut["data"][0]["embedding"]
+    status, found = await call(InProcessGateway(), ranked("", long, query=long), RERANK)
+    assert status == 200 and found["results"][0]["index"] == 1
+
+
+async def test_a_call_without_a_model_gets_the_one_that_embeds() -> None:
+    status, answer = await call(InProcessGateway(), {"input": "a"}, EMBED)
+    assert (status, answer["model"]) == (200, "letters@1")
+
+
 async def test_documents_come_back_only_where_they_are_wanted() -> None:
     _, answer = await call(InProcessGateway(), ranked("a"), RERANK)
     assert "document" not in answer["results"][0]
@@ -77,9 +104,10 @@ async def test_documents_come_back_only_where_they_are_wanted() -> None:
     ("path", "body", "status", "message"),
     [
         (EMBED, texts([]), 400, "input: expected a text or 1 to 2048 texts"),
-        (EMBED, texts([1, 2]), 400, "input: expected texts, found token ids"),
-        (EMBED, texts([[1]]), 400, "check_embedding_ctx_length=False"),
-        (EMBED, texts(["a", ""]), 400, "input.1: expected a text of 1 to"),
+        (EMBED, texts([1, -2]), 400, "input.0: expected texts, or token ids of the embedding"),
+        (EMBED, texts([[1], []]), 400, "input.1: expected texts, or token ids of the embedding"),
+        (EMBED, texts([1, "a"]), 400, "input.0: expected texts, or token ids"),
+        (EMBED, texts(["a", 1]), 400, "input.1: expected a text, found 1"),
         (EMBED, texts({"a": 1}), 400, "input: expected a text or"),
         (EMBED, texts("a", dimensions=3), 400, "dimensions: the model has 8, found 3"),
         (EMBED, texts("a", inputt="b"), 400, "inputt: unknown field"),

@@ -1,8 +1,21 @@
 """Endpoints beside the path: models, tokenize, and cancelling."""
 
+from typing import Any
+
 import pytest
 
-from schemas.records import CancelReason, OutcomeKind
+from schemas.fleet import Member
+from schemas.records import (
+    CancelReason,
+    CollectionState,
+    EmbedCapability,
+    MemberKind,
+    MemberState,
+    OutcomeKind,
+    Registration,
+    Role,
+    SearchLoad,
+)
 from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.samples import MODEL, chat, ended, events_of, frame
 from tests.streams.gateway.streamed_call import (
@@ -96,6 +109,44 @@ async def test_calls_that_are_not_there(method: str, path: str, status: int) -> 
     assert response.status_code == status
     assert f"{method} {path}: " in response.json()["error"]["message"]
     assert ("allow" in response.headers) == (status == 405)
+
+
+def ready(role: Role, load: SearchLoad | None = None, **told: Any) -> Member:
+    named = Registration(
+        member_id=role, epoch=1, kind=MemberKind.WORKER, roles=(role,), started_ms=0, **told
+    )
+    return Member(registration=named, seen_ms=0, state=MemberState.READY, search=load)
+
+
+def embedding_worker() -> Member:
+    capability = EmbedCapability(embedder="mini@1", dim=8, tokens_max=256)
+    return ready(Role.EMBEDDING, embedding=capability)
+
+
+def retrieval_worker(*names: str) -> Member:
+    held = [CollectionState(name=n, dim=8, metric="cosine", documents=1) for n in names]
+    return ready(Role.RETRIEVAL, SearchLoad(collections=held))
+
+
+async def test_models_are_all_that_a_call_may_name() -> None:
+    """Models that embed, too, and the served one with a collection, where these have no owners
+    (issue 28, 1.3).
+    """
+    for keys in ((), ("key",)):
+        gateway = InProcessGateway(api_keys=keys)
+        gateway.log.members = [embedding_worker(), retrieval_worker("answers", "handbook", "vs_1")]
+        async with gateway.client() as client:
+            client.headers["authorization"] = "Bearer key"
+            models = (await client.get("/v1/models")).json()["data"]
+            of_collections = [] if keys else [f"{MODEL}@handbook"]
+            assert [model["id"] for model in models] == [MODEL, *of_collections, "mini"]
+            assert models[-1]["max_model_len"] == 256
+            for model in models:
+                assert (await client.get(f"/v1/models/{model['id']}")).json() == model
+            for name in (f"{MODEL}@other", "mini@1"):
+                assert (await client.get(f"/v1/models/{name}")).json()["id"] == name
+            missing = await client.get("/v1/models/mini@2")
+            assert (missing.status_code, missing.json()["error"]["param"]) == (404, "model")
 
 
 async def test_delete_cancels_and_the_stream_says_so() -> None:

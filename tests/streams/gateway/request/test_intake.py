@@ -26,11 +26,18 @@ HARMLESS: list[dict[str, Any]] = [
     {"store": True, "metadata": {"a": "b"}, "service_tier": "auto"},
     {"n": 1, "logit_bias": None, "response_format": {"type": "text"}, "functions": None},
     {"stream": False, "stream_options": None, "modalities": ["text"], "priority": 0},
+    {"request_id": "mine", "stream_interval": 4, "logprob_token_ids": [], "vllm_xargs": {}},
 ]
 BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 2.5}, "temperature: expected less than or equal to 2"),
     ({"temperature": "hot"}, "temperature: expected a valid number"),
-    ({"top_p": 0}, "top_p: expected greater than 0"),
+    ({"top_p": -0.1}, "top_p: expected greater than or equal to 0"),
+    ({"max_tokens": 4.5}, "max_tokens: expected a valid integer"),
+    ({"max_tokens": True}, "max_tokens: expected a valid integer"),
+    ({"cache_salt": "x"}, "cache_salt: not supported; callers with different API keys"),
+    ({"logprob_token_ids": [1]}, "logprob_token_ids: not supported; use `logprobs`"),
+    ({"truncate_prompt_tokens": 512}, "truncate_prompt_tokens: expected at most 511, found 512"),
+    ({"session_id": "ä"}, "session_id: expected 1 to 128 printable ASCII characters"),
     ({"top_k": -2}, "top_k: expected greater than or equal to -1"),
     ({"min_p": 1.5}, "min_p: expected less than or equal to 1"),
     ({"n": 0}, "n: expected greater than or equal to 1"),
@@ -49,22 +56,13 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 2}, "top_logprobs: needs logprobs=true"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: expected less than or equal to 20"),
     ({"messages": []}, "messages: expected at least 1 of them, found []"),
-    ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role: expected 'system'"),
+    ({"messages": [{"role": "", "content": "x"}]}, "messages.0.role: expected at least 1"),
     ({"messages": [{"content": "x"}]}, "messages.0.role: required, but missing"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: expected a valid string"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "messages.0.content.0.type: expected text, found 'image_url'; only text is served",
     ),
-    (
-        {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]},
-        "messages.0.role: tool messages are not supported; tool calling is not served",
-    ),
-    (
-        {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]},
-        "messages.0.tool_calls: not supported; leave it out",
-    ),
-    ({"tools": [{"type": "function"}]}, "tools: not supported; tool calling is not served"),
     ({"audio": {"voice": "x"}}, "audio: not supported; only text is served"),
     ({"best_of": 3}, "best_of: not supported; use `n`"),
     ({"temprature": 1}, "temprature: unknown field; check its spelling"),
@@ -104,7 +102,7 @@ BAD_BODIES: list[tuple[str, bytes, int, str, str]] = [
         "invalid_request",
         "the body: expected a JSON object, found []",
     ),
-    ("chat/completions", b"{}", 400, "invalid_request", "model: required, but missing"),
+    ("chat/completions", b"{}", 400, "invalid_request", "messages: required, but missing"),
     ("chat/completions", b"\xff\xfe", 400, "invalid_request", "invalid JSON: "),
     (
         "chat/completions",
@@ -296,6 +294,69 @@ async def test_text_parts_and_assistants_as_clients_send_them_back() -> None:
     assert request.turn == 1
 
 
+@pytest.mark.parametrize(
+    ("fields", "sampling"),
+    [
+        ({"top_p": 0}, {"temperature": 0.0}),
+        ({"top_p": 0.0, "temperature": 1.5}, {"temperature": 0.0}),
+        ({"max_tokens": 4.0, "top_k": 3.0, "seed": 7.0}, {"max_tokens": 4, "top_k": 3, "seed": 7}),
+        ({"stop_token_ids": [5.0]}, {"stop_token_ids": (5,)}),
+    ],
+)
+async def test_fields_as_other_servers_take_them(fields: Any, sampling: dict[str, Any]) -> None:
+    """`top_p: 0` is the most likely token, and a whole number may be a double (issue 28, 1.3)."""
+    (request,) = await sent(chat(**{"seed": 1, "max_tokens": 9, **fields}))
+    expected = {"seed": 1, "max_tokens": 9, **sampling}
+    assert request.sampling == Sampling(**expected)
+
+
+async def test_whole_numbers_may_be_doubles_in_a_prompt() -> None:
+    (request,) = await sent(completion([5.0, 6.0]), "/v1/completions")
+    assert unpack_tokens(request.prompt_tokens) == [5, 6]
+
+
+async def test_a_byte_order_mark_before_a_body_is_left_out() -> None:
+    """Windows' tools write one (issue 28, 1.3)."""
+    gateway = InProcessGateway()
+    gateway.answer_with("ok")
+    body = b"\xef\xbb\xbf" + json.dumps(chat()).encode()
+    assert (await call(gateway, body))[0] == 200
+
+
+async def test_a_call_without_a_model_gets_the_one_that_is_served() -> None:
+    """As vLLM does (issue 28, 1.3)."""
+    gateway = InProcessGateway()
+    gateway.answer_with("ok")
+    for path, body in (("chat/completions", chat()), ("completions", completion())):
+        del body["model"]
+        status, answer = await call(gateway, body, "/v1/" + path)
+        assert (status, answer["model"]) == (200, MODEL)
+
+
+async def test_a_session_may_be_named_in_the_body() -> None:
+    """As vLLM's `session_id`; the header counts (issue 28, 1.3)."""
+    gateway = InProcessGateway()
+    gateway.answer_with("ok")
+    await call(gateway, chat(session_id="one"))
+    await call(gateway, chat(session_id="one"), x_session_id="two")
+    assert [request.session_id for request in gateway.log.requests] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3}, [7, 8, 9]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, [5, 6, 7]),
+        ({"truncate_prompt_tokens": -1}, [5, 6, 7, 8, 9]),
+        ({"truncation_side": "right"}, [5, 6, 7, 8, 9]),
+    ],
+)
+async def test_a_prompt_is_cut_where_that_is_wished(fields: Any, kept: list[int]) -> None:
+    """As vLLM does (issue 28, 1.3)."""
+    (request,) = await sent(completion([5, 6, 7, 8, 9], **fields), "/v1/completions")
+    assert unpack_tokens(request.prompt_tokens) == kept
+
+
 @pytest.mark.parametrize(("fields", "message"), BAD_CHATS, ids=lambda value: str(value)[:40])
 async def test_bad_fields_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
     gateway = InProcessGateway()
@@ -341,8 +402,14 @@ async def test_bad_headers_are_refused_by_name(headers: dict[str, str], param: s
 async def test_prompts_that_do_not_fit() -> None:
     gateway = InProcessGateway(max_model_len=20, prompt_tokens_max=10)
     for fields, message in (
-        ({"prompt": [5] * 11}, "the prompt has 11 tokens, and at most 10 are served"),
-        ({"prompt": [5] * 9, "max_tokens": 12}, "together more than the model's 20"),
+        (
+            {"prompt": [5] * 11},
+            "and at most 10 of a prompt are served. However, your prompt has 11 tokens; shorten it",
+        ),
+        (
+            {"prompt": [5] * 9, "max_tokens": 12},
+            "your prompt has 9 tokens and max_tokens is 12; shorten the prompt or lower",
+        ),
     ):
         status, answer = await call(gateway, completion(**fields), "/v1/completions")
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")

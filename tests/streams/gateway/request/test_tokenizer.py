@@ -6,18 +6,20 @@ import sys
 import threading
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.errors import ConfigError, InvalidRequest
-from streams.gateway.request.tokenizer import ChatTemplate, Message, Tokenizer
+from streams.gateway.request.tokenizer import Chat, ChatTemplate, Tokenizer
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import chat
 from tests.streams.gateway.small_tokenizer import tokenizer, tokenizer_folder
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hé"}]
+CHAT = Chat(messages=MESSAGES)
 
 
 async def encoded_elsewhere(one: Tokenizer, monkeypatch: pytest.MonkeyPatch, chars: int) -> bool:
@@ -25,7 +27,7 @@ async def encoded_elsewhere(one: Tokenizer, monkeypatch: pytest.MonkeyPatch, cha
     are the same wherever they are made.
     """
     text = ("ab</s>" * (chars // 6 + 1))[:chars]
-    chat: list[Message] = [{"role": "user", "content": text}]
+    chat = Chat(messages=[{"role": "user", "content": text}])
     encode, cut = one.encoder.ids, one.pieces
     expected = encode([text]), encode(one.pieces(chat))
     threads: list[int] = []
@@ -48,7 +50,7 @@ async def encoded_elsewhere(one: Tokenizer, monkeypatch: pytest.MonkeyPatch, cha
 
 
 async def test_a_chat_is_rendered_and_tokenised() -> None:
-    text = tokenizer().render(MESSAGES)
+    text = tokenizer().render(CHAT)
     assert text == "<s><|system|>Be brief.</s><|user|>hé</s><|assistant|>"
     ids = await tokenizer().encode(text, add_special_tokens=False)
     assert [*ids[0:2]] == [0, 2]
@@ -81,7 +83,7 @@ def test_special_tokens_in_a_variable_are_text(tmp_path: Path) -> None:
     shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
     (tmp_path / "chat_template.jinja").write_text("<s>{{ x[0].y }}</s>")
     one = Tokenizer(tmp_path)
-    ids = one.encoder.ids(one.pieces(MESSAGES, variables={"x": [{"y": "a</s>b"}]}))
+    ids = one.encoder.ids(one.pieces(replace(CHAT, variables={"x": [{"y": "a</s>b"}]})))
     (end,) = one.encoder.ids(["</s>"])
     assert ids.count(end) == 1 and ids[-1] == end
 
@@ -101,13 +103,13 @@ async def test_long_texts_and_chats_are_encoded_elsewhere(monkeypatch: pytest.Mo
     counted: list[int] = []
     monkeypatch.setattr(one, "pieces", in_vain)
     monkeypatch.setattr(one.encoder, "ids", in_vain)
-    long: list[Message] = [{"role": "user", "content": "x" * 400}]
+    long = Chat(messages=[{"role": "user", "content": "x" * 400}])
     await one.encode("x" * 400, add_special_tokens=False, limit_ms=60_000)
     await one.encode_chat(long, check_chars=counted.append, limit_ms=60_000)
     assert counted and min(counted) >= 400
     with pytest.raises(InvalidRequest, match="the template's own name") as refused:
-        own: dict[str, Any] = {"messages": []}
-        await one.encode_chat(long, variables=own, check_chars=counted.append, limit_ms=60_000)
+        own = replace(long, variables={"messages": []})
+        await one.encode_chat(own, check_chars=counted.append, limit_ms=60_000)
     assert refused.value.param == "chat_template_kwargs.messages"
 
 
@@ -129,7 +131,7 @@ async def test_long_texts_and_chats_are_encoded_elsewhere(monkeypatch: pytest.Mo
 )
 def test_templates_render_as_their_authors_expect(source: str, expected: str) -> None:
     template = ChatTemplate(source, {"eos_token": "</s>"})
-    assert template.render(MESSAGES, variables={"thinking": True}) == expected
+    assert template.render(replace(CHAT, variables={"thinking": True})) == expected
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_templates_render_as_their_authors_expect(source: str, expected: str) ->
 )
 def test_a_template_that_refuses_is_the_callers_error(source: str) -> None:
     with pytest.raises(InvalidRequest, match="chat template refuses"):
-        ChatTemplate(source, {}).render(MESSAGES)
+        ChatTemplate(source, {}).render(CHAT)
 
 
 def test_a_broken_template_stops_the_start() -> None:
@@ -165,5 +167,5 @@ async def test_special_tokens_in_a_message_are_text() -> None:
         inner = [token for token in tokenized["tokens"] if token >= 5]
         assert raw.decode(inner) == text
     _, same = await call(gateway, chat("hello world"), "/tokenize")
-    whole = tokenizer().render([{"role": "user", "content": "hello world"}])
+    whole = tokenizer().render(Chat(messages=[{"role": "user", "content": "hello world"}]))
     assert same["tokens"] == [*await tokenizer().encode(whole, add_special_tokens=False)]

@@ -6,16 +6,20 @@ import pytest
 
 from schemas.errors import BrokerUnavailable
 from schemas.records import CancelReason, OutcomeKind, StructuredKind
+from schemas.rules.tokens import unpack_tokens
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.responses.answering import (
     RESPONSE,
     TEXTS,
+    answer,
     answering,
+    beside,
     body,
     checked,
     spelled,
 )
 from tests.streams.gateway.samples import MODEL, frame
+from tests.streams.gateway.small_tokenizer import tokenizer
 from tests.streams.gateway.streamed_call import streamed_call
 from tests.waiting import until
 
@@ -152,6 +156,79 @@ async def test_items_become_the_chat() -> None:
     assert first.turn == 1
 
 
+CALLED = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": "{}"}
+
+
+async def test_calls_of_tools_and_their_results_become_the_chat() -> None:
+    """A history of another model's, as agents send it (issue 28, 1.3)."""
+    gateway = answering()
+    items: list[dict[str, Any]] = [
+        {"role": "user", "content": "one"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "hm"}], "phase": "x"},
+        CALLED,
+        {**CALLED, "type": "custom_tool_call", "call_id": "c2", "input": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "1"},
+        {
+            "type": "custom_tool_call_output",
+            "call_id": "c2",
+            "output": [{"type": "input_text", "text": "2"}],
+        },
+    ]
+    function = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    fields: dict[str, Any] = {"include": ["reasoning.encrypted_content"]}
+    fields |= {"reasoning": {"effort": "low", "summary": "auto"}}
+    found = await created(gateway, text=items, tools=[function], tool_choice="none", **fields)
+    assert found["reasoning"]["effort"] == "low"
+    made = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    calls = [{**made, "id": "c1"}, {**made, "id": "c2"}]
+    messages = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "hm", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c1", "content": "1"},
+        {"role": "tool", "tool_call_id": "c2", "content": "2"},
+    ]
+    await call(gateway, {"model": MODEL, "messages": messages})
+    first, second = gateway.log.requests
+    assert first.prompt_tokens == second.prompt_tokens
+
+
+async def test_items_may_be_named_by_their_ids() -> None:
+    """At any gateway of the deployment; reasoning is in no prompt (issue 28, 1.3)."""
+    first = answering()
+    other = beside(first)
+    other.log.on_request = lambda request: answer(other, request)
+    made = await created(first, text="one")
+    message = made["output"][-1]
+    said = {"role": "user", "content": "one"}, {"role": "user", "content": "two"}
+    named = [{"type": "item_reference", "id": name} for name in ("rs_1", message["id"], "fs_1")]
+    await created(other, text=[said[0], *named, said[1]])
+    await created(other, text=[said[0], message, said[1]])
+    by_id, whole = other.log.requests
+    assert by_id.prompt_tokens == whole.prompt_tokens
+    for name in ("msg_1", "fc_1", message["id"][:-1] + "B"):
+        status, found = await call(other, body([{"type": "item_reference", "id": name}]), PATH)
+        assert (status, found["error"]["code"]) == (404, "not_found")
+
+
+async def test_what_was_said_first_is_left_out_where_that_is_wished() -> None:
+    """`truncation: auto`: as little as need be, and no instructions (issue 28, 1.3)."""
+    gateway = answering(max_model_len=60)
+    said = [{"role": "user", "content": f"{i} " + "hello " * 8} for i in range(6)]
+    status, found = await call(gateway, body(said, instructions="brief"), PATH)
+    assert (status, found["error"]["param"]) == (400, "input")
+    found = await created(gateway, text=said, instructions="brief", truncation="auto")
+    assert found["truncation"] == "auto"
+    (request,) = gateway.log.requests
+    text = tokenizer().encoder.raw.decode(unpack_tokens(request.prompt_tokens))
+    kept = [f"{i} hello" for i in range(6) if f"{i} hello" in text]
+    assert text.startswith("brief") and kept and kept[-1] == "5 hello"
+    less = said[6 - len(kept) - 1 :]
+    assert (await call(gateway, body(less, instructions="brief"), PATH))[0] == 400
+    alone = [{"role": "user", "content": "hello " * 80}]
+    assert (await call(gateway, body(alone, truncation="auto"), PATH))[0] == 400
+
+
 async def test_what_a_chat_knows_besides_is_passed_on() -> None:
     gateway = answering()
     form = {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True}
@@ -167,27 +244,32 @@ async def test_what_a_chat_knows_besides_is_passed_on() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type: expected message"),
-    ({"input": [{"type": "function_call_output"}]}, "input.0.type: expected message"),
+    ({"input": [{"type": "item_reference"}]}, "input.0.id: expected a string"),
+    ({"input": [{"type": "item_reference", "id": "rs_1"}] * 65}, "at most 64 references"),
+    ({"input": [{"type": "computer_call"}]}, "input.0.type: expected one of message, function_"),
+    ({"input": [{"type": "function_call_output", "output": "x"}]}, "input.0.call_id: expected"),
+    ({"input": [{"type": "reasoning", "summary": []}]}, "input: expected a message, found none"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role: expected user"),
     ({"input": [{"role": "user", "content": 3}]}, "input.0.content: expected a text"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "only text is served"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "expected a string"),
-    ({"input": [{"role": "user", "content": "x", "tool": 1}]}, "input.0.tool: not supported"),
     ({"input": []}, "input: expected a message"),
     ({"input": 3}, "input: expected"),
     ({"model": "no"}, "model: expected"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type: expected file_search"),
-    ({"tools": [{"type": "function", "name": "f"}]}, "tools.0.type: expected file_search"),
+    ({"tools": [{"type": "function", "name": "f"}]}, "tools: calls of tools are not generated"),
+    (
+        {"tools": [{"type": "function", "name": "f"}], "tool_choice": "required"},
+        "tools: calls of tools are not generated",
+    ),
     ({"tools": [{"type": "file_search"}]}, "tools.0.vector_store_ids: required"),
     ({"tools": [{"type": "file_search", "vector_store_ids": ["a", "b"]}]}, "one collection"),
     ({"tool_choice": "required"}, "tool_choice: expected"),
     ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice: expected"),
-    ({"reasoning": {"effort": "high"}}, "reasoning: not supported"),
-    ({"truncation": "auto"}, "truncation: not supported"),
+    ({"truncation": "some"}, "truncation: expected 'auto' or 'disabled'"),
     ({"conversation": "conv_1"}, "conversation: not supported; use previous_response_id"),
     ({"prompt": {"id": "p"}}, "prompt: not supported"),
-    ({"include": ["reasoning.encrypted_content"]}, "include.0: expected"),
+    ({"include": ["reasoning.what"]}, "include.0: expected"),
     ({"top_logprobs": 3}, "top_logprobs: needs"),
     ({"background": True, "store": False}, "background: needs store"),
     ({"metadata": {"a": "x" * 600}}, "metadata: expected"),

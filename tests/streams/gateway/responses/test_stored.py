@@ -9,6 +9,7 @@ from schemas.records import OutcomeKind, StreamVoid
 from schemas.rules.tokens import pack_tokens, token_count
 from streams.agents.records import void_frame
 from streams.gateway import app
+from streams.gateway.request.tokenizer import Chat
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.responses.answering import (
     RESPONSE,
@@ -282,7 +283,7 @@ async def test_a_next_response_goes_on_from_an_earlier_one() -> None:
         {"role": "user", "content": "three"},
     ]
     (request,) = third.log.requests
-    prompt = await tokenizer().encode_chat(messages, check_chars=lambda _: None)
+    prompt = await tokenizer().encode_chat(Chat(messages=messages), check_chars=lambda _: None)
     assert request.prompt_tokens == pack_tokens(prompt)
     sessions = {each.log.requests[0].session_id for each in (first, second, third)}
     assert len(sessions) == 1 and request.turn == 2
@@ -328,7 +329,7 @@ async def test_a_response_belongs_to_its_key() -> None:
         ("{id}?stream=true&starting_after=" + "9" * 30, 400),
         ("{id}?starting_after=3", 400),
         ("{id}?what=1", 400),
-        ("{id}?include=web_search_call.results", 400),
+        ("{id}?include=web_search_call.what", 400),
         ("{id}/input_items?limit=0", 400),
         ("{id}/input_items?limit=x", 400),
         ("{id}/input_items?order=up", 400),

@@ -14,7 +14,9 @@ from schemas.records import (
 )
 from schemas.rules.tokens import unpack_tokens
 from tests.streams.gateway.in_process import InProcessGateway, call
-from tests.streams.gateway.samples import MODEL, chat, completion, ended, frame
+from tests.streams.gateway.samples import MODEL, chat, completion, ended, events_of, frame
+from tests.streams.gateway.streamed_call import streamed_call
+from tests.waiting import until
 
 
 async def test_a_whole_chat() -> None:
@@ -123,6 +125,87 @@ async def test_logprobs_in_both_forms() -> None:
                 "top_logprobs": [{"é": -0.5}],
                 "text_offset": [0],
             }
+
+
+async def test_the_drawn_token_is_among_the_likely_ones_of_a_completion() -> None:
+    """With none of them, too: `logprobs: 0` (issue 28, 1.3)."""
+    gateway = InProcessGateway()
+    drawn = TokenLogprob(token_id=1, token="a", logprob=-2.0, top=[])
+    top = [TopLogprob(token_id=2, token="b", logprob=-0.5)]
+    tokens = [drawn, TokenLogprob(token_id=1, token="c", logprob=-3.0, top=top)]
+
+    def answer(request: Any) -> None:
+        rows = StreamLogprobs(request_id=request.request_id, attempt=1, first_seq=0, tokens=tokens)
+        end = ended(request.request_id, ["a", "c"])
+        gateway.log.hub.apply(frame(request.request_id, ["a", "c"], end=end, logprobs=[rows]), 0.0)
+
+    gateway.log.on_request = answer
+    _, answered = await call(gateway, completion(logprobs=0), "/v1/completions")
+    form = answered["choices"][0]["logprobs"]
+    assert form["top_logprobs"] == [{"a": -2.0}, {"b": -0.5, "c": -3.0}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_token_ids_come_with_those_of_the_prompt(stream: bool) -> None:
+    """Where vLLM has them: once, in each choice of a completion, and beside a chat's; the
+    prompt's log-probabilities are null (issue 28, 1.3).
+    """
+    gateway = InProcessGateway()
+    gateway.answer_with("a", "b")
+    wished = {"return_token_ids": True, "stream": stream}
+    calls: list[tuple[str, dict[str, Any], list[list[int]]]] = [
+        ("/v1/chat/completions", chat("hello", **wished), [[0, 3, 275, 1, 4]]),
+        ("/v1/completions", completion([[5, 6], [7]], n=2, **wished), [[5, 6], [5, 6], [7], [7]]),
+    ]
+    for path, body, prompts in calls:
+        async with gateway.client() as client:
+            response = await client.post(path, json=body)
+        chunks = events_of(response.text)[:-1] if stream else [response.json()]
+        told: dict[int, list[Any]] = {}
+        for chunk in chunks:
+            for choice in chunk["choices"]:
+                holder = chunk if "chat" in path else choice
+                told.setdefault(choice["index"], []).append(holder.get("prompt_token_ids"))
+                assert stream or holder["prompt_logprobs"] is None
+        assert [told[i][0] for i in range(len(prompts))] == prompts
+        assert not any(later for ids in told.values() for later in ids[1:])
+
+
+async def test_prompts_into_which_passages_go_are_not_told_of() -> None:
+    gateway = InProcessGateway()
+    gateway.answer_with("a")
+    body = chat("hello", return_token_ids=True, retrieval={"collection": "c"})
+    _, answer = await call(gateway, body)
+    assert answer["prompt_token_ids"] is None and answer["choices"][0]["token_ids"] == [100]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_every_event_counts_where_that_is_wished(path: str) -> None:
+    """vLLM's `continuous_usage_stats`, which benchmarks ask for; not without `include_usage`
+    (issue 28, 1.3).
+    """
+    for include in (True, False):
+        gateway = InProcessGateway()
+        body = chat("hello") if "chat" in path else completion([5, 6])
+        options = {"include_usage": include, "continuous_usage_stats": True}
+        wished = {**body, "stream": True, "stream_options": options}
+        async with streamed_call(gateway, wished, path) as streaming:
+            await gateway.log.wait_sent(1)
+            name = gateway.log.requests[0].request_id
+            for seq, text in enumerate("ab"):
+                written = len(streaming.writes)
+                await gateway.log.push(frame(name, [text], first_seq=seq, first_char=seq))
+                await until(lambda n=written: len(streaming.writes) > n)
+            await gateway.log.push(frame(name, [], end=ended(name, ["a", "b"])))
+            await until(lambda: streaming.over)
+        usages = [event.get("usage") for event in events_of(streaming.text)[:-1]]
+        if not include:
+            assert usages == [None] * 3
+            continue
+        prompt = 5 if "chat" in path else 2
+        so_far = [(each["prompt_tokens"], each["completion_tokens"]) for each in usages[:-1]]
+        assert so_far == [(prompt, 1), (prompt, 2), (prompt, 2)]
+        assert usages[-1]["completion_tokens"] == 2
 
 
 @pytest.mark.parametrize(

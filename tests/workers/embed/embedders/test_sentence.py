@@ -66,6 +66,13 @@ def test_tokens_are_the_models_own_and_long_texts_are_seen_to_their_bound(
     assert all(len(embedder.token_starts(each)) <= 100 and each[-1] == "." for each in ends)
 
 
+def test_tokens_mean_what_their_text_does(embedder: Any) -> None:
+    """(issue 28, 1.3)"""
+    text = "The ferry leaves at noon."
+    by_text, by_ids = embedder.embed([text, embedder._plain.encode(text).ids])
+    assert np.allclose(by_text, by_ids, atol=1e-5)
+
+
 def test_texts_of_like_length_share_a_batch(sentence: Any) -> None:
     assert sentence.groups([3, 9, 4, 100, 9], 20) == [[3], [1, 4], [2, 0]]
     assert sentence.groups([], 20) == []

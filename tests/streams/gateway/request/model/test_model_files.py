@@ -9,7 +9,7 @@ import pytest
 from schemas.errors import ConfigError, InvalidRequest
 from schemas.settings import ModelSettings
 from streams.gateway.request.model.model_files import model_folder
-from streams.gateway.request.tokenizer import Tokenizer
+from streams.gateway.request.tokenizer import Chat, Tokenizer
 from tests.streams.gateway.small_tokenizer import tokenizer_folder
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hé"}]
@@ -18,7 +18,7 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 def test_a_folder_without_a_template_serves_completions_only(tmp_path: Path) -> None:
     shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
     with pytest.raises(InvalidRequest, match="no chat template; use /v1/completions"):
-        Tokenizer(tmp_path).render(MESSAGES)
+        Tokenizer(tmp_path).render(Chat(messages=MESSAGES))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_where_templates_are_found(tmp_path: Path, files: dict[str, str]) -> Non
     shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert Tokenizer(tmp_path).render(MESSAGES) == "J2"
+    assert Tokenizer(tmp_path).render(Chat(messages=MESSAGES)) == "J2"
 
 
 def test_folders_that_cannot_be_served(tmp_path: Path) -> None:

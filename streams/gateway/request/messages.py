@@ -1,0 +1,171 @@
+"""From a chat's body to what the model's template takes: messages, tools and variables.
+
+Calls of tools in a history, and their results, reach a template that knows them as OpenAI has them.
+Any other gets them as text, in the words that many models were trained with. Nothing here renders.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from schemas.errors import InvalidRequest
+from streams.gateway.http.errors import shown
+from streams.gateway.request.body import Message, TemplateFields
+from streams.gateway.request.tokenizer import Chat, Tokenizer
+
+_TEXT_PARTS = {  # by type: which field has the text
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+_LEFT_OUT_PARTS = ("thinking", "reasoning")  # of an earlier answer, as its message's `reasoning` is
+_RESULT, _RESULT_BEFORE = "tool", "function"  # roles of what a tool gave, now and formerly
+
+Json = dict[str, Any]
+
+
+def chat_of(body: TemplateFields, messages: Sequence[Message], tokenizer: Tokenizer) -> Chat:
+    """The messages of a body with what it says of their template; raises InvalidRequest."""
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message: expected one of continue_final_message and "
+            "add_generation_prompt, found both",
+            "continue_final_message",
+        )
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    plain = [_plain(message, f"messages.{i}") for i, message in enumerate(messages)]
+    return Chat(
+        messages=plain if tokenizer.writes_tool_calls else _in_words(plain),
+        tools=_tools(body),
+        variables=variables,
+        add_generation_prompt=body.add_generation_prompt is not False and not continues,
+        continues_last=continues,
+    )
+
+
+def _tools(body: TemplateFields) -> Sequence[Json]:
+    """What the template tells the model of, though no call is asked for; raises InvalidRequest
+    where one is.
+    """
+    tools, choice, name = body.tools, body.tool_choice, "tools"
+    if not tools and body.functions:
+        tools = [{"type": "function", "function": function} for function in body.functions]
+        choice, name = body.function_call, "functions"
+    if choice not in (None, "none", "auto") or (tools and choice != "none"):
+        raise InvalidRequest(
+            f"{name}: calls of tools are not generated yet; for an answer in text send "
+            f"{'tool_choice' if name == 'tools' else 'function_call'} 'none', or leave them out",
+            name,
+        )
+    for i, tool in enumerate(tools or ()):
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise InvalidRequest(
+                f"{name}.{i}: expected a function with a name, found {shown(tool)}", f"{name}.{i}"
+            )
+    return tools or ()
+
+
+def _plain(message: Message, where: str) -> Json:
+    """A message as templates have it. What else it brings changes no prompt: clients send back
+    whatever an answer had, of any server. But a message that nothing can be read of is an error.
+    """
+    content, extras = message.content, message.model_extra or {}
+    calls = _calls(message, where)
+    if content is None and message.role == "assistant":
+        content = extras.pop("refusal", None)
+    elif content is None and (lost := [name for name, value in extras.items() if value]):
+        raise InvalidRequest(
+            f"{where}.content: required, but missing; {lost[0][:80]!r} is not read",
+            f"{where}.content",
+        )
+    role = {"developer": "system", _RESULT_BEFORE: _RESULT}.get(message.role, message.role)
+    fields: Json = {"role": role, "content": _content(content, f"{where}.content")}
+    if message.name is not None:
+        fields["name"] = message.name
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    if calls:
+        fields["tool_calls"] = calls
+    return fields
+
+
+def _content(content: str | Sequence[Json] | None, where: str) -> str:
+    """Text parts are joined by line breaks."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for i, part in enumerate(content):
+        kind = part.get("type")
+        if kind in _LEFT_OUT_PARTS:
+            continue
+        field = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+        if field is None:
+            raise InvalidRequest(
+                f"{where}.{i}.type: expected text, found {shown(kind)}; only text is served",
+                f"{where}.{i}.type",
+            )
+        if not isinstance(part.get(field), str):
+            raise InvalidRequest(f"{where}.{i}.{field}: expected a string", f"{where}.{i}.{field}")
+        texts.append(part[field])
+    return "\n".join(texts)
+
+
+def _calls(message: Message, where: str) -> list[Json]:
+    """An assistant's calls of tools, their arguments as an object where they are one."""
+    if message.function_call is not None:
+        return [{"type": "function", "function": _called(message.function_call, where)}]
+    calls = []
+    for i, call in enumerate(message.tool_calls or ()):
+        kind = call.get("type") or "function"
+        called = call.get(kind) if isinstance(kind, str) else None
+        function = _called(called, f"{where}.tool_calls.{i}")
+        calls.append({"id": call.get("id"), "type": "function", "function": function})
+    return calls
+
+
+def _called(function: Any, where: str) -> Json:
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(
+            f"{where}: expected a function with a name, found {shown(function)}", where
+        )
+    arguments = function.get("arguments", function.get("input"))  # the latter of a custom tool
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            pass  # what a model has written need not be JSON
+    return {"name": function["name"], "arguments": {} if arguments is None else arguments}
+
+
+def _in_words(messages: Sequence[Json]) -> list[Json]:
+    """For a template that knows nothing of tools: calls stand in the text that they follow, and
+    results, as the user's, in one message with whatever the user says next.
+    """
+    told: list[Json] = []
+    joins = False  # whether the last message is of results
+    for message in messages:
+        text, is_result = message["content"], message["role"] == _RESULT
+        if is_result:
+            text = f"<tool_response>\n{text}\n</tool_response>"
+        for call in message.get("tool_calls", ()):
+            text += f"\n<tool_call>\n{_json(call['function'])}\n</tool_call>"
+        role = "user" if is_result else message["role"]
+        if joins and role == "user":
+            told[-1] = {**told[-1], "content": f"{told[-1]['content']}\n{text}"}
+            joins = is_result
+            continue
+        plain = {"role": role, "content": text.lstrip("\n") if "tool_calls" in message else text}
+        if "name" in message and not is_result:
+            plain["name"] = message["name"]
+        told.append(plain)
+        joins = is_result
+    return told
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

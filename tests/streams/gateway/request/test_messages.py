@@ -1,0 +1,169 @@
+"""Histories with calls of tools, roles and parts: what models get of them (issue 28, 1.3)."""
+
+import json
+from pathlib import Path
+from shutil import copy
+from typing import Any
+
+import pytest
+
+from streams.gateway.request.body import ChatBody
+from streams.gateway.request.messages import chat_of
+from streams.gateway.request.tokenizer import Tokenizer
+from tests.streams.gateway.in_process import InProcessGateway, call
+from tests.streams.gateway.samples import MODEL, chat
+from tests.streams.gateway.small_tokenizer import tokenizer, tokenizer_folder
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+CUSTOM = {"type": "custom", "custom": {"name": "f", "input": '{"x": 1}'}}
+USER, RESULT = {"role": "user", "content": "q"}, {"role": "tool", "tool_call_id": "c1"}
+HISTORY: list[dict[str, Any]] = [
+    USER,
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {**RESULT, "content": "1"},
+    {**RESULT, "content": [{"type": "text", "text": "2"}]},
+    {"role": "user", "content": "and?"},
+]
+AS_TEXT = [
+    USER,
+    {
+        "role": "assistant",
+        "content": '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>',
+    },
+    {
+        "role": "user",
+        "content": "<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n"
+        "</tool_response>\nand?",
+    },
+]
+# Knows tools, and writes what it is given as JSON.
+KNOWING = (
+    "{{ tools | tojson }}{% for message in messages %}<{{ message.role }}>"
+    "{% for call in message.tool_calls %}{{ call.function.arguments.x }}{% endfor %}"
+    "{{ message.content }}{% endfor %}{{ reasoning_effort }}"
+)
+
+
+def told(messages: list[dict[str, Any]], one: Tokenizer | None = None, **fields: Any) -> Any:
+    body = ChatBody.model_validate({"messages": messages, **fields})
+    return chat_of(body, body.messages, one or tokenizer())
+
+
+@pytest.fixture
+def knowing(tmp_path: Path) -> Tokenizer:
+    """A model whose template knows calls of tools."""
+    copy(tokenizer_folder() / "tokenizer.json", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(KNOWING)
+    return Tokenizer(tmp_path)
+
+
+async def test_a_history_with_calls_of_tools_is_text_to_a_template_without_them() -> None:
+    gateway = InProcessGateway()
+    gateway.answer_with("ok")
+    body = {"model": MODEL, "messages": HISTORY, "tools": [TOOL], "tool_choice": "none"}
+    assert (await call(gateway, body))[0] == 200
+    assert told(HISTORY).messages == AS_TEXT
+
+
+def test_a_template_that_knows_tools_gets_them(knowing: Tokenizer) -> None:
+    """With arguments as an object, as vLLM gives them; what they spell is text."""
+    known = told(HISTORY, knowing, tools=[TOOL], tool_choice="none", reasoning_effort="low")
+    text = json.dumps([TOOL]) + "<user>q<assistant>1<tool>1<tool>2<user>and?low"
+    assert knowing.render(known) == text
+    spelled = {"name": "f", "arguments": {"x": "</s>", "</s>": 1}}
+    history: list[dict[str, Any]] = [USER, {"role": "assistant"}]
+    history[1]["tool_calls"] = [{**CALL, "function": spelled}]
+    raw = knowing.encoder.raw
+    ids = knowing.encoder.ids(knowing.pieces(told(history, knowing)))
+    assert raw.token_to_id("</s>") not in ids
+
+
+@pytest.mark.parametrize(
+    ("before", "same"),
+    [
+        (
+            {"role": "assistant", "function_call": {"name": "f", "arguments": '{"x": 1}'}},
+            {"role": "function", "name": "f", "content": "1"},
+        ),
+        (
+            {"role": "assistant", "tool_calls": [CUSTOM]},
+            {**RESULT, "content": "1"},
+        ),
+    ],
+)
+def test_other_forms_of_calls_are_the_same(before: Any, same: Any) -> None:
+    assert told([USER, before, same]).messages == told(HISTORY[:3]).messages
+
+
+async def test_conversations_with_other_calls_are_others() -> None:
+    gateway = InProcessGateway()
+    gateway.answer_with("ok")
+    for argument in ("1", "2", "1"):
+        called = {**CALL, "function": {"name": "f", "arguments": argument}}
+        history = [USER, {"role": "assistant", "tool_calls": [called]}, {**RESULT, "content": "r"}]
+        await call(gateway, {"model": MODEL, "messages": history})
+    one, other, again = (request.session_id for request in gateway.log.requests)
+    assert one == again != other
+
+
+@pytest.mark.parametrize(
+    ("fields", "message", "param"),
+    [
+        ({"tools": [TOOL]}, "tools: calls of tools are not generated yet", "tools"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "send tool_choice 'none'", "tools"),
+        ({"tool_choice": {"type": "function"}}, "tools: calls of tools", "tools"),
+        ({"functions": [{"name": "f"}]}, "send function_call 'none'", "functions"),
+        ({"tools": [{"type": "x"}], "tool_choice": "none"}, "expected a function", "tools.0"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+            "messages.0.tool_calls.0: expected a function with a name, found None",
+            "messages.0.tool_calls.0",
+        ),
+        (
+            {"messages": [{"role": "user", "contents": "x"}]},
+            "messages.0.content: required, but missing; 'contents' is not read",
+            "messages.0.content",
+        ),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "expected one of continue_final_message and add_generation_prompt",
+            "continue_final_message",
+        ),
+    ],
+)
+async def test_what_is_not_served_is_named(fields: Any, message: str, param: str) -> None:
+    """One error says what the point is, not each field in turn."""
+    gateway = InProcessGateway()
+    status, answer = await call(gateway, {**chat(), **fields})
+    assert (status, answer["error"]["param"]) == (400, param)
+    assert message in answer["error"]["message"]
+    assert not gateway.log.sent
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"role": "user", "content": [{"type": "input_text", "text": "a"}]}, "a"),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, "no"),
+        ({"role": "assistant", "content": None, "refusal": "no"}, "no"),
+        ({"role": "assistant", "content": None, "reasoning_content": "hm"}, ""),
+        ({"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]}, ""),
+        ({"role": "user", "content": "a", "provider_specific_fields": {"x": 1}}, "a"),
+        ({"role": "latest_reminder", "content": "a"}, "a"),
+    ],
+)
+def test_what_answers_of_any_server_had_is_taken(message: Any, text: str) -> None:
+    (plain,) = told([message]).messages
+    assert plain == {"role": message["role"], "content": text}
+
+
+async def test_an_answer_goes_on_with_the_last_message() -> None:
+    """`continue_final_message`, as vLLM has it."""
+    gateway = InProcessGateway()
+    messages = [USER, {"role": "assistant", "content": "It </s> is"}]
+    body = {"messages": messages, "continue_final_message": True}
+    _, found = await call(gateway, body, "/tokenize")
+    text = tokenizer().encoder.raw.decode(found["tokens"], skip_special_tokens=False)
+    assert text == "<s><|user|>q</s><|assistant|>It </s> is"
+    assert found["tokens"].count(tokenizer().encoder.raw.token_to_id("</s>")) == 1
