@@ -15,7 +15,7 @@ from prometheus_client.core import (
 from schemas.fleet import Member
 from schemas.records import SearchLoad
 from schemas.rules.buckets import SEARCH_MS, cumulated
-from streams.gateway.objects.table import STORE_PREFIX
+from streams.gateway.ids import STORE_PREFIX
 
 _PREFIX = "trivium_retrieval"
 _WORKER = ("worker", "shard")

@@ -20,6 +20,7 @@ from schemas.records import (
     VectorStore,
 )
 from schemas.topics import object_key
+from streams.gateway.ids import STORE_PREFIX
 from streams.gateway.objects import batches
 from streams.gateway.objects.ordered import Ordered
 from streams.gateway.objects.stores import DELETED, PRESENT, Entry, Store
@@ -27,7 +28,6 @@ from streams.gateway.objects.stores import DELETED, PRESENT, Entry, Store
 DAY_MS = 86_400_000
 UPLOADING, STORED = "uploading", "stored"  # of a file; or deleted
 RESULT, USED = "result", "used"  # last parts of keys
-STORE_PREFIX = "vs_"  # of ids
 OfStore = VectorStore | StoreUsed | StoreFile | StoreFileResult | FileBatch
 Kept = StoredFile | OfStore | Batch | BatchProgress
 # What counts as an object that a caller keeps; the rest tells what has become of those.
