@@ -283,9 +283,12 @@ build/stamps/cuda: $(CUDA) build/stamps/environment
 		VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --require-hashes -r $(CUDA) && touch $@; \
 	else echo "nvidia-smi shows no device here: CuPy is not installed"; fi
 
+FIND_MAVEN := command -v mvn > /dev/null \
+	|| { echo "Maven is needed, which brings Java (Debian: apt-get install maven)"; exit 1; }
+
 # $(1): the folder of a pom.xml, $(2): where its jars go, $(3): further goals.
 define fetch_jars
-	@command -v mvn > /dev/null || { echo "Maven is needed, which brings Java (Debian: apt-get install maven)"; exit 1; }
+	@$(FIND_MAVEN)
 	@rm -rf $(2) && mkdir -p $(@D) $(2)
 	@mvn --batch-mode --file $(1)/pom.xml dependency:copy-dependencies $(3) -DincludeScope=runtime \
 		-DoutputDirectory=$(CURDIR)/$(2) 2>&1 | tee $(2)/../maven.log \
@@ -315,7 +318,7 @@ build/stamps/java: infra/platform/java/pom.xml
 
 build/stamps/registry: infra/platform/registry/pom.xml
 	@echo "a schema registry: Apicurio through Maven, into build/registry/app"
-	@command -v mvn > /dev/null || { echo "Maven is needed, which brings Java (Debian: apt-get install maven)"; exit 1; }
+	@$(FIND_MAVEN)
 	@rm -rf build/registry && mkdir -p $(@D) build/registry
 	@mvn --batch-mode --file $< dependency:unpack-dependencies \
 		-DoutputDirectory=$(CURDIR)/build/registry/app > build/registry/maven.log 2>&1 \

@@ -7,6 +7,7 @@ import ast
 import gc
 import re
 import subprocess
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -64,7 +65,8 @@ PAUSING_FILES = {
     "tests/workers/search/service/test_worker_replicas.py",
 }
 BOUNDS = {"timeout", "timeout_s"}  # of any call
-TIMEOUT_S = 900  # of a test without a mark, as in pyproject.toml
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+TIMEOUT_S = SETTINGS["timeout"]  # of a test without a mark
 HTTP_CALLS = {f"httpx.{name}" for name in ("AsyncClient", "Client", "get", "post", "stream")}
 WAITS = {"asyncio.timeout", "asyncio.wait_for", "until", "run", "stack"}
 CLOCKS = set("time.monotonic time.perf_counter time.time time.time_ns wall_ms loop.time".split())

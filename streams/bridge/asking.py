@@ -329,9 +329,9 @@ class Asking:
         stream, seq, start, anew = call.streams[0], 0, 0, 0
         call.waits_for_end = False
         while call_error(call) is None:
-            call.is_changed = False  # before looking: more may come while a part is sent
             if stream.anew != anew:
                 seq, start, anew = 0, 0, stream.anew
+            # Before the part is sent: more may come meanwhile.
             end, next_seq, next_char = stream.end, stream.next_seq, stream.next_char
             if end is not None or next_seq > seq:
                 reason = "" if end is None else end.finish_reason or "stop"
@@ -339,8 +339,7 @@ class Asking:
                 seq, start = next_seq, next_char
             if end is not None:
                 return
-            if not call.is_changed:
-                await call.next_change()
+            await call.next_change()
 
     async def _part(self, asked: Asked, call: Call, seq: int, start: int, reason: str) -> None:
         record, stream = asked.record, call.streams[0]

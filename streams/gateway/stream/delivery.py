@@ -96,9 +96,7 @@ async def write_stream(exchange: Exchange, call: Call, writer: EventWriter) -> s
     if opening := writer.opening():
         await send(opening)
     while True:
-        if not call.is_changed:
-            await call.next_change()
-        call.is_changed = False
+        await call.next_change()
         if call.client_gone:
             return CLIENT_GONE
         error = call_error(call)

@@ -76,6 +76,7 @@ class Call:
     """One answer being awaited. Its handler is the only one that awaits `next_change`."""
 
     __slots__ = (
+        "_is_changed",
         "_waiter",
         "abort_connection",
         "arrived_s",
@@ -85,7 +86,6 @@ class Call:
         "failure",
         "first_token_s",
         "gap_since_s",
-        "is_changed",
         "keepalive_due",
         "key",
         "last_activity_s",
@@ -120,7 +120,7 @@ class Call:
         self.client_gone = False  # the client hung up
         self.failure: TriviumError | None = None
         self.failed_end: StreamEnd | None = None  # the first end that is no answer
-        self.is_changed = False
+        self._is_changed = False
         self._waiter: asyncio.Future[None] | None = None
 
     def add(self, request_id: str, choice: int, client_position: Position | None = None) -> None:
@@ -130,17 +130,20 @@ class Call:
 
     def wake(self) -> None:
         """Let the handler look."""
-        self.is_changed = True
+        self._is_changed = True
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
             if not waiter.done():
                 waiter.set_result(None)
 
-    def next_change(self) -> asyncio.Future[None]:
-        """A future to await while nothing has changed. Who looks clears `is_changed` first."""
-        waiter = self._waiter = asyncio.get_running_loop().create_future()
-        return waiter
+    async def next_change(self) -> None:
+        """Wait until something has changed since the last time; what changes while its handler is
+        busy counts."""
+        if not self._is_changed:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._is_changed = False
 
     def fail(self, error: TriviumError) -> None:
         """End the call from this side; the first failure counts."""
