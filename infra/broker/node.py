@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import json
 import logging
-import os
 import shutil
 import signal
 import socket
@@ -181,7 +180,7 @@ class Broker:
             bootstrap=bootstrap,
             pid=state.pid if state and running else 0,
             folder=str(self.folder),
-            data_bytes=_folder_bytes(self._data),
+            data_bytes=storage.size(self._data),
         )
 
     def reset(self) -> None:
@@ -396,13 +395,3 @@ def _property(path: Path) -> str:
     units = memoryview(str(path).encode("utf-16-le", "surrogatepass")).cast("H")
     plain = [chr(each) if each < 128 and each != ord("\\") else f"\\u{each:04x}" for each in units]
     return "".join(plain)
-
-
-def _folder_bytes(folder: Path) -> int:
-    """As far as its files are there: a broker deletes some at any time."""
-    total = 0
-    for where, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += os.stat(os.path.join(where, name)).st_blocks * 512
-    return total

@@ -5,6 +5,8 @@ the same for each node that is alone, but for the name of its cluster. `infra/st
 has it made, `node.py` takes it; where there is none, the tool is asked as ever.
 """
 
+import contextlib
+import os
 import re
 import shutil
 from pathlib import Path
@@ -57,3 +59,13 @@ def lay_out(kept: Path, data: Path, cluster: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def size(data: Path) -> int:
+    """In bytes on the disk, as far as its files are there: a broker deletes some at any time."""
+    total = 0
+    for where, _, names in os.walk(data):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(where, name)).st_blocks * 512
+    return total

@@ -154,6 +154,11 @@ class Transactions:
             with contextlib.suppress(KafkaError):
                 await flushed(producer, self._settings.request_timeout_ms / 1000)
 
+    async def restart(self) -> None:
+        """Go on after a commit that a topic has refused; raises as `start` does."""
+        await self.stop()
+        await self.start()
+
     @contextlib.asynccontextmanager
     async def _told(self, producer: AIOKafkaProducer) -> AsyncIterator[None]:
         """Ends in bounded time, or raises what went wrong, by our own names."""

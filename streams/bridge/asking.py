@@ -9,7 +9,7 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Container, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from schemas.errors import (
     BrokerUnavailable,
@@ -28,11 +28,10 @@ from schemas.log.transactions import Sending
 from schemas.records import Answer, AnswerPart, CancelReason, Endpoint
 from schemas.rules.trace import trace_of
 from schemas.topics import DEAD_LETTER_SUFFIX
-from streams.bridge.answers import Answers
-from streams.bridge.config import Pair
+from streams.bridge.asked import Asked
 from streams.bridge.dead_letters import dead_letter
-from streams.bridge.limits import LOOK_S, Limits
-from streams.bridge.prompts import Prompts, Question
+from streams.bridge.limits import LOOK_S
+from streams.bridge.prompts import Question
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.turns.lines import BatchLines
 from streams.bridge.turns.slots import Slots
@@ -43,7 +42,8 @@ from streams.gateway.log.backend import LogBackend
 from streams.gateway.request.body import ChatBody
 from streams.gateway.request.conversation import Conversation
 from streams.gateway.request.embed_body import EmbeddingsBody
-from streams.gateway.request.intake import CallOptions, Intake, take_in_body
+from streams.gateway.request.intake import Intake, take_in_body
+from streams.gateway.request.options import CallOptions
 from streams.gateway.responses.create import ResponseCall
 from streams.gateway.responses.form import Form, whole_of
 from streams.gateway.state import Gateway
@@ -54,39 +54,6 @@ from streams.gateway.stream.hub import Call
 log = logging.getLogger(__name__)
 VECTORS_AT_ONCE = 16  # calls for vectors that one bridge has under way
 MaySend = Callable[[int], Awaitable[None]]  # waits until a request with tokens there may be sent
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """A pair with what reads its prompts and makes its answers."""
-
-    pair: Pair
-    prompts: Prompts
-    answers: Answers
-    limits: Limits = field(default_factory=Limits)
-
-
-@dataclass(eq=False, slots=True)
-class Asked:
-    """A prompt under way, from when it is read until its answer is committed."""
-
-    record: PromptRecord
-    ends: Ends
-    question: Question | None = None
-    # Where its tokens may lie: partitions of `tokens`, and from which offset on.
-    starts: dict[int, int] = field(default_factory=dict)
-    asked_ms: int = 0
-    tries: int = 0
-    call: Call | None = None  # of the present try
-    intake: Intake | None = None  # kept where the answer tells of it
-
-    @property
-    def wants_vectors(self) -> bool:
-        """Whether the embedding pool answers, and no router."""
-        return self.question is not None and isinstance(self.question.body, EmbeddingsBody)
-
-    sends: list[Sending] | None = None  # what is to be committed, once that is known
-    error: TriviumError | None = None  # that these tell of
 
 
 class Asking:

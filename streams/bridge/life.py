@@ -15,17 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.codec import Codec
-from schemas.errors import (
-    BrokerUnavailable,
-    LeaseError,
-    RecordTooLarge,
-    TriviumError,
-)
+from schemas.errors import BrokerUnavailable, LeaseError, RecordTooLarge, TriviumError
 from schemas.log.endings import ended
 from schemas.log.transactions import FullPlace, Position, Transactions, committed
 from schemas.settings import LogSettings
 from streams.bridge.answers import ERROR_STEPS
-from streams.bridge.asking import Asked, Asking, Ends
+from streams.bridge.asked import Asked, Ends
+from streams.bridge.asking import Asking
 from streams.bridge.past import Past, replay
 from streams.bridge.progress import WINDOW, WINDOW_BYTES, Note, Progress, decode, encode
 from streams.bridge.reading import Reading
@@ -73,7 +69,7 @@ class Life:
         self._wake = asyncio.Event()
         self._committing = asyncio.Lock()
         self._ready = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._over = False
         self._reading = Reading(shared.asking, self._commit)
         self._taking = 0  # records that wait for room
@@ -111,13 +107,13 @@ class Life:
         if self._done and self._ready.is_set():
             await self._commit()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> "asyncio.Task[object]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _ended(self, task: "asyncio.Task[object]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not self._over:
             self._shared.fail(error)
@@ -213,7 +209,7 @@ class Life:
             if asked.call is not None:
                 hub.add(asked.call)
         hub.live_from_here(self._shared.asking.gateway.hub.on_void)
-        tasks = [self._spawn(self._read_on(hub, p, offset)) for p, offset in reached.items()]
+        tasks = [self._spawn(self._read_tokens(hub, *at, live=True)) for at in reached.items()]
         async with self._changed:
             await self._changed.wait_for(
                 lambda: not any(a.record.offset in self._under_way for a in recovered)
@@ -221,9 +217,6 @@ class Life:
         self._inherited = {}
         for task in tasks:
             task.cancel()
-
-    async def _read_on(self, hub: Hub, partition: int, offset: int) -> None:
-        await self._read_tokens(hub, partition, offset, live=True)
 
     # Records
 
@@ -327,7 +320,7 @@ class Life:
             await self._write(done)
         except RecordTooLarge:  # a topic takes less than was known
             await self._ends.limits.look()
-            await self._reopen()
+            await self._transactions.restart()
             for asked in done:
                 await self._write_one(asked)
 
@@ -339,12 +332,8 @@ class Life:
             except RecordTooLarge as error:
                 stands = asked.error or error
                 asked.sends = self._shared.asking.failed(asked, stands, less=less)
-                await self._reopen()
+                await self._transactions.restart()
         return await self._write([asked])
-
-    async def _reopen(self) -> None:
-        await self._transactions.stop()
-        await self._transactions.start()
 
     async def _write(self, done: list[Asked]) -> None:
         asking, progress = self._shared.asking, self._progress

@@ -23,7 +23,8 @@ from schemas.settings import LogSettings, ModelSettings
 from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS
 from streams.bridge.answers import Answers
 from streams.bridge.app import group_id, make_app
-from streams.bridge.asking import Asking, Ends
+from streams.bridge.asked import Ends
+from streams.bridge.asking import Asking
 from streams.bridge.config import BridgeSettings, Pair, pairs_of
 from streams.bridge.documents.feed import feed_documents
 from streams.bridge.life import Life, Shared

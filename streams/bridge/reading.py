@@ -8,7 +8,8 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from schemas.errors import Cancelled, RecordError, SystemFault, TriviumError
-from streams.bridge.asking import Asked, Asking
+from streams.bridge.asked import Asked
+from streams.bridge.asking import Asking
 
 log = logging.getLogger(__name__)
 BEGUN_MAX = 2  # lives without an answer; the next one reads with care

@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Protocol
 
 from schemas.errors import (
     BrokerUnavailable,
@@ -17,19 +18,22 @@ from schemas.errors import (
     NotReady,
     TooManyRequests,
 )
+from schemas.fleet import Member
+from schemas.log.clients import Headers
 from schemas.log.clock import wall_ms
-from schemas.records import Cancellation, CancelReason, Resumption
+from schemas.records import Cancellation, CancelReason, MemberKind, Resumption, TokenFrame
 from streams.gateway.cache.answers import AnswerCache
 from streams.gateway.config import GatewaySettings
 from streams.gateway.http.entry import Keys
 from streams.gateway.http.exchange import BodyReader
 from streams.gateway.http.uploads import Uploads
-from streams.gateway.log.backend import Backend
+from streams.gateway.log.backend import ToRouter
 from streams.gateway.log.objects import Objects
 from streams.gateway.log.pool import Pool
+from streams.gateway.log.responses import ResponseStore
 from streams.gateway.metrics import Metrics
 from streams.gateway.places import Places
-from streams.gateway.request.conversation import Conversation, Conversations
+from streams.gateway.request.conversation import Conversation, Conversations, Turn
 from streams.gateway.request.intake import Served
 from streams.gateway.stream.event_id import EventIds
 from streams.gateway.stream.hub import Call, Hub
@@ -40,6 +44,39 @@ logger = logging.getLogger(__name__)
 SWEEP_S = 0.25
 RETRY_S = 1.0
 ADMIT_S = 0.05  # between two looks whether the log is back
+
+
+class Backend(Protocol):
+    """Where requests go and tokens come from: the log (`log/backend.py`), or what tests have."""
+
+    @property
+    def responses(self) -> ResponseStore:
+        """Where calls of /v1/responses are kept."""
+
+    def reply_position(self) -> tuple[int, int]:
+        """Partition and offset from which the tokens of a request sent now will come.
+
+        Raises what stands in the way of accepting one: BrokerUnavailable, NotReady.
+        """
+
+    async def send(self, record: ToRouter, headers: Headers = ()) -> None:
+        """Returns when the broker has acknowledged; raises BrokerUnavailable, RecordTooLarge."""
+
+    def publish_turn(self, turn: Turn) -> None:
+        """Have every gateway know it, soon; where that fails it is only logged."""
+
+    def problems(self) -> list[str]:
+        """Why this gateway is not ready; empty when it is."""
+
+    def living(self, kind: MemberKind) -> list[Member]:
+        """Members of one kind; nobody while the log is away."""
+
+    def read_frames(
+        self, partition: int, offset: int, *, live: bool = True
+    ) -> AsyncGenerator[TokenFrame]:
+        """Frames of any gateway's partition from an offset on: to the present end, or live, without
+        end. Raises NotFound where the log has that offset no more.
+        """
 
 
 class Gateway:

@@ -25,7 +25,7 @@ from streams.gateway.request.embed_body import (
     ranked_of,
 )
 from streams.gateway.request.fields import refuse_extras
-from streams.gateway.request.intake import DEADLINE_HEADER
+from streams.gateway.request.options import DEADLINE_HEADER
 from streams.gateway.state import Gateway
 from streams.gateway.stream.delivery import COMPLETED
 

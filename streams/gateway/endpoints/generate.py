@@ -20,7 +20,8 @@ from streams.gateway.endpoints.resume import RESUME_HEADER, last_event, resume
 from streams.gateway.http.exchange import Exchange
 from streams.gateway.ids import choice_ids, new_request_id
 from streams.gateway.request.conversation import Conversation, session_of
-from streams.gateway.request.intake import CallOptions, Intake, options_of, take_in
+from streams.gateway.request.intake import Intake, take_in
+from streams.gateway.request.options import CallOptions, options_of
 from streams.gateway.state import Gateway
 from streams.gateway.stream.chunks import ChunkWriter, whole_answer
 from streams.gateway.stream.delivery import CLIENT_GONE, COMPLETED, write_stream, write_whole

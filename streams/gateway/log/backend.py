@@ -1,14 +1,13 @@
-"""What the gateway needs from the log, and the log itself.
+"""The log, as the gateway needs it (`state.py`, `Backend`).
 
 `LogBackend` joins the fleet, leases a partition of `tokens`, reads it into the hub, and sends
-requests and cancellations. It outlives the broker: while none answers, calls are refused at once,
-and it joins again with a new epoch when it is back. Tests put another `Backend` in its place.
+requests and cancellations. It outlives the broker: while none answers, it refuses calls,
+and it joins again with a new epoch when it is back.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from typing import Protocol
 
 from aiokafka import ConsumerRecord
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
@@ -47,7 +46,7 @@ from streams.gateway.config import GatewaySettings
 from streams.gateway.log.answers import AnswersSoFar
 from streams.gateway.log.frames import FRAMES_MAX, decode_frame, frame_reader, frames_from
 from streams.gateway.log.objects import ObjectLog
-from streams.gateway.log.responses import ResponseStore, ResponseTopic
+from streams.gateway.log.responses import ResponseTopic
 from streams.gateway.log.turns import TurnTopic
 from streams.gateway.metrics import Metrics
 from streams.gateway.objects.quota import Quota
@@ -58,39 +57,6 @@ logger = logging.getLogger(__name__)
 RECONNECT_S = 1.0
 _TROUBLE = (*TROUBLE, TopicError)
 ToRouter = Request | Cancellation | Resumption
-
-
-class Backend(Protocol):
-    """Where requests go and tokens come from."""
-
-    @property
-    def responses(self) -> ResponseStore:
-        """Where calls of /v1/responses are kept."""
-
-    def reply_position(self) -> tuple[int, int]:
-        """Partition and offset from which the tokens of a request sent now will come.
-
-        Raises what stands in the way of accepting one: BrokerUnavailable, NotReady.
-        """
-
-    async def send(self, record: ToRouter, headers: Headers = ()) -> None:
-        """Returns when the broker has acknowledged; raises BrokerUnavailable, RecordTooLarge."""
-
-    def publish_turn(self, turn: Turn) -> None:
-        """Have every gateway know it, soon; where that fails it is only logged."""
-
-    def problems(self) -> list[str]:
-        """Why this gateway is not ready; empty when it is."""
-
-    def living(self, kind: MemberKind) -> list[Member]:
-        """Members of one kind; nobody while the log is away."""
-
-    def read_frames(
-        self, partition: int, offset: int, *, live: bool = True
-    ) -> AsyncGenerator[TokenFrame]:
-        """Frames of any gateway's partition from an offset on: to the present end, or live, without
-        end. Raises NotFound where the log has that offset no more.
-        """
 
 
 class LogBackend:

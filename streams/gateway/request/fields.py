@@ -1,13 +1,15 @@
-"""Fields that are not in the request models: what is harmless, what is not supported, and what to
-do instead.
+"""Fields that are one of a few words, and those that are not in the request models: what is
+harmless, what is not supported, and what to do instead.
 
 An unknown field is refused, so that a misspelt parameter is not silently ignored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from schemas.errors import InvalidRequest
+from streams.gateway.config import GatewaySettings
+from streams.gateway.http.errors import shown
 
 # Sent by clients as a matter of course; they change nothing that is generated here.
 HARMLESS = frozenset(
@@ -95,3 +97,19 @@ def refuse_extras(extras: Mapping[str, Any] | None) -> None:
         if not any(value == neutral for neutral in NEUTRAL[name]):
             advice = _ADVICE.get(name, "leave it out")
             raise InvalidRequest(f"{name}: not supported; {advice}", name)
+
+
+def priority_of(settings: GatewaySettings, value: Any, param: str) -> str | None:
+    """One of these classes by its name; vLLM's default number is none. `param` brought it."""
+    return None if value is None or value == 0 else one_of(settings.priorities, value, param)
+
+
+def one_of(names: Sequence[str], value: Any, param: str) -> str | None:
+    """The value, if it is among the names, or None; raises InvalidRequest. `param` brought it."""
+    if value is None:
+        return None
+    if value not in names:
+        raise InvalidRequest(
+            f"{param}: expected one of {', '.join(names)}, found {shown(value)}", param
+        )
+    return str(value)

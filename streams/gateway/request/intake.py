@@ -1,21 +1,18 @@
-"""From a body and its headers to prompts, sampling parameters and options, or an error that says
-what to change.
+"""From a body to prompts and sampling parameters, or an error that says what to change.
 
 Nothing here touches the log: what passes is ready to become requests.
 """
 
-import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from schemas.errors import InvalidRequest, PromptTooLong
-from schemas.records import Endpoint, Priority, Sampling, Structured
+from schemas.records import Endpoint, Sampling, Structured
 from streams.config import ORCHESTRATIONS, POLICIES
 from streams.gateway.config import GatewaySettings
 from streams.gateway.http.errors import shown
-from streams.gateway.http.exchange import Exchange, RawHeaders
 from streams.gateway.request.body import (
     ChatBody,
     CompletionBody,
@@ -25,18 +22,12 @@ from streams.gateway.request.body import (
     whole_numbers,
 )
 from streams.gateway.request.conversation import checked_session
-from streams.gateway.request.fields import refuse_extras
+from streams.gateway.request.fields import one_of, priority_of, refuse_extras
 from streams.gateway.request.form import form_of
 from streams.gateway.request.messages import chat_of
 from streams.gateway.request.sampling import sampling_of
 from streams.gateway.request.search import Search, collection_of, search_of, wished_search
 from streams.gateway.request.tokenizer import Chat, Tokenizer
-
-PRIORITY_HEADER, DEADLINE_HEADER = "x-priority", "x-deadline-ms"
-WEIGHTS_HEADER, DISCONNECT_HEADER = "x-trivium-weights", "x-trivium-on-disconnect"
-EVENT_IDS_HEADER = "x-trivium-event-ids"
-POLICY_HEADER, ORCHESTRATION_HEADER = "x-trivium-policy", "x-trivium-orchestration"
-_WEIGHTS = ("ttft", "tpot")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,20 +67,6 @@ class Intake:
         if self.search is not None or not (self.token_ids or self.counts_always):
             return []
         return [prompt for prompt in self.prompts for _ in range(self.n)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallOptions:
-    """How a call is to be treated, by its body or else by its headers, or as is usual here."""
-
-    priority: Priority
-    deadline_ms: int
-    w_ttft: float  # -1, both, where the call names no weights
-    w_tpot: float
-    policy: str  # empty where none is wished, as the next
-    orchestration: str
-    keeps_running: bool  # when the client hangs up
-    event_ids: bool = False  # its client may resume the stream
 
 
 async def take_in(
@@ -158,96 +135,11 @@ async def take_in_body(
         counts_always=include_usage and _counts_always(body),
         token_ids=bool(body.return_token_ids),
         session_id=checked_session("session_id", body.session_id) if body.session_id else "",
-        priority=_priority_of(settings, body.priority, "priority"),
-        policy=_one_of(POLICIES, wishes.policy, "trivium.policy"),
-        orchestration=_one_of(ORCHESTRATIONS, wishes.orchestration, "trivium.orchestration"),
+        priority=priority_of(settings, body.priority, "priority"),
+        policy=one_of(POLICIES, wishes.policy, "trivium.policy"),
+        orchestration=one_of(ORCHESTRATIONS, wishes.orchestration, "trivium.orchestration"),
         user=body.user or "",
     )
-
-
-def options_of(exchange: Exchange, intake: Intake, settings: GatewaySettings) -> CallOptions:
-    """What the call asks for besides its answer; raises InvalidRequest."""
-    headers = exchange.headers
-    priority = intake.priority or _priority_of(
-        settings, _text_of(headers, PRIORITY_HEADER), PRIORITY_HEADER
-    )
-    relative_ms = exchange.number(DEADLINE_HEADER, 1, settings.deadline_ms_max)
-    w_ttft, w_tpot = _weights(headers)
-    keeps_running = _choice(headers, DISCONNECT_HEADER, "cancel", "continue")
-    event_ids = _choice(headers, EVENT_IDS_HEADER, "false", "true")
-    return CallOptions(
-        priority=Priority(priority or settings.priority),
-        deadline_ms=exchange.arrived_ms + (relative_ms or settings.deadline_ms),
-        w_ttft=w_ttft,
-        w_tpot=w_tpot,
-        policy=intake.policy or _wish(headers, POLICY_HEADER, POLICIES),
-        orchestration=intake.orchestration or _wish(headers, ORCHESTRATION_HEADER, ORCHESTRATIONS),
-        keeps_running=bool(keeps_running),
-        event_ids=bool(keeps_running) if event_ids is None else event_ids,
-    )
-
-
-def _text_of(headers: RawHeaders, name: str) -> str | None:
-    value = headers.get(name.encode())
-    return None if value is None else value.decode("latin-1")
-
-
-def _priority_of(settings: GatewaySettings, value: Any, param: str) -> str | None:
-    """One of these classes by its name; vLLM's default number is none. `param` brought it."""
-    return None if value is None or value == 0 else _one_of(settings.priorities, value, param)
-
-
-def _one_of(names: Sequence[str], value: Any, param: str) -> str | None:
-    """The value, if it is among the names, or None; raises InvalidRequest. `param` brought it."""
-    if value is None:
-        return None
-    if value not in names:
-        raise InvalidRequest(
-            f"{param}: expected one of {', '.join(names)}, found {shown(value)}", param
-        )
-    return str(value)
-
-
-def _wish(headers: RawHeaders, header: str, names: Sequence[str]) -> str:
-    text = _text_of(headers, header)
-    return _one_of(names, text and text.strip().lower(), header) or ""
-
-
-def _choice(headers: RawHeaders, header: str, no: str, yes: str) -> bool | None:
-    """Which of two words a header holds; None without it. Raises InvalidRequest."""
-    text = _text_of(headers, header)
-    if text is None:
-        return None
-    if (word := text.strip().lower()) not in (no, yes):
-        raise InvalidRequest(f"{header}: expected {no} or {yes}, found {text[:40]!r}", header)
-    return word == yes
-
-
-def _weights(headers: RawHeaders) -> tuple[float, float]:
-    """Weights of TTFT and TPOT for placement; what the header does not name weighs 0, and -1
-    stands for a call without the header. Raises InvalidRequest.
-    """
-    text = _text_of(headers, WEIGHTS_HEADER)
-    if text is None:
-        return -1.0, -1.0
-    weights: dict[str, float] = {}
-    try:
-        for part in text.split(","):
-            name, _, number = part.partition("=")
-            weight = float(number)
-            name = name.strip().lower()
-            if name not in _WEIGHTS or name in weights or not 0 <= weight < math.inf:
-                raise ValueError
-            weights[name] = weight
-        if not any(weights.values()):
-            raise ValueError
-    except ValueError:
-        raise InvalidRequest(
-            f"{WEIGHTS_HEADER}: expected ttft=NUMBER,tpot=NUMBER with numbers of at least 0, one "
-            f"of them above 0, found {text[:60]!r}",
-            WEIGHTS_HEADER,
-        ) from None
-    return weights.get("ttft", 0.0), weights.get("tpot", 0.0)
 
 
 def _include_usage(body: GenerationBody) -> bool:

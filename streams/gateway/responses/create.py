@@ -18,7 +18,8 @@ from streams.gateway.http.exchange import Exchange
 from streams.gateway.ids import new_request_id
 from streams.gateway.request.body import ChatBody, parse
 from streams.gateway.request.conversation import Conversation
-from streams.gateway.request.intake import Intake, Served, options_of, take_in_body
+from streams.gateway.request.intake import Intake, Served, take_in_body
+from streams.gateway.request.options import options_of
 from streams.gateway.request.responses_body import ResponsesBody, refuse_fields
 from streams.gateway.responses.chat import chat_body
 from streams.gateway.responses.events import ResponseEvents

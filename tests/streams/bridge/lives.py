@@ -21,7 +21,7 @@ from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
 from streams.bridge import life
 from streams.bridge.answers import Answers
-from streams.bridge.asking import Asked, Ends
+from streams.bridge.asked import Asked, Ends
 from streams.bridge.config import Pair
 from streams.bridge.dead_letters import dead_letter
 from streams.bridge.life import Life, Shared

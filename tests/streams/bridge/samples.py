@@ -12,7 +12,8 @@ from schemas.log.transactions import Sending
 from schemas.records import Answer, AnswerPart, Endpoint, OutcomeKind, Request, StreamRetrieved
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from streams.bridge.answers import Answers
-from streams.bridge.asking import Asked, Asking, Ends
+from streams.bridge.asked import Asked, Ends
+from streams.bridge.asking import Asking
 from streams.bridge.config import Pair
 from streams.bridge.limits import Limits
 from streams.bridge.prompts import Prompts, Question

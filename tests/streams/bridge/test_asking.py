@@ -18,7 +18,7 @@ from schemas.errors import (
 from schemas.log.transactions import Sending
 from schemas.records import Answer, Request
 from streams.bridge.answers import Answers
-from streams.bridge.asking import Ends
+from streams.bridge.asked import Ends
 from streams.bridge.limits import Limits
 from streams.bridge.records.record import PromptRecord
 from streams.gateway.request.check_process import CHECK_PROCESS

@@ -15,7 +15,7 @@ from tests.waiting import until
 from tests.workers.embed.bookshelf import bookshelf, worker
 from workers.embed.documents import DocumentWork
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 POISON = b"books/poison"
 
 

@@ -1,0 +1,46 @@
+"""A prompt that a bridge has under way, and the pair of topics that it is of."""
+
+from dataclasses import dataclass, field
+
+from schemas.errors import TriviumError
+from schemas.log.transactions import Sending
+from streams.bridge.answers import Answers
+from streams.bridge.config import Pair
+from streams.bridge.limits import Limits
+from streams.bridge.prompts import Prompts, Question
+from streams.bridge.records.record import PromptRecord
+from streams.gateway.request.embed_body import EmbeddingsBody
+from streams.gateway.request.intake import Intake
+from streams.gateway.stream.hub import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """A pair with what reads its prompts and makes its answers."""
+
+    pair: Pair
+    prompts: Prompts
+    answers: Answers
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(eq=False, slots=True)
+class Asked:
+    """A prompt under way, from when it is read until its answer is committed."""
+
+    record: PromptRecord
+    ends: Ends
+    question: Question | None = None
+    # Where its tokens may lie: partitions of `tokens`, and from which offset on.
+    starts: dict[int, int] = field(default_factory=dict)
+    asked_ms: int = 0
+    tries: int = 0
+    call: Call | None = None  # of the present try
+    intake: Intake | None = None  # kept where the answer tells of it
+    sends: list[Sending] | None = None  # what is to be committed, once that is known
+    error: TriviumError | None = None  # that these tell of
+
+    @property
+    def wants_vectors(self) -> bool:
+        """Whether the embedding pool answers, and no router."""
+        return self.question is not None and isinstance(self.question.body, EmbeddingsBody)

@@ -1,0 +1,102 @@
+"""How a call is to be treated, by its body or else by its headers."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from schemas.errors import InvalidRequest
+from schemas.records import Priority
+from streams.config import ORCHESTRATIONS, POLICIES
+from streams.gateway.config import GatewaySettings
+from streams.gateway.http.exchange import Exchange, RawHeaders
+from streams.gateway.request.fields import one_of, priority_of
+from streams.gateway.request.intake import Intake
+
+PRIORITY_HEADER, DEADLINE_HEADER = "x-priority", "x-deadline-ms"
+WEIGHTS_HEADER, DISCONNECT_HEADER = "x-trivium-weights", "x-trivium-on-disconnect"
+EVENT_IDS_HEADER = "x-trivium-event-ids"
+POLICY_HEADER, ORCHESTRATION_HEADER = "x-trivium-policy", "x-trivium-orchestration"
+_WEIGHTS = ("ttft", "tpot")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOptions:
+    """How a call is to be treated, by its body or else by its headers, or as is usual here."""
+
+    priority: Priority
+    deadline_ms: int
+    w_ttft: float  # -1, both, where the call names no weights
+    w_tpot: float
+    policy: str  # empty where none is wished, as the next
+    orchestration: str
+    keeps_running: bool  # when the client hangs up
+    event_ids: bool = False  # its client may resume the stream
+
+
+def options_of(exchange: Exchange, intake: Intake, settings: GatewaySettings) -> CallOptions:
+    """What the call asks for besides its answer; raises InvalidRequest."""
+    headers = exchange.headers
+    priority = intake.priority or priority_of(
+        settings, _text_of(headers, PRIORITY_HEADER), PRIORITY_HEADER
+    )
+    relative_ms = exchange.number(DEADLINE_HEADER, 1, settings.deadline_ms_max)
+    w_ttft, w_tpot = _weights(headers)
+    keeps_running = _choice(headers, DISCONNECT_HEADER, "cancel", "continue")
+    event_ids = _choice(headers, EVENT_IDS_HEADER, "false", "true")
+    return CallOptions(
+        priority=Priority(priority or settings.priority),
+        deadline_ms=exchange.arrived_ms + (relative_ms or settings.deadline_ms),
+        w_ttft=w_ttft,
+        w_tpot=w_tpot,
+        policy=intake.policy or _wish(headers, POLICY_HEADER, POLICIES),
+        orchestration=intake.orchestration or _wish(headers, ORCHESTRATION_HEADER, ORCHESTRATIONS),
+        keeps_running=bool(keeps_running),
+        event_ids=bool(keeps_running) if event_ids is None else event_ids,
+    )
+
+
+def _text_of(headers: RawHeaders, name: str) -> str | None:
+    value = headers.get(name.encode())
+    return None if value is None else value.decode("latin-1")
+
+
+def _wish(headers: RawHeaders, header: str, names: Sequence[str]) -> str:
+    text = _text_of(headers, header)
+    return one_of(names, text and text.strip().lower(), header) or ""
+
+
+def _choice(headers: RawHeaders, header: str, no: str, yes: str) -> bool | None:
+    """Which of two words a header holds; None without it. Raises InvalidRequest."""
+    text = _text_of(headers, header)
+    if text is None:
+        return None
+    if (word := text.strip().lower()) not in (no, yes):
+        raise InvalidRequest(f"{header}: expected {no} or {yes}, found {text[:40]!r}", header)
+    return word == yes
+
+
+def _weights(headers: RawHeaders) -> tuple[float, float]:
+    """Weights of TTFT and TPOT for placement; what the header does not name weighs 0, and -1
+    stands for a call without the header. Raises InvalidRequest.
+    """
+    text = _text_of(headers, WEIGHTS_HEADER)
+    if text is None:
+        return -1.0, -1.0
+    weights: dict[str, float] = {}
+    try:
+        for part in text.split(","):
+            name, _, number = part.partition("=")
+            weight = float(number)
+            name = name.strip().lower()
+            if name not in _WEIGHTS or name in weights or not 0 <= weight < math.inf:
+                raise ValueError
+            weights[name] = weight
+        if not any(weights.values()):
+            raise ValueError
+    except ValueError:
+        raise InvalidRequest(
+            f"{WEIGHTS_HEADER}: expected ttft=NUMBER,tpot=NUMBER with numbers of at least 0, one "
+            f"of them above 0, found {text[:60]!r}",
+            WEIGHTS_HEADER,
+        ) from None
+    return weights.get("ttft", 0.0), weights.get("tpot", 0.0)
