@@ -141,7 +141,10 @@ class Carrier:
                 else:
                     del carried[key]
         for key, each in list(self._leaving.items()):
-            if not each.waiting and not each.pending_bytes:
+            is_settled = not each.waiting and not each.pending_bytes
+            # What was committed last may not be in the table yet, from which it would go on.
+            is_new = each.committed.status == VALIDATING
+            if is_settled and (is_new or table.progress(each.batch) == each.committed):
                 del self._leaving[key]
         self._deal(unended)
         return bool(unended)

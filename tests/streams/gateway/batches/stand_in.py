@@ -33,7 +33,8 @@ class StandIn:
         self._log, self._reply = log, reply
         self.asked: Counter[str] = Counter()
         self.answered = 0
-        self.is_reading = asyncio.Event()
+        self.is_reading, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.may_answer.set()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -43,15 +44,17 @@ class StandIn:
         )
         writer = Transactions(self._log, f"stand-in-{uuid4().hex}")
         await writer.start()
+        sends: list[Sending] = []
         try:
             async with reader.reading("latest"):
                 self.is_reading.set()
                 while True:
-                    records = await reader.batch(max_records=100)
-                    sends = [each for each in map(self._answer, records) if each is not None]
-                    if sends:
+                    records = await reader.batch(max_records=100, timeout_ms=1_000)
+                    sends += [each for each in map(self._answer, records) if each is not None]
+                    if sends and self.may_answer.is_set():
                         await writer.commit(sends)
                         self.answered += len(sends)
+                        sends = []
         finally:
             await writer.stop()
 

@@ -128,6 +128,26 @@ async def test_one_tenants_batches_leave_turns_to_another(
                 assert (await ended(bob, name)).status == "cancelled"
 
 
+async def test_answers_to_a_batch_that_has_left_its_place_count(
+    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bob's batch leaves its place to Alice's while its first lines are unanswered."""
+    monkeypatch.setattr(turns, "CARRIED_MAX", 1)
+    monkeypatch.setattr(turns, "TURN_LINES", 10)
+    async with gateway(kafka, "g1") as one, standing_in(kafka) as bridge:
+        async with one.ai(KEYS[0]) as bob, one.ai(KEYS[1]) as alice:
+            bridge.may_answer.clear()
+            bobs = await begun(bob, calls(60))
+            await until(lambda: len(bridge.asked) == 40)
+            alices = await begun(alice, calls(7))
+            await until(lambda: any(alices.id in key for key in bridge.asked))
+            bridge.may_answer.set()
+            for ai, made, count in ((alice, alices, 7), (bob, bobs, 60)):
+                batch = await ended(ai, made.id)
+                assert (batch.status, batch.request_counts.completed) == ("completed", count)
+        assert set(bridge.asked.values()) == {1}
+
+
 async def test_what_is_wrong_with_a_file_ends_its_batch(kafka: LogSettings) -> None:
     """Nothing of it is asked."""
     async with gateway(kafka, "g1") as one, one.ai() as ai, standing_in(kafka) as bridge:
