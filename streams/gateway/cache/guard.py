@@ -17,7 +17,9 @@ _WORD = re.compile(rf"[-+]?\.?\d+(?:[.,:/]\d+)*|\w[\w{MARKS}]*(?:'\w[\w{MARKS}]*
 _STOPS = re.compile(r"(?<=[^\s,;:.?!])[,;:.?!]+(?=\s|$)|[¿¡。、]|\ufe0f")
 _FACTORIAL = re.compile(r"(?:\d|\)|(?<![^\W\d_])[^\W\d_])(?=!)")  # `5!`, `(n + 1)!`, `n!`
 _BEFORE_WORDS = frozenset(("a", "an", "the", "do", "does"))
-_GREETING = re.compile(r"\A\s*(?:hi|hello|hey)\s*[,!.]\s*|\A\s*(?:please|kindly)\s+", re.IGNORECASE)
+_GREETING = re.compile(
+    r"\A\s*(?:hi|hello|hey)\s*[,!.]\s*|\A\s*(?:please|kindly)[,:]?\s+", re.IGNORECASE
+)
 _ASIDE = re.compile(
     r"\A\s*(?:(?:can|could|would|will) you (?:please |kindly )?(?:tell|say to) me"
     r"|(?:please |kindly )?tell me"

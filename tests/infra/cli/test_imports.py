@@ -87,9 +87,9 @@ _MEMBER = _READER | {"faust", "mode", "orjson"}  # of a group that shares its to
         (
             _CODEC + "import workers.embed.process, workers.models.folder",
             _MEMBER | {"tokenizers"},
-            850,
+            860,
         ),
-        (_CODEC + "import workers.search.service.worker", _MEMBER | {"numba", "tantivy"}, 1_200),
+        (_CODEC + "import workers.search.service.worker", _MEMBER | {"numba", "tantivy"}, 1_210),
     ],
     ids=["settings", "router", "gateway", "simulated worker", "embedding", "retrieval"],
 )

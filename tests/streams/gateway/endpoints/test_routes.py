@@ -81,7 +81,7 @@ async def test_token_ids_become_their_text() -> None:
             ({"tokens": [10**30]}, "tokens"),
             ({"tokens": [1, 300]}, "tokens"),
             ({"tokens": "hello"}, "tokens"),
-            ({"tokens": [1], "model": "other"}, None),
+            ({"tokens": [1], "model": "other"}, "model"),
             ({"tokens": [1], "text": "x"}, "text"),
         ):
             wrong = await client.post("/detokenize", json=body)

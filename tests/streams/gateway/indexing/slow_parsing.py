@@ -3,7 +3,10 @@
 import json
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
+
+from streams.parsing.parsed import Parsed
 
 
 def main() -> None:
@@ -15,7 +18,8 @@ def main() -> None:
         if text.startswith("slow"):
             slow += 1
             signal.pause()
-        print(json.dumps({"texts": [["", f"{text}, after {slow} slow ones"]]}), flush=True)
+        read = Parsed("", f"{text}, after {slow} slow ones")
+        print(json.dumps({"documents": [asdict(read)]}), flush=True)
 
 
 if __name__ == "__main__":

@@ -171,14 +171,15 @@ async def test_more_hits_than_documents_are_all_documents(responder: Responder) 
 
 
 async def test_a_field_that_is_no_utf8_does_no_harm(responder: Responder) -> None:
-    """JSON may have half a character; an error that names the field must still reach the asker."""
+    """JSON may have half a character; an error that names it must still reach the asker."""
     odd = Document(
         document_id="odd", collection="books", vector=pack_vector(BOOKS[0]), at_ms=0,
         metadata='{"\\ud800": "\\udfff"}',
     )  # fmt: skip
-    assert responder._collections.apply([Change("books", "odd", odd)]) == []
-    found = await responder.hits(request(filter='{"year": 1}'), Kind.DECODE)
-    assert found.error is not None and "fields are: tenant, \\ud800" in found.error.message
+    ((_, refused),) = responder._collections.apply([Change("books", "odd", odd)])
+    assert "half of a pair" in refused.message and refused.message.isascii()
+    found = await responder.hits(request(filter='{"\\ud800": 1}'), Kind.DECODE)
+    assert found.error is not None and "\\ud800" in found.error.message
     assert Codec().decode(Codec().encode(found)) == found
 
 
