@@ -32,7 +32,7 @@ CHECKS = [
 ]
 LABELS = (
     *("GET /health/live", "GET /health/ready", "GET /metrics", "GET /v1/models"),
-    *("GET /health", "GET /ping", "POST /ping", "GET /version", "POST /detokenize"),
+    *("GET /health", "GET /ping", "POST /ping", "GET /version", "GET /load", "POST /detokenize"),
     *("GET /v1/models/{model}", "GET /v1/requests/{request_id}/events"),
     *("DELETE /v1/requests/{request_id}", "DELETE /v1/cache/{entry_id}", "POST /tokenize"),
     *("POST /v1/chat/completions", "POST /v1/completions"),

@@ -18,7 +18,7 @@ def main() -> None:
         if text.startswith("slow"):
             slow += 1
             signal.pause()
-        read = Parsed("", f"{text}, after {slow} slow ones")
+        read = Parsed(f"{text}, after {slow} slow ones")
         print(json.dumps({"documents": [asdict(read)]}), flush=True)
 
 
