@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[3]
 # tokens will arrive. The page may leave them out.
 BESIDE = {
     "state.py", "ids.py", "places.py", "request/body.py", "request/sampling.py",
-    "request/fields.py", "request/search.py", "cache/wish.py", "http/encodings.py",
+    "request/fields.py", "request/options.py", "request/search.py", "cache/wish.py",
+    "http/encodings.py",
     "stream/hub.py", "stream/stream.py", "stream/delivered.py",
 }  # fmt: skip
 REPLACED = "log/backend.py"  # by the test's log

@@ -57,7 +57,7 @@ BUGS = {
             "attempt=live.next_attempt,\n        kind=kind,",
             "attempt=live.attempt,\n        kind=kind,",
         ),
-        "two outcomes",
+        "two outcomes or told of, and nobody asked",
     ),
     "late outcome: one of an attempt that is void ends the request": Bug(
         *_ROUTER,
