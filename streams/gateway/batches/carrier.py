@@ -98,6 +98,7 @@ class Carrier:
             async with reader.reading("latest"):
                 self._read_to = await reader.end_offsets()
                 self._look()
+                await self._remember()
                 for each in self._carried():
                     for partition, offset in enumerate(each.committed.answers_from):
                         self._read_to[partition] = min(self._read_to[partition], offset)
@@ -117,6 +118,16 @@ class Carrier:
             answers = await reader.batch(max_records=ANSWERS, timeout_ms=wait_ms)
             async for record in in_slices(answers):
                 self._take(record)
+
+    async def _remember(self) -> None:
+        """Batches that had left their place, whoever carried them, with lines unanswered."""
+        now_s, table = asyncio.get_running_loop().time(), self._objects.table.batches
+        async for batch in in_slices(table.unended()):
+            key, progress = key_of(batch), table.progress(batch)
+            if progress is not None and key not in self._underway:
+                each = Underway(batch, progress, now_s)
+                if each.waiting:
+                    self._leaving[key] = each
 
     def _carried(self) -> list[Underway]:
         return [*self._underway.values(), *self._leaving.values()]
