@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from schemas.errors import InvalidRequest, TooManyRequests
-from streams.gateway.request import check_process
 from streams.gateway.request.check_process import CheckProcess
 from tests.stalls import unstalled
 from tests.streams.gateway.in_process import InProcessGateway, call
@@ -145,7 +144,7 @@ async def test_as_many_files_may_be_open_as_the_system_lets() -> None:
     with contextlib.ExitStack() as opened:
         opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         for _ in range(1_024):
-            opened.enter_context(open(os.devnull))  # noqa: ASYNC230 - it is no file
+            opened.enter_context(open(os.devnull))
         one = CheckProcess(CHECKS, "checking it")
         opened.callback(one.close)
         assert await one.check("regex", "a", 60_000) == ""
@@ -157,7 +156,7 @@ async def test_what_a_process_should_not_say_is_its_end(monkeypatch: pytest.Monk
         assert await one.check("regex", "a", 60_000) == ""
         (process,) = one._idle
         with monkeypatch.context() as patch:
-            patch.setattr(check_process.json, "loads", int)
+            patch.setattr("streams.gateway.request.check_process.json.loads", int)
             with pytest.raises(ValueError, match="invalid literal"):
                 await one.check("regex", "(", 60_000)
         assert not process.is_running and await one.check("regex", "b", 60_000) == ""
