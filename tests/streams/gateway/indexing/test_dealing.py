@@ -51,8 +51,10 @@ async def test_a_fifth_tenants_file_waits_for_nobody() -> None:
     table, jobs = Table(), dict[Place, Any]()
     dealt = indexer(table)
     for tenant in TENANTS:
-        files = [wanted(f"file-{number}", tenant=tenant) for number in range(9)]
-        for record in (replace(STORE, tenant=tenant), *files):
+        store = replace(STORE, tenant=tenant)
+        table.apply(key_of(store), store)
+        for number in range(9):
+            record = wanted(f"file-{number}", tenant=tenant)
             table.apply(key_of(record), record)
         while (place := dealt._next(jobs, True)) is not None:
             jobs[place] = 1, True, None
