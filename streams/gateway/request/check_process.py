@@ -73,20 +73,35 @@ class _Process:
         return process
 
     def _read_answer(self, process: "subprocess.Popen[bytes]", limit_ms: int) -> Any:
-        """The next line; raises TimeoutError, or EOFError when the process ends."""
+        """The next line of JSON, or after a line with `[` the list of those up to one with `]`.
+
+        A long answer is such a list, of short lines: one is read without a pause, in which no other
+        thread goes on. Raises TimeoutError, or EOFError when the process ends.
+        """
         assert process.stdout is not None
-        parts: list[bytes] = []
+        line, items = list[bytes](), None
         until_s = time.monotonic() + limit_ms / 1000
         ready = select.poll()  # of any file descriptor, where `select` takes 1 024
         ready.register(process.stdout, select.POLLIN)
-        while not (parts and parts[-1].endswith(b"\n")):
+        while True:
             left_ms = (until_s - time.monotonic()) * 1000
             if left_ms <= 0 or not ready.poll(left_ms):
                 raise TimeoutError
-            parts.append(process.stdout.read1(_READ_BYTES))  # type: ignore[attr-defined]  # a BufferedReader
-            if not parts[-1]:
+            *ends, rest = process.stdout.read1(_READ_BYTES).split(b"\n")  # type: ignore[attr-defined]  # a BufferedReader
+            if not ends and not rest:
                 raise EOFError
-        return json.loads(b"".join(parts))
+            for end in ends:
+                text = b"".join([*line, end])
+                line.clear()
+                if text == b"[":
+                    items = list[Any]()
+                elif items is None:
+                    return json.loads(text)
+                elif text == b"]":
+                    return items
+                else:
+                    items.append(json.loads(text))
+            line.append(rest)
 
     @property
     def is_running(self) -> bool:
