@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.errors import InvalidRequest
-from streams.gateway.indexing.reading import FILE_PROCESS
+from streams.gateway.indexing.reading import FILE_PROCESS, documents_in
 from streams.parsing.parsed import Parsed, Unreadable
 
 FILE_BYTES_MAX = 64 << 20
@@ -62,9 +62,7 @@ async def read(path: Path) -> list[Parsed]:
         found = await FILE_PROCESS.ask("documents", str(path), path.name, limit_ms=FILE_MS)
     except InvalidRequest as error:
         raise Unreadable(error.message) from error
-    if "wrong" in found:
-        raise Unreadable(found["wrong"])
-    return [Parsed(**each) for each in found["documents"]]
+    return await documents_in(found)
 
 
 def _unreadable(path: Path) -> str:

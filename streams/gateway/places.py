@@ -6,8 +6,10 @@ from schemas.errors import TooManyRequests
 
 
 class Places:
-    """So many at once. They are divided by the tenants that use some now, and one more; and a
-    quarter is for those that have none, so that whoever comes finds one."""
+    """So many at once. They are divided by the tenants that use some now, and one more. The last
+    quarter is for those that have few: each gets half of what others have left, so that whoever
+    comes finds some.
+    """
 
     def __init__(self, most: int, *, tenants: int) -> None:
         """`tenants` there are in the deployment."""
@@ -30,7 +32,8 @@ class Places:
     def check(self, tenant: str, what: str, count: int = 1) -> None:
         """Raise TooManyRequests, which says of `what` there are too many, for so many more."""
         own, most = self._taken.get(tenant, 0), self.most_of(tenant)
-        together = self._most - self._for_newcomers if own else self._most
+        has_few = own + count <= max(1, (self._most - self.taken + own) // 2)
+        together = self._most if has_few else self._most - self._for_newcomers
         if own + count > most or self.taken + count > together:
             raise TooManyRequests(
                 f"{own} of your {what} and {self.taken - own} of others are under way, and at most "

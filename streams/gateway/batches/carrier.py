@@ -27,7 +27,8 @@ from schemas.log.slices import in_slices
 from schemas.log.transactions import Sending, Transactions
 from schemas.records import Answer, Batch, BatchProgress, FilePart, StoredFile
 from schemas.settings import LogSettings
-from streams.gateway.batches import turns
+from schemas.topics import partition_of
+from streams.gateway.batches.carried import Carried
 from streams.gateway.batches.lines import FileCheck, Wrong, call_of
 from streams.gateway.batches.reading import lines_of
 from streams.gateway.batches.underway import Draft, Underway, wanted_end
@@ -67,8 +68,7 @@ class Carrier:
         self._log, self._codec, self._objects = log, codec, objects
         self._is_first, self._check_model = is_first, check_model
         self._writer = Transactions(log, ID)
-        self._underway: dict[str, Underway] = {}  # those that have a place, the oldest first
-        self._leaving: dict[str, Underway] = {}  # that had one: their lines are waited for
+        self._carried = Carried()
         self._read_to: dict[int, int] = {}  # by partition of batch.answers
 
     async def run(self) -> None:
@@ -80,7 +80,7 @@ class Carrier:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0), self._objects.news:
                     await self._objects.news.wait()
-            if self._is_first() and self._objects.table.batches.unended():
+            if self._is_first() and self._objects.table.batches.unended_tenants():
                 await self._carry()
 
     async def _carry(self) -> None:
@@ -98,85 +98,45 @@ class Carrier:
             async with reader.reading("latest"):
                 self._read_to = await reader.end_offsets()
                 self._look()
-                for each in self._carried():
+                await self._remember()
+                for each in self._carried:
                     for partition, offset in enumerate(each.committed.answers_from):
                         self._read_to[partition] = min(self._read_to[partition], offset)
                 await reader.seek(self._read_to)
                 await self._carry_with(reader)
         finally:
-            self._underway.clear()
-            self._leaving.clear()
+            self._carried.clear()
             await self._writer.stop()
 
     async def _carry_with(self, reader: AssignedReader) -> None:
         while self._is_first() and self._look():
             is_busy = False
-            for tenant in {each.batch.tenant: None for each in self._carried()}:
+            for tenant in self._carried.tenants():
                 is_busy |= await self._step_of(tenant)
             wait_ms = 0 if is_busy else PACE_MS
             answers = await reader.batch(max_records=ANSWERS, timeout_ms=wait_ms)
             async for record in in_slices(answers):
                 self._take(record)
 
-    def _carried(self) -> list[Underway]:
-        return [*self._underway.values(), *self._leaving.values()]
+    async def _remember(self) -> None:
+        """Batches that had left their place, whoever carried them, with lines unanswered."""
+        now_s, table = asyncio.get_running_loop().time(), self._objects.table.batches
+        async for batch in in_slices(table.begun()):
+            if (progress := table.progress(batch)) is not None:
+                self._carried.remember(batch, progress, now_s)
 
     async def _step_of(self, tenant: str) -> bool:
         """Take the next step that costs something, of whichever batch of a tenant; if there is."""
-        for key, each in [*self._underway.items(), *self._leaving.items()]:
-            if each.batch.tenant == tenant and not each.has_ended and await self._step(each):
-                if key in self._underway:  # others of this tenant are next
-                    self._underway[key] = self._underway.pop(key)
+        for each in self._carried.of(tenant):
+            if not each.has_ended and await self._step(each):
+                self._carried.has_had_turn(each)
                 return True
         return False
 
     def _look(self) -> bool:
         """See what the table has; whether anything is to be done."""
-        table = self._objects.table.batches
-        unended = {key_of(batch): batch for batch in table.unended()}
-        for carried in (self._underway, self._leaving):
-            for key in list(carried):
-                if key in unended:
-                    carried[key].batch = unended[key]
-                else:
-                    del carried[key]
-        for key, each in list(self._leaving.items()):
-            is_settled = not each.waiting and not each.pending_bytes
-            # What was committed last may not be in the table yet, from which it would go on.
-            is_new = each.committed.status == VALIDATING
-            if is_settled and (is_new or table.progress(each.batch) == each.committed):
-                del self._leaving[key]
-        self._deal(unended)
-        return bool(unended)
-
-    def _deal(self, unended: dict[str, Batch]) -> None:
-        """Places to batches that have none."""
-        waiting = [batch for key, batch in unended.items() if key not in self._underway]
-        if (key := turns.to_leave(waiting, self._placed())) is not None:
-            self._leaving[key] = self._underway.pop(key)
-        now_s, table = asyncio.get_running_loop().time(), self._objects.table.batches
-        for batch in turns.to_begin(waiting, self._placed()):
-            key, progress = key_of(batch), table.progress(batch) or _unchecked(batch)
-            each = self._leaving.pop(key, None) or Underway(batch, progress, now_s)
-            each.placed_at = each.committed.sent
-            self._underway[key] = each
-
-    def _placed(self) -> list[turns.Placed]:
-        return [
-            turns.Placed(key, each.batch.tenant, each.committed.sent - each.placed_at)
-            for key, each in self._underway.items()
-        ]
-
-    def _may_send(self, each: Underway) -> bool:
-        """Whether lines are left, and its tenant has not too many ahead."""
-        if each.committed.sent >= each.committed.total or key_of(each.batch) in self._leaving:
-            return False
-        carried, tenant = self._carried(), each.batch.tenant
-        own = [other for other in carried if other.batch.tenant == tenant]
-        ahead = sum(other.waiting for other in own)
-        ahead_bytes = sum(other.waiting * other.line_bytes for other in own)
-        tenants = len({other.batch.tenant for other in carried})
-        return turns.may_send(CHUNK, ahead, ahead_bytes, tenants)
+        now_s = asyncio.get_running_loop().time()
+        return self._carried.look(self._objects.table.batches, now_s)
 
     # One batch
 
@@ -207,7 +167,7 @@ class Carrier:
             else:
                 await self._give_up(each, end)
             return True
-        elif self._may_send(each):
+        elif self._carried.may_send(each, CHUNK):
             await self._send(each)
             return True
         if not each.has_ended and each.is_due(now_s, now_ms):
@@ -248,10 +208,7 @@ class Carrier:
             at_ms=now_ms,
         )
         await self._commit(self._kept(progress))
-        now_s = asyncio.get_running_loop().time()
-        key = key_of(each.batch)
-        carried = self._underway if key in self._underway else self._leaving
-        carried[key] = Underway(each.batch, progress, now_s)
+        self._carried.put(Underway(each.batch, progress, asyncio.get_running_loop().time()))
 
     async def _send(self, each: Underway) -> None:
         """Ask some lines."""
@@ -268,7 +225,7 @@ class Carrier:
             at_ms=wall_ms(),
         )
         await self._commit(*sends, self._kept(progress))
-        each.committed = progress
+        each.sent(progress, [len(line.text) for line in chunk])
 
     async def _read_ahead(self, each: Underway) -> None:
         size, most = 0, each.committed.total - each.committed.sent
@@ -284,7 +241,8 @@ class Carrier:
         call = call_of(text)
         return Sending(
             topic=self._log.topic_prefix + "batch.prompts",
-            partition=number % self._log.prompt_partitions,
+            # Not by its number alone: who writes a file would choose the partition of large lines.
+            partition=partition_of(f"{batch.batch_id}/{number}", self._log.prompt_partitions),
             key=line_key(batch, number, call.custom_id).encode(),
             value=self._codec.encode(call.prompt(batch.endpoint)),
         )
@@ -293,8 +251,7 @@ class Carrier:
         """One of the answers."""
         self._read_to[record.partition] = record.offset + 1
         names = (record.key or b"").decode(errors="replace").split("/", 3)
-        key = "/".join(names[:2])
-        each = self._underway.get(key) or self._leaving.get(key)
+        each = self._carried.get("/".join(names[:2]))
         if each is None or each.has_ended or len(names) < 4 or not record.value:
             return
         try:
@@ -379,9 +336,3 @@ class Carrier:
         if min(offsets) < 0:
             raise BrokerUnavailable("batches: the log did not tell where it put a record")
         return offsets
-
-
-def _unchecked(batch: Batch) -> BatchProgress:
-    return BatchProgress(
-        batch_id=batch.batch_id, tenant=batch.tenant, status=VALIDATING, at_ms=wall_ms()
-    )

@@ -1,12 +1,13 @@
 """Whose batches are carried, and how many lines of whose are ahead of their answers. Pure.
 
-Places go to the tenant that has the fewest, and a tenant without one gets one soon: a batch of
-whoever has the most leaves its place, or the one that has had its turn the longest. What has left
-sends no more lines until it has a place again; what it has sent is waited for.
+Places go to the tenant that has the fewest, of these to who has been without the longest, and a
+tenant without one gets one soon: a batch of whoever has the most leaves its place, or the one that
+has had its turn the longest. What has left sends no more lines until it has a place again; what it
+has sent is waited for.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.records import Batch
@@ -27,23 +28,30 @@ class Placed:
     sent: int
 
 
-def to_begin(waiting: Sequence[Batch], placed: Iterable[Placed]) -> list[Batch]:
-    """Which get the places that are free: of one tenant's, the first."""
+def to_begin(
+    waiting: Mapping[str, Iterator[Batch]], placed: Iterable[Placed], left: Mapping[str, int]
+) -> list[Batch]:
+    """Which get the places that are free: of those `waiting` by tenant, the first. `left` has
+    numbers that rise with each batch of a tenant's that leaves its place.
+    """
     places = Counter(each.tenant for each in placed)
-    free, left, found = CARRIED_MAX - places.total(), list(waiting), list[Batch]()
-    while left and free > 0:
-        batch = min(left, key=lambda each: places[each.tenant])
-        left.remove(batch)
+    tenants, found = list(waiting), list[Batch]()
+    while tenants and places.total() < CARRIED_MAX:
+        tenant = min(tenants, key=lambda each: (places[each], left.get(each, 0)))
+        if (batch := next(waiting[tenant], None)) is None:
+            tenants.remove(tenant)
+            continue
         found.append(batch)
-        places[batch.tenant] += 1
-        free -= 1
+        places[tenant] += 1
     return found
 
 
-def to_leave(waiting: Collection[Batch], placed: Sequence[Placed]) -> str | None:
-    """The key of a batch whose place somebody else is to have; `placed` begin with the oldest."""
+def to_leave(tenants: Iterable[str], placed: Sequence[Placed]) -> str | None:
+    """The key of a batch whose place another one of the tenants is to have; `placed` begin with the
+    oldest.
+    """
     places = Counter(each.tenant for each in placed)
-    if places.total() < CARRIED_MAX or all(each.tenant in places for each in waiting):
+    if places.total() < CARRIED_MAX or all(tenant in places for tenant in tenants):
         return None
     most = max(places.values())
     for each in placed:

@@ -73,6 +73,7 @@ class Underway:
             *(committed.prompt_tokens, committed.cached_tokens, committed.completion_tokens),
         )
         self._written_s = now_s
+        self._sizes: dict[int, int] = {}  # bytes of lines that wait, of those sent from here
         self.placed_at = committed.sent  # lines that were sent before it got its place
 
     @property
@@ -86,9 +87,15 @@ class Underway:
         return self.committed.sent - self.done
 
     @property
-    def line_bytes(self) -> float:
-        """Of a line that was sent, in the mean."""
-        return self.committed.sent_bytes / max(1, self.committed.sent)
+    def waiting_bytes(self) -> float:
+        """Of these; a line that a predecessor has sent counts as the mean of all."""
+        mean = self.committed.sent_bytes / max(1, self.committed.sent)
+        return sum(self._sizes.values()) + (self.waiting - len(self._sizes)) * mean
+
+    def sent(self, committed: BatchProgress, sizes: Sequence[int]) -> None:
+        """More lines are, of so many bytes."""
+        self._sizes.update(enumerate(sizes, self.committed.sent))
+        self.committed = committed
 
     def is_answered(self, line: int) -> bool:
         """Whether a line needs no answer any more."""
@@ -96,6 +103,7 @@ class Underway:
 
     def _mark(self, line: int) -> None:
         self._answered[line // 8] |= 1 << line % 8
+        self._sizes.pop(line, None)
         self.done += 1
 
     def line_id(self, line: int) -> str:

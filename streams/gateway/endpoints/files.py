@@ -45,11 +45,13 @@ def file_routes(gateway: Gateway, router: APIRouter) -> None:
         """The caller's files."""
         table, tenant = gateway.objects.table, tenant_of(gateway, request)
 
-        def find(file_id: str) -> StoredFile | None:
-            file = table.file(tenant, file_id)
-            return file if file and paging.purpose in (None, file.purpose) else None
-
-        return page(table.file_order(tenant), paging, find=find, shape=file_json)
+        return page(
+            table.file_order(tenant),
+            paging,
+            kind=paging.purpose or "",
+            find=lambda file_id: table.file(tenant, file_id),
+            shape=file_json,
+        )
 
     @router.get("/v1/files/{file_id}", tags=["OpenAI"])
     async def get_file(file_id: str, request: Request) -> dict[str, Any]:

@@ -63,16 +63,17 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
     async def tokenize(request: Request) -> dict[str, Any]:
         """Token ids of a prompt, or of messages in the model's chat template."""
         headers = headers_of(request.scope)
-        raw = await gateway.body_reader.read(headers, request.receive)
-        values_max = gateway.settings.values_max
-        body = parse(TokenizeBody, raw, values_max)
-        return await _tokenize(gateway.served, body, gateway.settings, gateway.keys.tenant(headers))
+        tenant = gateway.keys.tenant(headers)
+        raw = await gateway.body_reader.read(headers, request.receive, tenant)
+        body = parse(TokenizeBody, raw, gateway.settings.values_max)
+        return await _tokenize(gateway.served, body, gateway.settings, tenant)
 
     @guarded.post("/detokenize", tags=["vLLM"])
     async def detokenize(request: Request) -> dict[str, Any]:
         """The text of token ids."""
         headers = headers_of(request.scope)
-        raw = await gateway.body_reader.read(headers, request.receive)
+        tenant = gateway.keys.tenant(headers)
+        raw = await gateway.body_reader.read(headers, request.receive, tenant)
         return _detokenize(gateway.served, parse(DetokenizeBody, raw, gateway.settings.values_max))
 
     @guarded.delete("/v1/requests/{request_id}", tags=["Trivium"])

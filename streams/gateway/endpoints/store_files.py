@@ -24,7 +24,7 @@ from streams.gateway.objects.bodies import (
     attributes_text,
 )
 from streams.gateway.objects.shapes import batch_json, page, store_file_json, whole_page
-from streams.gateway.objects.stores import CANCELLED, DELETED, IN_PROGRESS, Entry
+from streams.gateway.objects.stores import CANCELLED, DELETED, IN_PROGRESS, Entry, kind_of
 from streams.gateway.state import Gateway
 
 _STORE = "/v1/vector_stores/{vector_store_id}"
@@ -175,11 +175,10 @@ def _page(
     gateway: Gateway, store: VectorStore, paging: StoreFilePaging, batch_id: str
 ) -> dict[str, Any]:
     files = gateway.objects.table.of(store)
-
-    def find(file_id: str) -> Entry | None:
-        entry = files.entry(file_id)
-        assert entry is not None, "the order has no others"
-        is_listed = batch_id in ("", entry.wanted.batch_id)
-        return entry if is_listed and paging.filter in (None, entry.status) else None
-
-    return page(files.order, paging, find=find, shape=lambda each: store_file_json(store, each))
+    return page(
+        files.order,
+        paging,
+        kind=kind_of(paging.filter or "", batch_id),
+        find=files.entry,
+        shape=lambda each: store_file_json(store, each),
+    )

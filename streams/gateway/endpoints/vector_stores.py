@@ -109,7 +109,8 @@ def found_store(
 
 async def read_body(gateway: Gateway, request: Request, kind: type[Body]) -> Body:
     """The JSON body of a call; raises InvalidRequest."""
-    raw = await gateway.body_reader.read(headers_of(request.scope), request.receive)
+    headers, tenant = headers_of(request.scope), tenant_of(gateway, request)
+    raw = await gateway.body_reader.read(headers, request.receive, tenant)
     return parse(kind, raw, gateway.settings.values_max)
 
 

@@ -63,7 +63,7 @@ class Exchange:
 
     async def read_body(self, reader: "BodyReader") -> bytes:
         """The whole body; raises what `BodyReader.read` raises."""
-        return await reader.read(self.headers, self._receive)
+        return await reader.read(self.headers, self._receive, self.tenant)
 
     async def send_whole(self, body: bytes, headers: Iterable[Any]) -> None:
         """An answer in one piece."""
@@ -111,8 +111,8 @@ class BodyReader:
         self._bytes_max = bytes_max
         self._places = places
 
-    async def read(self, headers: RawHeaders, receive: Receive) -> bytes:
-        """The whole body.
+    async def read(self, headers: RawHeaders, receive: Receive, tenant: str) -> bytes:
+        """The whole body of a tenant's call.
 
         Raises BodyTooLarge as soon as that is known, TooManyRequests where other calls bring too
         much already, and UnsupportedMedia where it is not said to be JSON: anything else a web page
@@ -129,13 +129,12 @@ class BodyReader:
                 f"body: expected at most {self._bytes_max} bytes, found {int(announced)}"
             )
         body, held = bytearray(), 0
-        owner = headers.get(b"authorization", b"").decode("latin-1")  # one that is known, if any
         try:
             while await self._read_part(body, receive):
-                self._places.take(owner, "bytes of bodies", len(body) - held)
+                self._places.take(tenant, "bytes of bodies", len(body) - held)
                 held = len(body)
         finally:
-            self._places.give_back(owner, held)
+            self._places.give_back(tenant, held)
         return bytes(body)
 
     async def _read_part(self, body: bytearray, receive: Receive) -> bool:

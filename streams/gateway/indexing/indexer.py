@@ -41,6 +41,7 @@ from streams.parsing.parsed import INVALID
 
 logger = logging.getLogger(__name__)
 FILES_AT_ONCE, FILES_OF_TENANT = 32, 8  # that are put into stores, and as many that are taken away
+FOR_NEWCOMERS = FILES_AT_ONCE // 4  # of these, for tenants that have none under way
 DOCUMENTS_AHEAD = 64  # of a file, written and not embedded: those of others wait behind them
 BUG = "an error of the gateway; its log has the details"
 PACE_S = 1.0  # between looks, where nothing is new
@@ -140,7 +141,9 @@ class Indexer:
         if running.total() >= FILES_AT_ONCE:
             return None
         for tenant in sorted(table.undone_tenants(is_present=is_present), key=running.__getitem__):
-            if running[tenant] < FILES_OF_TENANT:
+            has_many = running[tenant] >= FILES_OF_TENANT
+            is_full = running.total() >= FILES_AT_ONCE - FOR_NEWCOMERS
+            if not has_many and not (is_full and running[tenant]):
                 place = table.next_undone(tenant, jobs, is_present=is_present)
                 if place is not None:
                     return place

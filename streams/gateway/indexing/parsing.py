@@ -1,15 +1,16 @@
 """What files say, in a process of its own: `python -m streams.gateway.indexing.parsing`.
 
-Reads one question per line, the place of a file and its name, and writes one answer per line, as
-JSON, until its input ends. A hostile file may cost this process its life: `reading.py` and
-`trivium ingest` ask, and end it when an answer takes too long.
+Reads one question per line, the place of a file and its name, and writes a list in lines of JSON
+for each (`check_process.py`), until its input ends. A hostile file may cost this process its life:
+`reading.py` and `trivium ingest` ask, and end it when an answer takes too long.
 """
 
 import json
 import os
 import resource
 import sys
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,38 +19,52 @@ from streams.parsing.parsed import INVALID, UNSUPPORTED, Unreadable
 
 MEMORY_BYTES_MAX = 2 << 30
 TEXTS_MAX = 50_000  # of a file, as a batch has lines
+LINE_CHARS = 256_000  # of a text in one line
 
 
-def documents(path: str, name: str) -> dict[str, Any]:
-    """The documents of a file, as `Parsed` has them, or why there are none."""
+def documents(path: str, name: str) -> Iterator[dict[str, Any] | str]:
+    """The documents of a file, as `Parsed` has them, each with strings by which its text goes on;
+    or a code, and why there are none.
+    """
     try:
         kind = kind_of(name)
     except Unreadable as error:
-        return {"code": UNSUPPORTED, "wrong": str(error)}
+        yield {"code": UNSUPPORTED, "wrong": str(error)}
+        return
     try:
         found = parse(kind, Path(path).read_bytes())
+        if len(found) > TEXTS_MAX:
+            raise Unreadable(
+                f"expected at most {TEXTS_MAX} documents in a file, found {len(found)}; divide it"
+            )
+        if not any(each.text.strip() or each.wrong for each in found):
+            raise Unreadable("empty: expected a text with words")
     except Unreadable as error:
-        return {"code": INVALID, "wrong": str(error)}
-    if len(found) > TEXTS_MAX:
-        wrong = f"expected at most {TEXTS_MAX} documents in a file, found {len(found)}; divide it"
-        return {"code": INVALID, "wrong": wrong}
-    if not any(each.text.strip() or each.wrong for each in found):
-        return {"code": INVALID, "wrong": "empty: expected a text with words"}
-    return {"documents": [asdict(each) for each in found]}
+        yield {"code": INVALID, "wrong": str(error)}
+        return
+    for each in found:
+        yield asdict(replace(each, text=each.text[:LINE_CHARS]))
+        for first in range(LINE_CHARS, len(each.text), LINE_CHARS):
+            yield each.text[first : first + LINE_CHARS]
 
 
 def main() -> None:
     """Answer until nobody asks any more."""
     os.nice(5)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
-    _say("ready")
+    sys.stdout.write(json.dumps("ready") + "\n")
+    sys.stdout.flush()
     for line in sys.stdin:
         _, arguments = json.loads(line)
-        _say(documents(*arguments))
+        say(documents(*arguments))
 
 
-def _say(answer: Any) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
+def say(items: Iterable[Any]) -> None:
+    """A list in lines."""
+    sys.stdout.write("[\n")
+    for item in items:
+        sys.stdout.write(json.dumps(item) + "\n")
+    sys.stdout.write("]\n")
     sys.stdout.flush()
 
 

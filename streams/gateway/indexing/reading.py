@@ -5,11 +5,13 @@ import tempfile
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 from schemas.errors import InvalidRequest
+from schemas.log.slices import in_slices
 from schemas.records import StoredFile
 from streams.gateway.request.check_process import CheckProcess, TooSlow
-from streams.parsing.parsed import INVALID, Unreadable
+from streams.parsing.parsed import INVALID, Parsed, Unreadable
 
 _MODULE = "streams.gateway.indexing.parsing"
 FILE_PROCESS = CheckProcess(_MODULE, "reading the file")  # callers wait for it
@@ -60,10 +62,24 @@ async def texts_of(
             raise Unusable(INVALID, error.message) from error
         except InvalidRequest as error:
             raise Unusable(INVALID, error.message) from error
-    if "wrong" in found:
-        raise Unusable(found["code"], found["wrong"][:1_000])
-    for each in found["documents"]:
-        if each["wrong"]:
-            raise Unusable(INVALID, f"{each['place']}: {each['wrong']}"[:1_000])
-    texts = [Text(each["title"], each["text"]) for each in found["documents"]]
-    return [text for text in texts if text.text.strip()]
+    documents = await documents_in(found)
+    for each in documents:
+        if each.wrong:
+            raise Unusable(INVALID, f"{each.place}: {each.wrong}"[:1_000])
+    texts = [Text(each.title, each.text) for each in documents]
+    return [each for each in texts if each.text and not each.text.isspace()]
+
+
+async def documents_in(answer: list[Any]) -> list[Parsed]:
+    """What `parsing.py` says of a file; raises Unusable."""
+    found, texts = list[dict[str, Any]](), list[list[str]]()
+    async for item in in_slices(answer):
+        if isinstance(item, str):
+            texts[-1].append(item)
+        elif "code" in item:
+            raise Unusable(item["code"], item["wrong"][:1_000])
+        else:
+            found.append(item)
+            texts.append([item["text"]])
+    pairs = in_slices(zip(found, texts, strict=True))
+    return [Parsed(**{**each, "text": "".join(text)}) async for each, text in pairs]

@@ -5,6 +5,8 @@ carries batches out (`streams/gateway/batches`).
 """
 
 from collections import Counter
+from collections.abc import Iterator, Set
+from itertools import chain
 
 from schemas.records import Batch, BatchProgress, StoredFile
 from schemas.topics import object_key
@@ -43,7 +45,8 @@ class BatchTable:
     def __init__(self) -> None:
         self._batches: dict[Name, Batch] = {}
         self._progress: dict[Name, BatchProgress] = {}
-        self._unended: set[Name] = set()
+        # Those that something is to be done about, by whether they are begun, and by tenant.
+        self._unended: dict[bool, dict[str, Ordered]] = {True: {}, False: {}}
         self._orders: dict[str, Ordered] = {}  # by tenant
         self._needed: Counter[Name] = Counter()  # files of those that have not ended
 
@@ -70,8 +73,13 @@ class BatchTable:
         self._judge(name)
 
     def _forget(self, name: Name) -> None:
-        if name in self._unended:
-            self._unended.discard(name)
+        tenant, batch_id = name
+        for orders in self._unended.values():
+            if batch_id not in (order := orders.get(tenant, Ordered())):
+                continue
+            order.drop(batch_id)
+            if not order:
+                del orders[tenant]
             file = name[0], self._batches[name].input_file_id
             self._needed[file] -= 1
             if not self._needed[file]:
@@ -80,7 +88,8 @@ class BatchTable:
     def _judge(self, name: Name) -> None:
         progress = self._progress.get(name)
         if name in self._batches and (progress is None or progress.status not in ENDED):
-            self._unended.add(name)
+            order = self._unended[progress is not None].setdefault(name[0], Ordered())
+            order.add(name[1], self._batches[name].created_ms)
             self._needed[name[0], self._batches[name].input_file_id] += 1
 
     def get(self, tenant: str, batch_id: str) -> Batch | None:
@@ -95,10 +104,27 @@ class BatchTable:
         """None: nobody has looked at its file yet."""
         return self._progress.get((batch.tenant, batch.batch_id))
 
-    def unended(self) -> list[Batch]:
-        """Those that something is to be done about: those begun first, and the oldest of others."""
-        found = [self._batches[name] for name in self._unended]
-        return sorted(found, key=lambda each: (self.progress(each) is None, each.created_ms))
+    def is_unended(self, tenant: str, batch_id: str) -> bool:
+        """Whether something is to be done about one."""
+        return any(batch_id in orders.get(tenant, ()) for orders in self._unended.values())
+
+    def unended_tenants(self) -> Set[str]:
+        """Who has any such."""
+        return self._unended[True].keys() | self._unended[False].keys()
+
+    def unended(self, tenant: str) -> Iterator[Batch]:
+        """A tenant's: those begun first, and the oldest of others."""
+        orders = [self._unended[is_begun].get(tenant, Ordered()) for is_begun in (True, False)]
+        names = chain.from_iterable(order.beyond(None, newer=True) for order in orders)
+        return (self._batches[tenant, name] for name in names)
+
+    def begun(self) -> list[Batch]:
+        """Those that are begun and not ended, of all tenants."""
+        return [
+            self._batches[tenant, name]
+            for tenant, order in self._unended[True].items()
+            for name in order.beyond(None, newer=True)
+        ]
 
     def status(self, batch: Batch) -> str:
         """As callers see it."""
@@ -122,4 +148,4 @@ class BatchTable:
         if (batch := self._batches.get(name)) is None:
             return False
         is_over = batch.cancelled_ms > 0 or batch.expires_ms <= now_ms
-        return is_over or name not in self._unended
+        return is_over or not self.is_unended(*name)

@@ -1,41 +1,56 @@
 """Ids in the order in which what they name was made, found without sorting them. Pure."""
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
 
 class Ordered:
-    """Ids by when something was made, of equal ones by themselves."""
+    """Ids by when something was made, of equal ones by themselves: all, and those of each kind."""
 
     def __init__(self) -> None:
         self._made_ms: dict[str, int] = {}
-        self._keys: list[tuple[int, str]] = []
+        self._kinds: dict[str, tuple[str, ...]] = {}
+        self._keys: dict[str, list[tuple[int, str]]] = {}  # by kind, "": all
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._made_ms)
 
     def __contains__(self, name: str) -> bool:
         return name in self._made_ms
 
-    def add(self, name: str, made_ms: int) -> None:
-        """One that is there already moves where its time is another one."""
-        if self._made_ms.get(name) == made_ms:
+    def add(self, name: str, made_ms: int, *kinds: str) -> None:
+        """One that is there already moves where its time or its kinds are others."""
+        kinds = "", *kinds
+        if self._made_ms.get(name) == made_ms and self._kinds[name] == kinds:
             return
         self.drop(name)
-        self._made_ms[name] = made_ms
-        insort(self._keys, (made_ms, name))
+        self._made_ms[name], self._kinds[name] = made_ms, kinds
+        for kind in kinds:
+            insort(self._keys.setdefault(kind, []), (made_ms, name))
 
     def drop(self, name: str) -> None:
         """It need not be there."""
-        made_ms = self._made_ms.pop(name, None)
-        if made_ms is not None:
-            del self._keys[bisect_left(self._keys, (made_ms, name))]
+        if name not in self._made_ms:
+            return
+        key = self._made_ms.pop(name), name
+        for kind in self._kinds.pop(name):
+            keys = self._keys[kind]
+            del keys[bisect_left(keys, key)]
+            if not keys:
+                del self._keys[kind]
 
-    def beyond(self, name: str | None, *, newer: bool) -> Iterator[str]:
-        """Those on one side of a name, the nearest first; None: all, from the other end."""
-        place = None if name is None else bisect_left(self._keys, (self._made_ms[name], name))
-        if newer:
-            numbers = range(0 if place is None else place + 1, len(self._keys))
-        else:
-            numbers = range((len(self._keys) if place is None else place) - 1, -1, -1)
-        return (self._keys[number][1] for number in numbers)
+    def beyond(
+        self, name: str | None, *, newer: bool, kind: str = "", until: str | None = None
+    ) -> Iterator[str]:
+        """Those of a kind on one side of a name, which is of any, up to another, the nearest first;
+        None: from and to an end.
+        """
+        keys = self._keys.get(kind, [])
+        older_end, newer_end = (name, until) if newer else (until, name)
+        first = 0 if older_end is None else bisect_right(keys, self._key(older_end))
+        end = len(keys) if newer_end is None else bisect_left(keys, self._key(newer_end))
+        numbers = range(first, end) if newer else range(end - 1, first - 1, -1)
+        return (keys[number][1] for number in numbers)
+
+    def _key(self, name: str) -> tuple[int, str]:
+        return self._made_ms[name], name

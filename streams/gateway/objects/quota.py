@@ -1,14 +1,16 @@
 """How much callers may keep, each and all together. Pure.
 
-Only what callers make counts, and only that is refused: what tells what has come of it is always
-written, else work that is done would be done again.
+Only what callers make is refused: what tells what has come of it is always written, else work that
+is done would be done again. So results of batches may go over a tenant's limit, which then has no
+new batch. They take nothing from others: even parts add up to the whole, which nobody is refused
+for, and only tenants with a limit of their own have the whole beside it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas.errors import TooManyRequests
-from schemas.records import StoredFile
+from schemas.records import Batch, StoredFile
 from streams.gateway.objects.table import OF_CALLERS, Kept, Table, key_of
 
 
@@ -30,14 +32,22 @@ class Quota:
         if not new:
             return
         tenant = new[0].tenant
-        size = sum(each.bytes for each in new if isinstance(each, StoredFile))
         objects = self.tenant_objects_max or max(1, self.objects_max // self.tenants)
         held = self.tenant_bytes_max or max(1, self.bytes_max // self.tenants)
         _check(table.objects_of(tenant), len(new), objects, "files, stores and batches of yours")
-        _check(table.objects_count(), len(new), self.objects_max, "files, stores and batches")
-        if size:
+        if self.tenant_objects_max:
+            _check(table.objects_count(), len(new), self.objects_max, "files, stores and batches")
+        if size := sum(map(_least_bytes, new)):
             _check(table.bytes_of(tenant), size, held, "bytes of your files")
-            _check(table.bytes_count(), size, self.bytes_max, "bytes of files")
+            if self.tenant_bytes_max:
+                _check(table.bytes_count(), size, self.bytes_max, "bytes of files")
+
+
+def _least_bytes(record: Kept) -> int:
+    """Of files that come with a record; how many results a batch will have nobody knows yet."""
+    if isinstance(record, StoredFile):
+        return record.bytes
+    return 1 if isinstance(record, Batch) else 0
 
 
 def _check(found: int, more: int, most: int, what: str) -> None:

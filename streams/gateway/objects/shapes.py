@@ -117,10 +117,13 @@ def page(
     order: Ordered,
     paging: FilePaging | StorePaging,
     *,
+    kind: str = "",
     find: Callable[[str], Item | None],
     shape: Callable[[Item], Json],
 ) -> Json:
-    """A page of a list; `find` gives None for what does not belong to it. Raises InvalidRequest."""
+    """A page of a list, or of what is of a kind there: no more is looked at, however long the list
+    is. Raises InvalidRequest.
+    """
     for where, name in (("after", paging.after), ("before", paging.before)):
         if name is not None and name not in order:
             raise InvalidRequest(f"{where}: no such id in this list: {name[:64]!r}", where)
@@ -129,9 +132,8 @@ def page(
     if is_backward:
         start, newer = paging.before, not newer
     shown, has_more = list[tuple[str, Item]](), False
-    for name in order.beyond(start, newer=newer):
-        if name == paging.before:
-            break
+    until = None if is_backward else paging.before
+    for name in order.beyond(start, newer=newer, kind=kind, until=until):
         if (item := find(name)) is not None:
             if has_more := len(shown) == paging.limit:
                 break

@@ -41,6 +41,11 @@ class Entry:
         return self.wanted.wanted == PRESENT and self.status != IN_PROGRESS
 
 
+def kind_of(status: str, batch_id: str) -> str:
+    """Of files in a store's order; empty: any status, or whatever batch they came with."""
+    return f"{status} {batch_id}".strip()
+
+
 @dataclass(slots=True)
 class Store:
     """All that is known of one."""
@@ -50,7 +55,8 @@ class Store:
     files: dict[str, StoreFile] = field(default_factory=dict)
     results: dict[str, StoreFileResult] = field(default_factory=dict)
     batches: dict[str, FileBatch] = field(default_factory=dict)
-    order: Ordered = field(default_factory=Ordered)  # of files that are not deleted
+    # Of files that are not deleted; their kinds are a status, a batch, and both.
+    order: Ordered = field(default_factory=Ordered)
     usage_bytes: int = 0  # of these
     _counts: dict[str, Counter[str]] = field(default_factory=dict)  # by batch, "": all; by status
     _kinds: dict[str, Counter[bool]] = field(default_factory=dict)  # files by attribute, and kind
@@ -117,7 +123,9 @@ class Store:
         )
         self._told[file_id] = told
         self._add(*told, 1)
-        self.order.add(file_id, wanted.created_ms)
+        status, batch_id = entry.status, wanted.batch_id
+        kinds = {kind_of(status, ""), kind_of("", batch_id), kind_of(status, batch_id)}
+        self.order.add(file_id, wanted.created_ms, *sorted(kinds - {""}))
 
     def _add(self, what: str, usage_bytes: int, kinds: dict[str, bool], files: int) -> None:
         status, _, batch_id = what.partition(" ")

@@ -63,8 +63,8 @@ class Table:
         self.batches = batches.BatchTable()
         self._files: dict[str, dict[str, StoredFile]] = {}
         self._stores: dict[str, dict[str, Store]] = {}
-        self._file_order: dict[str, Ordered] = {}  # of those that callers see
-        self._store_order: dict[str, Ordered] = {}  # likewise
+        self._file_order: dict[str, Ordered] = {}  # of those that callers see; kinds are purposes
+        self._store_order: dict[str, Ordered] = {}  # of those that callers see
         self._keys: dict[str, bool] = {}  # whether a caller's object stands there
         self._objects: Counter[str] = Counter()  # callers', by tenant
         self._bytes: Counter[str] = Counter()  # of files, by tenant
@@ -161,7 +161,7 @@ class Table:
         self._add(self._bytes, record.tenant, record.bytes)
         if record.state == STORED:
             order = self._file_order.setdefault(record.tenant, Ordered())
-            order.add(record.file_id, record.created_ms)
+            order.add(record.file_id, record.created_ms, record.purpose)
 
     def _drop_file(self, tenant: str, file_id: str) -> None:
         files = self._files.get(tenant, {})

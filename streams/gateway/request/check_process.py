@@ -22,7 +22,7 @@ from typing import Any
 from schemas.errors import InvalidRequest, TooManyRequests
 from schemas.sections import environment_of_child
 
-PROCESSES_MAX = 2  # of one kind; the second one is there while several tenants ask
+PROCESSES_MAX = 2  # of one kind; the second one is there once several tenants have asked
 WAITING_MAX = 32  # questions of a tenant
 KNOWN_MAX = 1_024  # answers that are remembered: clients send the same schema again and again
 START_MS = 60_000  # its imports, on a machine that is busy
@@ -35,6 +35,7 @@ class _Process:
     def __init__(self, module: str, doing: str) -> None:
         self._module, self._doing = module, doing
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_given_up = False  # what it is asked
         self.thread = ThreadPoolExecutor(1, module)  # nobody else talks to the process
 
     def ask_blocking(self, line: bytes, limit_ms: int) -> Any:
@@ -42,12 +43,16 @@ class _Process:
             process = self._process
             if process is None or process.poll() is not None:
                 process = self._start()
+            if self._is_given_up:
+                raise EOFError
             assert process.stdin is not None
             process.stdin.write(line)
             process.stdin.flush()
             return self._read_answer(process, limit_ms)
-        except (OSError, EOFError, TimeoutError) as error:
+        except Exception as error:  # whatever it is: what it says next may answer this question
             self.close()
+            if not isinstance(error, OSError | EOFError):
+                raise
             if isinstance(error, TimeoutError):
                 raise TooSlow(
                     f"{self._doing} took more than {limit_ms} ms; make it smaller or simpler"
@@ -68,23 +73,51 @@ class _Process:
         return process
 
     def _read_answer(self, process: "subprocess.Popen[bytes]", limit_ms: int) -> Any:
-        """The next line; raises TimeoutError, or EOFError when the process ends."""
-        assert process.stdout is not None
-        parts: list[bytes] = []
-        until_s = time.monotonic() + limit_ms / 1000
-        while not (parts and parts[-1].endswith(b"\n")):
-            left_s = until_s - time.monotonic()
-            if left_s <= 0 or not select.select([process.stdout], [], [], left_s)[0]:
-                raise TimeoutError
-            parts.append(process.stdout.read1(_READ_BYTES))  # type: ignore[attr-defined]  # a BufferedReader
-            if not parts[-1]:
-                raise EOFError
-        return json.loads(b"".join(parts))
+        """The next line of JSON, or after a line with `[` the list of those up to one with `]`.
 
-    def kill(self) -> None:
-        """Have the question under way fail."""
-        if self._process is not None:
-            self._process.kill()
+        A long answer is such a list, of short lines: one is read without a pause, in which no other
+        thread goes on. Raises TimeoutError, or EOFError when the process ends.
+        """
+        assert process.stdout is not None
+        line, items = list[bytes](), None
+        until_s = time.monotonic() + limit_ms / 1000
+        ready = select.poll()  # of any file descriptor, where `select` takes 1 024
+        ready.register(process.stdout, select.POLLIN)
+        while True:
+            left_ms = (until_s - time.monotonic()) * 1000
+            if left_ms <= 0 or not ready.poll(left_ms):
+                raise TimeoutError
+            *ends, rest = process.stdout.read1(_READ_BYTES).split(b"\n")  # type: ignore[attr-defined]  # a BufferedReader
+            if not ends and not rest:
+                raise EOFError
+            for end in ends:
+                text = b"".join([*line, end])
+                line.clear()
+                if text == b"[":
+                    items = list[Any]()
+                elif items is None:
+                    return json.loads(text)
+                elif text == b"]":
+                    return items
+                else:
+                    items.append(json.loads(text))
+            line.append(rest)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it may be asked at once."""
+        return self._process is not None
+
+    def give_up(self) -> None:
+        """Have the question under way fail; `renew_blocking` before the next one."""
+        self._is_given_up = True
+        if (process := self._process) is not None:
+            process.kill()
+
+    def renew_blocking(self) -> None:
+        """End what was given up, though its answer came at that moment."""
+        self.close()
+        self._is_given_up = False
 
     def close(self) -> None:
         """End the process, if there is one."""
@@ -188,15 +221,17 @@ class CheckProcess:
         return _Process(self._module, self._doing) if len(self._asked) < PROCESSES_MAX else None
 
     async def _answer(self, tenant: str, process: _Process, question: _Question) -> None:
-        asking = asyncio.get_running_loop().run_in_executor(
+        loop = asyncio.get_running_loop()
+        asking = loop.run_in_executor(
             process.thread, process.ask_blocking, question.line, question.limit_ms
         )
         asking.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             await asyncio.wait([asking, question.answer], return_when="FIRST_COMPLETED")
             if not asking.done():
-                process.kill()
+                process.give_up()
                 await asyncio.wait([asking])
+                await loop.run_in_executor(process.thread, process.renew_blocking)
             if question.answer.done():  # nobody waits any more
                 return
             if (error := asking.exception()) is not None:
@@ -206,14 +241,9 @@ class CheckProcess:
         finally:
             if self._asked.get(tenant) is process:
                 del self._asked[tenant]
-                self._rest(process)
+                self._idle.append(process)
+                self._idle.sort(key=lambda each: each.is_running)  # the last one is asked next
                 self._begin()
-
-    def _rest(self, process: _Process) -> None:
-        if not self._idle or any(tenant not in self._asked for tenant in self._lines):
-            self._idle.append(process)
-        else:
-            process.close()
 
     def close(self) -> None:
         """End all processes."""

@@ -25,6 +25,20 @@ def test_whoever_comes_finds_a_place() -> None:
     places.take("e", "uploads")
 
 
+def test_a_newcomer_may_take_more_than_once() -> None:
+    """A body comes in pieces; from the second on there was no room (review of 28)."""
+    places = Places(64, tenants=9)
+    for tenant in "ab":
+        places.add(tenant, 24)
+    for _ in range(4):
+        places.take("c", "bytes", 2)
+    with pytest.raises(TooManyRequests, match="8 of your bytes and 48 of others"):
+        places.take("c", "bytes", 2)
+    with pytest.raises(TooManyRequests, match="24 of your"):
+        places.take("a", "bytes")
+    places.take("d", "bytes", 4)
+
+
 def test_who_is_alone_has_all() -> None:
     places = Places(8, tenants=1)
     places.take("", "answers", 8)

@@ -148,6 +148,33 @@ async def test_answers_to_a_batch_that_has_left_its_place_count(
         assert set(bridge.asked.values()) == {1}
 
 
+async def test_the_next_gateway_waits_for_lines_of_a_batch_without_a_place(
+    kafka_with: Callable[..., Awaitable[LogSettings]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers were dropped, and it ended after 24 h (review of finding 28)."""
+    monkeypatch.setattr(turns, "CARRIED_MAX", 1)
+    monkeypatch.setattr(turns, "TURN_LINES", 10)
+    kafka = await kafka_with(gateway_partitions=2)
+    async with (
+        gateway(kafka, "g2") as two,
+        gateway(kafka, "g1") as one,
+        standing_in(kafka) as bridge,
+        two.ai(KEYS[0]) as bob,
+        two.ai(KEYS[1]) as alice,
+    ):
+        bridge.may_answer.clear()
+        bobs = await begun(bob, calls(60))
+        await until(lambda: len(bridge.asked) == 40)
+        alices = await begun(alice, calls(7))
+        await until(lambda: any(alices.id in key for key in bridge.asked))
+        await one.die()
+        bridge.may_answer.set()
+        for ai, made, count in ((alice, alices, 7), (bob, bobs, 60)):
+            batch = await ended(ai, made.id)
+            assert (batch.status, batch.request_counts.completed) == ("completed", count)
+        assert set(bridge.asked.values()) == {1}
+
+
 async def test_what_is_wrong_with_a_file_ends_its_batch(kafka: LogSettings) -> None:
     """Nothing of it is asked."""
     async with gateway(kafka, "g1") as one, one.ai() as ai, standing_in(kafka) as bridge:

@@ -33,25 +33,31 @@ def placed(tenant: str, number: int, sent: int = 0) -> Placed:
 
 def test_places_go_to_who_has_fewest() -> None:
     bobs = [batch("bob", number) for number in range(40)]
-    alone = to_begin(bobs, [])
+    alone = to_begin({"bob": iter(bobs)}, [], {})
     assert alone == bobs[:CARRIED_MAX], "who is alone has all"
     alices = [batch("alice", 50), batch("alice", 51)]
-    begun = to_begin([*bobs, *alices], [placed("bob", 60) for _ in range(CARRIED_MAX - 3)])
-    assert begun == [*alices, bobs[0]]
-    assert to_begin([], []) == []
+    waiting = {"bob": iter(bobs), "alice": iter(alices)}
+    begun = to_begin(waiting, [placed("bob", 60) for _ in range(CARRIED_MAX - 3)], {"alice": 9})
+    assert begun == [*alices, bobs[0]] and next(waiting["bob"]) == bobs[1], "no more are looked at"
+    assert to_begin({}, [], {}) == []
+
+
+def test_of_equals_who_has_been_without_a_place_the_longest_is_next() -> None:
+    left = {"bob": 2, "carol": 1}
+    waiting = {name: iter([batch(name, 0)]) for name in ("bob", "carol", "dave")}
+    assert [each.tenant for each in to_begin(waiting, [], left)] == ["dave", "carol", "bob"]
 
 
 def test_who_has_no_place_gets_one_from_who_has_the_most() -> None:
     """Sixteen batches of one tenant kept another's one line waiting (found 28)."""
-    alice = batch("alice", 50)
     bobs = [placed("bob", number) for number in range(CARRIED_MAX - 1)]
-    assert to_leave([alice], [*bobs, placed("carol", 20)]) == "bob/batch_0"
-    assert to_leave([alice], bobs) is None, "there is room"
-    assert to_leave([batch("bob", 60)], [*bobs, placed("carol", 20)]) is None
+    assert to_leave(["alice"], [*bobs, placed("carol", 20)]) == "bob/batch_0"
+    assert to_leave(["alice"], bobs) is None, "there is room"
+    assert to_leave(["bob"], [*bobs, placed("carol", 20)]) is None
     each = [placed(f"t{number}", number) for number in range(CARRIED_MAX)]
-    assert to_leave([alice], each) is None, "each has its turn first"
+    assert to_leave(["alice"], each) is None, "each has its turn first"
     each[5] = placed("t5", 5, sent=TURN_LINES)
-    assert to_leave([alice], each) == "t5/batch_5"
+    assert to_leave(["alice"], each) == "t5/batch_5"
 
 
 def test_lines_ahead_are_shared() -> None:

@@ -1,6 +1,7 @@
 """What is kept of a batch while its answers come."""
 
 import json
+from dataclasses import replace
 
 from schemas.records import Answer, Batch, BatchProgress
 from streams.gateway.batches.underway import WRITE_S, Underway, wanted_end
@@ -54,6 +55,18 @@ def test_a_second_answer_to_a_line_changes_nothing() -> None:
     assert later.done == 4 and later.progress((6,), 3).completed == 3
     later.give_up(8, "8", "expired")
     assert later.done == 5 and b"batch_expired" in later.errors.pending
+
+
+def test_bytes_that_wait_are_those_of_the_lines_that_wait() -> None:
+    """The mean of all hides large lines behind many small ones (review of 28)."""
+    each = underway(total=4, sent=0)
+    each.sent(replace(each.committed, sent=4, sent_bytes=1_030), [10, 10, 10, 1_000])
+    assert each.waiting_bytes == 1_030
+    for line in (0, 1, 1):
+        each.take(line, str(line), answer(line))
+    assert each.waiting_bytes == 1_010
+    later = Underway(each.batch, each.progress((), 1), 0)
+    assert later.waiting_bytes == 2 * 1_030 / 4, "of another's lines the mean is known"
 
 
 def test_results_are_written_when_they_fill_a_part_or_wait_long() -> None:

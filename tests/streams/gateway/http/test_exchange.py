@@ -62,6 +62,34 @@ async def test_bodies_are_bounded_together_while_they_are_read() -> None:
     )
 
 
+async def test_one_key_in_many_spellings_has_one_share() -> None:
+    """Each spelling of its header had a share of its own (review of 28)."""
+    gateway = InProcessGateway(bodies_bytes_max=1_000, api_keys=("one", "two"))
+    half = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b" " * 400
+        half.set()
+        await release.wait()
+
+    async def refused(authorization: str) -> bool:
+        headers = {**JSON, "authorization": authorization}
+        response = await client.post("/v1/embeddings", content=b" " * 300, headers=headers)
+        return response.status_code == 429
+
+    release = asyncio.Event()
+    async with gateway.client() as client, asyncio.TaskGroup() as tasks:
+        headers = {**JSON, "authorization": "Bearer one"}
+        first = tasks.create_task(client.post("/tokenize", content=slowly(), headers=headers))
+        await half.wait()
+        assert [await refused(f"{name} one") for name in ("Bearer", "bearer", "Bearer ")] == [
+            *(True, True, True)
+        ]
+        assert not await refused("Bearer two")
+        release.set()
+        assert (await first).status_code == 400
+
+
 async def test_who_sends_too_much_sees_the_answer() -> None:
     """The rest of the body is forgotten instead of cut off, and the connection serves on (18)."""
     gateway = InProcessGateway(body_bytes_max=1_000)

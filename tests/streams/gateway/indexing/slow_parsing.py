@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from streams.gateway.indexing.parsing import say
 from streams.parsing.parsed import Parsed
 
 
@@ -19,7 +20,7 @@ def main() -> None:
             slow += 1
             signal.pause()
         read = Parsed(f"{text}, after {slow} slow ones")
-        print(json.dumps({"documents": [asdict(read)]}), flush=True)
+        say([asdict(read)])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What files say, asked of a process that none of them holds for others."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -65,6 +66,22 @@ def test_a_file_has_so_many_documents_at_most(
     path = tmp_path / "a.jsonl"
     for count in (3, 4):
         path.write_text("".join(f'{{"id": {n}, "text": "word {n}"}}\n' for n in range(count)))
-        said = parsing.documents(str(path), path.name)
-        assert len(said.get("documents", ())) == (3 if count == 3 else 0)
-    assert said["wrong"] == "expected at most 3 documents in a file, found 4; divide it"
+        said = list(parsing.documents(str(path), path.name))
+        assert len(said) == (3 if count == 3 else 1)
+    wrong = "expected at most 3 documents in a file, found 4; divide it"
+    assert said == [{"code": "invalid_file", "wrong": wrong}]
+
+
+async def test_a_long_text_comes_in_pieces(tmp_path: Path) -> None:
+    """One line of it held all threads of the gateway for a second (review of 28)."""
+    texts = ["a" * 600_000, "short", "\u00e4" * parsing.LINE_CHARS, " ", "\U0001f600 b" * 200_000]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"id": "1", "text": text}) + "\n" for text in texts))
+    said = list(parsing.documents(str(path), path.name))
+    assert max(len(json.dumps(item)) for item in said) <= 12 * parsing.LINE_CHARS + 200
+    one = CheckProcess("streams.gateway.indexing.parsing", "reading the file")
+    try:
+        reading = texts_of(file(filename="a.jsonl"), parts(path.read_bytes()), 60_000, one)
+        assert [each.text for each in await reading] == [each for each in texts if each.strip()]
+    finally:
+        one.close()

@@ -36,9 +36,10 @@ def test_a_status_is_what_both_records_say() -> None:
     cancelled = replace(BATCH, cancelled_ms=5)
     kept(table, cancelled)
     assert table.batches.status(cancelled) == "cancelling"
-    assert table.batches.unended() == [cancelled]
+    assert [*table.batches.unended("t")] == [cancelled] and table.batches.is_unended("t", "batch_1")
     kept(table, progress("cancelled"))
-    assert table.batches.status(cancelled) == "cancelled" and not table.batches.unended()
+    assert table.batches.status(cancelled) == "cancelled"
+    assert not table.batches.unended_tenants() and not [*table.batches.unended("t")]
     assert list(table.batches.order("t").beyond(None, newer=True)) == [cancelled.batch_id]
     assert table.batches.get("u", "batch_1") is None and len(table) == 2
     for key in (key_of(progress("")), key_of(BATCH)):
@@ -69,4 +70,5 @@ def test_lines_are_given_up_with_their_batch(
 def test_what_was_begun_goes_on_before_what_waits() -> None:
     table, begun = Table(), replace(BATCH, batch_id="batch_2", created_ms=9)
     kept(table, BATCH, begun, replace(progress("in_progress"), batch_id="batch_2"))
-    assert table.batches.unended() == [begun, BATCH]
+    assert [*table.batches.unended("t")] == [begun, BATCH] and table.batches.begun() == [begun]
+    assert table.batches.unended_tenants() == {"t"}

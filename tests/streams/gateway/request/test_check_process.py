@@ -1,7 +1,11 @@
 """Checks that may take long: nobody waits for them, and they are ended."""
 
 import asyncio
+import contextlib
 import json
+import os
+import resource
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from streams.gateway.request.check_process import CheckProcess
 from tests.stalls import unstalled
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import chat, completion
+from tests.waiting import until
 
 CHECKS = "streams.gateway.request.checks"
 MEGABYTE = 1 << 20
@@ -83,6 +88,79 @@ async def test_one_tenants_checks_keep_nobody_else_waiting() -> None:
         for task in slow:
             task.cancel()
         await asyncio.wait(slow)
+        one.close()
+
+
+async def test_a_second_process_stays() -> None:
+    """Else the second of two tenants waits for a new one whenever both ask (review of 28)."""
+    one = CheckProcess(CHECKS, "checking it")
+    try:
+        seen = list[set[int]]()
+        for number in range(3):
+            asked = (one.check("regex", f"{name}{number}", 60_000, name) for name in ("a", "b"))
+            assert await asyncio.gather(*asked) == ["", ""]
+            seen.append({each._process.pid for each in one._idle if each._process is not None})
+        assert len(seen[0]) == 2 and seen[1:] == seen[:1] * 2
+    finally:
+        one.close()
+
+
+async def test_a_process_that_was_given_up_is_asked_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though its answer came at that moment."""
+    one, is_given_up = CheckProcess(CHECKS, "checking it"), threading.Event()
+    try:
+        assert await one.check("regex", "a", 60_000) == ""
+        (process,) = one._idle
+        ask_blocking, give_up = process.ask_blocking, process.give_up
+
+        def ask_and_wait(line: bytes, limit_ms: int) -> Any:
+            answer = ask_blocking(line, limit_ms)
+            is_given_up.wait()
+            return answer
+
+        def give_up_and_tell() -> None:
+            give_up()
+            is_given_up.set()
+
+        monkeypatch.setattr(process, "give_up", give_up_and_tell)
+        with monkeypatch.context() as patch:
+            patch.setattr(process, "ask_blocking", ask_and_wait)
+            asked = asyncio.create_task(one.check("regex", "b", 60_000))
+            await until(lambda: bool(one._asked))
+            asked.cancel()
+            await until(lambda: not one._asked)
+        assert one._idle == [process] and not process.is_running
+        assert await one.check("regex", "c", 60_000) == ""
+    finally:
+        one.close()
+
+
+async def test_as_many_files_may_be_open_as_the_system_lets() -> None:
+    """`select` knows 1 024 of them (review of 28)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4_096), hard))
+    with contextlib.ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1_024):
+            opened.enter_context(open(os.devnull))
+        one = CheckProcess(CHECKS, "checking it")
+        opened.callback(one.close)
+        assert await one.check("regex", "a", 60_000) == ""
+
+
+async def test_what_a_process_should_not_say_is_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = CheckProcess(CHECKS, "checking it")
+    try:
+        assert await one.check("regex", "a", 60_000) == ""
+        (process,) = one._idle
+        with monkeypatch.context() as patch:
+            patch.setattr("streams.gateway.request.check_process.json.loads", int)
+            with pytest.raises(ValueError, match="invalid literal"):
+                await one.check("regex", "(", 60_000)
+        assert not process.is_running and await one.check("regex", "b", 60_000) == ""
+    finally:
         one.close()
 
 
