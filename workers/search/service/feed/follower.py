@@ -166,8 +166,9 @@ class Follower(ABC, Generic[AnyChange]):
         except _BUGS as error:
             if len(changes) == 1:
                 return [(changes[0], _told(error))]
-            half = len(changes) // 2
-            return [*self._tried(changes[:half]), *self._tried(changes[half:])]
+            middle = len(changes) // 2
+            failed = self._tried(changes[:middle])
+            return failed + self._tried(changes[middle:])
 
     def _is_wanted(self, change: AnyChange, record: ConsumerRecord) -> bool:
         """Whether it is of this shard, and not in a snapshot already."""
