@@ -10,6 +10,8 @@ import pytest
 
 from schemas.errors import NotReady, UnknownCollection
 from schemas.records import Citation, Request, StreamRetrieved, WireError
+from streams.gateway.cache.wish import CHANGES_NO_TEXT, CHECKED
+from streams.gateway.request.body import ChatBody
 from tests.streams.gateway.in_process import InProcessGateway, call, serving
 from tests.streams.gateway.samples import MODEL, chat, completion, ended, events_of, frame, text_of
 from tests.waiting import PATIENCE_S, until
@@ -215,6 +217,28 @@ async def test_whatever_makes_another_answer_makes_another_entry(other: Json) ->
     await kept(gateway, looked_up(seed=1))
     assert is_hit(await asks(gateway, looked_up(seed=2, user="somebody else")))
     assert not is_hit(await asks(gateway, other))
+
+
+async def test_a_prompt_that_may_be_cut_has_answers_of_its_own() -> None:
+    """Nobody gets the answer to another prompt."""
+    gateway = gateway_of()
+    cut = asked(f"Please, {FERRY}", truncate_prompt_tokens=3)
+    await kept(gateway, cut)
+    assert is_hit(await asks(gateway, cut))
+    others: list[Json] = [{}, {"truncate_prompt_tokens": 4}, {**cut, "truncation_side": "right"}]
+    for other in (*(asked(f"Please, {FERRY}", **each) for each in others[:2]), others[2]):
+        assert not is_hit(await asks(gateway, other))
+    assert not is_hit(await asks(gateway, asked(truncate_prompt_tokens=3)))
+
+
+def test_a_new_field_of_a_chat_is_in_the_key_of_its_answer() -> None:
+    """Unless it is listed as one that changes no text, or that the key has as it was checked."""
+    assert not CHANGES_NO_TEXT & CHECKED
+    others = set(ChatBody.model_fields) - CHANGES_NO_TEXT - CHECKED
+    assert CHANGES_NO_TEXT | CHECKED <= set(ChatBody.model_fields)
+    assert others == {"truncate_prompt_tokens", "truncation_side"}, (
+        "a field that is new here: is it one that changes no text? else add it to this test"
+    )
 
 
 async def test_a_conversations_next_turn_is_kept_under_all_that_was_said() -> None:
