@@ -22,7 +22,7 @@ from streams.parsing.charset import decoded
 from streams.parsing.parsed import Parsed
 from streams.parsing.plain import fenced
 
-_NOT_SAID = frozenset(
+NOT_SAID = frozenset(
     "script style noscript template svg nav head iframe object select rt rp annotation".split()
 )
 _BLOCKS = frozenset(
@@ -115,7 +115,7 @@ def _walk(body: Any) -> Iterator[tuple[Any, bool]]:
     """Each node as it begins, and as it ends; what is not said is passed over."""
     node, top = body, body.mem_id
     while True:
-        is_said = node.tag not in _NOT_SAID
+        is_said = node.tag not in NOT_SAID
         if is_said:
             yield node, True
         child = node.child if is_said else None
@@ -123,7 +123,7 @@ def _walk(body: Any) -> Iterator[tuple[Any, bool]]:
             node = child
             continue
         while True:
-            if node.tag not in _NOT_SAID:
+            if node.tag not in NOT_SAID:
                 yield node, False
             if node.mem_id == top:
                 return
