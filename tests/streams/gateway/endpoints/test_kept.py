@@ -92,7 +92,7 @@ async def test_the_same_question_gets_the_same_answer_without_a_router() -> None
     second = await asks(other, looked_up("please: when does the FERRY head for a bad dock"))
     assert other.log.requests == []
     assert second["choices"] == first["choices"]
-    assert second["usage"] == first["usage"]
+    assert second["usage"] == first["usage"] and second.keys() == first.keys()
     assert second["id"] != first["id"]
     told = second["trivium"]
     assert told["retrieval"] == first["trivium"]["retrieval"]
@@ -112,6 +112,7 @@ async def test_a_stream_gets_it_as_events() -> None:
     assert len(gateway.log.requests) == 1
     assert text_of(one) == text_of(two) == "At 7"
     assert one[-2]["usage"] == two[-2]["usage"]
+    assert len(two) == 4 + len(["[DONE]"])
     last = [next(e for e in es if e["choices"] and e["choices"][0]["finish_reason"])
             for es in (one, two)]  # fmt: skip
     assert last[0]["choices"] == last[1]["choices"]
