@@ -6,6 +6,7 @@ works with it fails, or writes what fits no schema. Nothing here does I/O.
 """
 
 import math
+import re
 from decimal import Decimal
 from typing import Any, get_type_hints
 
@@ -22,11 +23,21 @@ SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1 - 65_536
 def float_of(text: str) -> float:
     """What a JSON text has for a number, for who keeps floats; raises ValueError where no float has
     its digits: another number would be found in its place."""
-    found, exact = float(text), Decimal(text)
-    fits = len(exact.normalize().as_tuple().digits) <= _FLOAT_DIGITS or exact == Decimal(found)
-    if not (math.isfinite(found) and fits):
+    found = float(text)
+    if not (math.isfinite(found) and _says(found, text)):
         raise ValueError(f"{text[:80]} has more digits than a float; store it as text")
     return found
+
+
+def _says(number: float, text: str) -> bool:
+    """Whether a float that is rounded to a text's digits is what the text says."""
+    digits = len(re.split("[eE]", text, maxsplit=1)[0].replace(".", "").lstrip("-0").rstrip("0"))
+    try:
+        exact = Decimal(text)
+    except ArithmeticError:  # of an exponent that Decimal does not have
+        return False
+    rounded = digits <= _FLOAT_DIGITS and Decimal(f"{number:.{max(digits, 1) - 1}e}") == exact
+    return rounded or exact == Decimal(number)
 
 
 def check_numbers(record: Any) -> None:

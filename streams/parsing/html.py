@@ -22,7 +22,7 @@ from streams.parsing.charset import decoded
 from streams.parsing.parsed import Parsed
 from streams.parsing.plain import fenced
 
-_NOT_SAID = frozenset(
+NOT_SAID = frozenset(
     "script style noscript template svg nav head iframe object select rt rp annotation".split()
 )
 _BLOCKS = frozenset(
@@ -36,7 +36,11 @@ _SPACES = re.compile(r"[^\S\xa0]+")
 _HEADING = re.compile(r"h([1-6])")
 _LINKS_TO_HEADINGS = ("¶", "#", "§")
 # What is raised behind a number or letter: its power, or the number of a note; no ordinal.
-_POWER = re.compile(r"\s*([-+−–]?(?:\d[\d.,]*[^\W\d_]?|(?![eoa])[^\W\d_]))\s*")
+_POWER = re.compile(r"[-+−–]?(?:\d[\d.,]*(?:[^\W\d_]|[-+−])?|(?![eoa])[^\W\d_])")
+_FORMULA = re.compile(  # with a number or a sign, and no words
+    r"(?=.*[\d*/·×⋅=^+−–-])(?=.*\w)(?!.*[^\W\d_]{3})[\w\s.,()*/·×⋅=^+−–-]+", re.DOTALL
+)
+_RAISED_CHARS_MAX = 40
 Block = tuple[str, str]  # its kind, that of its tag or table, and what it says
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([\w:.-]{1,40})""", re.IGNORECASE)
 _PROLOG = re.compile(rb"""^\s*<\?xml[^>]{0,200}?encoding\s*=\s*["']([\w:.-]{1,40})""")
@@ -115,7 +119,7 @@ def _walk(body: Any) -> Iterator[tuple[Any, bool]]:
     """Each node as it begins, and as it ends; what is not said is passed over."""
     node, top = body, body.mem_id
     while True:
-        is_said = node.tag not in _NOT_SAID
+        is_said = node.tag not in NOT_SAID
         if is_said:
             yield node, True
         child = node.child if is_said else None
@@ -123,7 +127,7 @@ def _walk(body: Any) -> Iterator[tuple[Any, bool]]:
             node = child
             continue
         while True:
-            if node.tag not in _NOT_SAID:
+            if node.tag not in NOT_SAID:
                 yield node, False
             if node.mem_id == top:
                 return
@@ -145,12 +149,16 @@ class _Writer:
         self._row_node, self._table = 0, 0
         self._kept_depth = 0  # of preformatted text
         self._raised: list[int] = []  # where raised text began
+        self._lowered = 0  # and where text that is lowered did
+        self._low_number = (0, 0)  # from where to where the last thing said is a lowered number
 
     def enter(self, node: Any) -> None:
         """A node begins."""
         tag = node.tag
         if tag == "-text":
             text = node.text_content or ""
+            if self._low_number[1] == len(self._said) > 0 and text[:1].isdecimal():
+                self._part()
             self._said.append(text if self._kept_depth else _SPACES.sub(" ", text))
         elif tag == "br":
             self._said.append("\n" if self._row is None else " ")
@@ -158,6 +166,8 @@ class _Writer:
             self._said += [" ", node.attributes.get("alt") or "", " "]
         elif tag == "sup":
             self._raised.append(len(self._said))
+        elif tag == "sub":
+            self._lowered = len(self._said)
         elif tag in _BLOCKS:
             self._begin(tag, node)
 
@@ -165,8 +175,7 @@ class _Writer:
         if self._row is not None:
             self._said.append(" ")
             if tag in ("td", "th"):
-                self._said.clear()
-                self._raised.clear()
+                self._clear()
             return
         self.flush()
         if tag == "tr" and not _lays_out(node):
@@ -198,6 +207,8 @@ class _Writer:
         if tag == "sup":
             if self._raised:
                 self._raise(self._raised.pop())
+        elif tag == "sub":
+            self._lower(self._lowered)
         elif tag == "a":
             if self._lead[:1] == "#" and "".join(self._said[-1:]).strip() in _LINKS_TO_HEADINGS:
                 self._said.pop()
@@ -216,26 +227,54 @@ class _Writer:
         assert self._row is not None, "asked before"
         if tag in ("td", "th"):
             self._row.append("".join(self._said))
-            self._said.clear()
+            self._clear()
         elif tag == "tr" and node.mem_id == self._row_node:
             if line := row(self._row):
                 self.blocks.append((f"tr of {self._table}", line))
             self._row = None
-            self._said.clear()
+            self._clear()
         elif tag in _BLOCKS:
             self._said.append(" ")
 
     def _raise(self, since: int) -> None:
-        before = "".join(self._said[max(0, since - 1) : since])[-1:]
-        power = _POWER.fullmatch("".join(self._said[since:]))
-        if power and (before.isalnum() or before in (")", "]")):
-            self._said[since:] = ["^", power.group(1)]
+        raised, before = self._short(since), self._before(since)
+        if not (before.isalnum() or before in (")", "]")):
+            return
+        if _POWER.fullmatch(raised):
+            self._said[since:] = ["^", raised]
+        elif _FORMULA.fullmatch(raised):
+            self._said[since:] = ["^(", raised, ")"]
+
+    def _lower(self, since: int) -> None:
+        if not (lowered := self._short(since)).isdecimal():
+            return
+        self._said[since:] = ["_" if self._before(since).isdecimal() else "", lowered]
+        self._low_number = (since, len(self._said))
+
+    def _part(self) -> None:
+        """What is said next begins with a digit: it is no part of the lowered number before it."""
+        self._said[self._low_number[0]] = "_"
+        self._said.append(" ")
+
+    def _before(self, since: int) -> str:
+        return self._said[since - 1][-1:] if since else ""
+
+    def _short(self, since: int) -> str:
+        """What was said since then; nothing where that is long, so that nested ones cost little."""
+        pieces = self._said[since : since + _RAISED_CHARS_MAX + 1]
+        if len(pieces) > _RAISED_CHARS_MAX or sum(map(len, pieces)) > _RAISED_CHARS_MAX:
+            return ""
+        return "".join(pieces).strip()
+
+    def _clear(self) -> None:
+        self._said.clear()
+        self._raised.clear()
+        self._lowered, self._low_number = 0, (0, 0)
 
     def flush(self, *, is_kept: bool = False) -> None:
         """What was said is a block, if it says something."""
         said = "".join(self._said)
-        self._said.clear()
-        self._raised.clear()
+        self._clear()
         if not said.strip():
             return
         if is_kept or self._kept_depth:

@@ -1,8 +1,9 @@
 """Mails as files: who wrote what to whom; attachments are named, not read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from email import message_from_bytes, policy
 from email.message import EmailMessage
+from itertools import chain
 
 from streams.parsing.charset import decoded
 from streams.parsing.html import html_text
@@ -15,24 +16,58 @@ _INNER_MAX = 5  # mails within mails
 def mail(data: bytes) -> Parsed:
     """The title is its subject."""
     message = message_from_bytes(data, policy=policy.default)
-    return Parsed("\n\n".join(_said(message, 0)), _header(message, "Subject"))
+    return Parsed("\n\n".join(filter(None, _said(message, 0))), _header(message, "Subject"))
 
 
 def _said(message: EmailMessage, depth: int) -> Iterator[str]:
     heads = [(name, _header(message, name)) for name in _HEADERS]
     yield "\n".join(f"{name}: {value}" for name, value in heads if value)
-    body = message.get_body(("plain", "html"))
-    if isinstance(body, EmailMessage):
-        yield _text(body)
-    for part in message.iter_attachments() if message.is_multipart() else ():
-        inner = part.get_payload()
-        if isinstance(inner, list) and isinstance(first := inner[0], EmailMessage):
-            if part.get_content_type() == "message/rfc822" and depth < _INNER_MAX:
-                yield from _said(first, depth + 1)
-        elif name := part.get_filename():
+    yield from _parts(message, depth)
+
+
+def _parts(part: EmailMessage, depth: int) -> Iterator[str]:
+    """What a part says: of alternatives one, of what belongs together the first, else all."""
+    kind, inner = part.get_content_type(), part.get_payload()
+    if isinstance(inner, list):
+        within = [each for each in inner if isinstance(each, EmailMessage)]
+        if kind == "message/rfc822":
+            if depth < _INNER_MAX:
+                yield from _said(within[0], depth + 1) if within else ()
+        elif kind == "multipart/alternative":
+            yield from _alternative(within, depth)
+        elif part.get_content_maintype() == "multipart":
+            said = within[:1] if kind == "multipart/related" else within
+            for each in said:
+                yield from _parts(each, depth)
+            yield from _named(within[len(said) :])
+    elif part.get_content_maintype() == "text" and not (
+        part.is_attachment() and part.get_filename()
+    ):
+        yield _text(part)
+    elif name := part.get_filename():
+        yield f"Attachment: {name}"
+
+
+def _alternative(parts: Sequence[EmailMessage], depth: int) -> Iterator[str]:
+    """The plainest that says something, and the names of what is attached to others."""
+    for each in sorted(parts, key=_plainness):
+        if said := [text for text in _parts(each, depth) if text]:
+            yield from said
+            yield from _named([other for other in parts if other is not each])
+            return
+
+
+def _plainness(part: EmailMessage) -> int:
+    kind = part.get_content_type()
+    if kind == "text/plain":
+        return 0
+    return 1 if kind == "text/html" or part.is_multipart() else 2
+
+
+def _named(parts: Iterable[EmailMessage]) -> Iterator[str]:
+    for part in chain.from_iterable(each.walk() for each in parts):
+        if part.is_attachment() and (name := part.get_filename()):
             yield f"Attachment: {name}"
-        elif part.get_content_maintype() == "text":
-            yield _text(part)
 
 
 def _text(part: EmailMessage) -> str:

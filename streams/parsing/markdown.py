@@ -5,7 +5,7 @@ It is made HTML, and read as such; so what its HTML says counts, too.
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from datetime import date, time
 from typing import Any
 
@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from streams.parsing.charset import decoded
-from streams.parsing.html import html_text
+from streams.parsing.html import NOT_SAID, html_text
 from streams.parsing.parsed import Parsed
 
 _PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -23,11 +23,10 @@ _FRONT = re.compile(
 )
 _FRONT_CHARS_MAX = 65_536
 _FACTS = ("date", "tags")  # beside the title; others are a site's own
-# What would take the rest of the page for its own text, as GitHub's Markdown has it.
-_SWALLOWS = re.compile(
-    r"<(title|textarea|style|xmp|iframe|noembed|noframes|script|plaintext|svg|select)\b",
-    re.IGNORECASE,
-)
+# What would take the rest of the page for its own text, or have it left out.
+_TAKES_TEXT = frozenset("title textarea xmp noembed noframes plaintext".split())
+_SWALLOWS = re.compile(rf"<({'|'.join(sorted(_TAKES_TEXT | NOT_SAID))})\b", re.IGNORECASE)
+_NO_VALUES = ("", "~", "null", "Null", "NULL")
 _END = re.compile(r"</([A-Za-z]+)")
 
 
@@ -36,9 +35,16 @@ def markdown(data: bytes) -> Parsed:
     source = decoded(data)
     front, source = _front_matter(source)
     tokens = _PARSER.parse(source)
-    for token in tokens:
-        if token.type in ("inline", "html_block"):
-            _tame(token)
+    ended = set[str]()  # by blocks of HTML that follow
+    for token in reversed(tokens):
+        if token.type == "html_block":
+            ended |= _ends(token.content)
+            _tame(token, ended)
+        elif token.type == "inline":
+            pieces = [piece for piece in token.children or () if piece.type == "html_inline"]
+            ends = _ends("".join(piece.content for piece in pieces))
+            for piece in pieces:
+                _tame(piece, ends)
     headings = [
         (token.tag, _words(tokens[number + 1]))
         for number, token in enumerate(tokens)
@@ -58,34 +64,52 @@ def _front_matter(source: str) -> tuple[Mapping[str, Any], str]:
         return {}, source
     mark, text = front.groups()
     try:
-        found: Any = tomllib.loads(text) if mark == "+++" else yaml.safe_load(text)
+        found: Any = _loaded(mark, text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return {}, source
     if not isinstance(found, dict):
         return {}, source
-    plain = {str(name): _plain(value) for name, value in found.items()}
+    plain = {name: _plain(found.get(name)) for name in ("title", *_FACTS)}
     return plain, source[front.end() :]
+
+
+def _loaded(mark: str, text: str) -> Any:
+    """With values as they are written: `1.10` is a version, and `on` may be a word."""
+    if mark == "+++":
+        return tomllib.loads(text, parse_float=str)
+    return yaml.load(text, yaml.BaseLoader)  # which makes nothing but texts
 
 
 def _plain(value: Any) -> Any:
     """A text, or a list of texts; None for what is neither."""
-    if isinstance(value, list):
-        return [text for each in value if isinstance(text := _plain(each), str)]
+    return (
+        [text for each in value if (text := _text(each))]
+        if isinstance(value, list)
+        else (_text(value))
+    )
+
+
+def _text(value: Any) -> str | None:
     if isinstance(value, date | time):  # a moment, too
         return value.isoformat()
-    return " ".join(str(value).split()) if isinstance(value, str | int | float) else None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str | int) or value in _NO_VALUES:
+        return None
+    return " ".join(str(value).split())
 
 
-def _tame(token: Token) -> None:
-    """Have tags that nothing ends in a piece of HTML read as text."""
-    ends = {name.lower() for name in _END.findall(token.content)} - {"plaintext"}
+def _ends(source: str) -> set[str]:
+    return {name.lower() for name in _END.findall(source)} - {"plaintext"}
+
+
+def _tame(piece: Token, ends: Set[str]) -> None:
+    """Have tags that nothing ends read as text, as GitHub's Markdown does."""
 
     def tamed(found: re.Match[str]) -> str:
         return found.group() if found.group(1).lower() in ends else "&lt;" + found.group(1)
 
-    for piece in token.children or (token,):
-        if piece.type in ("html_inline", "html_block"):
-            piece.content = _SWALLOWS.sub(tamed, piece.content)
+    piece.content = _SWALLOWS.sub(tamed, piece.content)
 
 
 def _words(token: Token) -> str:

@@ -91,7 +91,7 @@ def _json_rows(file: Path) -> Rows:
             if not line.strip():
                 continue
             try:
-                found: Row | str = _row(json.loads(line), kinds)
+                found: Row | str = _row(json.loads(line, parse_float=str.encode), kinds)
             except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
                 reason = f"{error} is missing" if isinstance(error, KeyError) else error
                 found = (
@@ -104,14 +104,20 @@ def _json_rows(file: Path) -> Rows:
 
 
 def _row(found: Any, kinds: "Kinds") -> Row:
-    """What stands in a line; raises InvalidRequest, and what Python raises for what is no row."""
+    """What stands in a line, with its floats as bytes, so that those of metadata keep their digits;
+    a vector's are rounded anyway. Raises InvalidRequest, and what Python raises for what is no row.
+    """
     import numpy as np
 
     from schemas.rules.metadata import check_metadata, metadata_of
+    from schemas.rules.numbers import float_of
 
     if not isinstance(found, dict):
         raise TypeError("it is none")
-    name, metadata = str(found["id"]), found.get("metadata") or {}
+    given, metadata = found["id"], found.get("metadata") or {}
+    if not isinstance(given, str | int) or isinstance(given, bool) or given == "":
+        raise TypeError("the id is no string nor a whole number")
+    name = str(given)
     name.encode()
     if not isinstance(found["vector"], list) or not isinstance(metadata, dict):
         raise TypeError("the vector is no list, or the metadata no object")
@@ -119,7 +125,8 @@ def _row(found: Any, kinds: "Kinds") -> Row:
         vector = np.array([float(value) for value in found["vector"]], np.float32)
     if not len(vector) or not np.isfinite(vector).all():
         raise ValueError("the vector is empty, or has values that float32 does not hold")
-    facts, now = json.dumps(metadata) if metadata else "", dict(kinds)
+    facts = json.dumps(metadata, default=lambda digits: float_of(digits.decode()))
+    facts, now = facts if metadata else "", dict(kinds)
     check_metadata(metadata_of(facts), now)
     kinds |= now
     return name, vector, facts

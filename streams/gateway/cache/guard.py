@@ -10,6 +10,7 @@ Pure.
 """
 
 import re
+from collections.abc import Sequence
 
 from schemas.rules.letters import MARKS, plain_letters
 
@@ -27,6 +28,7 @@ _ASIDE = re.compile(
     re.IGNORECASE,
 )
 _THANKS = re.compile(r"(?<=[,.?!;])\s*(?:thanks|thank you|please)[\s.!?]*\Z", re.IGNORECASE)
+_SAYS_WHAT = re.compile(r"[:\"«„`]|(?<!\w)'")  # what follows may be what is to be worked on
 _SPELT = {
     "what's": ("what", "is"), "where's": ("where", "is"), "when's": ("when", "is"),
     "who's": ("who", "is"), "how's": ("how", "is"), "it's": ("it", "is"), "i'm": ("i", "am"),
@@ -48,13 +50,22 @@ def meaning(question: str) -> tuple[str, ...]:
     A short word in capitals is a name: `US` is not `us`, and of `vitamin A` nothing is left out.
     """
     text = plain_letters(question).translate(_QUOTES)
-    for courtesy in (_GREETING, _ASIDE, _THANKS):
+    for courtesy in (_GREETING, _ASIDE):
         text = courtesy.sub("", text)
+    if not _SAYS_WHAT.search(text):
+        text = _THANKS.sub("", text)
     words = _WORD.findall(_STOPS.sub(" ", _FACTORIAL.sub(r"\g<0> ", text)))
     found: list[str] = []
     for number, word in enumerate(words):
         is_name = word.isupper() and (len(word) > 1 or number > 0) and len(word) <= 3
-        small = word if is_name and word != "I" else word.casefold()
-        if small not in _BEFORE_WORDS or not words[number + 1 : number + 2]:
+        small = (
+            word if is_name and word != "I" else word.lower()
+        )  # casefold would make `Maße` `Masse`
+        if small not in _BEFORE_WORDS or not _goes_before(small, words[number + 1 : number + 2]):
             found += _SPELT.get(small, (small,))
     return tuple(found)
+
+
+def _goes_before(word: str, following: Sequence[str]) -> bool:
+    """Whether an article or `do` is one there; before a letter or sign, `a` is a name."""
+    return bool(following) and (word != "a" or following[0][:2].isalpha() and len(following[0]) > 1)

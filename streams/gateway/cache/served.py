@@ -68,6 +68,7 @@ def _whole(hit: Hit) -> Json:
     return {
         "choices": [{"index": 0, "message": message, **_ending(hit)}],
         "usage": hit.entry.usage,
+        "prompt_logprobs": None,
     }
 
 

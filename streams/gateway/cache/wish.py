@@ -20,6 +20,20 @@ from streams.gateway.request.intake import Intake, Served
 QUESTION_CHARS_MAX = 1_000  # embedding models see the beginning only
 _VERSION = "1"
 _NOTHING_SAID = CacheBody.model_validate({})
+# Fields of a chat that change no text of its answer, or not of one that may be kept.
+CHANGES_NO_TEXT = frozenset(
+    "model stream stream_options seed n logprobs top_logprobs return_token_ids user session_id "
+    "priority trivium cache".split()
+)
+# Those that the key has as they were checked; it has all others as the body says them.
+CHECKED = frozenset(
+    "messages retrieval temperature top_p top_k min_p stop stop_token_ids ignore_eos min_tokens "
+    "include_stop_str_in_output max_tokens max_completion_tokens presence_penalty "
+    "frequency_penalty repetition_penalty logit_bias bad_words skip_special_tokens "
+    "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar "
+    "tools tool_choice functions function_call reasoning_effort add_generation_prompt "
+    "continue_final_message chat_template_kwargs".split()
+)
 _NUMBER_BITS = 53  # what a column of metadata holds exactly
 
 
@@ -93,6 +107,8 @@ def _key(
     *earlier, last = intake.chat.messages
     length = chat.max_completion_tokens or chat.max_tokens or 0  # as wished: what is left differs
     sampling = replace(intake.samplings[0], seed=0, max_tokens=length)
+    others = chat.model_dump(exclude=set(CHANGES_NO_TEXT | CHECKED))
+    is_cut = chat.truncate_prompt_tokens is not None  # where, depends on each of its words
     parts: Sequence[Any] = (
         _VERSION,
         tenant,
@@ -103,6 +119,8 @@ def _key(
         replace(intake.chat, messages=()),
         sampling,
         _search_parts(intake, settings),
+        sorted((name, value) for name, value in others.items() if value is not None),
+        last["content"] if is_cut else "",
     )
     return hashlib.blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 

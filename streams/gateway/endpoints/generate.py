@@ -100,10 +100,15 @@ async def accept(gateway: Gateway, exchange: Exchange, inquiry: Inquiry) -> Call
     try:
         await _send_all(gateway, requests, _trace_headers(exchange))
     except BaseException:
-        gateway.release(call)
-        gateway.cancel_later(call, CancelReason.CLIENT_GONE)  # some may have got through
+        give_up(gateway, call)  # some may have got through
         raise
     return call
+
+
+def give_up(gateway: Gateway, call: Call) -> None:
+    """Forget a call that nobody will answer, and end its work."""
+    gateway.release(call)
+    gateway.cancel_later(call, CancelReason.CLIENT_GONE)
 
 
 def _stream_key(gateway: Gateway, exchange: Exchange, inquiry: Inquiry, choices: int) -> StreamKey:

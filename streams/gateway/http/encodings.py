@@ -20,6 +20,10 @@ else:
 
 HEADER = b"content-encoding"
 _PIECE_BYTES = 64 << 10
+_SLICE_BYTES = 16 << 10  # of what comes: what a member leaves of it is copied, once for each
+# What becomes little is bounded by what it is itself: no packer makes twice as much of a body.
+_BYTES_MORE = 1 << 20
+_MEMBERS_MORE, _MEMBER_BYTES = 1_000, 16 << 10  # and of what they become, so much for each more
 _WINDOW: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 23}  # RFC 9659: 8 MiB
 _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 _Failed = (zlib.error, zstd.ZstdError, brotli.error)
@@ -27,6 +31,8 @@ _Failed = (zlib.error, zstd.ZstdError, brotli.error)
 
 class Decoder(Protocol):
     """Decodes one body."""
+
+    members: int  # or frames, that were begun
 
     @property
     def is_whole(self) -> bool:
@@ -41,6 +47,7 @@ class _Zlib:
 
     def __init__(self, bits: int) -> None:
         self._bits = bits
+        self.members = 0
         self._stream: zlib._Decompress | None = None
 
     @property
@@ -51,6 +58,7 @@ class _Zlib:
         while data:
             stream = self._stream
             if stream is None or stream.eof:
+                self.members += 1
                 has_head = self._bits == _GZIP or data[0] & 15 == zlib.DEFLATED
                 stream = self._stream = zlib.decompressobj(self._bits if has_head else _RAW)
             piece = stream.decompress(data, _PIECE_BYTES)
@@ -65,6 +73,7 @@ class _Zstd:
     """Zstandard, of several frames too."""
 
     def __init__(self) -> None:
+        self.members = 1
         self._stream = zstd.ZstdDecompressor(options=_WINDOW)
 
     @property
@@ -74,6 +83,7 @@ class _Zstd:
     def pieces(self, data: bytes) -> Iterator[bytes]:
         while data:
             if self._stream.eof:
+                self.members += 1
                 self._stream = zstd.ZstdDecompressor(options=_WINDOW)
             yield self._stream.decompress(data, _PIECE_BYTES)
             while not (self._stream.needs_input or self._stream.eof):
@@ -83,6 +93,7 @@ class _Zstd:
 
 class _Brotli:
     def __init__(self) -> None:
+        self.members = 1
         self._stream = brotli.Decompressor()
 
     @property
@@ -119,10 +130,24 @@ def encoding_of(scope: Scope) -> str:
 
 
 def decoded(encoding: str, receive: Receive) -> Receive:
-    """The messages of a call with its body decoded; raise InvalidRequest where it cannot be."""
+    """The messages of a call with its body decoded; raise InvalidRequest where it cannot be, or
+    becomes so little that no bound on that would end it. No bytes are a whole body.
+    """
     decoder = _DECODERS[encoding]()
     pieces: Iterator[bytes] = iter(())
     is_read = is_over = False
+    bytes_read = bytes_made = 0
+
+    def decoded_pieces(body: bytes) -> Iterator[bytes]:
+        nonlocal bytes_read
+        for at in range(0, len(body), _SLICE_BYTES):
+            part = body[at : at + _SLICE_BYTES]
+            yield from decoder.pieces(part)
+            bytes_read += len(part)
+            if bytes_read > 2 * bytes_made + _BYTES_MORE:
+                raise refusal(f"{bytes_read} bytes become {bytes_made}")
+            if decoder.members > _MEMBERS_MORE + bytes_made // _MEMBER_BYTES:
+                raise refusal(f"{decoder.members} parts become {bytes_made} bytes")
 
     def refusal(why: object) -> InvalidRequest:
         return InvalidRequest(
@@ -131,17 +156,18 @@ def decoded(encoding: str, receive: Receive) -> Receive:
         )
 
     async def receive_decoded() -> Message:
-        nonlocal pieces, is_read, is_over
+        nonlocal pieces, is_read, is_over, bytes_made
         while not is_over:
             try:
                 for piece in pieces:
                     await asyncio.sleep(0)  # a few bytes may become very many
                     if piece:
+                        bytes_made += len(piece)
                         return {"type": "http.request", "body": piece, "more_body": True}
             except _Failed as error:
                 raise refusal(error) from error
             if is_read:
-                if not decoder.is_whole:
+                if bytes_read and not decoder.is_whole:
                     raise refusal("it ends too early")
                 is_over = True
                 return {"type": "http.request", "body": b"", "more_body": False}
@@ -149,7 +175,7 @@ def decoded(encoding: str, receive: Receive) -> Receive:
             if message["type"] != "http.request":
                 return message
             is_read = not message.get("more_body", False)
-            pieces = decoder.pieces(message.get("body", b""))
+            pieces = decoded_pieces(message.get("body", b""))
         return await receive()
 
     return receive_decoded

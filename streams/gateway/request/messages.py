@@ -6,6 +6,7 @@ Any other gets them as text, in the words that many models were trained with. No
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from schemas.errors import InvalidRequest
@@ -22,6 +23,8 @@ _TEXT_PARTS = {  # by type: which field has the text
 _LEFT_OUT_PARTS = ("thinking", "reasoning")  # of an earlier answer, as its message's `reasoning` is
 _RESULT, _RESULT_BEFORE = "tool", "function"  # roles of what a tool gave, now and formerly
 
+_DEPTH_MAX = 100  # of a call's arguments, as an object
+
 Json = dict[str, Any]
 
 
@@ -37,7 +40,8 @@ def chat_of(body: TemplateFields, messages: Sequence[Message], tokenizer: Tokeni
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
-    plain = [_plain(message, f"messages.{i}") for i, message in enumerate(messages)]
+    keeps_digits = tokenizer.takes_text_arguments or not tokenizer.writes_tool_calls
+    plain = [_plain(message, f"messages.{i}", keeps_digits) for i, message in enumerate(messages)]
     return Chat(
         messages=plain if tokenizer.writes_tool_calls else _in_words(plain),
         tools=_tools(body),
@@ -70,14 +74,18 @@ def _tools(body: TemplateFields) -> Sequence[Json]:
     return tools or ()
 
 
-def _plain(message: Message, where: str) -> Json:
+def _plain(message: Message, where: str, keeps_digits: bool) -> Json:
     """A message as templates have it. What else it brings changes no prompt: clients send back
     whatever an answer had, of any server. But a message that nothing can be read of is an error.
     """
     content, extras = message.content, message.model_extra or {}
-    calls = _calls(message, where)
+    calls = _calls(message, where, keeps_digits)
     if content is None and message.role == "assistant":
-        content = extras.pop("refusal", None)
+        content = extras.get("refusal")
+        if not isinstance(content, str | None):
+            raise InvalidRequest(
+                f"{where}.refusal: expected a string, found {shown(content)}", f"{where}.refusal"
+            )
     elif content is None and (lost := [name for name, value in extras.items() if value]):
         raise InvalidRequest(
             f"{where}.content: required, but missing; {lost[0][:80]!r} is not read",
@@ -115,31 +123,54 @@ def _content(content: str | Sequence[Json] | None, where: str) -> str:
     return "\n".join(texts)
 
 
-def _calls(message: Message, where: str) -> list[Json]:
+def _calls(message: Message, where: str, keeps_digits: bool) -> list[Json]:
     """An assistant's calls of tools, their arguments as an object where they are one."""
     if message.function_call is not None:
-        return [{"type": "function", "function": _called(message.function_call, where)}]
+        function = _called(message.function_call, where, keeps_digits)
+        return [{"type": "function", "function": function}]
     calls = []
     for i, call in enumerate(message.tool_calls or ()):
         kind = call.get("type") or "function"
         called = call.get(kind) if isinstance(kind, str) else None
-        function = _called(called, f"{where}.tool_calls.{i}")
+        function = _called(called, f"{where}.tool_calls.{i}", keeps_digits)
         calls.append({"id": call.get("id"), "type": "function", "function": function})
     return calls
 
 
-def _called(function: Any, where: str) -> Json:
+def _called(function: Any, where: str, keeps_digits: bool) -> Json:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidRequest(
             f"{where}: expected a function with a name, found {shown(function)}", where
         )
     arguments = function.get("arguments", function.get("input"))  # the latter of a custom tool
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            pass  # what a model has written need not be JSON
+        arguments = _read(arguments, keeps_digits)
     return {"name": function["name"], "arguments": {} if arguments is None else arguments}
+
+
+def _read(arguments: str, keeps_digits: bool) -> Any:
+    """What a text of JSON says; the text itself where it is nested too deeply to be followed, where
+    it is no JSON, as models need not write it, and, for who takes a text, where a model would see
+    other digits than it wrote.
+    """
+    try:
+        value = json.loads(arguments or "{}", parse_float=_as_written if keeps_digits else float)
+    except (ValueError, RecursionError):
+        return arguments
+    return arguments if _is_deeper(value, _DEPTH_MAX) else value
+
+
+def _as_written(digits: str) -> float:
+    if repr(number := float(digits)) != digits:
+        raise ValueError("another text stands for that float")
+    return number
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return not depth or any(_is_deeper(each, depth - 1) for each in inner)
 
 
 def _in_words(messages: Sequence[Json]) -> list[Json]:
@@ -153,7 +184,7 @@ def _in_words(messages: Sequence[Json]) -> list[Json]:
         if is_result:
             text = f"<tool_response>\n{text}\n</tool_response>"
         for call in message.get("tool_calls", ()):
-            text += f"\n<tool_call>\n{_json(call['function'])}\n</tool_call>"
+            text += f"\n<tool_call>\n{_spelled(**call['function'])}\n</tool_call>"
         role = "user" if is_result else message["role"]
         if joins and role == "user":
             told[-1] = {**told[-1], "content": f"{told[-1]['content']}\n{text}"}
@@ -165,6 +196,16 @@ def _in_words(messages: Sequence[Json]) -> list[Json]:
         told.append(plain)
         joins = is_result
     return told
+
+
+def _spelled(name: str, arguments: Any) -> str:
+    """A call as JSON, with arguments that were kept as a text as they stand there."""
+    written = _json(arguments)
+    if isinstance(arguments, str) and arguments.lstrip()[:1] in ("{", "["):
+        with suppress(ValueError, RecursionError):
+            json.loads(arguments)
+            written = arguments
+    return f'{{"name": {_json(name)}, "arguments": {written}}}'
 
 
 def _json(value: Any) -> str:

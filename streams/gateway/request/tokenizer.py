@@ -76,6 +76,7 @@ class ChatTemplate:
         attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
         attributes |= {node.value for node in tree.find_all(nodes.Const)}
         self.writes_tool_calls = "tool_calls" in attributes
+        self.takes_text_arguments = any(map(_asks_for_text, tree.find_all(nodes.Test)))
 
     def render(self, chat: Chat) -> str:
         """The prompt's text; raises InvalidRequest when the template refuses the messages, or a
@@ -102,6 +103,15 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"messages: the model's chat template refuses them: {error}", "messages"
             ) from error
+
+
+def _asks_for_text(test: nodes.Test) -> bool:
+    """Of `tool_call.arguments is string`: whether they may be a text besides an object."""
+    of = test.node
+    named = isinstance(of, nodes.Getattr) and of.attr == "arguments"
+    if isinstance(of, nodes.Getitem):
+        named = isinstance(of.arg, nodes.Const) and of.arg.value == "arguments"
+    return named and test.name in ("string", "mapping")
 
 
 def _first_characters(names: Iterable[str]) -> re.Pattern[str]:
@@ -172,6 +182,11 @@ class Tokenizer:
     def writes_tool_calls(self) -> bool:
         """Whether the model's template knows messages with tool calls, and their results."""
         return self._template is not None and self._template.writes_tool_calls
+
+    @property
+    def takes_text_arguments(self) -> bool:
+        """Whether that template takes a call's arguments as a text, too."""
+        return self._template is not None and self._template.takes_text_arguments
 
     def render(self, chat: Chat) -> str:
         """The prompt's text for a chat."""

@@ -11,9 +11,15 @@ from typing import Any
 import orjson
 
 from schemas.errors import InvalidRequest, PromptTooLong
-from schemas.records import CancelReason, StoredResponse
+from schemas.records import StoredResponse
 from streams.gateway.config import GatewaySettings
-from streams.gateway.endpoints.generate import Inquiry, accept, answer, conversation_of
+from streams.gateway.endpoints.generate import (
+    Inquiry,
+    accept,
+    answer,
+    conversation_of,
+    give_up,
+)
 from streams.gateway.http.exchange import Exchange
 from streams.gateway.ids import new_request_id
 from streams.gateway.request.body import ChatBody, parse
@@ -23,7 +29,7 @@ from streams.gateway.request.options import options_of
 from streams.gateway.request.responses_body import ResponsesBody, refuse_fields
 from streams.gateway.responses.chat import chat_body
 from streams.gateway.responses.events import ResponseEvents
-from streams.gateway.responses.form import Form, Json, options_text, whole_of
+from streams.gateway.responses.form import Form, Json, whole_of
 from streams.gateway.responses.items import Item, items_of, messages_of
 from streams.gateway.responses.stored import Earlier, continued, resolved
 from streams.gateway.state import Gateway
@@ -65,6 +71,7 @@ class ResponseCall:
         """The chat, checked and tokenised. With `truncation: auto` what was said first is left out
         of one that is too long, as little as need be. Raises InvalidRequest, PromptTooLong.
         """
+        self._texts(served.name)  # what cannot be kept is refused before anything is asked
         chat = self.chat()
         try:
             return await take_in_body(chat, served, settings, tenant)
@@ -81,6 +88,17 @@ class ResponseCall:
                 least = middle + 1
         return await take_in_body(_without_first(chat, least), served, settings, tenant)
 
+    def _texts(self, served: str) -> dict[str, str]:
+        """What is kept of it, as JSON; raises InvalidRequest for what cannot be."""
+        options = _options(self.body, served)
+        fields = [f"{_json(name, name)}:{_json(value, name)}" for name, value in options.items()]
+        items = [_json(item, f"input.{i}") for i, item in enumerate(self.items)]
+        return {
+            "options": f"{{{','.join(fields)}}}",
+            "input": f"[{','.join(items)}]",
+            "history": _json(self.earlier.messages, "previous_response_id"),
+        }
+
     def record(self, intake: Intake, key: StreamKey) -> StoredResponse:
         """As it is kept, and told of."""
         search = intake.search
@@ -93,11 +111,18 @@ class ResponseCall:
             token_partition=key.partition,
             token_offset=key.offset,
             query="" if search is None else search.query,
-            options=options_text(_options(self.body, key.model)),
             include=self.body.include or (),
-            input=orjson.dumps(self.items).decode(),
-            history=orjson.dumps(self.earlier.messages).decode(),
+            **self._texts(key.model),
         )
+
+
+def _json(value: Any, field: str) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError as error:
+        raise InvalidRequest(
+            f"{field}: cannot be kept, nor told of: {error}; store large numbers as text", field
+        ) from error
 
 
 def _droppable(chat: ChatBody) -> list[int]:
@@ -129,8 +154,12 @@ async def create(gateway: Gateway, exchange: Exchange) -> str:
     asked = ResponseCall(body=body, items=items, earlier=earlier)
     inquiry = await _inquiry(gateway, exchange, asked)
     call = await accept(gateway, exchange, inquiry)
-    record = asked.record(inquiry.intake, call.key)
-    form = Form(await _stored(gateway, call, record, body.store is not False), record)
+    try:
+        record = asked.record(inquiry.intake, call.key)
+        form = Form(await _response_id(gateway, record, body.store is not False), record)
+    except BaseException:
+        give_up(gateway, call)
+        raise
     return await _answer(gateway, exchange, inquiry, call, form)
 
 
@@ -150,14 +179,9 @@ async def _inquiry(gateway: Gateway, exchange: Exchange, asked: ResponseCall) ->
     return Inquiry(intake=intake, options=options, conversation=conversation)
 
 
-async def _stored(gateway: Gateway, call: Call, record: StoredResponse, store: bool) -> str:
-    """Keep the call, and say the response's id; a call that cannot be kept is given up."""
-    try:
-        place = await gateway.backend.responses.put(record) if store else None
-    except BaseException:
-        gateway.release(call)
-        gateway.cancel_later(call, CancelReason.CLIENT_GONE)
-        raise
+async def _response_id(gateway: Gateway, record: StoredResponse, store: bool) -> str:
+    """Keep the call, and say the response's id."""
+    place = await gateway.backend.responses.put(record) if store else None
     return gateway.response_ids.name(record.request_id, record.tenant, place)
 
 
@@ -181,7 +205,7 @@ async def _answer(
 
     if form.is_background and call.waits_for_end:
         call.hang_up()  # nobody waits for the end here
-        gateway.detach(call)
+        gateway.detach(call)  # from now on it is counted until it ends, whatever happens here
         await exchange.send_whole(orjson.dumps(form.begun()), reply_headers(call))
         return ACCEPTED
     return await answer(gateway, exchange, call, write, keeps_running=inquiry.options.keeps_running)

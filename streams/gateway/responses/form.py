@@ -215,11 +215,6 @@ def logprobs(tokens: tuple[TokenLogprob, ...]) -> list[Json]:
     return content
 
 
-def options_text(fields: Json) -> str:
-    """What a record keeps of its call."""
-    return orjson.dumps(fields).decode()
-
-
 def whole_of(form: Form, call: Call) -> bytes:
     """The body of a response that is not streamed."""
     (stream,) = call.streams

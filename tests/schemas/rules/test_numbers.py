@@ -7,7 +7,7 @@ import pytest
 
 from schemas.errors import RecordError
 from schemas.records import Phase, PhaseKind
-from schemas.rules.numbers import NUMBER_MAX, TOKENS_MAX, check_numbers
+from schemas.rules.numbers import NUMBER_MAX, TOKENS_MAX, check_numbers, float_of
 
 PHASE = Phase(
     request_id="r",
@@ -40,3 +40,27 @@ def test_what_no_worker_can_mean_is_refused(wrong: dict[str, Any]) -> None:
     check_numbers(object())
     with pytest.raises(RecordError, match=next(iter(wrong))):
         check_numbers(replace(PHASE, **wrong))
+
+
+@pytest.mark.parametrize(
+    "text",
+    (
+        "1e400 1e1000000 -1e1000000 1e99999999999999999999 1e-400 1e-99999999999999999999 "
+        "9007199254740993.0 0.12345678901234567 1.00000000000000000000000000000001"
+    ).split(),
+)
+def test_a_number_that_no_float_stands_for_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match="has more digits than a float; store it as text"):
+        float_of(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    (
+        "0.1 -0.0 0e5 1.10000000000000000000000000000000 0.30000000000000004 5e-324 1e23 "
+        "9007199254740992.0 1.7976931348623157e308 "
+        "0.1000000000000000055511151231257827021181583404541015625"
+    ).split(),
+)
+def test_a_number_that_a_float_stands_for_is_that_float(text: str) -> None:
+    assert float_of(text) == float(text)

@@ -1,9 +1,11 @@
 """What pages say: tables, powers, lists, titles, XHTML (issue 28, 8)."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
+from streams.parsing import html as html_module
 from streams.parsing.html import html
 from streams.parsing.kinds import parse
 
@@ -50,6 +52,12 @@ def test_rows_stand_together_and_tables_apart() -> None:
         ("About 10<sup>6</sup> rows, 2<sup>31</sup>-1.", "About 10^6 rows, 2^31-1."),
         ("10<sup>-6</sup> m<sup>2</sup> e<sup>x</sup>", "10^-6 m^2 e^x"),
         ("the 1<sup>st</sup> 2<sup>e</sup> Word<sup>TM</sup>", "the 1st 2e WordTM"),
+        (
+            "2<sup>1/2</sup> 2<sup>n+1</sup> Ca<sup>2+</sup> Na<sup>+</sup>",
+            "2^(1/2) 2^(n+1) Ca^2+ Na+",
+        ),
+        ("1010<sub>2</sub> log<sub>2</sub>8 10<sub>a</sub>", "1010_2 log_2 8 10a"),
+        ("x<sup>a<sup>2</sup></sup> so<sup>see note 3</sup>", "x^(a^2) sosee note 3"),
         ("known<sup>[1]</sup> Shen<sup>1</sup> H<sub>2</sub>O", "known[1] Shen^1 H2O"),
     ],
 )
@@ -95,3 +103,18 @@ def test_time_grows_with_a_page_and_not_faster() -> None:
     """Words of a deep page were looked for in all that is around each of them."""
     assert text("<div>" * 20_000 + "deep <b>x</b>" * 20_000).endswith("deep x")
     assert text("<table><tr><td>" * 2_000 + "deep") == "deep"
+
+
+def test_what_is_raised_again_and_again_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was joined anew at each level."""
+    joined = 0
+
+    def count(writer: Any, since: int) -> str:
+        nonlocal joined
+        joined += len(said := short(writer, since))
+        return said
+
+    short = html_module._Writer._short
+    monkeypatch.setattr(html_module._Writer, "_short", count)
+    text = html_module.html_text("<sup>1" * 1_000)
+    assert text.count("1") == 1_000 and joined < 100_000

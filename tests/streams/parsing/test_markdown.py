@@ -15,6 +15,9 @@ from streams.parsing.markdown import markdown
         ("---\nThe first paragraph.\n---\n\nSecond.", "## The first paragraph.\n\nSecond."),
         ("---\n\nA letter.\n\n---\nEnd", "A letter.\n\nEnd"),
         ("Use the <title> tag.\n\nMore, <b>bold</b>", "Use the <title> tag.\n\nMore, bold"),
+        ("Use <template> here, <nav>, an <object>.\n\n<rt> More",
+         "Use <template> here, <nav>, an <object>.\n\n<rt> More"),
+        ("<nav>\n\n[x](y)\n\n</nav>\n\nafter", "after"),
         ("<script>\nx\n</script>\n\nafter", "after"),
         ("<table><tr><td>\n\n**a**\n\n</td><td>b</td></tr></table>", "a | b"),
         ("~~gone~~ `a <b>` ![alt](x.png)", "gone a <b> alt"),
@@ -34,6 +37,9 @@ def test_markdown_is_read_as_the_page_that_it_makes(source: str, said: str) -> N
         ('---\ntitle: "Boats"\nlayout: x\n...\n', "Boats", {}),
         ("+++\ntitle = 'T'\ntags = ['x', 7]\ndate = 2020-01-02T10:00:00Z\n+++\n", "T",
          {"tags": ["x", "7"], "date": "2020-01-02T10:00:00+00:00"}),
+        ("---\ntitle: 1.10\ntags: [3.10, on, 12:30, ~]\n---\n", "1.10",
+         {"tags": ["3.10", "on", "12:30"]}),
+        ("+++\ntitle = 1.10\ntags = [3.10, true]\n+++\n", "1.10", {"tags": ["3.10", "true"]}),
     ],
 )  # fmt: skip
 def test_front_matter_is_an_object_in_yaml_or_toml(
@@ -41,3 +47,13 @@ def test_front_matter_is_an_object_in_yaml_or_toml(
 ) -> None:
     found = markdown(front.encode() + b"\nText.")
     assert (found.title, found.metadata, found.text) == (title, facts, "Text.")
+
+
+def test_front_matter_that_repeats_itself_is_not_walked() -> None:
+    """Without a bound this has 10**30 texts."""
+    lists = ["a0: &a0 [x, x]"] + [
+        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)
+    ]
+    front = "\n".join(["---", *lists, "tags: *a29", "title: T", "---", ""])
+    found = markdown(front.encode() + b"Text.")
+    assert (found.title, found.metadata, found.text) == ("T", {}, "Text.")

@@ -131,6 +131,24 @@ def test_a_mail_says_who_wrote_what() -> None:
     )
 
 
+def test_a_mail_says_all_its_inline_texts_and_one_of_alternatives() -> None:
+    """A list's footer is no reason to leave the body out."""
+    mail, both = EmailMessage(), EmailMessage()
+    mail["Subject"] = "S"
+    mail.make_mixed()
+    for text, subtype in (("<p>The body</p>", "html"), ("footer", "plain")):
+        part = EmailMessage()
+        part.set_content(text, subtype=subtype)
+        mail.attach(part)
+    both.set_content(" \n")
+    both.add_alternative("<p>Only in <b>HTML</b></p>", subtype="html")
+    both.add_attachment(b"x", maintype="image", subtype="png", filename="x.png")
+    mail.attach(both)
+    assert only(".eml", mail.as_bytes()).text == (
+        "Subject: S\n\nThe body\n\nfooter\n\nOnly in HTML\n\nAttachment: x.png"
+    )
+
+
 @pytest.mark.parametrize("kind", [".docx", ".pptx", ".epub"])
 def test_what_is_packed_is_bounded_and_what_is_damaged_refused(
     kind: str, monkeypatch: pytest.MonkeyPatch

@@ -128,18 +128,23 @@ def test_documents_of_several_dimensions_are_not_loaded() -> None:
         '{"id": "a", "vector": [1e39]}', '{"id": "a", "vector": [[1]]}',
         '{"id": "a", "vector": "12"}', '{"id": "\\ud800", "vector": [1]}',
         '{"id": "a", "vector": [1], "metadata": [1]}',
+        '{"id": 1.10, "vector": [1]}', '{"id": null, "vector": [1]}',
+        '{"id": ["x"], "vector": [1]}', '{"id": true, "vector": [1]}',
+        '{"id": "a", "vector": [1], "metadata": {"n": 0.12345678901234567}}',
+        '{"id": "a", "vector": [1], "metadata": {"n": [1e1000000]}}',
         pytest.param('{"id": "a", "vector": ' + "[" * 5_000 + "]" * 5_000 + "}", id="nested"),
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_document_is_named(tmp_path: Path, line: str) -> None:
     """Workers would bury it, and whoever loads the file would not hear of it."""
     file = tmp_path / "books.jsonl"
-    file.write_text('{"id": 7, "vector": [1, 2.5], "metadata": {"year": 2020}}\n\n' + line)
+    good = '{"id": 7, "vector": [1, 2.50000000000000000001], "metadata": {"year": 2020.50}}'
+    file.write_text(f"{good}\n\n{line}")
     count, rows = _open(file)
     (_, first), (place, wrong) = rows
     assert not isinstance(first, str)
     name, vector, metadata = first
-    assert (count, name, vector.tolist(), metadata) == (2, "7", [1, 2.5], '{"year": 2020}')
+    assert (count, name, vector.tolist(), metadata) == (2, "7", [1, 2.5], '{"year": 2020.5}')
     assert place.endswith("books.jsonl, line 3")
     assert str(wrong).startswith("expected an object with an id")
 

@@ -27,3 +27,18 @@ def test_what_carries_something(question: str, words: tuple[str, ...]) -> None:
 
 def test_questions_of_nothing_but_courtesy_are_not_all_one() -> None:
     assert asks_the_same("please", "please") and not asks_the_same("please", "hello")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Was bedeutet Maße?", "Was bedeutet Masse?"),
+        ("Translate into French: No, thanks", "Translate into French: No"),
+        ('Who says "Yes, please"', 'Who says "Yes'),
+        ("Factor a b + a c", "Factor b + c"),
+        ("Is 2ⁿ larger than n²?", "Is 2n larger than n²?"),
+        ("What is 101₂ in decimal?", "What is 1012 in decimal?"),
+    ],
+)
+def test_what_is_asked_for_is_no_courtesy_nor_spelling(one: str, other: str) -> None:
+    assert not asks_the_same(one, other)

@@ -10,6 +10,8 @@ import pytest
 
 from schemas.errors import NotReady, UnknownCollection
 from schemas.records import Citation, Request, StreamRetrieved, WireError
+from streams.gateway.cache.wish import CHANGES_NO_TEXT, CHECKED
+from streams.gateway.request.body import ChatBody
 from tests.streams.gateway.in_process import InProcessGateway, call, serving
 from tests.streams.gateway.samples import MODEL, chat, completion, ended, events_of, frame, text_of
 from tests.waiting import PATIENCE_S, until
@@ -90,7 +92,7 @@ async def test_the_same_question_gets_the_same_answer_without_a_router() -> None
     second = await asks(other, looked_up("please: when does the FERRY head for a bad dock"))
     assert other.log.requests == []
     assert second["choices"] == first["choices"]
-    assert second["usage"] == first["usage"]
+    assert second["usage"] == first["usage"] and second.keys() == first.keys()
     assert second["id"] != first["id"]
     told = second["trivium"]
     assert told["retrieval"] == first["trivium"]["retrieval"]
@@ -110,6 +112,7 @@ async def test_a_stream_gets_it_as_events() -> None:
     assert len(gateway.log.requests) == 1
     assert text_of(one) == text_of(two) == "At 7"
     assert one[-2]["usage"] == two[-2]["usage"]
+    assert len(two) == 4 + len(["[DONE]"])
     last = [next(e for e in es if e["choices"] and e["choices"][0]["finish_reason"])
             for es in (one, two)]  # fmt: skip
     assert last[0]["choices"] == last[1]["choices"]
@@ -215,6 +218,28 @@ async def test_whatever_makes_another_answer_makes_another_entry(other: Json) ->
     await kept(gateway, looked_up(seed=1))
     assert is_hit(await asks(gateway, looked_up(seed=2, user="somebody else")))
     assert not is_hit(await asks(gateway, other))
+
+
+async def test_a_prompt_that_may_be_cut_has_answers_of_its_own() -> None:
+    """Nobody gets the answer to another prompt."""
+    gateway = gateway_of()
+    cut = asked(f"Please, {FERRY}", truncate_prompt_tokens=3)
+    await kept(gateway, cut)
+    assert is_hit(await asks(gateway, cut))
+    others: list[Json] = [{}, {"truncate_prompt_tokens": 4}, {**cut, "truncation_side": "right"}]
+    for other in (*(asked(f"Please, {FERRY}", **each) for each in others[:2]), others[2]):
+        assert not is_hit(await asks(gateway, other))
+    assert not is_hit(await asks(gateway, asked(truncate_prompt_tokens=3)))
+
+
+def test_a_new_field_of_a_chat_is_in_the_key_of_its_answer() -> None:
+    """Unless it is listed as one that changes no text, or that the key has as it was checked."""
+    assert not CHANGES_NO_TEXT & CHECKED
+    others = set(ChatBody.model_fields) - CHANGES_NO_TEXT - CHECKED
+    assert CHANGES_NO_TEXT | CHECKED <= set(ChatBody.model_fields)
+    assert others == {"truncate_prompt_tokens", "truncation_side"}, (
+        "a field that is new here: is it one that changes no text? else add it to this test"
+    )
 
 
 async def test_a_conversations_next_turn_is_kept_under_all_that_was_said() -> None:

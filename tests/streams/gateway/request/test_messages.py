@@ -43,6 +43,11 @@ KNOWING = (
     "{% for call in message.tool_calls %}{{ call.function.arguments.x }}{% endfor %}"
     "{{ message.content }}{% endfor %}{{ reasoning_effort }}"
 )
+TAKING_TEXT = KNOWING.replace(
+    "{{ call.function.arguments.x }}",
+    "{% set tool = call.function %}{% if tool.arguments is string %}{{ tool.arguments }}"
+    "{% else %}{{ tool.arguments | tojson }}{% endif %}",
+)
 
 
 def told(messages: list[dict[str, Any]], one: Tokenizer | None = None, **fields: Any) -> Any:
@@ -126,6 +131,11 @@ async def test_conversations_with_other_calls_are_others() -> None:
             "messages.0.content",
         ),
         (
+            {"messages": [{"role": "assistant", "content": None, "refusal": 5}]},
+            "messages.0.refusal: expected a string, found 5",
+            "messages.0.refusal",
+        ),
+        (
             {"continue_final_message": True, "add_generation_prompt": True},
             "expected one of continue_final_message and add_generation_prompt",
             "continue_final_message",
@@ -156,6 +166,29 @@ async def test_what_is_not_served_is_named(fields: Any, message: str, param: str
 def test_what_answers_of_any_server_had_is_taken(message: Any, text: str) -> None:
     (plain,) = told([message]).messages
     assert plain == {"role": message["role"], "content": text}
+
+
+DIGITS, DEEP = '{"x": 1.10}', "[" * 600 + "]" * 600
+
+
+def called_with(arguments: str) -> list[dict[str, Any]]:
+    call_ = {**CALL, "function": {"name": "f", "arguments": arguments}}
+    return [USER, {"role": "assistant", "tool_calls": [call_]}]
+
+
+def test_a_calls_arguments_keep_their_digits_and_may_be_nested(tmp_path: Path) -> None:
+    """As text; a template that takes none gets them as an object."""
+    for written in (DIGITS, DEEP):
+        content = told(called_with(written)).messages[-1]["content"]
+        assert f'{{"name": "f", "arguments": {written}}}' in content
+    copy(tokenizer_folder() / "tokenizer.json", tmp_path)
+    for template, digits in ((KNOWING, {"x": 1.1}), (TAKING_TEXT, DIGITS)):
+        (tmp_path / "chat_template.jinja").write_text(template)
+        one = Tokenizer(tmp_path)
+        for written, got in ((DIGITS, digits), (DEEP, DEEP), ('{"x": 1.5}', {"x": 1.5})):
+            chat_ = told(called_with(written), one)
+            assert chat_.messages[-1]["tool_calls"][0]["function"]["arguments"] == got
+            assert one.pieces(chat_)
 
 
 async def test_an_answer_goes_on_with_the_last_message() -> None:

@@ -307,6 +307,46 @@ async def test_a_call_that_cannot_be_stored_is_given_up() -> None:
     assert not gateway.state.in_flight
 
 
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        (
+            "input.0",
+            {"input": [{"type": "reasoning", "x": 2**64}, {"role": "user", "content": "a"}]},
+        ),
+        (
+            "tools",
+            {
+                "tools": [{"type": "function", "name": "f", "parameters": {"maximum": 2**64}}],
+                "tool_choice": "none",
+            },
+        ),
+    ],
+)
+async def test_a_number_that_cannot_be_kept_is_refused_before_the_call_is_accepted(
+    field: str, fields: dict[str, Any]
+) -> None:
+    gateway = answering()
+    status, found = await call(gateway, {**body(), **fields}, PATH)
+    assert (status, found["error"]["param"]) == (400, field), found
+    assert not gateway.state.in_flight and not gateway.log.requests
+
+
+async def test_a_fault_after_a_call_was_accepted_keeps_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gateway = InProcessGateway()
+
+    def wrong(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(gateway.state.response_ids, "name", wrong)
+    status, _ = await call(gateway, body(), PATH)
+    assert status == 500
+    await until(lambda: bool(gateway.log.cancellations))
+    assert not gateway.state.in_flight
+
+
 async def test_a_response_that_is_not_stored_is_not_found_again() -> None:
     gateway = answering()
     found = await created(gateway, store=False)

@@ -14,7 +14,7 @@ from typing import Any, Generic
 from aiokafka import ConsumerRecord
 
 from schemas.codec import Codec
-from schemas.errors import InvalidRequest, RecordError
+from schemas.errors import InvalidRequest, RecordError, TriviumError
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
@@ -27,6 +27,11 @@ from workers.search.service.settings import ShardPlace
 from workers.search.words.changes import AnyChange, Failed
 
 log = logging.getLogger("trivium.retrieval")
+# What one record may raise that nobody foresaw; all others are of memory, disks and devices.
+_BUGS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
+    ValueError,
+)  # fmt: skip
 
 
 class Follower(ABC, Generic[AnyChange]):
@@ -132,9 +137,9 @@ class Follower(ABC, Generic[AnyChange]):
         async for record in in_slices(batch):
             try:
                 change = await self._change(record)
-            except (RecordError, InvalidRequest) as error:
+            except (RecordError, InvalidRequest, *_BUGS) as error:
                 if self._place.shard == 0:
-                    self.refusals.add(record, error)
+                    self.refusals.add(record, _told(error))
                 continue
             if change is not None and self._is_wanted(change, record):
                 key = (change.collection, change.document_id)
@@ -142,7 +147,7 @@ class Follower(ABC, Generic[AnyChange]):
                 changes[key] = (self._after(before and before[0], change), record)
         await self._collections.room()
         async with self._collections.turn:
-            work = asyncio.to_thread(self._done, [change for change, _ in changes.values()])
+            work = asyncio.to_thread(self._tried, [change for change, _ in changes.values()])
             self._applying = asyncio.ensure_future(work)
             failed = await asyncio.shield(self._applying)
             for change, wrong in failed:
@@ -150,6 +155,20 @@ class Follower(ABC, Generic[AnyChange]):
             for record in batch:
                 self.offsets[record.partition] = record.offset + 1
         await self.refusals.keep_bound()
+
+    def _tried(self, changes: Sequence[AnyChange]) -> Failed[AnyChange]:
+        """What could not be done; where one change fails as nobody foresaw, the others are done.
+
+        The worker would end otherwise, and again at every start. Blocks.
+        """
+        try:
+            return self._done(changes)
+        except _BUGS as error:
+            if len(changes) == 1:
+                return [(changes[0], _told(error))]
+            middle = len(changes) // 2
+            failed = self._tried(changes[:middle])
+            return failed + self._tried(changes[middle:])
 
     def _is_wanted(self, change: AnyChange, record: ConsumerRecord) -> bool:
         """Whether it is of this shard, and not in a snapshot already."""
@@ -163,3 +182,11 @@ class Follower(ABC, Generic[AnyChange]):
             raise RecordError(
                 f"{self.topic}: expected the key {key!r:.200}, found {record.key!r:.200}"
             )
+
+
+def _told(error: Exception) -> TriviumError:
+    """An error as the dead letters tell it; a fault of ours is logged with its place."""
+    if isinstance(error, TriviumError):
+        return error
+    log.error("a record cannot be applied: a fault of ours, please report it", exc_info=error)
+    return RecordError(f"cannot be applied, by a fault of ours: {error!r:.200}")

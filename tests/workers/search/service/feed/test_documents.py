@@ -124,6 +124,30 @@ async def test_the_oldest_document_fixes_the_dimension_whatever_comes_first(
         assert await read(emptied, seed, monkeypatch, held[2]) == ({"c": (4, 1)}, ["c/late"])
 
 
+async def test_a_fault_of_ours_in_one_record_ends_no_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would end again at every start."""
+    held = Collections(RetrievalSettings())
+    upserted, decoded = held._add, Codec.decode
+
+    def add(name: str, group: Any) -> None:
+        if any(change.document_id == "wrong" for change in group):
+            raise ZeroDivisionError("a fault")
+        upserted(name, group)
+
+    def decode(codec: Codec, value: bytes) -> Any:
+        if (record := decoded(codec, value)).document_id == "odd":
+            raise ArithmeticError("another")
+        return record
+
+    monkeypatch.setattr(held, "_add", add)
+    monkeypatch.setattr(Codec, "decode", decode)
+    names = ("a", "wrong", "b", "odd", "c")
+    log = log_of(*((0, at, name, GOOD) for at, name in enumerate(names, 10)))
+    assert await read(log, 0, monkeypatch, held) == ({"c": (4, 3)}, ["c/odd", "c/wrong"])
+
+
 async def test_the_dimension_of_a_snapshot_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     log = log_of((0, 10, "held", GOOD), (1, 5, "older", BAD), (1, 6, "good", GOOD))
     for seed in range(20):
