@@ -127,6 +127,10 @@ class MemoryTransactions:
         self._is_open = False
         await pass_time(self.log.slow_to_stop_s)
 
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
 
 class MemoryPast:
     """As `Past`."""

@@ -83,7 +83,8 @@ async def test_no_prompt_is_blamed_for_an_end_that_is_no_fault_of_its_own(
 
     async def wait(prompts: Prompts, record: PromptRecord) -> Question | None:
         waits.set()
-        return await asyncio.get_running_loop().create_future()
+        await asyncio.get_running_loop().create_future()
+        return None
 
     monkeypatch.setattr(Prompts, "question", wait)  # as where its schema's registry is away
     memory_log.put(0)
