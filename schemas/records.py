@@ -477,6 +477,8 @@ class StreamEnd:
     probes: int = 0  # searches while the answer was generated
     retrieved_tokens: int = 0  # tokens that they put into it
     stalled_ms: float = 0.0  # how long decoding stood still for them
+    first_token_ms: int = 0  # wall time of the first token, 0 if there was none
+    worker_ms: float = 0.0  # how long the worker that wrote it had the attempt
 
 
 @frozen

@@ -136,10 +136,10 @@ class Stack:
         await self._start_all(timeout_s)
 
     def _listen(self) -> None:
-        """Have a socket for each gateway of the plan."""
+        """Have a socket for each gateway of the plan, but for those that drain."""
         gateway = self.settings.gateway
         for name in self.plan.gateway_names():
-            if name not in self._listeners:
+            if name not in self._listeners and name not in self.processes:
                 number = int(name.rpartition("-")[2])
                 port = gateway.port + number if gateway.port else 0
                 self._listeners[name] = listen(gateway.host, port)

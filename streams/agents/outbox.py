@@ -298,7 +298,8 @@ class Outbox:
         unsaved, self.unsaved = self.unsaved, {}
         writes = []
         for (tenant, session_id), effect in unsaved.items():
-            key = f"{len(tenant)}:{tenant}{session_id}"
+            # Without a tenant as before there were any: else what was written then stays for ever.
+            key = f"{len(tenant)}:{tenant}{session_id}" if tenant else session_id
             session = effect.session if isinstance(effect, SaveSession) else None
             writes.append(OwnRecord("sessions", key, effect.partition, session))
         self.put(writes)

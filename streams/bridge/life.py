@@ -96,6 +96,7 @@ class Life:
             closing.push_async_callback(self._transactions.stop)
             closing.push_async_callback(self._past.close)
             closing.callback(self._release)
+            closing.push_async_callback(self._reading.forgive, self._write)
             await ended(*self._tasks)
 
     def _release(self) -> None:
@@ -137,7 +138,7 @@ class Life:
         if found is not None:
             position, note = max(first, found.offset), decode(found.metadata, found.offset)
         self._progress = Progress(position, note.answered)
-        self._reading.begin(note.begun, note.reading)
+        self._reading.begin(note, idle=position >= end)
         self._inherited = dict(note.tokens)
         await self._commit()  # from where its own tokens come is known before it asks anything
         if not note.tokens:
@@ -342,11 +343,8 @@ class Life:
         tokens = self._tokens(offsets)
         if done:
             self._reading.begun = 0
-        note = Note(
-            *(tokens, progress.answered(offsets), progress.window_bytes),
-            begun=self._reading.begun,
-            reading=self._reading.offset,
-        )
+        answered = progress.answered(offsets)
+        note = self._reading.note(tokens, answered, progress.window_bytes, position)
         metadata = encode(note, position)
         await self._transactions.commit(
             [asking.fitting(each) for asked in done for each in asked.sends or ()],
@@ -396,4 +394,6 @@ class Life:
                 raise BrokerUnavailable(f"{self._place}: records from {begin} on do not come")
             return
         progress.pass_over(end)
+        if progress.position() == end:
+            self._reading.begun = 0
         await self._commit()

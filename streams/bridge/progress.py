@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 WINDOW = 2_000  # offsets behind the first without an answer; Kafka takes 4 096 bytes of metadata
 WINDOW_BYTES = 16 << 20  # of prompts that are read and not answered
-_PLACES, _DONE, _BYTES, _BEGUN, _READING = "t", "d", "w", "b", "r"
+_PLACES, _DONE, _BYTES, _BEGUN, _READING, _FALLS = "t", "d", "w", "b", "r", "f"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class Note:
     answered: Set[int] = frozenset()  # prompts' offsets behind the committed one
     window_bytes: int = WINDOW_BYTES  # how much whoever committed may have read ahead
     begun: int = 0  # lives that began at this position, and have committed no answer since
-    reading: int = -1  # the prompt that is being read, where that is done with care
+    reading: int = -1  # the prompt that is read with care, or on which lives have fallen
+    falls: int = 0  # lives that began to read it, and did not say that they were done
 
 
 def encode(note: Note, position: int) -> str:
@@ -36,7 +37,9 @@ def encode(note: Note, position: int) -> str:
     done = base64.b64encode(packed).decode()
     fields = {_PLACES: places, _DONE: done, _BYTES: note.window_bytes}
     if note.begun:
-        fields |= {_BEGUN: note.begun, _READING: note.reading}
+        fields[_BEGUN] = note.begun
+    if note.falls:
+        fields |= {_READING: note.reading, _FALLS: note.falls}
     return json.dumps(fields, separators=(",", ":"))
 
 
@@ -48,10 +51,11 @@ def decode(metadata: str, position: int) -> Note:
         packed = base64.b64decode(fields[_DONE], validate=True)
         window_bytes = int(fields.get(_BYTES, sys.maxsize))  # earlier ones knew no bound
         begun, reading = int(fields.get(_BEGUN, 0)), int(fields.get(_READING, -1))
+        falls = int(fields.get(_FALLS, reading >= 0))  # earlier ones knew of the last life alone
     except (ValueError, TypeError, KeyError):
         return Note()
     answered = {position + n for n in range(8 * len(packed)) if packed[n // 8] >> n % 8 & 1}
-    return Note(places, answered, window_bytes, begun, reading)
+    return Note(places, answered, window_bytes, begun, reading, falls)
 
 
 class Progress:

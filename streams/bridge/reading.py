@@ -1,32 +1,55 @@
 """What a prompt of one partition asks; or what is committed at once, where it asks nothing.
 
 Whoever begins where lives before it got nowhere reads with care: what is being read is noted in a
-commit before. So a prompt on which bridges fall is found, and is answered with an error.
+commit before, with how many have begun to read it. So a prompt on which bridges fall is found, and
+is answered with an error after `FALLS_MAX` of them. A life that ends for another reason takes its
+own note back (`forgive`).
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Set
+from contextlib import suppress
 
-from schemas.errors import Cancelled, RecordError, SystemFault, TriviumError
+from schemas.errors import Cancelled, SystemFault, TriviumError
+from schemas.log.faust.falls import FALLS_MAX, fallen
 from streams.bridge.asked import Asked
 from streams.bridge.asking import Asking
+from streams.bridge.progress import Note
 
 log = logging.getLogger(__name__)
 BEGUN_MAX = 2  # lives without an answer; the next one reads with care
+_NONE = (-1, 0)
 
 
 class Reading:
-    """Of one life. A commit tells `begun` and `offset`."""
+    """Of one life. A commit has its `note`."""
 
     def __init__(self, asking: Asking, commit: Callable[[], Awaitable[None]]) -> None:
         self._asking, self._commit = asking, commit
         self.begun = 0  # lives that began where this one does, with it, until it has an answer
-        self.offset = -1  # of the prompt that is read with care
-        self._fallen_at = -1  # where the life before this one fell
+        self._fallen = _NONE  # the prompt on which lives before this one fell, and how many
+        self._noted = _NONE  # the same, with what this life reads with care
 
-    def begin(self, begun: int, fallen_at: int) -> None:
-        """As the last commit has it."""
-        self.begun, self._fallen_at = begun + 1, fallen_at
+    def begin(self, note: Note, *, idle: bool) -> None:
+        """As the last commit has it; `idle` where no prompt waits on which a life could fall."""
+        self.begun = 0 if idle else note.begun + 1
+        self._fallen = self._noted = (note.reading, note.falls)
+
+    def note(
+        self, tokens: Mapping[int, int], answered: Set[int], window_bytes: int, position: int
+    ) -> Note:
+        """Of a commit at this position."""
+        reading, falls = self._noted
+        if reading < position or reading in answered:
+            reading, falls = _NONE
+        return Note(tokens, answered, window_bytes, self.begun, reading, falls)
+
+    async def forgive(self, write: Callable[[list[Asked]], Awaitable[None]]) -> None:
+        """The life ends by no fault of what it reads: say so, where `write` still can."""
+        if self._noted != self._fallen:
+            self._noted = self._fallen
+            with suppress(TriviumError):
+                await write([])
 
     async def read(self, asked: Asked) -> None:
         """Have its question, or what is to be sent without one."""
@@ -47,16 +70,17 @@ class Reading:
         if self._asking.lines.is_given_up(record):
             asked.sends = self._asking.failed(asked, Cancelled("its batch was given up"))[:1]
             return
-        if record.offset == self._fallen_at:
-            raise RecordError("each bridge that read it was lost meanwhile; divide it")
-        if self.begun <= BEGUN_MAX:
+        falls = self._fallen[1] if record.offset == self._fallen[0] else 0
+        if falls >= FALLS_MAX:
+            raise fallen(falls)
+        if self.begun <= BEGUN_MAX and not falls:
             asked.question = await prompts.question(record)
             return
-        await self._note(record.offset)  # who falls now falls on this one
+        self._noted = (record.offset, falls + 1)  # who falls now falls on this one
+        await self._commit()
         asked.question = await prompts.question(record)
         await self._asking.check(asked)
-        await self._note(-1)
-
-    async def _note(self, offset: int) -> None:
-        self.offset = offset
+        if falls:
+            self._fallen = _NONE
+        self._noted = self._fallen
         await self._commit()

@@ -182,6 +182,8 @@ def ended(
         "probes": probed.probes,
         "retrieved_tokens": probed.retrieved_tokens,
         "stalled_ms": probed.stalled_ms,
+        "first_token_ms": stream.first_token_ms,
+        "worker_ms": float(max(0, now_ms - stream.started_ms)),
     }
     end = StreamEnd(
         seq=stream.seq if whole else 0,
@@ -194,11 +196,9 @@ def ended(
         written_by=me.worker_id,
         completion_tokens=max(stream.seq, stream.first_seq),
         arrived_ms=stream.work.arrived_ms,
-        first_token_ms=stream.first_token_ms,
         ended_ms=now_ms,
         kv=None if kv is None else mine(kv, me),
         orchestration=stream.work.orchestration,
-        worker_ms=float(max(0, now_ms - stream.started_ms)),
         **both,
     )
     return end, outcome

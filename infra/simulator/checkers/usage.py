@@ -75,5 +75,12 @@ class Used(Checker):
                 usage = self.told[served.request_id]
                 assert usage.kind is served.outcome.kind, f"{served.request_id}: ended otherwise"
         told = [u for u in self.told.values() if u.kind is OutcomeKind.COMPLETED]
+        for usage in told:  # an answer that a router ends was made by a worker
+            ends = self._outcomes[usage.request_id].values()
+            made_ms = [end.worker_ms for end in ends if end.kind is OutcomeKind.COMPLETED]
+            made_ms = [ms for ms in made_ms if ms]
+            assert usage.worker_ms >= min(made_ms, default=0.0), (
+                f"{usage.request_id}: {usage.worker_ms} ms, without those of its answer: {made_ms}"
+            )
         counted = sum(each.output_tokens for each in cluster.clients.served if each.completed)
         assert sum(usage.completion_tokens for usage in told) == counted, "clients count otherwise"

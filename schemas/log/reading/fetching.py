@@ -14,11 +14,13 @@ aiokafka sends at most one fetch at a time to a broker, and has no setting for a
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer
+from aiokafka.consumer.fetcher import FetchResult
 from aiokafka.errors import CorruptRecordException, UnsupportedCodecError, for_code
 from aiokafka.protocol.fetch import FetchRequest
 
@@ -102,15 +104,59 @@ def prepare_fetches(consumer: AIOKafkaConsumer, shortest_ms: int, longest_ms: in
 
     async def start_reading() -> None:
         await start()
-        fetcher = consumer._fetcher  # noqa: SLF001
-        fetched = fetcher.fetched_records
-
-        async def fetched_records(*given: Any, **options: Any) -> Any:
-            return await looking.insist(partial(fetched, *given, **options))
-
-        fetcher.fetched_records = fetched_records
+        _read_all_or_nothing(consumer._fetcher, looking)  # noqa: SLF001
 
     client.send, consumer.start = send_apart, start_reading
+
+
+def _read_all_or_nothing(fetcher: Any, looking: Looking) -> None:
+    """Have a fetcher hand out what it has of all partitions, or move none of them.
+
+    aiokafka moves each partition on while it collects; where a later one cannot be read, it drops
+    what it has of the others. Back at their old positions, they are fetched again.
+    """
+    take, subscriptions = fetcher.fetched_records, fetcher._subscriptions  # noqa: SLF001
+
+    async def take_or_stay(partitions: Any, max_records: int | None) -> Any:
+        positions = _positions(fetcher)
+        try:
+            return await take(partitions, 0, max_records)  # does not wait: nobody seeks meanwhile
+        except _UNREADABLE:
+            for state, position in positions.items():
+                state.consumed_to(position)
+            raise
+
+    async def fetched_records(
+        partitions: Any,
+        timeout: float = 0,  # noqa: ASYNC109  # as aiokafka names it
+        max_records: int | None = None,
+    ) -> Any:
+        end_s = time.monotonic() + timeout
+        while True:
+            while subscriptions.reassignment_in_progress:
+                await subscriptions.wait_for_assignment()
+            records = await looking.insist(partial(take_or_stay, partitions, max_records))
+            left_s = end_s - time.monotonic()
+            if records or left_s <= 0:
+                return records
+            waiter = fetcher._create_fetch_waiter()  # noqa: SLF001
+            done, _ = await asyncio.wait([waiter], timeout=left_s)
+            if not done or fetcher._closed:  # noqa: SLF001
+                waiter.cancel()
+                return {}
+            waiter.result()  # raises where something may not be read
+
+    fetcher.fetched_records = fetched_records
+
+
+def _positions(fetcher: Any) -> dict[Any, int]:
+    """Of the partitions of which something was fetched, by aiokafka's state of each."""
+    states = (
+        result._assignment.state_value(place)  # noqa: SLF001
+        for place, result in fetcher._records.items()  # noqa: SLF001
+        if isinstance(result, FetchResult)
+    )
+    return {state: state.position for state in states if state.has_valid_position}
 
 
 async def _make_readable(response: Any, offsets: Mapping[_Place, int], closely: bool) -> None:

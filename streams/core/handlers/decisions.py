@@ -110,4 +110,6 @@ def as_read(outcome: Outcome, end: StreamEnd) -> Outcome:
         probes=end.probes,
         retrieved_tokens=end.retrieved_tokens,
         stalled_ms=end.stalled_ms,
+        first_token_ms=end.first_token_ms or outcome.first_token_ms,  # 0: of an older worker
+        worker_ms=end.worker_ms,
     )

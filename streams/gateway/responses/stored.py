@@ -225,7 +225,8 @@ async def _answer_by_now(
 async def _read(gateway: Gateway, call: Call, *, live: bool) -> None:
     """What there is, or with `live` until its end.
 
-    Of marks that are read again only one behind which nothing goes on yet is worth a word.
+    Of marks that are read again only one behind which nothing goes on yet is worth a word, or the
+    end of what was given up.
     """
     hub = Hub()
     hub.add(call)
@@ -236,7 +237,7 @@ async def _read(gateway: Gateway, call: Call, *, live: bool) -> None:
         async for frame in frames:
             hub.apply(frame, loop.time())
             if not call.open_streams or call_error(call) is not None:
-                return
+                break
     hub.live_from_here(gateway.hub.on_void)
 
 

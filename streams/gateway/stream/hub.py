@@ -197,7 +197,10 @@ class Hub:
         """Expect frames for a call."""
         self._calls[call.key.parent_id] = call
         for stream in call.streams:
-            self._streams[stream.request_id] = stream
+            if stream.end is None:
+                self._streams[stream.request_id] = stream
+            else:  # in another hub
+                self._keep_end(stream, stream.end)
 
     def remove(self, call: Call) -> None:
         """Expect no more; what still comes for it is dropped. Another call for the same request
@@ -211,12 +214,15 @@ class Hub:
 
     def live_from_here(self, on_void: OnVoid | None) -> None:
         """What was applied so far had lain in the log. Of its marks only one behind which nothing
-        goes on yet is worth a word; from now on each is.
+        goes on yet is worth a word, or the end of what was given up; from now on each is.
         """
         self.on_void = on_void
-        for stream in self._streams.values():
-            if stream.given_up:
-                self._tell(stream, stream.given_up)
+        for call in self._calls.values():
+            for stream in call.streams:
+                if stream.given_up:
+                    self._tell(stream, stream.given_up)
+                elif stream.end is not None:
+                    self._tell_end(stream, stream.end)
 
     def apply(self, frame: TokenFrame, now_s: float) -> None:
         """Hand each row to its stream, then the last words."""
@@ -294,14 +300,18 @@ class Hub:
             session_id = stream.call.key.session_id
             self.on_void(SoFar(stream.request_id, session_id, attempt, tokens, chars))
 
-    def _note_end(self, stream: CallStream, end: StreamEnd) -> None:
-        """Its router may have given the attempt up, or may yet, before it reads of the end."""
+    def _keep_end(self, stream: CallStream, end: StreamEnd) -> None:
+        """Its router may give the attempt up yet, before it reads of the end."""
         session_id = stream.call.key.session_id
         ended = SoFar(stream.request_id, session_id, end.attempt, end=end)
         self._ended[stream.request_id] = ended
         if len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
-        if end.attempt <= stream.marked and self.on_void is not None:
+
+    def _tell_end(self, stream: CallStream, end: StreamEnd) -> None:
+        """Where its router has given the attempt up."""
+        ended = self._ended.get(stream.request_id)
+        if ended is not None and end.attempt <= stream.marked and self.on_void is not None:
             self.on_void(ended)
 
     def _note_starts(self, starts: Sequence[StreamStart]) -> None:
@@ -342,7 +352,8 @@ class Hub:
         call, end = stream.call, stream.end
         call.open_streams -= 1
         if end is not None:
-            self._note_end(stream, end)
+            self._keep_end(stream, end)
+            self._tell_end(stream, end)
         if end is not None and end.kind is not OutcomeKind.COMPLETED:
             call.failed_end = call.failed_end or end
         if self._metrics is not None and stream.repeated_rows:

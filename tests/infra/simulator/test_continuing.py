@@ -1,6 +1,7 @@
 """Answers that go on where they stopped, while workers that were given up still write."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,9 @@ from infra.simulator.cluster import READY_MS, Cluster
 from infra.simulator.faults.losses import lose_router, slow_log, unheard
 from infra.simulator.outcomes import OneOutcome
 from infra.simulator.shape import Shape
+from schemas.records import Outcome, StreamEnd
 from streams.config import RouterSettings
+from streams.core.handlers import decisions
 from streams.core.router import Router
 from tests.infra.simulator.serving import serve_all
 from tests.infra.simulator.storms import PROFILE, SETUP
@@ -54,3 +57,17 @@ def test_all_readers_stop_where_the_next_attempt_begins(seed: int) -> None:
     """(issue 14, 1)"""
     seen = gone_on(seed)
     assert seen["gone on"] and seen["tokens behind a mark"]
+
+
+def test_a_seed_finds_a_router_that_forgets_who_made_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Usage of an answer that its readers had whole lacked the time of its attempt (found 28)."""
+    right = decisions.as_read
+
+    def wrong(outcome: Outcome, end: StreamEnd) -> Outcome:
+        return replace(right(outcome, end), worker_ms=0.0)
+
+    monkeypatch.setattr(decisions, "as_read", wrong)
+    with pytest.raises(AssertionError, match="without those of its answer"):
+        gone_on(1)

@@ -52,6 +52,21 @@ def test_the_launcher_tells_a_broker_that_is_away_from_a_start(
     assert state_at(later_ms) == "starting"
 
 
+def test_a_gateway_that_drains_gets_no_listener(tmp_path: Path) -> None:
+    """Nobody would serve what comes there; it is refused (found 28)."""
+    stack = Stack(Settings(), StackPlan(gateways=2), folder=tmp_path)
+    stack._listen()
+    for name in stack.plan.gateway_names():
+        stack.processes[name] = SimpleNamespace()  # type: ignore[assignment]
+    stack._stop_listening(but=["gateway-0"])
+    stack._listen()  # a worker is added meanwhile
+    assert [*stack._listeners] == ["gateway-0"]
+    del stack.processes["gateway-1"]
+    stack._listen()
+    assert [*stack._listeners] == ["gateway-0", "gateway-1"]
+    stack._stop_listening()
+
+
 @virtual
 async def test_the_launcher_follows_the_fleet_over_a_broker_that_is_away() -> None:
     """It ended with the first error (issue 10, 4)."""

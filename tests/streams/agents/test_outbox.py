@@ -313,6 +313,8 @@ def test_sessions_are_saved_once_and_forgotten_with_a_tombstone() -> None:
         await box.drain()
         sent = [(topic, record, partition) for topic, record, _, partition, _ in producer.sent]
         assert sent == [("sessions", session, 1), ("test.sessions", None, 0)]
+        keys = [key for _, _, key, _, _ in producer.sent]
+        assert keys == ["s", b"old"], "as sessions were written before they had tenants"
         task.cancel()
 
     run(main())

@@ -14,8 +14,6 @@ from schemas.errors import BrokerUnavailable, Fenced, LeaseError, QueueFull, Wor
 from streams.bridge import life, progress
 from streams.bridge.life import Life
 from streams.bridge.progress import WINDOW
-from streams.bridge.prompts import Prompts, Question
-from streams.bridge.records.record import PromptRecord
 from tests.streams.bridge.lives import TOKENS, Bridge, MemoryLog, memory_log
 from tests.streams.bridge.samples import pair
 from tests.virtual import virtual
@@ -354,41 +352,6 @@ async def test_whoever_has_few_slots_is_next(memory_log: MemoryLog) -> None:
         bridge.asking.answer(3)
         await until(lambda: 100 in bridge.asking.asked)
         assert len(bridge.asking.asked) == 9
-
-
-@virtual
-async def test_a_prompt_that_bridges_fall_on_is_an_error_in_the_end(
-    memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever begins at a place where nobody got on notes what it reads, one by one."""
-    question, read = Prompts.question, list[int]()
-
-    async def fall(prompts: Prompts, record: PromptRecord) -> Question | None:
-        read.append(record.offset)
-        if record.offset == 2:
-            await asyncio.get_running_loop().create_future()
-        return await question(prompts, record)
-
-    monkeypatch.setattr(Prompts, "question", fall)
-    for lives in range(1, 4):
-        made = Bridge(memory_log).life()
-        taking = [
-            asyncio.ensure_future(made.take(memory_log.put(offset)))
-            for offset in range(5 if lives == 1 else 0)
-        ]
-        await until(lambda lives=lives: read.count(2) == lives)
-        await pass_time(1)
-        await made.stop()
-        await asyncio.gather(*taking)
-    assert memory_log.note.reading == 2
-    bridge = Bridge(memory_log)
-    async with bridge.living():
-        await until(lambda: 2 in memory_log.answers())
-        assert "was lost meanwhile" in (memory_log.answers()[2].error_message or "")
-        for offset in (0, 1, 3, 4):
-            bridge.asking.answer(offset)
-        await until(lambda: len(memory_log.answers()) == 5)
-        assert memory_log.note.begun == 0
 
 
 @virtual

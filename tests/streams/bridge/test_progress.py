@@ -91,3 +91,16 @@ def test_what_is_not_there_is_passed_over() -> None:
     assert not progress.take(7) and progress.answered() == {6, 7, 8}
     progress.done([5])
     assert progress.position() == 9 and progress.answered() == set()
+
+
+def test_notes_tell_of_falls_and_earlier_ones_of_one() -> None:
+    for note in (
+        Note(),
+        Note(begun=2),
+        Note(begun=3, reading=7, falls=2),
+        Note(reading=7, falls=1),
+    ):
+        assert decode(encode(note, 5), 5) == note
+    earlier = '{"t":[],"d":"AA==","w":9,"b":3,"r":7}'
+    assert decode(earlier, 5) == Note(window_bytes=9, begun=3, reading=7, falls=1)
+    assert decode(earlier.replace("7", "-1"), 5).falls == 0

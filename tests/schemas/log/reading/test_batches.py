@@ -246,6 +246,20 @@ async def test_a_reader_goes_on_behind_what_a_broker_takes_and_aiokafka_does_not
     assert found[3:] == [(4, b"last")]
 
 
+@pytest.mark.kafka
+async def test_a_reader_misses_nothing_beside_a_partition_that_aiokafka_does_not_read(
+    kafka: LogSettings,
+) -> None:
+    """What it had of the others was dropped with it (found 28)."""
+    odd = with_header_name(batch([b"odd"], headers=[("name", b"")]), b"name", b"n\xffme")
+    await produce_batch(kafka, "tokens", batch([b"first"]), 0)
+    await produce_batch(kafka, "tokens", odd, 1)
+    reader = AssignedReader(kafka, "tokens", range(2), client_id="reader")
+    async with reader.reading("earliest"):
+        found = {(each.partition, each.value) for each in await reader.read_to_end()}
+    assert found == {(0, b"first"), (1, b"odd")}
+
+
 def test_what_stands_for_a_batch_decodes_to_why_it_cannot_be_read() -> None:
     (record,) = DefaultRecordBatch(readable(packed(batch(), "zstd", records=b"x"), 0).data)
     with pytest.raises(RecordError, match="offset 0 cannot be read: zstd: "):

@@ -3,7 +3,7 @@
 On the broker every fetch waits for longer than a test may take: what was not woken would hang.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,10 @@ from uuid import uuid4
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.consumer.fetcher import READ_UNCOMMITTED, Fetcher, FetchResult, PartitionRecords
+from aiokafka.consumer.subscription_state import SubscriptionState
 from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.record.memory_records import MemoryRecords
 
 from schemas.codec import Codec
 from schemas.log.clients import LogProducer
@@ -20,6 +23,7 @@ from schemas.log.reading.fetching import Fetches, prepare_fetches
 from schemas.log.transactions import Sending, Transactions
 from schemas.records import Cancellation, CancelReason
 from schemas.settings import LogSettings
+from tests.schemas.log.reading.odd_batches import batch
 from tests.waiting import PATIENCE_S, until
 
 _LONG_MS = int(3_000 * PATIENCE_S)
@@ -60,6 +64,53 @@ async def test_a_fetch_waits_briefly_where_a_partition_may_move(
     for _ in waits_ms:
         await client.send(1, FetchRequest(7, 1, 1, 0, [("a", [(0, 5, 1)])]))
     assert sent == waits_ms
+
+
+class Fetched(Fetcher):  # type: ignore[misc]  # aiokafka has no types
+    """Has these bytes of each partition, and fetches nothing more."""
+
+    def __init__(self, data: Mapping[TopicPartition, bytes]) -> None:
+        self._subscriptions = SubscriptionState()
+        self._subscriptions.assign_from_user(list(data))
+        self._closed, self._wait_consume_future = False, None
+        self.state = self._subscriptions.subscription.assignment
+        self._records = {}
+        for place, found in data.items():
+            self.state.state_value(place).reset_to(0)
+            records = PartitionRecords(
+                place, MemoryRecords(found), None, 0, None, None, True, READ_UNCOMMITTED
+            )
+            self._records[place] = FetchResult(
+                place, assignment=self.state, partition_records=records, backoff=0
+            )
+
+    def __del__(self) -> None:
+        """Nothing was started."""
+
+
+@pytest.mark.parametrize("most", [None, 5])
+async def test_a_partition_that_cannot_be_read_takes_no_records_of_others(
+    most: int | None,
+) -> None:
+    """Who reads got nothing of a good partition, and its position had moved on (found 28)."""
+    places = [TopicPartition("a", partition) for partition in range(3)]
+    damaged = bytearray(batch([b"d"]))
+    damaged[-2] ^= 1
+    fetcher = Fetched(
+        dict(zip(places, (batch([b"1", b"2"]), bytes(damaged), batch()), strict=True))
+    )
+
+    async def start() -> None:
+        pass
+
+    client = SimpleNamespace(send=None)
+    consumer: Any = SimpleNamespace(_client=client, start=start, _fetcher=fetcher)
+    prepare_fetches(consumer, 100, 1_000)
+    await consumer.start()
+    got = await fetcher.fetched_records(places, timeout=0, max_records=most)
+    positions = {place: fetcher.state.state_value(place).position for place in places}
+    assert positions == {place: len(got.get(place, ())) for place in places}
+    assert not fetcher._records.keys() & (positions.keys() - got.keys()), "fetched again"
 
 
 class Consumer:

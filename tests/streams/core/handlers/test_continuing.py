@@ -22,7 +22,7 @@ from schemas.rules.tokens import pack_tokens, token_count
 from streams.core.effects import AskSaid, Decide, Dispatch
 from streams.core.events import ContinuedArrived, Placed, Tick
 from streams.core.states import State
-from tests.streams.builders import continued, passage, probing, request, retrieval
+from tests.streams.builders import T0, continued, passage, probing, request, retrieval
 from tests.streams.core.router_harness import PARTITION, RouterHarness
 from tests.streams.core.router_setups import pairs, replicas, split, state_of, work_of
 from tests.streams.gateway.samples import ended
@@ -226,7 +226,9 @@ def test_an_end_that_its_readers_have_ends_it_whatever_was_placed_since(
     if stage == "placed":
         on.said("r1", 1, *SAID, chars=9)
         assert on.works[-1].attempt == 2
-    end = ended("r1", ["a", "b", "c", "d"], attempt=1)
+    end = replace(
+        ended("r1", ["a", "b", "c", "d"], attempt=1), worker_ms=70.0, first_token_ms=T0 + 7
+    )
     told = continued("r1", 1, end=end)
     if takes_over:
         on.log.append(ContinuedArrived(told, PARTITION))
@@ -237,6 +239,7 @@ def test_an_end_that_its_readers_have_ends_it_whatever_was_placed_since(
     assert (outcome.kind, outcome.completion_tokens) == (OutcomeKind.COMPLETED, 4)
     assert outcome.attempt > 1 + (stage == "placed"), "above what a worker may still end"
     assert (usage.completion_tokens, usage.prompt_tokens) == (4, end.prompt_tokens)
+    assert (usage.worker_ms, outcome.first_token_ms) == (70.0, T0 + 7), "of who made the answer"
     assert not on.router.view() and not on.held()
     assert on.rebuilt().view() == {}
 

@@ -115,6 +115,25 @@ async def test_an_end_of_an_attempt_that_was_given_up_is_told(order: str) -> Non
     assert set(told) == {(1, "s1")}
 
 
+@pytest.mark.parametrize("replayed", [["end"], ["mark", "end"], ["mark"]])
+async def test_an_end_that_is_read_again_is_told_by_who_follows(replayed: list[str]) -> None:
+    """Else its router runs another attempt, which nobody reads (found 28)."""
+    past, seen = Hub(), list[SoFar]()
+    call = reading(past)
+    end = ended("r1", ["a", "b"], attempt=1)
+    frames = {"end": frame("r1", ["a", "b"], end=end)}
+    for hub, steps in ((past, replayed), (Hub(), {"mark", "end"} - set(replayed))):
+        if hub is not past:
+            hub.add(call)
+            hub.live_from_here(seen.append)
+        for step in steps:
+            if step == "mark":
+                mark(hub)
+            else:
+                hub.apply(frames[step], 0.0)
+    assert [so_far.attempt for so_far in seen if so_far.end == end] == [1]
+
+
 async def test_an_end_that_nobody_gave_up_is_not_told() -> None:
     hub, seen = Hub(), list[SoFar]()
     hub.on_void = seen.append

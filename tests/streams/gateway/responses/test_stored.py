@@ -87,6 +87,21 @@ async def test_a_poll_says_what_there_is_only_where_nothing_goes_on_yet() -> Non
     assert told == [(1, 2)]
 
 
+async def test_a_poll_tells_an_end_of_what_was_given_up() -> None:
+    """Its router would run another attempt, which nobody reads (found 28)."""
+    first = InProcessGateway()
+    name = await begun(first)
+    (request,) = first.log.requests
+    other, told = beside(first), list[int]()
+    other.state.hub.on_void = lambda so_far: told.append(so_far.attempt if so_far.end else 0)
+    void = StreamVoid(request_id=request.request_id, attempt=1)
+    await first.log.push(void_frame(void, "router-a", 1))
+    end = ended(request.request_id, TEXTS)
+    await first.log.push(frame(request.request_id, TEXTS, end=end))
+    assert (await get(other, name))[1]["status"] == "completed"
+    assert told == [1]
+
+
 async def test_what_nobody_reads_any_more_fails_for_no_difference() -> None:
     """The client of a stream in the background has gone; polls tell the answer of the last
     attempt."""

@@ -1,0 +1,103 @@
+"""Which prompt is blamed for lives that end, over a log in memory and on virtual time."""
+
+import asyncio
+
+import pytest
+
+from schemas.log.endings import ended
+from schemas.log.faust.falls import FALLS_MAX
+from streams.bridge.life import Life
+from streams.bridge.prompts import Prompts, Question
+from streams.bridge.reading import BEGUN_MAX
+from streams.bridge.records.record import PromptRecord
+from tests.streams.bridge.lives import Bridge, MemoryLog, memory_log
+from tests.virtual import virtual
+from tests.waiting import pass_time, until
+
+__all__ = ["memory_log"]  # a fixture
+
+
+async def take_again(life: Life, log: MemoryLog) -> None:
+    """All prompts, of which the life leaves out those that it has; waits for none of them."""
+
+    async def take_all() -> None:
+        for each in log.prompts:
+            await life.take(each)
+
+    life._spawn(take_all())
+    await pass_time(0)
+
+
+async def killed(life: Life) -> None:
+    """It ends and says nothing."""
+    life._over = True
+    await ended(*life._tasks)
+
+
+@virtual
+async def test_a_prompt_that_bridges_fall_on_is_an_error_in_the_end(
+    memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever begins at a place where nobody got on notes what it reads, one by one."""
+    question, read = Prompts.question, list[int]()
+
+    async def fall(prompts: Prompts, record: PromptRecord) -> Question | None:
+        read.append(record.offset)
+        if record.offset == 2:
+            await asyncio.get_running_loop().create_future()
+        return await question(prompts, record)
+
+    monkeypatch.setattr(Prompts, "question", fall)
+    for offset in range(5):
+        memory_log.put(offset)
+    for lives in range(1, BEGUN_MAX + FALLS_MAX + 1):
+        made = Bridge(memory_log).life()
+        await take_again(made, memory_log)
+        await until(lambda lives=lives: read.count(2) == lives)
+        await pass_time(1)
+        await killed(made)
+        assert memory_log.note.falls == max(0, lives - BEGUN_MAX)
+    assert memory_log.note.reading == 2
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take_again(life, memory_log)
+        await until(lambda: 2 in memory_log.answers())
+        assert "3 members began this record" in (memory_log.answers()[2].error_message or "")
+        for offset in (0, 1, 3, 4):
+            bridge.asking.answer(offset)
+        await until(lambda: len(memory_log.answers()) == 5)
+        assert memory_log.note.begun == memory_log.note.falls == 0
+
+
+@virtual
+async def test_no_prompt_is_blamed_for_an_end_that_is_no_fault_of_its_own(
+    memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle lives counted, and a stop while a healthy prompt was read made an error (found 28)."""
+    for _ in range(BEGUN_MAX + 1):
+        async with Bridge(memory_log).living():
+            await until(lambda: memory_log.commits > 0)
+            await pass_time(1)
+    assert memory_log.note.begun == 0, "there was nothing to fall on"
+    question, waits = Prompts.question, asyncio.Event()
+
+    async def wait(prompts: Prompts, record: PromptRecord) -> Question | None:
+        waits.set()
+        await asyncio.get_running_loop().create_future()
+        return None
+
+    monkeypatch.setattr(Prompts, "question", wait)  # as where its schema's registry is away
+    memory_log.put(0)
+    for stops in range(BEGUN_MAX + FALLS_MAX + 1):
+        waits.clear()
+        made = Bridge(memory_log).life()
+        await take_again(made, memory_log)
+        await waits.wait()
+        assert memory_log.note.falls == (stops >= BEGUN_MAX)
+        await made.stop()
+        assert memory_log.note.falls == 0
+    monkeypatch.setattr(Prompts, "question", question)
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take_again(life, memory_log)
+        await until(lambda: bridge.asking.asked == [0])
