@@ -20,7 +20,7 @@ from schemas.log.clock import wall_ms
 from schemas.records import CollectionDeclared, CollectionMade, Document
 from schemas.rules.sizes import DIM_MAX, REST_BYTES_MAX
 from schemas.topics import check_record, collection_key, declaration_key, document_key
-from workers.search.service.feed.follower import Follower
+from workers.search.service.feed.follower import BUGS, Follower
 from workers.search.words.changes import Change, Failed, names_of
 
 log = logging.getLogger("trivium.retrieval")
@@ -57,11 +57,11 @@ class DocumentFollower(Follower[Change]):
             every = reader.by_time(await reader.end_offsets())
             made = [record async for record in every if (record.key or b"").startswith(b"/")]
         for record in reversed(made):  # of several the oldest counts: later ones follow in time
-            with suppress(RecordError):  # buried where it is read with all others
+            with suppress(RecordError, *BUGS):  # buried where it is read with all others
                 if not _is_declaration(record):
                     self._learned(record)
         for record in filter(_is_declaration, made):  # of several the last counts
-            with suppress(TriviumError):
+            with suppress(TriviumError, *BUGS):
                 await self._declare(record)
 
     def _learned(self, record: ConsumerRecord) -> bool:

@@ -28,7 +28,7 @@ from workers.search.words.changes import AnyChange, Failed
 
 log = logging.getLogger("trivium.retrieval")
 # What one record may raise that nobody foresaw; all others are of memory, disks and devices.
-_BUGS = (
+BUGS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
     ValueError,
 )  # fmt: skip
@@ -137,7 +137,7 @@ class Follower(ABC, Generic[AnyChange]):
         async for record in in_slices(batch):
             try:
                 change = await self._change(record)
-            except (RecordError, InvalidRequest, *_BUGS) as error:
+            except (RecordError, InvalidRequest, *BUGS) as error:
                 if self._place.shard == 0:
                     self.refusals.add(record, _told(error))
                 continue
@@ -163,7 +163,7 @@ class Follower(ABC, Generic[AnyChange]):
         """
         try:
             return self._done(changes)
-        except _BUGS as error:
+        except BUGS as error:
             if len(changes) == 1:
                 return [(changes[0], _told(error))]
             middle = len(changes) // 2
