@@ -73,6 +73,7 @@ async def test_a_recording_of_a_stack_is_replayed_bit_for_bit(
         with pytest.raises(ConfigError, match="--shadow: expected any of shadow-0, found another"):
             await read_span(kafka, begin_ms, wall_ms(), 600_000, "another")
         again = await _sent_again(kafka, tmp_path / "live.avro", begin_ms, client)
+        await _ended(kafka, len(answers) + again.completed_now)
     assert (again.completed_then, again.same, again.differences) == (16, 16, [])
     assert all(answer.done for answer in answers)
     await _compacted(kafka)
@@ -185,6 +186,15 @@ async def _sent_again(log: LogSettings, path: Path, begin_ms: int, client: Clien
         api_key="none",
     )
     return again.compared(sent)
+
+
+async def _ended(log: LogSettings, count: int) -> None:
+    """Clients have an answer before its router has read of its end, which is to be deleted."""
+
+    async def are_told() -> bool:
+        return len(await _all_of(log, "usage")) >= count
+
+    await until(are_told)
 
 
 async def _compacted(log: LogSettings) -> None:

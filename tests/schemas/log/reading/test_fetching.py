@@ -107,7 +107,7 @@ async def test_a_partition_that_cannot_be_read_takes_no_records_of_others(
     consumer: Any = SimpleNamespace(_client=client, start=start, _fetcher=fetcher)
     prepare_fetches(consumer, 100, 1_000)
     await consumer.start()
-    got = await fetcher.fetched_records(places, timeout=0, max_records=most)
+    got = await fetcher.fetched_records(places, 0, most)
     positions = {place: fetcher.state.state_value(place).position for place in places}
     assert positions == {place: len(got.get(place, ())) for place in places}
     assert not fetcher._records.keys() & (positions.keys() - got.keys()), "fetched again"
