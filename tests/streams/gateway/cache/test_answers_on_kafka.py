@@ -56,12 +56,13 @@ async def test_any_gateway_finds_what_one_has_kept_until_its_document_changes(
         await shelf.put("pier", "The ferry leaves from pier 7.")
         await until(lambda: shelf_holds(shelf))
         content = (await shelf.passages())["books/pier"].content_hash
+        quoted = Quoted(document_id="pier", content=content)
+        await until(lambda: holds(one, quoted))  # else what cites it is dropped as outdated
 
         async def hit(tenant: str = "mine") -> bool:
             return await other.look_up(WISH, tenant) is not None
 
         async def keep() -> None:
-            quoted = Quoted(document_id="pier", content=content)
             await one.keep(WISH, entry(quoted), "mine")
             await until(hit)
 
@@ -86,6 +87,16 @@ async def test_any_gateway_finds_what_one_has_kept_until_its_document_changes(
         await shelf.put("pier", "The ferry leaves from pier 7.")  # it was dropped, not hidden
         await shelf.shows("pier", "The ferry leaves from pier 7.")
         assert await missed()
+
+
+async def holds(answers: AnswerCache, quoted: Quoted) -> bool:
+    """Whether the index has a document as it was quoted."""
+    try:
+        return not await answers._pool.check(
+            [quoted], collection="books", tenant="mine", deadline_ms=wall_ms() + 20_000
+        )
+    except EmptyIndex:
+        return False
 
 
 async def held_by(answers: AnswerCache) -> bool:
