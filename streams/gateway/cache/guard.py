@@ -58,9 +58,8 @@ def meaning(question: str) -> tuple[str, ...]:
     found: list[str] = []
     for number, word in enumerate(words):
         is_name = word.isupper() and (len(word) > 1 or number > 0) and len(word) <= 3
-        small = (
-            word if is_name and word != "I" else word.lower()
-        )  # casefold would make `Maße` `Masse`
+        # Not casefold, which would make `Masse` of `Maße`.
+        small = word if is_name and word != "I" else word.lower()
         if small not in _BEFORE_WORDS or not _goes_before(small, words[number + 1 : number + 2]):
             found += _SPELT.get(small, (small,))
     return tuple(found)
