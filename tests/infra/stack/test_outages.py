@@ -85,7 +85,7 @@ async def test_a_start_asks_again_where_a_new_broker_is_too_slow(tmp_path: Path)
         """Knows the topic, and times out once."""
 
         _client = SimpleNamespace(send=None)  # never asked
-        _fetcher = SimpleNamespace(fetched_records=None)
+        _fetcher = SimpleNamespace(fetched_records=None, _subscriptions=None)
 
         async def start(self) -> None:
             """Connected."""

@@ -31,7 +31,7 @@ class Broker:
     """A consumer; `chance` draws what comes next."""
 
     _client = SimpleNamespace(send=None)  # never asked
-    _fetcher = SimpleNamespace(fetched_records=None)
+    _fetcher = SimpleNamespace(fetched_records=None, _subscriptions=None)
 
     def __init__(self, log: dict[int, list[Any]], chance: random.Random) -> None:
         self._log, self._chance = log, chance
