@@ -59,6 +59,11 @@ async def test_a_record_on_which_members_fell_is_buried_and_all_others_go_on(
             for number in range(12):
                 await books.shows(f"before{number}", f"Before, number {number}.")
                 await books.shows(f"behind{number}", f"Behind, number {number}.")
+
+            async def is_buried() -> bool:
+                return bool(await books.buried("documents"))
+
+            await until(is_buried)
         # Of the first ones another record may be the first of its partition.
         assert FALLS_MAX <= fallen.times <= 2 * FALLS_MAX and all(fallen.alone[-2:])
         (reason,) = await books.buried("documents")
