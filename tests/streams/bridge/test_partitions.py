@@ -105,12 +105,10 @@ def began_and_went_on(request_id: str) -> list[TokenFrame]:
     return [frame(request_id, ANSWER[:2]), mark, rest]
 
 
-@virtual
-async def test_an_answer_that_went_on_is_whole_whoever_reads_its_partition_further_on(
+async def asked_by_a_life_before(
     memory_log: MemoryLog,
-) -> None:
-    """The bridge's own reader, or another of its lives: the second attempt was heard first, then
-    the first one's tokens no more, and the prompt was asked again (issue 28, 15)."""
+) -> tuple[AskingBridge, Bridge, list[TokenFrame]]:
+    """A prompt that was asked by a life that has stopped, and what comes of it."""
     asker = AskingBridge()
     bridge = bridge_of(memory_log, asker)
     first = bridge.life()
@@ -118,6 +116,16 @@ async def test_an_answer_that_went_on_is_whole_whoever_reads_its_partition_furth
     await until(lambda: len(asker.log.requests) == 1)
     frames = began_and_went_on(request_id_of(asker))
     await first.stop()
+    return asker, bridge, frames
+
+
+@virtual
+async def test_an_answer_that_went_on_is_whole_whoever_reads_its_partition_further_on(
+    memory_log: MemoryLog,
+) -> None:
+    """The bridge's own reader, or another of its lives: the second attempt was heard first, then
+    the first one's tokens no more, and the prompt was asked again (issue 28, 15)."""
+    asker, bridge, frames = await asked_by_a_life_before(memory_log)
     memory_log.frames += frames
     memory_log.before_replay = lambda: asker.log.hub.apply(frames[2], 0.0)
     async with bridge.living():
@@ -131,13 +139,7 @@ async def test_what_was_heard_of_in_part_is_whole_after_a_second_takeover(
     memory_log: MemoryLog,
 ) -> None:
     """Its tokens are noted from where they began, whoever was asking by then."""
-    asker = AskingBridge()
-    bridge = bridge_of(memory_log, asker)
-    first = bridge.life()
-    await first.take(memory_log.put(0))
-    await until(lambda: len(asker.log.requests) == 1)
-    frames = began_and_went_on(request_id_of(asker))
-    await first.stop()
+    asker, bridge, frames = await asked_by_a_life_before(memory_log)
     memory_log.frames += frames[:1]
     async with bridge.living() as second:
         await second.take(memory_log.put(1))

@@ -16,6 +16,12 @@ HEAD = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r
 WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 
 
+def address_of(url: str) -> tuple[str, int]:
+    """Host and port of a server."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    return host, int(port)
+
+
 @contextlib.asynccontextmanager
 async def raw_connection(
     url: str, sent: bytes = b"", *, ends: bool = False
@@ -23,8 +29,7 @@ async def raw_connection(
     """A connection of its own, on which these bytes were sent, and perhaps the end of all that is
     sent (`nc -N`); gives what comes back.
     """
-    host, _, port = url.removeprefix("http://").rpartition(":")
-    sock = socket.create_connection((host, int(port)))
+    sock = socket.create_connection(address_of(url))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     reader, writer = await asyncio.open_connection(sock=sock, limit=4_096)
     try:

@@ -10,7 +10,14 @@ import pytest
 import uvloop
 
 from tests.streams.gateway.in_process import InProcessGateway, http_client, serving
-from tests.streams.gateway.raw_connection import BODY, HEAD, WHOLE, ReadBytes, raw_connection
+from tests.streams.gateway.raw_connection import (
+    BODY,
+    HEAD,
+    WHOLE,
+    ReadBytes,
+    address_of,
+    raw_connection,
+)
 from tests.streams.gateway.samples import chat, ended, events_of, frame, text_of
 from tests.waiting import until
 
@@ -60,8 +67,7 @@ def test_who_hangs_up_ends_its_work(make_loop: MakeLoop, sent: bytes) -> None:
     async def run() -> None:
         gateway = InProcessGateway()
         async with serving(gateway) as url:
-            host, _, port = url.removeprefix("http://").partition(":")
-            _, writer = await asyncio.open_connection(host, int(port))
+            _, writer = await asyncio.open_connection(*address_of(url))
             writer.write(sent)
             await gateway.log.wait_sent(1)
             writer.close()
@@ -82,8 +88,7 @@ def test_a_stream_goes_on_for_who_is_there(make_loop: MakeLoop, has_gone: bool) 
     async def run() -> None:
         gateway = InProcessGateway()
         async with serving(gateway) as url:
-            host, _, port = url.removeprefix("http://").partition(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
+            reader, writer = await asyncio.open_connection(*address_of(url))
             writer.write(WHOLE)
             await gateway.log.wait_sent(1)
             name = gateway.log.requests[0].request_id

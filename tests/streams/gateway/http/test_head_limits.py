@@ -6,6 +6,7 @@ import contextlib
 import pytest
 
 from tests.streams.gateway.in_process import InProcessGateway, http_client, serving
+from tests.streams.gateway.raw_connection import address_of
 from tests.streams.gateway.samples import chat
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
@@ -13,8 +14,7 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
 
 async def spoken(url: str, *parts: bytes) -> bytes:
     """What a server says to bytes, until it closes."""
-    host, _, port = url.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    reader, writer = await asyncio.open_connection(*address_of(url))
     try:
         for part in parts:
             writer.write(part)
