@@ -1024,6 +1024,9 @@ class Retrieval:
     # may not
     room_tokens: int = 0
     probing: Probing | None = None  # how to search again while the answer is generated
+    # token ids that no passage may have, as control tokens are, in pairs of the first and the last
+    # of a range; a passage that has one is left out
+    reserved: bytes = b""
 
 
 @frozen

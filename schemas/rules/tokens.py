@@ -1,11 +1,13 @@
 """Token ids as they cross the log: little-endian int32, so that a long prompt costs no time."""
 
 from array import array
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 
 from schemas.errors import RecordError
 
 _TOKEN_BYTES = 4
+_ID_MIN, _ID_MAX = -(1 << 31), (1 << 31) - 1
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
@@ -30,3 +32,28 @@ def token_array(packed: bytes) -> "array[int]":
 def unpack_tokens(packed: bytes) -> list[int]:
     """The same as a list."""
     return token_array(packed).tolist()
+
+
+def pack_ranges(token_ids: Iterable[int], vocab: int) -> bytes:
+    """These ids and all that are none of a vocabulary of that size, as pairs of the first and the
+    last of a range: `Retrieval.reserved`."""
+    ranges = [(_ID_MIN, -1)]
+    for token_id in sorted(token_ids):
+        first, last = ranges[-1]
+        if token_id == last + 1 and first >= 0:
+            ranges[-1] = (first, token_id)
+        else:
+            ranges.append((token_id, token_id))
+    return pack_tokens([bound for pair in [*ranges, (vocab, _ID_MAX)] for bound in pair])
+
+
+def may_be_put_in(packed: bytes, reserved: bytes) -> bool:
+    """Whether these are token ids, at least one, and none of them in a range of `pack_ranges`."""
+    if not packed or len(packed) % _TOKEN_BYTES:
+        return False
+    ids, bounds = sorted(set(token_array(packed))), array("i", reserved[: len(reserved) & ~7])
+    for first, last in zip(bounds[::2], bounds[1::2], strict=True):
+        at = bisect_left(ids, first)
+        if at < len(ids) and ids[at] <= last:
+            return False
+    return True

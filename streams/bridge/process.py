@@ -18,6 +18,7 @@ from schemas.log.faust.app import run_app
 from schemas.log.faust.group import Group
 from schemas.log.patience import TROUBLE, outlive
 from schemas.log.reading.faults import FAULTS
+from schemas.model.files import model_folder
 from schemas.records import MemberKind
 from schemas.settings import LogSettings, ModelSettings
 from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS
@@ -38,7 +39,6 @@ from streams.gateway.log.backend import LogBackend
 from streams.gateway.log.pool import LogPool
 from streams.gateway.metrics import Metrics
 from streams.gateway.request.intake import Served
-from streams.gateway.request.model.model_files import model_folder
 from streams.gateway.request.tokenizer import Tokenizer
 from streams.gateway.state import Gateway
 from streams.gateway.stream.hub import Hub

@@ -20,6 +20,7 @@ from schemas.codec import Codec
 from schemas.errors import TriviumError
 from schemas.log.clock import wall_ms
 from schemas.log.endings import ended
+from schemas.model.files import model_folder
 from schemas.records import CancelReason, Endpoint
 from schemas.settings import LogSettings, ModelSettings
 from streams.gateway.batches.carrier import Carrier
@@ -40,7 +41,6 @@ from streams.gateway.log.backend import LogBackend
 from streams.gateway.log.pool import LogPool
 from streams.gateway.metrics import Metrics
 from streams.gateway.request.intake import Served
-from streams.gateway.request.model.model_files import model_folder
 from streams.gateway.request.search import collection_of
 from streams.gateway.request.tokenizer import Tokenizer
 from streams.gateway.responses.create import create

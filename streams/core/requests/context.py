@@ -3,8 +3,9 @@
 Theory of operation. Tokens are put in before places of the plain prompt, so a prompt is its plain
 tokens and a list of `Insert`s. Those of this request are `lead`, the passages with `joint` between
 them and `trail` before `at`, and `tail` before `tail_at`. Passages are taken whole, the best first,
-as far as `tokens_max` goes; what does not fit, or has no tokens, is left out. Without any passage
-nothing is put in. Those of earlier turns stand where they stood, so that a session's prompts stay
+as far as `tokens_max` goes; what does not fit, or has no tokens, or one that is `reserved` to
+templates, is left out. Without any passage nothing is put in. Those of earlier turns stand where
+they stood, so that a session's prompts stay
 beginnings of each other, which is what prefix caches are for. They are taken from the first on, as
 far as `room_tokens` goes with all that is put in. A gateway names both so that prompt and answer
 fit the model. What quotes a document that has changed since, or of which nobody could be asked, is
@@ -35,7 +36,7 @@ from schemas.records import (
 )
 from schemas.rules.citations import citation
 from schemas.rules.sizes import HISTORY_BYTES_MAX, PASSAGES_MAX, QUOTED_MAX
-from schemas.rules.tokens import token_count
+from schemas.rules.tokens import may_be_put_in, token_count
 
 _TOKEN_BYTES = 4
 _ENTRY_BYTES = 512  # of a remembered session, beside its tokens
@@ -98,7 +99,7 @@ def _chosen(retrieval: Retrieval, passages: Sequence[Passage]) -> tuple[list[Pas
         if len(chosen) >= min(retrieval.k, PASSAGES_MAX):
             break
         needed = token_count(passage.tokens)
-        if passage.tokens and not len(passage.tokens) % _TOKEN_BYTES and needed <= left_tokens:
+        if needed <= left_tokens and may_be_put_in(passage.tokens, retrieval.reserved):
             chosen.append(passage)
             left_tokens -= needed
         else:

@@ -37,6 +37,7 @@ class Search:
     passage_tokens: int  # wanted for all passages together
     turns: int  # earlier ones, whose passages come back into the prompt
     probe: Probe | None  # what is to be found while the answer is generated
+    reserved: bytes  # what no passage may have
 
     @property
     def tokens(self) -> int:
@@ -88,6 +89,7 @@ class Search:
             history_tokens=self.prompt.at,
             room_tokens=max(0, room),
             probing=probing,
+            reserved=self.reserved,
         )
 
 
@@ -159,6 +161,7 @@ async def search_of(
         passage_tokens=wished.tokens_max or settings.retrieval_tokens_max,
         turns=sum(message["role"] == "assistant" for message in messages),
         probe=probe,
+        reserved=tokenizer.reserved,
     )
 
 

@@ -4,10 +4,9 @@ Uses the room `model` only, so a gateway needs no torch. Rendering and encoding 
 steps: in the rendered text the last question has its marked place, around which passages go.
 """
 
-import re
 import secrets
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,19 +15,22 @@ from typing import Any
 from jinja2 import Template, TemplateError, nodes
 
 from schemas.errors import ConfigError, InvalidRequest
-from streams.gateway.request.check_process import CHECK_PROCESS
-from streams.gateway.request.model.encoder import Encoder, TooLong
-from streams.gateway.request.model.jinja_environment import make_environment
-from streams.gateway.request.model.model_files import (
+from schemas.model.control_tokens import MARK
+from schemas.model.files import (
+    control_tokens_of,
     read_json,
     special_tokens_of,
     template_source_of,
 )
+from schemas.rules.tokens import pack_ranges
+from streams.gateway.request.check_process import CHECK_PROCESS
+from streams.gateway.request.model.chat_marks import ChatMarks
+from streams.gateway.request.model.encoder import Encoder, TooLong
+from streams.gateway.request.model.jinja_environment import make_environment
 
 Message = Mapping[str, Any]
 ENCODE_MS = 5_000
-_CUT = f"\ufdd0{secrets.randbits(64)}\ufdd0"  # nobody can write these into a message
-_MARK = f"\ufdd1{secrets.randbits(64)}\ufdd1"
+_MARK = f"\ufdd1{secrets.randbits(64)}\ufdd1"  # nobody can write these into a message
 _OPEN = f"\ufdd2{secrets.randbits(64)}\ufdd2"
 
 
@@ -67,7 +69,7 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = make_environment()
         try:
-            tree = environment.parse(source)
+            self.tree = tree = environment.parse(source)
             self._template: Template = environment.from_string(source)
         except TemplateError as error:
             raise ConfigError(f"the model's chat template cannot be compiled: {error}") from error
@@ -100,8 +102,9 @@ class ChatTemplate:
                 }
             )
         except _REFUSALS as error:
+            said = str(error).replace(MARK, "")
             raise InvalidRequest(
-                f"messages: the model's chat template refuses them: {error}", "messages"
+                f"messages: the model's chat template refuses them: {said}", "messages"
             ) from error
 
 
@@ -112,26 +115,6 @@ def _asks_for_text(test: nodes.Test) -> bool:
     if isinstance(of, nodes.Getitem):
         named = isinstance(of.arg, nodes.Const) and of.arg.value == "arguments"
     return named and test.name in ("string", "mapping")
-
-
-def _first_characters(names: Iterable[str]) -> re.Pattern[str]:
-    """The first characters of these names, wherever a text has the whole name; names of a single
-    character cannot be cut, and spaces are text to every model.
-
-    The pattern begins with these characters, for which a text is searched in no time.
-    """
-    rests: dict[str, set[str]] = {}
-    for name in names:
-        if len(name) > 1 and name.strip():
-            rests.setdefault(name[0], set()).add(re.escape(name[1:]))
-    if not rests:
-        return re.compile("(?!)")
-    return re.compile(
-        "|".join(
-            f"{re.escape(first)}(?={'|'.join(sorted(rest))})"
-            for first, rest in sorted(rests.items())
-        )
-    )
 
 
 def _chars(value: Any) -> int:
@@ -152,10 +135,6 @@ class MarkedPrompt:
     tail_at: int
 
 
-def _pieces(text: str) -> list[str]:
-    return [piece for piece in text.split(_CUT) if piece]
-
-
 class Tokenizer:
     """The tokenizer of the served model. `encode` may be called from any thread."""
 
@@ -168,15 +147,17 @@ class Tokenizer:
         self._folder = folder
         self.encoder = Encoder(file, inline_chars=inline_chars)
         raw = self.encoder.raw
-        source = template_source_of(folder)
-        special = special_tokens_of(folder)
-        self._template = None if source is None else ChatTemplate(source, special)
+        self._control = control_tokens_of(folder, raw)
+        source, special = template_source_of(folder), special_tokens_of(folder)
+        self._template = None
+        if source is not None:
+            self._template = template = ChatTemplate(source, special)
+            self._marks = ChatMarks(self._control, template.tree, special)
         model = read_json(folder / "config.json")
-        self.vocab = max(raw.get_vocab_size(), int(model.get("vocab_size", 0)))
-        self.token_chars_max = max(map(len, raw.get_vocab()), default=1)
-        self._special_names = _first_characters(
-            token.content for token in raw.get_added_tokens_decoder().values() if token.special
-        )
+        vocab = raw.get_vocab()
+        self.vocab = max(max(vocab.values(), default=-1) + 1, int(model.get("vocab_size", 0)))
+        self.token_chars_max = max(map(len, vocab), default=1)
+        self.reserved = pack_ranges(self._control.ids, self.vocab)
 
     @property
     def writes_tool_calls(self) -> bool:
@@ -190,28 +171,34 @@ class Tokenizer:
 
     def render(self, chat: Chat) -> str:
         """The prompt's text for a chat."""
+        return self._chat_template.render(chat)
+
+    @property
+    def _chat_template(self) -> ChatTemplate:
         if self._template is None:
             raise InvalidRequest(
                 "messages: the model has no chat template; use /v1/completions", "messages"
             )
-        return self._template.render(chat)
+        return self._template
 
     def pieces(self, chat: Chat) -> list[str]:
         """The same text in pieces that are to be encoded one by one.
 
-        They end within what a message spells like a special token: cut, it is text.
+        They end within what a message spells like a control token: cut, it is text.
         """
-        return _pieces(self._render_cut(self._cut(chat)))
+        return self._control.pieces(self._rendered(self._marked(chat)))
 
-    def _cut(self, chat: Chat) -> Chat:
+    def _marked(self, chat: Chat) -> Chat:
+        """With marks where what callers say may spell a control token."""
+        _, marks = self._chat_template, self._marks
         return replace(
             chat,
-            messages=self._cut_special_names(chat.messages),
-            tools=self._cut_special_names(chat.tools),
-            variables=self._cut_special_names(chat.variables),
+            messages=[marks.message(message) for message in chat.messages],
+            tools=marks.value(chat.tools),
+            variables=marks.value(chat.variables),
         )
 
-    def _render_cut(self, chat: Chat) -> str:
+    def _rendered(self, chat: Chat) -> str:
         """Up to the end of the last message's text where the answer goes on with it."""
         if not chat.continues_last:
             return self.render(chat)
@@ -226,17 +213,6 @@ class Tokenizer:
             )
         return text
 
-    def _cut_special_names(self, value: Any) -> Any:
-        """A value of JSON with a cut after the first character of every special token's name."""
-        if isinstance(value, str):
-            return self._special_names.sub(rf"\g<0>{_CUT}", value)
-        if isinstance(value, Mapping):
-            cut = self._cut_special_names
-            return {cut(name): cut(item) for name, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._cut_special_names(item) for item in value]
-        return value
-
     async def encode_chat(
         self,
         chat: Chat,
@@ -245,7 +221,7 @@ class Tokenizer:
         limit_ms: int = ENCODE_MS,
         tenant: str = "",
     ) -> "array[int]":
-        """Token ids of a chat, whose special tokens are the template's alone: what stands in a
+        """Token ids of a chat, whose control tokens are the template's alone: what stands in a
         message, or a variable, is text even where it is spelled like one.
 
         `check_chars` raises where a prompt has too many characters, before its tokens are made. A
@@ -279,11 +255,11 @@ class Tokenizer:
         check_chars(chars := chat.chars)
 
         def prompt() -> MarkedPrompt:
-            cut = self._cut(chat)
-            messages = list(cut.messages)
+            marked_chat = self._marked(chat)
+            messages = list(marked_chat.messages)
             content = f"{_MARK}{messages[marked]['content']}{_MARK}"
             messages[marked] = {**messages[marked], "content": content}
-            parts = self._render_cut(replace(cut, messages=messages)).split(_MARK)
+            parts = self._rendered(replace(marked_chat, messages=messages)).split(_MARK)
             if len(parts) != 3:
                 raise InvalidRequest(
                     "messages: the model's chat template has no single place for the last user "
@@ -291,7 +267,7 @@ class Tokenizer:
                     "messages",
                 )
             check_chars(sum(map(len, parts)))
-            return self._marked(parts)
+            return self._prompt(parts)
 
         try:
             return await self.encoder.aside(prompt, chars, tenant)
@@ -302,8 +278,9 @@ class Tokenizer:
                 "messages",
             ) from None
 
-    def _marked(self, parts: Sequence[str]) -> MarkedPrompt:
-        before, within, after = (self.encoder.ids(_pieces(p), in_thread=True) for p in parts)
+    def _prompt(self, parts: Sequence[str]) -> MarkedPrompt:
+        pieces = self._control.pieces
+        before, within, after = (self.encoder.ids(pieces(p), in_thread=True) for p in parts)
         at = len(before)
         return MarkedPrompt(before + within + after, at, at + len(within))
 

@@ -290,6 +290,7 @@ class ProbedAnswer:
             return (), 0
         return chosen(
             *(self._probing, found.passages, self._known),
+            reserved=self._probes.retrieval.reserved,
             tokens_max=self._tokens_left,
             room_tokens=self._parts.room(),
         )

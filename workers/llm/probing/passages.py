@@ -3,7 +3,7 @@
 from collections.abc import Container, Sequence
 
 from schemas.records import Passage, Probing
-from schemas.rules.tokens import token_count
+from schemas.rules.tokens import may_be_put_in, token_count
 
 
 def around_tokens(probing: Probing) -> int:
@@ -16,11 +16,12 @@ def chosen(
     found: Sequence[Passage],
     known: Container[str],
     *,
+    reserved: bytes,
     tokens_max: int,
     room_tokens: int,
 ) -> tuple[tuple[Passage, ...], int]:
-    """The best that are new and fit: whole ones of `tokens_max` tokens together, and in
-    `room_tokens` with what stands around them; and how many new ones do not."""
+    """The best that are new and fit: whole ones of `tokens_max` tokens together, none of them
+    `reserved`, and in `room_tokens` with what stands around them; and how many new ones do not."""
     left, room, left_out = tokens_max, room_tokens - around_tokens(probing), 0
     kept: list[Passage] = []
     for passage in found:
@@ -28,11 +29,10 @@ def chosen(
             break
         needed = token_count(passage.tokens)
         joined = needed + (token_count(probing.joint) if kept else 0)
-        is_whole = bool(passage.tokens) and not len(passage.tokens) % 4
         fits = needed <= left and joined <= room
         if passage.passage_id in known:
             continue
-        if is_whole and fits:
+        if fits and may_be_put_in(passage.tokens, reserved):
             kept.append(passage)
             left, room = left - needed, room - joined
         else:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import ConfigError, InvalidRequest
+from schemas.model.files import model_folder
 from schemas.settings import ModelSettings
-from streams.gateway.request.model.model_files import model_folder
 from streams.gateway.request.tokenizer import Chat, Tokenizer
 from tests.streams.gateway.small_tokenizer import tokenizer_folder
 

@@ -1,4 +1,4 @@
-"""What a model's folder says of text: where it is, its special tokens and its chat template."""
+"""What a model's folder says of text: where it is, its control tokens and its chat template."""
 
 import json
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import ConfigError
+from schemas.model.control_tokens import ControlTokens
 from schemas.settings import ModelSettings
 
 FILES = (
@@ -79,3 +80,14 @@ def template_source_of(folder: Path) -> str | None:
         named = {entry["name"]: entry["template"] for entry in source}
         source = named.get("default")
     return source if isinstance(source, str) else None
+
+
+def control_tokens_of(folder: Path, tokenizer: Any) -> ControlTokens:
+    """Those of a model by its folder and its tokenizer, one of `tokenizers`; raises ConfigError."""
+    special = special_tokens_of(folder)
+    return ControlTokens(
+        tokenizer.get_added_tokens_decoder(),
+        template_source_of(folder) or "",
+        special,
+        getattr(tokenizer.model, "unk_token", special.get("unk_token")),
+    )

@@ -1,0 +1,75 @@
+"""What callers say in a chat, marked so that it names no control token (`schemas.model`).
+
+Knows how a chat is built: roles choose tokens of the template, which some templates put together of
+them (`'<|' + role + '|>'`); an answer that comes back may have what the template looks for in
+answers, such as `</think>`, unless that is marked as special. All else is text.
+"""
+
+from collections.abc import Iterator, Mapping, Set
+from typing import Any
+
+from jinja2 import nodes
+
+from schemas.model.control_tokens import ControlTokens, Names
+
+_LOOKING = (nodes.Compare, nodes.Test, nodes.Filter, nodes.Call)
+
+
+class ChatMarks:
+    """For one model's chats."""
+
+    def __init__(
+        self, control: ControlTokens, template: nodes.Template, special: Mapping[str, str]
+    ) -> None:
+        """`special` are names by their use, as `eos_token`."""
+        texts = {data.data for data in template.find_all(nodes.TemplateData)}
+        texts |= set(_constants(template))
+        sought = {text for node in template.find_all(_LOOKING) for text in _constants(node)}
+        in_answers = {
+            name
+            for name in control.names - control.special_names
+            if any(name in text for text in sought)
+        }
+        composed = {word: name for name in control.names for word in _composed(name, texts)}
+        own_words = texts | {node.attr for node in template.find_all(nodes.Getattr)}
+        self._names, self._names_in_answers = control.without(()), control.without(in_answers)
+        self._words = composed.keys() - own_words
+        self._no_roles = {word for word, name in composed.items() if name in special.values()}
+
+    def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A message with marks."""
+        role = message["role"]
+        names = self._names_in_answers if role == "assistant" else self._names
+        marked: dict[str, Any] = self._marked(message, names)
+        return {**marked, "role": self._names.mark(role, self._no_roles)}
+
+    def value(self, value: Any) -> Any:
+        """Tools, or variables, with marks."""
+        return self._marked(value, self._names)
+
+    def _marked(self, value: Any, names: Names) -> Any:
+        if isinstance(value, str):
+            return names.mark(value, self._words)
+        if isinstance(value, Mapping):
+            return {
+                names.mark(name, self._words): self._marked(item, names)
+                for name, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self._marked(item, names) for item in value]
+        return value
+
+
+def _constants(node: nodes.Node) -> Iterator[str]:
+    """Texts in an expression."""
+    return (each.value for each in node.find_all(nodes.Const) if isinstance(each.value, str))
+
+
+def _composed(name: str, texts: Set[str]) -> Iterator[str]:
+    """Words that make this name of two texts of a template, which it writes around them."""
+    begins = [i for i in range(1, len(name)) if any(text.endswith(name[:i]) for text in texts)]
+    ends = [i for i in range(1, len(name)) if any(text.startswith(name[i:]) for text in texts)]
+    for begin in begins:
+        for end in ends:
+            if begin < end and (word := name[begin:end]).replace("_", "").isalnum():
+                yield word
