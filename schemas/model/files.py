@@ -89,5 +89,5 @@ def control_tokens_of(folder: Path, tokenizer: Any) -> ControlTokens:
         tokenizer.get_added_tokens_decoder(),
         template_source_of(folder) or "",
         special,
-        getattr(tokenizer.model, "unk_token", special.get("unk_token")),
+        getattr(tokenizer.model, "unk_token", special.get("unk_token", "<unk>")),
     )

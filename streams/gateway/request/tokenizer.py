@@ -147,17 +147,17 @@ class Tokenizer:
         self._folder = folder
         self.encoder = Encoder(file, inline_chars=inline_chars)
         raw = self.encoder.raw
-        self._control = control_tokens_of(folder, raw)
+        self.control = control_tokens_of(folder, raw)
         source, special = template_source_of(folder), special_tokens_of(folder)
         self._template = None
         if source is not None:
             self._template = template = ChatTemplate(source, special)
-            self._marks = ChatMarks(self._control, template.tree, special)
+            self._marks = ChatMarks(self.control, template.tree, special)
         model = read_json(folder / "config.json")
         vocab = raw.get_vocab()
         self.vocab = max(max(vocab.values(), default=-1) + 1, int(model.get("vocab_size", 0)))
         self.token_chars_max = max(map(len, vocab), default=1)
-        self.reserved = pack_ranges(self._control.ids, self.vocab)
+        self.reserved = pack_ranges(self.control.ids, self.vocab)
 
     @property
     def writes_tool_calls(self) -> bool:
@@ -186,7 +186,7 @@ class Tokenizer:
 
         They end within what a message spells like a control token: cut, it is text.
         """
-        return self._control.pieces(self._rendered(self._marked(chat)))
+        return self.control.pieces(self._rendered(self._marked(chat)))
 
     def _marked(self, chat: Chat) -> Chat:
         """With marks where what callers say may spell a control token."""
@@ -279,7 +279,7 @@ class Tokenizer:
             ) from None
 
     def _prompt(self, parts: Sequence[str]) -> MarkedPrompt:
-        pieces = self._control.pieces
+        pieces = self.control.pieces
         before, within, after = (self.encoder.ids(pieces(p), in_thread=True) for p in parts)
         at = len(before)
         return MarkedPrompt(before + within + after, at, at + len(within))

