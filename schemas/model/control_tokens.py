@@ -102,7 +102,7 @@ class Names:
         """With marks, also around these words where the text is one of them."""
         places = [start + 1 for start, _ in self.places(text)]
         inner = text.strip()
-        if inner and (self._is_end(inner) or self._is_begun(inner) or inner in words):
+        if inner and (inner in words or self._is_end(inner) or self._is_begun(inner)):
             begin = text.index(inner)
             places = sorted({*places, begin, begin + len(inner)})
         if not places:

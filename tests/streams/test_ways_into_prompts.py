@@ -18,6 +18,7 @@ from schemas.rules.tokens import pack_tokens, unpack_tokens
 from schemas.settings import ModelSettings
 from streams.core.requests.context import with_context
 from streams.gateway.batches.lines import CHAT, RESPONSES, call_of
+from streams.gateway.request.body import ChatBody
 from streams.gateway.request.intake import take_in, take_in_body
 from streams.gateway.request.tokenizer import Tokenizer
 from tests.schemas.model.steered import KINDS, Steered, steered
@@ -33,14 +34,18 @@ from workers.embed.embedders.served import ServedTokens
 from workers.llm.probing.passages import chosen, put_in
 
 Way = Callable[[InProcessGateway, Steered, str], Awaitable[Sequence[int]]]
+NAME_CHARS = 64  # of what is refused beyond
 SOUGHT = {"collection": "books", "probes": {}}
 CHATS: dict[str, Callable[[str], dict[str, Any]]] = {  # by what says the text
     "content": chat,
-    "parts": lambda text: chat([{"type": "text", "text": part} for part in (text, text)]),
+    "parts": lambda text: _said({"role": "user", "content": [_part(text), _part(text)]}),
     "system": lambda text: _said({"role": "system", "content": text}),
     "answer": lambda text: _said({"role": "assistant", "content": text}),
     "refusal": lambda text: _said({"role": "assistant", "refusal": text}),
     "name": lambda text: _said({"role": "user", "name": text, "content": "x"}),
+    "name and content": lambda text: _said(
+        {"role": "user", "name": text[: len(text) // 2], "content": text[len(text) // 2 :]}
+    ),
     "role": lambda text: _said({"role": text, "content": "x"}),
     "result": lambda text: _said({"role": "tool", "tool_call_id": text, "content": text}),
     "call": lambda text: _called({"name": text, "arguments": json.dumps({"a": [text]})}),
@@ -69,6 +74,10 @@ CHATS: dict[str, Callable[[str], dict[str, Any]]] = {  # by what says the text
 
 def _said(message: dict[str, Any]) -> dict[str, Any]:
     return chat("x", messages=[{"role": "user", "content": "x"}, message])
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def _called(function: dict[str, Any]) -> dict[str, Any]:
@@ -119,6 +128,7 @@ async def in_response(gateway: InProcessGateway, _: Steered, text: str) -> Seque
 async def in_prompt(gateway: InProcessGateway, _: Steered, text: str) -> Sequence[int]:
     """On a topic, with a pair's own words first."""
     question = await asked({"text": f"{text} x"}, pair(system=text))
+    assert isinstance(question.body, ChatBody)
     intake = await take_in_body(question.body, gateway.state.served, gateway.state.settings)
     return intake.prompts[0]
 
@@ -132,6 +142,7 @@ async def in_batch(gateway: InProcessGateway, _: Steered, text: str) -> Sequence
         if question.response is not None:
             intake = await question.response.take_in(served, settings)
         else:
+            assert isinstance(question.body, ChatBody)
             intake = await take_in_body(question.body, served, settings)
         found += intake.prompts[0]
     return found
@@ -204,6 +215,7 @@ def spelled(model: Steered) -> Iterator[str]:
     yield from {" ".join(model.names).upper(), " ".join(model.names).lower()}
     for name in (model.begin, model.end):
         yield from (name, name[1:], name[:-1], name[1:-1], name.strip("<|/[]>"))
+        yield from (f"a{name[:-1]}", f"{name[1:]}a")
 
 
 def gateway_of(model: Steered) -> InProcessGateway:
@@ -222,7 +234,7 @@ async def test_no_text_becomes_a_control_token(kind: str) -> None:
     for name, way in WAYS.items():
         expected = [token for token in await way(gateway, model, "x") if token in steering]
         for text in spelled(model):
-            if name == "chat: role" and len(text) > 64:
+            if len(text) > NAME_CHARS and name in ("chat: role", "chat: reasoning effort"):
                 continue
             prompt = await way(gateway, model, text)
             assert [token for token in prompt if token in steering] == expected, (name, text)
@@ -247,9 +259,14 @@ async def test_passages_that_others_wrote_are_left_out(kind: str) -> None:
     gateway = gateway_of(model)
     tokenizer = gateway.state.served.tokenizer
     plain = tokenizer.encoder.ids(["hello"]).tolist()
+
+    def tokens(text: str) -> Sequence[int]:
+        return plain
+
     for wrong in (*tokenizer.control.ids, tokenizer.vocab, -1, (1 << 31) - 1):
-        await _with(gateway, _document("x", lambda _, wrong=wrong: [*plain, wrong]), cited=False)
-    await _with(gateway, _document("x", lambda _: plain), cited=True)
+        ids = pack_tokens([*plain, wrong])
+        await _with(gateway, replace(_document("x", tokens), tokens=ids), cited=False)
+    await _with(gateway, _document("x", tokens), cited=True)
 
 
 async def test_a_completion_takes_names_as_vllm_does() -> None:

@@ -28,7 +28,7 @@ TEMPLATE = (
     "{{ t.function.name | upper }}{{ t.function.description | trim }}{% endfor %}"
     "{{ word }}{{ (word or '') | lower }}<{{ word }}>{{ (words or []) | tojson }}"
     "{{ reasoning_effort }}"
-    "{% for m in messages %}BEGIN{{ m.role }}\n{% if m.name %}{{ m.name }}: {% endif %}"
+    "{% for m in messages %}BEGIN{{ m.role }}\n{{ m.name }}"
     "{{ m.content }}{% for c in m.tool_calls %}{{ c | tojson }}{{ c.function.name }}"
     "{% for k, v in c.function.arguments.items() %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}"
     "{% endfor %}{{ m.tool_call_id }}END{% endfor %}"
@@ -87,7 +87,8 @@ def _unigram() -> Tokenizer:
     trainer = trainers.UnigramTrainer(
         vocab_size=120, special_tokens=special, unk_token="<unk>", show_progress=False
     )
-    return _trained(models.Unigram(), trainer, pre.Metaspace())
+    before = pre.Sequence([pre.WhitespaceSplit(), pre.Metaspace(prepend_scheme="never")])
+    return _trained(models.Unigram(), trainer, before)
 
 
 def _not_special() -> Tokenizer:

@@ -31,17 +31,18 @@ class ChatMarks:
             if any(name in text for text in sought)
         }
         composed = {word: name for name in control.names for word in _composed(name, texts)}
-        own_words = texts | {node.attr for node in template.find_all(nodes.Getattr)}
+        own = filter(_is_word, texts | {node.attr for node in template.find_all(nodes.Getattr)})
+        self._own_words = {*own} - control.names  # which it compares with
         self._names, self._names_in_answers = control.without(()), control.without(in_answers)
-        self._words = composed.keys() - own_words
+        self._words = composed.keys() - self._own_words
         self._no_roles = {word for word, name in composed.items() if name in special.values()}
 
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message with marks."""
         role = message["role"]
         names = self._names_in_answers if role == "assistant" else self._names
-        marked: dict[str, Any] = self._marked(message, names)
-        return {**marked, "role": self._names.mark(role, self._no_roles)}
+        marked = {field: self._marked(value, names) for field, value in message.items()}
+        return {**marked, "role": self._mark(role, self._names, self._no_roles)}
 
     def value(self, value: Any) -> Any:
         """Tools, or variables, with marks."""
@@ -49,15 +50,18 @@ class ChatMarks:
 
     def _marked(self, value: Any, names: Names) -> Any:
         if isinstance(value, str):
-            return names.mark(value, self._words)
+            return self._mark(value, names, self._words)
         if isinstance(value, Mapping):
             return {
-                names.mark(name, self._words): self._marked(item, names)
+                self._mark(name, names, self._words): self._marked(item, names)
                 for name, item in value.items()
             }
         if isinstance(value, list | tuple):
             return [self._marked(item, names) for item in value]
         return value
+
+    def _mark(self, text: str, names: Names, words: Set[str]) -> str:
+        return text if text in self._own_words and text not in words else names.mark(text, words)
 
 
 def _constants(node: nodes.Node) -> Iterator[str]:
@@ -71,5 +75,9 @@ def _composed(name: str, texts: Set[str]) -> Iterator[str]:
     ends = [i for i in range(1, len(name)) if any(text.startswith(name[i:]) for text in texts)]
     for begin in begins:
         for end in ends:
-            if begin < end and (word := name[begin:end]).replace("_", "").isalnum():
-                yield word
+            if begin < end and _is_word(name[begin:end]):
+                yield name[begin:end]
+
+
+def _is_word(text: str) -> bool:
+    return text.replace("_", "").isalnum()
