@@ -86,9 +86,9 @@ async def test_what_ends_otherwise_takes_its_note_back(group: Group) -> None:
 
 async def test_who_is_done_is_not_blamed_for_the_record_behind_it(group: Group) -> None:
     """Each life ends before what is done was committed."""
-    for falls in (0, 1):
+    for lives in (0, 1):
         one = member(group)
-        assert await one.begin(PLACE, 7) == falls
+        assert await one.begin(PLACE, 7) == lives
         one.end(PLACE, 7)
         assert await one.begin(PLACE, 8) == 0
     assert group.positions["t-documents", 0] == Position(8, "begun=1")
