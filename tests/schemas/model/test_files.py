@@ -10,13 +10,13 @@ from schemas.errors import ConfigError, InvalidRequest
 from schemas.model.files import model_folder
 from schemas.settings import ModelSettings
 from streams.gateway.request.tokenizer import Chat, Tokenizer
-from tests.streams.gateway.small_tokenizer import tokenizer_folder
+from tests.schemas.model.steered import steered
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hé"}]
 
 
 def test_a_folder_without_a_template_serves_completions_only(tmp_path: Path) -> None:
-    shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
+    shutil.copy(steered("sim").folder / "tokenizer.json", tmp_path)
     with pytest.raises(InvalidRequest, match="no chat template; use /v1/completions"):
         Tokenizer(tmp_path).render(Chat(messages=MESSAGES))
 
@@ -40,7 +40,7 @@ def test_a_folder_without_a_template_serves_completions_only(tmp_path: Path) -> 
     ],
 )
 def test_where_templates_are_found(tmp_path: Path, files: dict[str, str]) -> None:
-    shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
+    shutil.copy(steered("sim").folder / "tokenizer.json", tmp_path)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert Tokenizer(tmp_path).render(Chat(messages=MESSAGES)) == "J2"
@@ -49,7 +49,7 @@ def test_where_templates_are_found(tmp_path: Path, files: dict[str, str]) -> Non
 def test_folders_that_cannot_be_served(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs a fast tokenizer"):
         Tokenizer(tmp_path)
-    shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
+    shutil.copy(steered("sim").folder / "tokenizer.json", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ConfigError, match="tokenizer_config.json: expected JSON"):
         Tokenizer(tmp_path)
