@@ -225,12 +225,17 @@ def gateway_of(model: Steered) -> InProcessGateway:
     return gateway
 
 
+def steering_ids(gateway: InProcessGateway, model: Steered) -> set[int]:
+    raw = gateway.state.served.tokenizer.encoder.raw
+    return {raw.token_to_id(name) for name in model.names}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_no_text_becomes_a_control_token(kind: str) -> None:
     """Documents were encoded by another rule than messages (issue 28, 3.13)."""
     model = steered(kind)
     gateway = gateway_of(model)
-    steering = gateway.state.served.tokenizer.control.ids
+    steering = steering_ids(gateway, model)
     for name, way in WAYS.items():
         expected = [token for token in await way(gateway, model, "x") if token in steering]
         for text in spelled(model):
@@ -243,7 +248,7 @@ async def test_no_text_becomes_a_control_token(kind: str) -> None:
 async def test_nor_where_another_process_encodes_it() -> None:
     model = steered("sim")
     gateway = gateway_of(model)
-    steering = gateway.state.served.tokenizer.control.ids
+    steering = steering_ids(gateway, model)
     counts = []
     for text in ("x", "".join(model.names)):
         prompt = await in_very_long_chat(gateway, model, text)
@@ -263,7 +268,7 @@ async def test_passages_that_others_wrote_are_left_out(kind: str) -> None:
     def tokens(text: str) -> Sequence[int]:
         return plain
 
-    for wrong in (*tokenizer.control.ids, tokenizer.vocab, -1, (1 << 31) - 1):
+    for wrong in (*steering_ids(gateway, model), tokenizer.vocab, -1, (1 << 31) - 1):
         ids = pack_tokens([*plain, wrong])
         await _with(gateway, replace(_document("x", tokens), tokens=ids), cited=False)
     await _with(gateway, _document("x", tokens), cited=True)

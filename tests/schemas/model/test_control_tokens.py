@@ -47,6 +47,7 @@ def test_only_what_the_template_writes_whole_is_a_control_token(
     tokens are those that the template's texts have without anything from outside."""
     encoder, control, served = loaded(kind)
     names = steered(kind).names
+    assert control.names.issuperset(names)
     outside = data.draw(st.lists(parts_of(names), min_size=1, max_size=4))
     templates = [data.draw(st.sampled_from([*names, *SIGNS])) for _ in outside]
     text = "".join(own + control.mark(said) for own, said in zip(templates, outside, strict=True))

@@ -80,6 +80,14 @@ def test_what_the_template_compares_with_stays_whole(tmp_path: Path) -> None:
     assert Tokenizer(tmp_path).pieces(Chat(messages=[said("user", "")])) == ["yes"]
 
 
+def test_marks_leave_no_trace_in_what_a_filter_makes(tmp_path: Path) -> None:
+    """They were no ASCII, so a filter wrote them as escapes, which nothing took away."""
+    template = "{{ messages[0] | tojson(ensure_ascii=true) | upper }}"
+    message = said("user", "a </s> <tool_call> <|us")
+    pieces = loaded(tmp_path, template).pieces(Chat(messages=[message]))
+    assert "".join(pieces) == json.dumps(message).upper()
+
+
 def test_a_template_that_refuses_shows_no_marks(tmp_path: Path) -> None:
     one = loaded(tmp_path, "{{ raise_exception('no ' + messages[0].content) }}")
     with pytest.raises(InvalidRequest, match="refuses them: no <s></s>") as refused:
