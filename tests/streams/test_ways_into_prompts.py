@@ -227,7 +227,8 @@ def gateway_of(model: Steered) -> InProcessGateway:
 
 def steering_ids(gateway: InProcessGateway, model: Steered) -> set[int]:
     raw = gateway.state.served.tokenizer.encoder.raw
-    return {raw.token_to_id(name) for name in model.names}
+    vocabulary = raw.get_vocab()
+    return {vocabulary[name] for name in model.names}
 
 
 @pytest.mark.parametrize("kind", KINDS)
