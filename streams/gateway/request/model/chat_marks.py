@@ -12,7 +12,10 @@ from jinja2 import nodes
 
 from schemas.model.control_tokens import ControlTokens, Names
 
-_LOOKING = (nodes.Compare, nodes.Test, nodes.Filter, nodes.Call)
+_LOOKING = set(  # methods of a text
+    "split rsplit partition rpartition replace startswith endswith find rfind index rindex count "
+    "strip lstrip rstrip removeprefix removesuffix".split()
+)
 
 
 class ChatMarks:
@@ -24,18 +27,19 @@ class ChatMarks:
         """`special` are names by their use, as `eos_token`."""
         texts = {data.data for data in template.find_all(nodes.TemplateData)}
         texts |= set(_constants(template))
-        sought = {text for node in template.find_all(_LOOKING) for text in _constants(node)}
+        sought = set(_sought(template))
         in_answers = {
             name
             for name in control.names - control.special_names
             if any(name in text for text in sought)
         }
-        composed = {word: name for name in control.names for word in _composed(name, texts)}
+        composed = {name: set(_composed(name, texts)) for name in control.names}
         own = filter(_is_word, texts | {node.attr for node in template.find_all(nodes.Getattr)})
         self._own_words = {*own} - control.names  # which it compares with
         self._names, self._names_in_answers = control.without(()), control.without(in_answers)
-        self._words = composed.keys() - self._own_words
-        self._no_roles = {word for word, name in composed.items() if name in special.values()}
+        self._words = set[str]().union(*composed.values()) - self._own_words
+        ends = control.names.intersection(special.values())
+        self._no_roles = set[str]().union(*(composed[name] for name in ends))
 
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message with marks."""
@@ -67,6 +71,21 @@ class ChatMarks:
 def _constants(node: nodes.Node) -> Iterator[str]:
     """Texts in an expression."""
     return (each.value for each in node.find_all(nodes.Const) if isinstance(each.value, str))
+
+
+def _sought(template: nodes.Template) -> Iterator[str]:
+    """What a template looks for in other texts."""
+    operands = list[nodes.Node]()
+    for compare in template.find_all(nodes.Compare):
+        operands += (compare.expr, *(operand.expr for operand in compare.ops))
+    for called in template.find_all(nodes.Call):
+        if isinstance(called.node, nodes.Getattr) and called.node.attr in _LOOKING:
+            operands += called.args
+    for filter_ in template.find_all(nodes.Filter):
+        operands += filter_.args
+    for each in operands:
+        if isinstance(each, nodes.Const) and isinstance(each.value, str):
+            yield each.value
 
 
 def _composed(name: str, texts: Set[str]) -> Iterator[str]:

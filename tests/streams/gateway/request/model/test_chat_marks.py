@@ -48,6 +48,12 @@ def test_an_answer_keeps_what_the_template_looks_for_in_it(tmp_path: Path) -> No
         assert control_names(one, said(role, spelled)) == ["<|user|>", "</s>"]
 
 
+def test_what_the_template_only_writes_is_text_in_an_answer(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ ('<tool_call>' + m.content) | trim }}{% endfor %}"
+    one = loaded(tmp_path, template)
+    assert control_names(one, said("assistant", "<tool_call>")) == ["<tool_call>"]
+
+
 def test_what_no_template_writes_is_as_the_tokenizer_has_it(tmp_path: Path) -> None:
     """Gemma's `<b>` is a token of web pages."""
     one = loaded(tmp_path, THINKING)
