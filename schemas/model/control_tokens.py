@@ -111,7 +111,7 @@ class Names:
 
     def places(self, text: str) -> list[tuple[int, int]]:
         """Begin and end of every name, of those that begin together the longest."""
-        return [(found.start(), found.end(1)) for found in self._pattern.finditer(text)]
+        return [(name.start(), name.end(1)) for name in self._pattern.finditer(text)]
 
     def _is_end(self, text: str) -> bool:
         """Whether it begins with the end of a name, or is from the middle of one; words alone are

@@ -38,4 +38,4 @@ class ServedTokens:
         encodings = self._raw.encode_batch_fast(
             control.pieces(control.mark(text)), add_special_tokens=False
         )
-        return [id_ for each in encodings for id_ in each.ids if id_ not in control.ids]
+        return [token for part in encodings for token in part.ids if token not in control.ids]

@@ -70,22 +70,22 @@ class ChatMarks:
 
 def _constants(node: nodes.Node) -> Iterator[str]:
     """Texts in an expression."""
-    return (each.value for each in node.find_all(nodes.Const) if isinstance(each.value, str))
+    return (const.value for const in node.find_all(nodes.Const) if isinstance(const.value, str))
 
 
 def _sought(template: nodes.Template) -> Iterator[str]:
     """What a template looks for in other texts."""
     operands = list[nodes.Node]()
     for compare in template.find_all(nodes.Compare):
-        operands += (compare.expr, *(operand.expr for operand in compare.ops))
+        operands += (compare.expr, *(side.expr for side in compare.ops))
     for called in template.find_all(nodes.Call):
         if isinstance(called.node, nodes.Getattr) and called.node.attr in _LOOKING:
             operands += called.args
     for filter_ in template.find_all(nodes.Filter):
         operands += filter_.args
-    for each in operands:
-        if isinstance(each, nodes.Const) and isinstance(each.value, str):
-            yield each.value
+    for operand in operands:
+        if isinstance(operand, nodes.Const) and isinstance(operand.value, str):
+            yield operand.value
 
 
 def _composed(name: str, texts: Set[str]) -> Iterator[str]:
