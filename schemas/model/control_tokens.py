@@ -9,7 +9,8 @@ all stands together, `pieces` cuts at those marks that lie within a name. A toke
 in a piece but those of the template. All other marks go without a trace, so that other texts have
 the tokens that they have anywhere else.
 
-Letters count in either case, since templates and tokenizers may change it. Names of a single
+Words and single signs that a tokenizer takes whole, but that are not special, are text though
+templates write them. Letters count in either case, since templates and tokenizers may change it. Names of a single
 character cannot be cut, and spaces are text to every model.
 """
 
@@ -52,7 +53,7 @@ class ControlTokens:
         control = {
             token.content: token_id
             for token_id, token in added.items()
-            if token.content.strip() and (token.special or token.content in template)
+            if token.content.strip() and (token.special or _writes(template, token.content))
         }
         self.special_names = frozenset(t.content for t in added.values() if t.special)
         self.names = frozenset(control)
@@ -131,6 +132,11 @@ class Names:
             return False
         begins = (i for i, sign in enumerate(tail) if sign in self._first)
         return any(_END + tail[begin:] in self._joined for begin in begins)
+
+
+def _writes(template: str, name: str) -> bool:
+    """Whether a template writes a name that is neither a word nor a single sign, as texts have."""
+    return len(name) > 1 and re.search(r"[^\w\s]", name) is not None and name in template
 
 
 def _pattern(names: Collection[str]) -> re.Pattern[str]:

@@ -22,7 +22,7 @@ THINKING = (
 
 def loaded(folder: Path, template: str) -> Tokenizer:
     raw = RawTokenizer.from_file(str(tokenizer_folder() / "tokenizer.json"))
-    raw.add_tokens([AddedToken(name) for name in ("</think>", "<tool_call>", "<b>")])
+    raw.add_tokens([AddedToken(name) for name in ("</think>", "<tool_call>", "<b>", "user", "|")])
     raw.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(template)
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
@@ -55,9 +55,9 @@ def test_what_the_template_only_writes_is_text_in_an_answer(tmp_path: Path) -> N
 
 
 def test_what_no_template_writes_is_as_the_tokenizer_has_it(tmp_path: Path) -> None:
-    """Gemma's `<b>` is a token of web pages."""
+    """Gemma's `<b>` is a token of web pages; a word is a word, though a template writes it."""
     one = loaded(tmp_path, THINKING)
-    text = "a <b> c"
+    text = "a <b> c user |"
     pieces = one.pieces(Chat(messages=[said("user", text)]))
     assert pieces == [f"<|user|>{text}</s>"]
 
