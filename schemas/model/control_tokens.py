@@ -10,8 +10,8 @@ in a piece but those of the template. All other marks go without a trace, so tha
 the tokens that they have anywhere else.
 
 Words and single signs that a tokenizer takes whole, but that are not special, are text though
-templates write them. Letters count in either case, since templates and tokenizers may change it. Names of a single
-character cannot be cut, and spaces are text to every model.
+templates write them; so are spaces. Letters count in either case, since templates and tokenizers
+may change it. Names of a single character cannot be cut.
 """
 
 import re
