@@ -148,6 +148,25 @@ def extended(
     return Links(graph, entries, chain, (of_graph, kept.chains.written(after[after < first])))
 
 
+def led_back(
+    kept: Kept, vectors: Array, rows: Array, found: Array, metric: int, stored: int
+) -> Links:
+    """With edges to `rows`, int64, from the nodes that are nearest to each.
+
+    These are `found`, int64 (rows, list length), -1 at the end of short lists.
+    """
+    before = kept.newest
+    linked = len(before.graph)
+    graph = kept.graphs.begun(linked)
+    changed = linking.led_back(graph, kept.notes(linked), rows, found, vectors, metric, stored)
+    versions = [kept.graphs.written(changed)]
+    if kept.chains is not None:
+        kept.chains.begun(linked)
+        versions.append(kept.chains.written(_NO_ROWS))
+    chain = None if kept.chains is None else versions[1].array
+    return Links(graph, before.entries, chain, tuple(versions))
+
+
 def compacted(
     links: Links, vectors: Array, live: Array, metric: int, stored: int, *, threads: int
 ) -> tuple[Array, Array | None]:
