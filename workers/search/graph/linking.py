@@ -35,7 +35,7 @@ from workers.search.kernels.parallel import over_rows
 
 UNKNOWN = np.float32(np.nan)  # length of an edge
 _SCATTER = np.uint64(0x9E3779B97F4A7C15)
-_DISPLACED = np.uint8(2)  # rank of what a nearer row displaced: 1 misses more, 4 and 8 find less
+_DISPLACED = np.uint8(4)  # rank of what a nearer row displaced; 1 loses more rows, 8 finds less
 _AHEAD = 4  # lists that are on their way from memory
 
 
@@ -95,7 +95,7 @@ def led_back(
     `found` has shape (rows, list length), int64, -1 at the end of short lists.
     """
     near = found[:, : notes.lengths.shape[1]]
-    targets = np.where(near < 0, rows[:, None], near)
+    targets = np.where(near < 0, rows[:, None], near).astype(np.uint32)
     far = np.empty(targets.shape, np.float32)
     bits = stored_bits(vectors)
     for i in range(len(rows)):
@@ -172,7 +172,7 @@ def _backward(
     longest.
 
     In place, in `graph`, uint32 (all rows, degree), `lengths`, float32 (at least as many rows,
-    degree / 2), and `ranks`, uint8 (at least as many rows, other places). `targets`, integers
+    degree / 2), and `ranks`, uint8 (at least as many rows, other places). `targets`, uint32
     (rows, degree / 2), are whose lists, the nearest first or the row itself, and `far`, float32,
     their distances; `vectors` are stored bits. Empty places stay at the end.
     """

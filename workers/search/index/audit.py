@@ -306,7 +306,6 @@ def lost(view: IndexView, rows: Array, neighbours: Neighbours, k: int) -> tuple[
 
     All are nodes, int64; shapes (lost,) and (lost, k), -1 at the end of short lists.
     """
-    view = replace(view, is_walked=True, ways={})
     queries = view.vectors[rows].astype(np.float32)
     found = neighbours(view, queries, Effort(k=k, top_m=_EFFORT.top_m))
     bits = stored_bits(view.vectors)

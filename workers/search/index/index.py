@@ -209,7 +209,7 @@ class Index:
             made = self._with_ways_back(view, first, last, neighbours)
             if is_over := last == view.linked:
                 linked = view.linked_part(made or view.links, view.codes)
-                now = replace(linked, alive=view.alive, is_walked=True)
+                now = replace(linked, alive=view.alive, is_walked=True).ready(view)
                 share = tried(now, neighbours, np.random.default_rng(self.seed))[1]
                 audit = self._led_back = replace(audit, missed_share=share)
             with self._lock:
@@ -355,7 +355,8 @@ class Index:
     ) -> links.Links | None:
         """With edges to those of the rows `first` to `last` that searches lose; None: to none."""
         nodes = view.nodes_to_find(first, last)
-        linked = view.linked_part(view.links._replace(chain=None), view.codes).ready(view)
+        linked = view.linked_part(view.links._replace(chain=None), view.codes)
+        linked = replace(linked, is_walked=True).ready(view)
         missed, found = lost(linked, nodes, neighbours, self.degree // 2)
         if not len(missed):
             return None
