@@ -1,10 +1,12 @@
 """Data and indexes that the tests of the vector engine share."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from workers.search.graph import knn
+from workers.search.graph import knn, links
+from workers.search.index import audit
 from workers.search.index.index import Index
 from workers.search.index.inputs import prepared
 from workers.search.kernels.metrics import Metric, Storage
@@ -52,6 +54,19 @@ def recall(found: Array, truth: Array) -> float:
     """Share of true neighbours that were found."""
     hits = sum(len(set(a) & set(b)) for a, b in zip(found.tolist(), truth.tolist(), strict=True))
     return hits / truth.size
+
+
+def lose(index: Index, share: float) -> None:
+    """Take away all edges to some rows and their places among the entry points, and have the audit
+    say so: as an earlier version left an index that grew."""
+    lost = np.random.default_rng(0).random(len(index.graph)) < share
+    graph = index.graph.copy()
+    audit._hide(graph, lost)
+    assert index.audit is not None
+    entries = index.entries[~lost[index.entries]]
+    index.links = links.Kept(links.Links.first(graph, entries, index.links.newest.chain))
+    index.audit = replace(index.audit, missed_share=share)
+    index._changed()
 
 
 def clustered_index(rows: int = 3_000, dim: int = 20) -> Index:

@@ -10,7 +10,7 @@ import numpy as np
 
 from workers.search.graph import copies, entry_points, linking
 from workers.search.graph.versions import Version, Versions
-from workers.search.kernels.arrays import Array, aligned
+from workers.search.kernels.arrays import Array
 from workers.search.kernels.keys import NOWHERE
 
 _NO_ROWS: Array = np.empty(0, np.int64)
@@ -38,8 +38,8 @@ class Kept:
         of_graph, *of_chain = links.versions
         self.graphs, self.entries = Versions(of_graph), links.entries
         self.chains = Versions(of_chain[0]) if of_chain else None
-        self._lengths: Array | None = None
-        self._lent: Array | None = None
+        self._notes: linking.EdgeNotes | None = None
+        self._lent: linking.EdgeNotes | None = None
 
     @property
     def newest(self) -> Links:
@@ -54,29 +54,29 @@ class Kept:
     def bytes_held(self) -> int:
         """Of graphs and chains, with room for more rows."""
         chains = self.chains.bytes_held if self.chains else 0
-        return self.graphs.bytes_held + chains + (0 if self._lent is None else self._lent.nbytes)
+        notes = sum(each.nbytes for each in self._lent or ())
+        return self.graphs.bytes_held + chains + notes
 
-    def lengths(self, rows: int) -> Array:
-        """Those of the first half of each list's edges, to be changed (`linking.extended`).
+    def notes(self, rows: int) -> linking.EdgeNotes:
+        """Of the edges of at least so many rows, to be changed (`linking.extended`).
 
-        Shape (at least `rows`, degree / 2), float32. They are given back with `publish`; what is
-        never published would be wrong, and they are measured anew then.
+        They are given back with `publish`; what is never published would be wrong, and they are
+        made anew then.
         """
-        held, self._lengths = self._lengths, None
+        held, self._notes = self._notes, None
         linked, degree = self.graphs.newest.array.shape
-        if held is None or len(held) < rows:
-            room = aligned(rows + rows // 2, degree // 2, np.float32)
-            if held is None:
-                room[:linked, :1] = linking.UNKNOWN
-            else:
-                room[:linked] = held[:linked]
+        if held is None or len(held.lengths) < rows:
+            room = linking.unknown(rows + rows // 2, degree)
+            if held is not None:
+                for new, old in zip(room, held, strict=True):
+                    new[:linked] = old[:linked]
             held = room
         self._lent = held
         return held
 
     def publish(self, links: Links) -> None:
         """What `extended` made is the newest."""
-        self._lengths = self._lent
+        self._notes = self._lent
         of_graph, *of_chain = links.versions
         self.graphs.publish(of_graph)
         self.entries = links.entries
@@ -130,7 +130,7 @@ def extended(
     new, same = distinct[known < 0], came[node_of != came]
     graph = kept.graphs.begun(last)
     changed = linking.extended(
-        graph, kept.lengths(last), first, new, vectors, found[known < 0], metric, stored,
+        graph, kept.notes(last), first, new, vectors, found[known < 0], metric, stored,
         threads=threads,
     )  # fmt: skip
     graph[same] = node_of[same - first, None]
@@ -146,6 +146,25 @@ def extended(
     chain[first:] = NOWHERE
     after = copies.append(chain, same, node_of)
     return Links(graph, entries, chain, (of_graph, kept.chains.written(after[after < first])))
+
+
+def led_back(
+    kept: Kept, vectors: Array, rows: Array, found: Array, metric: int, stored: int
+) -> Links:
+    """With edges to `rows`, int64, from the nodes that are nearest to each.
+
+    These are `found`, int64 (rows, list length), -1 at the end of short lists.
+    """
+    before = kept.newest
+    linked = len(before.graph)
+    graph = kept.graphs.begun(linked)
+    changed = linking.led_back(graph, kept.notes(linked), rows, found, vectors, metric, stored)
+    versions = [kept.graphs.written(changed)]
+    if kept.chains is not None:
+        kept.chains.begun(linked)
+        versions.append(kept.chains.written(_NO_ROWS))
+    chain = None if kept.chains is None else versions[1].array
+    return Links(graph, before.entries, chain, tuple(versions))
 
 
 def compacted(

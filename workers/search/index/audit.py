@@ -40,6 +40,7 @@ _OFTEN_SHARE = 0.2  # of all rows, in all of these rounds: of few rows they woul
 LENGTHS = (16, 32, 64, 128, 256, 512, 1_024, TOP_M_MAX)
 RECALL_ENOUGH = 0.995  # of the nearest 10, beyond which no longer list is tried
 ENOUGH = 0.002  # share of missed rows that ends the rounds
+MANY = 0.01  # share of missed rows, from which all rows are searched for (`Index.lead_back`)
 _SEARCHED_MIN, _SEARCHED_PER_ROOT = 1_024, 4  # rows of a round, and times sqrt(rows)
 _GROWN_FEWER = 4  # times as few of an index that grew: these rounds were a fifth of linking
 _EFFORT = Effort(k=1, top_m=64)
@@ -92,11 +93,14 @@ def audited(
 def _mended(
     view: IndexView, neighbours: Neighbours, random: np.random.Generator, most: int, part: int = 1
 ) -> tuple[IndexView, int, float]:
-    """With what is missed as entry points, after how many rounds, at `most` so many, and what the
-    last one missed."""
-    rounds, share, effort = 0, 1.0, _SHORT
-    while rounds < most and share > ENOUGH:
-        rounds, before = rounds + 1, share
+    """With what is missed as entry points, after how many rounds, and what the last one missed.
+
+    `most` are at most so many; where the last of them had short lists, one more has the usual ones.
+    """
+    rounds, share, effort, is_usual = 0, 1.0, _SHORT, False
+    while share > ENOUGH and (rounds < most or not is_usual):
+        effort = _EFFORT if rounds >= most else effort
+        rounds, before, is_usual = rounds + 1, share, effort is _EFFORT
         missed, share = tried(view, neighbours, random, part, effort)
         if share > _LESS * before:
             effort = _EFFORT
@@ -295,6 +299,19 @@ def tried(
         rows = heads[rows]
         missed &= (found < 0) | (heads[found] != rows)
     return rows[missed], int(missed.sum()) / count
+
+
+def lost(view: IndexView, rows: Array, neighbours: Neighbours, k: int) -> tuple[Array, Array]:
+    """Which of `rows` searches for them do not find, and the k rows that each found instead.
+
+    All are nodes, int64; shapes (lost,) and (lost, k), -1 at the end of short lists.
+    """
+    queries = view.vectors[rows].astype(np.float32)
+    found = neighbours(view, queries, Effort(k=k, top_m=_EFFORT.top_m))
+    bits = stored_bits(view.vectors)
+    are_lost = _missed(bits, rows, found[:, 0], view.metric.number, view.storage.number)
+    are_lost &= (found != rows[:, None]).all(1)
+    return rows[are_lost], found[are_lost]
 
 
 @kernel

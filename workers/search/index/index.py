@@ -17,7 +17,7 @@ from schemas.rules.metadata import Metadata
 from workers.search.graph import density, entry_points, levels, links
 from workers.search.graph.build import GraphOf, own_graph
 from workers.search.index import bulk, inputs, ways
-from workers.search.index.audit import Neighbours, audited, tried
+from workers.search.index.audit import MANY, Neighbours, audited, lost, tried
 from workers.search.index.query import Effort, ExternalId
 from workers.search.index.rows import Rows, check_ids
 from workers.search.index.view import Audit, IndexView
@@ -56,6 +56,8 @@ class Index:
         self.links = links.Kept(links.none(degree))
         self.codes: codes.Codes | None = None  # of the rows that have edges
         self.audit: Audit | None = None
+        self._searched_for = 0  # rows, by `lead_back`
+        self._led_back: Audit | None = None  # behind which that has been through all rows
         self._view: IndexView | None = None
         self._lock = Lock()  # rows, and what points to them
         self._upkeep = Lock()  # link and compact, one at a time
@@ -190,6 +192,33 @@ class Index:
                 self._changed()
                 return self.loose
 
+    def lead_back(self, batch: int = LINK_BATCH, neighbours: Neighbours | None = None) -> bool:
+        """Search for the next `batch` linked rows, and lead edges back to those that are not found;
+        whether more are to be searched for.
+
+        That is done once behind each audit that missed many; then it says what is missed now.
+        `neighbours` searches as for `link`.
+        """
+        with self._upkeep:
+            view, audit = self.view(), self.audit
+            if audit is None or audit is self._led_back or audit.missed_share <= MANY:
+                return False
+            neighbours = neighbours or self.searched
+            first = self._searched_for if self._searched_for < view.linked else 0
+            last = min(view.linked, first + batch)
+            made = self._with_ways_back(view, first, last, neighbours)
+            if is_over := last == view.linked:
+                linked = view.linked_part(made or view.links, view.codes)
+                now = replace(linked, alive=view.alive, is_walked=True).ready(view)
+                share = tried(now, neighbours, np.random.default_rng(self.seed))[1]
+                audit = self._led_back = replace(audit, missed_share=share)
+            with self._lock:
+                if made is not None:
+                    self.links.publish(made)
+                self._searched_for, self.audit = 0 if is_over else last, audit
+                self._changed()
+            return not is_over
+
     def compact(self) -> None:
         """Drop deleted rows: the rest is renumbered, and the graph mended."""
         with self._upkeep:
@@ -320,6 +349,19 @@ class Index:
 
         vectors = view.vectors[:last]
         return links.extended(self.links, vectors, found_for, *kernel, threads=self.threads)
+
+    def _with_ways_back(
+        self, view: IndexView, first: int, last: int, neighbours: Neighbours
+    ) -> links.Links | None:
+        """With edges to those of the rows `first` to `last` that searches lose; None: to none."""
+        nodes = view.nodes_to_find(first, last)
+        linked = view.linked_part(view.links._replace(chain=None), view.codes)
+        linked = replace(linked, is_walked=True).ready(view)
+        missed, found = lost(linked, nodes, neighbours, self.degree // 2)
+        if not len(missed):
+            return None
+        kernel = (self.metric.number, self.storage.number)
+        return links.led_back(self.links, view.vectors, missed, found, *kernel)
 
     def _changed(self) -> None:
         """For those who hold the lock."""

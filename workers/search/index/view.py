@@ -17,6 +17,7 @@ from workers.search.graph.versions import Version
 from workers.search.index.query import ExternalId
 from workers.search.kernels.arrays import Array, address_of, are_in, packed, unpacked
 from workers.search.kernels.codes import Codes
+from workers.search.kernels.keys import NOWHERE
 from workers.search.kernels.metrics import Metric, Storage
 from workers.search.kernels.panels import PANEL_DIM_MAX, beside, panels
 from workers.search.metadata.columns import Columns
@@ -229,6 +230,17 @@ class IndexView:
                 self._allowed.pop(next(iter(self._allowed)), None)
             self._allowed[key] = known
         return known
+
+    def nodes_to_find(self, first: int, last: int) -> Array:
+        """Nodes among linked rows that live, or have copies: ascending, int64."""
+        rows = copies.nodes(self.chain, self.linked)
+        rows = rows[(rows >= first) & (rows < last)]
+        if self.alive is None:
+            return rows
+        are_live = are_in(self.alive, rows)
+        if self.chain is not None:
+            are_live |= self.chain[rows, 0] != NOWHERE
+        return rows[are_live]
 
     def live_rows(self) -> Array:
         """Rows that are not deleted, ascending, int64."""

@@ -4,7 +4,8 @@ The searches that linking needs go through the engine as its lowest class, which
 others leave. Where that is not enough and rows wait, they are made here, on a thread of its own:
 the system then shares the cores fairly. Where even that is not enough, the feed waits
 (`Collections.room`). An index that is small enough to be scanned needs no edges. Few new rows wait
-until no more come.
+until no more come. Behind an audit that missed many rows, each look searches for a batch of all
+rows, and edges are led back to those that are lost (`Index.lead_back`).
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from schemas.errors import QueueFull
+from workers.search.index.audit import Neighbours
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
@@ -26,14 +28,14 @@ from workers.search.words.texts import passages_of
 
 log = logging.getLogger("trivium.retrieval")
 _STARVED_S = 0.1  # between looks whether the engine's lowest class is enough
-Neighbours = Callable[[IndexView, Array, Effort], Coroutine[Any, Any, Array]]  # an engine's
+Searched = Callable[[IndexView, Array, Effort], Coroutine[Any, Any, Array]]  # an engine's
 
 
 class Upkeep:
     """`finish` before the worker is ready, then `run` until cancelled."""
 
     def __init__(
-        self, settings: RetrievalSettings, collections: Collections, neighbours: Neighbours
+        self, settings: RetrievalSettings, collections: Collections, neighbours: Searched
     ) -> None:
         self._settings = settings
         self._collections = collections
@@ -66,7 +68,9 @@ class Upkeep:
         self._before[name] = count
         goes_on = False
         if self._needs_links(index) and (rests or index.loose >= LOOSE_MIN):
-            goes_on = await self._link(name, index) and index.loose >= LOOSE_MIN
+            goes_on = await self._with_engine(name, index, index.link) and index.loose >= LOOSE_MIN
+        if not goes_on:
+            await self._with_engine(name, index, index.lead_back)
         if index.dead_share > self._settings.compact_share:
             await asyncio.to_thread(index.compact)
             log.info("%s: compacted from %d to %d rows", name, count, index.rows.count)
@@ -76,8 +80,10 @@ class Upkeep:
                 await asyncio.to_thread(_compact_words, index, shelf)
         return goes_on
 
-    async def _link(self, name: str, index: Index) -> bool:
-        """Link a batch; whether that was possible."""
+    async def _with_engine(
+        self, name: str, index: Index, change: Callable[[int, Neighbours], Any]
+    ) -> bool:
+        """Change a batch of rows by searches; whether that was possible."""
         loop = asyncio.get_running_loop()
 
         def rows_wait() -> bool:
@@ -94,9 +100,9 @@ class Upkeep:
             return index.searched(view, queries, effort)
 
         try:
-            await asyncio.to_thread(index.link, LOOSE_MIN, neighbours)
+            await asyncio.to_thread(change, LOOSE_MIN, neighbours)
         except QueueFull as error:
-            log.warning("%s: new documents are linked later: %s", name, error.message)
+            log.warning("%s: rows are linked later: %s", name, error.message)
             return False
         return True
 

@@ -38,7 +38,7 @@ def test_lengths_are_those_of_the_edges(metric: Metric, storage: Storage) -> Non
             assert len(made.graph) == 3_300
         index.link(100)
     graph, view = index.graph, index.view()
-    kept = index.links.lengths(len(graph))[: len(graph)]
+    kept = index.links.notes(len(graph)).lengths[: len(graph)]
     expected = np.empty(kept.shape, np.float32)
     _lengths(stored_bits(view.vectors), graph, metric.number, storage.number, expected)
     known = ~np.isnan(kept[:, 0])

@@ -9,8 +9,9 @@ from schemas.records import (
 )
 from schemas.retrieval import pack_vector
 from tests.waiting import until
-from tests.workers.search.data import gaussian
+from tests.workers.search.data import gaussian, lose
 from workers.search.engine.engine import EngineSettings, SearchEngine
+from workers.search.index.audit import MANY
 from workers.search.service.collections import Collections
 from workers.search.service.settings import LOOSE_MIN, RetrievalSettings
 from workers.search.service.upkeep import Upkeep
@@ -43,6 +44,25 @@ async def test_new_rows_are_linked_once_they_rest_and_deleted_ones_compacted() -
     await until(lambda: index.rows.count == len(index) == 950)
     running.cancel()
     await engine.close()
+
+
+async def test_rows_that_searches_lose_are_found_again_without_a_compaction() -> None:
+    """What an audit told stayed as it was until the index grew (issue 28, 9)."""
+    settings = RetrievalSettings(upkeep_interval_ms=1)
+    held = Collections(settings)
+    held.apply([change(str(i), row) for i, row in enumerate(gaussian(1_500, 64))])
+    engine = SearchEngine(EngineSettings(lanes=1))
+    upkeep = Upkeep(settings, held, engine.neighbours)
+    await upkeep.finish()
+    index = held.get("c")
+    lose(index, share=0.05)
+    graph = index.graph
+    running = asyncio.create_task(upkeep.run())
+    await until(lambda: index.audit is not None and index.audit.missed_share <= MANY)
+    running.cancel()
+    await engine.close()
+    assert index.graph is not graph
+    assert engine.load().searches_total >= 1_500 / 8, "the engine searched for them"
 
 
 async def test_an_engine_that_is_full_is_asked_to_link_again_later() -> None:
