@@ -99,6 +99,7 @@ def test_the_third_attempt_goes_on_behind_all_of_it() -> None:
     plain = on.works[0].prompt_tokens
     on.said("r1", 1, *SAID)
     lose(on)
+    assert on.rebuilt().view() == on.router.view(), "nobody has said yet how much there is"
     on.said("r1", 2, *SAID, 904, 905)
     assert on.works[-1].prompt_tokens == plain + pack_tokens([*SAID, 904, 905])
     assert (on.works[-1].attempt, on.works[-1].said) == (3, 5)

@@ -69,6 +69,18 @@ def test_passages_and_what_probes_put_in_count_as_looked_up() -> None:
     assert on.used["r1"] == told
 
 
+def test_of_several_ends_of_an_attempt_the_first_counts_for_the_next_router_too() -> None:
+    on = replicas()
+    on.request("r1")
+    on.outcome(on.works[0], completion_tokens=3)
+    told = on.used["r1"]
+    on.outcome(on.works[0], completion_tokens=5)
+    assert on.used["r1"] == told
+    untold(on)
+    on.taken_over()
+    assert on.used["r1"] == told
+
+
 @pytest.mark.parametrize("kind", ["shed", "expired", "cancelled", "failed"])
 def test_every_end_by_the_router_tells_what_was_used(kind: str) -> None:
     """(issue 13, 1)"""
