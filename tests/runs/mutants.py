@@ -34,7 +34,7 @@ AREAS = {  # folders whose code is changed, and the tests that may notice
     "streams/bridge": ["tests/streams/bridge"],
     "streams/gateway/stream": [
         *("tests/streams/gateway/stream", "tests/streams/gateway/log"),
-        *("tests/streams/gateway/test_state.py", "tests/streams/gateway/test_way.py"),
+        "tests/streams/gateway/test_state.py",
     ],
     "workers/llm": ["tests/workers/llm"],
 }

@@ -177,7 +177,7 @@ class StubAsking:
         self._waiting: dict[int, asyncio.Future[list[Sending] | TriviumError]] = {}
 
     def begin(self, asked: Asked, _: Container[int] = ()) -> Call:
-        asked.starts.setdefault(*next(iter(TOKENS.items())))
+        asked.starts.setdefault(*next(iter(self.backend.tokens_read.items())))
         asked.tries += 1
         self.begun.append(asked.record.offset)
         return Call(KEY, deadline_ms=1, arrived_s=0.0, waits_for_end=True)
@@ -189,13 +189,13 @@ class StubAsking:
         return asked.record.offset in self.begins
 
     def release(self, asked: Asked) -> None:
-        """Nothing is listened to."""
+        asked.call = None
 
     async def outcome(self, asked: Asked) -> TriviumError | None:
         return self.told.pop(asked.record.offset, None)
 
     def asks_again(self, asked: Asked, error: TriviumError) -> bool:
-        return error.retriable
+        return error.retriable and asked.tries < asked.ends.pair.tries_max
 
     async def settle(self, asked: Asked, may_send: Any) -> list[Sending]:
         offset = asked.record.offset
@@ -292,7 +292,8 @@ def memory_log(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
         return {} if log.position is None else {PLACE: log.position}
 
     async def replay(*arguments: Any, live: bool = False) -> int:
-        _, _, hub, partition, offset, _ = arguments
+        settings, codec, hub, partition, offset, client_id = arguments
+        assert isinstance(settings, LogSettings) and isinstance(codec, Codec) and client_id
         log.replayed.append((partition, offset))
         log.before_replay()
         while live or log.frames[offset:]:

@@ -15,6 +15,7 @@ from schemas.errors import (
     TooManyRequests,
     WorkerLost,
 )
+from schemas.log.clock import wall_ms
 from schemas.log.transactions import Sending
 from schemas.records import Answer, Request
 from streams.bridge.answers import Answers
@@ -248,6 +249,35 @@ async def test_a_call_for_vectors_is_answered_by_the_embedding_pool() -> None:
     assert answer.error_code is None and bridge.log.requests == []
     other = told(await bridge.settle(line("/v1/embeddings", input="a", model="other")))
     assert (other.error_code, other.tries) == ("model_not_found", 1)
+
+
+@virtual
+async def test_a_call_for_vectors_tells_the_pool_whose_it_is_and_until_when() -> None:
+    bridge = AskingBridge()
+    call = {"body": {"model": "letters", "input": "a"}, "endpoint": "/v1/embeddings"}
+    made = record({**call, "deadline_ms": 9_000}, key=b"k")
+    await bridge.settle(made)
+    assert bridge.pool.embedded == [(wall_ms() + 9_000, bridge.asking.lines.owner(made))]
+
+
+@virtual
+async def test_what_is_read_with_care_is_checked_and_nothing_comes_of_it() -> None:
+    bridge = AskingBridge()
+    for value in ({"text": "hi"}, {"text": "x" * 400_000}):
+        await bridge.asking.check(await bridge.asked(record(value)))
+    await bridge.asking.check(await bridge.asked(line("/v1/embeddings", input="a", model="m")))
+    assert bridge.log.requests == []
+
+
+@virtual
+async def test_a_call_is_told_of_once_something_has_come() -> None:
+    bridge = AskingBridge()
+    asked = await bridge.asked(record({"text": "hi"}))
+    assert not bridge.asking.is_told_of(asked)
+    call = bridge.asking.begin(asked)
+    assert not bridge.asking.is_told_of(asked)
+    await bridge.log.push(frame(call.key.parent_id, ["a"]))
+    assert bridge.asking.is_told_of(asked)
 
 
 @virtual
