@@ -86,9 +86,8 @@ async def test_the_last_try_stands() -> None:
     sends = await bridge.settle(made)
     answer, letter = told(sends), dict(sends[1].headers)
     assert (answer.error_code, answer.error_retriable, answer.tries) == ("worker_lost", True, 2)
-    assert (answer.metadata, answer.asked_ms, answer.ended_ms) == (
-        *('{"row": 3}', began_ms, wall_ms()),
-    )
+    assert (answer.asked_ms, answer.ended_ms) == (began_ms, wall_ms())
+    assert answer.metadata == '{"row":3}'
     assert (answer.text, answer.fallback) == ("none", True)
     assert sends[1].topic == "rows.dlq" and sends[1].value == made.value
     assert letter["x-dlq-attempts"] == b"2" and letter["x-dlq-reason"] == b"failed"
@@ -259,7 +258,7 @@ async def test_a_call_for_vectors_is_answered_by_the_embedding_pool() -> None:
     assert [np.argmax(each.embedding) for each in found.data] == [0, 1]
     assert (answer.model, answer.prompt_tokens, answer.tries) == ("letters@1", 3, 1)
     assert answer.error_code is None and bridge.log.requests == []
-    assert answer.metadata == '{"row": 3}'
+    assert answer.metadata == '{"row":3}'
     other = told(await bridge.settle(line("/v1/embeddings", input="a", model="other")))
     assert (other.error_code, other.tries) == ("model_not_found", 1)
 
@@ -306,8 +305,9 @@ async def test_an_embedding_pool_that_is_away_is_waited_for() -> None:
     bridge.pool.trouble = None
     assert told(await settling).error_code is None
     bridge.pool.trouble = WorkerLost("its worker fell silent")
+    calls = len(bridge.pool.embedded)
     settling = asyncio.ensure_future(bridge.settle(made))
-    await until(lambda: bridge.pool.embedded[2:] != [])
+    await until(lambda: len(bridge.pool.embedded) > calls)
     bridge.pool.trouble = None
     assert told(await settling).tries == 2
     bridge.pool.trouble = NotReady("no embedding worker is ready")
