@@ -53,6 +53,7 @@ async def test_answers_and_position_are_committed_together(memory_log: MemoryLog
             bridge.asking.answer(offset)
             await until(lambda offset=offset: offset in memory_log.answers())
             assert at(memory_log) == (position, behind)
+        await until(lambda: len(life._tasks) == 1)  # that commits; of prompts nothing is kept
     assert bridge.asking.asked == [0, 1, 2] and not bridge.troubles
 
 
@@ -416,6 +417,7 @@ async def test_who_may_ask(memory_log: MemoryLog) -> None:
         await take(life, memory_log, 1)
         await until(lambda: bool(bridge.troubles))
     assert isinstance(bridge.troubles[0], LeaseError) and bridge.asking.asked == [0]
+    assert "bridge-0: was away" in str(bridge.troubles[0])
 
 
 @virtual

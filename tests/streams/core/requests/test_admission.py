@@ -142,7 +142,9 @@ def test_whoever_stays_while_others_leave_keeps_its_place() -> None:
     for number in range(300):
         arrive(queue, f"r{number}", level=number % 3)
         queue.remove(f"r{number}")
-    assert order(queue) == [request_id for request_id, _ in stays]
+    queue.requests_max = len(stays)
+    assert arrive(queue, "new", level=0, deadline_ms=1) == ["22"], "the worst of them"
+    assert order(queue) == ["new", *(request_id for request_id, _ in stays[:-1])]
 
 
 @dataclass
