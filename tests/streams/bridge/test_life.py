@@ -476,18 +476,6 @@ async def test_marks_behind_the_last_record_are_passed_over(memory_log: MemoryLo
 
 
 @virtual
-async def test_a_life_that_found_marks_alone_had_nothing_to_fall_on(memory_log: MemoryLog) -> None:
-    """Else lives that only follow each other there would read the next prompt with care."""
-    memory_log.end = 3
-    bridge = Bridge(memory_log)
-    async with bridge.living() as life:
-        await until(lambda: memory_log.commits == 1)
-        assert memory_log.note.begun == 1
-        await look(life, 3, 2 * STALL_S)
-        assert at(memory_log) == (3, set()) and memory_log.note.begun == 0
-
-
-@virtual
 async def test_a_life_that_gets_on_is_left_alone(memory_log: MemoryLog) -> None:
     """Though it is never at the end of its partition."""
     bridge = Bridge(memory_log)

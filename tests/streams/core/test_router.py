@@ -312,22 +312,6 @@ def test_giving_up_a_partition_frees_the_credits() -> None:
     assert len(on.router.tables.admission) == 0
 
 
-def test_a_partition_that_was_lost_is_silent_and_comes_back_as_the_log_has_it() -> None:
-    """Also where it was lost before it was rebuilt."""
-    on = replicas()
-    on.cancel("r3")  # before it arrives
-    on.apply(PartitionLost(PARTITION))
-    assert on.request("r1") == [] and not on.router.owned
-    on.apply(PartitionTaken(PARTITION))
-    on.request("r2")
-    on.apply(PartitionLost(PARTITION))
-    for event in (PartitionTaken(PARTITION), PartitionReady(PARTITION)):
-        on.apply(event)
-    assert on.router.view() == {} and on.router.rebuilt == {PARTITION}
-    on.request("r3")
-    assert [work.request_id for work in on.works] == ["r3"]
-
-
 def test_unknown_things_are_ignored() -> None:
     on = replicas()
     on.request("r1")
