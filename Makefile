@@ -109,7 +109,7 @@ simulate: setup  ## Everything breaks on virtual time, seed after seed, under al
 ##@ Check
 
 .PHONY: check schemas format test test-all test-changed watch fuzz test-kafka test-brokers \
-	test-platform test-clients test-gpu bugs coverage
+	test-platform test-clients test-gpu bugs coverage mutants
 check: build/stamps/environment  ## Lint, formatting, types and house rules, in seconds
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -173,6 +173,11 @@ coverage: setup  ## Branch coverage of streams/core by its own tests; fails belo
 	@$(BIN)/coverage run -m pytest -q --timeout 0 tests/streams/core
 	@$(BIN)/coverage html -q -d build/coverage --fail-under 0
 	@$(BIN)/coverage report
+
+PATHS :=
+PROCESSES ?= $(shell nproc)
+mutants: setup  ## Small changes of the code, one after the other: which no test notices; PATHS=streams/core/router.py
+	@$(BIN)/python -m tests.runs.mutants --processes $(PROCESSES) $(ARGS) $(PATHS)
 
 bugs: setup  ## Ten bugs put into the code, one after the other: which seed of faults finds each, from seed 0 on
 	@BUGS_FROM_0=1 $(BIN)/python -m pytest --durations=0 $(ARGS) tests/infra/simulator/scenarios/test_bugs.py

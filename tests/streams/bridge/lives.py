@@ -37,6 +37,7 @@ from tests.waiting import pass_time
 
 CODEC = Codec()
 PLACE: FullPlace = ("rows", 1)
+GROUP = "bridge"
 TOKENS = {3: 100}  # what this bridge reads: partition of `tokens`, and how far
 
 
@@ -98,15 +99,17 @@ class MemoryTransactions:
 
     log: MemoryLog
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, settings: LogSettings, transactional_id: str) -> None:
+        assert isinstance(settings, LogSettings) and transactional_id == "bridge-rows-1"
         self._is_open = False
 
     async def start(self) -> None:
         self.log.owner, self._is_open = self, True
 
     async def commit(
-        self, sends: Sequence[Sending], positions: dict[FullPlace, Position], _: str
+        self, sends: Sequence[Sending], positions: dict[FullPlace, Position], group_id: str
     ) -> None:
+        assert group_id == GROUP
         await pass_time(0.01)
         log = self.log
         if log.owner is not self:
@@ -137,7 +140,8 @@ class MemoryPast:
 
     log: MemoryLog
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, settings: LogSettings, place: FullPlace, client_id: str) -> None:
+        assert isinstance(settings, LogSettings) and place == PLACE and client_id
         self.is_closed = False
 
     async def bounds(self) -> tuple[int, int]:
@@ -177,7 +181,7 @@ class StubAsking:
         self._waiting: dict[int, asyncio.Future[list[Sending] | TriviumError]] = {}
 
     def begin(self, asked: Asked, _: Container[int] = ()) -> Call:
-        asked.starts.setdefault(*next(iter(TOKENS.items())))
+        asked.starts.setdefault(*next(iter(self.backend.tokens_read.items())))
         asked.tries += 1
         self.begun.append(asked.record.offset)
         return Call(KEY, deadline_ms=1, arrived_s=0.0, waits_for_end=True)
@@ -189,13 +193,13 @@ class StubAsking:
         return asked.record.offset in self.begins
 
     def release(self, asked: Asked) -> None:
-        """Nothing is listened to."""
+        asked.call = None
 
     async def outcome(self, asked: Asked) -> TriviumError | None:
         return self.told.pop(asked.record.offset, None)
 
     def asks_again(self, asked: Asked, error: TriviumError) -> bool:
-        return error.retriable
+        return error.retriable and asked.tries < asked.ends.pair.tries_max
 
     async def settle(self, asked: Asked, may_send: Any) -> list[Sending]:
         offset = asked.record.offset
@@ -254,7 +258,7 @@ class Bridge:
             log=LogSettings(),
             codec=CODEC,
             bridge_id="bridge-0",
-            group_id="bridge",
+            group_id=GROUP,
             asking=asking,
             slots=Slots(lambda: 8),
             may_ask=asyncio.Event(),
@@ -288,11 +292,15 @@ def memory_log(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
     """The log that all lives of a test have."""
     log = MemoryLog()
 
-    async def committed(*_: object) -> dict[FullPlace, Position]:
+    async def committed(
+        settings: LogSettings, group_id: str, places: list[FullPlace]
+    ) -> dict[FullPlace, Position]:
+        assert isinstance(settings, LogSettings) and (group_id, places) == (GROUP, [PLACE])
         return {} if log.position is None else {PLACE: log.position}
 
     async def replay(*arguments: Any, live: bool = False) -> int:
-        _, _, hub, partition, offset, _ = arguments
+        settings, codec, hub, partition, offset, client_id = arguments
+        assert isinstance(settings, LogSettings) and isinstance(codec, Codec) and client_id
         log.replayed.append((partition, offset))
         log.before_replay()
         while live or log.frames[offset:]:

@@ -15,6 +15,7 @@ from schemas.errors import (
     TooManyRequests,
     WorkerLost,
 )
+from schemas.log.clock import wall_ms
 from schemas.log.transactions import Sending
 from schemas.records import Answer, Request
 from streams.bridge.answers import Answers
@@ -80,16 +81,27 @@ async def test_the_last_try_stands() -> None:
     """As an answer and a dead letter, with who had it (issue 13, 1)."""
     bridge = AskingBridge(pair(format="avro", tries_max=2, fallback="none"))
     bridge.each(bridge.fail(WorkerLost("worker w fell silent")))
-    sends = await bridge.settle()
+    began_ms = wall_ms()
+    made = record({"text": "hi", "max_tokens": 9, "metadata": {"row": 3}})
+    sends = await bridge.settle(made)
     answer, letter = told(sends), dict(sends[1].headers)
     assert (answer.error_code, answer.error_retriable, answer.tries) == ("worker_lost", True, 2)
+    assert (answer.asked_ms, answer.ended_ms) == (began_ms, wall_ms())
+    assert answer.metadata == '{"row":3}'
     assert (answer.text, answer.fallback) == ("none", True)
-    assert (
-        sends[1].topic == "rows.dlq"
-        and sends[1].value == record({"text": "hi", "max_tokens": 9}).value
-    )
-    assert letter["x-dlq-attempts"] == b"2" and letter["x-dlq-worker"] == b"decode-1"
+    assert sends[1].topic == "rows.dlq" and sends[1].value == made.value
+    assert letter["x-dlq-attempts"] == b"2" and letter["x-dlq-reason"] == b"failed"
+    assert letter["x-dlq-worker"] == b"decode-1"
     assert letter["x-dlq-request-id"].decode() == answer.request_id != ""
+
+
+@virtual
+async def test_a_dead_letter_of_what_nobody_was_asked_names_nobody() -> None:
+    bridge = AskingBridge()
+    asked = await bridge.asked(record({"text": "hi"}))
+    letter = dict(bridge.asking.failed(asked, NotReady("away"))[1].headers)
+    names = ("worker", "reason", "request-id", "attempts")
+    assert [letter[f"x-dlq-{name}"] for name in names] == [b"", b"", b"", b"0"]
 
 
 @virtual
@@ -240,14 +252,44 @@ async def test_a_call_of_responses_is_answered_by_a_response() -> None:
 async def test_a_call_for_vectors_is_answered_by_the_embedding_pool() -> None:
     """No router is asked (issue 13, 1)."""
     bridge = AskingBridge()
-    made = line("/v1/embeddings", input=["a", "bb"], model="letters")
-    answer = told(await bridge.settle(made))
+    call = {"body": {"input": ["a", "bb"], "model": "letters"}, "endpoint": "/v1/embeddings"}
+    answer = told(await bridge.settle(record({**call, "metadata": {"row": 3}})))
     found = CreateEmbeddingResponse.model_validate_json(answer.body or "")
     assert [np.argmax(each.embedding) for each in found.data] == [0, 1]
     assert (answer.model, answer.prompt_tokens, answer.tries) == ("letters@1", 3, 1)
     assert answer.error_code is None and bridge.log.requests == []
+    assert answer.metadata == '{"row":3}'
     other = told(await bridge.settle(line("/v1/embeddings", input="a", model="other")))
     assert (other.error_code, other.tries) == ("model_not_found", 1)
+
+
+@virtual
+async def test_a_call_for_vectors_tells_the_pool_whose_it_is_and_until_when() -> None:
+    bridge = AskingBridge()
+    call = {"body": {"model": "letters", "input": "a"}, "endpoint": "/v1/embeddings"}
+    made = record({**call, "deadline_ms": 9_000}, key=b"k")
+    await bridge.settle(made)
+    assert bridge.pool.embedded == [(wall_ms() + 9_000, bridge.asking.lines.owner(made))]
+
+
+@virtual
+async def test_what_is_read_with_care_is_checked_and_nothing_comes_of_it() -> None:
+    bridge = AskingBridge()
+    for value in ({"text": "hi"}, {"text": "x" * 400_000}):
+        await bridge.asking.check(await bridge.asked(record(value)))
+    await bridge.asking.check(await bridge.asked(line("/v1/embeddings", input="a", model="m")))
+    assert bridge.log.requests == []
+
+
+@virtual
+async def test_a_call_is_told_of_once_something_has_come() -> None:
+    bridge = AskingBridge()
+    asked = await bridge.asked(record({"text": "hi"}))
+    assert not bridge.asking.is_told_of(asked)
+    call = bridge.asking.begin(asked)
+    assert not bridge.asking.is_told_of(asked)
+    await bridge.log.push(frame(call.key.parent_id, ["a"]))
+    assert bridge.asking.is_told_of(asked)
 
 
 @virtual
@@ -262,6 +304,12 @@ async def test_an_embedding_pool_that_is_away_is_waited_for() -> None:
     assert not settling.done()
     bridge.pool.trouble = None
     assert told(await settling).error_code is None
+    bridge.pool.trouble = WorkerLost("its worker fell silent")
+    calls = len(bridge.pool.embedded)
+    settling = asyncio.ensure_future(bridge.settle(made))
+    await until(lambda: len(bridge.pool.embedded) > calls)
+    bridge.pool.trouble = None
+    assert told(await settling).tries == 2
     bridge.pool.trouble = NotReady("no embedding worker is ready")
     answer = told(await bridge.settle(made))
     assert (answer.error_code, answer.error_retriable) == ("not_ready", True)

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from schemas.codec import unreadable_value
-from schemas.errors import BrokerUnavailable, Fenced, LeaseError, QueueFull, WorkerLost
+from schemas.errors import (
+    BrokerUnavailable,
+    Fenced,
+    LeaseError,
+    QueueFull,
+    RecordTooLarge,
+    WorkerLost,
+)
 from streams.bridge import life, progress
 from streams.bridge.life import Life
 from streams.bridge.progress import WINDOW
@@ -46,6 +53,7 @@ async def test_answers_and_position_are_committed_together(memory_log: MemoryLog
             bridge.asking.answer(offset)
             await until(lambda offset=offset: offset in memory_log.answers())
             assert at(memory_log) == (position, behind)
+        await until(lambda: len(life._tasks) == 1)  # that commits; of prompts nothing is kept
     assert bridge.asking.asked == [0, 1, 2] and not bridge.troubles
 
 
@@ -72,6 +80,11 @@ async def test_a_successor_fences_and_goes_on(memory_log: MemoryLog) -> None:
             second.asking.answer(offset)
         await until(lambda: len(memory_log.answers()) == 4)
         assert at(memory_log) == (4, set())
+        await take(life, memory_log, 4)
+        second.asking.answer(4)
+        await until(lambda: 4 in memory_log.answers())
+        assert memory_log.note.tokens == {5: 7}, "all that others asked is answered"
+        assert not second.troubles
     await slept.stop()
 
 
@@ -88,6 +101,8 @@ async def test_tokens_that_told_nothing_are_not_read_at_every_takeover(
     second.asking.begins = {1}
     second.asking.backend.tokens_read = {5: 390}
     async with second.living():
+        await until(lambda: second.asking.asked == [0, 1, 2])
+        second.asking.backend.tokens_read = {5: 450}  # where answers lie that began before
         for offset, since in ((0, 100), (1, 400)):
             second.asking.answer(offset)
             await until(lambda offset=offset: offset in memory_log.answers())
@@ -189,6 +204,18 @@ async def test_an_error_that_is_refused_for_its_metadata_goes_without(
         await until(lambda: 0 in memory_log.answers())
     assert memory_log.answers()[0].error_code == "record_too_large"
     assert memory_log.answers()[0].metadata is None and not bridge.troubles
+
+
+@virtual
+async def test_an_error_that_fits_in_no_form_ends_the_life(memory_log: MemoryLog) -> None:
+    """Its topics take not even the smallest; the next one tries again."""
+    memory_log.bytes_max["rows.answers"] = 10
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0)
+        bridge.asking.answer(0)
+        await until(lambda: bool(bridge.troubles))
+    assert isinstance(bridge.troubles[0], RecordTooLarge) and not memory_log.sent
 
 
 @virtual
@@ -318,8 +345,11 @@ async def test_large_prompts_are_not_held_by_the_thousand(
     first.asking.answer(0)
     await taking
     assert memory_log.note.window_bytes == 4_000
+    memory_log.put(4, value={"text": "a" * 1_200})
     async with second.living():
         await until(lambda: second.asking.asked == [1, 2, 3])
+        await pass_time(1)
+        assert second.asking.asked == [1, 2, 3], "others had no room for what comes next, either"
     assert not first.troubles
     await slept.stop()
 
@@ -355,6 +385,24 @@ async def test_whoever_has_few_slots_is_next(memory_log: MemoryLog) -> None:
 
 
 @virtual
+async def test_a_slot_that_is_free_again_counts_for_nobody(memory_log: MemoryLog) -> None:
+    """Who was answered before is not behind who asks at the moment."""
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, *range(8), key=b"a")
+        await until(lambda: len(bridge.asking.asked) == 8)
+        for offset in range(8):
+            bridge.asking.answer(offset)
+        await until(lambda: len(memory_log.answers()) == 8)
+        await take(life, memory_log, *range(8, 17), key=b"b")
+        await take(life, memory_log, 17, key=b"a")
+        await until(lambda: len(bridge.asking.asked) == 16)
+        bridge.asking.answer(8)
+        await until(lambda: len(bridge.asking.asked) == 17)
+        assert bridge.asking.asked[-1] == 17
+
+
+@virtual
 async def test_who_may_ask(memory_log: MemoryLog) -> None:
     """Nobody between two assignments, nor after an absence (issue 13, 1)."""
     bridge = Bridge(memory_log)
@@ -369,6 +417,7 @@ async def test_who_may_ask(memory_log: MemoryLog) -> None:
         await take(life, memory_log, 1)
         await until(lambda: bool(bridge.troubles))
     assert isinstance(bridge.troubles[0], LeaseError) and bridge.asking.asked == [0]
+    assert "bridge-0: was away" in str(bridge.troubles[0])
 
 
 @virtual

@@ -1,5 +1,7 @@
 """What is committed of a partition's prompts, and read again by whoever is next."""
 
+import sys
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,3 +106,18 @@ def test_notes_tell_of_falls_and_earlier_ones_of_one() -> None:
     earlier = '{"t":[],"d":"AA==","w":9,"b":3,"r":7}'
     assert decode(earlier, 5) == Note(window_bytes=9, begun=3, reading=7, falls=1)
     assert decode(earlier.replace("7", "-1"), 5).falls == 0
+    assert decode(earlier.replace("7", "0"), 0).falls == 1
+
+
+def test_notes_of_commits_before_there_was_a_bound_allow_any_number_of_bytes() -> None:
+    note = decode('{"t":[[3,9]],"d":""}', 5)
+    assert note.tokens == {3: 9} and note.window_bytes == sys.maxsize
+
+
+def test_what_fits_exactly_has_room() -> None:
+    progress = Progress(0)
+    progress.window_bytes = 10
+    assert progress.take(0, 4)
+    assert progress.has_room(1, 6) and not progress.has_room(1, 7)
+    assert progress.take(1, 6)
+    assert progress.has_room(2), "what has no bytes"

@@ -112,3 +112,17 @@ async def test_no_prompt_is_blamed_for_an_end_that_is_no_fault_of_its_own(
     async with bridge.living() as life:
         await take_again(life, memory_log)
         await until(lambda: bridge.asking.asked == [0])
+
+
+@virtual
+async def test_a_life_that_found_marks_alone_had_nothing_to_fall_on(memory_log: MemoryLog) -> None:
+    """Else lives that only follow each other there would read the next prompt with care."""
+    memory_log.end = 3
+    async with Bridge(memory_log).living() as life:
+        await until(lambda: memory_log.commits == 1)
+        assert memory_log.note.begun == 1
+        for _ in range(3):
+            await life.look(3, 1.0)
+            await pass_time(1)
+        assert memory_log.position is not None and memory_log.position.offset == 3
+        assert memory_log.note.begun == 0

@@ -5,7 +5,7 @@ and records alone, and fail the test at once where an invariant breaks.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from schemas.fleet import LEASE_MS
@@ -110,11 +110,22 @@ class RouterHarness:
         effects = self.router.apply(event, self.now_ms)
         assert self.twin.apply(event, self.now_ms) == effects
         for effect in effects:
+            self._check_place(effect)
             self._account(effect)
         while self.says_at_once and self.voids:
             void = self.voids.pop(0)
             effects = effects + self.said(void.request_id, void.attempt)
         return effects
+
+    def _check_place(self, effect: Effect) -> None:
+        """What is written of a request lies where that lies, for its reader, and names it."""
+        if not isinstance(effect, Dispatch | Warm):
+            assert getattr(effect, "partition", PARTITION) == PARTITION
+        for record in (getattr(effect, field.name) for field in fields(effect)):
+            if (request := self.accepted.get(getattr(record, "request_id", ""))) is not None:
+                assert getattr(record, "session_id", request.session_id) == request.session_id
+                reader = request.gateway_partition
+                assert getattr(effect, "gateway_partition", reader) == reader
 
     def _account(self, effect: Effect) -> None:
         match effect:

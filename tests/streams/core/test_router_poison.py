@@ -7,8 +7,10 @@ import pytest
 
 from schemas.records import CancelWork, DecisionKind, OutcomeKind, PhaseKind, Reason, Role, Work
 from streams.config import RouterSettings
+from streams.core import router as router_module
 from streams.core.effects import Decide, Dispatch, Effect, End
 from streams.core.events import (
+    ContinuedArrived,
     Event,
     FleetRecordArrived,
     OutcomeArrived,
@@ -21,11 +23,17 @@ from streams.core.events import (
     Tick,
 )
 from streams.core.handlers import observations
+from streams.core.handlers.attempts import Attempts
+from streams.core.handlers.continuing import Continuing
+from streams.core.handlers.endings import Endings
+from streams.core.handlers.retrievals import Retrievals
 from streams.core.placement.placer import Placer
 from streams.core.router import Router
 from tests.streams import builders
 from tests.streams.builders import ROUTER, T0
-from tests.streams.core.router_harness import PARTITION
+from tests.streams.core.router_harness import PARTITION, RouterHarness
+from tests.streams.core.router_setups import replicas
+from tests.streams.gateway.samples import ended
 
 BAD = RequestArrived(builders.request("bad", 13), PARTITION)
 GOOD = RequestArrived(builders.request("good", 9), PARTITION)
@@ -59,6 +67,9 @@ def take_over(log: list[PartitionEvent], *then: Event) -> list[Effect]:
         effects += router.blame(T0)
     for effect in effects:
         if isinstance(effect, Decide):
+            written = effect.decision
+            assert (effect.partition, written.router_id) == (PARTITION, ROUTER)
+            assert written.policy and written.queue_length >= 0
             log.append(Placed(effect.decision, PARTITION))
         elif isinstance(effect, End):
             log.append(OutcomeArrived(effect.outcome, PARTITION))
@@ -141,3 +152,77 @@ def test_nobody_is_blamed_for_what_is_about_nobody(
             router.apply(PartitionTaken(PARTITION), T0)
             router.apply(PartitionReady(PARTITION), T0)
     assert router.blame(T0) == []
+
+
+def searches(on: RouterHarness) -> None:
+    on.request("bad", retrieval=builders.retrieval(probing=builders.probing()))
+
+
+def answers_and_searches(on: RouterHarness) -> None:
+    searches(on)
+    on.retrieved("bad")
+
+
+def is_given_up(on: RouterHarness) -> None:
+    on.request("bad")
+    on.phase(on.works[-1], PhaseKind.FAILED)
+
+
+def read_to_its_end(on: RouterHarness) -> None:
+    end = ended("bad", ["a"], attempt=1)
+    on.record(ContinuedArrived(builders.continued("bad", 1, end=end), PARTITION))
+
+
+@pytest.mark.parametrize(
+    ("before", "broken", "then"),
+    [
+        (lambda on: None, (Endings, "enqueue"), lambda on: on.request("bad")),
+        (lambda on: on.request("bad"), (Attempts, "cancel"), lambda on: on.cancel("bad")),
+        (
+            lambda on: on.request("bad"),
+            (Attempts, "lost"),
+            lambda on: on.worker(on.works[-1].worker_id, Role.REPLICA),
+        ),
+        (is_given_up, (Attempts, "overdue"), lambda on: on.pass_ms(10_000)),
+        (searches, (Retrievals, "found"), lambda on: on.retrieved("bad")),
+        (
+            answers_and_searches,
+            (router_module, "with_probe"),
+            lambda on: on.probed(on.works[0], 1, builders.passage(3)),
+        ),
+        (is_given_up, (Continuing, "heard"), lambda on: on.said("bad", 1, 901)),
+        (is_given_up, (Endings, "end_as_read"), read_to_its_end),
+        (
+            answers_and_searches,
+            (Endings, "ended_by_worker"),
+            lambda on: on.outcome(on.works[0]),
+        ),
+    ],
+    ids=[
+        "arrived",
+        "cancelled",
+        "lost",
+        "overdue",
+        "retrieved",
+        "probed",
+        "continued",
+        "read",
+        "outcome",
+    ],
+)
+def test_whatever_is_read_of_a_request_can_be_what_routers_fail_over(
+    monkeypatch: pytest.MonkeyPatch,
+    before: Callable[[RouterHarness], None],
+    broken: tuple[Any, str],
+    then: Callable[[RouterHarness], None],
+) -> None:
+    on = replicas(2, says_at_once=False)
+    before(on)
+
+    def breaks(*_: Any) -> None:
+        raise Poisoned
+
+    monkeypatch.setattr(*broken, breaks)
+    with pytest.raises(Poisoned):
+        then(on)
+    assert blamed(on.router.blame(on.now_ms)) == ["bad"]

@@ -188,6 +188,7 @@ class LetterPool:
         self.checked: list[tuple[str, str]] = []  # collection and tenant
         self.delay: asyncio.Event | None = None  # searches wait for it
         self.searches: list[dict[str, Any]] = []  # of vector stores
+        self.embedded: list[tuple[int, str]] = []  # deadlines and tenants of calls for vectors
         self.found: list[Found] = []  # by the next ones of these; then nothing is
 
     async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> Found:
@@ -235,6 +236,7 @@ class LetterPool:
         self.documents.pop(document_id, None)
 
     async def embed(self, texts: Texts, *, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
+        self.embedded.append((deadline_ms, tenant))
         if self.trouble is not None:
             raise self.trouble
         words = [t if isinstance(t, str) else "".join(map(chr, t)) for t in texts]

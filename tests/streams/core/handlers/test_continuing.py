@@ -99,6 +99,7 @@ def test_the_third_attempt_goes_on_behind_all_of_it() -> None:
     plain = on.works[0].prompt_tokens
     on.said("r1", 1, *SAID)
     lose(on)
+    assert on.rebuilt().view() == on.router.view(), "nobody has said yet how much there is"
     on.said("r1", 2, *SAID, 904, 905)
     assert on.works[-1].prompt_tokens == plain + pack_tokens([*SAID, 904, 905])
     assert (on.works[-1].attempt, on.works[-1].said) == (3, 5)
@@ -107,11 +108,19 @@ def test_the_third_attempt_goes_on_behind_all_of_it() -> None:
 def test_where_nobody_says_anything_in_time_it_begins_anew() -> None:
     """The log says so, and not a timer: what was written before that counts all the same."""
     on = lost_while_decoding(continue_wait_ms=400)
-    on.pass_ms(250)
-    assert not on.on_the_way
-    on.pass_ms(250)
+    for passed_ms in (399, 1):
+        assert not on.on_the_way
+        on.now_ms += passed_ms
+        on.apply(Tick())
     (record,) = on.on_the_way
-    assert isinstance(record, Continued) and not record.tokens
+    session_id, written_by = on.accepted["r1"].session_id, on.router.router_id
+    assert record == Continued(
+        request_id="r1",
+        session_id=session_id,
+        attempt=1,
+        written_by=written_by,
+        at_ms=on.now_ms,
+    )
     assert state_of(on, "r1") is State.CONTINUING
     on.read()
     assert (on.works[-1].attempt, on.works[-1].said) == (2, 0)

@@ -101,6 +101,11 @@ def test_sheds_the_worst_and_not_the_newest(limits: dict[str, int]) -> None:
     assert order(queue) == ["interactive", "standard"]
 
 
+def test_of_equals_the_newest_is_shed() -> None:
+    queue = admission(requests_max=2)
+    assert [arrive(queue, request_id) for request_id in "abc"] == [[], [], ["c"]]
+
+
 def test_one_request_is_never_too_large_for_an_empty_queue() -> None:
     queue = admission(tokens_max=5)
     assert arrive(queue, "large", tokens=100) == []
@@ -126,6 +131,20 @@ def test_memory_follows_the_length() -> None:
         queue.remove(f"r{number - 3}")
     entries = sum(len(q.front) + len(q.back) for q in queue._classes)
     assert entries + len(queue._deadlines) + len(queue._rises) < 500
+
+
+def test_whoever_stays_while_others_leave_keeps_its_place() -> None:
+    """Also when all heaps are made anew without those that have left."""
+    queue = admission()
+    stays = [(f"{level}{number}", level) for level in range(3) for number in range(3)]
+    for request_id, level in stays:
+        arrive(queue, request_id, level=level, deadline_ms=60_000 + int(request_id))
+    for number in range(300):
+        arrive(queue, f"r{number}", level=number % 3)
+        queue.remove(f"r{number}")
+    queue.requests_max = len(stays)
+    assert arrive(queue, "new", level=0, deadline_ms=1) == ["22"], "the worst of them"
+    assert order(queue) == ["new", *(request_id for request_id, _ in stays[:-1])]
 
 
 @dataclass

@@ -6,9 +6,17 @@ from schemas.records import CancelWork, DecisionKind, OutcomeKind, PhaseKind, Re
 from schemas.rules.outcomes import counting, outcome_key
 from schemas.topics import TOPICS
 from streams.core.effects import Dispatch, Use
-from streams.core.events import CancellationArrived, OutcomeArrived, Placed, Tick
+from streams.core.events import (
+    CancellationArrived,
+    OutcomeArrived,
+    PartitionLost,
+    PartitionReady,
+    PartitionTaken,
+    Placed,
+    Tick,
+)
 from tests.streams import builders
-from tests.streams.core.router_harness import RouterHarness
+from tests.streams.core.router_harness import PARTITION, RouterHarness
 from tests.streams.core.router_setups import replicas, split, state_of
 
 
@@ -152,3 +160,19 @@ def test_of_several_requests_under_one_name_the_first_counts_for_the_next_router
     on.request("r1", tokens=10)
     on.request("r1", tokens=20)
     assert on.rebuilt().view() == on.router.view()
+
+
+def test_a_partition_that_was_lost_is_silent_and_comes_back_as_the_log_has_it() -> None:
+    """Also where it was lost before it was rebuilt."""
+    on = replicas()
+    on.cancel("r3")  # before it arrives
+    on.apply(PartitionLost(PARTITION))
+    assert on.request("r1") == [] and not on.router.owned
+    on.apply(PartitionTaken(PARTITION))
+    on.request("r2")
+    on.apply(PartitionLost(PARTITION))
+    for event in (PartitionTaken(PARTITION), PartitionReady(PARTITION)):
+        on.apply(event)
+    assert on.router.view() == {} and on.router.rebuilt == {PARTITION}
+    on.request("r3")
+    assert [work.request_id for work in on.works] == ["r3"]

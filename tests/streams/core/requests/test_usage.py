@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from schemas.fleet import LEASE_MS
-from schemas.records import OutcomeKind, PhaseKind, Priority, Usage, WireError
+from schemas.records import Endpoint, OutcomeKind, PhaseKind, Priority, Usage, WireError
 from streams.core.events import OutcomeArrived, PhaseArrived, UsageTold
 from streams.core.requests.live import arrived, note_work
 from streams.core.requests.usage import usage_of
@@ -26,14 +26,14 @@ def test_an_answer_tells_its_tokens_and_the_time_of_all_its_workers() -> None:
     """(issue 13, 1)"""
     on = split()
     changes: dict[str, Any] = {"tenant": "t", "priority": Priority.BATCH, "choice": 1}
+    changes |= {"parent_id": "call", "endpoint": Endpoint.COMPLETION, "session_id": "talk"}
     on.request("r1", **changes)
     on.phase(on.works[0], PhaseKind.PREFILL_DONE, started_ms=on.now_ms - 40)
     outcome = builders.outcome(on.works[1], on.now_ms, worker_ms=200.0, cached_tokens=4)
     on.record(OutcomeArrived(outcome, PARTITION))
     usage = on.used["r1"]
-    assert (usage.tenant, usage.priority, usage.model, usage.choice) == (
-        *("t", Priority.BATCH, "tiny", 1),
-    )
+    assert {name: getattr(usage, name) for name in changes} == changes
+    assert usage.model == "tiny"
     assert (usage.kind, usage.attempt, usage.worker_ms) == (OutcomeKind.COMPLETED, 1, 240.0)
     assert usage.prompt_tokens == outcome.prompt_tokens
     assert (usage.cached_tokens, usage.completion_tokens) == (4, outcome.completion_tokens)
@@ -64,6 +64,18 @@ def test_passages_and_what_probes_put_in_count_as_looked_up() -> None:
     on.outcome(work, prompt_tokens=10 + put_in, retrieved_tokens=7)
     told = on.used["r1"]
     assert (told.prompt_tokens, told.retrieved_tokens) == (17 + put_in, 7 + put_in)
+    untold(on)
+    on.taken_over()
+    assert on.used["r1"] == told
+
+
+def test_of_several_ends_of_an_attempt_the_first_counts_for_the_next_router_too() -> None:
+    on = replicas()
+    on.request("r1")
+    on.outcome(on.works[0], completion_tokens=3)
+    told = on.used["r1"]
+    on.outcome(on.works[0], completion_tokens=5)
+    assert on.used["r1"] == told
     untold(on)
     on.taken_over()
     assert on.used["r1"] == told

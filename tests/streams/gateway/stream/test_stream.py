@@ -213,6 +213,16 @@ def test_a_void_attempt_that_was_whole_all_the_same_is_taken() -> None:
     assert stream.drain() == "abcd"
 
 
+def test_an_error_of_a_void_attempt_brings_nothing_that_came_behind_its_mark() -> None:
+    """Else readers end with different texts, as they had read at the mark."""
+    stream = Stream("r1")
+    said(stream, 1, 0, "ab")
+    stream.void(1)
+    said(stream, 1, 2, "cd")
+    assert stream.finish(ended("r1", list("abcd"), kind=OutcomeKind.FAILED))
+    assert stream.drain() == "ab" and stream.next_seq == 2
+
+
 def test_what_came_late_of_the_attempt_before_is_no_part_of_it() -> None:
     """It was told of what its readers had; sampled anew, the rest is another one. (issue 14, 1)"""
     stream = Stream("r1")

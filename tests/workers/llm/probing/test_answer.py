@@ -106,6 +106,7 @@ def test_nothing_found_before_the_place_holds_nothing_up() -> None:
     worker.find()
     assert worker.records[0].seq == 4
     worker.say(12, 13)
+    assert worker.said()[0] == [10, 11, 12, 13], "all before the place"
     worker.write()
     worker.say(14)
     assert worker.said()[0] == [10, 11, 12, 13, 14]
