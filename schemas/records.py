@@ -144,6 +144,7 @@ class Reason(StrEnum):
     TOO_LITTLE_KNOWN = "too_little_known"
     PREFIX_CACHED = "prefix_cached"
     PEER_FAILED = "peer_failed"
+    DEADLINE_NEAR = "deadline_near"
 
 
 class Role(StrEnum):

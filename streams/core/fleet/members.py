@@ -6,10 +6,12 @@ appears once per role. Decides nothing; `streams/core/placement/placer.py` choos
 workers, `streams/core/router.py` keeps the counts.
 """
 
+from math import inf
+
 from schemas.fleet import DEAF_MS, LEASE_MS, FleetView
-from schemas.records import Heartbeat, MemberKind, MemberState, Registration, Role
+from schemas.records import Capability, Heartbeat, MemberKind, MemberState, Registration, Role
 from schemas.topics import WORK_TOPICS
-from streams.core.fleet.workers import NOT_LISTED, Gateway, Life, Pool, Worker
+from streams.core.fleet.workers import NOT_LISTED, Answer, Gateway, Life, Pool, Worker
 
 FORGET_MS = 600_000
 
@@ -84,20 +86,25 @@ class Fleet:
             self._prefill_ms = now_ms
         return now_ms - self._prefill_ms if self.pools[Role.PREFILL].workers else now_ms
 
-    def take(self, worker: Worker, tokens: int) -> None:
-        """Count a request that was dispatched."""
+    def take(self, worker: Worker, tokens: int, answer: Answer | None = None) -> None:
+        """Count a request that was dispatched, and the answer that the worker has to give."""
         self._taken += 1
         worker.taken = self._taken
         worker.running += 1
         worker.work_ahead_tokens += tokens
+        if answer is not None:
+            worker.answers[answer.request_id] = answer
+            worker.context_tokens += answer.prompt_tokens
         self.pools[worker.role].update(worker)
 
-    def release(self, life: Life, role: Role, tokens: int) -> None:
+    def release(self, life: Life, role: Role, tokens: int, request_id: str = "") -> None:
         """Count a request that left; earlier lives hold nothing."""
         worker = self._workers.get((life[0], role))
         if worker is not None and worker.epoch == life[1]:
             worker.running -= 1
             worker.work_ahead_tokens -= tokens
+            answer = worker.answers.pop(request_id, None)
+            worker.context_tokens -= 0 if answer is None else answer.prompt_tokens
             self.pools[role].update(worker)
 
     def pause(self, life: Life, role: Role) -> None:
@@ -142,6 +149,10 @@ class Fleet:
                 worker.paused = False
                 worker.others_running = max(0, load.running + load.waiting - worker.running)
                 worker.others_tokens = max(0, load.queued_tokens - worker.work_ahead_tokens)
+                block_size = _block_size(member.registration.capability)
+                used_tokens = load.kv_blocks_used * block_size
+                worker.others_context_tokens = max(0, used_tokens - worker.context_tokens)
+                worker.room_tokens = load.kv_blocks_total * block_size or inf
                 own_tokens = load.queued_tokens - worker.others_tokens
                 queued_ms = own_tokens * worker.append_ms_per_token
                 worker.busy_until_ms = max(worker.busy_until_ms, now_ms + queued_ms)
@@ -181,3 +192,7 @@ class Fleet:
         for role in WORK_TOPICS:
             if self._workers.pop((member_id, role), None) is not None:
                 self._list(member_id, role, takes=False)
+
+
+def _block_size(capability: Capability | None) -> int:
+    return 0 if capability is None else capability.block_size

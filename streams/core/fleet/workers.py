@@ -6,6 +6,8 @@ reads them. Rows are in order of worker ids.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,16 @@ DECODERS = (Role.DECODE, Role.REPLICA)  # whoever of these has a request ends it
 _NEVER_MS = -(1 << 60)
 
 
+class Answer(NamedTuple):
+    """One answer that a decode or replica worker holds for this router."""
+
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int  # that were still to be said when it came
+    deadline_ms: int
+    begins_ms: int  # when its first token is expected there
+
+
 @dataclass(slots=True, eq=False)
 class Worker:
     """One worker in one role, with what this router has on it."""
@@ -38,6 +50,10 @@ class Worker:
     work_ahead_tokens: int = 0  # prompt tokens of this router that are not computed yet
     others_running: int = 0  # requests of other routers, as of the last heartbeat
     others_tokens: int = 0
+    answers: dict[str, Answer] = field(default_factory=dict)  # of this router, by request id
+    context_tokens: int = 0  # the prompts of these, all together
+    others_context_tokens: int = 0  # KV of other routers' requests, as of the last heartbeat
+    room_tokens: float = inf  # KV that fits into its memory, as far as it tells
     paused: bool = False  # it refused work; no more until its next heartbeat
     busy_until_ms: float = 0.0  # when the prompts dispatched to it are expected to be computed
     append_ms_per_token: float = 0.0  # expected there, as of the last prompt that it got
@@ -61,6 +77,11 @@ class Worker:
     def requests(self) -> int:
         """How many it holds, of all routers."""
         return self.running + self.others_running
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of context that each of its steps reads, of all routers."""
+        return self.context_tokens + self.others_context_tokens
 
     @property
     def free(self) -> int:
@@ -92,6 +113,8 @@ class Pool:
         self.requests = np.zeros(rows)  # held, of all routers
         self.tokens = np.zeros(rows)  # of prompts that are not computed yet, of all routers
         self.others_tokens = np.zeros(rows)  # those of other routers
+        self.batch_tokens = np.zeros(rows)
+        self.room_tokens = np.full(rows, inf)
         self.busy_until_ms = np.zeros(rows)
         self.pace = np.ones(rows)
         self.taken = np.zeros(rows)  # number of the last request that a row was given
@@ -114,6 +137,8 @@ class Pool:
         self.requests[row] = worker.requests
         self.tokens[row] = worker.work_ahead_tokens + worker.others_tokens
         self.others_tokens[row] = worker.others_tokens
+        self.batch_tokens[row] = worker.batch_tokens
+        self.room_tokens[row] = worker.room_tokens
         self.busy_until_ms[row] = worker.busy_until_ms
         self.pace[row] = worker.pace
         self.taken[row] = worker.taken

@@ -125,7 +125,7 @@ class Attempts:
         live.unheard = 0 if live.attempt else 1
         live.handed_unheard = live.state is State.HANDING_OVER
         self._tables.requests.add(live)
-        self._charge_adopted(live)
+        self._charge_adopted(live, now_ms)
         self._retrievals.tell(live)  # what the last router may not have told
         if live.attempt and live.state in UNPLACED:
             self._orders.void_again(live, now_ms)
@@ -159,7 +159,7 @@ class Attempts:
         if live.state is not State.HANDING_OVER:
             live.kv = None
 
-    def _charge_adopted(self, live: LiveRequest) -> None:
+    def _charge_adopted(self, live: LiveRequest, now_ms: int) -> None:
         """Spend the credits that the router before this one had spent on the attempt."""
         lives: list[tuple[Life, Role]] = []
         if live.state in ON_WORKERS:
@@ -170,4 +170,5 @@ class Attempts:
             worker = self._tables.fleet.worker(life[0], role)
             if worker is not None and worker.epoch == life[1]:
                 with_kv = role is not Role.PREFILL and live.mode is Mode.REMOTE
-                self._orders.charge(live, worker, 0 if with_kv else live.prompt_tokens)
+                tokens = 0 if with_kv else live.prompt_tokens
+                self._orders.charge(live, worker, tokens, now_ms)

@@ -126,7 +126,7 @@ class Dispatcher:
         )
         self._tell_again(live)
         kv = self._session_kv(live, case.session, now_ms)
-        self._charge(live, placement)
+        self._charge(live, placement, now_ms)
         self._count(live, placement, now_ms)
         tables.requests.move(live, BEGINS[live.orchestration])
         self._orders.dispatch(live, now_ms, kv=kv)
@@ -138,14 +138,15 @@ class Dispatcher:
         for told in [probed.told for probed in live.probed if probed.told is not None]:
             self._tables.effects.append(Tell(told, live.request.gateway_partition))
 
-    def _charge(self, live: LiveRequest, placement: Placement) -> None:
+    def _charge(self, live: LiveRequest, placement: Placement, now_ms: int) -> None:
         """Spend an attempt's credits; that of decode after prefill is spent at the hand-over."""
+        begins_ms = now_ms + round(placement.first_ms)
         if placement.prefill is not None:
             tokens = live.prompt_tokens - placement.prefill_cached_tokens
-            self._orders.charge(live, placement.prefill, max(1, tokens))
+            self._orders.charge(live, placement.prefill, max(1, tokens), begins_ms)
         if placement.decode is not None and (placement.prefill is None or live.is_paired):
             tokens = 0 if live.is_paired else live.prompt_tokens
-            self._orders.charge(live, placement.decode, tokens)
+            self._orders.charge(live, placement.decode, tokens, begins_ms)
 
     def _count(self, live: LiveRequest, placement: Placement, now_ms: int) -> None:
         """Note what the prompt takes of the worker that computes it, as far as is known."""
@@ -153,10 +154,12 @@ class Dispatcher:
         prefill_ms = append_ms = 0.0
         if placement.prefill is not None:
             tokens -= placement.prefill_cached_tokens
-            prefill_ms = speeds.prefill_base_ms + tokens * speeds.prefill_ms_per_token
+            prefill_ms = speeds.prefill_base_ms + speeds.prefill_ms(
+                float(tokens), live.prompt_tokens
+            )
         else:
             tokens -= placement.decode_cached_tokens
-            append_ms = speeds.append_base_ms + tokens * speeds.append_ms_per_token
+            append_ms = speeds.append_base_ms + speeds.append_ms(float(tokens), live.prompt_tokens)
         self._tables.demand.placed.add(now_ms, prefill_ms=prefill_ms, append_ms=append_ms)
 
     def _case(self, live: LiveRequest, now_ms: int) -> Case:
@@ -226,7 +229,8 @@ class Dispatcher:
         self._endings.decide(
             live, DecisionKind.HANDOFF, reason, now_ms, session=case.session, looked_at=looked_at
         )
-        self._orders.charge(live, worker, 0 if live.kv is not None else live.prompt_tokens)
+        tokens = 0 if live.kv is not None else live.prompt_tokens
+        self._orders.charge(live, worker, tokens, now_ms)
         tables.requests.move(live, State.DECODING)
         self._orders.dispatch(live, now_ms)
         return True

@@ -10,7 +10,7 @@ Decides nothing: the other handlers call, after they have moved the request.
 from schemas.records import CancelWork, KvHandle, Mode, Orchestration, Role, Work, WorkPhase
 from streams.core.effects import Dispatch, Effect
 from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import DECODERS, Life, Worker
+from streams.core.fleet.workers import DECODERS, Answer, Life, Worker
 from streams.core.requests.live import NOBODY, Charge, LiveRequest
 from streams.core.requests.probed import probes_of
 from streams.core.states import State
@@ -24,10 +24,19 @@ class Orders:
         self._fleet = fleet
         self._effects = effects
 
-    def charge(self, live: LiveRequest, worker: Worker, tokens: int) -> None:
-        """Spend one of a worker's credits on a request."""
+    def charge(self, live: LiveRequest, worker: Worker, tokens: int, begins_ms: int) -> None:
+        """Spend one of a worker's credits on a request, whose answer is expected to begin then."""
         assert worker.role not in live.charges, f"{live.request_id}: charged twice"
-        self._fleet.take(worker, tokens)
+        request, answer = live.request, None
+        if worker.role in DECODERS:
+            answer = Answer(
+                live.request_id,
+                prompt_tokens=live.prompt_tokens,
+                max_tokens=request.sampling.max_tokens - live.said,
+                deadline_ms=request.deadline_ms,
+                begins_ms=begins_ms,
+            )
+        self._fleet.take(worker, tokens, answer)
         live.charges[worker.role] = Charge(worker.life, tokens)
 
     def refund(self, live: LiveRequest, life: Life | None = None) -> None:
@@ -35,7 +44,7 @@ class Orders:
         for role, charge in list(live.charges.items()):
             if life is None or charge.life == life:
                 del live.charges[role]
-                self._fleet.release(charge.life, role, charge.tokens)
+                self._fleet.release(charge.life, role, charge.tokens, live.request_id)
 
     def dispatch(self, live: LiveRequest, now_ms: int, kv: KvHandle | None = None) -> None:
         """Send the work of the attempt's state. Workers ignore what they have seen before."""

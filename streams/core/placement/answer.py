@@ -19,6 +19,7 @@ class Placement:
     w_ttft: float = 0.0
     w_tpot: float = 0.0
     load: float = 0.0
+    first_ms: float = 0.0  # from now to its first token, as expected
     estimate: Estimate | None = None
     prefill_cached_tokens: int = 0  # that the chosen workers are thought to hold
     decode_cached_tokens: int = 0

@@ -29,10 +29,12 @@ class Note:
 
     at_ms: int
     max_tokens: int
+    prompt_tokens: int = 0
     prefill: Features = ()  # less the tokens to compute, which the worker tells
     append: Features = ()
     decode: tuple[str, int] = ("", 0)  # the worker's life
     running: float = 0.0  # there, when the request came
+    batch_tokens: int = 0  # likewise, of context
     appended_tokens: float = 0.0  # likewise
     moved_tokens: int = 0  # of the prompt, that the decode worker lacks
     prefill_ms: float = 0.0

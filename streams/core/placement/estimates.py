@@ -12,11 +12,12 @@ profile.
 
 from collections import OrderedDict
 from math import exp
+from typing import TypeVar
 
 from schemas.frozen import frozen
 from schemas.records import Estimate, Role
 from streams.config import RouterSettings
-from streams.core.fleet.workers import Life, Worker
+from streams.core.fleet.workers import Life, Numbers, Worker
 from streams.core.placement.case import Features, Note
 from streams.core.placement.regression import Regression
 
@@ -26,13 +27,17 @@ PACE_MIN, PACE_MAX = 0.1, 10.0
 THOUSAND = 1_000.0
 # Assumed until measured, as shares of the assumed speeds of the settings.
 BASE_MS, TRANSFER_SHARE, SHARING_SHARE, STALL_SHARE = 1.0, 0.1, 0.02, 0.2
+PAIRS_SHARE = 0.01  # of a thousand tokens' time, that they pay attention to a thousand others
+CONTEXT_SHARE = 0.002  # of a step, per thousand tokens of context that it reads
 ANSWER_SHARE, ANSWER_RATE = 0.5, 0.05  # how much of max_tokens answers use
 ANSWER_TOKENS_RATE = 0.01  # slow: lengths of answers differ by orders of magnitude
 HOP_RATE = 0.05
 PROMPTS_MEMORY_MS = 2_000.0  # over which prompts placed on a worker are averaged
+BEHIND_TIMES_MAX = 2.0  # what later prompts lose, over what they wait for
 BUSY_MAX = 0.8  # most of its time that a worker is taken to spend on prompts, or a batch to lose
 
 Place = tuple[Life, Role]
+Amount = TypeVar("Amount", float, Numbers)
 
 
 @frozen
@@ -41,10 +46,27 @@ class Speeds:
 
     prefill_base_ms: float
     prefill_ms_per_token: float
+    prefill_ms_per_pair: float  # of tokens, of which one pays attention to the other
     append_base_ms: float
     append_ms_per_token: float
+    append_ms_per_pair: float
     transfer_ms_per_token: float
     sharing_ms: float  # what one more running request adds to the time of every token
+    context_ms_per_token: float  # likewise what each token of its context adds
+    step_ms: float  # of an answer's token, alone
+    answer_tokens: float  # of an answer, on average; 0 until the first has ended
+
+    def prefill_ms(self, tokens: Amount, prompt_tokens: int) -> Amount:
+        """What so much of a prompt, its end, takes a prefill worker, without its base."""
+        return self.prefill_ms_per_token * tokens + self.prefill_ms_per_pair * pairs_of(
+            tokens, prompt_tokens
+        )
+
+    def append_ms(self, tokens: Amount, prompt_tokens: int) -> Amount:
+        """Likewise beside a batch."""
+        return self.append_ms_per_token * tokens + self.append_ms_per_pair * pairs_of(
+            tokens, prompt_tokens
+        )
 
 
 class Estimates:
@@ -53,26 +75,31 @@ class Estimates:
     def __init__(self, settings: RouterSettings) -> None:
         thousand_ms = THOUSAND * 1_000 / settings.assumed_prefill_tokens_per_s
         step_ms = settings.assumed_step_ms
-        # Features: thousand tokens to compute, one, thousand tokens ahead, requests ahead.
+        # Features: thousand tokens to compute, one, thousand tokens ahead, requests ahead; million
+        # pairs of tokens.
+        pairs_ms = thousand_ms * PAIRS_SHARE
         self.prefill = Regression(
-            (thousand_ms, BASE_MS, thousand_ms, BASE_MS),
-            (3 * thousand_ms, 10 * BASE_MS, 3 * thousand_ms, 10 * BASE_MS),
+            (thousand_ms, BASE_MS, thousand_ms, BASE_MS, pairs_ms),
+            (3 * thousand_ms, 10 * BASE_MS, 3 * thousand_ms, 10 * BASE_MS, 3 * pairs_ms),
         )
-        # Features: thousand tokens to compute, one, ms of prompts ahead, running requests.
+        # Features: thousand tokens to compute, one, ms of prompts ahead, running requests; million
+        # pairs of tokens.
         sharing_ms = step_ms * SHARING_SHARE
         self.append = Regression(
-            (thousand_ms, BASE_MS, 1.0, sharing_ms),
-            (3 * thousand_ms, 10 * BASE_MS, 1.0, 5 * sharing_ms),
+            (thousand_ms, BASE_MS, 1.0, sharing_ms, pairs_ms),
+            (3 * thousand_ms, 10 * BASE_MS, 1.0, 5 * sharing_ms, 3 * pairs_ms),
         )
         # Features: thousand tokens, one.
         moving_ms = thousand_ms * TRANSFER_SHARE
         self.transfer = Regression((moving_ms, BASE_MS), (3 * moving_ms, 10 * BASE_MS))
-        # Features: one, running requests, prompt tokens appended beside it per ms; of a hand-over
-        # from prefill, spread over the answer's tokens: one, thousand tokens moved.
+        # Features: one, running requests, thousand tokens of their contexts, prompt tokens appended
+        # beside it per ms; of a hand-over from prefill, spread over the answer's tokens: one,
+        # thousand tokens moved.
+        context_ms = step_ms * CONTEXT_SHARE
         stall_ms = step_ms * thousand_ms / THOUSAND * STALL_SHARE
         self.decode = Regression(
-            (step_ms, sharing_ms, stall_ms, BASE_MS, moving_ms),
-            (3 * step_ms, sharing_ms, 5 * stall_ms, 10 * BASE_MS, 3 * moving_ms),
+            (step_ms, sharing_ms, context_ms, stall_ms, BASE_MS, moving_ms),
+            (3 * step_ms, sharing_ms, 5 * context_ms, 5 * stall_ms, 10 * BASE_MS, 3 * moving_ms),
         )
         self._w_kv, self._samples_min = settings.w_kv, settings.samples_min
         self.hop_ms = 0.0  # from a remote placement to its first token, beyond prefill
@@ -87,10 +114,15 @@ class Estimates:
         return Speeds(
             prefill_base_ms=max(prefill[1], prefill[3]),
             prefill_ms_per_token=max(prefill[0], prefill[2]) / THOUSAND,
+            prefill_ms_per_pair=prefill[4] / THOUSAND**2,
             append_base_ms=append[1],
             append_ms_per_token=append[0] / THOUSAND,
+            append_ms_per_pair=append[4] / THOUSAND**2,
             transfer_ms_per_token=self.transfer.coefficients[0] / THOUSAND,
             sharing_ms=self.decode.coefficients[1],
+            context_ms_per_token=self.decode.coefficients[2] / THOUSAND,
+            step_ms=self.decode.coefficients[0],
+            answer_tokens=self.answer_tokens,
         )
 
     def remote(
@@ -101,17 +133,25 @@ class Estimates:
         max_tokens: int,
         now_ms: int,
         moved_tokens: int = 0,
+        prompt_tokens: int = 0,
     ) -> Note:
         """A prefill worker is about to compute so much of a prompt; decode may be chosen later."""
-        note = Note(now_ms, max_tokens, prefill=_ahead(prefill))
+        note = Note(now_ms, max_tokens, prompt_tokens, prefill=_ahead(prefill))
         _count_placed(prefill, tokens, now_ms)
         if decode is not None:
             self.joins(note, decode, moved_tokens)
         return note
 
-    def in_place(self, worker: Worker, tokens: float, max_tokens: int, now_ms: int) -> Note:
+    def in_place(
+        self,
+        worker: Worker,
+        tokens: float,
+        max_tokens: int,
+        now_ms: int,
+        prompt_tokens: int = 0,
+    ) -> Note:
         """A decode or replica worker is about to compute so much of a prompt beside its batch."""
-        note = Note(now_ms, max_tokens, append=_beside(worker, now_ms))
+        note = Note(now_ms, max_tokens, prompt_tokens, append=_beside(worker, now_ms))
         _count_placed(worker, tokens, now_ms)
         worker.appended_tokens += tokens
         self.joins(note, worker)
@@ -121,6 +161,7 @@ class Estimates:
         """The request is to be decoded there, with so much KV moved."""
         note.moved_tokens = moved_tokens
         note.decode, note.running = decode.life, float(decode.requests)
+        note.batch_tokens = decode.batch_tokens
         note.appended_tokens = decode.appended_tokens
 
     def expect(
@@ -131,6 +172,7 @@ class Estimates:
         append_tokens: int,
         prefill_tokens: int,
         moved_tokens: int,
+        prompt_tokens: int,
         max_tokens: int,
         weights: tuple[float, float],
         at_home: bool = True,
@@ -142,18 +184,16 @@ class Estimates:
         come later wait behind it, and a local one slows the streams of its batch. A remote one
         waits for its KV once, which is spread over its own answer.
         """
-        remote_ms = self.prefill.predict((prefill_tokens / THOUSAND, *_ahead(prefill)))
+        remote_ms = self.prefill.predict(_prompt(prefill_tokens, prompt_tokens, _ahead(prefill)))
         remote_ms = remote_ms * prefill.pace + self.hop_ms
-        append_ms_per_token, local_ms = self._append(append_tokens, home, now_ms)
+        append_ms_per_token, local_ms = self._append(append_tokens, prompt_tokens, home, now_ms)
         answer_tokens = max(1.0, self.answer_share * max_tokens)
         tpot_local_ms, tpot_remote_ms = self._tpots_ms(
             home, append_tokens, moved_tokens, answer_tokens, now_ms
         )
-        waiting_ms = max(0.0, home.busy_until_ms - now_ms)
-        behind_ms = _behind_ms(home, append_tokens, append_ms_per_token, waiting_ms, now_ms)
-        prefill_ms_per_token = self.prefill.coefficients[0] / THOUSAND
-        waiting_ms = (prefill.work_ahead_tokens + prefill.others_tokens) * prefill_ms_per_token
-        behind_ms -= _behind_ms(prefill, prefill_tokens, prefill_ms_per_token, waiting_ms, now_ms)
+        behind_ms = self._behind_ms(
+            home, prefill, append_tokens, prefill_tokens, append_ms_per_token, now_ms
+        )
         gain_ttft = (remote_ms - local_ms - behind_ms) / max(remote_ms, 1e-3)
         loss_tpot = (tpot_local_ms - tpot_remote_ms) / max(tpot_remote_ms, 1e-3)
         kv_price = self._w_kv * (moved_tokens / THOUSAND)
@@ -169,6 +209,29 @@ class Estimates:
             kv_price=kv_price,
         )
 
+    def _behind_ms(
+        self,
+        home: Worker,
+        prefill: Worker,
+        append_tokens: int,
+        prefill_tokens: int,
+        append_ms_per_token: float,
+        now_ms: int,
+    ) -> float:
+        """What prompts behind a local one lose beyond those behind a remote one.
+
+        Nothing is won for them in the longer queue: those that come later go to the shorter one.
+        How many come is known of the last seconds only, so what that makes of it is bounded.
+        """
+        prefill_ms_per_token = self.prefill.coefficients[0] / THOUSAND
+        local_ms = max(0.0, home.busy_until_ms - now_ms)
+        remote_ms = (prefill.work_ahead_tokens + prefill.others_tokens) * prefill_ms_per_token
+        behind_ms = _behind_ms(home, append_tokens, append_ms_per_token, local_ms, now_ms)
+        behind_ms -= _behind_ms(prefill, prefill_tokens, prefill_ms_per_token, remote_ms, now_ms)
+        if local_ms > remote_ms:
+            return max(0.0, behind_ms)
+        return min(0.0, behind_ms) if local_ms < remote_ms else behind_ms
+
     def _tpots_ms(
         self,
         home: Worker,
@@ -182,17 +245,31 @@ class Estimates:
         A token takes a step, and what prompts and other streams add to it. Streams that end later
         meet more of both, so a delay grows by what a token takes over its step alone.
         """
-        step_ms, sharing_ms, stall_ms, hand_ms, move_ms = self.decode.coefficients
-        running = float(home.requests)
-        prompts_ms = stall_ms * _decay(home, now_ms) * home.token_rate
-        base_ms = step_ms + sharing_ms * running + prompts_ms
-        lone_ms = max(step_ms, (1 - BUSY_MAX) * base_ms, 1e-3)
-        stalled_ms = running * stall_ms * append_tokens / lone_ms
+        *_, hand_ms, move_ms = self.decode.coefficients
+        base_ms = self.token_ms(home, now_ms)
+        stalled_ms = home.requests * self.stall_ms(append_tokens, base_ms)
         moving_ms = hand_ms + move_ms * (moved_tokens / THOUSAND)
         local_ms = base_ms + stalled_ms / (self.answer_tokens or answer_tokens)
         return local_ms, base_ms + moving_ms / answer_tokens
 
-    def _append(self, tokens: int, worker: Worker, now_ms: int) -> tuple[float, float]:
+    def token_ms(self, worker: Worker, now_ms: int, requests: int = 0, tokens: int = 0) -> float:
+        """What a token of an answer takes there, with so many more requests and tokens of context.
+
+        Without the worker's pace, which is of prompts.
+        """
+        step_ms, sharing_ms, context_ms, stall_ms, *_ = self.decode.coefficients
+        prompts_ms = stall_ms * _decay(worker, now_ms) * worker.token_rate
+        batch_ms = context_ms * (worker.batch_tokens + tokens) / THOUSAND
+        return step_ms + sharing_ms * (worker.requests + requests) + batch_ms + prompts_ms
+
+    def stall_ms(self, append_tokens: int, token_ms: float) -> float:
+        """By how much a prompt delays each stream of the batch beside which it is computed."""
+        step_ms, _, _, stall_ms, *_ = self.decode.coefficients
+        return stall_ms * append_tokens / max(step_ms, (1 - BUSY_MAX) * token_ms, 1e-3)
+
+    def _append(
+        self, tokens: int, prompt_tokens: int, worker: Worker, now_ms: int
+    ) -> tuple[float, float]:
         """What a token of a prompt takes beside that batch, and the prompt until its first token.
 
         Until that is known, it is what prefill workers take, after a step of the batch and the hops
@@ -201,8 +278,9 @@ class Estimates:
         beside, prefill = _beside(worker, now_ms), self.prefill.coefficients
         if self.append.samples < self._samples_min <= self.prefill.samples:
             alone_ms = prefill[0] * tokens / THOUSAND + prefill[1] + self.decode.coefficients[0]
+            alone_ms += prefill[4] * pairs_of(float(tokens), prompt_tokens) / THOUSAND**2
             return prefill[0] / THOUSAND, (alone_ms + self.hop_ms + beside[1]) * worker.pace
-        took_ms = self.append.predict((tokens / THOUSAND, *beside)) * worker.pace
+        took_ms = self.append.predict(_prompt(tokens, prompt_tokens, beside)) * worker.pace
         return self.append.coefficients[0] / THOUSAND, took_ms
 
     def _samples(self, at_home: bool) -> int:
@@ -214,7 +292,7 @@ class Estimates:
         """A prefill worker has computed a prompt."""
         if note.prefill:
             note.prefill_ms = took_ms
-            x = (computed_tokens / THOUSAND, *note.prefill)
+            x = _prompt(computed_tokens, note.prompt_tokens, note.prefill)
             self._learn(self.prefill, (worker, Role.PREFILL), x, took_ms)
             self.speeds = self._speeds()
 
@@ -238,7 +316,8 @@ class Estimates:
             return
         if note.append:
             place = (worker.life, worker.role)
-            self._learn(self.append, place, (computed_tokens / THOUSAND, *note.append), ttft_ms)
+            x = _prompt(computed_tokens, note.prompt_tokens, note.append)
+            self._learn(self.append, place, x, ttft_ms)
         elif note.prefill_ms:
             self.hop_ms += HOP_RATE * (max(0.0, ttft_ms - note.prefill_ms) - self.hop_ms)
         appended_tokens = worker.appended_tokens - note.appended_tokens
@@ -246,7 +325,9 @@ class Estimates:
         answer_tokens = max(1.0, (now_ms - note.at_ms - ttft_ms) / max(tpot_ms, 1e-3))
         each = 0.0 if note.append else 1.0 / answer_tokens
         moved = each * note.moved_tokens / THOUSAND
-        self.decode.observe((1.0, (note.running + worker.requests) / 2, rate, each, moved), tpot_ms)
+        running = (note.running + worker.requests) / 2
+        batch = (note.batch_tokens + worker.batch_tokens) / 2 / THOUSAND
+        self.decode.observe((1.0, running, batch, rate, each, moved), tpot_ms)
         grown = ANSWER_TOKENS_RATE if self.answer_tokens else 1.0
         self.answer_tokens += grown * (answer_tokens - self.answer_tokens)
         share = min(1.0, answer_tokens / note.max_tokens)
@@ -264,6 +345,18 @@ class Estimates:
             self.changed[place] = pace
         if len(self._paces) > PACES_MAX:
             self._paces.popitem(last=False)
+
+
+def pairs_of(tokens: Amount, prompt_tokens: int) -> Amount:
+    """Pairs of tokens, of which one pays attention to the other, where the last ones of a prompt
+    are computed."""
+    return tokens * (prompt_tokens - tokens / 2)
+
+
+def _prompt(tokens: int, prompt_tokens: int, before: Features) -> Features:
+    """Features of a prompt of which so much is computed, behind what lay before it."""
+    pairs = pairs_of(float(tokens), max(tokens, prompt_tokens))
+    return tokens / THOUSAND, *before, pairs / THOUSAND**2
 
 
 def _ahead(worker: Worker) -> Features:
@@ -303,4 +396,4 @@ def _behind_ms(
     kept, per_token_ms = _decay(worker, now_ms), per_token_ms * worker.pace
     own_ms, busy = tokens * per_token_ms, worker.token_rate * kept * per_token_ms
     coming = worker.prompt_rate * kept * (waiting_ms + own_ms / 2) / (1 - min(BUSY_MAX, busy))
-    return coming * own_ms
+    return min(coming * own_ms, BEHIND_TIMES_MAX * (waiting_ms + own_ms))

@@ -69,6 +69,7 @@ class Placer:
         if home is None or home.role is Role.REPLICA:
             return self._soonest(view)
         choice = self._policies[case.policy].choose(self._turn(view, home, home))
+        choice = self._timely(view, home, choice)
         takes = view.home_takes(Role.DECODE)
         if choice.local and takes:
             return self._local(view, home, choice)
@@ -107,7 +108,7 @@ class Placer:
         view = self._view(case, fleet, now_ms)
         if not fleet.any_lives(Role.DECODE, now_ms):
             return view.replica(), Reason.NO_WORKER
-        worker = view.decode()
+        worker = view.decode(0.0)
         if worker is None:
             return None, Reason.NO_WORKER
         if case.note is not None:
@@ -115,7 +116,7 @@ class Placer:
         if worker is view.home:
             return worker, Reason.SESSION_WORKER
         if case.session is not None:
-            return worker, view.away
+            return worker, view.why_away(Role.DECODE)
         return worker, Reason.PREFIX_CACHED if view.held_at(worker) else Reason.PREFILL_DONE
 
     def _view(self, case: Case, fleet: Fleet, now_ms: int) -> View:
@@ -123,7 +124,7 @@ class Placer:
             for (life, role), pace in self.estimates.changed.items():
                 fleet.set_pace(life, role, pace)
             self.estimates.changed.clear()
-        return View(case, fleet, self.prefixes, self.estimates.speeds, now_ms)
+        return View(case, fleet, self.prefixes, self.estimates, now_ms)
 
     def _weights_of(self, case: Case) -> tuple[float, float]:
         if case.weights is None:
@@ -149,6 +150,7 @@ class Placer:
         append_tokens = view.to_compute_at(local)
         prefill_tokens = view.to_compute_at(prefill)
         estimate = None
+        local_ms, remote_ms = view.append_at_ms(local), view.remote_first_ms(prefill)
         if case.policy == "learned":
             estimate = self.estimates.expect(
                 home=local,
@@ -156,11 +158,13 @@ class Placer:
                 append_tokens=append_tokens,
                 prefill_tokens=prefill_tokens,
                 moved_tokens=view.lacking(decode),
+                prompt_tokens=case.prompt_tokens,
                 max_tokens=case.max_tokens,
                 weights=(w_ttft, w_tpot),
                 at_home=view.home is not None,
                 now_ms=view.now_ms,
             )
+            local_ms, remote_ms = estimate.ttft_local_ms, estimate.ttft_remote_ms
         return Turn(
             ticket=case.ticket,
             prompt_tokens=case.prompt_tokens,
@@ -175,6 +179,8 @@ class Placer:
             w_tpot=w_tpot,
             has_home=view.home is not None,
             alone=self._alone(view, local, prefill),
+            local_ms=local_ms,
+            remote_ms=remote_ms,
             estimate=estimate,
         )
 
@@ -204,12 +210,32 @@ class Placer:
         worker = view.appender() if policy.first_turns else None
         if worker is None:
             return self._remote(view, Choice(False, view.away))
-        choice = policy.choose(self._turn(view, worker, view.decode()))
+        choice = policy.choose(self._turn(view, worker, view.decode(0.0)))
+        choice = self._timely(view, worker, choice)
         if choice.local:
             return self._local(view, worker, choice)
         if choice.estimate is not None:  # it tells why
             choice = choice.overruled(view.away, local=False)
         return self._remote(view, choice)
+
+    def _timely(self, view: View, local: Worker, choice: Choice) -> Choice:
+        """The policy's choice, or the other way where that misses fewer deadlines."""
+        prefill = view.prefill(view.open(Role.PREFILL))
+        missed_local = view.missed_local(local) if choice.local else 0
+        if view.case.policy == "static" or prefill is None or choice.local and not missed_local:
+            return choice
+        first_ms = view.remote_first_ms(prefill)
+        decode = view.decode(first_ms)
+        if decode is None:
+            return choice
+        missed_remote = view.missed_remote(decode, first_ms)
+        if choice.local:
+            is_late = missed_local > missed_remote
+        else:
+            is_late = missed_remote > 0 and missed_remote > view.missed_local(local)
+        if is_late:
+            return choice.overruled(Reason.DEADLINE_NEAR, local=not choice.local)
+        return choice
 
     def _remote(self, view: View, choice: Choice) -> Placement | None:
         """Prefill where it ends soonest, decode where the history lies or least runs."""
@@ -219,7 +245,7 @@ class Placer:
         decode_credits = pools[Role.DECODE].credits(view.now_ms)
         if prefill is None or case.before_decode >= decode_credits + self.settings.handover_ahead:
             return None
-        decode = view.decode()
+        decode = view.decode(view.remote_first_ms(prefill))
         decode_ahead_tokens = view.held_at(decode) - view.held_at(prefill)
         wish = wishes.orchestration(self.settings, case.request)
         way = orchestration.choose(
@@ -240,7 +266,7 @@ class Placer:
             absent_ms = view.fleet.prefill_absent_ms(view.now_ms)
             if replica is not None or absent_ms < self.settings.local_after_ms:
                 return replica
-        worker = view.decode()
+        worker = view.decode(0.0)
         if worker is None:
             return None
         return self._local(view, worker, Choice(True, Reason.NO_WORKER))
@@ -255,7 +281,7 @@ class Placer:
         if worker is view.home:
             reason = Reason.SESSION_WORKER
         elif case.session is not None:
-            reason = view.away
+            reason = view.why_away(Role.REPLICA)
         elif not view.fleet.any_lives(Role.DECODE, view.now_ms):
             reason = Reason.ONLY_REPLICAS
         else:
@@ -272,7 +298,7 @@ class Placer:
         way: Way = _NO_PAIR,
     ) -> Placement:
         case = view.case
-        self._dispatched(view, prefill, decode)
+        first_ms = self._dispatched(view, prefill, decode)
         w_ttft, w_tpot = self._weights_of(case)
         policy = "replica" if mode is Mode.REPLICA else case.policy or self.settings.policy
         return Placement(
@@ -285,6 +311,7 @@ class Placer:
             w_ttft=w_ttft,
             w_tpot=w_tpot,
             load=view.load,
+            first_ms=first_ms,
             estimate=choice.estimate,
             policy_reason=choice.policy_reason,
             prefill_cached_tokens=view.held_at(prefill),
@@ -294,11 +321,12 @@ class Placer:
             ),
         )
 
-    def _dispatched(self, view: View, prefill: Worker | None, decode: Worker | None) -> None:
-        """Note what lies before the request there, and count it."""
-        case = view.case
-        now_ms = view.now_ms
+    def _dispatched(self, view: View, prefill: Worker | None, decode: Worker | None) -> float:
+        """Note what lies before the request there, and count it; returns the time to its first
+        token."""
+        case, now_ms = view.case, view.now_ms
         if prefill is not None:
+            first_ms = view.remote_first_ms(prefill)
             case.note = self.estimates.remote(
                 prefill,
                 decode,
@@ -306,14 +334,17 @@ class Placer:
                 case.max_tokens,
                 now_ms,
                 view.lacking(decode),
+                case.prompt_tokens,
             )
-        else:
-            assert decode is not None
-            until_ms = now_ms + view.append_at_ms(decode)
-            tokens = view.to_compute_at(decode)
-            case.note = self.estimates.in_place(decode, tokens, case.max_tokens, now_ms)
-            token_ms = self.estimates.speeds.append_ms_per_token * decode.pace
-            view.fleet.occupy(decode, until_ms, token_ms)
+            return first_ms
+        assert decode is not None
+        first_ms, tokens = view.append_at_ms(decode), view.to_compute_at(decode)
+        case.note = self.estimates.in_place(
+            decode, tokens, case.max_tokens, now_ms, case.prompt_tokens
+        )
+        token_ms = self.estimates.speeds.append_ms_per_token * decode.pace
+        view.fleet.occupy(decode, now_ms + first_ms, token_ms)
+        return first_ms
 
 
 def _policies(settings: RouterSettings, table: PpdTable | None) -> dict[str, Policy]:

@@ -35,6 +35,8 @@ class Turn:
     w_tpot: float
     has_home: bool = True  # a living worker holds the history; otherwise there is no ticket
     alone: bool = False  # prefill workers could do nothing for it that this one could not
+    local_ms: float = 0.0  # until its first token, as far as is known
+    remote_ms: float = 0.0
     estimate: Estimate | None = None  # where one was asked for
 
 
@@ -61,7 +63,8 @@ class Policy(Protocol):
 
 
 class Conditional:
-    """Remote only if much is to be computed and prefill workers get to it soon (Dynamo, 2025).
+    """Remote only if much is to be computed and prefill workers get to it soon (Dynamo, 2025), or
+    sooner than the decode worker.
 
     What a decode worker holds of a prompt need not be computed, whoever's prefix it was.
     """
@@ -76,7 +79,7 @@ class Conditional:
         """By length first, then by queue."""
         if turn.append_tokens <= self._tokens_max:
             return Choice(True, Reason.BELOW_LENGTH)
-        if turn.prefill_queue >= self._queue_max:
+        if turn.prefill_queue >= self._queue_max and turn.local_ms <= turn.remote_ms:
             return Choice(True, Reason.PREFILL_QUEUE_LONG)
         return Choice(False, Reason.ABOVE_LENGTH)
 
@@ -124,7 +127,7 @@ class Tabled:
 
 class Learned:
     """The score of PPD, with a price for KV that moves, from what was learned online; while that is
-    too little, as `Conditional`, but never into a queue that seems longer.
+    too little, as `Conditional`.
 
     Where no worker holds the history, it is asked about the best decode worker, and says remote
     until prefill and decode are known. A worker in both roles answers alone what no pure prefill
@@ -144,7 +147,7 @@ class Learned:
         estimate = turn.estimate
         assert estimate is not None
         if estimate.samples < self._settings.samples_min:
-            local, reason = self._assumes(turn, estimate), Reason.TOO_LITTLE_KNOWN
+            local, reason = self._assumes(turn), Reason.TOO_LITTLE_KNOWN
         else:
             local = turn.alone or (estimate.score > 0 and self._in_time(turn, estimate))
             reason = Reason.LEARNED
@@ -152,14 +155,10 @@ class Learned:
             local, reason = not local, Reason.EXPLORING
         return Choice(local, reason, estimate)
 
-    def _assumes(self, turn: Turn, estimate: Estimate) -> bool:
+    def _assumes(self, turn: Turn) -> bool:
         if turn.alone or not turn.has_home:
             return turn.alone
-        choice = self._fallback.choose(turn)
-        if not choice.local:
-            return False
-        sooner = estimate.ttft_local_ms <= estimate.ttft_remote_ms
-        return choice.reason is Reason.BELOW_LENGTH or sooner
+        return self._fallback.choose(turn).local
 
     def _in_time(self, turn: Turn, estimate: Estimate) -> bool:
         """Whether no price for moving KV is paid with the deadline."""

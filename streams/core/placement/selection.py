@@ -7,7 +7,7 @@ ones. All times are estimates in ms; `streams/core/placement/placer.py` makes a 
 placement.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 
@@ -17,12 +17,14 @@ from schemas.records import Candidate, Reason, Role, Session
 from streams.core.fleet.members import Fleet
 from streams.core.fleet.workers import NOT_LISTED, Flags, Numbers, Pool, Worker
 from streams.core.placement.case import Case
-from streams.core.placement.estimates import Speeds
+from streams.core.placement.deadlines import Deadlines
+from streams.core.placement.estimates import Estimates
 from streams.core.placement.prefixes import NO_SLOT, Levels, PrefixIndex
 
 _ROLES_OF_HOME = (Role.DECODE, Role.REPLICA)
 _ROLES_OF_LOAD = ((Role.PREFILL, Role.DECODE), (Role.REPLICA,))
 _TIE_MS = 1e-9  # per request: so little decides between equals only
+_TRIES_MAX = 4  # workers of which it is asked what would miss its deadline there
 TOLD_MS = 1_000  # by then a worker has told what it holds of an answer
 
 
@@ -30,13 +32,14 @@ class View:
     """A request among the workers at one moment."""
 
     def __init__(
-        self, case: Case, fleet: Fleet, prefixes: PrefixIndex, speeds: Speeds, now_ms: int
+        self, case: Case, fleet: Fleet, prefixes: PrefixIndex, estimates: Estimates, now_ms: int
     ) -> None:
         self.case = case
         self.fleet = fleet
         self.now_ms = now_ms
         self._prefixes = prefixes
-        self._speeds = speeds
+        self._speeds, self._hop_ms = estimates.speeds, estimates.hop_ms
+        self._deadlines = Deadlines(estimates)
         self._levels: Levels | None = None
         self._held_at: dict[Worker, int] = {}
         self._prefill_ms: Numbers | None = None
@@ -75,6 +78,10 @@ class View:
         """Whether the session's worker has this role and takes one more request."""
         home = self.home
         return home is not None and home.role is role and home.free > 0
+
+    def why_away(self, role: Role) -> Reason:
+        """Why a worker of that role has the request, that does not hold its session's KV."""
+        return Reason.DEADLINE_NEAR if self.home_takes(role) else self.away
 
     def held_at(self, worker: Worker | None) -> int:
         """Leading prompt tokens that one worker is thought to hold."""
@@ -144,42 +151,73 @@ class View:
         """Per row of the prefill pool: time until the prompt would be computed there."""
         if self._prefill_ms is None:
             pool, speeds = self.fleet.pools[Role.PREFILL], self._speeds
-            tokens = self.to_compute(Role.PREFILL) + pool.tokens
+            own_ms = speeds.prefill_ms(self.to_compute(Role.PREFILL), self.case.prompt_tokens)
+            ahead_ms = pool.tokens * speeds.prefill_ms_per_token
             base_ms = (pool.requests + 1.0) * speeds.prefill_base_ms
-            self._prefill_ms = (tokens * speeds.prefill_ms_per_token + base_ms) * pool.pace
+            self._prefill_ms = (own_ms + ahead_ms + base_ms) * pool.pace
         return self._prefill_ms
 
     def append_ms(self, role: Role) -> Numbers:
         """Per row of a decode or replica pool: likewise."""
         pool, speeds = self.fleet.pools[role], self._speeds
-        tokens = pool.others_tokens + self.to_compute(role)
-        own_ms = (speeds.append_base_ms + tokens * speeds.append_ms_per_token) * pool.pace
-        return np.maximum(pool.busy_until_ms - self.now_ms, 0.0) + own_ms
+        own_ms = speeds.append_ms(self.to_compute(role), self.case.prompt_tokens)
+        others_ms = pool.others_tokens * speeds.append_ms_per_token
+        took_ms = (speeds.append_base_ms + others_ms + own_ms) * pool.pace
+        return np.maximum(pool.busy_until_ms - self.now_ms, 0.0) + took_ms
 
     def append_at_ms(self, worker: Worker) -> float:
         """The same for one worker."""
-        tokens = worker.others_tokens + self.to_compute_at(worker)
         speeds = self._speeds
-        own_ms = (speeds.append_base_ms + tokens * speeds.append_ms_per_token) * worker.pace
-        return max(worker.busy_until_ms - self.now_ms, 0.0) + own_ms
+        own_ms = speeds.append_ms(float(self.to_compute_at(worker)), self.case.prompt_tokens)
+        others_ms = worker.others_tokens * speeds.append_ms_per_token
+        took_ms = (speeds.append_base_ms + others_ms + own_ms) * worker.pace
+        return max(worker.busy_until_ms - self.now_ms, 0.0) + took_ms
 
     def _sharing_ms(self, pool: Pool) -> Numbers:
         """Per row: what the requests that run there add to the time of the whole answer."""
-        return pool.requests * pool.pace * (self._speeds.sharing_ms * self.case.max_tokens)
+        speeds = self._speeds
+        token_ms = (
+            pool.requests * speeds.sharing_ms + pool.batch_tokens * speeds.context_ms_per_token
+        )
+        ends_ms = (speeds.step_ms + token_ms) * speeds.answer_tokens  # of an answer there
+        return token_ms * pool.pace * self.case.max_tokens + self._full_share(pool) * ends_ms
+
+    def _full_share(self, pool: Pool) -> Numbers:
+        """Per row: the share of its requests that have to end before it has room for this one."""
+        tokens = pool.batch_tokens + (self.case.prompt_tokens + self.case.max_tokens)
+        over_tokens = np.maximum(tokens - pool.room_tokens, 0.0)
+        share: Numbers = over_tokens / np.maximum(pool.batch_tokens, 1.0)
+        return share
 
     def prefill(self, among: Flags) -> Worker | None:
         """Where prefill ends soonest."""
         return least(self.fleet.pools[Role.PREFILL], self.prefill_ms(), among)
 
-    def decode(self) -> Worker | None:
-        """The session's worker if it takes the request, else where decode loses least."""
-        if self.home_takes(Role.DECODE):
-            return self.home
+    def remote_first_ms(self, prefill: Worker) -> float:
+        """Time to the first token of a request whose prompt that worker computes."""
+        return float(self.prefill_ms()[prefill.row]) + self._hop_ms
+
+    def missed_local(self, worker: Worker) -> int:
+        """How many deadlines are missed where the worker computes prompt and answer."""
+        first_ms, tokens = self.append_at_ms(worker), self.to_compute_at(worker)
+        return self._deadlines.missed(worker, self.case, first_ms, tokens, self.now_ms)
+
+    def missed_remote(self, decode: Worker, first_ms: float) -> int:
+        """Likewise where it only decodes, from a first token on that comes after so long."""
+        return self._deadlines.missed(decode, self.case, first_ms, 0, self.now_ms)
+
+    def decode(self, first_ms: float) -> Worker | None:
+        """The session's worker if it takes the request, else where decode loses least; another one
+        where fewer deadlines are missed. The first token comes after so long."""
         pool = self.fleet.pools[Role.DECODE]
         waiting_ms = np.maximum(pool.busy_until_ms - self.now_ms, 0.0)
         moving_ms = self.to_compute(Role.DECODE) * self._speeds.transfer_ms_per_token
         cost_ms = self._sharing_ms(pool) + waiting_ms + moving_ms
-        return least(pool, cost_ms, self.open(Role.DECODE))
+        first = self.home if self.home_takes(Role.DECODE) else None
+        among = self.open(Role.DECODE)
+        return _timeliest(
+            pool, cost_ms, among, first, lambda worker: self.missed_remote(worker, first_ms)
+        )
 
     def appender(self) -> Worker | None:
         """The decode worker where the answer would end soonest, should it compute the prompt."""
@@ -187,12 +225,13 @@ class View:
 
     def replica(self) -> Worker | None:
         """The session's replica if it takes the request, else where the answer ends soonest."""
-        return self.home if self.home_takes(Role.REPLICA) else self._alone(Role.REPLICA)
+        return self._alone(Role.REPLICA, self.home if self.home_takes(Role.REPLICA) else None)
 
-    def _alone(self, role: Role) -> Worker | None:
+    def _alone(self, role: Role, first: Worker | None = None) -> Worker | None:
         """Where the answer ends soonest if one worker computes prompt and answer."""
         pool = self.fleet.pools[role]
-        return least(pool, self.append_ms(role) + self._sharing_ms(pool), self.open(role))
+        cost_ms = self.append_ms(role) + self._sharing_ms(pool)
+        return _timeliest(pool, cost_ms, self.open(role), first, self.missed_local)
 
 
 def least(pool: Pool, cost_ms: Numbers, among: Flags) -> Worker | None:
@@ -204,6 +243,29 @@ def least(pool: Pool, cost_ms: Numbers, among: Flags) -> Worker | None:
     if not among[row]:
         row = int(np.where(among, cost_ms, np.inf).argmin())
     return pool.workers[row] if among[row] else None
+
+
+def _timeliest(
+    pool: Pool,
+    cost_ms: Numbers,
+    among: Flags,
+    first: Worker | None,
+    missed: Callable[[Worker], int],
+) -> Worker | None:
+    """The first one, or the worker that costs least; where deadlines are missed there, the one of
+    the next few where the fewest are."""
+    worker = best = first or least(pool, cost_ms, among)
+    if worker is None or not (fewest := missed(worker)):
+        return worker
+    among = among.copy()
+    for _ in range(_TRIES_MAX - 1):
+        among[worker.row] = False
+        worker = least(pool, cost_ms, among)
+        if worker is None or not fewest:
+            break
+        if (count := missed(worker)) < fewest:
+            best, fewest = worker, count
+    return best
 
 
 def load(fleet: Fleet, now_ms: int) -> float:

@@ -106,6 +106,7 @@ def expected(known: Estimates, scene: PlacerFixture, **changes: Any) -> Estimate
     return known.expect(
         home=scene.worker("d0"),
         prefill=scene.worker("p0"),
+        prompt_tokens=1_000,
         max_tokens=1_000,
         weights=(0.5, 0.5),
         now_ms=scene.now_ms,
@@ -188,7 +189,7 @@ def test_streams_that_a_prompt_delays_delay_others_and_meet_more_prompts(
     home.token_rate, home.given_ms = rate, scene.now_ms
     home.others_running = per_ms * answer_tokens * now_ms  # type: ignore[assignment]  # a mean
     known.answer_tokens = answer_tokens
-    known.decode.coefficients = [8.0, sharing_ms, each_ms * now_ms, 0.0, 0.0]
+    known.decode.coefficients = [8.0, sharing_ms, 0.0, each_ms * now_ms, 0.0, 0.0]
     found = expected(known, scene)
     assert found.tpot_remote_ms == pytest.approx(now_ms)
     lost_ms = per_ms * tokens * (tpot_ms(rate + few) - now_ms) / few  # by all, for one prompt
@@ -200,7 +201,7 @@ def test_what_a_batch_is_thought_to_lose_is_bounded() -> None:
     scene = pair(policy="learned")
     known, home = scene.placer.estimates, scene.worker("d0")
     home.others_running, known.answer_tokens = 10, 100.0
-    known.decode.coefficients = [0.0, 1.0, 0.1, 0.0, 0.0]
+    known.decode.coefficients = [0.0, 1.0, 0.0, 0.1, 0.0, 0.0]
     assert expected(known, scene).loss_tpot == pytest.approx(5 * (10 * 0.1 * 1_000 / 10 / 100) / 10)
 
 

@@ -25,7 +25,8 @@ from tests.streams.core.placement.test_policies import estimate, turn
 def test_learned_assumes_little(changes: dict[str, Any], local_ms: float, local: bool) -> None:
     unsure = Estimate(ttft_local_ms=local_ms, ttft_remote_ms=200, score=1.0, samples=0)
     learned = Learned(RouterSettings(explore_share=0.0))
-    found = learned.choose(turn(estimate=unsure, **changes))
+    asked = turn(estimate=unsure, local_ms=local_ms, remote_ms=200, **changes)
+    found = learned.choose(asked)
     assert found == Choice(local, Reason.TOO_LITTLE_KNOWN, unsure)
 
 

@@ -1,0 +1,103 @@
+"""Deadlines of answers under way and of the request that comes: where it goes so that they hold."""
+
+import pytest
+
+from schemas.records import Mode, Reason, Role
+from streams.core.fleet.workers import Answer
+from streams.core.placement.deadlines import MARGIN
+from tests.streams.builders import T0
+from tests.streams.core.placement.placer_fixture import PlacerFixture, case, pair, session
+
+# Nothing is measured: a step takes 10 ms, and 0.02 ms for each thousand tokens that it reads.
+TOKENS, STEP_MS = 1_000, 10.0
+
+
+def holds_answer(scene: PlacerFixture, worker_id: str, deadline_ms: int, **changes: int) -> None:
+    """A decode worker answers a request of this router's."""
+    values = {"prompt_tokens": 100, "max_tokens": TOKENS, "begins_ms": T0, **changes}
+    answer = Answer(f"on {worker_id}", deadline_ms=deadline_ms, **values)
+    scene.fleet.take(scene.worker(worker_id), 0, answer)
+
+
+def spent_ms(tokens: int) -> int:
+    """What so many tokens of an answer take alone, of which half are expected to come."""
+    return round(tokens / 2 * STEP_MS)
+
+
+@pytest.mark.parametrize("policy", ["learned", "conditional", "static"])
+@pytest.mark.parametrize("slack", [MARGIN + 0.02, 2.0], ids=["near", "far"])
+def test_a_long_context_goes_where_it_delays_nobody_beyond_a_deadline(
+    policy: str, slack: float
+) -> None:
+    """d1 has less to do, and an answer that just comes in time."""
+    scene = pair(decodes=2, policy=policy)
+    holds_answer(scene, "d0", T0 + 600_000)
+    scene.fleet.take(scene.worker("d0"), 0)
+    holds_answer(scene, "d1", T0 + round(slack * spent_ms(TOKENS)))
+    found = scene.place(case(60_000))
+    assert found is not None and found.decode is scene.worker("d0" if slack < 2 else "d1")
+
+
+def test_what_is_late_anyway_holds_nobody_up() -> None:
+    scene = pair(decodes=2, policy="learned")
+    scene.fleet.take(scene.worker("d0"), 0)
+    scene.fleet.take(scene.worker("d0"), 0)
+    holds_answer(scene, "d1", T0 + spent_ms(TOKENS) // 2)
+    found = scene.place(case(60_000))
+    assert found is not None and found.decode is scene.worker("d1")
+
+
+def test_an_answer_that_has_ended_has_no_deadline() -> None:
+    scene = pair(decodes=1)
+    holds_answer(scene, "d0", T0 + spent_ms(TOKENS))
+    worker = scene.worker("d0")
+    assert (worker.batch_tokens, len(worker.answers)) == (100, 1)
+    scene.fleet.release(worker.life, Role.DECODE, 0, "on d0")
+    assert (worker.batch_tokens, len(worker.answers)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("deadline_ms", "mode", "reason"),
+    [
+        (600_000, Mode.LOCAL, Reason.PREFILL_QUEUE_LONG),
+        (round(1_000 * MARGIN) + 2, Mode.REMOTE, Reason.DEADLINE_NEAR),  # it would lose 4 ms
+    ],
+)
+def test_a_policy_is_overruled_where_the_other_way_misses_no_deadline(
+    deadline_ms: int, mode: Mode, reason: Reason
+) -> None:
+    """The prompt would be computed beside an answer, whose stream it delays."""
+    scene = pair(policy="conditional", max_local_prefill_tokens=0, max_prefill_queue=0.0)
+    scene.placer.estimates.decode.coefficients = [STEP_MS, 0.0, 0.0, 1.0, 0.0, 0.0]
+    holds_answer(scene, "d0", T0 + deadline_ms, max_tokens=200)
+    found = scene.place(case(2_040, session("d0", 2_001)))
+    assert found is not None
+    assert (found.mode, found.reason) == (mode, reason)
+
+
+def test_the_request_itself_goes_where_it_ends_in_time() -> None:
+    """Home is slow by all that it reads; the other worker would have to be sent the history."""
+    scene = pair(decodes=2, policy="static")
+    holds_answer(scene, "d0", T0 + 600_000, prompt_tokens=400_000)
+    for slack, worker_id in ((3.0, "d0"), (MARGIN + 0.2, "d1")):
+        deadline_ms = T0 + round(slack * spent_ms(TOKENS))
+        asked = case(100, session("d0", 50), deadline_ms=deadline_ms, max_tokens=TOKENS)
+        found = scene.place(asked)
+        assert found is not None and found.decode is scene.worker(worker_id)
+
+
+@pytest.mark.parametrize("room_tokens", [100_000, 10_000])
+def test_a_request_goes_where_its_kv_has_room(room_tokens: int) -> None:
+    """d1 holds fewer requests; but it would have to wait there until one has ended."""
+    scene = pair(decodes=2, policy="static")
+    scene.placer.estimates.answer_tokens = 100.0
+    scene.placer.estimates.speeds = scene.placer.estimates._speeds()
+    for _ in range(3):
+        scene.fleet.take(scene.worker("d0"), 0)
+    holds_answer(scene, "d1", T0 + 600_000, prompt_tokens=9_000)
+    worker = scene.worker("d1")
+    worker.room_tokens = room_tokens
+    scene.fleet.pools[Role.DECODE].update(worker)
+    found = scene.place(case(2_000))
+    assert found is not None
+    assert found.decode is scene.worker("d1" if room_tokens > 11_000 else "d0")
