@@ -14,7 +14,7 @@ from streams.gateway.batches import lines
 from streams.gateway.http.errors import from_validation, shown
 from streams.gateway.request.body import Body, ChatBody, CompletionBody
 from streams.gateway.request.embed_body import EmbeddingsBody, inputs_of
-from streams.gateway.request.fields import refuse_extras
+from streams.gateway.request.fields import EMBEDDING_NEUTRAL, refuse_extras
 from streams.gateway.request.responses_body import ResponsesBody, refuse_fields
 from streams.gateway.responses.create import ResponseCall
 from streams.gateway.responses.items import REFERENCE, items_of
@@ -93,6 +93,6 @@ def _response(body: Json) -> ResponseCall:
 
 def _embeddings(body: Json) -> EmbeddingsBody:
     call = _parsed(EmbeddingsBody, body)
-    refuse_extras(call.model_extra)
+    refuse_extras(call.model_extra, EMBEDDING_NEUTRAL)
     inputs_of(call.input)
     return call

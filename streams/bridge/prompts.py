@@ -5,19 +5,20 @@ What its value says is `streams/bridge/records/record.py`'s to know; what a prom
 pair does. Nothing here does I/O but `WriterSchemas`, once per schema id.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from schemas.codec import SINGLE_OBJECT_MARKER, Codec, schema_of, to_dict
-from schemas.errors import BodyTooLarge, InvalidRequest
+from schemas.errors import BodyTooLarge, InvalidRequest, RecordError
 from schemas.records import Priority
 from schemas.topics import live_ms_max
 from streams.bridge.calls import Asked, checked
 from streams.bridge.config import Pair
 from streams.bridge.records import exact_json
-from streams.bridge.records.record import PromptRecord, fields_of
+from streams.bridge.records.record import PromptRecord, fetch_schema, fields_of
 from streams.bridge.records.template import Template, look_up
 from streams.bridge.records.writer_schemas import READS_MAX, WriterSchemas
 from streams.gateway.batches.lines import EMBEDDINGS
@@ -107,6 +108,13 @@ class Prompts:
                     f"{name}: expected at most {LIST_MAX} of them, found {len(value)}", name
                 )
         return self._question({name: value for name, value in fields.items() if _is_said(value)})
+
+    async def fetch_schema(self, record: PromptRecord) -> None:
+        """Wait until `question` needs nothing of the schema registry: what is wrong with the value
+        is for it to say. Raises BrokerUnavailable where the registry is away for long.
+        """
+        with suppress(RecordError):
+            await fetch_schema(record, self._schemas)
 
     async def _fields(self, record: PromptRecord) -> Json | None:
         value = record.value or b""

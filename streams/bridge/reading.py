@@ -76,6 +76,7 @@ class Reading:
         if self.begun <= BEGUN_MAX and not falls:
             asked.question = await prompts.question(record)
             return
+        await prompts.fetch_schema(record)  # a life that ends while it waits falls on nothing
         self._noted = (record.offset, falls + 1)  # who falls now falls on this one
         await self._commit()
         asked.question = await prompts.question(record)

@@ -46,7 +46,7 @@ def up(
         str | None,
         typer.Option(
             help="Folder, Hugging Face name, smollm2-135m-instruct or tiny.",
-            show_default="the first of these two; words with --engine sim",
+            show_default="the first of these two; with --engine sim `sim`, which says words",
         ),
     ] = None,
     revision: Annotated[

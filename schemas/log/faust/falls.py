@@ -6,7 +6,8 @@ a partition is noted before it is worked on, in the metadata of a commit at its 
 have begun it. The next commit of the group is behind it and says nothing. So who finds a note finds
 a record that somebody began and did not end. Ends that are no fault of the record's are taken back:
 a rebalance, a broker that was away, a drain. Who takes it works on nothing else meanwhile, so that
-no other record is blamed, and after `FALLS_MAX` of them it is buried.
+no other record is blamed, and after `FALLS_MAX` of them it is buried. If it is done after all, the
+record behind it is noted too: where lives end before Faust has committed, that one ends them.
 """
 
 import asyncio
@@ -74,8 +75,12 @@ class Falls:
 
     def end(self, place: Place, offset: int) -> None:
         """It is done."""
-        if self._heads.get(place, (-1, 0))[0] == offset:
-            del self._heads[place]
+        noted_offset, begun = self._heads.get(place, (-1, 0))
+        if noted_offset != offset:
+            return
+        del self._heads[place]
+        if begun > 1:  # they may have fallen on what is behind it: that is noted as well
+            self._seen.discard(place)
 
     async def forgive(self) -> None:
         """What is under way ends for another reason than a record."""

@@ -111,6 +111,12 @@ async def fields_of(record: PromptRecord, schemas: WriterSchemas) -> Fields | No
     return _row(found)
 
 
+async def fetch_schema(record: PromptRecord, schemas: WriterSchemas) -> None:
+    """Have the schema that a value names, if it names one. Raises as `fields_of`."""
+    if (named := schema_id_of(record.value or b"", record.headers)) is not None:
+        await schemas.of(named[0])
+
+
 def _kind_of(record: PromptRecord) -> _Kind:
     for name, value in record.headers:
         if name.lower() == "content-type" and value:

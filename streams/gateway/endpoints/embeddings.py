@@ -24,7 +24,7 @@ from streams.gateway.request.embed_body import (
     inputs_of,
     ranked_of,
 )
-from streams.gateway.request.fields import refuse_extras
+from streams.gateway.request.fields import EMBEDDING_NEUTRAL, refuse_extras
 from streams.gateway.request.options import DEADLINE_HEADER
 from streams.gateway.state import Gateway
 from streams.gateway.stream.delivery import COMPLETED
@@ -94,7 +94,7 @@ async def _body(gateway: Gateway, exchange: Exchange, kind: type[Body]) -> Body:
     exchange.tenant = gateway.keys.tenant(exchange.headers)
     raw = await exchange.read_body(gateway.body_reader)
     body = parse(kind, raw, VALUES_MAX)
-    refuse_extras(body.model_extra)
+    refuse_extras(body.model_extra, EMBEDDING_NEUTRAL)
     return body
 
 

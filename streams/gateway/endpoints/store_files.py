@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Annotated, Any
 
-import orjson
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import StreamingResponse
 
 from schemas.errors import InvalidRequest, NotFound
 from schemas.log.clock import wall_ms
@@ -23,7 +23,7 @@ from streams.gateway.objects.bodies import (
     StoreFilePaging,
     attributes_text,
 )
-from streams.gateway.objects.shapes import batch_json, page, store_file_json, whole_page
+from streams.gateway.objects.shapes import batch_json, content_page, page, store_file_json
 from streams.gateway.objects.stores import CANCELLED, DELETED, IN_PROGRESS, Entry, kind_of
 from streams.gateway.state import Gateway
 
@@ -78,7 +78,7 @@ def store_file_routes(gateway: Gateway, router: APIRouter) -> None:
         return {"id": file_id, "object": "vector_store.file.deleted", "deleted": True}
 
     @router.get(_FILE + "/content", tags=["OpenAI"])
-    async def content(vector_store_id: str, file_id: str, request: Request) -> Response:
+    async def content(vector_store_id: str, file_id: str, request: Request) -> StreamingResponse:
         """What a file of a vector store says, as text."""
         store = found_store(gateway, request, vector_store_id)
         _entry(gateway, store, file_id)
@@ -89,9 +89,8 @@ def store_file_routes(gateway: Gateway, router: APIRouter) -> None:
             texts = await unless_gone(request.receive, reading)
         except Unusable as error:
             raise InvalidRequest(f"{file_id}: {error}") from error
-        data = [{"type": "text", "text": each.text} async for each in in_slices(texts)]
-        body = orjson.dumps(whole_page(data, "vector_store.file_content.page"))
-        return Response(body, media_type="application/json")
+        pieces = in_slices(content_page([each.text for each in texts]))
+        return StreamingResponse(pieces, media_type="application/json")
 
 
 def batch_routes(gateway: Gateway, router: APIRouter) -> None:

@@ -2,8 +2,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
+
+import orjson
 
 from schemas.errors import InvalidRequest
 from schemas.records import FileBatch, StoredFile, VectorStore
@@ -18,6 +20,8 @@ from streams.gateway.objects.stores import (
     Entry,
 )
 from streams.gateway.objects.table import Table
+
+PIECE_CHARS = 65_536
 
 Json = dict[str, Any]
 Item = TypeVar("Item")
@@ -147,6 +151,18 @@ def page(
         "last_id": shown[-1][0] if shown else None,
         "has_more": has_more,
     }
+
+
+def content_page(texts: Iterable[str]) -> Iterator[bytes]:
+    """What a file says, as JSON in pieces: it may be long."""
+    head, _, tail = orjson.dumps(whole_page([], "vector_store.file_content.page")).partition(b"[]")
+    yield head + b"["
+    for i, text in enumerate(texts):
+        yield (b"," if i else b"") + b'{"type":"text","text":"'
+        for at in range(0, len(text), PIECE_CHARS):
+            yield orjson.dumps(text[at : at + PIECE_CHARS])[1:-1]
+        yield b'"}'
+    yield b"]" + tail
 
 
 def whole_page(data: Sequence[Json], name: str, **more: Any) -> Json:

@@ -33,6 +33,7 @@ class RerankBody(StrictBody):
     documents: list[str | dict[str, Any]] = Field(min_length=1, max_length=TEXTS_MAX - 1)
     top_n: Whole | None = Field(None, ge=1)
     return_documents: bool | None = None
+    user: str | None = None
 
 
 def inputs_of(value: Any) -> Texts:

@@ -67,6 +67,23 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "images": ([],),
     "input_audio": (),
 }
+EMBEDDING_NEUTRAL = NEUTRAL | {
+    "add_special_tokens": (True,),
+    "truncate_prompt_tokens": (-1,),
+    "truncation_side": ("right",),
+    "padding": ("do_not_pad",),
+    "priority": (0,),
+    "use_activation": (True,),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "messages": (),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (False,),
+    "continue_final_message": (False,),
+    "instruction": ("",),
+    "max_tokens_per_query": (0,),
+    "max_tokens_per_doc": (0,),
+}
 _ADVICE = {
     "modalities": "only text is served; leave it out or send ['text']",
     "audio": "only text is served; leave it out",
@@ -80,19 +97,23 @@ _ADVICE = {
     "documents": "put the passages into a message",
     "chat_template": "the model's own template is used; pass variables as `chat_template_kwargs`",
     "logprob_token_ids": "use `logprobs` with up to 20 likely tokens",
+    "truncate_prompt_tokens": "a model sees the beginning of a text, as much as it can",
+    "messages": "send texts as `input`",
     "return_prompt_text": "use /tokenize with return_token_strs",
     "allowed_token_ids": "use `structured_outputs` or `logit_bias`",
 }
 
 
-def refuse_extras(extras: Mapping[str, Any] | None) -> None:
+def refuse_extras(
+    extras: Mapping[str, Any] | None, neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL
+) -> None:
     """Raise InvalidRequest for the first field that would have to change the answer."""
     for name, value in (extras or {}).items():
         if name in HARMLESS or value is None:
             continue
-        if name not in NEUTRAL:
+        if name not in neutral:
             raise InvalidRequest(f"{name}: unknown field; check its spelling or leave it out", name)
-        if not any(value == neutral for neutral in NEUTRAL[name]):
+        if value not in neutral[name]:
             advice = _ADVICE.get(name, "leave it out")
             raise InvalidRequest(f"{name}: not supported; {advice}", name)
 

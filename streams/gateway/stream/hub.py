@@ -65,11 +65,16 @@ class SoFar(NamedTuple):
 
 
 OnVoid = Callable[[SoFar], None]
+
 ENDED_MAX = 10_000  # answers of which a mark may yet come; the oldest go first
 
 
 def _nothing() -> None:
     pass
+
+
+def _ignore(_: SoFar) -> None:
+    """What a hub does that nobody asks."""
 
 
 class Call:
@@ -168,7 +173,7 @@ class Call:
 class Hub:
     """All streams that wait for frames."""
 
-    def __init__(self, metrics: Metrics | None = None, on_void: OnVoid | None = None) -> None:
+    def __init__(self, metrics: Metrics | None = None, on_void: OnVoid = _ignore) -> None:
         """`on_void` is told what there is of each stream whose attempt was given up: at its mark,
         and again where the attempt's end is taken all the same.
         """
@@ -212,7 +217,7 @@ class Hub:
             if self._streams.get(stream.request_id) is stream:
                 del self._streams[stream.request_id]
 
-    def live_from_here(self, on_void: OnVoid | None) -> None:
+    def live_from_here(self, on_void: OnVoid) -> None:
         """What was applied so far had lain in the log. Of its marks only one behind which nothing
         goes on yet is worth a word, or the end of what was given up; from now on each is.
         """
@@ -289,16 +294,14 @@ class Hub:
                 if given_up.void(void.attempt, asks=void.asks):
                     self._tell(given_up, void.attempt)
             elif (ended := self._ended.get(void.request_id)) and ended.attempt <= void.attempt:
-                if self.on_void is not None:
-                    self.on_void(ended)
+                self.on_void(ended)
         if self._metrics is not None:
             self._metrics.frame(tokens=tokens, foreign_rows=foreign_rows, waits=waits, now_s=now_s)
 
     def _tell(self, stream: CallStream, attempt: int) -> None:
-        if self.on_void is not None:
-            tokens, chars = stream.said()
-            session_id = stream.call.key.session_id
-            self.on_void(SoFar(stream.request_id, session_id, attempt, tokens, chars))
+        tokens, chars = stream.said()
+        session_id = stream.call.key.session_id
+        self.on_void(SoFar(stream.request_id, session_id, attempt, tokens, chars))
 
     def _keep_end(self, stream: CallStream, end: StreamEnd) -> None:
         """Its router may give the attempt up yet, before it reads of the end."""
@@ -311,7 +314,7 @@ class Hub:
     def _tell_end(self, stream: CallStream, end: StreamEnd) -> None:
         """Where its router has given the attempt up."""
         ended = self._ended.get(stream.request_id)
-        if ended is not None and end.attempt <= stream.marked and self.on_void is not None:
+        if ended is not None and end.attempt <= stream.marked:
             self.on_void(ended)
 
     def _note_starts(self, starts: Sequence[StreamStart]) -> None:

@@ -43,13 +43,16 @@ assert [len(top) for top in old.choices[0].logprobs.top_logprobs] == [1] * 4
 
 made = client.responses.create(model=MODEL, input="Hello", max_output_tokens=4)
 with client.responses.stream(model=MODEL, input="Hello", max_output_tokens=4) as stream:
-    kinds = {event.type for event in stream}
-    assert stream.get_final_response().output_text
+    events = list(stream)
+kinds = {event.type for event in events}
 assert {"response.created", "response.output_text.delta", "response.incomplete"} <= kinds, kinds
-with client.responses.stream(response_id=made.id, starting_after=0) as stream:
-    assert stream.get_final_response().output_text == made.output_text
+assert events[-1].response.output_text
+with client.responses.stream(model=MODEL, input="Hello", text_format=Pier) as stream:
+    assert isinstance(stream.get_final_response().output_parsed, Pier)
 formed = client.responses.parse(model=MODEL, input="Hello", text_format=Pier)
 assert isinstance(formed.output_parsed, Pier)
+with client.responses.stream(response_id=formed.id, starting_after=0) as stream:
+    assert stream.get_final_response().output_text == formed.output_text
 named = client.responses.create(
     model=MODEL,
     input=[

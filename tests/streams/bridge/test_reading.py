@@ -73,20 +73,22 @@ async def test_a_prompt_that_bridges_fall_on_is_an_error_in_the_end(
 async def test_no_prompt_is_blamed_for_an_end_that_is_no_fault_of_its_own(
     memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Idle lives counted, and a stop while a healthy prompt was read made an error (found 28)."""
+    """Idle lives counted, and a stop while a healthy prompt was read made an error (found 28); so
+    did kills while its schema's registry was away.
+    """
     for _ in range(BEGUN_MAX + 1):
         async with Bridge(memory_log).living():
             await until(lambda: memory_log.commits > 0)
             await pass_time(1)
     assert memory_log.note.begun == 0, "there was nothing to fall on"
-    question, waits = Prompts.question, asyncio.Event()
+    question, fetch_schema, waits = Prompts.question, Prompts.fetch_schema, asyncio.Event()
 
     async def wait(prompts: Prompts, record: PromptRecord) -> Question | None:
         waits.set()
         await asyncio.get_running_loop().create_future()
         return None
 
-    monkeypatch.setattr(Prompts, "question", wait)  # as where its schema's registry is away
+    monkeypatch.setattr(Prompts, "question", wait)
     memory_log.put(0)
     for stops in range(BEGUN_MAX + FALLS_MAX + 1):
         waits.clear()
@@ -97,6 +99,15 @@ async def test_no_prompt_is_blamed_for_an_end_that_is_no_fault_of_its_own(
         await made.stop()
         assert memory_log.note.falls == 0
     monkeypatch.setattr(Prompts, "question", question)
+    monkeypatch.setattr(Prompts, "fetch_schema", wait)
+    for _ in range(FALLS_MAX + 1):
+        waits.clear()
+        made = Bridge(memory_log).life()
+        await take_again(made, memory_log)
+        await waits.wait()
+        await killed(made)
+        assert memory_log.note.falls == 0
+    monkeypatch.setattr(Prompts, "fetch_schema", fetch_schema)
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
         await take_again(life, memory_log)

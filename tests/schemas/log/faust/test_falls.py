@@ -84,6 +84,17 @@ async def test_what_ends_otherwise_takes_its_note_back(group: Group) -> None:
     assert group.note() == "begun=1", "it is done, and another commit follows"
 
 
+async def test_who_is_done_is_not_blamed_for_the_record_behind_it(group: Group) -> None:
+    """Each life ends before what is done was committed."""
+    for lives in (0, 1):
+        one = member(group)
+        assert await one.begin(PLACE, 7) == lives
+        one.end(PLACE, 7)
+        assert await one.begin(PLACE, 8) == 0
+    assert group.positions["t-documents", 0] == Position(8, "begun=1")
+    assert await member(group).begin(PLACE, 8) == 1
+
+
 async def test_where_nothing_can_be_written_the_process_itself_knows(group: Group) -> None:
     """The broker is away, and the same process comes back."""
     one = member(group)

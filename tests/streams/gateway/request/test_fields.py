@@ -1,16 +1,36 @@
-"""The page for callers names every sampling parameter of vLLM that the gateway refuses."""
+"""Fields of vLLM's that the gateway refuses: it knows them, and the page for callers names them."""
 
 import ast
+import re
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from streams.gateway.request.body import ChatBody, CompletionBody
-from streams.gateway.request.fields import HARMLESS
+from streams.gateway.request.embed_body import EmbeddingsBody, RerankBody
+from streams.gateway.request.fields import EMBEDDING_NEUTRAL, HARMLESS
 
 PAGE = Path(__file__).parents[4] / "infra/docs/integrate.md"
 REGION = "completion-sampling-params]"  # vLLM marks it for its own pages
+
+
+def protocol(part: str) -> str:
+    """The source of the request models of one of vLLM's endpoints."""
+    spec = find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("vllm is not installed")
+    return (
+        Path(spec.submodule_search_locations[0]) / "entrypoints" / part / "protocol.py"
+    ).read_text()
+
+
+def annotated(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Names with a type, and their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id, node.lineno
 
 
 @pytest.mark.parametrize(
@@ -18,21 +38,25 @@ REGION = "completion-sampling-params]"  # vLLM marks it for its own pages
 )
 def test_refused_sampling_parameters_are_listed(part: str, body: type[ChatBody]) -> None:
     """Read from vLLM's source, which need not be imported (issue 10, 27)."""
-    spec = find_spec("vllm")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("vllm is not installed")
-    folder = Path(spec.submodule_search_locations[0])
-    text = (folder / "entrypoints" / "openai" / part / "protocol.py").read_text()
+    text = protocol(f"openai/{part}")
     lines = text.splitlines()
     first, last = (number for number, line in enumerate(lines, 1) if REGION in line)
-    theirs = {
-        each.target.id
-        for each in ast.walk(ast.parse(text))
-        if isinstance(each, ast.AnnAssign)
-        and isinstance(each.target, ast.Name)
-        and first < each.lineno < last
-    }
+    theirs = {name for name, line in annotated(ast.parse(text)) if first < line < last}
     assert {"temperature", "top_p"} & theirs or "top_k" in theirs
     refused = theirs - set(body.model_fields) - HARMLESS
     told = PAGE.read_text()
     assert not [name for name in sorted(refused) if f"`{name}`" not in told]
+
+
+def test_fields_of_embeddings_are_known() -> None:
+    """Which of them are not served is said of each; none is called a misspelt one."""
+    theirs = set()
+    for part in ("base", "embed", "scoring"):
+        for model in ast.parse(protocol(f"pooling/{part}")).body:
+            if isinstance(model, ast.ClassDef) and re.search(
+                "Mixin|^Embedding.*Request|^Rerank.*Request", model.name
+            ):
+                theirs |= {name for name, _ in annotated(model)}
+    ours = set(EmbeddingsBody.model_fields) | set(RerankBody.model_fields)
+    assert theirs >= ours - {"return_documents"}
+    assert theirs - ours - HARMLESS - set(EMBEDDING_NEUTRAL) == {"max_total_tokens"}, "a variable"
