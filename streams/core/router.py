@@ -364,6 +364,7 @@ class Router:
             until_ms = max(deadline_ms, now_ms) + self.settings.deadline_grace_ms
             tables.ended.add(request_id, until_ms, event.partition)
         for live, outcome in rebuilt.untold:
+            self._orders.void_again(live, now_ms, but=outcome.written_by)
             self._endings.tell_usage(live, outcome)
         for cancellation in rebuilt.early:
             tables.early_cancellations.add(cancellation, event.partition, now_ms)

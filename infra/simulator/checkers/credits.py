@@ -134,9 +134,12 @@ class Idle(Checker):
     """Engines compute nothing that is over: ended, void, or placed again.
 
     But for work whose decision was lost with its router, which nobody knows of: it runs to its end.
+    What ends while no router is there is over with the next one: the last may have told no worker.
     """
 
     def __init__(self) -> None:
+        self._is_down = False
+        self._untold: list[Outcome] = []  # since then
         self._decided: set[tuple[str, str, int]] = set()  # worker, request and attempt
         self._over_ms: defaultdict[str, dict[int, float]] = defaultdict(
             dict
@@ -144,16 +147,33 @@ class Idle(Checker):
         self._void_ms: dict[tuple[str, str, int], float] = {}  # likewise, on a worker
         self._calm_ms: dict[str, float] = {}  # since when a worker hears what it is told
 
+    def router_died(self) -> None:
+        """Until the next one is there."""
+        self._is_down = True
+
+    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+        """The next one tells what the last may not have told."""
+        if isinstance(event, PartitionReady):
+            self._is_down, untold, self._untold = False, self._untold, []
+            for outcome in untold:
+                self._over(outcome, now_ms)
+
     def wrote(self, topic: str, record: object, now_ms: float) -> None:
         """Note what is over."""
         if isinstance(record, Outcome):
-            self._over_ms[record.request_id].setdefault(record.attempt, now_ms)
+            if self._is_down:
+                self._untold.append(record)
+            else:
+                self._over(record, now_ms)
         elif isinstance(record, Decision):
             for worker_id in (record.prefill_worker, record.decode_worker):
                 self._decided.add((worker_id, record.request_id, record.attempt))
         elif isinstance(record, CancelWork):
             name = record.worker_id, record.request_id, record.attempt
             self._void_ms.setdefault(name, now_ms)
+
+    def _over(self, outcome: Outcome, now_ms: float) -> None:
+        self._over_ms[outcome.request_id].setdefault(outcome.attempt, now_ms)
 
     def looked(self, cluster: Cluster) -> None:
         """Look into the engines."""

@@ -105,10 +105,13 @@ class Orders:
                 self._cancel(live, live.decode, role, now_ms, void=True)
         self.refund(live)
 
-    def void_again(self, live: LiveRequest, now_ms: int) -> None:
-        """After a takeover: what the last router has given up and perhaps told nobody of."""
+    def void_again(self, live: LiveRequest, now_ms: int, *, but: str = "") -> None:
+        """After a takeover: what the last router has given up and perhaps told nobody of. A worker
+        `but` that has ended it knows.
+        """
         for life, role in ((live.prefill, Role.PREFILL), *((live.decode, r) for r in DECODERS)):
-            self._cancel(live, life, role, now_ms, void=True)
+            if life[0] != but:
+                self._cancel(live, life, role, now_ms, void=True)
 
     def void_prefill(self, live: LiveRequest, now_ms: int) -> None:
         """Have the prefill worker free the KV that it keeps."""

@@ -7,7 +7,7 @@ cancellation, and the outcome. An attempt is taken through its phases by the sam
 that the live state uses; one that was given up waits to be placed again, whatever its workers said.
 An outcome counts unless a later attempt was placed, exactly as in the live state, and so live state
 equals a rebuild. What has ended without a word of what it has used, as its router died over that,
-is told of now.
+is told of now: to who reads of usage, and to workers that may still do it.
 To keep memory low, feed first what was told, then outcomes: what has ended is then not kept at all.
 
 Pure, and knows nothing of workers: whether those that hold a request still live is
@@ -221,8 +221,9 @@ class Rebuild:
             if trace.has_ended:
                 rebuilt.ended.append((request_id, trace.deadline_ms))
                 if trace.request is not None and trace.outcome is not None and not trace.is_told:
-                    live = _known(trace.request, trace, self.partition)
-                    rebuilt.untold.append((live, trace.outcome))
+                    rebuilt.untold.append(
+                        (_ended(trace.request, trace, self.partition), trace.outcome)
+                    )
             elif trace.request is not None:
                 live, failed = _live(trace.request, trace, self.partition)
                 if _waits_for_word(live, trace, continues=self._continues):
@@ -245,6 +246,14 @@ def _known(request: Request, trace: _Trace, partition: int) -> LiveRequest:
         live.take(with_context(request, trace.retrieved))
     for phase in trace.phases:
         note_work(live, phase)
+    return live
+
+
+def _ended(request: Request, trace: _Trace, partition: int) -> LiveRequest:
+    """The request with those on whom its last attempt was placed."""
+    live, placed = _known(request, trace, partition), trace.placed
+    handed = trace.handed if trace.handed.attempt == placed.attempt else placed
+    live.attempt, live.prefill, live.decode = placed.attempt, placed.prefill, handed.decode
     return live
 
 

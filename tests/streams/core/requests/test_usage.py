@@ -187,3 +187,17 @@ def test_late_words_of_attempts_that_were_given_up_count_whoever_reads_them(
     on.phase(on.works[-1], PhaseKind.PREFILL_DONE, started_ms=on.now_ms - 20)
     on.outcome(on.works[-1], worker_ms=100.0)
     assert on.used["r1"].worker_ms == 160.0
+
+
+@pytest.mark.parametrize("by_router", [True, False])
+def test_a_router_that_comes_after_stops_what_the_last_one_ended(by_router: bool) -> None:
+    """It may have died before it told the workers, of whom one that ended it knows (seed 1691)."""
+    on = split()
+    work = to_decoding(on)
+    ends = {"attempt": 2, "written_by": "another router"} if by_router else {}
+    on.record(OutcomeArrived(builders.outcome(work, on.now_ms, **ends), PARTITION))
+    untold(on)
+    on.cancels.clear()
+    on.taken_over()
+    assert [cancel.worker_id for cancel in on.cancels] == ["p0", "d0"][: 1 + by_router]
+    assert {(cancel.attempt, cancel.void) for cancel in on.cancels} == {(1, True)}
