@@ -63,6 +63,7 @@ class _Waiting:
 
     document_id: str
     done: Done
+    read: Callable[[], None]  # hears that no embedding worker has it before it any more
     embedded: int = 0  # passages that were made of it now
 
 
@@ -100,14 +101,20 @@ class Ingester:
         for letters in self._letters.values():
             await letters.stop()
 
-    async def put(self, document: Document, done: Done = lambda reason: None) -> None:
-        """`done` hears why it was refused, nothing if it was not, once `follow` knows.
+    async def put(
+        self,
+        document: Document,
+        done: Done = lambda reason: None,
+        read: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`done` hears why it was refused, nothing if it was not, once `follow` knows; before that
+        `read` hears that an embedding worker is through with it.
 
         Raises RecordTooLarge, BrokerUnavailable.
         """
         ack = await send_document(self._producer, self._log, document)
         self.fates.written += 1
-        await self._add(self._sent(document.document_id, done, ack))
+        await self._add(self._sent(_Waiting(document.document_id, done, read), ack))
 
     async def drop(self, collection: str, document_id: str) -> None:
         """A tombstone."""
@@ -128,9 +135,9 @@ class Ingester:
         acks, self._acks = self._acks, []
         await asyncio.gather(*acks)
 
-    async def _sent(self, document_id: str, done: Done, ack: Any) -> None:
+    async def _sent(self, waiting: _Waiting, ack: Any) -> None:
         place = await ack
-        self._open[int(place.partition), int(place.offset)] = _Waiting(document_id, done)
+        self._open[int(place.partition), int(place.offset)] = waiting
 
     async def follow(self, told: Callable[[Fates], None]) -> None:
         """Until all that was written is done; `told` hears of every change."""
@@ -207,6 +214,7 @@ class Ingester:
                 continue
             waiting = self._open.pop((record.partition, passages.documents_offset), None)
             if waiting is not None:
+                waiting.read()
                 waiting.embedded = 0 if KEPT in record.headers else len(passages.chunks)
                 self._made[record.partition, record.offset] = waiting
 
@@ -214,6 +222,8 @@ class Ingester:
         closed = waiting.pop(place, None)
         if closed is None:
             return
+        if waiting is self._open:
+            closed.read()
         self.fates.done += 1
         if refused:
             self.fates.refused.append((closed.document_id, refused))

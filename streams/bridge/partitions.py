@@ -14,7 +14,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
 from schemas.log.connecting import asking_client
-from schemas.log.faust.app import consumer_record
+from schemas.log.faust.app import consumer_record, hold, let_come
 from schemas.log.faust.group import Group
 from schemas.log.faust.receipts import Place
 from schemas.log.transactions import FullPlace
@@ -23,6 +23,43 @@ from streams.bridge.life import Life
 from streams.bridge.past import prompt_record
 
 _LOOKS = 5  # in the time after which a consumer is stuck
+WAITING_MAX = 64  # records of a partition; beyond that comes only what was fetched already
+
+
+class Delivery:
+    """Records of one partition on their way from agents to the partition's life.
+
+    A life takes a record when it has room. Agents do not wait for that: Faust hands records of all
+    topics over one after the other, so one full partition would keep all others waiting. Records
+    wait here, and where many do, no more of their partition are fetched.
+    """
+
+    def __init__(self, group: Group, life: Life) -> None:
+        self._group, self._life = group, life
+        self._waiting: asyncio.Queue[Any] = asyncio.Queue()
+        self._is_held = False
+        self._task = asyncio.create_task(self._hand_over())
+
+    def put(self, event: Any) -> None:
+        """One event, in order."""
+        self._waiting.put_nowait(event)
+        if self._waiting.qsize() >= WAITING_MAX:
+            self._is_held = True
+            hold(event)
+
+    async def _hand_over(self) -> None:
+        while True:
+            await self._group.guarded(self._hand_over_one(await self._waiting.get()))
+
+    async def _hand_over_one(self, event: Any) -> None:
+        await self._life.take(prompt_record(consumer_record(event.message)))
+        if self._is_held and self._waiting.qsize() <= WAITING_MAX // 2:
+            self._is_held = False
+            let_come(event)
+
+    def end(self) -> None:
+        """What waits here is read again by whoever is next."""
+        self._task.cancel()
 
 
 class OwnedPartitions:
@@ -40,6 +77,7 @@ class OwnedPartitions:
         self.may_ask = asyncio.Event()
         self._make = make
         self._lives: dict[FullPlace, Life] = {}
+        self._deliveries: dict[FullPlace, Delivery] = {}  # to each of them
         self._stopping: dict[FullPlace, asyncio.Task[None]] = {}  # the last of each place
 
     async def take(self, topic: str, event: Any) -> None:
@@ -48,20 +86,22 @@ class OwnedPartitions:
 
     async def _take(self, topic: str, event: Any) -> None:
         await self.may_ask.wait()
-        life = self._lives.get((topic, event.message.partition))
-        if life is not None and not self.group.has_failed:
-            await life.take(prompt_record(consumer_record(event.message)))
+        delivery = self._deliveries.get((topic, event.message.partition))
+        if delivery is not None and not self.group.has_failed:
+            delivery.put(event)
 
     def assigned(self, places: set[Place]) -> None:
         """These partitions, and no others, are this bridge's now."""
         self.group.assigned(places)
         for place in self._lives.keys() - places:
+            self._deliveries.pop(place).end()
             ending = self._end(self._lives.pop(place), self._stopping.get(place))
             self._stopping[place] = task = asyncio.create_task(ending)
             task.add_done_callback(partial(self._has_stopped, place))
         for place in sorted(places - self._lives.keys()):
             life = self._lives[place] = self._make(place)
             life.begin(self._stopping.get(place))
+            self._deliveries[place] = Delivery(self.group, life)
         self.may_ask.set()
 
     @property
@@ -88,6 +128,9 @@ class OwnedPartitions:
         """Commit what has ended, and leave the rest to whoever is next."""
         lives = list(self._lives.values())
         self._lives.clear()
+        for delivery in self._deliveries.values():
+            delivery.end()
+        self._deliveries.clear()
         if not self.group.has_failed:
             await asyncio.gather(*(life.flush() for life in lives), return_exceptions=True)
         await asyncio.gather(*(life.stop() for life in lives), *self._stopping.values())

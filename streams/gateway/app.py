@@ -7,7 +7,7 @@
 import asyncio
 import logging
 import socket
-from functools import cache, partial
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI, Request
@@ -25,7 +25,7 @@ from schemas.records import CancelReason, Endpoint
 from schemas.settings import LogSettings, ModelSettings
 from streams.gateway.batches.carrier import Carrier
 from streams.gateway.config import GatewaySettings
-from streams.gateway.endpoints.docs_page import docs_page
+from streams.gateway.endpoints.docs_page import DocsPage
 from streams.gateway.endpoints.embeddings import embeddings, rerank
 from streams.gateway.endpoints.generate import generate
 from streams.gateway.endpoints.openapi import describe
@@ -78,15 +78,8 @@ def create_app(gateway: Gateway) -> Entry:
     )
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
 
-    @cache
-    def page() -> bytes:
-        return docs_page(describe(app)).encode()
-
-    async def docs(_: Request) -> Response:
-        return Response(await asyncio.to_thread(page), media_type="text/html")
-
     app.router.routes += [
-        Route("/docs", docs),
+        Route("/docs", DocsPage(lambda: describe(app)).answer),
         *(Route(path, post, methods=["POST"]) for path, post in posts.items()),
         Route(
             "/v1/requests/{request_id}/events",

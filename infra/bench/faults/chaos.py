@@ -3,14 +3,16 @@
 `make chaos`, or `trivium bench chaos --quick`. Conversations arrive at 30 requests/s, some with
 passages, some hung up on. Every 5 s a process drawn from the seed gets SIGKILL, SIGSTOP or SIGTERM,
 and the broker dies three times. `checker.py` reads what clients wrote down and the raw topics.
-Writes build/bench/chaos.json; the history stays beside it, in build/bench/chaos.
+With `--hostile` all of that is done twice: alone, and then beside a tenant who sends what once took
+Trivium from all others; the first tenant does errands besides. Writes build/bench/chaos.json; the
+history stays beside it, in build/bench/chaos.
 """
 
 import asyncio
 import random
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -21,11 +23,12 @@ from infra.bench.benchmark import Benchmark, Findings, offered
 from infra.bench.faults import judging
 from infra.bench.faults.conversation_load import COLLECTION, Load, texts
 from infra.bench.faults.history import History
-from infra.bench.faults.http_clients import Resuming
+from infra.bench.faults.http_clients import WHOLE, Resuming, Seen
 from infra.bench.faults.kill_schedule import BROKER, KILL, STOP, Killer, draw
 from infra.bench.faults.log_audit import settled
 from infra.bench.faults.target_stack import MODEL, SIM, make_stack, urls
-from infra.bench.results import BENCH_DIR, at_most
+from infra.bench.faults.tenants import Errands, HostileTenant
+from infra.bench.results import BENCH_DIR, Bar, at_most, number, percentiles
 from infra.broker.probe import broker_answers
 from infra.handbook.library import library
 from infra.stack.launcher import Stack
@@ -36,6 +39,9 @@ PLAN = StackPlan(prefill=2, decode=3, retrieval=2, embedding=1, routers=2, gatew
 BACK_S = 120.0  # for every process to be back
 DRAIN_S = 320.0  # for the last answers to end: longer than a client is patient
 FOUND_S = 120.0  # for documents to be found
+SLOWER_MAX = 1.5  # p99 of a tenant's answers beside a hostile one, over that alone
+KEYS = ("first-tenant", "hostile-tenant")
+LONG_TOKENS_MAX = 16_384  # of a prompt and its answer, where a tenant sends long ones
 _LOOK_S = 0.25
 _JOINS_MAX = 5
 
@@ -48,6 +54,7 @@ class Options:
     rate: float = offered(30.0, "requests/s")
     every_s: float = offered(5.0, "between two blows")
     broker_kills: int = offered(3, "times that the broker dies")
+    hostile: int = offered(0, "1: once more, beside a hostile tenant")
     seed: int = offered(1)
 
 
@@ -62,6 +69,9 @@ class Run:
     back_s: float  # until all processes were ready after the last blow
     states: dict[str, str]
     restarts: dict[str, int]
+    answer_s: list[float]  # of each whole answer
+    errands: Errands | None = None
+    hostile: HostileTenant | None = None
 
     def away(self) -> dict[str, str]:
         """Processes that did not come back."""
@@ -79,31 +89,43 @@ class Run:
 async def run(options: Options, console: Console) -> Findings:
     """The whole run."""
     folder = BENCH_DIR.absolute() / "chaos"
-    stack = make_stack(PLAN, folder)
-    console.print(f"Starting {len(PLAN.names())} processes and a broker in {folder} ...")
+    plan = replace(PLAN, bridges=1) if options.hostile else PLAN
+    keys = KEYS if options.hostile else ()
+    stack = make_stack(plan, folder)
+    if options.hostile:
+        gateway = replace(stack.settings.gateway, api_keys=KEYS)
+        model = replace(stack.settings.model, max_model_len=LONG_TOKENS_MAX)
+        stack.settings = replace(stack.settings, gateway=gateway, model=model)
+    console.print(f"Starting {len(plan.names())} processes and a broker in {folder} ...")
     try:
         await stack.start()
         await put_documents(stack, options.seed)
         history = History(folder / "history.jsonl")
-        hurt = await _hurt(stack, history, options, console)
+        runs = [await _hurt(stack, history, options, console)]
+        if options.hostile:
+            hostile = HostileTenant(urls(stack), KEYS[1], options.seed)
+            runs.append(await _hurt(stack, history, options, console, hostile))
         history.close()
         console.print("Reading the log and the history ...")
         await settled(stack.settings.log)
-        task = judging.write_task(stack.settings, folder / "history.jsonl")
+        task = judging.write_task(stack.settings, folder / "history.jsonl", *keys[:1])
         found = await judging.judged(task)
     finally:
         await stack.stop(grace_s=10)
     for line in judging.examples(found):
         console.print(line, markup=False, soft_wrap=True)
     return Findings(
-        figures={**found, **_figures(hurt)},
+        figures={**found, **_figures(runs[-1]), "alone": _figures(runs[0])}
+        if options.hostile
+        else {**found, **_figures(runs[0])},
         bars=[
             *judging.bars(found),
-            at_most("answers that never ended", hurt.never_ended, 0, ""),
-            at_most("processes not back", len(hurt.away()), 0, ""),
+            at_most("answers that never ended", sum(run.never_ended for run in runs), 0, ""),
+            at_most("processes not back", len(runs[-1].away()), 0, ""),
+            *(_fairness(*runs) if options.hostile else ()),
         ],
-        shown=tables(hurt, found),
-        load={"plan": asdict(PLAN), "sim": SIM},
+        shown=[*tables(runs[-1], found), *([_beside(*runs)] if options.hostile else [])],
+        load={"plan": asdict(plan), "sim": SIM},
         beside=f"; what clients saw and the processes' logs are in {folder}",
     )
 
@@ -122,12 +144,27 @@ async def put_documents(stack: Stack, seed: int) -> None:
                 raise
 
 
-async def _hurt(stack: Stack, history: History, options: Options, console: Console) -> Run:
-    client = Resuming(urls(stack), MODEL, random.Random(options.seed))
-    load = Load(client, rate=options.rate, seed=options.seed, told=history.answer)
+async def _hurt(
+    stack: Stack,
+    history: History,
+    options: Options,
+    console: Console,
+    hostile: HostileTenant | None = None,
+) -> Run:
+    key, answer_s = KEYS[0] if options.hostile else "", list[float]()
+    restarts = {name: process.restarts for name, process in stack.processes.items()}
+
+    def told(seen: Seen) -> None:
+        history.answer(seen)
+        if seen.ended == WHOLE:
+            answer_s.append(seen.ended_s - seen.asked_s)
+
+    client = Resuming(urls(stack), MODEL, random.Random(options.seed), key)
+    load = Load(client, rate=options.rate, seed=options.seed, told=told)
+    errands = Errands(urls(stack), key, options.seed) if options.hostile else None
     killer = Killer(stack, history.blow)
     blows = draw(
-        list(PLAN.names()),
+        list(stack.plan.names()),
         seconds=options.seconds,
         every_s=options.every_s,
         broker_kills=options.broker_kills,
@@ -136,6 +173,7 @@ async def _hurt(stack: Stack, history: History, options: Options, console: Conso
     columns = (TextColumn("{task.description}"), BarColumn(24), TimeElapsedColumn())
     async with asyncio.TaskGroup() as group:  # a run that is ended freezes nobody any more
         watching = group.create_task(note_broker(stack, history))
+        beside = [group.create_task(each.run()) for each in (hostile, errands) if each is not None]
         asking, killing = group.create_task(load.run()), group.create_task(killer.follow(blows))
         with Progress(*columns, console=console) as progress:
             bar = progress.add_task("", total=options.seconds)
@@ -144,6 +182,10 @@ async def _hurt(stack: Stack, history: History, options: Options, console: Conso
                 progress.update(bar, completed=passed_s, description=_line(load, killer, stack))
                 await asyncio.sleep(_LOOK_S)
         load.is_over = True
+        if hostile is not None:
+            beside.pop(0).cancel()
+        if errands is not None:
+            errands.is_over = True
         await asking
         await killing
         healed_s = time.monotonic()
@@ -157,7 +199,12 @@ async def _hurt(stack: Stack, history: History, options: Options, console: Conso
         never_ended=await load.drain(DRAIN_S),
         back_s=back_s,
         states=states,
-        restarts={name: process.restarts for name, process in stack.processes.items()},
+        restarts={
+            name: process.restarts - restarts[name] for name, process in stack.processes.items()
+        },
+        answer_s=answer_s,
+        errands=errands,
+        hostile=hostile,
     )
 
 
@@ -190,9 +237,48 @@ def _line(load: Load, killer: Killer, stack: Stack) -> str:
     )
 
 
+def _fairness(alone: Run, beside: Run) -> list[Bar]:
+    """All that the first tenant asked is done, and not much later than without the other one."""
+    failed = [each for run in (alone, beside) if run.errands for each in run.errands.failed]
+    before, after = (percentiles(run.answer_s)["p99"] for run in (alone, beside))
+    slower = after / before if before and after else None
+    return [
+        at_most("errands that were not done", len(failed), 0, ""),
+        at_most("answers beside a hostile tenant over alone, p99", slower, SLOWER_MAX, "times"),
+    ]
+
+
+def _beside(alone: Run, beside: Run) -> Table:
+    """How long what the first tenant asked took."""
+    heads = ("count", "p50, s", "p99, s", "longest, s")
+    title = "The first tenant, alone and beside a hostile one"
+    shown = Table("what", *heads, *heads, title=title)
+    rows = [_durations(run) for run in (alone, beside)]
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [value for row in rows for value in row.get(name, dict.fromkeys(heads)).values()]
+        shown.add_row(name, *(number(value) for value in values))
+    return shown
+
+
+def _durations(hurt: Run) -> dict[str, dict[str, float | None]]:
+    """Of answers, and of each kind of errand."""
+    errands = hurt.errands.seconds if hurt.errands else {}
+    return {
+        name: {"count": len(some), **percentiles(some), "max": max(some, default=None)}
+        for name, some in {"answers": hurt.answer_s, **errands}.items()
+    }
+
+
 def _figures(hurt: Run) -> dict[str, Any]:
     """For the report, beside what the checker found."""
     return {
+        "seconds": _durations(hurt),
+        "errands_failed": hurt.errands.failed if hurt.errands else [],
+        "misdeeds": {
+            f"{name}: {ended}": count for (name, ended), count in sorted(hurt.hostile.ended.items())
+        }
+        if hurt.hostile
+        else {},
         "blows": {f"{name} {how}": count for (name, how), count in sorted(hurt.dealt.items())},
         "blows_missed": hurt.missed,
         "restarts": hurt.restarts,

@@ -3,8 +3,10 @@
 `python infra/bench/faults/checker.py TASK.json` reads the raw topics and the history that clients
 wrote, and prints its findings as JSON. Imports nothing of what it judges: Avro schemas are read as
 files, and what the simulated engine has to say is computed here again. TASK.json says `bootstrap`,
-`prefix`, `schemas` (the folder of .avsc files), `history` (lines of JSON, `history.py` writes them)
-and `engine` with its `block_size` and `vocabulary`: id and text of each token that may be drawn.
+`prefix`, `schemas` (the folder of .avsc files), `history` (lines that `history.py` writes),
+`engine` with its `block_size` and `vocabulary`: id and text of each token that may be drawn, and
+`tenant`: if not empty, whose requests are judged. Answers of a certain form are not: the engine
+draws them otherwise.
 """
 
 import asyncio
@@ -13,7 +15,7 @@ import json
 import sys
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +172,9 @@ def check_outcomes(
 
 
 def check_frames(
-    frames: Iterable[Record], expected: Mapping[str, list[int]], engine: Engine
-) -> dict[str, Any]:
+    frames: Iterable[Record], expected: Mapping[str, list[int]], engine: Engine,
+    left_out: Container[str] = (),
+) -> dict[str, Any]:  # fmt: skip
     """Rows of tokens on the log: no gap, nothing wrong, nothing beyond an end. An attempt may begin
     where the tokens of those before it end; what comes twice, gateways drop."""
     said: dict[str, int] = {}  # by request, whatever the attempt
@@ -182,7 +185,10 @@ def check_frames(
         token_ids, at = frame["token_ids"], 0
         each_row = zip(*(frame[name] for name in columns), strict=True)
         for request_id, attempt, first, count, text in each_row:
-            rows, row, at, last = rows + 1, token_ids[at : at + count], at + count, first + count
+            row, at, last = token_ids[at : at + count], at + count, first + count
+            if request_id in left_out:
+                continue
+            rows += 1
             name = f"{request_id}: attempt {attempt}, token {first}"
             if first > said.get(request_id, 0):
                 gaps.append(name)
@@ -279,6 +285,14 @@ async def check(task: Mapping[str, Any], history: Sequence[Record]) -> dict[str,
     decoder, topics = Decoder(Path(task["schemas"])), {}
     for name in ("requests", "prefill", "decode", "outcomes", "tokens"):
         topics[name] = await read(task["bootstrap"], task["prefix"] + name, decoder)
+    tenant = task.get("tenant")
+    left_out = {
+        each["request_id"]
+        for each in topics["requests"]
+        if (tenant and each["tenant"] != tenant) or each["sampling"].get("structured") is not None
+    }
+    for name in ("requests", "prefill", "decode", "outcomes"):
+        topics[name] = [each for each in topics[name] if each["request_id"] not in left_out]
     answers = [each for each in history if each["what"] == "answer"]
     engine = Engine(task["engine"]["block_size"], task["engine"]["vocabulary"])
     requests = {each["request_id"]: each for each in topics["requests"]}
@@ -287,7 +301,7 @@ async def check(task: Mapping[str, Any], history: Sequence[Record]) -> dict[str,
     return {
         "clients": check_answers(answers, expected, outcomes.pop("completed"), engine),
         "outcomes": outcomes,
-        "frames": check_frames(topics["tokens"], expected, engine),
+        "frames": check_frames(topics["tokens"], expected, engine, left_out),
         "orders": named(odd),
         "stalls": stalls(answers, [each for each in history if each["what"] != "answer"]),
     }

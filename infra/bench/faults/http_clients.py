@@ -107,14 +107,16 @@ class _ByHand:
 
     timeout: httpx.Timeout
 
-    def __init__(self, urls: Sequence[str], model: str, rng: random.Random) -> None:
+    def __init__(self, urls: Sequence[str], model: str, rng: random.Random, key: str = "") -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(
             max_connections=None,
             max_keepalive_connections=100,
             keepalive_expiry=_KEPT_S,
         )
         self._clients = [
-            httpx.AsyncClient(base_url=url, timeout=self.timeout, limits=limits) for url in urls
+            httpx.AsyncClient(base_url=url, headers=headers, timeout=self.timeout, limits=limits)
+            for url in urls
         ]
         self._model = model
         self._rng = rng

@@ -12,6 +12,7 @@ from infra.stack.configuration import Settings
 from schemas.codec import AVRO_DIR
 from schemas.errors import NotReady
 from schemas.sections import build
+from streams.gateway.http.entry import Keys
 from workers.llm.sim.settings import SimSettings
 from workers.llm.sim.vocabulary import load_vocabulary
 
@@ -35,8 +36,8 @@ _NOUGHT = {  # what is counted, and where
 _STALLS = {"worker": WORKER_STALL_S, "router": OTHER_STALL_S, "gateway": OTHER_STALL_S}
 
 
-def write_task(settings: Settings, history: Path) -> Path:
-    """What is to be checked, in a file beside the history."""
+def write_task(settings: Settings, history: Path, key: str = "") -> Path:
+    """What is to be checked, in a file beside the history; of one tenant, where a key is named."""
     engine = build("sim", SimSettings, settings.engines["sim"])
     words = load_vocabulary(settings.model.path, engine.vocabulary)
     drawn = zip(words.ids[: words.size], words.texts, strict=False)
@@ -45,6 +46,7 @@ def write_task(settings: Settings, history: Path) -> Path:
         "prefix": settings.log.topic_prefix,
         "schemas": str(AVRO_DIR),
         "history": str(history),
+        "tenant": Keys([key]).tenant({b"authorization": b"Bearer " + key.encode()}) if key else "",
         "engine": {
             "block_size": engine.block_size,
             "vocabulary": [(token_id, text) for (token_id,), text in drawn],

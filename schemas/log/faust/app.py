@@ -134,6 +134,21 @@ def follow_rebalances(app: library.App, prefix: str, owner: Owner) -> None:
     app.on_partitions_revoked.connect(on_revoked)
 
 
+def hold(event: Any) -> None:
+    """Fetch no more of the partition of an agent's event, until `let_come`."""
+    event.app.consumer.pause_partitions({_place_of(event)})
+
+
+def let_come(event: Any) -> None:
+    """Fetch records of that partition again."""
+    event.app.consumer.resume_partitions({_place_of(event)})
+
+
+def _place_of(event: Any) -> Any:
+    """By Faust's own name: its messages have aiokafka's, which its consumer refuses."""
+    return library.TP(event.message.topic, event.message.partition)
+
+
 def ends_of(app: library.App, prefix: str, places: Collection[Place]) -> dict[Place, int]:
     """Offsets after the last records of these partitions, as the last fetches told them, where the
     app's consumer has them; the broker is not asked."""

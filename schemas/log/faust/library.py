@@ -15,6 +15,7 @@ with stand_ins("aiohttp", "aiohttp.client", "croniter", "croniter.croniter", "ya
     from faust.transport.drivers import aiokafka as driver
     from faust.types import TP
     from faust.utils import venusian
+    from mode.utils.queues import ThrowableQueue
 
 SASLCredentials, SSLCredentials = faust.SASLCredentials, faust.SSLCredentials
 
@@ -25,6 +26,7 @@ __all__ = [
     "SASLCredentials",
     "SSLCredentials",
     "TableManager",
+    "ThrowableQueue",
     "driver",
     "streams",
     "venusian",

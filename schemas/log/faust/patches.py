@@ -58,6 +58,24 @@ class App(library.App):  # type: ignore[misc]  # faust has no types here
     def _init_fixups(self) -> list[Any]:
         return []
 
+    def FlowControlQueue(  # as Faust names it
+        self, maxsize: int | None = None, *, clear_on_resume: bool = False
+    ) -> "_Buffer":
+        return _Buffer(
+            maxsize=maxsize, flow_control=self.flow_control, clear_on_resume=clear_on_resume
+        )
+
+
+class _Buffer(library.ThrowableQueue):  # type: ignore[misc]  # faust has no types here
+    """What waits for an agent; takes what was fetched even beyond its size.
+
+    Faust hands records of all topics over one after the other, so a full buffer would keep those of
+    all other agents waiting. When it is nearly full, Faust fetches no more of its partitions.
+    """
+
+    def full(self) -> bool:
+        return False
+
 
 class NoTables(library.TableManager):  # type: ignore[misc]  # faust has no types here
     """In place of a second, in which a program may declare its tables, and its agents begin.

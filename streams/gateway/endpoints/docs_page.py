@@ -1,10 +1,18 @@
 """`/docs`: the OpenAPI document as one page that asks nobody for anything, so it can be saved, and
-works without the internet. Swagger UI comes in a Python package."""
+works without the internet. Swagger UI comes in a Python package. The page is made and compressed
+once; a browser that has it is told so."""
 
+import asyncio
+import gzip
+import hashlib
 import importlib.resources
 import json
-from functools import cache
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -26,17 +34,33 @@ SwaggerUIBundle({{dom_id: "#docs", deepLinking: true, validatorUrl: null, spec: 
 """
 
 
-def docs_page(document: dict[str, Any]) -> str:
-    """The whole page."""
-    style, program = _swagger_ui()
-    return _PAGE.format(style=style, program=program, document=_inside(json.dumps(document)))
+class DocsPage:
+    """`answer` is the endpoint."""
 
+    def __init__(self, document: Callable[[], dict[str, Any]]) -> None:
+        self._document = document
 
-@cache
-def _swagger_ui() -> tuple[str, str]:
-    static = importlib.resources.files("fastapi_offline") / "static"
-    style = (static / "swagger-ui.css").read_text(encoding="utf-8")
-    return style, _inside((static / "swagger-ui-bundle.js").read_text(encoding="utf-8"))
+    async def answer(self, request: Request) -> Response:
+        """The page, as small as its reader takes it."""
+        packed, tag = await asyncio.to_thread(lambda: self._packed)
+        headers = {"etag": tag, "cache-control": "no-cache", "vary": "accept-encoding"}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            page = await asyncio.to_thread(gzip.decompress, packed)
+            return Response(page, headers=headers, media_type="text/html")
+        headers["content-encoding"] = "gzip"
+        return Response(packed, headers=headers, media_type="text/html")
+
+    @cached_property
+    def _packed(self) -> tuple[bytes, str]:
+        """Compressed, and its name for browsers."""
+        static = importlib.resources.files("fastapi_offline") / "static"
+        style = (static / "swagger-ui.css").read_text(encoding="utf-8")
+        program = _inside((static / "swagger-ui-bundle.js").read_text(encoding="utf-8"))
+        document = _inside(json.dumps(self._document()))
+        page = _PAGE.format(style=style, program=program, document=document).encode()
+        return gzip.compress(page, mtime=0), f'W/"{hashlib.sha256(page).hexdigest()[:16]}"'
 
 
 def _inside(script: str) -> str:

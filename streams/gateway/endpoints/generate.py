@@ -158,7 +158,7 @@ def requests_of(
         gateway_started_ms=gateway.started_ms,
         keeps_running=options.keeps_running,
         retrieval=_retrieval(gateway, intake, arrived_ms),
-        cache_scope="" if gateway.settings.shared_cache else key.tenant,
+        cache_scope=_cache_scope(gateway, key.tenant, intake.body.cache_salt),
     )
     if key.choices == 1:
         return [first]
@@ -176,6 +176,12 @@ def requests_of(
             )
         )
     return requests
+
+
+def _cache_scope(gateway: Gateway, tenant: str, salt: str | None) -> str:
+    """Whose prompts may use blocks of these. Names of tenants have no slash."""
+    tenant = "" if gateway.settings.shared_cache else tenant
+    return f"{tenant}/{salt}" if salt else tenant
 
 
 def _retrieval(gateway: Gateway, intake: Intake, arrived_ms: int) -> Retrieval | None:

@@ -74,12 +74,23 @@ def retry_headers(status: int, retry_after_s: int) -> list[tuple[bytes, bytes]]:
 
 
 def from_validation(error: ValidationError) -> InvalidRequest:
-    """The first thing that is wrong with a body, in one sentence that names the field."""
-    first = error.errors(include_url=False)[0]
+    """The first thing that is wrong with a body, in one sentence that names the field; of a field
+    that may be of several kinds, what is wrong with the kind that it has.
+    """
+    first, *others = error.errors(include_url=False)
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", first["msg"])
         return InvalidRequest(f"invalid JSON: {reason}")
-    return from_detail(first)
+    place = first["loc"][:-1]
+    same_place = (each for each in others if each["loc"][: len(place)] == place)
+    of_its_kind = (each for each in (first, *same_place) if not _is_another_kind(each))
+    return from_detail(next(of_its_kind, first))
+
+
+def _is_another_kind(detail: ErrorDetails) -> bool:
+    """Whether it only says that a value is not of one of the kinds that its field may have."""
+    *_, last = detail["loc"] or ("",)
+    return detail["type"].endswith("_type") and bool(_BRANCH.match(str(last)))
 
 
 def from_detail(detail: ErrorDetails | dict[str, Any]) -> InvalidRequest:

@@ -4,7 +4,7 @@ One gateway does it for all: the first of those that live. What is wanted and wh
 stand on the log, documents have ids that follow from their file, and the same text embeds nothing
 again. So another gateway goes on where one has died, and what was done twice is the same as once.
 Tenants take turns: whoever has the fewest files under way is next, and no file has many documents
-on the log that are not embedded yet. `tending.py` does the rest.
+on the log that are not embedded or not found yet. `tending.py` does the rest.
 """
 
 import asyncio
@@ -42,7 +42,9 @@ from streams.parsing.parsed import INVALID
 logger = logging.getLogger(__name__)
 FILES_AT_ONCE, FILES_OF_TENANT = 32, 8  # that are put into stores, and as many that are taken away
 FOR_NEWCOMERS = FILES_AT_ONCE // 4  # of these, for tenants that have none under way
-DOCUMENTS_AHEAD = 64  # of a file, written and not embedded: those of others wait behind them
+# Documents of a file, written and not embedded, or in no index yet: those of others wait behind
+# them. How far an index is its worker tells with heartbeats.
+EMBEDDED_NEXT, INDEXED_NEXT = 64, 1_024
 BUG = "an error of the gateway; its log has the details"
 PACE_S = 1.0  # between looks, where nothing is new
 Job = tuple[int, bool, "asyncio.Task[None]"]  # for which revision, and whether it is to be there
@@ -209,20 +211,23 @@ class Indexer:
 
     async def _written(self, ingester: Ingester, documents: list[Document]) -> str:
         """When they are found; what the first refused one was refused with."""
-        room, refused, left = asyncio.Semaphore(DOCUMENTS_AHEAD), list[str](), len(documents)
+        embedded_next = asyncio.Semaphore(EMBEDDED_NEXT)
+        indexed_next = asyncio.Semaphore(INDEXED_NEXT)
+        refused, left = list[str](), len(documents)
         over = asyncio.get_running_loop().create_future()
 
         def done(reason: str) -> None:
             nonlocal left
             left -= 1
             refused.extend([reason] if reason else [])
-            room.release()
+            indexed_next.release()
             if not left and not over.done():
                 over.set_result(None)
 
         for document in documents:
-            await room.acquire()
-            await ingester.put(document, done)
+            await indexed_next.acquire()
+            await embedded_next.acquire()
+            await ingester.put(document, done, embedded_next.release)
             self._put.set()
         await over
         return refused[0] if refused else ""

@@ -40,6 +40,7 @@ class _First(FailFast):
         return 1
 
 
+CACHE_SALT_CHARS_MAX = 256  # it goes to routers and workers with each request
 MESSAGES_MAX = 2_048  # as OpenAI takes; more cost the loop more than their texts
 
 
@@ -239,6 +240,7 @@ class GenerationBody(StrictBody):
     truncation_side: Literal["left", "right"] | None = None
     user: str | None = None
     session_id: str | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=CACHE_SALT_CHARS_MAX)] | None = None
     priority: PriorityField = None
     trivium: Wishes | None = None
 

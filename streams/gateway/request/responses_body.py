@@ -31,7 +31,7 @@ EXTENSIONS = frozenset(
     {
         *("seed", "stop", "top_k", "min_p", "min_tokens", "ignore_eos", "logit_bias"),
         *("presence_penalty", "frequency_penalty", "repetition_penalty", "chat_template_kwargs"),
-        *("retrieval", "priority", "trivium"),
+        *("retrieval", "priority", "cache_salt", "trivium"),
     }
 )
 _HARMLESS = HARMLESS | {"max_tool_calls"}  # one search at most is made

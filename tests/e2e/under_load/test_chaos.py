@@ -6,12 +6,14 @@ which looks whether they are.
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from infra.bench.faults import chaos, target_stack
+from infra.bench.faults.tenants import MISDEEDS
 from schemas.errors import ConfigError
 from tests.e2e.harness import PatientStack
 from tests.long_leases import long_leases
@@ -20,24 +22,29 @@ from tests.waiting import START_S
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 
+@pytest.mark.parametrize("hostile", [0, 1])
 async def test_ninety_seconds_of_kills_lose_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hostile: int
 ) -> None:
+    options = replace(chaos.BENCHMARK.quick, hostile=hostile)
     monkeypatch.setattr(chaos, "BENCH_DIR", tmp_path)
     monkeypatch.setattr(target_stack, "Stack", PatientStack)
     for patience in ("BACK_S", "FOUND_S", "DRAIN_S"):
         monkeypatch.setattr(chaos, patience, START_S)
     try:
         with long_leases():
-            found = await chaos.run(chaos.BENCHMARK.quick, Console(stderr=True, width=100))
+            found = await chaos.run(options, Console(stderr=True, width=100))
     except ConfigError as error:  # no Java or no jars: the message says which
         pytest.skip(str(error))
     figures = found.figures
     assert [bar for bar in found.bars if not bar.met and not bar.unit] == []
-    assert sum(figures["blows"].values()) > 10
+    blows = Counter(figures["blows"]) + Counter(figures.get("alone", {}).get("blows"))
+    assert blows.total() > 10
+    misdeeds = {name.partition(":")[0] for name in figures["misdeeds"]}
+    assert misdeeds == ({each.__name__ for each in MISDEEDS} if hostile else set())
     assert figures["outcomes"]["kinds"]["completed"] > 300
     assert figures["clients"]["ended"]["hung up"] > 5
     history = (tmp_path / "chaos" / "history.jsonl").read_text().splitlines()
     told = Counter(json.loads(line)["what"] for line in history)
     assert told["answer"] == figures["clients"]["answers"]
-    assert told["blow"] == sum(figures["blows"].values())
+    assert told["blow"] == blows.total()

@@ -3,12 +3,16 @@ gateway's own way in, over a log in memory.
 """
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
 
 from schemas.log.clock import wall_ms
 from schemas.log.faust.group import Group
+from schemas.log.transactions import FullPlace
 from schemas.records import StreamVoid, TokenFrame
-from streams.bridge.partitions import OwnedPartitions
+from streams.bridge.partitions import WAITING_MAX, OwnedPartitions
+from streams.bridge.records.record import PromptRecord
 from tests.streams.bridge.lives import PLACE, Bridge, MemoryLog, memory_log
 from tests.streams.bridge.samples import AskingBridge, pair
 from tests.streams.gateway.samples import ended, frame
@@ -95,6 +99,60 @@ async def test_a_call_that_nothing_reaches_ends_at_its_deadline(memory_log: Memo
         gateway.sweep(asyncio.get_running_loop().time(), wall_ms())
         await until(lambda: 0 in memory_log.answers())
     assert memory_log.answers()[0].error_code == "deadline_exceeded"
+
+
+@dataclass
+class Consumer:
+    """Which partitions a bridge has held."""
+
+    held: set[FullPlace] = field(default_factory=set)
+
+    def pause_partitions(self, places: set[FullPlace]) -> None:
+        self.held |= places
+
+    def resume_partitions(self, places: set[FullPlace]) -> None:
+        self.held -= places
+
+
+@virtual
+async def test_a_partition_without_room_keeps_no_other_waiting(memory_log: MemoryLog) -> None:
+    """Agents waited for room, and Faust hands over records of all topics in turn: a partition full
+    of prompts of 33 kB kept those of all pairs waiting, and each life ended after 15 s of it
+    (issue 28)."""
+    asker, consumer, group = AskingBridge(), Consumer(), Group()
+    bridge = bridge_of(memory_log, asker)
+    partitions = OwnedPartitions(group, lambda _: bridge.new_life(), asker.asking.sent)
+    topic, _ = PLACE
+    partitions.assigned({PLACE, (topic, 2)})
+    full = bridge.lives[0]
+    taken = list[int]()
+    room = asyncio.Event()
+
+    async def wait_for_room(record: PromptRecord) -> None:
+        await room.wait()
+        taken.append(record.offset)
+
+    full.take = wait_for_room  # type: ignore[method-assign]
+
+    def event(offset: int, partition: int) -> Any:
+        record = replace(memory_log.put(offset), partition=partition)
+        message = SimpleNamespace(
+            **{name: getattr(record, name) for name in record.__dataclass_fields__},
+            timestamp=0.0, timestamp_type=0,
+        )  # fmt: skip
+        return SimpleNamespace(message=message, app=SimpleNamespace(consumer=consumer))
+
+    async with asyncio.timeout(60.0):
+        for offset in range(2 * WAITING_MAX):
+            await partitions.take(topic, event(offset, PLACE[1]))
+        assert consumer.held == {PLACE}
+        await partitions.take(topic, event(0, 2))
+        await until(lambda: len(asker.log.requests) == 1)
+        room.set()
+        await until(lambda: not consumer.held)
+        await until(lambda: taken == [*range(2 * WAITING_MAX)])
+    assert not group.has_failed
+    await partitions.stop()
 
 
 def began_and_went_on(request_id: str) -> list[TokenFrame]:

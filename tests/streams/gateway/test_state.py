@@ -8,7 +8,7 @@ from tests.streams.gateway.in_process import (
     InProcessGateway,
     call,
 )
-from tests.streams.gateway.samples import chat, ended, events_of, frame
+from tests.streams.gateway.samples import MODEL, chat, ended, events_of, frame
 from tests.streams.gateway.streamed_call import (
     TEXTS,
     WITH_IDS,
@@ -39,6 +39,26 @@ async def test_a_cancellation_says_whose_it_is() -> None:
     assert bobs.tenant not in ("", request.tenant)
     assert {each.tenant for each in alices} == {request.tenant}
     assert request.cache_scope == request.tenant, "what it begins with is nobody else's to see"
+
+
+async def test_a_salt_divides_what_a_tenant_caches() -> None:
+    """As in vLLM, in each call that has a prompt (issue 28, F13)."""
+    gateway = InProcessGateway(api_keys=("alice",))
+    gateway.answer_with("a")
+    calls = {
+        "/v1/chat/completions": chat(),
+        "/v1/completions": {"model": MODEL, "prompt": "a", "max_tokens": 1},
+        "/v1/responses": {"model": MODEL, "input": "a", "max_output_tokens": 16},
+    }
+    async with gateway.client() as client:
+        client.headers["authorization"] = "Bearer alice"
+        for path, body in calls.items():
+            for salt in ("x", "y", None):
+                answer = await client.post(path, json=body | {"cache_salt": salt})
+                assert answer.status_code == 200, answer.text
+    scopes = [request.cache_scope for request in gateway.log.requests]
+    (tenant,) = {request.tenant for request in gateway.log.requests}
+    assert scopes == [f"{tenant}/x", f"{tenant}/y", tenant] * len(calls)
 
 
 async def test_the_limit_of_answers_in_flight() -> None:

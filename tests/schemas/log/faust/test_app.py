@@ -14,7 +14,15 @@ from faust.types import TP
 
 from schemas.errors import ConfigError
 from schemas.log.faust import patches
-from schemas.log.faust.app import add_agents, ends_of, follow_rebalances, make_app, run_app
+from schemas.log.faust.app import (
+    add_agents,
+    ends_of,
+    follow_rebalances,
+    hold,
+    let_come,
+    make_app,
+    run_app,
+)
 from schemas.log.faust.receipts import Place
 from schemas.log.reading.fetching import LOOK_MS
 from schemas.settings import LogSettings
@@ -145,6 +153,74 @@ async def test_what_aiokafka_cannot_read_stops_no_member(kafka: LogSettings) -> 
         await app.stop()
         await asyncio.wait([running])
     assert member.taken == [("prompts", value) for value in (values[0], b"odd", *values[1:])]
+
+
+class FullMember(Member):
+    """Has no room for records of one topic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_full, self.room = asyncio.Event(), asyncio.Event()
+
+    async def take(self, topic: str, event: Any) -> None:
+        if topic == "requests":
+            self.is_full.set()
+            await self.room.wait()
+        await super().take(topic, event)
+
+
+@pytest.mark.kafka
+async def test_a_full_agent_keeps_no_other_waiting(kafka: LogSettings) -> None:
+    """Documents that waited for room kept calls for vectors waiting, in each embedding worker
+    (issue 28)."""
+    values, member = [b"%d" % number for number in range(400)], FullMember()
+    app = make_app(kafka, group="test.full", member_id="member-a", buffer_max=8)
+    add_agents(app, kafka.topic_prefix, "x", TOPICS, member)
+    await produce_batch(kafka, "requests", batch(values))
+    running = asyncio.create_task(run_app(app))
+    try:
+        await until(member.is_full.is_set)
+        await produce_batch(kafka, "phases", batch([b"later"]))
+        await until(lambda: bool(member.taken))
+        assert member.taken == [("phases", b"later")]
+        member.room.set()
+        await until(lambda: len(member.taken) == 1 + len(values))
+    finally:
+        await app.stop()
+        await asyncio.wait([running])
+    assert [value for _, value in member.taken[1:]] == values
+
+
+class HoldingMember(Member):
+    """Holds the partition of each record of one topic that it takes."""
+
+    event: Any = None
+
+    async def take(self, topic: str, event: Any) -> None:
+        await super().take(topic, event)
+        if topic == "requests":
+            self.event = event
+            hold(event)
+
+
+@pytest.mark.kafka
+async def test_of_a_partition_that_is_held_nothing_comes(kafka: LogSettings) -> None:
+    app, member = make_app(kafka, group="test.held", member_id="member-a"), HoldingMember()
+    add_agents(app, kafka.topic_prefix, "x", TOPICS, member)
+    await produce_batch(kafka, "requests", batch([b"first"]))
+    running = asyncio.create_task(run_app(app))
+    try:
+        await until(lambda: member.event is not None)
+        await produce_batch(kafka, "requests", batch([b"second"]))
+        await produce_batch(kafka, "phases", batch([b"other"]))
+        await until(lambda: len(member.taken) > 1)
+        assert member.taken[1:] == [("phases", b"other")]
+        let_come(member.event)
+        await until(lambda: len(member.taken) > 2)
+    finally:
+        await app.stop()
+        await asyncio.wait([running])
+    assert member.taken[2:] == [("requests", b"second")]
 
 
 def test_an_app_needs_no_http_client_and_asks_nobody_for_extensions(tmp_path: Path) -> None:

@@ -31,7 +31,13 @@ async def test_the_page_asks_nobody_else() -> None:
     """It can be saved, and works without the internet (issue 13, 2)."""
     async with InProcessGateway().client() as client:
         document = (await client.get("/openapi.json")).text
-        page = (await client.get("/docs")).text
+        answer = await client.get("/docs")
+        page, headers = answer.text, answer.headers
+        assert int(headers["content-length"]) < 1_000_000, "compressed (issue 28, L4)"
+        again = await client.get("/docs", headers={"if-none-match": headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        plain = await client.get("/docs", headers={"accept-encoding": "identity"})
+        assert plain.text == page and "content-encoding" not in plain.headers
         assert (await client.get("/redoc")).status_code == 404, "it would come from elsewhere"
     elements = re.sub(r"(?s)<(style|script)>.*?</\1>", "", page)
     assert "<script" not in elements and "src=" not in elements and "http" not in elements

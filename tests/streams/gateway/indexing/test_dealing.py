@@ -1,14 +1,24 @@
-"""Which files are put into their stores next."""
+"""Which files are put into their stores next, and how many of their documents."""
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from schemas.codec import Codec
+from schemas.records import Document
 from schemas.settings import LogSettings
-from streams.gateway.indexing.indexer import FILES_AT_ONCE, FILES_OF_TENANT, FOR_NEWCOMERS, Indexer
+from streams.gateway.indexing.indexer import (
+    FILES_AT_ONCE,
+    FILES_OF_TENANT,
+    FOR_NEWCOMERS,
+    INDEXED_NEXT,
+    Indexer,
+)
 from streams.gateway.objects.table import Place, Table, key_of
 from tests.streams.gateway.memory_objects import MemoryObjects
 from tests.streams.gateway.objects.test_table import STORE, wanted
+from tests.waiting import until
 
 TENANTS = ("bob", "alice", "carol", "dave", "erin")
 
@@ -59,3 +69,37 @@ async def test_a_fifth_tenants_file_waits_for_nobody() -> None:
         while (place := dealt._next(jobs, True)) is not None:
             jobs[place] = 1, True, None
         assert any(place[0] == tenant for place in jobs)
+
+
+class ReadAtOnce:
+    """In place of an ingester: embedding workers are through with each document at once, and no
+    index tells how far it is before `tell`."""
+
+    def __init__(self) -> None:
+        self.put_count = 0
+        self._waiting: list[Callable[[str], None]] = []
+
+    async def put(
+        self, document: Document, done: Callable[[str], None], read: Callable[[], None]
+    ) -> None:
+        self.put_count += 1
+        self._waiting.append(done)
+        read()
+
+    def tell(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for done in waiting:
+            done("")
+
+
+async def test_documents_of_a_file_do_not_wait_for_the_heartbeats_of_an_index() -> None:
+    """64 were written for each of them, so 20 000 took minutes (issue 28, M3)."""
+    ingester: Any = ReadAtOnce()
+    document: Any = None
+    dealt = indexer(Table())
+    writing = asyncio.create_task(dealt._written(ingester, [document] * (INDEXED_NEXT + 1)))
+    await until(lambda: ingester.put_count == INDEXED_NEXT)
+    ingester.tell()
+    await until(lambda: ingester.put_count == INDEXED_NEXT + 1)
+    ingester.tell()
+    assert await writing == ""
