@@ -47,8 +47,9 @@ class Beside(Placer):
         """How it would run the request now; None where it would let it wait."""
         return self.place(copy(case), fleet, now_ms)
 
-    def _dispatched(self, view: View, prefill: Worker | None, decode: Worker | None) -> None:
-        """Nothing is."""
+    def _dispatched(self, view: View, prefill: Worker | None, decode: Worker | None) -> float:
+        """Nothing is, so that no first token comes."""
+        return 0.0
 
 
 @dataclasses.dataclass(slots=True)

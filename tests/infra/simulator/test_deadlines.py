@@ -18,7 +18,7 @@ BURST_MS, BURSTS, TIMEOUT_MS = 3_000.0, 50, 30_000
 def bursts(seed: int, per_burst: float) -> list[Conversation]:
     """Prompts of 8 000 tokens and answers of 300 by the median; some are as long as they get."""
     draw = np.random.default_rng(seed)
-    found = []
+    found: list[Conversation] = []
     for burst in range(BURSTS):
         for _ in range(draw.poisson(per_burst)):
             prompt = int(min(110_000, draw.lognormal(np.log(8_000), 1.0)))
