@@ -15,15 +15,15 @@ import numpy as np
 
 from schemas.records import Candidate, Reason, Role, Session
 from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import NOT_LISTED, Flags, Numbers, Pool, Worker
+from streams.core.fleet.workers import NOT_LISTED, Answer, Flags, Numbers, Pool, Worker
 from streams.core.placement.case import Case
-from streams.core.placement.deadlines import Deadlines
 from streams.core.placement.estimates import Estimates
 from streams.core.placement.prefixes import NO_SLOT, Levels, PrefixIndex
 
 _ROLES_OF_HOME = (Role.DECODE, Role.REPLICA)
 _ROLES_OF_LOAD = ((Role.PREFILL, Role.DECODE), (Role.REPLICA,))
 _TIE_MS = 1e-9  # per request: so little decides between equals only
+MARGIN = 1.3  # of an answer's expected time: most take no longer
 _TRIES_MAX = 4  # workers of which it is asked what would miss its deadline there
 TOLD_MS = 1_000  # by then a worker has told what it holds of an answer
 
@@ -38,8 +38,7 @@ class View:
         self.fleet = fleet
         self.now_ms = now_ms
         self._prefixes = prefixes
-        self._speeds, self._hop_ms = estimates.speeds, estimates.hop_ms
-        self._deadlines = Deadlines(estimates)
+        self._estimates, self._speeds = estimates, estimates.speeds
         self._levels: Levels | None = None
         self._held_at: dict[Worker, int] = {}
         self._prefill_ms: Numbers | None = None
@@ -195,16 +194,42 @@ class View:
 
     def remote_first_ms(self, prefill: Worker) -> float:
         """Time to the first token of a request whose prompt that worker computes."""
-        return float(self.prefill_ms()[prefill.row]) + self._hop_ms
+        return float(self.prefill_ms()[prefill.row]) + self._estimates.hop_ms
 
     def missed_local(self, worker: Worker) -> int:
         """How many deadlines are missed where the worker computes prompt and answer."""
         first_ms, tokens = self.append_at_ms(worker), self.to_compute_at(worker)
-        return self._deadlines.missed(worker, self.case, first_ms, tokens, self.now_ms)
+        return self._missed(worker, first_ms, tokens)
 
     def missed_remote(self, decode: Worker, first_ms: float) -> int:
         """Likewise where it only decodes, from a first token on that comes after so long."""
-        return self._deadlines.missed(decode, self.case, first_ms, 0, self.now_ms)
+        return self._missed(decode, first_ms, 0)
+
+    def _missed(self, worker: Worker, first_ms: float, append_tokens: int) -> int:
+        """How many answers, of those that the worker holds and this one, whose first token comes
+        after so long, and of whose prompt the worker has to compute so much beside its batch.
+
+        What it could not end in time without the request either does not count.
+        """
+        estimates, case = self._estimates, self.case
+        now_token_ms = estimates.token_ms(worker, self.now_ms)
+        token_ms = estimates.token_ms(worker, self.now_ms, 1, case.prompt_tokens)
+        stall_ms = estimates.stall_ms(append_tokens, now_token_ms)
+        tokens = estimates.answer_share * case.max_tokens
+        left_ms = case.request.deadline_ms - self.now_ms - first_ms
+        missed = int(MARGIN * tokens * token_ms > left_ms)
+        for answer in worker.answers.values():
+            tokens, left_ms = self._left(answer, now_token_ms)
+            if MARGIN * tokens * token_ms + stall_ms > left_ms:
+                missed += tokens * now_token_ms <= left_ms
+        return missed
+
+    def _left(self, answer: Answer, token_ms: float) -> tuple[float, float]:
+        """How many tokens of an answer are still to come, and the ms for that. Of one under way
+        the router knows when it was expected to begin and how fast the worker is."""
+        said_tokens = max(0, self.now_ms - answer.begins_ms) / max(token_ms, 1e-3)
+        tokens = self._estimates.answer_share * answer.max_tokens - said_tokens
+        return max(0.0, tokens), answer.deadline_ms - max(self.now_ms, answer.begins_ms)
 
     def decode(self, first_ms: float) -> Worker | None:
         """The session's worker if it takes the request, else where decode loses least; another one
