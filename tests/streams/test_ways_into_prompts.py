@@ -231,7 +231,7 @@ def steering_ids(gateway: InProcessGateway, model: Steered) -> set[int]:
     return {vocabulary[name] for name in model.names}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS.values())
 async def test_no_text_becomes_a_control_token(kind: str) -> None:
     """Documents were encoded by another rule than messages (issue 28, 3.13)."""
     model = steered(kind)
@@ -257,7 +257,7 @@ async def test_nor_where_another_process_encodes_it() -> None:
     assert counts[0] == counts[1] > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS.values())
 async def test_passages_that_others_wrote_are_left_out(kind: str) -> None:
     """A stranger's record, or one of an earlier version, may hold any token; so it may one that
     the model does not have."""

@@ -23,6 +23,7 @@ class EmbeddingsBody(StrictBody):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Whole | None = Field(None, ge=1)
     user: str | None = None
+    cache_salt: str | None = None  # no vector is cached for who asks
 
 
 class RerankBody(StrictBody):
@@ -34,6 +35,7 @@ class RerankBody(StrictBody):
     top_n: Whole | None = Field(None, ge=1)
     return_documents: bool | None = None
     user: str | None = None
+    cache_salt: str | None = None  # no vector is cached for who asks
 
 
 def inputs_of(value: Any) -> Texts:

@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers import pre_tokenizers as pre
 
@@ -151,7 +152,10 @@ _MADE: dict[str, tuple[Callable[[], Tokenizer | Path], str, str, tuple[str, ...]
         _INSIDE,
     ),
 }
-KINDS = tuple(_MADE)
+KINDS = {  # by name; that one's tokenizer comes with its weights, half a minute of unpacking
+    name: pytest.param(name, marks=pytest.mark.slow if name == "SmolLM2" else (), id=name)
+    for name in _MADE
+}
 
 
 @cache
