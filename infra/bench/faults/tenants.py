@@ -13,6 +13,7 @@ import gzip
 import json
 import random
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ _HANGS_UP_S, _TRICKLES_S = 0.5, 20.0
 _BOUNDARY = "part"
 Errand = Callable[["Sender"], Awaitable[None]]
 Misdeed = Callable[["Sender"], Awaitable[str]]  # returns how it ended
+Deed = Callable[["Sender"], Awaitable[Any]]  # of either
 
 
 class Sender:
@@ -222,34 +224,50 @@ MISDEEDS: Sequence[Misdeed] = (
 )
 
 
-class HostileTenant:
-    """`run` until cancelled."""
+class _Tenant(ABC):
+    """Does all kinds of its deeds beside each other, again and again: `run` until `is_over`, or
+    until cancelled."""
 
-    def __init__(self, urls: Sequence[str], key: str, seed: int) -> None:
-        self._urls, self._key, self._seed = urls, key, seed
-        self.ended: Counter[tuple[str, str]] = Counter()  # by misdeed, and how
+    def __init__(self, urls: Sequence[str], key: str, seed: int, deeds: Sequence[Deed]) -> None:
+        self._urls, self._key, self._seed, self._deeds = urls, key, seed, deeds
+        self.is_over = False
 
     async def run(self) -> None:
-        """All of them."""
+        """All kinds."""
         async with asyncio.TaskGroup() as group:
-            for misdeed in MISDEEDS:
-                group.create_task(self._repeat(misdeed))
+            for deed in self._deeds:
+                group.create_task(self._repeat(deed))
 
-    async def _repeat(self, misdeed: Misdeed) -> None:
-        name = misdeed.__name__
+    async def _repeat(self, deed: Deed) -> None:
+        name = deed.__name__
         sender = Sender(self._urls, self._key, random.Random(f"{self._seed} {name}"))
         try:
-            while True:
-                try:
-                    ended = await misdeed(sender)
-                except httpx.HTTPStatusError as error:
-                    ended = str(error.response.status_code)
-                except (httpx.HTTPError, OSError) as error:
-                    ended = type(error).__name__
-                self.ended[name, ended] += 1
+            while not self.is_over:
+                await self._do(name, deed, sender)
                 await asyncio.sleep(PAUSE_S)
         finally:
             await sender.close()
+
+    @abstractmethod
+    async def _do(self, name: str, deed: Deed, sender: Sender) -> None:
+        """Once, and note what became of it."""
+
+
+class HostileTenant(_Tenant):
+    """`run` until cancelled."""
+
+    def __init__(self, urls: Sequence[str], key: str, seed: int) -> None:
+        super().__init__(urls, key, seed, MISDEEDS)
+        self.ended: Counter[tuple[str, str]] = Counter()  # by misdeed, and how
+
+    async def _do(self, name: str, deed: Deed, sender: Sender) -> None:
+        try:
+            ended = await deed(sender)
+        except httpx.HTTPStatusError as error:
+            ended = str(error.response.status_code)
+        except (httpx.HTTPError, OSError) as error:
+            ended = type(error).__name__
+        self.ended[name, ended] += 1
 
 
 # The other one
@@ -293,35 +311,23 @@ async def _until_completed(sender: Sender, path: str) -> None:
 ERRANDS: Sequence[Errand] = (small_file, small_batch, form, vectors)
 
 
-class Errands:
+class Errands(_Tenant):
     """`run` until `is_over`."""
 
     def __init__(self, urls: Sequence[str], key: str, seed: int) -> None:
-        self._urls, self._key, self._seed = urls, key, seed
-        self.is_over = False
+        super().__init__(urls, key, seed, ERRANDS)
         self.seconds: dict[str, list[float]] = defaultdict(list)  # by errand
         self.failed: list[str] = []
 
-    async def run(self) -> None:
-        """All kinds of them beside each other."""
-        async with asyncio.TaskGroup() as group:
-            for errand in ERRANDS:
-                group.create_task(self._repeat(errand))
+    async def _do(self, name: str, deed: Deed, sender: Sender) -> None:
+        began_s = time.monotonic()
+        why = await self._done(deed, sender)
+        if why:
+            self.failed.append(f"{name}: {why}")
+        else:
+            self.seconds[name].append(time.monotonic() - began_s)
 
-    async def _repeat(self, errand: Errand) -> None:
-        name = errand.__name__
-        sender = Sender(self._urls, self._key, random.Random(f"{self._seed} {name}"))
-        while not self.is_over:
-            began_s = time.monotonic()
-            why = await self._done(errand, sender)
-            if why:
-                self.failed.append(f"{name}: {why}")
-            else:
-                self.seconds[name].append(time.monotonic() - began_s)
-            await asyncio.sleep(PAUSE_S)
-        await sender.close()
-
-    async def _done(self, errand: Errand, sender: Sender) -> str:
+    async def _done(self, errand: Deed, sender: Sender) -> str:
         """Why it was not; empty where it was."""
         why: Any = ""
         try:
