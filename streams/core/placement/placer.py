@@ -220,9 +220,13 @@ class Placer:
 
     def _timely(self, view: View, local: Worker, choice: Choice) -> Choice:
         """The policy's choice, or the other way where that misses fewer deadlines."""
-        prefill = view.prefill(view.open(Role.PREFILL))
+        if view.case.policy == "static":
+            return choice
         missed_local = view.missed_local(local) if choice.local else 0
-        if view.case.policy == "static" or prefill is None or choice.local and not missed_local:
+        if choice.local and not missed_local:
+            return choice
+        prefill = view.prefill(view.open(Role.PREFILL))
+        if prefill is None:
             return choice
         first_ms = view.remote_first_ms(prefill)
         decode = view.decode(first_ms)

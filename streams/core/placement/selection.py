@@ -234,11 +234,13 @@ class View:
     def decode(self, first_ms: float) -> Worker | None:
         """The session's worker if it takes the request, else where decode loses least; another one
         where fewer deadlines are missed. The first token comes after so long."""
+        first = self.home if self.home_takes(Role.DECODE) else None
+        if first is not None and not self.missed_remote(first, first_ms):
+            return first
         pool = self.fleet.pools[Role.DECODE]
         waiting_ms = np.maximum(pool.busy_until_ms - self.now_ms, 0.0)
         moving_ms = self.to_compute(Role.DECODE) * self._speeds.transfer_ms_per_token
         cost_ms = self._sharing_ms(pool) + waiting_ms + moving_ms
-        first = self.home if self.home_takes(Role.DECODE) else None
         among = self.open(Role.DECODE)
         return _timeliest(
             pool, cost_ms, among, first, lambda worker: self.missed_remote(worker, first_ms)
@@ -254,6 +256,8 @@ class View:
 
     def _alone(self, role: Role, first: Worker | None = None) -> Worker | None:
         """Where the answer ends soonest if one worker computes prompt and answer."""
+        if first is not None and not self.missed_local(first):
+            return first
         pool = self.fleet.pools[role]
         cost_ms = self.append_ms(role) + self._sharing_ms(pool)
         return _timeliest(pool, cost_ms, self.open(role), first, self.missed_local)
