@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import heapq
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, Literal, Self
 
@@ -318,9 +318,13 @@ class AssignedReader:
     ) -> AsyncIterator[list[ConsumerRecord]]:
         """Batches until every partition stands at its end or beyond; the last may hold more."""
         look_ms = _MARKS_MS
-        while any([await self._position(tp) < ends[tp.partition] for tp in self._partitions]):
+        while not await self.has_reached(ends):
             yield await self.batch(max_records=max_records, timeout_ms=look_ms)
             look_ms = min(2 * look_ms, _MARKS_MAX_MS)
+
+    async def has_reached(self, offsets: Mapping[int, int]) -> bool:
+        """Whether it stands at these offsets or beyond, so all before them was handed out."""
+        return all([await self._position(tp) >= offsets[tp.partition] for tp in self._partitions])
 
     def rest(self) -> None:
         """Fetch nothing until the next `seek`."""

@@ -46,8 +46,12 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
     def authorise(request: Request) -> None:
         gateway.keys.tenant(headers_of(request.scope))
 
+    async def catch_up() -> None:
+        await gateway.objects.catch_up()
+
     router = APIRouter(dependencies=[Depends(identify)])
-    guarded = APIRouter(dependencies=[Depends(identify), Depends(authorise)])
+    guarded = APIRouter(dependencies=[*router.dependencies, Depends(authorise)])
+    of_objects = APIRouter(dependencies=[*guarded.dependencies, Depends(catch_up)])
 
     @guarded.get("/v1/models", tags=["OpenAI"])
     async def list_models() -> dict[str, Any]:
@@ -96,10 +100,10 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
         *(file_routes, call_batch_routes),
         *(store_routes, store_file_routes, batch_routes),
     ):
-        add_routes(gateway, guarded)
+        add_routes(gateway, of_objects)
 
     _add_operations(gateway, router)
-    return [*router.routes, *guarded.routes]
+    return [*router.routes, *guarded.routes, *of_objects.routes]
 
 
 def _add_operations(gateway: Gateway, router: APIRouter) -> None:

@@ -1,13 +1,15 @@
 """Topics `objects` and `files`: what callers keep here, for every gateway to answer for.
 
 Each gateway reads `objects` whole into a table, and follows it. Who writes waits until its own
-table has it, so callers read here what they have written here; other gateways have it as soon as
-they have read it. Bytes of files are read from `files` when they are wanted, and kept by nobody.
+table has it, and before a call is answered the table catches up with what other gateways have
+written: callers read at any gateway what they have written at another. Bytes of files are read from
+`files` when they are wanted, and kept by nobody.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Protocol
 
 from aiokafka import ConsumerRecord
@@ -16,6 +18,7 @@ from aiokafka.errors import KafkaError
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, NotReady, RecordError, TopicError
 from schemas.log.clients import AssignedReader, LogProducer
+from schemas.log.following import Follower
 from schemas.log.patience import TROUBLE, over_every_trouble
 from schemas.log.slices import in_slices
 from schemas.records import FilePart, StoredFile
@@ -36,6 +39,10 @@ class Objects(Protocol):
     @property
     def table(self) -> Table:
         """What there is; raises NotReady while that is not known."""
+
+    async def catch_up(self) -> None:
+        """Return when the table has all that any gateway had put by this call; raises NotReady,
+        BrokerUnavailable."""
 
     def partition(self, file_id: str) -> int:
         """Of `files`, for all parts of a file."""
@@ -70,8 +77,7 @@ class ObjectLog:
         self._quota, self._wait_s = quota, wait_ms / 1000
         self._producer, self._bury = producer, bury
         self._table: Table | None = None
-        self._applied = 0  # the offset after the last record that the table has
-        self.news = asyncio.Condition()
+        self._follower = Follower("objects", wait_ms=wait_ms)
 
     @property
     def is_read(self) -> bool:
@@ -83,6 +89,16 @@ class ObjectLog:
         if self._table is None:
             raise NotReady("this gateway is still reading what was kept; try again")
         return self._table
+
+    @property
+    def news(self) -> asyncio.Condition:
+        """The table has more."""
+        return self._follower.news
+
+    async def catch_up(self) -> None:
+        self.table  # noqa: B018  # raises where there is none
+        self.started()
+        await self._follower.catch_up()
 
     def partition(self, file_id: str) -> int:
         """Of `files`, for all parts of a file."""
@@ -107,8 +123,7 @@ class ObjectLog:
                     for key, record in pairs
                 ]
                 last = max([(await ack).offset for ack in acks], default=-1)
-                async with self.news:
-                    await self.news.wait_for(lambda: self._applied > last)
+                await self._follower.reach({0: last + 1})
         except (TimeoutError, KafkaError) as error:
             raise BrokerUnavailable(
                 f"objects: not acknowledged and read again in {self._wait_s:g} s: "
@@ -179,18 +194,14 @@ class ObjectLog:
         table = Table()
         reader = AssignedReader(self._log, "objects", [0], client_id=self._client_id, decided=True)
         async with reader.reading("earliest"):
-            applied = 0
             async for records in reader.until(await reader.end_offsets()):
-                applied = await self._fold(table, records)
+                await self._fold(table, records)
             self._table = table
-            while True:
-                async with self.news:
-                    self._applied = applied
-                    self.news.notify_all()
-                applied = await self._fold(table, await reader.batch(max_records=BATCH_MAX))
+            async with aclosing(self._follower.follow(reader, max_records=BATCH_MAX)) as batches:
+                async for records in batches:
+                    await self._fold(table, records)
 
-    async def _fold(self, table: Table, records: list[ConsumerRecord]) -> int:
-        """The offset after them."""
+    async def _fold(self, table: Table, records: list[ConsumerRecord]) -> None:
         async for record in in_slices(records):
             try:
                 kept = self._codec.decode(record.value) if record.value else None
@@ -199,7 +210,6 @@ class ObjectLog:
                 table.apply((record.key or b"").decode(errors="replace"), kept)
             except RecordError as error:
                 await self._bury(record, error)
-        return records[-1].offset + 1 if records else self._applied
 
 
 def part_key(file_id: str, number: int) -> str:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
+from contextlib import aclosing
 from typing import Any, Protocol
 
 from aiokafka.errors import KafkaError
@@ -17,6 +18,7 @@ from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, NotFound, RecordError, TopicError
 from schemas.log.clients import Ack, AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
+from schemas.log.following import Follower
 from schemas.log.patience import TROUBLE, over_every_trouble
 from schemas.log.slices import in_slices
 from schemas.records import ResponseDeleted, StoredResponse
@@ -64,7 +66,7 @@ class ResponseTopic:
         self._accept_ms = accept_ms
         self._producer = producer
         self._deleted: OrderedDict[str, None] = OrderedDict()
-        self._knows_deleted = asyncio.Event()  # all that were deleted before this gateway was there
+        self._follower = Follower(DELETED, wait_ms=accept_ms)
 
     async def put(self, record: StoredResponse) -> Place:
         producer, key = self._writer(), record.request_id
@@ -108,7 +110,7 @@ class ResponseTopic:
             raise gone
         try:
             async with asyncio.timeout(self._accept_ms / 1000):
-                await self._knows_deleted.wait()
+                await self._follower.catch_up()
                 if request_id in self._deleted:
                     raise gone
                 value = await self._read(place)
@@ -140,13 +142,10 @@ class ResponseTopic:
         client_id = f"{self._gateway_id}-deleted"
         reader = AssignedReader(self._log, DELETED, [0], client_id=client_id)
         async with reader.reading("earliest"):
-            async for record in in_slices(await reader.read_to_end()):
-                self.note(record.value)
-            self._knows_deleted.set()
-            while True:
-                async for record in in_slices(await reader.batch()):
-                    self.note(record.value)
-                await asyncio.sleep(0)
+            async with aclosing(self._follower.follow(reader)) as batches:
+                async for records in batches:
+                    async for record in in_slices(records):
+                        self.note(record.value)
 
     def note(self, value: bytes) -> None:
         """Know a record of the second topic; what is none tells nothing."""

@@ -14,6 +14,9 @@ class MemoryObjects:
         self.parts: list[bytes] = []
         self.trouble: Exception | None = None  # raised instead of keeping anything
 
+    async def catch_up(self) -> None:
+        """There is nothing else to read."""
+
     def partition(self, file_id: str) -> int:
         return 0
 

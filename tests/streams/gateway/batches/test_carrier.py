@@ -264,10 +264,10 @@ async def test_the_next_gateway_reads_what_was_committed_first(
     is_late, may_read = asyncio.Event(), asyncio.Event()
     fold, drop = ObjectLog._fold, ObjectLog.drop
 
-    async def late_fold(self: ObjectLog, *args: Any) -> int:
+    async def late_fold(self: ObjectLog, *args: Any) -> None:
         if self._client_id.startswith("g2") and is_late.is_set():
             await may_read.wait()
-        return await fold(self, *args)
+        await fold(self, *args)
 
     async def noted_drop(self: ObjectLog, *keys: str) -> None:
         if self._client_id.startswith("g2") and carrier.FENCE in keys:

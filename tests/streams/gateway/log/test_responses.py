@@ -13,7 +13,6 @@ from schemas.records import StoredResponse
 from schemas.settings import LogSettings
 from streams.gateway.log.responses import ResponseTopic
 from streams.gateway.stream.response_id import Place
-from tests.waiting import until
 
 CODEC = Codec()
 
@@ -72,11 +71,7 @@ async def test_a_record_is_found_by_its_place_until_it_is_deleted(kafka: LogSett
             assert await gone(second, name, place)
         await first.delete(record("r1"))
         assert await gone(first, "r1", places["r1"])
-
-        async def is_gone() -> bool:
-            return await gone(second, "r1", places["r1"])
-
-        await until(is_gone)
+        assert await gone(second, "r1", places["r1"])
         async with following(kafka, producer) as third:
             assert await gone(third, "r1", places["r1"]), "at its first look"
             assert await third.get("r2", places["r2"]) == record("r2")

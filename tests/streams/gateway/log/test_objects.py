@@ -1,0 +1,97 @@
+"""What one gateway has kept, asked of another at once."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from aiokafka import ConsumerRecord
+
+from schemas.codec import Codec
+from schemas.errors import NotReady, RecordError
+from schemas.log.clients import LogProducer
+from schemas.records import StoredFile
+from schemas.settings import LogSettings
+from streams.gateway.log.objects import ObjectLog
+from streams.gateway.objects.quota import Quota
+from streams.gateway.objects.table import STORED
+from tests.waiting import until
+
+CODEC = Codec()
+
+
+def file(file_id: str) -> StoredFile:
+    return StoredFile(
+        file_id=file_id,
+        tenant="",
+        filename="a.txt",
+        purpose="assistants",
+        bytes=1,
+        created_ms=1,
+        expires_ms=0,
+        state=STORED,
+        partition=0,
+        parts=(0,),
+    )
+
+
+async def buried(record: ConsumerRecord, error: RecordError) -> None:
+    raise AssertionError(record.offset) from error
+
+
+@contextlib.asynccontextmanager
+async def gateway(log: LogSettings, name: str) -> AsyncIterator[ObjectLog]:
+    """One gateway's side, as it runs, once it has read what there was."""
+    async with LogProducer(log, CODEC, durable=True, client_id=name) as producer:
+        objects = ObjectLog(
+            log,
+            CODEC,
+            gateway_id=name,
+            quota=Quota(objects_max=99, bytes_max=99),
+            wait_ms=60_000,
+            producer=lambda: producer,
+            bury=buried,
+        )
+        reading = asyncio.create_task(objects.read())
+        try:
+            await until(lambda: objects.is_read)
+            yield objects
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
+
+
+@pytest.mark.kafka
+async def test_what_one_gateway_has_kept_another_knows(
+    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However late the other one is (issue 28, must show 3)."""
+    may_read, fold = asyncio.Event(), ObjectLog._fold
+
+    async def late_fold(self: ObjectLog, *args: object) -> None:
+        if self._client_id.startswith("g2"):
+            await may_read.wait()
+        await fold(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ObjectLog, "_fold", late_fold)
+    async with gateway(kafka, "g1") as one, gateway(kafka, "g2") as two:
+        await one.put(file("file-1"))
+        assert two.table.file("", "file-1") is None
+        asked = asyncio.create_task(two.catch_up())
+        may_read.set()
+        await asked
+        assert two.table.file("", "file-1") == file("file-1")
+
+
+async def test_who_has_not_read_what_was_kept_says_so() -> None:
+    objects = ObjectLog(
+        LogSettings(),
+        CODEC,
+        gateway_id="g",
+        quota=Quota(objects_max=9, bytes_max=9),
+        wait_ms=60_000,
+        producer=lambda: None,
+        bury=buried,
+    )
+    with pytest.raises(NotReady):
+        await objects.catch_up()
