@@ -28,7 +28,7 @@ from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, check_record
 _HELD_MAX = 5_000  # records of a partition that wait for older ones of others, when more are read
 _FETCH_MS = 500  # a fetch waits, if something may be in its way soon
 # Marks of transactions at an end are no records: only the position tells of them.
-_MARKS_MS, _MARKS_MAX_MS = 5, 100
+MARKS_MS, MARKS_MAX_MS = 5, 100
 Headers = Sequence[tuple[str, bytes]]
 Ack = asyncio.Future[Any]
 ReadFrom = Literal["earliest", "latest", "nowhere"] | dict[int, int]  # or the offsets by partition
@@ -317,10 +317,10 @@ class AssignedReader:
         self, ends: dict[int, int], *, max_records: int = 5_000
     ) -> AsyncIterator[list[ConsumerRecord]]:
         """Batches until every partition stands at its end or beyond; the last may hold more."""
-        look_ms = _MARKS_MS
+        look_ms = MARKS_MS
         while not await self.has_reached(ends):
             yield await self.batch(max_records=max_records, timeout_ms=look_ms)
-            look_ms = min(2 * look_ms, _MARKS_MAX_MS)
+            look_ms = min(2 * look_ms, MARKS_MAX_MS)
 
     async def has_reached(self, offsets: Mapping[int, int]) -> bool:
         """Whether it stands at these offsets or beyond, so all before them was handed out."""

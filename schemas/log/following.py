@@ -6,15 +6,13 @@ log when the question came: a read index, as in section 6.4 of Ongaro's disserta
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
 from aiokafka import ConsumerRecord
 
 from schemas.errors import BrokerUnavailable
-from schemas.log.clients import AssignedReader
-
-# Marks of transactions at an end are no records: nobody is told when they are passed.
-_LOOK_S, _LOOK_MAX_S = 0.005, 0.1
+from schemas.log.clients import MARKS_MAX_MS, MARKS_MS, AssignedReader
 
 
 class Follower:
@@ -52,22 +50,23 @@ class Follower:
 
         Raises BrokerUnavailable where that cannot be known in time.
         """
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await self._reach(await self._ends_now())
-        except TimeoutError as error:
-            raise self._late() from error
+        async with self._in_time():
+            await self._reach(await self._ends_now())
 
     async def reach(self, offsets: Mapping[int, int]) -> None:
         """Return when the copy has all before these offsets; raises as `catch_up`."""
+        async with self._in_time():
+            await self._reach(offsets)
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(self._wait_s):
-                await self._reach(offsets)
+                yield
         except TimeoutError as error:
-            raise self._late() from error
-
-    def _late(self) -> BrokerUnavailable:
-        return BrokerUnavailable(f"{self._topic}: not read in {self._wait_s:g} s; try again")
+            raise BrokerUnavailable(
+                f"{self._topic}: not read in {self._wait_s:g} s; try again"
+            ) from error
 
     async def _ends_now(self) -> dict[int, int]:
         """The ends as of this call or later: who comes while others wait for their turn to ask
@@ -90,10 +89,10 @@ class Follower:
         return self._reader
 
     async def _reach(self, offsets: Mapping[int, int]) -> None:
-        look_s = _LOOK_S
+        look_ms = MARKS_MS
         while not await (await self._some_reader()).has_reached(offsets) or self._is_applying:
             try:
-                async with asyncio.timeout(look_s), self.news:
+                async with asyncio.timeout(look_ms / 1000), self.news:
                     await self.news.wait()
             except TimeoutError:
-                look_s = min(2 * look_s, _LOOK_MAX_S)
+                look_ms = min(2 * look_ms, MARKS_MAX_MS)
