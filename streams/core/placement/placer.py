@@ -225,14 +225,10 @@ class Placer:
         missed_local = view.missed_local(local) if choice.local else 0
         if choice.local and not missed_local:
             return choice
-        prefill = view.prefill(view.open(Role.PREFILL))
-        if prefill is None:
+        prefill, decode = view.pair
+        if prefill is None or decode is None:
             return choice
-        first_ms = view.remote_first_ms(prefill)
-        decode = view.decode(first_ms)
-        if decode is None:
-            return choice
-        missed_remote = view.missed_remote(decode, first_ms)
+        missed_remote = view.missed_remote(decode, view.remote_first_ms(prefill))
         if choice.local:
             is_late = missed_local > missed_remote
         else:
@@ -244,12 +240,12 @@ class Placer:
     def _remote(self, view: View, choice: Choice) -> Placement | None:
         """Prefill where it ends soonest, decode where the history lies or least runs."""
         case = view.case
-        pools = view.fleet.pools
-        prefill = view.prefill(view.open(Role.PREFILL))
-        decode_credits = pools[Role.DECODE].credits(view.now_ms)
-        if prefill is None or case.before_decode >= decode_credits + self.settings.handover_ahead:
+        decode_credits = view.fleet.pools[Role.DECODE].credits(view.now_ms)
+        if case.before_decode >= decode_credits + self.settings.handover_ahead:
             return None
-        decode = view.decode(view.remote_first_ms(prefill))
+        prefill, decode = view.pair
+        if prefill is None:
+            return None
         decode_ahead_tokens = view.held_at(decode) - view.held_at(prefill)
         wish = wishes.orchestration(self.settings, case.request)
         way = orchestration.choose(

@@ -192,6 +192,13 @@ class View:
         """Where prefill ends soonest."""
         return least(self.fleet.pools[Role.PREFILL], self.prefill_ms(), among)
 
+    @cached_property
+    def pair(self) -> tuple[Worker | None, Worker | None]:
+        """Of a remote placement: where prefill ends soonest, and where the answer then goes on."""
+        prefill = self.prefill(self.open(Role.PREFILL))
+        decode = None if prefill is None else self.decode(self.remote_first_ms(prefill))
+        return prefill, decode
+
     def remote_first_ms(self, prefill: Worker) -> float:
         """Time to the first token of a request whose prompt that worker computes."""
         return float(self.prefill_ms()[prefill.row]) + self._estimates.hop_ms
