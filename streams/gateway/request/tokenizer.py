@@ -149,7 +149,7 @@ class Tokenizer:
         raw = self.encoder.raw
         self.control = control_tokens_of(folder, raw)
         source, special = template_source_of(folder), special_tokens_of(folder)
-        self._template = None
+        self._template = self._marks = None
         if source is not None:
             self._template = template = ChatTemplate(source, special)
             self._marks = ChatMarks(self.control, template.tree, special)
@@ -171,15 +171,11 @@ class Tokenizer:
 
     def render(self, chat: Chat) -> str:
         """The prompt's text for a chat."""
-        return self._chat_template.render(chat)
-
-    @property
-    def _chat_template(self) -> ChatTemplate:
         if self._template is None:
             raise InvalidRequest(
                 "messages: the model has no chat template; use /v1/completions", "messages"
             )
-        return self._template
+        return self._template.render(chat)
 
     def pieces(self, chat: Chat) -> list[str]:
         """The same text in pieces that are to be encoded one by one.
@@ -189,8 +185,11 @@ class Tokenizer:
         return self.control.pieces(self._rendered(self._marked(chat)))
 
     def _marked(self, chat: Chat) -> Chat:
-        """With marks where what callers say may spell a control token."""
-        _, marks = self._chat_template, self._marks
+        """With marks where what callers say may spell a control token; without a template nothing
+        is rendered."""
+        marks = self._marks
+        if marks is None:
+            return chat
         return replace(
             chat,
             messages=[marks.message(message) for message in chat.messages],

@@ -65,7 +65,6 @@ class SoFar(NamedTuple):
 
 
 OnVoid = Callable[[SoFar], None]
-
 ENDED_MAX = 10_000  # answers of which a mark may yet come; the oldest go first
 
 
