@@ -5,7 +5,8 @@ five times slower than the one that a test was written on.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from tests.virtual import VirtualLoop
@@ -24,6 +25,17 @@ def run(main: Coroutine[Any, Any, Result], *, seconds: float = PATIENCE_S) -> Re
             return await main
 
     return asyncio.run(limited())
+
+
+@contextlib.asynccontextmanager
+async def meanwhile(work: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
+    """Have it done beside a block, at whose end it is cancelled; how it ended nobody asks."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def until(

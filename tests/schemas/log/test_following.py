@@ -14,7 +14,7 @@ from schemas.log.clients import AssignedReader
 from schemas.log.following import Follower
 from schemas.log.transactions import Sending, Transactions
 from schemas.settings import LogSettings
-from tests.waiting import until
+from tests.waiting import meanwhile, until
 
 pytestmark = pytest.mark.kafka
 
@@ -42,12 +42,8 @@ class Copy:
 
     @contextlib.asynccontextmanager
     async def following(self) -> AsyncIterator["Copy"]:
-        task = asyncio.create_task(self.follow())
-        try:
+        async with meanwhile(self.follow()):
             yield self
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ import pytest
 
 from schemas.errors import EngineFailed
 from schemas.retrieval import Vector
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, meanwhile, until
 from workers.embed.batcher import Batcher
 from workers.embed.embedders.hashed import HashEmbedder
 from workers.embed.embedders.protocol import Text
@@ -38,12 +38,10 @@ class Slow(HashEmbedder):
 @asynccontextmanager
 async def batcher(embedder: HashEmbedder) -> AsyncIterator[Batcher]:
     made = Batcher(embedder, batch_tokens=100)
-    running = asyncio.create_task(made.run())
     try:
-        yield made
+        async with meanwhile(made.run()):
+            yield made
     finally:
-        running.cancel()
-        await asyncio.wait([running])
         made.close()
 
 

@@ -15,6 +15,7 @@ from schemas.log.clients import AssignedReader
 from schemas.log.transactions import Sending, Transactions
 from schemas.records import Answer, Prompt
 from schemas.settings import LogSettings
+from tests.waiting import meanwhile
 
 CODEC = Codec()
 Reply = Callable[[dict[str, Any]], dict[str, Any] | None]  # None: it is never answered
@@ -83,10 +84,6 @@ class StandIn:
 async def standing_in(log: LogSettings, reply: Reply = answered) -> AsyncIterator[StandIn]:
     """From what is asked from now on."""
     made = StandIn(log, reply)
-    task = asyncio.create_task(made.run())
-    try:
+    async with meanwhile(made.run()):
         await made.is_reading.wait()
         yield made
-    finally:
-        task.cancel()
-        await asyncio.wait([task])

@@ -15,7 +15,7 @@ from schemas.settings import LogSettings
 from streams.gateway.log.objects import ObjectLog
 from streams.gateway.objects.quota import Quota
 from streams.gateway.objects.table import STORED
-from tests.waiting import until
+from tests.waiting import meanwhile, until
 
 CODEC = Codec()
 
@@ -52,13 +52,9 @@ async def gateway(log: LogSettings, name: str) -> AsyncIterator[ObjectLog]:
             producer=lambda: producer,
             bury=buried,
         )
-        reading = asyncio.create_task(objects.read())
-        try:
+        async with meanwhile(objects.read()):
             await until(lambda: objects.is_read)
             yield objects
-        finally:
-            reading.cancel()
-            await asyncio.wait([reading])
 
 
 @pytest.mark.kafka

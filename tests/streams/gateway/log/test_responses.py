@@ -1,6 +1,5 @@
 """Topics `responses` and `responses.deleted`, on a broker."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -13,6 +12,7 @@ from schemas.records import StoredResponse
 from schemas.settings import LogSettings
 from streams.gateway.log.responses import ResponseTopic
 from streams.gateway.stream.response_id import Place
+from tests.waiting import meanwhile
 
 CODEC = Codec()
 
@@ -47,12 +47,8 @@ async def gone(store: ResponseTopic, name: str, place: Place) -> bool:
 async def following(log: LogSettings, producer: LogProducer) -> AsyncIterator[ResponseTopic]:
     """One gateway's side, as it runs."""
     store = topic(log, producer)
-    task = asyncio.create_task(store.follow())
-    try:
+    async with meanwhile(store.follow()):
         yield store
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
 
 
 @pytest.mark.kafka
