@@ -12,6 +12,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -27,8 +28,9 @@ from infra.bench.faults.http_clients import WHOLE, Resuming, Seen
 from infra.bench.faults.kill_schedule import BROKER, KILL, STOP, Killer, draw
 from infra.bench.faults.log_audit import settled
 from infra.bench.faults.target_stack import MODEL, SIM, make_stack, urls
-from infra.bench.faults.tenants import Errands, HostileTenant
 from infra.bench.results import BENCH_DIR, Bar, at_most, number, percentiles
+from infra.bench.tenants.errands import Errands
+from infra.bench.tenants.hostile import hostile
 from infra.broker.probe import broker_answers
 from infra.handbook.library import library
 from infra.stack.launcher import Stack
@@ -70,8 +72,8 @@ class Run:
     states: dict[str, str]
     restarts: dict[str, int]
     answer_s: list[float]  # of each whole answer
-    errands: Errands | None = None
-    hostile: HostileTenant | None = None
+    errands: Errands | None
+    misdeeds: dict[str, int]
 
     def away(self) -> dict[str, str]:
         """Processes that did not come back."""
@@ -101,10 +103,10 @@ async def run(options: Options, console: Console) -> Findings:
         await stack.start()
         await put_documents(stack, options.seed)
         history = History(folder / "history.jsonl")
-        runs = [await _hurt(stack, history, options, console)]
+        runs = [await _hurt(stack, history, options, console, nullcontext({}))]
         if options.hostile:
-            hostile = HostileTenant(urls(stack), KEYS[1], options.seed)
-            runs.append(await _hurt(stack, history, options, console, hostile))
+            other = hostile(urls(stack), KEYS[1], options.seed)
+            runs.append(await _hurt(stack, history, options, console, other))
         history.close()
         console.print("Reading the log and the history ...")
         await settled(stack.settings.log)
@@ -149,8 +151,9 @@ async def _hurt(
     history: History,
     options: Options,
     console: Console,
-    hostile: HostileTenant | None = None,
+    beside: AbstractAsyncContextManager[dict[str, int]],
 ) -> Run:
+    """`beside` gives how often each misdeed has ended in each way, once it is over."""
     key, answer_s = KEYS[0] if options.hostile else "", list[float]()
     restarts = {name: process.restarts for name, process in stack.processes.items()}
 
@@ -173,17 +176,18 @@ async def _hurt(
     columns = (TextColumn("{task.description}"), BarColumn(24), TimeElapsedColumn())
     async with asyncio.TaskGroup() as group:  # a run that is ended freezes nobody any more
         watching = group.create_task(note_broker(stack, history))
-        beside = [group.create_task(each.run()) for each in (hostile, errands) if each is not None]
+        if errands is not None:
+            group.create_task(errands.run())
         asking, killing = group.create_task(load.run()), group.create_task(killer.follow(blows))
-        with Progress(*columns, console=console) as progress:
-            bar = progress.add_task("", total=options.seconds)
-            began_s = time.monotonic()
-            while (passed_s := time.monotonic() - began_s) < options.seconds and not asking.done():
-                progress.update(bar, completed=passed_s, description=_line(load, killer, stack))
-                await asyncio.sleep(_LOOK_S)
+        async with beside as misdeeds:
+            with Progress(*columns, console=console) as progress:
+                bar = progress.add_task("", total=options.seconds)
+                end_s = time.monotonic() + options.seconds
+                while (left_s := end_s - time.monotonic()) > 0 and not asking.done():
+                    done_s = options.seconds - left_s
+                    progress.update(bar, completed=done_s, description=_line(load, killer, stack))
+                    await asyncio.sleep(_LOOK_S)
         load.is_over = True
-        if hostile is not None:
-            beside.pop(0).cancel()
         if errands is not None:
             errands.is_over = True
         await asking
@@ -204,7 +208,7 @@ async def _hurt(
         },
         answer_s=answer_s,
         errands=errands,
-        hostile=hostile,
+        misdeeds=misdeeds,
     )
 
 
@@ -274,11 +278,7 @@ def _figures(hurt: Run) -> dict[str, Any]:
     return {
         "seconds": _durations(hurt),
         "errands_failed": hurt.errands.failed if hurt.errands else [],
-        "misdeeds": {
-            f"{name}: {ended}": count for (name, ended), count in sorted(hurt.hostile.ended.items())
-        }
-        if hurt.hostile
-        else {},
+        "misdeeds": hurt.misdeeds,
         "blows": {f"{name} {how}": count for (name, how), count in sorted(hurt.dealt.items())},
         "blows_missed": hurt.missed,
         "restarts": hurt.restarts,

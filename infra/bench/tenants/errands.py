@@ -1,0 +1,100 @@
+"""A tenant that does errands: a small file that is to be found, a batch of one line, an answer of a
+certain form, and vectors.
+
+All kinds run beside each other, each with a pause before it is repeated. An errand is tried again
+where a connection breaks or a gateway is away; any other refusal ends it, and so does `PATIENCE_S`.
+How long those took that ended well is noted.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import httpx
+
+from infra.bench.tenants.sender import Deed, Sender, Tenant
+from schemas.errors import NotReady
+
+PATIENCE_S = 120.0
+_LOOK_S, _AGAIN_S = 0.1, 0.5
+_TEXT = b"The harbour master is Ilse Brandt."
+_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+Errand = Callable[[Sender], Awaitable[None]]
+
+
+async def small_file(sender: Sender) -> None:
+    """Kept, indexed and found."""
+    path = await sender.store("a.txt", _TEXT)
+    store = path.partition("/files/")[0]
+    await _until_completed(sender, path.removesuffix("/content"))
+    answer = await sender.post(f"{store}/search", json={"query": "Ilse Brandt"})
+    if not answer.raise_for_status().json()["data"]:
+        raise NotReady(f"{store}: completed, and not found")
+
+
+async def small_batch(sender: Sender) -> None:
+    """One line, answered."""
+    await _until_completed(sender, await sender.batch(["Hello"]))
+
+
+async def form(sender: Sender) -> None:
+    """An answer by a schema that nobody asked for before."""
+    schema = {**_SCHEMA, "title": str(sender.rng.random())}
+    wanted = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
+    answer = await sender.chat("Hello", response_format=wanted, max_tokens=64)
+    answer.raise_for_status()
+
+
+async def vectors(sender: Sender) -> None:
+    """Of two texts."""
+    (await sender.post("/v1/embeddings", json={"input": ["quay", "ship"]})).raise_for_status()
+
+
+async def _until_completed(sender: Sender, path: str) -> None:
+    while (status := (await sender.get(path))["status"]) != "completed":
+        if status not in ("validating", "in_progress", "finalizing"):
+            raise NotReady(f"{path}: {status}")
+        await asyncio.sleep(_LOOK_S)
+
+
+ERRANDS: Sequence[Errand] = (small_file, small_batch, form, vectors)
+
+
+class Errands(Tenant):
+    """`run` until `is_over`."""
+
+    def __init__(self, urls: Sequence[str], key: str, seed: int) -> None:
+        super().__init__(urls, key, seed, ERRANDS)
+        self.seconds: dict[str, list[float]] = defaultdict(list)  # by errand
+        self.failed: list[str] = []
+
+    async def _do(self, name: str, deed: Deed, sender: Sender) -> None:
+        began_s = time.monotonic()
+        why = await self._done(deed, sender)
+        if why:
+            self.failed.append(f"{name}: {why}")
+        else:
+            self.seconds[name].append(time.monotonic() - began_s)
+
+    async def _done(self, errand: Deed, sender: Sender) -> str:
+        """Why it was not; empty where it was."""
+        why: Any = ""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    try:
+                        await errand(sender)
+                        return ""
+                    except httpx.HTTPStatusError as error:
+                        why = f"{error.response.status_code} {error.response.text[:200]}"
+                        if not error.response.is_server_error:
+                            return str(why)
+                    except httpx.TransportError as error:
+                        why = type(error).__name__
+                    except NotReady as error:
+                        return str(error)
+                    await asyncio.sleep(_AGAIN_S)
+        except TimeoutError:
+            return f"not done after {PATIENCE_S:.0f} s; {why}"

@@ -1,0 +1,139 @@
+"""One tenant's calls, and what it repeats."""
+
+import asyncio
+import json
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import httpx
+
+from workers.models.sim import SIM_MODEL
+
+CHAT, _BATCH = "/v1/chat/completions", "batch"
+_TIMEOUT_S, _PAUSE_S = 60.0, 2.0
+_WORDS = "the harbour light is green and the quay is long while ships wait for water ".split()
+_HANGS_UP_S = 0.5
+Deed = Callable[["Sender"], Awaitable[Any]]
+
+
+class Sender:
+    """One tenant's calls, each at any gateway."""
+
+    def __init__(self, urls: Sequence[str], key: str, rng: random.Random) -> None:
+        self._urls, self._key, self.rng = urls, key, rng
+        self._client = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {key}"}, timeout=_TIMEOUT_S
+        )
+
+    async def post(self, path: str, **call: Any) -> httpx.Response:
+        """One call."""
+        return await self._client.post(self.rng.choice(self._urls) + path, **call)
+
+    async def get(self, path: str) -> Any:
+        """What it says; raises HTTPStatusError."""
+        answer = await self._client.get(self.rng.choice(self._urls) + path)
+        return answer.raise_for_status().json()
+
+    async def chat(self, text: str, **fields: Any) -> httpx.Response:
+        """A short answer."""
+        messages = [{"role": "user", "content": text}]
+        return await self.post(CHAT, json={"messages": messages, "max_tokens": 8, **fields})
+
+    async def upload(self, name: str, data: bytes, purpose: str = "assistants") -> str:
+        """The file's id."""
+        answer = await self.post(
+            "/v1/files", files={"file": (name, data)}, data={"purpose": purpose}
+        )
+        return str(answer.raise_for_status().json()["id"])
+
+    async def store(self, name: str, data: bytes) -> str:
+        """Have a file indexed; the path of what it says."""
+        store = (await self.post("/v1/vector_stores", json={})).raise_for_status().json()["id"]
+        file_id = await self.upload(name, data)
+        path = f"/v1/vector_stores/{store}/files"
+        (await self.post(path, json={"file_id": file_id})).raise_for_status()
+        return f"{path}/{file_id}/content"
+
+    async def batch(self, texts: Sequence[str]) -> str:
+        """The batch's path."""
+        bodies = [
+            {
+                "model": SIM_MODEL,
+                "messages": [{"role": "user", "content": text}],
+                "max_tokens": 4,
+            }
+            for text in texts
+        ]
+        lines = [
+            {"custom_id": str(n), "method": "POST", "url": CHAT, "body": body}
+            for n, body in enumerate(bodies)
+        ]
+        file_id = await self.upload("b.jsonl", "\n".join(map(json.dumps, lines)).encode(), _BATCH)
+        body = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
+        answer = (await self.post("/v1/batches", json=body)).raise_for_status()
+        return f"/v1/batches/{answer.json()['id']}"
+
+    async def hang_up(self, method: str, path: str, **call: Any) -> None:
+        """A call whose answer nobody waits for."""
+        try:
+            async with asyncio.timeout(_HANGS_UP_S):
+                await self._client.request(method, self.rng.choice(self._urls) + path, **call)
+        except TimeoutError:
+            pass
+
+    async def raw(self, head: str, pieces: Sequence[bytes], seconds: float) -> str:
+        """Bytes as they are, over so long; the first line of an answer."""
+        url = httpx.URL(self.rng.choice(self._urls))
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        host = f"Host: {url.host}:{url.port}\r\nAuthorization: Bearer {self._key}\r\n"
+        try:
+            writer.write(f"{head}\r\n{host}".encode())
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(seconds / len(pieces))
+            async with asyncio.timeout(_HANGS_UP_S):
+                return (await reader.readline()).decode().strip()
+        except TimeoutError:
+            return "no answer"
+        finally:
+            writer.close()
+
+    def text(self, chars: int) -> str:
+        """Words."""
+        return " ".join(self.rng.choices(_WORDS, k=chars // 5))
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._client.aclose()
+
+
+class Tenant(ABC):
+    """Does all kinds of its deeds beside each other, again and again: `run` until `is_over`, or
+    until cancelled."""
+
+    def __init__(self, urls: Sequence[str], key: str, seed: int, deeds: Sequence[Deed]) -> None:
+        self._urls, self._key, self._seed, self._deeds = urls, key, seed, deeds
+        self.is_over = False
+
+    async def run(self) -> None:
+        """All kinds."""
+        async with asyncio.TaskGroup() as group:
+            for deed in self._deeds:
+                group.create_task(self._repeat(deed))
+
+    async def _repeat(self, deed: Deed) -> None:
+        name = deed.__name__
+        sender = Sender(self._urls, self._key, random.Random(f"{self._seed} {name}"))
+        try:
+            while not self.is_over:
+                await self._do(name, deed, sender)
+                await asyncio.sleep(_PAUSE_S)
+        finally:
+            await sender.close()
+
+    @abstractmethod
+    async def _do(self, name: str, deed: Deed, sender: Sender) -> None:
+        """Once, and note what became of it."""
