@@ -283,7 +283,8 @@ def named(what: Iterable[str]) -> dict[str, Any]:
 async def check(task: Mapping[str, Any], history: Sequence[Record]) -> dict[str, Any]:
     """Everything."""
     decoder, topics = Decoder(Path(task["schemas"])), {}
-    for name in ("requests", "prefill", "decode", "outcomes", "tokens"):
+    # Requests last: what another tenant has still under way must be known for that tenant's.
+    for name in ("tokens", "outcomes", "decode", "prefill", "requests"):
         topics[name] = await read(task["bootstrap"], task["prefix"] + name, decoder)
     tenant = task.get("tenant")
     left_out = {

@@ -156,7 +156,7 @@ async def hostile(urls: Sequence[str], key: str, seed: int) -> AsyncIterator[dic
     try:
         yield ended
     finally:
-        said, _ = await child.communicate()  # closes its stdin
+        said, _ = await child.communicate(b"")  # closes its stdin
     ended |= json.loads(said)
 
 

@@ -11,7 +11,8 @@ from math import inf
 from schemas.fleet import DEAF_MS, LEASE_MS, FleetView
 from schemas.records import Capability, Heartbeat, MemberKind, MemberState, Registration, Role
 from schemas.topics import WORK_TOPICS
-from streams.core.fleet.workers import NOT_LISTED, Answer, Gateway, Life, Pool, Worker
+from streams.core.fleet.answers import Answer
+from streams.core.fleet.workers import NOT_LISTED, Gateway, Life, Pool, Worker
 
 FORGET_MS = 600_000
 
@@ -93,7 +94,7 @@ class Fleet:
         worker.running += 1
         worker.work_ahead_tokens += tokens
         if answer is not None:
-            worker.answers[answer.request_id] = answer
+            worker.answers.add(answer)
             worker.context_tokens += answer.prompt_tokens
         self.pools[worker.role].update(worker)
 
@@ -103,7 +104,7 @@ class Fleet:
         if worker is not None and worker.epoch == life[1]:
             worker.running -= 1
             worker.work_ahead_tokens -= tokens
-            answer = worker.answers.pop(request_id, None)
+            answer = worker.answers.remove(request_id)
             worker.context_tokens -= 0 if answer is None else answer.prompt_tokens
             self.pools[role].update(worker)
 

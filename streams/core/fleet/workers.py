@@ -7,32 +7,21 @@ reads them. Rows are in order of worker ids.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from schemas.fleet import CLOCK_MARGIN_MS, LEASE_MS, Member
 from schemas.records import Capability, MemberState, Role
+from streams.core.fleet.answers import Answers
 
 Life = tuple[str, int]  # worker id and epoch
 Gateway = tuple[str, int]  # a gateway's process: its member id and `started_ms`
 Flags = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]
-Numbers = npt.NDArray[np.float64]
 NOT_LISTED = -1
 DECODERS = (Role.DECODE, Role.REPLICA)  # whoever of these has a request ends it
 _NEVER_MS = -(1 << 60)
-
-
-class Answer(NamedTuple):
-    """One answer that a decode or replica worker holds for this router."""
-
-    request_id: str
-    prompt_tokens: int
-    max_tokens: int  # that were still to be said when it came
-    deadline_ms: int
-    begins_ms: int  # when its first token is expected there
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +39,7 @@ class Worker:
     work_ahead_tokens: int = 0  # prompt tokens of this router that are not computed yet
     others_running: int = 0  # requests of other routers, as of the last heartbeat
     others_tokens: int = 0
-    answers: dict[str, Answer] = field(default_factory=dict)  # of this router, by request id
+    answers: Answers = field(default_factory=Answers)  # of this router
     context_tokens: int = 0  # the prompts of these, all together
     others_context_tokens: int = 0  # KV of other routers' requests, as of the last heartbeat
     room_tokens: float = inf  # KV that fits into its memory, as far as it tells
@@ -82,6 +71,11 @@ class Worker:
     def batch_tokens(self) -> int:
         """Tokens of context that each of its steps reads, of all routers."""
         return self.context_tokens + self.others_context_tokens
+
+    def waiting_tokens(self, now_ms: int) -> float:
+        """Of prompts dispatched to it that it is expected not to have computed yet."""
+        waiting_ms = max(0.0, self.busy_until_ms - now_ms)
+        return waiting_ms / self.append_ms_per_token if self.append_ms_per_token else 0.0
 
     @property
     def free(self) -> int:

@@ -17,7 +17,8 @@ from typing import TypeVar
 from schemas.frozen import frozen
 from schemas.records import Estimate, Role
 from streams.config import RouterSettings
-from streams.core.fleet.workers import Life, Numbers, Worker
+from streams.core.fleet.answers import Numbers
+from streams.core.fleet.workers import Life, Worker
 from streams.core.placement.case import Features, Note
 from streams.core.placement.regression import Regression
 
@@ -262,7 +263,7 @@ class Estimates:
         batch_ms = context_ms * (worker.batch_tokens + tokens) / THOUSAND
         return step_ms + sharing_ms * (worker.requests + requests) + batch_ms + prompts_ms
 
-    def stall_ms(self, append_tokens: int, token_ms: float) -> float:
+    def stall_ms(self, append_tokens: float, token_ms: float) -> float:
         """By how much a prompt delays each stream of the batch beside which it is computed."""
         step_ms, _, _, stall_ms, *_ = self.decode.coefficients
         return stall_ms * append_tokens / max(step_ms, (1 - BUSY_MAX) * token_ms, 1e-3)

@@ -14,10 +14,11 @@ from itertools import chain
 import numpy as np
 
 from schemas.records import Candidate, Reason, Role, Session
+from streams.core.fleet.answers import Numbers
 from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import NOT_LISTED, Answer, Flags, Numbers, Pool, Worker
+from streams.core.fleet.workers import NOT_LISTED, Flags, Pool, Worker
 from streams.core.placement.case import Case
-from streams.core.placement.estimates import Estimates
+from streams.core.placement.estimates import Amount, Estimates
 from streams.core.placement.prefixes import NO_SLOT, Levels, PrefixIndex
 
 _ROLES_OF_HOME = (Role.DECODE, Role.REPLICA)
@@ -203,40 +204,43 @@ class View:
         """Time to the first token of a request whose prompt that worker computes."""
         return float(self.prefill_ms()[prefill.row]) + self._estimates.hop_ms
 
-    def missed_local(self, worker: Worker) -> int:
-        """How many deadlines are missed where the worker computes prompt and answer."""
+    def missed_local(self, worker: Worker) -> float:
+        """How many deadlines it costs, as is to be expected, that the worker computes prompt and
+        answer."""
         first_ms, tokens = self.append_at_ms(worker), self.to_compute_at(worker)
         return self._missed(worker, first_ms, tokens)
 
-    def missed_remote(self, decode: Worker, first_ms: float) -> int:
+    def missed_remote(self, decode: Worker, first_ms: float) -> float:
         """Likewise where it only decodes, from a first token on that comes after so long."""
         return self._missed(decode, first_ms, 0)
 
-    def _missed(self, worker: Worker, first_ms: float, append_tokens: int) -> int:
+    def _missed(self, worker: Worker, first_ms: float, append_tokens: int) -> float:
         """How many answers, of those that the worker holds and this one, whose first token comes
         after so long, and of whose prompt the worker has to compute so much beside its batch.
 
-        What it could not end in time without the request either does not count.
+        What another answer would miss without the request does not count. Prompts that wait there
+        already delay it as well.
         """
-        estimates, case = self._estimates, self.case
-        now_token_ms = estimates.token_ms(worker, self.now_ms)
-        token_ms = estimates.token_ms(worker, self.now_ms, 1, case.prompt_tokens)
-        stall_ms = estimates.stall_ms(append_tokens, now_token_ms)
-        tokens = estimates.answer_share * case.max_tokens
-        left_ms = case.request.deadline_ms - self.now_ms - first_ms
-        missed = int(MARGIN * tokens * token_ms > left_ms)
-        for answer in worker.answers.values():
-            tokens, left_ms = self._left(answer, now_token_ms)
-            if MARGIN * tokens * token_ms + stall_ms > left_ms:
-                missed += tokens * now_token_ms <= left_ms
-        return missed
+        estimates, case, now_ms = self._estimates, self.case, self.now_ms
+        token_ms = estimates.token_ms(worker, now_ms)
+        with_ms = estimates.token_ms(worker, now_ms, 1, case.prompt_tokens)
+        own_ms = estimates.answer_share * case.max_tokens * with_ms
+        own = _late(own_ms, case.request.deadline_ms - now_ms - first_ms)
+        left_tokens, left_ms = self._left(worker, token_ms)
+        waiting_ms = estimates.stall_ms(worker.waiting_tokens(now_ms), token_ms)
+        stall_ms = waiting_ms + estimates.stall_ms(append_tokens, token_ms)
+        without = _late(left_tokens * token_ms + waiting_ms, left_ms)
+        others = _late(left_tokens * with_ms + stall_ms, left_ms) - without
+        return float(own + others.sum())
 
-    def _left(self, answer: Answer, token_ms: float) -> tuple[float, float]:
-        """How many tokens of an answer are still to come, and the ms for that. Of one under way
-        the router knows when it was expected to begin and how fast the worker is."""
-        said_tokens = max(0, self.now_ms - answer.begins_ms) / max(token_ms, 1e-3)
-        tokens = self._estimates.answer_share * answer.max_tokens - said_tokens
-        return max(0.0, tokens), answer.deadline_ms - max(self.now_ms, answer.begins_ms)
+    def _left(self, worker: Worker, token_ms: float) -> tuple[Numbers, Numbers]:
+        """Per answer of a worker: how many tokens are still to come, and the ms for that. Of one
+        under way the router knows when it was expected to begin and how fast the worker is."""
+        answers = worker.answers
+        said_tokens = np.maximum(self.now_ms - answers.begins_ms, 0.0) / max(token_ms, 1e-3)
+        left_tokens = self._estimates.answer_share * answers.max_tokens - said_tokens
+        left_ms = answers.deadline_ms - np.maximum(answers.begins_ms, self.now_ms)
+        return np.maximum(left_tokens, 0.0), left_ms
 
     def decode(self, first_ms: float) -> Worker | None:
         """The session's worker if it takes the request, else where decode loses least; another one
@@ -270,6 +274,14 @@ class View:
         return _timeliest(pool, cost_ms, self.open(role), first, self.missed_local)
 
 
+def _late(need_ms: Amount, left_ms: Amount) -> Amount:
+    """How probable it is that what takes so long, as far as is known, is not done in time: 0 where
+    the margin is there, 1 where not even that time is."""
+    over_ms = MARGIN * need_ms - left_ms
+    share: Amount = np.minimum(np.maximum(over_ms / ((MARGIN - 1) * need_ms + 1e-3), 0.0), 1.0)
+    return share
+
+
 def least(pool: Pool, cost_ms: Numbers, among: Flags) -> Worker | None:
     """The worker that costs least among the marked rows."""
     if not pool.workers:
@@ -286,7 +298,7 @@ def _timeliest(
     cost_ms: Numbers,
     among: Flags,
     first: Worker | None,
-    missed: Callable[[Worker], int],
+    missed: Callable[[Worker], float],
 ) -> Worker | None:
     """The first one, or the worker that costs least; where deadlines are missed there, the one of
     the next few where the fewest are."""

@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.records import Mode, Reason, Role
-from streams.core.fleet.workers import Answer
+from streams.core.fleet.answers import Answer
 from streams.core.placement.selection import MARGIN
 from tests.streams.builders import T0
 from tests.streams.core.placement.placer_fixture import PlacerFixture, case, pair, session
@@ -61,6 +61,8 @@ def test_an_answer_that_has_ended_has_no_deadline() -> None:
     [
         (600_000, Mode.LOCAL, Reason.PREFILL_QUEUE_LONG),
         (round(1_000 * MARGIN) + 2, Mode.REMOTE, Reason.DEADLINE_NEAR),  # it would lose 4 ms
+        (1_100, Mode.REMOTE, Reason.DEADLINE_NEAR),  # the margin is gone, hope is not
+        (900, Mode.LOCAL, Reason.PREFILL_QUEUE_LONG),  # late either way
     ],
 )
 def test_a_policy_is_overruled_where_the_other_way_misses_no_deadline(
@@ -73,6 +75,19 @@ def test_a_policy_is_overruled_where_the_other_way_misses_no_deadline(
     found = scene.place(case(2_040, session("d0", 2_001)))
     assert found is not None
     assert (found.mode, found.reason) == (mode, reason)
+
+
+@pytest.mark.parametrize(("waiting_tokens", "worker_id"), [(0, "d0"), (30_000, "d1")])
+def test_prompts_that_wait_delay_the_answers_beside_them(
+    waiting_tokens: int, worker_id: str
+) -> None:
+    """d0 has an answer that ends in time, unless that many tokens are computed before."""
+    scene = pair(decodes=2, policy="static")
+    scene.placer.estimates.decode.coefficients = [STEP_MS, 0.0, 0.02, 1.0, 0.0, 0.0]
+    holds_answer(scene, "d0", T0 + round(2.0 * spent_ms(TOKENS)))
+    scene.fleet.occupy(scene.worker("d0"), T0 + waiting_tokens, append_ms_per_token=1.0)
+    found = scene.place(case(2_000, session("d0", 1_000)))
+    assert found is not None and found.decode is scene.worker(worker_id)
 
 
 def test_the_request_itself_goes_where_it_ends_in_time() -> None:
