@@ -32,7 +32,7 @@ _TENANTS_MAX = 10_000  # remembered though nothing of them waits
 class _Tenant:
     """Who waits, and what it was served, in tokens."""
 
-    name: str
+    tenant: str
     served: int
     waiting: int = 0  # requests
 
@@ -42,7 +42,7 @@ class Waiting:
     """One waiting request; `level` is its class by now, 0 the best."""
 
     request_id: str
-    tenant: _Tenant
+    owner: _Tenant
     level: int
     key_ms: int
     seq: int
@@ -59,7 +59,7 @@ _Heap = list[tuple[int, int, Waiting]]
 class _Queue:
     """One tenant's requests of one class: the same in two heaps."""
 
-    tenant: _Tenant
+    owner: _Tenant
     tokens: int = 0
     front: _Heap = field(default_factory=list)
     back: _Heap = field(default_factory=list)
@@ -92,11 +92,11 @@ class _Class:
         self._turns: list[tuple[int, int, _Queue]] = []
 
     def push(self, item: Waiting) -> None:
-        tenant = item.tenant
-        queue = self.queues.get(tenant.name)
+        owner = item.owner
+        queue = self.queues.get(owner.tenant)
         if queue is None:
-            queue = self.queues[tenant.name] = _Queue(tenant)
-            heappush(self._turns, (tenant.served, item.seq, queue))
+            queue = self.queues[owner.tenant] = _Queue(owner)
+            heappush(self._turns, (owner.served, item.seq, queue))
         queue.push(item)
 
     def next(self) -> Waiting | None:
@@ -107,9 +107,9 @@ class _Class:
             item = queue.first(queue.front)
             if item is None:
                 heappop(turns)
-                del self.queues[queue.tenant.name]
-            elif served < queue.tenant.served:
-                heapreplace(turns, (queue.tenant.served, seq, queue))
+                del self.queues[queue.owner.tenant]
+            elif served < queue.owner.served:
+                heapreplace(turns, (queue.owner.served, seq, queue))
             else:
                 return item
         return None
@@ -175,7 +175,7 @@ class Admission:
         assert request_id not in self._items
         self._seq += 1
         key_ms, rises_ms = deadline_ms - work_ms, since_ms + self.ageing_ms
-        owner = self._tenant(tenant)
+        owner = self._owner(tenant)
         item = Waiting(request_id, owner, level, key_ms, self._seq, tokens, deadline_ms, rises_ms)
         self.tokens += tokens
         owner.waiting += 1
@@ -203,13 +203,13 @@ class Admission:
     def serve(self, request_id: str) -> None:
         """Take a request out that has been placed: its tenant was served its prompt."""
         item = self._items[request_id]
-        self._served = max(self._served, item.tenant.served)
-        item.tenant.served += item.tokens
+        self._served = max(self._served, item.owner.served)
+        item.owner.served += item.tokens
         self.remove(request_id)
 
     def answered(self, tenant: str, tokens: int) -> None:
         """A tenant was served so many tokens of an answer."""
-        self._tenant(tenant).served += ANSWER_WEIGHT * tokens
+        self._owner(tenant).served += ANSWER_WEIGHT * tokens
 
     def remove(self, request_id: str) -> bool:
         """Take a request out that was cancelled or has ended; whether it was there."""
@@ -217,7 +217,7 @@ class Admission:
         if item is None or item.queue is None:
             return False
         self.tokens -= item.tokens
-        item.tenant.waiting -= 1
+        item.owner.waiting -= 1
         item.queue.tokens -= item.tokens
         item.queue = None
         self._marks += 1
@@ -237,16 +237,16 @@ class Admission:
                 expired.append(item.request_id)
         return expired
 
-    def _tenant(self, name: str) -> _Tenant:
+    def _owner(self, tenant: str) -> _Tenant:
         """Of one of whom nothing waits it counts only what is more than others were served."""
-        tenant = self._tenants.get(name)
-        if tenant is None:
+        owner = self._tenants.get(tenant)
+        if owner is None:
             if len(self._tenants) >= _TENANTS_MAX + len(self._items):
-                self._tenants = {n: t for n, t in self._tenants.items() if t.waiting}
-            tenant = self._tenants[name] = _Tenant(name, self._served)
-        elif not tenant.waiting:
-            tenant.served = max(tenant.served, self._served)
-        return tenant
+                self._tenants = {name: t for name, t in self._tenants.items() if t.waiting}
+            owner = self._tenants[tenant] = _Tenant(tenant, self._served)
+        elif not owner.waiting:
+            owner.served = max(owner.served, self._served)
+        return owner
 
     def _rise(self, item: Waiting, now_ms: int) -> None:
         """To the class that the whole wait has earned, however late the call comes."""
