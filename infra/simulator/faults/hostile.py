@@ -106,10 +106,8 @@ def large(at_ms: float, grammar_chars: int) -> Fault:
     def strike(cluster: Cluster) -> None:
         turn = Turn(prompt_tokens=LARGE_PROMPT_TOKENS, output_tokens=4, grammar_chars=grammar_chars)
         tokens = unlike_others(int(at_ms), LARGE_PROMPT_TOKENS + 4)
-        block_tokens = cluster.setup.block_tokens
-        cluster.clients.start(
-            [conversation(f"large-{at_ms}-{grammar_chars}", at_ms, [turn], tokens, block_tokens)]
-        )
+        name, block_tokens = f"large-{cluster.clients.started}", cluster.setup.block_tokens
+        cluster.clients.start([conversation(name, at_ms, [turn], tokens, block_tokens)])
 
     return Fault(at_ms, strike)
 

@@ -117,7 +117,8 @@ class Clients:
         """
         self.clock = clock
         self.served: list[Served] = []
-        self.open = 0  # turns that are still to end
+        self.started = 0  # conversations
+        self.open = 0  # of these, still to end
         self._send, self._heard = send, heard
         self._wants, self._probing = wants, probing
         self._timeout_ms, self._priority, self._weights = timeout_ms, priority, weights
@@ -129,6 +130,7 @@ class Clients:
     def start(self, conversations: Sequence[Conversation]) -> None:
         """Have each conversation begin at its time."""
         for each in conversations:
+            self.started += 1
             self.open += 1
             self.clock.at(each.at_ms, lambda each=each: self._begin(each))  # type: ignore[misc]  # bound now
 
@@ -244,6 +246,7 @@ class Clients:
     def _say(self, conversation: Conversation, index: int) -> None:
         turn, now_ms = conversation.turns[index], self.clock.now_ms
         request_id = f"{conversation.name}-{index + 1}"
+        assert request_id not in self._by_id, f"{request_id}: two conversations have one name"
         served = Served(
             request_id=request_id,
             session_id=conversation.session_id,
