@@ -55,6 +55,7 @@ class MemoryLog:
     position: Position | None = None
     sent: list[Sending] = field(default_factory=list)
     commits: int = 0
+    commit_s: float = 0.01  # how long one takes
     bytes_max: dict[str, int] = field(default_factory=dict)  # by topic
     trouble: TriviumError | None = None  # of the next commit
     gaps: list[tuple[int, int]] = field(default_factory=list)  # that were looked into
@@ -110,8 +111,8 @@ class MemoryTransactions:
         self, sends: Sequence[Sending], positions: dict[FullPlace, Position], group_id: str
     ) -> None:
         assert group_id == GROUP
-        await pass_time(0.01)
         log = self.log
+        await pass_time(log.commit_s)
         if log.owner is not self:
             raise Fenced("another process writes this now")
         if not self._is_open:

@@ -105,6 +105,22 @@ async def test_a_dead_letter_of_what_nobody_was_asked_names_nobody() -> None:
 
 
 @virtual
+async def test_errors_that_topics_have_refused_become_smaller() -> None:
+    bridge = AskingBridge(pair(format="avro", fallback="none"))
+    made = record({"text": "hi", "metadata": {"row": 3}})
+    asked, found = await bridge.asked(made), []
+    for less in range(4):
+        sends = bridge.asking.failed(asked, NotReady("away"), less=less)
+        found.append((told(sends).metadata, told(sends).text, sends[0].key, sends[1].value))
+    assert found == [
+        ('{"row":3}', "none", b"k", made.value),
+        (None, "none", b"k", None),
+        (None, None, b"k", None),
+        (None, None, b"", None),
+    ]
+
+
+@virtual
 async def test_what_will_not_pass_is_asked_once() -> None:
     bridge = AskingBridge()
     bridge.each(bridge.answer("a"))
@@ -279,6 +295,9 @@ async def test_what_is_read_with_care_is_checked_and_nothing_comes_of_it() -> No
         await bridge.asking.check(await bridge.asked(record(value)))
     await bridge.asking.check(await bridge.asked(line("/v1/embeddings", input="a", model="m")))
     assert bridge.log.requests == []
+    asked = await bridge.asked(line("/v1/responses", input="hi"))
+    await bridge.asking.check(asked)
+    assert asked.intake is not None, "it was checked"
 
 
 @virtual
@@ -290,12 +309,14 @@ async def test_a_call_is_told_of_once_something_has_come() -> None:
     assert not bridge.asking.is_told_of(asked)
     await bridge.log.push(frame(call.key.parent_id, ["a"]))
     assert bridge.asking.is_told_of(asked)
+    bridge.asking.release(asked)
+    assert asked.call is None and not bridge.asking.is_told_of(asked)
 
 
 @virtual
 async def test_an_embedding_pool_that_is_away_is_waited_for() -> None:
     """Until the deadline; that it is away is no try."""
-    bridge = AskingBridge(pair(format="avro", tries_max=2))
+    bridge = AskingBridge(pair(format="avro", tries_max=3))
     bridge.pool.trouble = NotReady("no embedding worker is ready")
     call = {"body": {"model": "letters", "input": "a"}, "endpoint": "/v1/embeddings"}
     made = record({**call, "deadline_ms": 10_000})
@@ -310,6 +331,9 @@ async def test_an_embedding_pool_that_is_away_is_waited_for() -> None:
     await until(lambda: len(bridge.pool.embedded) > calls)
     bridge.pool.trouble = None
     assert told(await settling).tries == 2
+    bridge.pool.trouble = WorkerLost("its worker fell silent")
+    answer = told(await bridge.settle(made))
+    assert (answer.error_code, answer.tries) == ("worker_lost", 3)
     bridge.pool.trouble = NotReady("no embedding worker is ready")
     answer = told(await bridge.settle(made))
     assert (answer.error_code, answer.error_retriable) == ("not_ready", True)

@@ -207,6 +207,18 @@ async def test_an_error_that_is_refused_for_its_metadata_goes_without(
 
 
 @virtual
+async def test_an_error_that_is_refused_for_its_key_goes_without(memory_log: MemoryLog) -> None:
+    memory_log.bytes_max["rows.answers"] = 2_000
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0, key=b"k" * 3_000)
+        bridge.asking.fail(0, QueueFull("no room"))
+        await until(lambda: 0 in memory_log.answers())
+    assert memory_log.answers()[0].error_code == "queue_full" and not bridge.troubles
+    assert [sent.key for sent in memory_log.sent if sent.topic == "rows.answers"] == [b""]
+
+
+@virtual
 async def test_an_error_that_fits_in_no_form_ends_the_life(memory_log: MemoryLog) -> None:
     """Its topics take not even the smallest; the next one tries again."""
     memory_log.bytes_max["rows.answers"] = 10
@@ -216,6 +228,24 @@ async def test_an_error_that_fits_in_no_form_ends_the_life(memory_log: MemoryLog
         bridge.asking.answer(0)
         await until(lambda: bool(bridge.troubles))
     assert isinstance(bridge.troubles[0], RecordTooLarge) and not memory_log.sent
+
+
+@virtual
+async def test_slow_commits_take_a_quarter_of_the_time(memory_log: MemoryLog) -> None:
+    """Under load more is committed at once, and less often."""
+    memory_log.commit_s = 1.0
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0, 1, 2)
+        await until(lambda: len(bridge.asking.asked) == 3)
+        bridge.asking.answer(0)
+        await until(lambda: 0 in memory_log.answers())
+        for offset in (1, 2):
+            bridge.asking.answer(offset)
+        await pass_time(3.9)
+        assert len(memory_log.answers()) == 1
+        await pass_time(0.2)
+        assert len(memory_log.answers()) == 3
 
 
 @virtual
@@ -477,9 +507,10 @@ async def test_marks_behind_the_last_record_are_passed_over(memory_log: MemoryLo
 
 @virtual
 async def test_a_life_that_gets_on_is_left_alone(memory_log: MemoryLog) -> None:
-    """Though it is never at the end of its partition."""
+    """Though it is never at the end of its partition; so is one that has not taken over yet."""
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
+        await life.look(100, STALL_S)
         await until(lambda: memory_log.commits == 1)
         memory_log.put(99)
         for offset in range(10):

@@ -13,6 +13,7 @@ from schemas.log.transactions import FullPlace
 from schemas.records import StreamVoid, TokenFrame
 from streams.bridge.partitions import WAITING_MAX, OwnedPartitions
 from streams.bridge.records.record import PromptRecord
+from streams.gateway.stream.hub import SoFar
 from tests.streams.bridge.lives import PLACE, Bridge, MemoryLog, memory_log
 from tests.streams.bridge.samples import AskingBridge, pair
 from tests.streams.gateway.samples import ended, frame
@@ -190,6 +191,23 @@ async def test_an_answer_that_went_on_is_whole_whoever_reads_its_partition_furth
         await pass_time(1.0)
         assert memory_log.answers()[0].text == "abcd"
     assert len(asker.log.requests) == 1
+
+
+@virtual
+async def test_of_what_others_asked_marks_that_come_live_are_told(memory_log: MemoryLog) -> None:
+    """Routers ask how far readers are, whoever reads; of marks in the past nobody waits."""
+    asker, bridge, frames = await asked_by_a_life_before(memory_log)
+    heard = list[SoFar]()
+    asker.log.hub.on_void = heard.append
+    memory_log.frames += frames[:1]
+    async with bridge.living() as second:
+        await second.take(memory_log.put(1))
+        await until(lambda: len(asker.log.requests) == 3)
+        assert not heard
+        memory_log.frames += frames[1:]
+        await until(lambda: 0 in memory_log.answers())
+    (so_far,) = heard
+    assert (so_far.request_id, so_far.attempt, so_far.chars) == (request_id_of(asker), 1, 2)
 
 
 @virtual
