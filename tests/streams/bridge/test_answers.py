@@ -133,6 +133,7 @@ async def test_an_answer_that_breaks_the_schema_is_none(text: str) -> None:
     with pytest.raises(InvalidAnswer, match="expected JSON that keeps to the schema") as caught:
         await answered(text, of=pair(schema=SCHEMA))
     assert caught.value.retriable
+    assert "NaN" not in text or caught.value.message.endswith(": NaN is no JSON")
     with pytest.raises(InvalidRequest, match="max_tokens: the answer was cut off"):
         await answered(text, of=pair(schema=SCHEMA), finish_reason="length")
 
@@ -235,7 +236,7 @@ async def test_an_answer_that_its_topic_does_not_take_is_an_error() -> None:
 @pytest.mark.parametrize(("key", "found"), [(b"k", b"k"), (None, b"")])
 def test_an_empty_prompt_has_an_empty_answer(key: bytes | None, found: bytes) -> None:
     sent = Answers(pair(), CODEC).emptied(record(None, key=key))
-    assert (sent.value, sent.key, sent.partition) == (None, found, 1)
+    assert (sent.topic, sent.value, sent.key, sent.partition) == ("rows.answers", None, found, 1)
     assert dict(sent.headers) == PLACE
 
 

@@ -274,6 +274,7 @@ async def test_a_call_for_vectors_is_answered_by_the_embedding_pool() -> None:
     assert [np.argmax(each.embedding) for each in found.data] == [0, 1]
     assert (answer.model, answer.prompt_tokens, answer.tries) == ("letters@1", 3, 1)
     assert answer.error_code is None and bridge.log.requests == []
+    assert answer.asked_ms == answer.ended_ms == wall_ms()
     assert answer.metadata == '{"row":3}'
     other = told(await bridge.settle(line("/v1/embeddings", input="a", model="other")))
     assert (other.error_code, other.tries) == ("model_not_found", 1)
@@ -431,7 +432,9 @@ async def test_an_answer_that_its_topic_takes_by_now_is_one() -> None:
         bridge.ends.pair, bridge.ends.prompts, Answers(bridge.ends.pair, CODEC, of), of
     )
     bridge.each(bridge.answer("x" * 3_000))
-    assert told(await bridge.settle()).error_code == "record_too_large" and asked == 1
+    for _ in range(2):
+        assert told(await bridge.settle()).error_code == "record_too_large"
+    assert asked == 1, "within a second once"
     takes["rows.answers"] = 9_000
     await of.look()
     assert told(await bridge.settle()).text == "x" * 3_000

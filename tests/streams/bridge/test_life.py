@@ -193,6 +193,17 @@ async def test_an_answer_that_its_topic_refuses_is_an_error(
 
 
 @virtual
+async def test_an_empty_prompt_empties_its_answer(memory_log: MemoryLog) -> None:
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0, value=b"")
+        await until(lambda: at(memory_log)[0] == 1)
+    (sent,) = memory_log.sent
+    assert (sent.topic, sent.key, sent.value) == ("rows.answers", b"k", None)
+    assert dict(sent.headers)["trivium-prompt-offset"] == b"0" and not bridge.asking.asked
+
+
+@virtual
 async def test_an_error_that_is_refused_for_its_metadata_goes_without(
     memory_log: MemoryLog,
 ) -> None:
