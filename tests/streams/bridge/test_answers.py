@@ -12,7 +12,7 @@ from schemas.errors import InvalidAnswer, InvalidRequest, RecordTooLarge, Worker
 from schemas.records import Answer, AnswerPart, StreamRetrieved
 from streams.bridge.answers import Answers
 from streams.bridge.config import Pair
-from streams.gateway.request.check_process import WAITING_MAX
+from streams.gateway.request.check_process import ANSWER_PROCESS, WAITING_MAX
 from tests.schemas.examples import example
 from tests.stalls import unstalled
 from tests.streams.bridge.samples import CODEC, KEY, asked, limits, pair, record, stream
@@ -209,6 +209,9 @@ async def test_an_error_is_an_answer() -> None:
 
     plain = Answers(pair(), CODEC).failed(prompt, InvalidRequest("no text"))
     assert (plain.text, plain.fallback, plain.finish_reason) == (None, False, "")
+    assert (plain.request_id, plain.asked_ms, plain.ended_ms, plain.tries) == ("", 0, 0, 0)
+    text = Answers(pair(fallback="none"), CODEC).failed(prompt, InvalidRequest("no text"))
+    assert (text.text, text.parsed, text.fallback) == ("none", None, True)
 
 
 async def test_an_answer_that_its_topic_does_not_take_is_an_error() -> None:
@@ -227,10 +230,38 @@ async def test_an_answer_that_its_topic_does_not_take_is_an_error() -> None:
     fallen = replace(failed, text="x" * 5_000, parsed="x" * 5_000, fallback=True)
     brief = answers.sending(prompt, fallen)
     assert (brief.key, json.loads(brief.value or b"")["error_code"]) == (b"k", "record_too_large")
-    assert json.loads(brief.value or b"")["text"] is None, "nor the fallback"
+    said = json.loads(brief.value or b"")
+    assert (said["text"], said["fallback"], said["error_message"]) == (None, False, "too large")
+    for message, told in (("x" * 5_000, "x" * 200), (None, "")):
+        long = answers.sending(prompt, replace(fallen, error_message=message))
+        assert json.loads(long.value or b"")["error_message"] == told
     assert [answers.sending(prompt, failed, less=n).key for n in range(4)] == [b"k"] * 3 + [b""]
     enveloped = Answers(pair(format="json_envelope"), CODEC, limits(6_000))
     assert enveloped.sending(huge, failed).bytes_at_most < 6_000, "the key is in there, too"
+
+
+async def test_what_fits_exactly_is_sent() -> None:
+    prompt, answer = record({"text": "hi"}), await answered("x" * 5_000)
+    failed = Answers(pair(), CODEC).failed(prompt, InvalidRequest("m" * 500))
+    for made in (answer, replace(failed, metadata='{"a": 1}')):
+        whole = Answers(pair(), CODEC).sending(prompt, made)
+        assert Answers(pair(), CODEC, limits(whole.bytes_at_most)).sending(prompt, made) == whole
+        if made.error_code:
+            less = Answers(pair(), CODEC, limits(whole.bytes_at_most - 1)).sending(prompt, made)
+            assert json.loads(less.value or b"")["metadata"] is None
+
+
+async def test_whose_answer_is_checked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tenant's schemas take turns with those of others."""
+    tenants, ask = list[str](), ANSWER_PROCESS.ask
+
+    async def note(*arguments: Any, tenant: str, **limits: Any) -> Any:
+        tenants.append(tenant)
+        return await ask(*arguments, tenant=tenant, **limits)
+
+    monkeypatch.setattr(ANSWER_PROCESS, "ask", note)
+    assert (await answered("7", value=own({"type": "integer"}))).parsed == "7"
+    assert tenants == ["rows/"]
 
 
 @pytest.mark.parametrize(("key", "found"), [(b"k", b"k"), (None, b"")])

@@ -53,8 +53,8 @@ def test_a_response_is_a_chat_with_its_instructions() -> None:
         (
             {"input": [{"type": "item_reference", "id": "rs_1"}]},
             RESPONSES,
-            "input.0: expected an item, found a reference to one, which is not kept for prompts and "
-            "lines of batches; send the item itself",
+            "input.0: expected an item, found a reference to one, which is not kept for prompts "
+            "and lines of batches; send the item itself",
         ),
         ({**INPUT, "colour": "red"}, EMBEDDINGS, "colour: unknown field"),
         ({**INPUT, "temperature": 0.5}, EMBEDDINGS, "temperature: unknown field"),

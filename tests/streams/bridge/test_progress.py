@@ -99,8 +99,7 @@ def test_notes_as_other_versions_read_them() -> None:
     """Kafka takes 4 096 bytes, so nothing lies between fields, and no byte says nothing."""
     for answered, done in (([], ""), ([6], "Ag=="), ([12], "gA=="), ([12, 13], "gAE=")):
         note = Note({4: 8, 3: 9}, set(answered), 7, begun=2, reading=6, falls=1)
-        text = '{"t":[[3,9],[4,8]],"d":"%s","w":7,"b":2,"r":6,"f":1}' % done
-        assert encode(note, 5) == text
+        assert encode(note, 5) == f'{{"t":[[3,9],[4,8]],"d":"{done}","w":7,"b":2,"r":6,"f":1}}'
     assert encode(Note(), 5) == '{"t":[],"d":"","w":16777216}'
 
 
