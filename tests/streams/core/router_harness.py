@@ -134,6 +134,7 @@ class RouterHarness:
             case Dispatch(_, _, CancelWork() as cancel):
                 self._cancelled(cancel)
             case Decide(decision, partition):
+                assert (decision.router_id, decision.at_ms) == (ROUTER, self.now_ms)
                 self.decisions.append(decision)
                 self.log.append(Placed(decision, partition))
                 if decision.kind in (DecisionKind.PLACE, DecisionKind.REPLACE):
@@ -176,6 +177,7 @@ class RouterHarness:
         assert (work.phase is WorkPhase.PREFILL) == (worker.role is Role.PREFILL)
         assert partition == worker.partition
         assert work.attempt == self.attempts[work.request_id]
+        assert work.dispatched_ms == self.now_ms
         self._check_prompt(work)
         self.works.append(work)
         worker.take(work)

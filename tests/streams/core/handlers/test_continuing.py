@@ -1,6 +1,6 @@
 """What is placed again goes on where its answer stopped."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -9,11 +9,13 @@ from schemas.records import (
     Continued,
     DecisionKind,
     Orchestration,
+    Outcome,
     OutcomeKind,
     PhaseKind,
     Reason,
     Role,
     Sampling,
+    StreamEnd,
     Structured,
     StructuredKind,
     WorkPhase,
@@ -236,8 +238,10 @@ def test_an_end_that_its_readers_have_ends_it_whatever_was_placed_since(
         on.said("r1", 1, *SAID, chars=9)
         assert on.works[-1].attempt == 2
     end = replace(
-        ended("r1", ["a", "b", "c", "d"], attempt=1), worker_ms=70.0, first_token_ms=T0 + 7
-    )
+        ended("r1", ["a", "b", "c", "d"], attempt=1, finish_reason="length"),
+        kv_bytes=64, probes=2, retrieved_tokens=5, stalled_ms=3.5, worker_ms=70.0,
+        first_token_ms=T0 + 7,
+    )  # fmt: skip
     told = continued("r1", 1, end=end)
     if takes_over:
         on.log.append(ContinuedArrived(told, PARTITION))
@@ -247,7 +251,10 @@ def test_an_end_that_its_readers_have_ends_it_whatever_was_placed_since(
     outcome, usage = on.outcomes["r1"], on.used["r1"]
     assert (outcome.kind, outcome.completion_tokens) == (OutcomeKind.COMPLETED, 4)
     assert outcome.attempt > 1 + (stage == "placed"), "above what a worker may still end"
-    assert (usage.completion_tokens, usage.prompt_tokens) == (4, end.prompt_tokens)
+    alike = {each.name for each in fields(StreamEnd)} & {each.name for each in fields(Outcome)}
+    for name in alike - {"attempt"}:
+        assert getattr(outcome, name) == getattr(end, name), name
+    assert (usage.completion_tokens, usage.prompt_tokens) == (4, 7 + 5)
     assert (usage.worker_ms, outcome.first_token_ms) == (70.0, T0 + 7), "of who made the answer"
     assert not on.router.view() and not on.held()
     assert on.rebuilt().view() == {}

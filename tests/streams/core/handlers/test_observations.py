@@ -18,12 +18,14 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     found: Told = {"prefill_done": [], "transferred": [], "finished": []}
 
     def prefill_done(self: Estimates, note: Any, *facts: Any) -> None:
+        assert note is not None
         found["prefill_done"].append(facts)
 
     def transferred(self: Estimates, *facts: Any) -> None:
         found["transferred"].append(facts)
 
     def finished(self: Estimates, note: Any, worker: Worker, **facts: Any) -> None:
+        assert note is not None
         found["finished"].append((worker.life, worker.requests, facts))
 
     for spy in (prefill_done, transferred, finished):
@@ -72,6 +74,31 @@ def test_nothing_is_learned_of_an_answer_that_says_nothing(told: Told) -> None:
         decode = work_of(on, WorkPhase.DECODE, f"r{number}")
         first_token_ms = 0 if completion_tokens > 1 else on.now_ms
         on.outcome(decode, first_token_ms=first_token_ms, completion_tokens=completion_tokens)
+    assert not told["finished"]
+
+
+def test_two_tokens_tell_how_long_one_takes(told: Told) -> None:
+    on = replicas(1)
+    on.request("r1")
+    on.now_ms += 250
+    on.outcome(on.works[0], first_token_ms=on.now_ms - 10, completion_tokens=2)
+    *_, facts = told["finished"][0]
+    assert (facts["ttft_ms"], facts["tpot_ms"]) == (240.0, 10.0)
+
+
+def test_nothing_is_learned_of_kv_that_no_phase_tells_of(told: Told) -> None:
+    on = pairs(Orchestration.CONCURRENT)
+    brought_to(on, "paired")
+    on.phase(work_of(on, WorkPhase.PREFILL), PhaseKind.PREFILL_DONE, kv_bytes=0, transfer_ms=30.0)
+    assert told["prefill_done"] and not told["transferred"]
+
+
+def test_nothing_is_learned_of_what_a_router_before_this_one_has_placed(told: Told) -> None:
+    on = replicas(1)
+    on.request("r1")
+    on.taken_over()
+    on.now_ms += 250
+    on.outcome(on.works[0], first_token_ms=on.now_ms - 100, completion_tokens=16)
     assert not told["finished"]
 
 
