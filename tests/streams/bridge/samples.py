@@ -8,7 +8,8 @@ from typing import Any
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable
-from schemas.log.transactions import Headers, Sending
+from schemas.log.clients import Headers
+from schemas.log.transactions import Sending
 from schemas.records import Answer, AnswerPart, Endpoint, OutcomeKind, Request, StreamRetrieved
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from streams.bridge.answers import Answers

@@ -149,6 +149,7 @@ class RouterHarness:
                 assert effect.request.request_id not in self.outcomes, "a search for nobody"
                 self.asks.append(effect)
             case GoWithout(retrieved):
+                assert (retrieved.router_id, retrieved.at_ms) == (ROUTER, self.now_ms)
                 self.on_the_way.append(retrieved)
             case AskSaid(void):
                 self.marks.append(void)

@@ -260,6 +260,18 @@ def test_an_end_that_its_readers_have_ends_it_whatever_was_placed_since(
     assert on.rebuilt().view() == {}
 
 
+def test_the_credit_of_what_its_readers_have_whole_is_free_for_the_next() -> None:
+    on = replicas(1, window=1, says_at_once=False)
+    on.request("r1")
+    on.phase(on.works[-1], PhaseKind.FAILED)
+    on.said("r1", 1, *SAID, chars=9)
+    on.request("r2")
+    assert (on.works[-1].request_id, on.works[-1].attempt) == ("r1", 2)
+    on.now_ms += 5
+    on.record(ContinuedArrived(continued("r1", 1, end=ended("r1", ["a"], attempt=1)), PARTITION))
+    assert (on.works[-1].request_id, on.works[-1].dispatched_ms) == ("r2", on.now_ms)
+
+
 def test_an_end_of_an_attempt_that_is_not_given_up_is_its_workers_to_write() -> None:
     on = replicas()
     on.request("r1")

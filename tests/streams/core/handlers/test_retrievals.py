@@ -52,6 +52,7 @@ def test_it_is_searched_for_first_and_then_placed_with_what_was_found() -> None:
     live = on.router.tables.requests.by_id["r1"]
     assert live.prompt_tokens == token_count(live.request.prompt_tokens) == 21
     assert live.case is not None and live.case.prompt_tokens == 21
+    assert live.told is None, "its reader was told once"
 
 
 def test_only_the_first_answer_counts() -> None:
@@ -154,6 +155,7 @@ def test_more_searches_than_may_be_under_way_go_on_without() -> None:
     assert [ask.request.request_id for ask in on.asks] == ["r0", "r1"]
     errors = [each.error for each in on.on_the_way if isinstance(each, Retrieved)]
     assert [error and error.code for error in errors] == ["queue_full"] * 2
+    assert errors[0] is not None and "r2: 2 searches are under way" in errors[0].message
     on.read()
     assert on.router.tables.requests.retrieving == 2
     on.retrieved("r0")
