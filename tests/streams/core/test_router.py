@@ -327,6 +327,17 @@ def test_what_waits_elsewhere_goes_on_when_a_partition_is_lost() -> None:
     assert isinstance(work, Work) and (work.request_id, work.dispatched_ms) == ("r1", T0 + 5)
 
 
+def test_a_cancellation_in_the_queue_leaves_who_waits_behind_it() -> None:
+    on = replicas(window=1)
+    for number in range(3):
+        on.request(f"r{number}")
+    on.cancel("r1")
+    assert on.outcomes["r1"].kind is OutcomeKind.CANCELLED
+    assert state_of(on, "r2") is State.QUEUED
+    on.outcome(on.works[0])
+    assert on.works[-1].request_id == "r2"
+
+
 def test_what_is_old_is_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     on, sweep, swept = replicas(), Tables.sweep, list[int]()
 
