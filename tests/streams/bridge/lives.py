@@ -189,6 +189,7 @@ class StubAsking:
 
     async def check(self, asked: Asked) -> None:
         """Whether it can be tokenised."""
+        assert asked.question is not None
 
     def is_told_of(self, asked: Asked) -> bool:
         return asked.record.offset in self.begins

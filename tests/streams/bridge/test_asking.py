@@ -307,7 +307,9 @@ async def test_lines_of_a_batch_that_nobody_waits_for(monkeypatch: pytest.Monkey
     assert bridge.log.requests[0].tenant == "ada", "whose batch it is"
     monkeypatch.setattr(bridge.table.batches, "is_given_up", lambda key, now_ms: key[:3] == "ada")
     (sending,) = await bridge.settle(made)
-    assert told([sending]).error_code == "cancelled" and len(bridge.log.requests) == 1
+    answer = told([sending])
+    assert (answer.error_code, answer.error_message) == ("cancelled", "its batch was given up")
+    assert len(bridge.log.requests) == 1
 
 
 def line(endpoint: str, **body: Any) -> PromptRecord:

@@ -37,6 +37,7 @@ def test_a_response_is_a_chat_with_its_instructions() -> None:
     assert found.response is not None and isinstance(found.body, ChatBody)
     assert [each.content for each in found.body.messages] == ["Be brief", "hi"]
     assert found.body.max_completion_tokens == 3
+    assert [item["id"] for item in found.response.items] == ["msg__0"], "of no request yet"
 
 
 @pytest.mark.parametrize(

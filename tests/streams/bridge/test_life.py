@@ -407,8 +407,8 @@ async def test_what_was_given_up_is_answered_unread_and_takes_no_slot(
         await take(life, memory_log, 20)
         await until(lambda: bridge.asking.asked == [20])
         await until(lambda: len(memory_log.answers()) == 20)
-        codes = {answer.error_code for answer in memory_log.answers().values()}
-    assert codes == {"cancelled"} and not memory_log.letters
+        told = {(each.error_code, each.error_message) for each in memory_log.answers().values()}
+    assert told == {("cancelled", "its batch was given up")} and not memory_log.letters
 
 
 @virtual
