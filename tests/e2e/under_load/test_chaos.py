@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from infra.bench.faults import chaos, target_stack
-from infra.bench.faults.tenants import MISDEEDS
+from infra.bench.tenants.hostile import MISDEEDS
 from schemas.errors import ConfigError
 from tests.e2e.harness import PatientStack
 from tests.long_leases import long_leases

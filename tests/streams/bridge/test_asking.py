@@ -12,6 +12,7 @@ from openai.types.responses import Response
 
 from schemas.errors import (
     BrokerUnavailable,
+    DeadlineExceeded,
     LeaseError,
     NotReady,
     TooManyRequests,
@@ -22,6 +23,7 @@ from schemas.log.transactions import Sending
 from schemas.records import Answer, Endpoint, Request
 from streams.bridge.answers import Answers
 from streams.bridge.asked import Ends
+from streams.bridge.asking import VECTORS_AT_ONCE
 from streams.bridge.limits import Limits
 from streams.bridge.records.record import PromptRecord
 from streams.gateway.request.check_process import CHECK_PROCESS
@@ -57,6 +59,7 @@ async def test_ids_follow_from_where_the_prompt_lies() -> None:
         bridge.each(bridge.fail(WorkerLost("w")), bridge.answer("a"))
         await bridge.settle(record({"text": "hi"}, offset=offset))
         ids[name] = [(each.request_id, each.session_id) for each in bridge.log.requests]
+    assert ids["a"][1] == ("q0000000005xk48fvmqk3hmsqqf", ids["a"][0][1]), "of any version"
     assert ids["a"] == ids["b"] and len({each for one in ids.values() for each in one}) == 6
     assert all(len({session for _, session in one}) == 1 for one in ids.values()), "one session"
 
@@ -179,6 +182,55 @@ async def test_an_answer_says_when_its_first_token_came() -> None:
     assert answer.ended_ms == wall_ms()
     bridge.each(bridge.answer())
     assert told(await bridge.settle()).first_token_ms == 0, "without a token"
+
+
+@virtual
+async def test_what_this_side_ends_is_given_up() -> None:
+    """Nobody else knows of it; what a worker has ended wants no word."""
+    bridge = AskingBridge(pair(format="avro", tries_max=1))
+    bridge.each(bridge.fail(WorkerLost("w")))
+    await bridge.settle()
+    bridge.log.on_request = None
+    settling = asyncio.ensure_future(bridge.settle(record({"text": "hi"}, offset=8)))
+    await bridge.log.wait_sent(2)
+    *_, call = bridge.asking.gateway.calls
+    assert [stream.choice for stream in call.streams] == [0] and call.tolerates_difference is False
+    assert not bridge.log.cancellations
+    call.fail(DeadlineExceeded("late"))
+    assert told(await settling).error_code == "deadline_exceeded"
+    await until(lambda: bool(bridge.log.cancellations))
+    (cancellation,) = bridge.log.cancellations
+    assert cancellation.request_id == call.key.parent_id
+
+
+@virtual
+async def test_calls_for_vectors_have_places_of_their_own() -> None:
+    slots = AskingBridge().asking.vector_slots
+    for _ in range(VECTORS_AT_ONCE):
+        await slots.acquire("a")
+    waiting = asyncio.ensure_future(slots.acquire("b"))
+    await pass_time(1.0)
+    assert not waiting.done()
+    slots.release("a")
+    await waiting
+
+
+@virtual
+async def test_whose_prompt_is_checked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever checks takes turns between tenants."""
+    bridge, owners, check = AskingBridge(), list[str](), CHECK_PROCESS.check
+    bridge.each(bridge.answer("7"))
+
+    async def note(*arguments: Any, **named: Any) -> Any:
+        owners.extend(each for each in (*arguments, *named.values()) if each == "rows/")
+        return await check(*arguments, **named)
+
+    monkeypatch.setattr(CHECK_PROCESS, "check", note)
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+    await bridge.settle(record({"text": "hi", "response_format": schema}))
+    form = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "integer"}}}
+    await bridge.settle(line("/v1/responses", input="hi", text=form))
+    assert owners == ["rows/"] * 2
 
 
 @virtual

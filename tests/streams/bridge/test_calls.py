@@ -25,6 +25,7 @@ INPUT = {"model": "m", "input": "hi"}
         ({"model": "m", "prompt": "hi"}, "", CompletionBody),
         (INPUT, RESPONSES, ChatBody),
         (INPUT, EMBEDDINGS, EmbeddingsBody),
+        ({**INPUT, "truncation_side": "right"}, EMBEDDINGS, EmbeddingsBody),
     ],
 )
 def test_calls_of_every_endpoint(body: dict[str, Any], endpoint: str, kind: type) -> None:
