@@ -109,7 +109,7 @@ class Dispatcher:
         placement = self._placer.place(case, tables.fleet, now_ms)
         if placement is None:
             return False
-        tables.admission.remove(live.request_id)
+        tables.admission.serve(live.request_id)
         most, roles = tables.settings.candidates_max, _ROLES[placement.mode]
         looked_at = candidates(tables.fleet, placement.chosen, roles, most, now_ms)
         if live.unheard:  # the last router may have had that one, and nobody can be told to drop it

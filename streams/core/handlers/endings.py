@@ -58,6 +58,7 @@ class Endings:
         decode_ms = int(request.sampling.max_tokens * settings.assumed_step_ms)
         shed = tables.admission.arrive(
             live.request_id,
+            tenant=request.tenant,
             level=0 if live.attempt else CLASSES[request.priority],
             tokens=live.prompt_tokens,
             work_ms=prefill_ms + decode_ms,
@@ -165,6 +166,7 @@ class Endings:
         tables.admission.remove(live.request_id)
         self._orders.refund(live)
         tables.requests.drop(live)
+        tables.admission.answered(live.request.tenant, outcome.completion_tokens)
         if outcome.kind is OutcomeKind.COMPLETED:
             tables.demand.answered.add(now_ms, answer_tokens=outcome.completion_tokens)
         until_ms = max(live.request.deadline_ms, now_ms) + tables.settings.deadline_grace_ms

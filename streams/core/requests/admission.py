@@ -1,23 +1,40 @@
 """Admission: which waiting request is next, and which is shed when the queue is full.
 
-Theory of operation. Slack is deadline minus now minus estimated work, so among waiting requests its
-order never changes: `deadline_ms - work_ms` is a fixed key, and each class is a heap. Ageing moves
-a request to the heap of the next better class once per `ageing_ms`; a third heap holds when. A
-class is a pair of heaps, one to serve from its front and one to shed from its back. Requests that
-leave are marked and skipped when they surface; when there are more marks than requests, all heaps
-are rebuilt. Every operation is O(log n), amortised.
+Theory of operation. Of the best class that waits, the tenant is next that has been served least;
+of its requests, the one with the least slack. What a tenant was served is counted in tokens, those
+of answers twice (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024). A tenant that
+begins to wait counts as served as much as the one that was served last, so that nobody saves up.
+
+Slack is deadline minus now minus estimated work, so among waiting requests its order never changes:
+`deadline_ms - work_ms` is a fixed key, and a tenant's requests of a class are a heap. Ageing moves
+a request to the next better class once per `ageing_ms`; another heap holds when. A queue is a pair
+of heaps, one to serve from its front and one to shed from its back: of the worst class, where the
+tenant's queue is that holds most tokens. Requests that leave are marked and skipped when they
+surface; when there are more marks than requests, all heaps are rebuilt. Every operation is
+O(log n), amortised, but for shedding, which looks at each tenant of a class.
 
 Knows nothing of workers, credits or records; `streams/core/router.py` calls it.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
 
 from schemas.records import Priority
 
 CLASSES = {Priority.INTERACTIVE: 0, Priority.STANDARD: 1, Priority.BATCH: 2}
+ANSWER_WEIGHT = 2  # of a token of an answer, over one of a prompt
 _MARKS_MIN = 64
+_TENANTS_MAX = 10_000  # remembered though nothing of them waits
+
+
+@dataclass(slots=True, eq=False)
+class _Tenant:
+    """Who waits, and what it was served, in tokens."""
+
+    tenant: str
+    served: int
+    waiting: int = 0  # requests
 
 
 @dataclass(slots=True, eq=False)
@@ -25,32 +42,95 @@ class Waiting:
     """One waiting request; `level` is its class by now, 0 the best."""
 
     request_id: str
+    owner: _Tenant
     level: int
     key_ms: int
     seq: int
     tokens: int
     deadline_ms: int
     rises_ms: int
-    gone: bool = False
+    queue: "_Queue | None" = None  # where it waits; none once it is gone
 
 
 _Heap = list[tuple[int, int, Waiting]]
 
 
-class _Class:
-    """One priority class: the same requests in two heaps."""
+@dataclass(slots=True, eq=False)
+class _Queue:
+    """One tenant's requests of one class: the same in two heaps."""
 
-    def __init__(self) -> None:
-        self.front: _Heap = []
-        self.back: _Heap = []
+    owner: _Tenant
+    tokens: int = 0
+    front: _Heap = field(default_factory=list)
+    back: _Heap = field(default_factory=list)
 
     def push(self, item: Waiting) -> None:
+        item.queue = self
+        self.tokens += item.tokens
         heappush(self.front, (item.key_ms, item.seq, item))
         heappush(self.back, (-item.key_ms, -item.seq, item))
 
+    def first(self, heap: _Heap) -> Waiting | None:
+        """The first in one of the two that still waits here."""
+        while heap and heap[0][2].queue is not self:
+            heappop(heap)
+        return heap[0][2] if heap else None
+
+    def compact(self) -> None:
+        """Rebuild both without marks."""
+        for heap in (self.front, self.back):
+            heap[:] = [entry for entry in heap if entry[2].queue is self]
+            heapify(heap)
+
+
+class _Class:
+    """One priority class: a queue per tenant, and whose turn it is."""
+
+    def __init__(self) -> None:
+        self.queues: dict[str, _Queue] = {}
+        # What a tenant had been served when it was put in, at most what it has by now.
+        self._turns: list[tuple[int, int, _Queue]] = []
+
+    def push(self, item: Waiting) -> None:
+        owner = item.owner
+        queue = self.queues.get(owner.tenant)
+        if queue is None:
+            queue = self.queues[owner.tenant] = _Queue(owner)
+            heappush(self._turns, (owner.served, item.seq, queue))
+        queue.push(item)
+
+    def next(self) -> Waiting | None:
+        """Of the tenant that was served least; of equals, of the one that has waited longer."""
+        turns = self._turns
+        while turns:
+            served, seq, queue = turns[0]
+            item = queue.first(queue.front)
+            if item is None:
+                heappop(turns)
+                del self.queues[queue.owner.tenant]
+            elif served < queue.owner.served:
+                heapreplace(turns, (queue.owner.served, seq, queue))
+            else:
+                return item
+        return None
+
+    def worst(self) -> Waiting | None:
+        """Of the tenant whose requests are the most tokens, of equals of the last to come."""
+        queues = [queue for queue in reversed(self.queues.values()) if queue.first(queue.back)]
+        largest = max(queues, key=lambda queue: queue.tokens, default=None)
+        return None if largest is None else largest.first(largest.back)
+
+    def compact(self) -> None:
+        """Rebuild what has marks, without queues in which nobody waits."""
+        for queue in self.queues.values():
+            queue.compact()
+        self._turns = [turn for turn in self._turns if turn[2].front]
+        heapify(self._turns)
+        self.queues = {name: queue for name, queue in self.queues.items() if queue.front}
+
 
 class Admission:
-    """Bounded priority queues, ordered by class and then by slack."""
+    """Bounded priority queues, ordered by class, fair between tenants, and then by slack."""
 
     def __init__(self, *, requests_max: int, tokens_max: int, ageing_ms: int) -> None:
         self.requests_max = requests_max
@@ -58,6 +138,8 @@ class Admission:
         self.ageing_ms = ageing_ms
         self.tokens = 0
         self._items: dict[str, Waiting] = {}
+        self._tenants: dict[str, _Tenant] = {}
+        self._served = 0  # what the tenant had been served that was served last
         self._classes = [_Class() for _ in CLASSES]
         self._deadlines: _Heap = []
         self._rises: _Heap = []
@@ -77,6 +159,7 @@ class Admission:
         self,
         request_id: str,
         *,
+        tenant: str,
         level: int,
         tokens: int,
         work_ms: int,
@@ -92,8 +175,10 @@ class Admission:
         assert request_id not in self._items
         self._seq += 1
         key_ms, rises_ms = deadline_ms - work_ms, since_ms + self.ageing_ms
-        item = Waiting(request_id, level, key_ms, self._seq, tokens, deadline_ms, rises_ms)
+        owner = self._owner(tenant)
+        item = Waiting(request_id, owner, level, key_ms, self._seq, tokens, deadline_ms, rises_ms)
         self.tokens += tokens
+        owner.waiting += 1
         self._items[request_id] = item
         self._age(now_ms)
         self._enter(item, now_ms)
@@ -101,24 +186,40 @@ class Admission:
         return self._shed()
 
     def head(self, now_ms: int) -> str | None:
-        """The request to serve next; it stays until `remove`."""
+        """The request to serve next; it stays until `serve` or `remove`."""
         if not self._items:
             return None
         self._age(now_ms)
-        return self._first((queue, queue.front) for queue in self._classes)
+        for priority_class in self._classes:
+            if (item := priority_class.next()) is not None:
+                return item.request_id
+        raise AssertionError("somebody waits, and is in no queue")
 
     def slack_ms(self, now_ms: int) -> int:
         """The least time that is left beyond the work; 0 where nobody waits, or it is too late."""
         keys_ms = (item.key_ms for item in self._items.values())
         return max(0, min(keys_ms, default=now_ms) - now_ms)
 
+    def serve(self, request_id: str) -> None:
+        """Take a request out that has been placed: its tenant was served its prompt."""
+        item = self._items[request_id]
+        self._served = max(self._served, item.owner.served)
+        item.owner.served += item.tokens
+        self.remove(request_id)
+
+    def answered(self, tenant: str, tokens: int) -> None:
+        """A tenant was served so many tokens of an answer."""
+        self._owner(tenant).served += ANSWER_WEIGHT * tokens
+
     def remove(self, request_id: str) -> bool:
-        """Take a request out, whether served, cancelled or ended; whether it was there."""
+        """Take a request out that was cancelled or has ended; whether it was there."""
         item = self._items.pop(request_id, None)
-        if item is None:
+        if item is None or item.queue is None:
             return False
         self.tokens -= item.tokens
-        item.gone = True
+        item.owner.waiting -= 1
+        item.queue.tokens -= item.tokens
+        item.queue = None
         self._marks += 1
         if not self._items:
             self._clear()
@@ -131,10 +232,21 @@ class Admission:
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             item = heappop(self._deadlines)[2]
-            if not item.gone:
+            if item.queue is not None:
                 self.remove(item.request_id)
                 expired.append(item.request_id)
         return expired
+
+    def _owner(self, tenant: str) -> _Tenant:
+        """Of one of whom nothing waits it counts only what is more than others were served."""
+        owner = self._tenants.get(tenant)
+        if owner is None:
+            if len(self._tenants) >= _TENANTS_MAX + len(self._items):
+                self._tenants = {name: t for name, t in self._tenants.items() if t.waiting}
+            owner = self._tenants[tenant] = _Tenant(tenant, self._served)
+        elif not owner.waiting:
+            owner.served = max(owner.served, self._served)
+        return owner
 
     def _rise(self, item: Waiting, now_ms: int) -> None:
         """To the class that the whole wait has earned, however late the call comes."""
@@ -144,6 +256,8 @@ class Admission:
 
     def _enter(self, item: Waiting, now_ms: int) -> None:
         """File under the class that is due."""
+        if item.queue is not None:
+            item.queue.tokens -= item.tokens
         self._rise(item, now_ms)
         self._classes[item.level].push(item)
         if item.level:
@@ -152,7 +266,7 @@ class Admission:
     def _age(self, now_ms: int) -> None:
         while self._rises and self._rises[0][0] <= now_ms:
             item = heappop(self._rises)[2]
-            if not item.gone:
+            if item.queue is not None:
                 self._enter(item, now_ms)
 
     def _shed(self) -> list[str]:
@@ -160,43 +274,24 @@ class Admission:
         while len(self._items) > 1 and (
             len(self._items) > self.requests_max or self.tokens > self.tokens_max
         ):
-            worst = self._first((queue, queue.back) for queue in reversed(self._classes))
-            self.remove(worst)
-            shed.append(worst)
+            items = (priority_class.worst() for priority_class in reversed(self._classes))
+            worst = next(item for item in items if item is not None)
+            self.remove(worst.request_id)
+            shed.append(worst.request_id)
         return shed
-
-    def _first(self, heaps: Iterable[tuple[_Class, _Heap]]) -> str:
-        """Who is the first in the first heap with anybody in it; somebody waits."""
-        for queue, heap in heaps:
-            while heap and _left(heap[0][2], queue, self._classes):
-                heappop(heap)
-            if heap:
-                return heap[0][2].request_id
-        raise AssertionError("somebody waits, and is in no heap")
 
     def _clear(self) -> None:
         """Nobody waits, so that all heaps hold nothing but marks."""
         self._marks = 0
         self._deadlines.clear()
         self._rises.clear()
-        for queue in self._classes:
-            queue.front.clear()
-            queue.back.clear()
+        self._classes = [_Class() for _ in CLASSES]
 
     def _compact(self) -> None:
         """Rebuild all heaps without marks, so that memory follows the queue's length."""
         self._marks = 0
-        self._deadlines = [entry for entry in self._deadlines if not entry[2].gone]
-        self._rises = [entry for entry in self._rises if not entry[2].gone]
-        heapify(self._deadlines)
-        heapify(self._rises)
-        for queue in self._classes:
-            queue.front = [e for e in queue.front if not _left(e[2], queue, self._classes)]
-            queue.back = [e for e in queue.back if not _left(e[2], queue, self._classes)]
-            heapify(queue.front)
-            heapify(queue.back)
-
-
-def _left(item: Waiting, queue: _Class, classes: list[_Class]) -> bool:
-    """Whether a heap's entry is a mark: the request is gone, or has risen to a better class."""
-    return item.gone or classes[item.level] is not queue
+        for heap in (self._deadlines, self._rises):
+            heap[:] = [entry for entry in heap if entry[2].queue is not None]
+            heapify(heap)
+        for priority_class in self._classes:
+            priority_class.compact()

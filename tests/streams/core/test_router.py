@@ -272,6 +272,18 @@ def test_a_full_queue_sheds_the_worst() -> None:
     assert outcome.error is not None and outcome.error.code == "queue_full"
 
 
+def test_a_tenant_that_floods_keeps_no_other_waiting() -> None:
+    on = replicas(1, window=1)
+    for number in range(5):
+        on.request(f"a{number}", tenant="a")
+    on.outcome(on.works[0])
+    on.request("b0", tenant="b", deadline_ms=on.now_ms + 900_000)
+    on.request("b1", tenant="b", deadline_ms=on.now_ms + 900_000)
+    for _ in range(3):
+        on.outcome(on.works[-1])
+    assert [work.request_id for work in on.works] == ["a0", "a1", "b0", "a2", "b1"]
+
+
 def test_draining_workers_finish_but_take_nothing_new() -> None:
     on = replicas(1)
     on.request("r1")

@@ -1,5 +1,6 @@
 """Admission: order, ageing, bounds, expiry; by cases and against a slow model."""
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ def admission(**changes: Any) -> Admission:
 
 def arrive(queue: Admission, request_id: str, now_ms: int = 0, **changes: Any) -> list[str]:
     base: dict[str, Any] = {
+        "tenant": "",
         "level": CLASSES[Priority.STANDARD],
         "tokens": 10,
         "work_ms": 100,
@@ -129,7 +131,8 @@ def test_memory_follows_the_length() -> None:
     for number in range(5_000):
         arrive(queue, f"r{number}", level=number % 3, deadline_ms=60_000 + number)
         queue.remove(f"r{number - 3}")
-    entries = sum(len(q.front) + len(q.back) for q in queue._classes)
+    queues = [each for one in queue._classes for each in one.queues.values()]
+    entries = sum(len(each.front) + len(each.back) for each in queues)
     assert entries + len(queue._deadlines) + len(queue._rises) < 500
 
 
@@ -147,9 +150,71 @@ def test_whoever_stays_while_others_leave_keeps_its_place() -> None:
     assert order(queue) == ["new", *(request_id for request_id, _ in stays[:-1])]
 
 
+def test_a_tenant_that_floods_keeps_no_other_waiting() -> None:
+    queue = admission()
+    for number in range(100):
+        arrive(queue, f"a{number}", tenant="a", deadline_ms=1_000)
+    serve(queue)
+    arrive(queue, "b", tenant="b", deadline_ms=500_000)
+    assert serve(queue) == "b"
+
+
+def test_nobody_saves_up_while_others_are_served() -> None:
+    queue = admission()
+    for number in range(100):
+        arrive(queue, f"a{number}", tenant="a")
+    for _ in range(50):
+        serve(queue)
+    for number in range(10):
+        arrive(queue, f"b{number}", tenant="b")
+    assert Counter(serve(queue)[0] for _ in range(10)) == {"a": 5, "b": 5}
+
+
+def test_answers_count_as_what_a_tenant_was_served_and_twice() -> None:
+    queue = admission()
+    queue.answered("a", 25)
+    for number in range(10):
+        arrive(queue, f"a{number}", tenant="a")
+        arrive(queue, f"b{number}", tenant="b")
+    assert [serve(queue)[0] for _ in range(8)] == [*"bbbbb", *"aba"]
+
+
+def test_a_better_class_is_served_before_whoever_was_served_least() -> None:
+    queue = admission()
+    queue.answered("a", 1_000)
+    arrive(queue, "b", tenant="b", level=1)
+    arrive(queue, "a", tenant="a", level=0)
+    assert order(queue) == ["a", "b"]
+
+
+def test_whoever_waits_for_most_tokens_loses_them_where_the_queue_is_full() -> None:
+    queue = admission(tokens_max=100)
+    for number in range(9):
+        arrive(queue, f"a{number}", tenant="a")
+    assert arrive(queue, "b", tenant="b", deadline_ms=500_000) == []
+    assert arrive(queue, "b2", tenant="b", deadline_ms=500_000) == ["a8"]
+
+
+def test_tenants_are_forgotten_of_whom_nothing_waits() -> None:
+    queue = admission()
+    for number in range(25_000):
+        arrive(queue, "r", tenant=f"t{number}")
+        serve(queue)
+    arrive(queue, "stays", tenant="s")
+    assert len(queue._tenants) <= 10_001
+
+
+def serve(queue: Admission, now_ms: int = 0) -> str:
+    request_id = queue.head(now_ms)
+    assert request_id is not None
+    queue.serve(request_id)
+    return request_id
+
+
 @dataclass
 class Item:
     request_id: str
+    tenant: str
     level: int
     key_ms: int
     seq: int
@@ -157,36 +222,66 @@ class Item:
     deadline_ms: int
     since_ms: int
 
-    def rank(self, now_ms: int) -> tuple[int, int, int]:
-        risen = max(0, now_ms - self.since_ms) // AGEING_MS
-        return max(0, self.level - risen), self.key_ms, self.seq
+    def risen(self, now_ms: int) -> int:
+        return max(0, self.level - max(0, now_ms - self.since_ms) // AGEING_MS)
 
 
 class Model:
-    """The same, by sorting everything each time."""
+    """The same, by looking at everything each time; of equals it names all."""
 
     def __init__(self, requests_max: int, tokens_max: int) -> None:
         self.limits = requests_max, tokens_max
         self.items: dict[str, Item] = {}
+        self.served: Counter[str] = Counter()
+        self.served_last = 0
 
-    def sorted(self, now_ms: int) -> list[str]:
-        return sorted(self.items, key=lambda r: self.items[r].rank(now_ms))
+    def of_class(self, best: bool, now_ms: int) -> dict[str, list[Item]]:
+        """Who waits in the best or the worst class, by tenant, each in order."""
+        levels = [each.risen(now_ms) for each in self.items.values()]
+        level = min(levels) if best else max(levels)
+        found: dict[str, list[Item]] = defaultdict(list)
+        for each in sorted(self.items.values(), key=lambda each: (each.key_ms, each.seq)):
+            if each.risen(now_ms) == level:
+                found[each.tenant].append(each)
+        return found
 
-    def arrive(self, item: Item, now_ms: int) -> list[str]:
+    def heads(self, now_ms: int) -> set[str]:
+        by_tenant = self.of_class(True, now_ms)
+        least = min(self.served[tenant] for tenant in by_tenant)
+        return {items[0].request_id for t, items in by_tenant.items() if self.served[t] == least}
+
+    def lift(self, tenant: str) -> None:
+        if all(each.tenant != tenant for each in self.items.values()):
+            self.served[tenant] = max(self.served[tenant], self.served_last)
+
+    def arrive(self, item: Item) -> None:
+        self.lift(item.tenant)
         self.items[item.request_id] = item
-        shed = []
-        while len(self.items) > 1 and (
-            len(self.items) > self.limits[0]
-            or sum(i.tokens for i in self.items.values()) > self.limits[1]
-        ):
-            shed.append(self.sorted(now_ms)[-1])
-            del self.items[shed[-1]]
-        return shed
+
+    def is_full(self) -> bool:
+        tokens = sum(each.tokens for each in self.items.values())
+        return len(self.items) > 1 and (len(self.items) > self.limits[0] or tokens > self.limits[1])
+
+    def worst(self, now_ms: int) -> set[str]:
+        by_tenant = self.of_class(False, now_ms)
+        tokens = {tenant: sum(i.tokens for i in items) for tenant, items in by_tenant.items()}
+        most = max(tokens.values())
+        return {items[-1].request_id for t, items in by_tenant.items() if tokens[t] == most}
+
+    def serve(self, request_id: str) -> None:
+        item = self.items.pop(request_id)
+        self.served_last = max(self.served_last, self.served[item.tenant])
+        self.served[item.tenant] += item.tokens
+
+    def answered(self, tenant: str, tokens: int) -> None:
+        self.lift(tenant)
+        self.served[tenant] += 2 * tokens
 
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["arrive", "arrive", "serve", "cancel", "expire"]),
+        st.sampled_from(["arrive", "arrive", "arrive", "serve", "cancel", "expire", "answered"]),
+        st.sampled_from("abc"),
         st.integers(0, 700),  # time passes
         st.integers(0, 2),
         st.integers(1, 40),
@@ -196,34 +291,41 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150)
-@given(STEPS, st.integers(1, 12), st.integers(1, 200))
+@settings(max_examples=200)
+@given(STEPS, st.sampled_from(["a", "abc"]), st.integers(1, 12), st.integers(1, 200))
 def test_equals_the_slow_model(
-    steps: list[tuple[str, int, int, int, int]], requests_max: int, tokens_max: int
+    steps: list[tuple[str, str, int, int, int, int]],
+    tenants: str,
+    requests_max: int,
+    tokens_max: int,
 ) -> None:
     queue = admission(requests_max=requests_max, tokens_max=tokens_max)
     model, now_ms = Model(requests_max, tokens_max), 0
-    for seq, (step, passed_ms, level, tokens, ahead_ms) in enumerate(steps, start=1):
+    for seq, (step, tenant, passed_ms, level, tokens, ahead_ms) in enumerate(steps, start=1):
         now_ms += passed_ms
+        tenant = tenant if tenant in tenants else tenants
         if step == "arrive":
-            since_ms = now_ms - ahead_ms // 4
-            item = Item(
-                f"r{seq}", level, now_ms + ahead_ms, seq, tokens, now_ms + ahead_ms, since_ms
-            )
-            shed = queue.arrive(
+            ends_ms, since_ms = now_ms + ahead_ms, now_ms - ahead_ms // 4
+            item = Item(f"r{seq}", tenant, level, ends_ms, seq, tokens, ends_ms, since_ms)
+            model.arrive(item)
+            shed = arrive(
+                queue,
                 item.request_id,
+                now_ms,
+                tenant=tenant,
                 level=level,
                 tokens=tokens,
                 work_ms=0,
                 deadline_ms=item.deadline_ms,
                 since_ms=since_ms,
-                now_ms=now_ms,
             )
-            assert shed == model.arrive(item, now_ms)
+            for request_id in shed:
+                assert model.is_full() and request_id in model.worst(now_ms)
+                del model.items[request_id]
+            assert not model.is_full()
         elif step == "serve" and model.items:
-            head = queue.head(now_ms)
-            assert head == model.sorted(now_ms)[0]
-            assert queue.remove(head) and model.items.pop(head)
+            assert queue.head(now_ms) in model.heads(now_ms)
+            model.serve(serve(queue, now_ms))
         elif step == "cancel" and model.items:
             victim = sorted(model.items)[tokens % len(model.items)]
             assert queue.remove(victim) and model.items.pop(victim)
@@ -232,5 +334,8 @@ def test_equals_the_slow_model(
             assert sorted(queue.expire(now_ms)) == sorted(due)
             for request_id in due:
                 del model.items[request_id]
+        elif step == "answered":
+            queue.answered(tenant, tokens)
+            model.answered(tenant, tokens)
         assert len(queue) == len(model.items) and all(r in queue for r in model.items)
         assert queue.tokens == sum(i.tokens for i in model.items.values())
