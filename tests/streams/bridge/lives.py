@@ -289,6 +289,18 @@ class Bridge:
             await made.stop()
 
 
+async def take(life: Life, log: MemoryLog, *offsets: int, **fields: Any) -> None:
+    """Each is put at its offset, and read."""
+    for offset in offsets:
+        await life.take(log.put(offset, **fields))
+
+
+def at(log: MemoryLog) -> tuple[int, set[int]]:
+    """Where the group stands, and what is answered behind that."""
+    assert log.position is not None
+    return log.position.offset, set(log.note.answered)
+
+
 @pytest.fixture
 def memory_log(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
     """The log that all lives of a test have."""

@@ -27,10 +27,8 @@ from streams.config import RouterSettings
 from streams.core.effects import Dispatch, End, Forget, SaveSession
 from streams.core.events import (
     CancellationArrived,
-    FleetRecordArrived,
     KvEventsArrived,
     OutcomeArrived,
-    PartitionLost,
     PartitionReady,
     PartitionTaken,
     RequestArrived,
@@ -40,7 +38,6 @@ from streams.core.events import (
 from streams.core.requests.live import LiveRequests, arrived
 from streams.core.router import Router
 from streams.core.states import State
-from streams.core.tables import Tables
 from tests.streams import builders
 from tests.streams.builders import ROUTER, T0
 from tests.streams.core.router_harness import PARTITION, RouterHarness
@@ -313,56 +310,6 @@ def test_events_of_partitions_of_others_are_ignored() -> None:
     assert on.apply(RequestArrived(request, 3)) == []
     cancel = builders.cancellation("r1", reason=CancelReason.CLIENT_GONE)
     assert on.apply(CancellationArrived(cancel, 3)) == []
-
-
-def test_giving_up_a_partition_frees_the_credits() -> None:
-    on = replicas(window=1)
-    on.request("r1")
-    on.request("r2")
-    on.cancel("r9")
-    on.apply(PartitionLost(PARTITION))
-    assert not on.router.view()
-    assert on.router.tables.fleet.pools[Role.REPLICA].workers[0].running == 0
-    assert len(on.router.tables.admission) == 0
-
-
-def test_what_waits_elsewhere_goes_on_when_a_partition_is_lost() -> None:
-    router = Router(ROUTER, RouterSettings(policy="static"))
-    fleet = builders.registration("x0", Role.REPLICA), builders.beat("x0", 1, {Role.REPLICA: 1})
-    taken = [kind(number) for number in (0, 1) for kind in (PartitionTaken, PartitionReady)]
-    requests = [RequestArrived(builders.request(f"r{number}"), number) for number in (0, 1)]
-    for event in (*(FleetRecordArrived(record, 0) for record in fleet), *taken, *requests):
-        effects = router.apply(event, T0)
-    assert not any(isinstance(each, Dispatch) for each in effects), "the only credit is taken"
-    effects = router.apply(PartitionLost(0), T0 + 5)
-    (work,) = [each.record for each in effects if isinstance(each, Dispatch)]
-    assert isinstance(work, Work) and (work.request_id, work.dispatched_ms) == ("r1", T0 + 5)
-
-
-def test_a_cancellation_in_the_queue_leaves_who_waits_behind_it() -> None:
-    on = replicas(window=1)
-    for number in range(3):
-        on.request(f"r{number}")
-    on.cancel("r1")
-    assert on.outcomes["r1"].kind is OutcomeKind.CANCELLED
-    assert state_of(on, "r2") is State.QUEUED
-    on.outcome(on.works[0])
-    assert on.works[-1].request_id == "r2"
-
-
-def test_what_is_old_is_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    on, sweep, swept = replicas(), Tables.sweep, list[int]()
-
-    def note(tables: Tables, now_ms: int) -> None:
-        swept.append(now_ms)
-        sweep(tables, now_ms)
-
-    monkeypatch.setattr(Tables, "sweep", note)
-    begun_ms = on.now_ms
-    for _ in range(8):
-        on.now_ms += 500
-        on.apply(Tick())
-    assert sorted({at_ms - begun_ms for at_ms in swept}) == [1_000, 2_000, 3_000, 4_000]
 
 
 def test_unknown_things_are_ignored() -> None:
