@@ -57,6 +57,8 @@ async def test_ids_follow_from_where_the_prompt_lies() -> None:
         await bridge.settle(record({"text": "hi"}, offset=offset))
         ids[name] = [(each.request_id, each.session_id) for each in bridge.log.requests]
     assert ids["a"][1] == ("q0000000005xk48fvmqk3hmsqqf", ids["a"][0][1]), "of any version"
+    made = record({"text": "hi"}, timestamp_ms=-1)  # of a topic without times
+    assert AskingBridge(cluster="c.").asking._ids(made, 1)[0] == "q0000000000stwnpy3sq72cy739"
     assert ids["a"] == ids["b"] and len({each for one in ids.values() for each in one}) == 6
     assert all(len({session for _, session in one}) == 1 for one in ids.values()), "one session"
 

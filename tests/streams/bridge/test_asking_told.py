@@ -29,7 +29,8 @@ async def test_a_call_goes_on_under_what_its_prompt_says() -> None:
         made = record(value)
         asked = await bridge.asked(made)
         for tries in (1, 2):
-            assert bridge.asking.begin(asked).key == StreamKey(
+            key = bridge.asking.begin(asked).key
+            assert key.pack() and key == StreamKey(
                 parent_id=bridge.asking._ids(made, tries)[0],
                 session_id=session or bridge.asking._ids(made, 1)[1],
                 model=MODEL,
