@@ -134,8 +134,12 @@ async def test_an_answer_that_breaks_the_schema_is_none(text: str) -> None:
         await answered(text, of=pair(schema=SCHEMA))
     assert caught.value.retriable
     assert "NaN" not in text or caught.value.message.endswith(": NaN is no JSON")
-    with pytest.raises(InvalidRequest, match="max_tokens: the answer was cut off"):
+    with pytest.raises(InvalidRequest) as refused:
         await answered(text, of=pair(schema=SCHEMA), finish_reason="length")
+    assert (refused.value.message, refused.value.param) == (
+        "max_tokens: the answer was cut off before its JSON was whole; raise it",
+        "max_tokens",
+    )
 
 
 def own(schema: Any) -> dict[str, Any]:
@@ -249,6 +253,23 @@ async def test_what_fits_exactly_is_sent() -> None:
         if made.error_code:
             less = Answers(pair(), CODEC, limits(whole.bytes_at_most - 1)).sending(prompt, made)
             assert json.loads(less.value or b"")["metadata"] is None
+
+
+async def test_an_answer_without_a_schema_is_json_all_the_same() -> None:
+    value = {"text": "hi", "response_format": {"type": "json_object"}}
+    assert (await answered("7", value=value)).parsed == "7"
+    with pytest.raises(InvalidAnswer, match="NaN is no JSON"):
+        await answered("NaN", value=value)
+
+
+async def test_an_end_without_a_reason_is_a_stop() -> None:
+    assert (await answered("a", finish_reason="")).finish_reason == "stop"
+
+
+async def test_an_envelope_without_a_key_has_none() -> None:
+    answer = await answered("a")
+    sent = Answers(pair(format="json_envelope"), CODEC).sending(record({}, key=None), answer)
+    assert json.loads(sent.value or b"")["payload"]["key"] is None
 
 
 async def test_whose_answer_is_checked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
