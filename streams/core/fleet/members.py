@@ -11,8 +11,7 @@ from math import inf
 from schemas.fleet import DEAF_MS, LEASE_MS, FleetView
 from schemas.records import Capability, Heartbeat, MemberKind, MemberState, Registration, Role
 from schemas.topics import WORK_TOPICS
-from streams.core.fleet.answers import Answer
-from streams.core.fleet.workers import NOT_LISTED, Gateway, Life, Pool, Worker
+from streams.core.fleet.workers import NOT_LISTED, Answer, Gateway, Life, Pool, Worker
 
 FORGET_MS = 600_000
 

@@ -1,4 +1,4 @@
-"""A worker in one role, and the workers of a role as columns.
+"""A worker in one role with its answers, and the workers of a role; both as columns.
 
 `streams/core/fleet/members.py` keeps the columns equal to its workers; `streams/core/placement`
 reads them. Rows are in order of worker ids.
@@ -7,21 +7,89 @@ reads them. Rows are in order of worker ids.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from schemas.fleet import CLOCK_MARGIN_MS, LEASE_MS, Member
 from schemas.records import Capability, MemberState, Role
-from streams.core.fleet.answers import Answers
 
 Life = tuple[str, int]  # worker id and epoch
 Gateway = tuple[str, int]  # a gateway's process: its member id and `started_ms`
+Numbers = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]
 NOT_LISTED = -1
 DECODERS = (Role.DECODE, Role.REPLICA)  # whoever of these has a request ends it
 _NEVER_MS = -(1 << 60)
+_ANSWERS_MIN = 8  # rows of a worker
+
+
+class Answer(NamedTuple):
+    """One answer that a worker holds for this router."""
+
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int  # that were still to be said when it came
+    deadline_ms: int
+    begins_ms: int  # when its first token is expected there
+
+
+class Answers:
+    """The answers that a decode or replica worker has to give, one row for each.
+
+    Each placement asks of all answers of a worker which would miss their deadlines; a loop over
+    them took half of a router's time at 256 streams. The last row takes the place of one that is
+    removed.
+    """
+
+    def __init__(self) -> None:
+        self._answers: list[Answer] = []
+        self._rows: dict[str, int] = {}  # by request id
+        self._columns = np.zeros((3, _ANSWERS_MIN))
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def add(self, answer: Answer) -> None:
+        """One whose request holds none yet."""
+        row = len(self._answers)
+        if row == self._columns.shape[1]:
+            self._columns = np.hstack((self._columns, np.zeros_like(self._columns)))
+        self._columns[:, row] = answer.max_tokens, answer.deadline_ms, answer.begins_ms
+        self._answers.append(answer)
+        self._rows[answer.request_id] = row
+
+    def remove(self, request_id: str) -> Answer | None:
+        """The request's, if it holds one."""
+        row = self._rows.pop(request_id, None)
+        if row is None:
+            return None
+        found, last = self._answers[row], self._answers.pop()
+        if last is not found:
+            self._answers[row], self._rows[last.request_id] = last, row
+            self._columns[:, row] = self._columns[:, len(self._answers)]
+        return found
+
+    @property
+    def max_tokens(self) -> Numbers:
+        """Per answer: tokens that were still to be said when it came."""
+        return self._column(0)
+
+    @property
+    def deadline_ms(self) -> Numbers:
+        """Per answer."""
+        return self._column(1)
+
+    @property
+    def begins_ms(self) -> Numbers:
+        """Per answer: when its first token is expected."""
+        return self._column(2)
+
+    def _column(self, column: int) -> Numbers:
+        found: Numbers = self._columns[column, : len(self._answers)]
+        return found
 
 
 @dataclass(slots=True, eq=False)

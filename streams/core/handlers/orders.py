@@ -9,9 +9,8 @@ Decides nothing: the other handlers call, after they have moved the request.
 
 from schemas.records import CancelWork, KvHandle, Mode, Orchestration, Role, Work, WorkPhase
 from streams.core.effects import Dispatch, Effect
-from streams.core.fleet.answers import Answer
 from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import DECODERS, Life, Worker
+from streams.core.fleet.workers import DECODERS, Answer, Life, Worker
 from streams.core.requests.live import NOBODY, Charge, LiveRequest
 from streams.core.requests.probed import probes_of
 from streams.core.states import State

@@ -17,8 +17,7 @@ from typing import TypeVar
 from schemas.frozen import frozen
 from schemas.records import Estimate, Role
 from streams.config import RouterSettings
-from streams.core.fleet.answers import Numbers
-from streams.core.fleet.workers import Life, Worker
+from streams.core.fleet.workers import Life, Numbers, Worker
 from streams.core.placement.case import Features, Note
 from streams.core.placement.regression import Regression
 

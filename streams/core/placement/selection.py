@@ -14,9 +14,8 @@ from itertools import chain
 import numpy as np
 
 from schemas.records import Candidate, Reason, Role, Session
-from streams.core.fleet.answers import Numbers
 from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import NOT_LISTED, Flags, Pool, Worker
+from streams.core.fleet.workers import NOT_LISTED, Flags, Numbers, Pool, Worker
 from streams.core.placement.case import Case
 from streams.core.placement.estimates import Amount, Estimates
 from streams.core.placement.prefixes import NO_SLOT, Levels, PrefixIndex

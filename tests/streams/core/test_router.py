@@ -35,7 +35,6 @@ from streams.core.events import (
     SessionLoaded,
     Tick,
 )
-from streams.core.requests.live import LiveRequests, arrived
 from streams.core.router import Router
 from streams.core.states import State
 from tests.streams import builders
@@ -218,19 +217,6 @@ def test_after_the_last_prefill_worker_was_moved_away_nobody_waits_for_one() -> 
     on.pass_ms(LEASE_MS + 250)
     on.request("r3")
     assert "r3" not in {work.request_id for work in on.works}  # it may only have lost its lease
-
-
-def test_deadlines_of_ended_requests_are_forgotten() -> None:
-    """Not only an hour later, when they are over (issue 10, 14)."""
-    table = LiveRequests()
-    kept = arrived(builders.request("kept", deadline_ms=T0 + 5_000), 0)
-    table.add(kept)
-    for number in range(10_000):
-        live = arrived(builders.request(f"r{number}", deadline_ms=T0 + 3_600_000), 0)
-        table.add(live)
-        table.drop(live)
-    assert len(table._deadlines) < 2_000
-    assert table.due(T0 + 5_000) == [kept]
 
 
 def test_deadlines_end_requests_wherever_they_are() -> None:

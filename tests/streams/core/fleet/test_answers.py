@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.core.fleet.answers import Answer, Answers
+from streams.core.fleet.workers import Answer, Answers
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30)), max_size=120))

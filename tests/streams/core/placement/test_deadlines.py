@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.records import Mode, Reason, Role
-from streams.core.fleet.answers import Answer
+from streams.core.fleet.workers import Answer
 from streams.core.placement.selection import MARGIN
 from tests.streams.builders import T0
 from tests.streams.core.placement.placer_fixture import PlacerFixture, case, pair, session
