@@ -178,7 +178,7 @@ class RouterHarness:
         assert (work.phase is WorkPhase.PREFILL) == (worker.role is Role.PREFILL)
         assert partition == worker.partition
         assert work.attempt == self.attempts[work.request_id]
-        assert work.dispatched_ms == self.now_ms
+        assert (work.router_id, work.dispatched_ms) == (ROUTER, self.now_ms)
         self._check_prompt(work)
         self.works.append(work)
         worker.take(work)

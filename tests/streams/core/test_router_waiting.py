@@ -70,3 +70,30 @@ def test_giving_up_a_partition_frees_the_credits() -> None:
     assert not on.router.view()
     assert on.router.tables.fleet.pools[Role.REPLICA].workers[0].running == 0
     assert len(on.router.tables.admission) == 0
+
+
+def test_what_ended_before_a_takeover_is_known_until_nobody_asks_again() -> None:
+    on = replicas(deadline_grace_ms=1_000)
+    on.request("r1", deadline_ms=on.now_ms + 5_000)
+    on.outcome(on.works[0])
+    again = RequestArrived(on.accepted["r1"], PARTITION)
+    on.taken_over()
+    on.pass_ms(5_500)
+    assert on.apply(again) == [] and "r1" in on.router.tables.ended
+    on.apply(PartitionLost(PARTITION))
+    assert "r1" not in on.router.tables.ended
+
+
+def test_a_cancellation_before_its_request_is_known_after_a_takeover() -> None:
+    on = replicas()
+    on.cancel("r1")
+    on.taken_over()
+    on.pass_ms(1_500)
+    on.request("r1")
+    assert on.outcomes["r1"].kind is OutcomeKind.CANCELLED and not on.works
+    on.cancel("r2")
+    on.taken_over()
+    for event in (PartitionLost(PARTITION), PartitionTaken(PARTITION), PartitionReady(PARTITION)):
+        on.apply(event)
+    on.request("r2")
+    assert on.works[-1].request_id == "r2", "of another time"
