@@ -122,7 +122,7 @@ def test_notes_of_commits_before_there_was_a_bound_allow_any_number_of_bytes() -
     assert note.tokens == {3: 9} and note.window_bytes == sys.maxsize
 
 
-def test_what_fits_exactly_has_room() -> None:
+def test_what_fits_exactly_has_room_and_gives_it_back() -> None:
     progress = Progress(0)
     progress.window_bytes = 10
     assert progress.take(0, 4)
