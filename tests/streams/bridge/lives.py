@@ -55,6 +55,7 @@ class MemoryLog:
     position: Position | None = None
     sent: list[Sending] = field(default_factory=list)
     commits: int = 0
+    commit_s: float = 0.01  # how long one takes
     bytes_max: dict[str, int] = field(default_factory=dict)  # by topic
     trouble: TriviumError | None = None  # of the next commit
     gaps: list[tuple[int, int]] = field(default_factory=list)  # that were looked into
@@ -110,8 +111,8 @@ class MemoryTransactions:
         self, sends: Sequence[Sending], positions: dict[FullPlace, Position], group_id: str
     ) -> None:
         assert group_id == GROUP
-        await pass_time(0.01)
         log = self.log
+        await pass_time(log.commit_s)
         if log.owner is not self:
             raise Fenced("another process writes this now")
         if not self._is_open:
@@ -188,6 +189,7 @@ class StubAsking:
 
     async def check(self, asked: Asked) -> None:
         """Whether it can be tokenised."""
+        assert asked.question is not None
 
     def is_told_of(self, asked: Asked) -> bool:
         return asked.record.offset in self.begins
@@ -285,6 +287,18 @@ class Bridge:
             yield made
         finally:
             await made.stop()
+
+
+async def take(life: Life, log: MemoryLog, *offsets: int, **fields: Any) -> None:
+    """Each is put at its offset, and read."""
+    for offset in offsets:
+        await life.take(log.put(offset, **fields))
+
+
+def at(log: MemoryLog) -> tuple[int, set[int]]:
+    """Where the group stands, and what is answered behind that."""
+    assert log.position is not None
+    return log.position.offset, set(log.note.answered)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable
+from schemas.log.clients import Headers
 from schemas.log.transactions import Sending
 from schemas.records import Answer, AnswerPart, Endpoint, OutcomeKind, Request, StreamRetrieved
 from schemas.rules.sizes import RECORD_BYTES_MAX
@@ -92,13 +93,22 @@ class Parts:
         self.parts: list[AnswerPart] = []
         self.has_room = asyncio.Event()  # cleared: whoever sends waits, as where a buffer is full
         self.has_room.set()
+        self.trouble: Exception | None = None  # that the log has with each
 
-    async def send_raw(self, topic: str, value: bytes, **_: Any) -> asyncio.Future[None]:
-        assert topic == "rows.parts"
-        self.parts.append(CODEC.decode(value))
+    async def send_raw(
+        self, topic: str, value: bytes, *, key: bytes, partition: int, headers: Headers
+    ) -> asyncio.Future[None]:
+        part: AnswerPart = CODEC.decode(value)
+        assert (topic, partition) == ("rows.parts", 0) and key
+        origin = (part.prompt_topic, part.prompt_partition, part.prompt_offset)
+        assert [header[1] for header in headers[:3]] == [str(each).encode() for each in origin]
+        self.parts.append(part)
         await self.has_room.wait()
         done = asyncio.get_running_loop().create_future()
-        done.set_result(None)
+        if self.trouble is None:
+            done.set_result(None)
+        else:
+            done.set_exception(self.trouble)
         return done
 
 

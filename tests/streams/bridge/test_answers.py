@@ -12,7 +12,7 @@ from schemas.errors import InvalidAnswer, InvalidRequest, RecordTooLarge, Worker
 from schemas.records import Answer, AnswerPart, StreamRetrieved
 from streams.bridge.answers import Answers
 from streams.bridge.config import Pair
-from streams.gateway.request.check_process import WAITING_MAX
+from streams.gateway.request.check_process import ANSWER_PROCESS, WAITING_MAX
 from tests.schemas.examples import example
 from tests.stalls import unstalled
 from tests.streams.bridge.samples import CODEC, KEY, asked, limits, pair, record, stream
@@ -133,8 +133,13 @@ async def test_an_answer_that_breaks_the_schema_is_none(text: str) -> None:
     with pytest.raises(InvalidAnswer, match="expected JSON that keeps to the schema") as caught:
         await answered(text, of=pair(schema=SCHEMA))
     assert caught.value.retriable
-    with pytest.raises(InvalidRequest, match="max_tokens: the answer was cut off"):
+    assert "NaN" not in text or caught.value.message.endswith(": NaN is no JSON")
+    with pytest.raises(InvalidRequest) as refused:
         await answered(text, of=pair(schema=SCHEMA), finish_reason="length")
+    assert (refused.value.message, refused.value.param) == (
+        "max_tokens: the answer was cut off before its JSON was whole; raise it",
+        "max_tokens",
+    )
 
 
 def own(schema: Any) -> dict[str, Any]:
@@ -208,6 +213,9 @@ async def test_an_error_is_an_answer() -> None:
 
     plain = Answers(pair(), CODEC).failed(prompt, InvalidRequest("no text"))
     assert (plain.text, plain.fallback, plain.finish_reason) == (None, False, "")
+    assert (plain.request_id, plain.asked_ms, plain.ended_ms, plain.tries) == ("", 0, 0, 0)
+    text = Answers(pair(fallback="none"), CODEC).failed(prompt, InvalidRequest("no text"))
+    assert (text.text, text.parsed, text.fallback) == ("none", None, True)
 
 
 async def test_an_answer_that_its_topic_does_not_take_is_an_error() -> None:
@@ -226,16 +234,61 @@ async def test_an_answer_that_its_topic_does_not_take_is_an_error() -> None:
     fallen = replace(failed, text="x" * 5_000, parsed="x" * 5_000, fallback=True)
     brief = answers.sending(prompt, fallen)
     assert (brief.key, json.loads(brief.value or b"")["error_code"]) == (b"k", "record_too_large")
-    assert json.loads(brief.value or b"")["text"] is None, "nor the fallback"
+    said = json.loads(brief.value or b"")
+    assert (said["text"], said["fallback"], said["error_message"]) == (None, False, "too large")
+    for message, told in (("x" * 5_000, "x" * 200), (None, "")):
+        long = answers.sending(prompt, replace(fallen, error_message=message))
+        assert json.loads(long.value or b"")["error_message"] == told
     assert [answers.sending(prompt, failed, less=n).key for n in range(4)] == [b"k"] * 3 + [b""]
     enveloped = Answers(pair(format="json_envelope"), CODEC, limits(6_000))
     assert enveloped.sending(huge, failed).bytes_at_most < 6_000, "the key is in there, too"
 
 
+async def test_what_fits_exactly_is_sent() -> None:
+    prompt, answer = record({"text": "hi"}), await answered("x" * 5_000)
+    failed = Answers(pair(), CODEC).failed(prompt, InvalidRequest("m" * 500))
+    for made in (answer, replace(failed, metadata='{"a": 1}')):
+        whole = Answers(pair(), CODEC).sending(prompt, made)
+        assert Answers(pair(), CODEC, limits(whole.bytes_at_most)).sending(prompt, made) == whole
+        if made.error_code:
+            less = Answers(pair(), CODEC, limits(whole.bytes_at_most - 1)).sending(prompt, made)
+            assert json.loads(less.value or b"")["metadata"] is None
+
+
+async def test_an_answer_without_a_schema_is_json_all_the_same() -> None:
+    value = {"text": "hi", "response_format": {"type": "json_object"}}
+    assert (await answered("7", value=value)).parsed == "7"
+    with pytest.raises(InvalidAnswer, match="NaN is no JSON"):
+        await answered("NaN", value=value)
+
+
+async def test_an_end_without_a_reason_is_a_stop() -> None:
+    assert (await answered("a", finish_reason="")).finish_reason == "stop"
+
+
+async def test_an_envelope_without_a_key_has_none() -> None:
+    answer = await answered("a")
+    sent = Answers(pair(format="json_envelope"), CODEC).sending(record({}, key=None), answer)
+    assert json.loads(sent.value or b"")["payload"]["key"] is None
+
+
+async def test_whose_answer_is_checked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tenant's schemas take turns with those of others."""
+    tenants, ask = list[str](), ANSWER_PROCESS.ask
+
+    async def note(*arguments: Any, tenant: str, **limits: Any) -> Any:
+        tenants.append(tenant)
+        return await ask(*arguments, tenant=tenant, **limits)
+
+    monkeypatch.setattr(ANSWER_PROCESS, "ask", note)
+    assert (await answered("7", value=own({"type": "integer"}))).parsed == "7"
+    assert tenants == ["rows/"]
+
+
 @pytest.mark.parametrize(("key", "found"), [(b"k", b"k"), (None, b"")])
 def test_an_empty_prompt_has_an_empty_answer(key: bytes | None, found: bytes) -> None:
     sent = Answers(pair(), CODEC).emptied(record(None, key=key))
-    assert (sent.value, sent.key, sent.partition) == (None, found, 1)
+    assert (sent.topic, sent.value, sent.key, sent.partition) == ("rows.answers", None, found, 1)
     assert dict(sent.headers) == PLACE
 
 

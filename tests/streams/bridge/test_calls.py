@@ -11,6 +11,9 @@ from streams.gateway.request.body import ChatBody, CompletionBody
 from streams.gateway.request.embed_body import EmbeddingsBody
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+NOT_KEPT = (
+    "store: not served for prompts and lines of batches, whose responses are not kept; leave it out"
+)
 INPUT = {"model": "m", "input": "hi"}
 
 
@@ -22,6 +25,7 @@ INPUT = {"model": "m", "input": "hi"}
         ({"model": "m", "prompt": "hi"}, "", CompletionBody),
         (INPUT, RESPONSES, ChatBody),
         (INPUT, EMBEDDINGS, EmbeddingsBody),
+        ({**INPUT, "truncation_side": "right"}, EMBEDDINGS, EmbeddingsBody),
     ],
 )
 def test_calls_of_every_endpoint(body: dict[str, Any], endpoint: str, kind: type) -> None:
@@ -34,6 +38,7 @@ def test_a_response_is_a_chat_with_its_instructions() -> None:
     assert found.response is not None and isinstance(found.body, ChatBody)
     assert [each.content for each in found.body.messages] == ["Be brief", "hi"]
     assert found.body.max_completion_tokens == 3
+    assert [item["id"] for item in found.response.items] == ["msg__0"], "of no request yet"
 
 
 @pytest.mark.parametrize(
@@ -41,7 +46,7 @@ def test_a_response_is_a_chat_with_its_instructions() -> None:
     [
         (INPUT, "/v1/rerank", "endpoint: expected one of /v1/chat/completions, /v1/completions, "),
         (INPUT, "/v1/chat/completions", "messages: required, but missing"),
-        ({**INPUT, "store": True}, RESPONSES, "store: not served for prompts"),
+        ({**INPUT, "store": True}, RESPONSES, NOT_KEPT),
         ({**INPUT, "background": True}, RESPONSES, "background: not served for prompts"),
         ({**INPUT, "previous_response_id": "r"}, RESPONSES, "previous_response_id: not served"),
         ({**INPUT, "colour": "red"}, RESPONSES, "colour: unknown field"),
@@ -50,12 +55,15 @@ def test_a_response_is_a_chat_with_its_instructions() -> None:
         (
             {"input": [{"type": "item_reference", "id": "rs_1"}]},
             RESPONSES,
-            "input.0: expected an item",
+            "input.0: expected an item, found a reference to one, which is not kept for prompts "
+            "and lines of batches; send the item itself",
         ),
         ({**INPUT, "colour": "red"}, EMBEDDINGS, "colour: unknown field"),
+        ({**INPUT, "temperature": 0.5}, EMBEDDINGS, "temperature: unknown field"),
     ],
 )
 def test_what_is_wrong_is_told(body: dict[str, Any], endpoint: str, message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         checked(body, endpoint)
     assert caught.value.message.startswith(message)
+    assert caught.value.param == message.partition(":")[0]

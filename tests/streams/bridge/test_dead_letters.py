@@ -55,3 +55,15 @@ def test_of_one_that_leaves_no_room_only_the_origin_is_told(fields: dict[str, An
 
 def test_a_record_of_nothing() -> None:
     assert dead_letter(record(None, key=None), InvalidRequest("m")).key == b""
+    assert dead_letter(record(None), InvalidRequest("m")).key == b"k"
+    assert dead_letter(record(b"{}", key=None), InvalidRequest("m")).key is None
+
+
+def test_what_fits_exactly_is_whole() -> None:
+    prompt, error = record({"text": "hi"}), InvalidRequest("m")
+    whole = dead_letter(prompt, error)
+    told = dict(whole.headers)
+    assert [told[f"x-dlq-{name}"] for name in ("worker", "reason", "request-id")] == [b""] * 3
+    assert told["x-dlq-attempts"] == b"0", "nobody was asked"
+    assert dead_letter(prompt, error, bytes_max=whole.bytes_at_most) == whole
+    assert dead_letter(prompt, error, bytes_max=whole.bytes_at_most - 1).value is None

@@ -19,26 +19,13 @@ from schemas.errors import (
     WorkerLost,
 )
 from streams.bridge import life, progress
-from streams.bridge.life import Life
 from streams.bridge.progress import WINDOW
-from tests.streams.bridge.lives import TOKENS, Bridge, MemoryLog, memory_log
+from tests.streams.bridge.lives import TOKENS, Bridge, MemoryLog, at, memory_log, take
 from tests.streams.bridge.samples import pair
 from tests.virtual import virtual
 from tests.waiting import pass_time, until
 
 __all__ = ["memory_log"]  # a fixture
-STALL_S = 3.0
-
-
-async def take(life: Life, log: MemoryLog, *offsets: int, **fields: Any) -> None:
-    for offset in offsets:
-        await life.take(log.put(offset, **fields))
-
-
-def at(log: MemoryLog) -> tuple[int, set[int]]:
-    """Where the group stands, and what is answered behind that."""
-    assert log.position is not None
-    return log.position.offset, set(log.note.answered)
 
 
 @virtual
@@ -193,6 +180,17 @@ async def test_an_answer_that_its_topic_refuses_is_an_error(
 
 
 @virtual
+async def test_an_empty_prompt_empties_its_answer(memory_log: MemoryLog) -> None:
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0, value=b"")
+        await until(lambda: at(memory_log)[0] == 1)
+    (sent,) = memory_log.sent
+    assert (sent.topic, sent.key, sent.value) == ("rows.answers", b"k", None)
+    assert dict(sent.headers)["trivium-prompt-offset"] == b"0" and not bridge.asking.asked
+
+
+@virtual
 async def test_an_error_that_is_refused_for_its_metadata_goes_without(
     memory_log: MemoryLog,
 ) -> None:
@@ -207,6 +205,18 @@ async def test_an_error_that_is_refused_for_its_metadata_goes_without(
 
 
 @virtual
+async def test_an_error_that_is_refused_for_its_key_goes_without(memory_log: MemoryLog) -> None:
+    memory_log.bytes_max["rows.answers"] = 2_000
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0, key=b"k" * 3_000)
+        bridge.asking.fail(0, QueueFull("no room"))
+        await until(lambda: 0 in memory_log.answers())
+    assert memory_log.answers()[0].error_code == "queue_full" and not bridge.troubles
+    assert [sent.key for sent in memory_log.sent if sent.topic == "rows.answers"] == [b""]
+
+
+@virtual
 async def test_an_error_that_fits_in_no_form_ends_the_life(memory_log: MemoryLog) -> None:
     """Its topics take not even the smallest; the next one tries again."""
     memory_log.bytes_max["rows.answers"] = 10
@@ -216,6 +226,24 @@ async def test_an_error_that_fits_in_no_form_ends_the_life(memory_log: MemoryLog
         bridge.asking.answer(0)
         await until(lambda: bool(bridge.troubles))
     assert isinstance(bridge.troubles[0], RecordTooLarge) and not memory_log.sent
+
+
+@virtual
+async def test_slow_commits_take_a_quarter_of_the_time(memory_log: MemoryLog) -> None:
+    """Under load more is committed at once, and less often."""
+    memory_log.commit_s = 1.0
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0, 1, 2)
+        await until(lambda: len(bridge.asking.asked) == 3)
+        bridge.asking.answer(0)
+        await until(lambda: 0 in memory_log.answers())
+        for offset in (1, 2):
+            bridge.asking.answer(offset)
+        await pass_time(3.9)
+        assert len(memory_log.answers()) == 1
+        await pass_time(0.2)
+        assert len(memory_log.answers()) == 3
 
 
 @virtual
@@ -293,22 +321,6 @@ async def test_order_by_key(memory_log: MemoryLog) -> None:
 
 
 @virtual
-async def test_what_faust_leaves_out_is_read(memory_log: MemoryLog) -> None:
-    """In a gap may lie marks, or records (issue 13, 1)."""
-    bridge = Bridge(memory_log)
-    async with bridge.living() as life:
-        await take(life, memory_log, 0)
-        memory_log.put(2)
-        await take(life, memory_log, 4, 6)
-        await life.take(memory_log.prompts[0])  # one that it had
-        await until(lambda: bridge.asking.asked == [0, 2, 4, 6])
-        for offset in (0, 2, 4, 6):
-            bridge.asking.answer(offset)
-        await until(lambda: at(memory_log)[0] == 7)
-    assert memory_log.gaps == [(1, 4), (5, 6)]
-
-
-@virtual
 async def test_nothing_is_read_far_ahead_of_the_first_without_an_answer(
     memory_log: MemoryLog,
 ) -> None:
@@ -366,8 +378,8 @@ async def test_what_was_given_up_is_answered_unread_and_takes_no_slot(
         await take(life, memory_log, 20)
         await until(lambda: bridge.asking.asked == [20])
         await until(lambda: len(memory_log.answers()) == 20)
-        codes = {answer.error_code for answer in memory_log.answers().values()}
-    assert codes == {"cancelled"} and not memory_log.letters
+        told = {(each.error_code, each.error_message) for each in memory_log.answers().values()}
+    assert told == {("cancelled", "its batch was given up")} and not memory_log.letters
 
 
 @virtual
@@ -431,59 +443,3 @@ async def test_tokens_that_are_read_anew_are_noted_before_anything_is_asked(
         await take(life, memory_log, 0)
         await until(lambda: bridge.asking.asked == [0])
         assert memory_log.note.tokens == {9: 1, **TOKENS} and memory_log.commits == 2
-
-
-# Whether Faust leaves something out
-
-
-async def look(life: Life, end: int, seconds: float) -> None:
-    """As often as the watch does, for so long."""
-    for _ in range(int(seconds / STALL_S * 5)):
-        await pass_time(STALL_S / 5)
-        await life.look(end, STALL_S)
-
-
-@virtual
-async def test_records_that_do_not_come_are_no_silence(memory_log: MemoryLog) -> None:
-    bridge = Bridge(memory_log)
-    async with bridge.living() as life:
-        await until(lambda: memory_log.commits == 1)
-        memory_log.put(0)
-        await look(life, 1, STALL_S - 1)
-        with pytest.raises(BrokerUnavailable, match="records from 0 on do not come"):
-            await look(life, 1, 2 * STALL_S)
-
-
-@virtual
-async def test_marks_behind_the_last_record_are_passed_over(memory_log: MemoryLog) -> None:
-    """So that lag tools see none."""
-    bridge = Bridge(memory_log)
-    async with bridge.living() as life:
-        await take(life, memory_log, 0)
-        bridge.asking.answer(0)
-        await until(lambda: at(memory_log)[0] == 1)
-        await look(life, 3, STALL_S - 1)
-        assert at(memory_log) == (1, set())
-        await look(life, 3, 2 * STALL_S)
-        assert at(memory_log) == (3, set())
-        commits = memory_log.commits
-        await look(life, 3, 2 * STALL_S)
-        assert memory_log.commits == commits, "nothing is left"
-        await take(life, memory_log, 3)
-        bridge.asking.answer(3)
-        await until(lambda: at(memory_log)[0] == 4)
-    assert memory_log.gaps == []
-
-
-@virtual
-async def test_a_life_that_gets_on_is_left_alone(memory_log: MemoryLog) -> None:
-    """Though it is never at the end of its partition."""
-    bridge = Bridge(memory_log)
-    async with bridge.living() as life:
-        await until(lambda: memory_log.commits == 1)
-        memory_log.put(99)
-        for offset in range(10):
-            await take(life, memory_log, offset)
-            bridge.asking.answer(offset)
-            await look(life, 100, STALL_S / 2)
-    assert not bridge.troubles

@@ -3,21 +3,32 @@ gateway's own way in, over a log in memory.
 """
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
+
+from schemas.errors import BrokerUnavailable, TriviumError
 from schemas.log.clock import wall_ms
 from schemas.log.faust.group import Group
 from schemas.log.transactions import FullPlace
 from schemas.records import StreamVoid, TokenFrame
+from schemas.settings import LogSettings
+from streams.bridge import partitions as bridge_partitions
+from streams.bridge.life import Life
 from streams.bridge.partitions import WAITING_MAX, OwnedPartitions
 from streams.bridge.records.record import PromptRecord
+from streams.gateway.stream.hub import SoFar
 from tests.streams.bridge.lives import PLACE, Bridge, MemoryLog, memory_log
 from tests.streams.bridge.samples import AskingBridge, pair
 from tests.streams.gateway.samples import ended, frame
 from tests.virtual import virtual
-from tests.waiting import pass_time, until
+from tests.waiting import meanwhile, pass_time, until
 
 __all__ = ["memory_log"]  # a fixture
 ANSWER = ["a", "b", "c", "d"]
@@ -65,6 +76,100 @@ async def test_a_partition_that_leaves_and_comes_back_loses_no_prompt(
     await partitions.stop()
     assert asker.asking.gateway.in_flight == 0
     assert not asker.asking.gateway.calls and not len(asker.log.hub)
+    assert not partitions._stopping, "nothing is kept of former lives"
+
+
+@virtual
+async def test_a_life_begins_behind_all_former_ones_of_its_place(memory_log: MemoryLog) -> None:
+    """Where one has left again before the one before it was over, too."""
+    bridge, group, made = Bridge(memory_log), Group(), list[FullPlace]()
+
+    def make(place: FullPlace) -> Life:
+        made.append(place)
+        return bridge.new_life()
+
+    async def sent() -> None:
+        pass
+
+    partitions = OwnedPartitions(group, make, sent)
+    memory_log.slow_to_stop_s = 5.0
+    partitions.assigned({PLACE})
+    await until(lambda: bridge.lives[0].is_ready)
+    for places in (set[FullPlace](), {PLACE}, set[FullPlace](), {PLACE}):
+        partitions.assigned(places)
+        await pass_time(0.1)
+        memory_log.slow_to_stop_s = 0.0
+    await pass_time(4.0)
+    assert memory_log.commits == 1 and not partitions.stand
+    await until(lambda: bridge.lives[2].is_ready)
+    assert partitions.stand and made == [PLACE] * 3
+    memory_log.slow_to_stop_s = 2.0
+    partitions.assigned(set())
+    await partitions.stop()
+    assert not partitions._stopping and not group.has_failed
+
+
+@pytest.mark.parametrize("trouble", [None, BrokerUnavailable("away")])
+@virtual
+async def test_who_stops_commits_what_has_ended_and_leaves_the_rest(
+    memory_log: MemoryLog, trouble: TriviumError | None
+) -> None:
+    asker, group = AskingBridge(), Group()
+    bridge = bridge_of(memory_log, asker)
+    partitions = OwnedPartitions(group, lambda _: bridge.new_life(), asker.asking.sent)
+    partitions.assigned({PLACE})
+    for offset in range(3):
+        await bridge.lives[0].take(memory_log.put(offset))
+    await until(lambda: len(asker.log.requests) == 3)
+    for offset in range(2):
+        request_id = asker.log.requests[offset].request_id
+        await asker.log.push(frame(request_id, ["yes"], end=ended(request_id, ["yes"])))
+        if not offset:
+            await until(lambda: 0 in memory_log.answers())
+    await until(lambda: bool(bridge.lives[0]._done))
+    memory_log.trouble = trouble
+    await partitions.stop()
+    assert sorted(memory_log.answers()) == ([0] if trouble else [0, 1])
+    assert memory_log.trouble is None and asker.asking.gateway.in_flight == 0
+
+
+@virtual
+async def test_lives_are_asked_whether_something_is_left_out(
+    memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five times in the time after which they are stuck; a broker may be away meanwhile."""
+    bridge, settings = Bridge(memory_log), LogSettings()
+    questions, looks, answers = list[float](), list[Any](), [KafkaError("away")]
+    loop = asyncio.get_running_loop()
+
+    async def end_offsets(places: list[TopicPartition]) -> dict[TopicPartition, int]:
+        assert places == [TopicPartition(*PLACE)]
+        questions.append(round(loop.time() - began_s, 9))
+        if answers:
+            raise answers.pop()
+        return {TopicPartition(*PLACE): 9, TopicPartition("gone", 0): 9}
+
+    @asynccontextmanager
+    async def client(log: LogSettings, *, decided: bool) -> AsyncGenerator[Any]:
+        assert log is settings and decided
+        yield SimpleNamespace(end_offsets=end_offsets)
+
+    async def look(end: int, stall_s: float) -> None:
+        looks.append((end, stall_s))
+
+    async def sent() -> None:
+        pass
+
+    monkeypatch.setattr(bridge_partitions, "asking_client", client)
+    partitions = OwnedPartitions(Group(), lambda _: bridge.new_life(), sent)
+    began_s = loop.time()
+    async with meanwhile(partitions.watch(settings, 10_000)):
+        await pass_time(3.0)
+        partitions.assigned({PLACE})
+        bridge.lives[0].look = look  # type: ignore[method-assign]
+        await pass_time(6.0)
+    assert questions == [4.0, 6.0, 8.0] and looks == [(9, 10.0)] * 2
+    await partitions.stop()
 
 
 @virtual
@@ -103,15 +208,18 @@ async def test_a_call_that_nothing_reaches_ends_at_its_deadline(memory_log: Memo
 
 @dataclass
 class Consumer:
-    """Which partitions a bridge has held."""
+    """Which partitions a bridge has held, and how often it let any come again."""
 
     held: set[FullPlace] = field(default_factory=set)
+    came: int = 0
 
     def pause_partitions(self, places: set[FullPlace]) -> None:
         self.held |= places
 
     def resume_partitions(self, places: set[FullPlace]) -> None:
+        assert self.held >= places
         self.held -= places
+        self.came += 1
 
 
 @virtual
@@ -125,12 +233,15 @@ async def test_a_partition_without_room_keeps_no_other_waiting(memory_log: Memor
     topic, _ = PLACE
     partitions.assigned({PLACE, (topic, 2)})
     full = bridge.lives[0]
-    taken = list[int]()
+    taken, taken_before = list[int](), 0
     room = asyncio.Event()
 
     async def wait_for_room(record: PromptRecord) -> None:
+        nonlocal taken_before
         await room.wait()
         taken.append(record.offset)
+        if consumer.held:
+            taken_before += 1
 
     full.take = wait_for_room  # type: ignore[method-assign]
 
@@ -145,13 +256,18 @@ async def test_a_partition_without_room_keeps_no_other_waiting(memory_log: Memor
     async with asyncio.timeout(60.0):
         for offset in range(2 * WAITING_MAX):
             await partitions.take(topic, event(offset, PLACE[1]))
-        assert consumer.held == {PLACE}
+            assert consumer.held == ({PLACE} if offset >= WAITING_MAX - 1 else set())
         await partitions.take(topic, event(0, 2))
         await until(lambda: len(asker.log.requests) == 1)
         room.set()
-        await until(lambda: not consumer.held)
         await until(lambda: taken == [*range(2 * WAITING_MAX)])
-    assert not group.has_failed
+        assert not consumer.held and (consumer.came, taken_before) == (1, WAITING_MAX * 3 // 2)
+        await partitions.take(topic, event(0, 3))  # of a partition that has left meanwhile
+        assert not group.has_failed
+        group.fail(BrokerUnavailable("over"))
+        await partitions.take(topic, event(2 * WAITING_MAX, PLACE[1]))
+        await pass_time(1.0)
+        assert len(taken) == 2 * WAITING_MAX
     await partitions.stop()
 
 
@@ -190,6 +306,23 @@ async def test_an_answer_that_went_on_is_whole_whoever_reads_its_partition_furth
         await pass_time(1.0)
         assert memory_log.answers()[0].text == "abcd"
     assert len(asker.log.requests) == 1
+
+
+@virtual
+async def test_of_what_others_asked_marks_that_come_live_are_told(memory_log: MemoryLog) -> None:
+    """Routers ask how far readers are, whoever reads; of marks in the past nobody waits."""
+    asker, bridge, frames = await asked_by_a_life_before(memory_log)
+    heard = list[SoFar]()
+    asker.log.hub.on_void = heard.append
+    memory_log.frames += frames[:1]
+    async with bridge.living() as second:
+        await second.take(memory_log.put(1))
+        await until(lambda: len(asker.log.requests) == 3)
+        assert not heard
+        memory_log.frames += frames[1:]
+        await until(lambda: 0 in memory_log.answers())
+    (so_far,) = heard
+    assert (so_far.request_id, so_far.attempt, so_far.chars) == (request_id_of(asker), 1, 2)
 
 
 @virtual

@@ -95,6 +95,14 @@ def test_what_is_not_there_is_passed_over() -> None:
     assert progress.position() == 9 and progress.answered() == set()
 
 
+def test_notes_as_other_versions_read_them() -> None:
+    """Kafka takes 4 096 bytes, so nothing lies between fields, and no byte says nothing."""
+    for answered, done in (([], ""), ([6], "Ag=="), ([12], "gA=="), ([12, 13], "gAE=")):
+        note = Note({4: 8, 3: 9}, set(answered), 7, begun=2, reading=6, falls=1)
+        assert encode(note, 5) == f'{{"t":[[3,9],[4,8]],"d":"{done}","w":7,"b":2,"r":6,"f":1}}'
+    assert encode(Note(), 5) == '{"t":[],"d":"","w":16777216}'
+
+
 def test_notes_tell_of_falls_and_earlier_ones_of_one() -> None:
     for note in (
         Note(),
@@ -114,10 +122,13 @@ def test_notes_of_commits_before_there_was_a_bound_allow_any_number_of_bytes() -
     assert note.tokens == {3: 9} and note.window_bytes == sys.maxsize
 
 
-def test_what_fits_exactly_has_room() -> None:
+def test_what_fits_exactly_has_room_and_gives_it_back() -> None:
     progress = Progress(0)
     progress.window_bytes = 10
     assert progress.take(0, 4)
     assert progress.has_room(1, 6) and not progress.has_room(1, 7)
     assert progress.take(1, 6)
     assert progress.has_room(2), "what has no bytes"
+    progress.done([0])
+    assert progress.has_room(2, 4) and not progress.has_room(2, 5)
+    assert progress.take(2) and progress.has_room(3, 4), "what had none takes none"

@@ -164,7 +164,7 @@ WRONG: list[tuple[Any, type[TriviumError], str]] = [
     ({"messages": [{"role": ""}]}, InvalidRequest, "messages.0.role: expected"),
     ({"body": {"messages": []}}, InvalidRequest, "messages: expected at least 1"),
     ({"body": {"input": "x"}}, InvalidRequest, "prompt: required, but missing"),
-    ({"body": "[]"}, InvalidRequest, "body: expected a JSON object"),
+    ({"body": "[]"}, InvalidRequest, r"body: expected a JSON object, found \[\]"),
     ({"body": {"prompt": "a"}, "endpoint": {}}, InvalidRequest, "endpoint: expected one of /v1/c"),
     ({"text": "a", "endpoint": "/v1/responses"}, InvalidRequest, "endpoint: expected none but"),
     ({"body": {"prompt": "a"}, "model": "b"}, InvalidRequest, "model: expected none beside body"),
@@ -195,6 +195,9 @@ async def test_what_is_wrong_is_told(value: Any, kind: type[Exception], message:
     with pytest.raises(kind, match=message) as caught:
         await asked(value, pair(system="Be brief."))
     assert isinstance(caught.value, TriviumError) and not caught.value.retriable
+    name, _, is_about_it = caught.value.message.partition(": ")
+    if isinstance(caught.value, InvalidRequest) and is_about_it and " " not in name:
+        assert caught.value.param == name
 
 
 async def test_text_that_is_no_utf8() -> None:

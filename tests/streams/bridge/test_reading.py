@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from schemas.errors import BrokerUnavailable
 from schemas.log.endings import ended
 from schemas.log.faust.falls import FALLS_MAX
 from streams.bridge.life import Life
@@ -67,6 +68,38 @@ async def test_a_prompt_that_bridges_fall_on_is_an_error_in_the_end(
             bridge.asking.answer(offset)
         await until(lambda: len(memory_log.answers()) == 5)
         assert memory_log.note.begun == memory_log.note.falls == 0
+
+
+@virtual
+async def test_a_prompt_that_is_read_in_the_end_is_blamed_no_more(
+    memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a life that cannot take its note back fail to end."""
+    question, read, is_stuck = Prompts.question, list[int](), True
+
+    async def fall(prompts: Prompts, record: PromptRecord) -> Question | None:
+        read.append(record.offset)
+        if is_stuck:
+            await asyncio.get_running_loop().create_future()
+        return await question(prompts, record)
+
+    monkeypatch.setattr(Prompts, "question", fall)
+    memory_log.put(0)
+    for lives in range(1, BEGUN_MAX + 2):
+        made = Bridge(memory_log).life()
+        await take_again(made, memory_log)
+        await until(lambda lives=lives: read.count(0) == lives)
+        await pass_time(1)
+        if lives <= BEGUN_MAX:
+            await killed(made)
+    commits, memory_log.trouble = memory_log.commits, BrokerUnavailable("away")
+    await made.stop()
+    assert (memory_log.commits, memory_log.note.falls) == (commits, 1)
+    bridge, is_stuck = Bridge(memory_log), False
+    async with bridge.living() as life:
+        await take_again(life, memory_log)
+        await until(lambda: bridge.asking.asked == [0])
+        assert memory_log.note.falls == 0 and not bridge.troubles
 
 
 @virtual

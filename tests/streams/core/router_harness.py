@@ -134,6 +134,7 @@ class RouterHarness:
             case Dispatch(_, _, CancelWork() as cancel):
                 self._cancelled(cancel)
             case Decide(decision, partition):
+                assert (decision.router_id, decision.at_ms) == (ROUTER, self.now_ms)
                 self.decisions.append(decision)
                 self.log.append(Placed(decision, partition))
                 if decision.kind in (DecisionKind.PLACE, DecisionKind.REPLACE):
@@ -148,6 +149,7 @@ class RouterHarness:
                 assert effect.request.request_id not in self.outcomes, "a search for nobody"
                 self.asks.append(effect)
             case GoWithout(retrieved):
+                assert (retrieved.router_id, retrieved.at_ms) == (ROUTER, self.now_ms)
                 self.on_the_way.append(retrieved)
             case AskSaid(void):
                 self.marks.append(void)
@@ -176,6 +178,7 @@ class RouterHarness:
         assert (work.phase is WorkPhase.PREFILL) == (worker.role is Role.PREFILL)
         assert partition == worker.partition
         assert work.attempt == self.attempts[work.request_id]
+        assert (work.router_id, work.dispatched_ms) == (ROUTER, self.now_ms)
         self._check_prompt(work)
         self.works.append(work)
         worker.take(work)

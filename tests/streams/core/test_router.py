@@ -29,7 +29,6 @@ from streams.core.events import (
     CancellationArrived,
     KvEventsArrived,
     OutcomeArrived,
-    PartitionLost,
     PartitionReady,
     PartitionTaken,
     RequestArrived,
@@ -297,17 +296,6 @@ def test_events_of_partitions_of_others_are_ignored() -> None:
     assert on.apply(RequestArrived(request, 3)) == []
     cancel = builders.cancellation("r1", reason=CancelReason.CLIENT_GONE)
     assert on.apply(CancellationArrived(cancel, 3)) == []
-
-
-def test_giving_up_a_partition_frees_the_credits() -> None:
-    on = replicas(window=1)
-    on.request("r1")
-    on.request("r2")
-    on.cancel("r9")
-    on.apply(PartitionLost(PARTITION))
-    assert not on.router.view()
-    assert on.router.tables.fleet.pools[Role.REPLICA].workers[0].running == 0
-    assert len(on.router.tables.admission) == 0
 
 
 def test_unknown_things_are_ignored() -> None:

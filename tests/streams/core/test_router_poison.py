@@ -168,6 +168,12 @@ def is_given_up(on: RouterHarness) -> None:
     on.phase(on.works[-1], PhaseKind.FAILED)
 
 
+def is_read(on: RouterHarness) -> None:
+    gateway = on.gateway("gateway-a")
+    on.asked_at(gateway, "bad")
+    gateway.silent = True
+
+
 def read_to_its_end(on: RouterHarness) -> None:
     end = ended("bad", ["a"], attempt=1)
     on.record(ContinuedArrived(builders.continued("bad", 1, end=end), PARTITION))
@@ -184,6 +190,7 @@ def read_to_its_end(on: RouterHarness) -> None:
             lambda on: on.worker(on.works[-1].worker_id, Role.REPLICA),
         ),
         (is_given_up, (Attempts, "overdue"), lambda on: on.pass_ms(10_000)),
+        (is_read, (Endings, "end_cancelled"), lambda on: on.pass_ms(60_000)),
         (searches, (Retrievals, "found"), lambda on: on.retrieved("bad")),
         (
             answers_and_searches,
@@ -203,6 +210,7 @@ def read_to_its_end(on: RouterHarness) -> None:
         "cancelled",
         "lost",
         "overdue",
+        "unread",
         "retrieved",
         "probed",
         "continued",

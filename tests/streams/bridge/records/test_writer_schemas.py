@@ -107,6 +107,20 @@ async def test_an_id_is_fetched_once(stub: StubRegistry) -> None:
     assert asked_for == [f"GET /schemas/ids/{schema_id}", "GET /schemas/ids/99"]
 
 
+async def test_a_schema_is_there_before_its_prompt_is_read(stub: StubRegistry) -> None:
+    """A life that ends while it waits for one falls on no prompt; what is wrong is told later."""
+    reads = Prompts(
+        pair(template="{name}"), MODEL, CODEC, schemas := WriterSchemas(stub.url, 60_000)
+    )
+    value = written(ROW, {"name": "Ada", "note": None, "day": 1}, registered(stub, ROW))
+    for made in (record(value), record(b"\0\0\0\0\x09x"), record({"text": "hi"}), record(None)):
+        await reads.fetch_schema(made)
+    asked_for = [call for call in stub.calls if "ids" in call]
+    assert asked_for == ["GET /schemas/ids/1", "GET /schemas/ids/9"]
+    assert await reads.question(record(value)) is not None and await schemas.of(1) is not None
+    assert [call for call in stub.calls if "ids" in call] == asked_for
+
+
 @virtual
 async def test_a_registry_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """And its prompts with it, behind which others wait in Kafka."""

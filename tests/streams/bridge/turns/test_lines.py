@@ -16,6 +16,8 @@ def test_lines_are_their_tenants_and_other_prompts_their_topics() -> None:
     assert BatchLines(LINES, Table).tenant(bobs) == "bob"
     other = BatchLines("batch.prompts", Table)
     assert (other.owner(bobs), other.tenant(bobs)) == ("rows/", "")
+    for key, tenant in ((None, ""), (b"\xff/batch_1/0/c", "\ufffd")):
+        assert BatchLines(LINES, Table).tenant(record({}, key=key)) == tenant, "no line of ours"
 
 
 def test_a_cancelled_batch_is_waited_for_by_nobody() -> None:

@@ -10,6 +10,7 @@ def test_a_router_with_nothing_to_do_tells_so() -> None:
     idle = on.router.backlog(on.now_ms)
     assert idle == Backlog(step_ms=idle.step_ms, sharing_ms=idle.sharing_ms)
     assert idle.step_ms > 0
+    assert [idle.step_ms, idle.sharing_ms] == on.router.placer.estimates.decode.coefficients[:2]
 
 
 def test_it_tells_how_many_wait_how_long_and_how_long_they_may() -> None:

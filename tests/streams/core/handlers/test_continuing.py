@@ -1,6 +1,6 @@
 """What is placed again goes on where its answer stopped."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -9,11 +9,13 @@ from schemas.records import (
     Continued,
     DecisionKind,
     Orchestration,
+    Outcome,
     OutcomeKind,
     PhaseKind,
     Reason,
     Role,
     Sampling,
+    StreamEnd,
     Structured,
     StructuredKind,
     WorkPhase,
@@ -236,8 +238,10 @@ def test_an_end_that_its_readers_have_ends_it_whatever_was_placed_since(
         on.said("r1", 1, *SAID, chars=9)
         assert on.works[-1].attempt == 2
     end = replace(
-        ended("r1", ["a", "b", "c", "d"], attempt=1), worker_ms=70.0, first_token_ms=T0 + 7
-    )
+        ended("r1", ["a", "b", "c", "d"], attempt=1, finish_reason="length"),
+        kv_bytes=64, probes=2, retrieved_tokens=5, stalled_ms=3.5, worker_ms=70.0,
+        first_token_ms=T0 + 7,
+    )  # fmt: skip
     told = continued("r1", 1, end=end)
     if takes_over:
         on.log.append(ContinuedArrived(told, PARTITION))
@@ -247,10 +251,25 @@ def test_an_end_that_its_readers_have_ends_it_whatever_was_placed_since(
     outcome, usage = on.outcomes["r1"], on.used["r1"]
     assert (outcome.kind, outcome.completion_tokens) == (OutcomeKind.COMPLETED, 4)
     assert outcome.attempt > 1 + (stage == "placed"), "above what a worker may still end"
-    assert (usage.completion_tokens, usage.prompt_tokens) == (4, end.prompt_tokens)
+    alike = {each.name for each in fields(StreamEnd)} & {each.name for each in fields(Outcome)}
+    for name in alike - {"attempt"}:
+        assert getattr(outcome, name) == getattr(end, name), name
+    assert (usage.completion_tokens, usage.prompt_tokens) == (4, 7 + 5)
     assert (usage.worker_ms, outcome.first_token_ms) == (70.0, T0 + 7), "of who made the answer"
     assert not on.router.view() and not on.held()
     assert on.rebuilt().view() == {}
+
+
+def test_the_credit_of_what_its_readers_have_whole_is_free_for_the_next() -> None:
+    on = replicas(1, window=1, says_at_once=False)
+    on.request("r1")
+    on.phase(on.works[-1], PhaseKind.FAILED)
+    on.said("r1", 1, *SAID, chars=9)
+    on.request("r2")
+    assert (on.works[-1].request_id, on.works[-1].attempt) == ("r1", 2)
+    on.now_ms += 5
+    on.record(ContinuedArrived(continued("r1", 1, end=ended("r1", ["a"], attempt=1)), PARTITION))
+    assert (on.works[-1].request_id, on.works[-1].dispatched_ms) == ("r2", on.now_ms)
 
 
 def test_an_end_of_an_attempt_that_is_not_given_up_is_its_workers_to_write() -> None:

@@ -18,12 +18,14 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     found: Told = {"prefill_done": [], "transferred": [], "finished": []}
 
     def prefill_done(self: Estimates, note: Any, *facts: Any) -> None:
+        assert note is not None
         found["prefill_done"].append(facts)
 
     def transferred(self: Estimates, *facts: Any) -> None:
         found["transferred"].append(facts)
 
     def finished(self: Estimates, note: Any, worker: Worker, **facts: Any) -> None:
+        assert note is not None
         found["finished"].append((worker.life, worker.requests, facts))
 
     for spy in (prefill_done, transferred, finished):
@@ -46,7 +48,7 @@ def test_a_remote_request_tells_its_phases_and_its_answer(
         started_ms=started_ms,
         cached_tokens=16,
         kv_bytes=64 if paired else 0,
-        transfer_ms=30.0 if paired else 0.0,
+        transfer_ms=30.0,
     )
     decode = work_of(on, WorkPhase.DECODE)
     if not paired:
@@ -62,7 +64,7 @@ def test_a_remote_request_tells_its_phases_and_its_answer(
     assert (life, requests) == (("d0", 1), 1)
     expected = (70.0, 12.0) if paired else (100.0, 10.0)  # a pair's first token is from prefill
     assert (facts["ttft_ms"], facts["tpot_ms"]) == expected
-    assert facts["computed_tokens"] == 24
+    assert (facts["computed_tokens"], facts["now_ms"]) == (24, on.now_ms)
 
 
 def test_nothing_is_learned_of_an_answer_that_says_nothing(told: Told) -> None:
@@ -72,6 +74,32 @@ def test_nothing_is_learned_of_an_answer_that_says_nothing(told: Told) -> None:
         decode = work_of(on, WorkPhase.DECODE, f"r{number}")
         first_token_ms = 0 if completion_tokens > 1 else on.now_ms
         on.outcome(decode, first_token_ms=first_token_ms, completion_tokens=completion_tokens)
+    assert not told["finished"]
+
+
+@pytest.mark.parametrize(("took_ms", "tpot_ms"), [(250, 250.0), (10, 10.0), (0, 0.0), (-5, 0.0)])
+def test_two_tokens_tell_how_long_one_takes(took_ms: int, tpot_ms: float, told: Told) -> None:
+    on = replicas(1)
+    on.request("r1")
+    on.now_ms += 250
+    on.outcome(on.works[0], first_token_ms=on.now_ms - took_ms, completion_tokens=2)
+    *_, facts = told["finished"][0]
+    assert (facts["ttft_ms"], facts["tpot_ms"]) == (250.0 - took_ms, tpot_ms)
+
+
+def test_nothing_is_learned_of_kv_that_no_phase_tells_of(told: Told) -> None:
+    on = pairs(Orchestration.CONCURRENT)
+    brought_to(on, "paired")
+    on.phase(work_of(on, WorkPhase.PREFILL), PhaseKind.PREFILL_DONE, kv_bytes=0, transfer_ms=30.0)
+    assert told["prefill_done"][0] == (("p0", 1), 10, 0.0) and not told["transferred"]
+
+
+def test_nothing_is_learned_of_what_a_router_before_this_one_has_placed(told: Told) -> None:
+    on = replicas(1)
+    on.request("r1")
+    on.taken_over()
+    on.now_ms += 250
+    on.outcome(on.works[0], first_token_ms=on.now_ms - 100, completion_tokens=16)
     assert not told["finished"]
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from schemas.errors import DeadlineExceeded
 from schemas.records import Cancellation, OutcomeKind, PhaseKind, Quoted, Retrieved, Work
 from schemas.rules.tokens import pack_tokens, token_count, unpack_tokens
 from streams.core.effects import Ask, Decide, Dispatch, End, GoWithout, Tell, Use
@@ -16,7 +17,7 @@ from streams.core.events import (
 )
 from streams.core.states import State
 from tests.streams import builders
-from tests.streams.builders import passage, retrieval
+from tests.streams.builders import ROUTER, passage, retrieval
 from tests.streams.core.router_harness import PARTITION, RouterHarness
 from tests.streams.core.router_setups import replicas, split, state_of
 
@@ -51,6 +52,7 @@ def test_it_is_searched_for_first_and_then_placed_with_what_was_found() -> None:
     live = on.router.tables.requests.by_id["r1"]
     assert live.prompt_tokens == token_count(live.request.prompt_tokens) == 21
     assert live.case is not None and live.case.prompt_tokens == 21
+    assert live.told is None, "its reader was told once"
 
 
 def test_only_the_first_answer_counts() -> None:
@@ -89,14 +91,23 @@ def test_what_is_late_goes_on_without_once_the_log_says_so() -> None:
     assert on.apply(Tick()) == []
     on.now_ms += 1
     (written,) = on.apply(Tick())
-    assert isinstance(written, GoWithout) and written.partition == PARTITION
-    assert written.retrieved.error is not None
-    assert written.retrieved.error.code == "deadline_exceeded"
+    error = DeadlineExceeded("r1: nothing was found in time, 100 ms ago").to_wire()
+    assert written == GoWithout(
+        Retrieved(
+            request_id="r1",
+            session_id="s-r1",
+            router_id=ROUTER,
+            error=error,
+            asked_ms=on.accepted["r1"].arrived_ms,
+            at_ms=on.now_ms,
+        ),
+        PARTITION,
+    )
     assert state_of(on, "r1") is State.RETRIEVING
     on.now_ms += 10
     assert not [each for each in on.apply(Tick()) if isinstance(each, GoWithout)]  # once
     on.read()
-    assert on.told[-1].error == written.retrieved.error
+    assert on.told[-1].error == error
     assert on.works[-1].prompt_tokens == on.accepted["r1"].prompt_tokens
     assert on.retrieved("r1", passage(1)) == []  # too late
 
@@ -111,6 +122,19 @@ def test_an_answer_of_the_last_moment_counts_where_it_is_first_in_the_log() -> N
     assert on.told[-1].citations and token_count(on.works[-1].prompt_tokens) > 10
     on.taken_over()
     assert on.router.view() == on.rebuilt().view()
+
+
+def test_going_without_says_what_earlier_turns_put_in() -> None:
+    on = replicas(1)
+    on.request("t1", session_id="s", retrieval=retrieval(on.now_ms + BY_MS))
+    on.retrieved("t1", passage(1))
+    on.outcome(on.works[-1])
+    later = retrieval(on.now_ms + BY_MS, at=15, tail_at=18, history_tokens=14, room_tokens=99)
+    on.request("t2", session_id="s", tokens=20, retrieval=later)
+    assert on.asks[-1].history
+    on.pass_ms(2_000)
+    (written,) = on.on_the_way
+    assert isinstance(written, Retrieved) and written.history == on.asks[-1].history
 
 
 @pytest.mark.parametrize("late_ms", [0, 1, 10_000])
@@ -131,6 +155,7 @@ def test_more_searches_than_may_be_under_way_go_on_without() -> None:
     assert [ask.request.request_id for ask in on.asks] == ["r0", "r1"]
     errors = [each.error for each in on.on_the_way if isinstance(each, Retrieved)]
     assert [error and error.code for error in errors] == ["queue_full"] * 2
+    assert errors[0] is not None and "r2: 2 searches are under way" in errors[0].message
     on.read()
     assert on.router.tables.requests.retrieving == 2
     on.retrieved("r0")

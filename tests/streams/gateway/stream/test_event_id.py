@@ -1,6 +1,7 @@
 """Event ids: believed only as this deployment has signed them, by whom they were sent to."""
 
 import asyncio
+import base64
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from schemas.errors import ConfigError, InvalidRequest
 from schemas.log.clock import wall_ms
 from schemas.records import Endpoint
 from streams.gateway.config import GatewaySettings
-from streams.gateway.stream.event_id import EventIds, StreamKey
+from streams.gateway.stream.event_id import EventIds, Position, StreamKey, positions_text
 from streams.gateway.stream.event_key import FILE_NAME, event_key
 from tests.streams.gateway.in_process import EVENT_KEY, InProcessGateway
 from tests.streams.gateway.samples import chat
@@ -43,6 +44,72 @@ def test_an_id_comes_back_as_it_was() -> None:
     key, (at,) = EventIds(EVENT_KEY, choices_max=16).parse(ID, "alice")
     assert key == KEY
     assert (at.next_seq, at.next_char, at.digest) == (2, 5, 0x7F)
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags"),
+    [
+        ({"tenant": "", "prompts": 3, "choices": 16}, 0),
+        ({"include_usage": True}, 1),
+        ({"token_ids": True}, 2),
+        ({"endpoint": Endpoint.COMPLETION}, 4),
+        ({"include_usage": True, "token_ids": True, "endpoint": Endpoint.COMPLETION}, 7),
+    ],
+)
+def test_all_that_a_key_says_comes_back(changes: dict[str, Any], flags: int) -> None:
+    """To a gateway of another version, too: the first bytes are the version and flags."""
+    made = replace(KEY, **changes)
+    assert made.pack()[:2] == bytes((3, flags))
+    at = [Position(2, 5, n == 1, 0xFFFFFFFF) for n in range(made.choices)]
+    value = f" {IDS.name(made).decode()}.{positions_text(at).decode()}\n"
+    assert IDS.parse(value, made.tenant) == (made, at)
+    assert positions_text([Position(2, 5, digest=0x7F), Position(ended=True)]) == b"2-5-7f.0-0-0-e"
+
+
+LARGEST = (1 << 31) - 1
+
+
+@pytest.mark.parametrize(
+    ("positions", "is_refused"),
+    [
+        (f".{LARGEST}-{LARGEST}-ffffffff-e", False),
+        (f".{LARGEST + 1}-5-7f", True),
+        (f".2-{LARGEST + 1}-7f", True),
+        (".2-5-100000000", True),
+        (".2-5-7f-x", True),
+        (".2-5-7f-e-e", True),
+        (".2-5", True),
+        (".2-5-7f.2-5-7f", True),
+        ("", True),
+        (f".2-5-{'0' * 4_000}7f", True),
+    ],
+)
+def test_positions_are_bounded(positions: str, is_refused: bool) -> None:
+    value = IDS.name(KEY).decode() + positions
+    if not is_refused:
+        assert IDS.parse(value, "alice")[1] == [Position(LARGEST, LARGEST, True, 0xFFFFFFFF)]
+        return
+    with pytest.raises(InvalidRequest) as caught:
+        IDS.parse(value, "alice")
+    assert caught.value.param == "Last-Event-ID"
+    assert caught.value.message == (
+        "Last-Event-ID: expected the id of an event that this deployment has sent for this API "
+        f"key, found {value[:60]!r}"
+    )
+
+
+@pytest.mark.parametrize("made", [replace(KEY, choices=0), replace(KEY, choices=17)])
+def test_no_key_of_ours_has_so_many_choices(made: StreamKey) -> None:
+    value = ".".join([IDS.name(made).decode(), *["0-0-0"] * made.choices])
+    with pytest.raises(InvalidRequest):
+        IDS.parse(value, "alice")
+
+
+def test_a_key_of_another_version_is_refused() -> None:
+    packed = b"\x02" + KEY.pack()[1:]
+    name = base64.urlsafe_b64encode(IDS._sign("alice", packed) + packed).rstrip(b"=")
+    with pytest.raises(InvalidRequest):
+        IDS.parse(name.decode() + ".2-5-7f", "alice")
 
 
 @given(st.integers(0, len(ID.partition(".")[0]) - 1), st.sampled_from("AQgw_-"))

@@ -1,0 +1,99 @@
+"""What waits at a router, and what it looks at now and then."""
+
+import pytest
+
+from schemas.records import OutcomeKind, Role, Work
+from streams.config import RouterSettings
+from streams.core.effects import Dispatch
+from streams.core.events import (
+    FleetRecordArrived,
+    PartitionLost,
+    PartitionReady,
+    PartitionTaken,
+    RequestArrived,
+    Tick,
+)
+from streams.core.router import Router
+from streams.core.states import State
+from streams.core.tables import Tables
+from tests.streams import builders
+from tests.streams.builders import ROUTER, T0
+from tests.streams.core.router_harness import PARTITION
+from tests.streams.core.router_setups import replicas, state_of
+
+
+def test_what_waits_elsewhere_goes_on_when_a_partition_is_lost() -> None:
+    router = Router(ROUTER, RouterSettings(policy="static"))
+    fleet = builders.registration("x0", Role.REPLICA), builders.beat("x0", 1, {Role.REPLICA: 1})
+    taken = [kind(number) for number in (0, 1) for kind in (PartitionTaken, PartitionReady)]
+    requests = [RequestArrived(builders.request(f"r{number}"), number) for number in (0, 1)]
+    for event in (*(FleetRecordArrived(record, 0) for record in fleet), *taken, *requests):
+        effects = router.apply(event, T0)
+    assert not any(isinstance(each, Dispatch) for each in effects), "the only credit is taken"
+    effects = router.apply(PartitionLost(0), T0 + 5)
+    (work,) = [each.record for each in effects if isinstance(each, Dispatch)]
+    assert isinstance(work, Work) and (work.request_id, work.dispatched_ms) == ("r1", T0 + 5)
+
+
+def test_a_cancellation_in_the_queue_leaves_who_waits_behind_it() -> None:
+    on = replicas(window=1)
+    for number in range(3):
+        on.request(f"r{number}")
+    on.cancel("r1")
+    assert on.outcomes["r1"].kind is OutcomeKind.CANCELLED
+    assert state_of(on, "r2") is State.QUEUED
+    on.outcome(on.works[0])
+    assert on.works[-1].request_id == "r2"
+
+
+def test_what_is_old_is_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    on, sweep, swept = replicas(), Tables.sweep, list[int]()
+
+    def note(tables: Tables, now_ms: int) -> None:
+        swept.append(now_ms)
+        sweep(tables, now_ms)
+
+    monkeypatch.setattr(Tables, "sweep", note)
+    begun_ms = on.now_ms
+    for _ in range(8):
+        on.now_ms += 500
+        on.apply(Tick())
+    assert sorted({at_ms - begun_ms for at_ms in swept}) == [1_000, 2_000, 3_000, 4_000]
+
+
+def test_giving_up_a_partition_frees_the_credits() -> None:
+    on = replicas(window=1)
+    on.request("r1")
+    on.request("r2")
+    on.cancel("r9")
+    on.apply(PartitionLost(PARTITION))
+    assert not on.router.view()
+    assert on.router.tables.fleet.pools[Role.REPLICA].workers[0].running == 0
+    assert len(on.router.tables.admission) == 0
+
+
+def test_what_ended_before_a_takeover_is_known_until_nobody_asks_again() -> None:
+    on = replicas(deadline_grace_ms=1_000)
+    on.request("r1", deadline_ms=on.now_ms + 5_000)
+    on.outcome(on.works[0])
+    again = RequestArrived(on.accepted["r1"], PARTITION)
+    on.taken_over()
+    on.pass_ms(5_500)
+    assert on.apply(again) == [] and "r1" in on.router.tables.ended
+    on.apply(PartitionLost(PARTITION))
+    assert "r1" not in on.router.tables.ended
+
+
+def test_a_cancellation_before_its_request_is_known_after_a_takeover() -> None:
+    on = replicas()
+    on.cancel("r1")
+    on.taken_over()
+    on.pass_ms(1_500)
+    on.request("r1")
+    assert on.outcomes["r1"].kind is OutcomeKind.CANCELLED and not on.works
+    on.cancel("r2")
+    on.taken_over()
+    for event in (PartitionLost(PARTITION), PartitionTaken(PARTITION), PartitionReady(PARTITION)):
+        on.apply(event)
+    on.request("r2")
+    assert on.works[-1].request_id == "r2", "of another time"
