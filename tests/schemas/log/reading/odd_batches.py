@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Sequence
+from pathlib import Path
 
 from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient
@@ -50,6 +51,12 @@ def signed(data: bytearray) -> bytes:
 
 def with_header_name(data: bytes, name: bytes, other: bytes) -> bytes:
     return signed(bytearray(data.replace(name, other)))
+
+
+def segment_of(broker_folder: Path, log: LogSettings, topic: str) -> Path:
+    """The file of its first partition. Other tests' topics may go while it is looked for."""
+    (file,) = (broker_folder / "data" / f"{log.topic_prefix}{topic}-0").glob("*.log")
+    return file
 
 
 async def produce_batch(log: LogSettings, topic: str, data: bytes, partition: int = 0) -> None:

@@ -27,6 +27,7 @@ from tests.schemas.log.reading.odd_batches import (
     batch,
     packed,
     produce_batch,
+    segment_of,
     signed,
     with_header_name,
 )
@@ -235,7 +236,7 @@ async def test_a_reader_goes_on_behind_what_a_broker_takes_and_aiokafka_does_not
     await produce_batch(kafka, "prompts", odd)
     await produce_batch(kafka, "prompts", batch([b"damaged-1", b"damaged-2"]))
     await produce_batch(kafka, "prompts", batch([b"last"], codec="lz4"))
-    (file,) = (broker_folder / "data").glob(f"**/{kafka.topic_prefix}prompts-0/*.log")
+    file = segment_of(broker_folder, kafka, "prompts")
     data = file.read_bytes()
     with file.open("r+b") as segment:
         segment.seek(data.index(b"damaged-1"))

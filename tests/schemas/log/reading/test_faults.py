@@ -17,7 +17,7 @@ from schemas.log.membership import Membership
 from schemas.log.reading.faults import FAULTS, ProcessFaults
 from schemas.records import Faults, Heartbeat, Load, MemberKind, MemberState, Registration
 from schemas.settings import LogSettings
-from tests.schemas.log.reading.odd_batches import batch, produce_batch
+from tests.schemas.log.reading.odd_batches import batch, produce_batch, segment_of
 from tests.waiting import until
 
 
@@ -81,7 +81,7 @@ async def test_members_tell_which_partition_their_broker_does_not_give(
     reader = AssignedReader(kafka, "prompts", [0], client_id="reader")
     for value in (b"first", b"damaged", b"last"):
         await produce_batch(kafka, "prompts", batch([value]))
-    (file,) = (broker_folder / "data").glob(f"**/{kafka.topic_prefix}prompts-0/*.log")
+    file = segment_of(broker_folder, kafka, "prompts")
     size = len(batch([b"first"]))
     with file.open("r+b") as segment:
         segment.seek(size + 8)
