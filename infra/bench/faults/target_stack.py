@@ -17,9 +17,9 @@ from schemas.records import Priority
 from schemas.settings import LogSettings, ModelSettings
 from streams.gateway.config import GatewaySettings
 from workers.config import WorkerSettings
-from workers.models.sim import make_sim_model
+from workers.models.sim import SIM_MODEL, make_sim_model
 
-HOST, MODEL = "127.0.0.1", "sim"
+HOST, MODEL = "127.0.0.1", SIM_MODEL
 SIM: dict[str, Any] = {
     "prefill_base_ms": 20.0,
     "decode_step_ms": 20.0,  # slow enough that clients take little of the cores

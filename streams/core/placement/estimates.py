@@ -224,7 +224,7 @@ class Estimates:
         How many come is known of the last seconds only, so what that makes of it is bounded.
         """
         prefill_ms_per_token = self.prefill.coefficients[0] / THOUSAND
-        local_ms = max(0.0, home.busy_until_ms - now_ms)
+        local_ms = home.waiting_ms(now_ms)
         remote_ms = (prefill.work_ahead_tokens + prefill.others_tokens) * prefill_ms_per_token
         behind_ms = _behind_ms(home, append_tokens, append_ms_per_token, local_ms, now_ms)
         behind_ms -= _behind_ms(prefill, prefill_tokens, prefill_ms_per_token, remote_ms, now_ms)
@@ -367,8 +367,7 @@ def _ahead(worker: Worker) -> Features:
 
 def _beside(worker: Worker, now_ms: int) -> Features:
     """Features of a decode or replica worker's batch and of the prompts before this one."""
-    waiting_ms = max(0.0, worker.busy_until_ms - now_ms)
-    return 1.0, waiting_ms, float(worker.requests)
+    return 1.0, worker.waiting_ms(now_ms), float(worker.requests)
 
 
 def _decay(worker: Worker, now_ms: int) -> float:

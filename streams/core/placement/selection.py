@@ -162,7 +162,7 @@ class View:
         own_ms = speeds.append_ms(self.to_compute(role), self.case.prompt_tokens)
         others_ms = pool.others_tokens * speeds.append_ms_per_token
         took_ms = (speeds.append_base_ms + others_ms + own_ms) * pool.pace
-        return np.maximum(pool.busy_until_ms - self.now_ms, 0.0) + took_ms
+        return pool.waiting_ms(self.now_ms) + took_ms
 
     def append_at_ms(self, worker: Worker) -> float:
         """The same for one worker."""
@@ -170,7 +170,7 @@ class View:
         own_ms = speeds.append_ms(float(self.to_compute_at(worker)), self.case.prompt_tokens)
         others_ms = worker.others_tokens * speeds.append_ms_per_token
         took_ms = (speeds.append_base_ms + others_ms + own_ms) * worker.pace
-        return max(worker.busy_until_ms - self.now_ms, 0.0) + took_ms
+        return worker.waiting_ms(self.now_ms) + took_ms
 
     def _sharing_ms(self, pool: Pool) -> Numbers:
         """Per row: what the requests that run there add to the time of the whole answer."""
@@ -248,9 +248,8 @@ class View:
         if first is not None and not self.missed_remote(first, first_ms):
             return first
         pool = self.fleet.pools[Role.DECODE]
-        waiting_ms = np.maximum(pool.busy_until_ms - self.now_ms, 0.0)
         moving_ms = self.to_compute(Role.DECODE) * self._speeds.transfer_ms_per_token
-        cost_ms = self._sharing_ms(pool) + waiting_ms + moving_ms
+        cost_ms = self._sharing_ms(pool) + pool.waiting_ms(self.now_ms) + moving_ms
         among = self.open(Role.DECODE)
         return _timeliest(
             pool, cost_ms, among, first, lambda worker: self.missed_remote(worker, first_ms)
