@@ -163,6 +163,12 @@ class AskingBridge:
         found = await self.asked(made or record({"text": "hi", "max_tokens": 9}))
         return await self.asking.settle(found, may_send)
 
+    async def begin(self) -> tuple[asyncio.Future[list[Sending]], str]:
+        """The first prompt is asked, and settled meanwhile; the id of its request."""
+        settling = asyncio.ensure_future(self.settle())
+        await self.log.wait_sent(1)
+        return settling, self.log.requests[0].request_id
+
     def answer(self, *texts: str, **end: Any) -> Answering:
         def said(request: Request) -> None:
             made = frame(

@@ -5,10 +5,7 @@ import gc
 
 import pytest
 
-from schemas.errors import (
-    BrokerUnavailable,
-    WorkerLost,
-)
+from schemas.errors import BrokerUnavailable, WorkerLost
 from schemas.log.clock import wall_ms
 from schemas.records import Endpoint
 from streams.gateway.stream.event_id import StreamKey
@@ -61,9 +58,7 @@ async def test_a_request_is_its_conversations_next_turn_and_wishes_nothing() -> 
 @virtual
 async def test_an_answer_says_when_its_first_token_came() -> None:
     bridge = AskingBridge(pair(format="avro"))
-    settling = asyncio.ensure_future(bridge.settle())
-    await bridge.log.wait_sent(1)
-    request_id = bridge.log.requests[0].request_id
+    settling, request_id = await bridge.begin()
     await pass_time(2.0)
     await bridge.log.push(frame(request_id, ["a"]))
     first_ms = wall_ms()
@@ -110,9 +105,7 @@ async def test_parts_are_told_as_they_come_and_anew_where_an_attempt_begins_anew
 async def test_the_last_part_says_why_an_answer_ends(reason: str, told_reason: str) -> None:
     bridge = AskingBridge()
     parts = bridge.log.producer.parts
-    settling = asyncio.ensure_future(bridge.settle())
-    await bridge.log.wait_sent(1)
-    request_id = bridge.log.requests[0].request_id
+    settling, request_id = await bridge.begin()
     for _ in range(2):  # the same again says nothing new
         await bridge.log.push(frame(request_id, ["H", "e"]))
         await pass_time(1.0)
@@ -130,9 +123,7 @@ async def test_parts_of_what_becomes_an_error_end_with_that() -> None:
     """And those that the log does not take change nothing: the answer comes whole."""
     bridge = AskingBridge(pair(format="avro", parts="rows.parts", tries_max=1))
     bridge.log.producer.trouble = BrokerUnavailable("no acknowledgement")
-    settling = asyncio.ensure_future(bridge.settle())
-    await bridge.log.wait_sent(1)
-    request_id = bridge.log.requests[0].request_id
+    settling, request_id = await bridge.begin()
     await bridge.log.push(frame(request_id, ["He", "llo"]))
     await until(lambda: len(bridge.log.producer.parts) == 1)
     bridge.fail(WorkerLost("w"))(bridge.log.requests[0])
@@ -149,9 +140,7 @@ async def test_what_comes_while_a_part_is_sent_is_in_the_next_part() -> None:
     bridge = AskingBridge()
     producer = bridge.log.producer
     producer.has_room.clear()
-    settling = asyncio.ensure_future(bridge.settle())
-    await bridge.log.wait_sent(1)
-    request_id = bridge.log.requests[0].request_id
+    settling, request_id = await bridge.begin()
     await bridge.log.push(frame(request_id, ["He"]))
     await until(lambda: bool(producer.parts))
     await bridge.log.push(frame(request_id, ["l", "lo"], first_seq=1, first_char=2))
