@@ -4,15 +4,22 @@ Pure bookkeeping over block numbers; the bytes are in `arena.py`. A block is fre
 references) or cached (no reference; it can be found by the hash of everything up to its end, and
 the least recently used is evicted when room is needed). A table reserves at its opening every block
 that its request may come to need, so a running request never waits for memory and nothing is ever
-preempted. The block log is told which hashes can be found.
+preempted. It gets neighbours where there are some, for neighbours move with one descriptor. The
+block log is told which hashes can be found.
 """
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from workers.kv.block_log import BlockLog
 from workers.llm.sim.arena import MASK
+
+# Of how many cached blocks neighbours are chosen, for each that is needed; at most so large a share
+# of all, beyond those needed: what was used lately stays.
+_LOOKED_AT, _LOOKED_AT_SHARE = 4, 0.125
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +37,96 @@ class BlockTable:
     salt: int = 0
 
 
+class FreeBlocks:
+    """Free blocks as stretches of neighbours; what is given out is of as few stretches as can be.
+
+    A stretch is known by both of its ends, so that a block which becomes free joins its neighbours
+    at once; and by its length, for the search of the shortest that suffices.
+    """
+
+    def __init__(self, block_count: int) -> None:
+        self._count = 0
+        self._end_of: dict[int, int] = {}  # by first block; the end is the block behind the last
+        self._start_of: dict[int, int] = {}  # by end
+        self._starts: dict[int, dict[int, None]] = {}  # by length, oldest first
+        self._lengths: list[int] = []  # that there are, sorted
+        self._insert(0, block_count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[int]:
+        for start, end in self._end_of.items():
+            yield from range(start, end)
+
+    def add(self, block: int) -> None:
+        """A block has become free."""
+        start, end = block, block + 1
+        if start in self._start_of:
+            start = self._start_of[start]
+            self._remove(start)
+        if end in self._end_of:
+            end = self._remove(end)
+        self._insert(start, end)
+
+    def take(self, count: int, behind: int) -> Iterator[int]:
+        """So many blocks, if possible those right behind a block (-1: behind none)."""
+        start = behind + 1 if behind >= 0 and behind + 1 in self._end_of else -1
+        while count:
+            if start < 0:
+                start = self._fitting(count)
+            end = self._remove(start)
+            last = min(end, start + count)
+            if last < end:
+                self._insert(last, end)
+            yield from range(start, last)
+            count -= last - start
+            start = -1
+
+    def _fitting(self, count: int) -> int:
+        """Where the shortest stretch of at least so many begins, else the longest."""
+        at = min(bisect_left(self._lengths, count), len(self._lengths) - 1)
+        return next(iter(self._starts[self._lengths[at]]))
+
+    def _insert(self, start: int, end: int) -> None:
+        length = end - start
+        self._count += length
+        self._end_of[start], self._start_of[end] = end, start
+        if length not in self._starts:
+            insort(self._lengths, length)
+        self._starts.setdefault(length, {})[start] = None
+
+    def _remove(self, start: int) -> int:
+        """Take out the stretch that begins there; returns its end."""
+        end = self._end_of.pop(start)
+        del self._start_of[end]
+        length = end - start
+        self._count -= length
+        del self._starts[length][start]
+        if not self._starts[length]:
+            del self._starts[length]
+            del self._lengths[bisect_left(self._lengths, length)]
+        return end
+
+
+def neighbours(blocks: Iterable[int], count: int) -> list[int]:
+    """So many of these blocks, in as few stretches as can be; of a stretch the last ones, which
+    hold the ends of prompts: their beginnings are found without them.
+    """
+    in_order = sorted(blocks)
+    starts = [at for at, block in enumerate(in_order) if not at or block - in_order[at - 1] != 1]
+    ends = [*starts[1:], len(in_order)]
+    stretches = sorted(zip(starts, ends, strict=True), key=lambda each: each[1] - each[0])
+    for start, end in stretches:
+        if end - start >= count:
+            return in_order[end - count : end]
+    found: list[int] = []
+    while len(found) < count:
+        start, end = stretches.pop()
+        found += in_order[max(start, end - count + len(found)) : end]
+    return found
+
+
 class BlockManager:
     """Every block is in exactly one of: free, cached, held."""
 
@@ -38,7 +135,7 @@ class BlockManager:
         self.block_count = block_count
         self._log = block_log
         self.evictions_total = 0
-        self._free = list(range(block_count - 1, -1, -1))
+        self._free = FreeBlocks(block_count)
         self._references = [0] * block_count
         self._hash_of: list[int | None] = [None] * block_count
         self._by_hash: dict[int, int] = {}
@@ -83,22 +180,24 @@ class BlockManager:
             self._hold(block)
         table = BlockTable(prefix, len(prefix), blocks_max - len(prefix), salt=salt)
         self._reserved += table.reserved
-        for _ in range(blocks_now - len(prefix)):
-            self.grow(table)
+        self._take(table, blocks_now - len(prefix))
         return table
 
     def grow(self, table: BlockTable) -> int:
         """Append one reserved block; if none is free, evict the least recently used."""
         assert not table.closed
-        assert table.reserved > 0
-        table.reserved -= 1
-        self._reserved -= 1
-        if not self._free:
-            self._evict()
-        block = self._free.pop()
-        self._references[block] = 1
-        table.blocks.append(block)
-        return block
+        self._take(table, 1)
+        return table.blocks[-1]
+
+    def _take(self, table: BlockTable, count: int) -> None:
+        """Append so many reserved blocks."""
+        assert table.reserved >= count
+        table.reserved -= count
+        self._reserved -= count
+        self._make_room(count)
+        for block in self._free.take(count, table.blocks[-1] if table.blocks else -1):
+            self._references[block] = 1
+            table.blocks.append(block)
 
     def remember(self, block: int, value: int, salt: int = 0) -> None:
         """Make a held, full block findable by its hash; the first block of a hash keeps it."""
@@ -134,7 +233,7 @@ class BlockManager:
             if count:
                 continue
             if self._hash_of[block] is None:
-                self._free.append(block)
+                self._free.add(block)
             else:
                 self._cached[block] = None
 
@@ -143,12 +242,23 @@ class BlockManager:
             del self._cached[block]
         self._references[block] += 1
 
-    def _evict(self) -> None:
-        block, _ = self._cached.popitem(last=False)
+    def _make_room(self, count: int) -> None:
+        """Evict until so many blocks are free: of those least recently used, whichever are
+        neighbours, else prompts would lie in more and more pieces.
+        """
+        if len(self._free) >= count:
+            return
+        looked_at = min(_LOOKED_AT * count, count + int(_LOOKED_AT_SHARE * len(self._cached)))
+        for block in neighbours([*islice(self._cached, looked_at), *self._free], count):
+            if block in self._cached:
+                self._evict(block)
+
+    def _evict(self, block: int) -> None:
+        del self._cached[block]
         value = self._hash_of[block]
         assert value is not None
         del self._by_hash[value]
         self._hash_of[block] = None
-        self._free.append(block)
+        self._free.add(block)
         self.evictions_total += 1
         self._log.removed((value,))

@@ -12,7 +12,7 @@ def block_manager(block_count: int) -> BlockManager:
 def drop_prefix_cache(blocks: BlockManager) -> None:
     """Evict every cached block that nobody holds."""
     while blocks._cached:
-        blocks._evict()
+        blocks._evict(next(iter(blocks._cached)))
 
 
 def check_blocks(blocks: BlockManager) -> None:
