@@ -33,16 +33,17 @@ from schemas.settings import LogSettings
 from workers import tasks
 from workers.agent_life import AgentLife
 from workers.search.cuda.batch import BatchSettings, sizes_up_to
+from workers.search.engine import backend
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.kinds import Kind
-from workers.search.service import group
+from workers.search.service import index_files
 from workers.search.service.collections import Collections
 from workers.search.service.control_loop import ControlLoop
 from workers.search.service.feed.documents import DocumentFollower
 from workers.search.service.feed.passages import PassageFollower
 from workers.search.service.feed.refusals import is_first
 from workers.search.service.fleet_figures import FleetFigures
-from workers.search.service.intake import TOPICS, Intake
+from workers.search.service.intake import TOPICS, Intake, begin_group, group_id
 from workers.search.service.responder import Responder
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 from workers.search.service.snapshots import AGE_MAX_MS, Offsets, Snapshots
@@ -78,7 +79,11 @@ class RetrievalWorker:
         self._codec = codec
         self._producer = LogProducer(log_settings, codec, durable=True, client_id=worker_id)
         self._figures = FleetFigures()
-        self.collections = Collections(settings)
+        graph_of = backend.or_on_cores(
+            backend.graph_builder(settings.device, settings.builder, settings.cuda_device)
+        )
+        self.collections = Collections(settings, graph_of)
+        self.collections.serve_files(index_files.read(settings, place, graph_of))
         self.engine = SearchEngine(
             EngineSettings(
                 lanes=settings.lanes,
@@ -100,8 +105,8 @@ class RetrievalWorker:
         )
         self._snapshots = Snapshots(
             settings, self.collections, place, self._offsets,
-            worker_id=worker_id, shard_name=group.group_id(log_settings, place),
-            is_first=self._is_first,
+            worker_id=worker_id, shard_name=group_id(log_settings, place),
+            is_first=self._is_first, graph_of=graph_of,
         )  # fmt: skip
         self._upkeep = Upkeep(settings, self.collections, self.engine.neighbours)
         self.membership = self._new_membership()
@@ -145,7 +150,7 @@ class RetrievalWorker:
         )
         app = make_app(
             self._log_settings,
-            group=group.group_id(self._log_settings, self._place),
+            group=group_id(self._log_settings, self._place),
             member_id=self._worker_id,
             buffer_max=_BUFFERED_MAX,
             leaves_group=True,
@@ -220,7 +225,7 @@ class RetrievalWorker:
             await self._upkeep.finish()
             self._steady.spawn("snapshots", self._snapshots.run())
             self._steady.spawn("upkeep", self._upkeep.run())
-        await group.begin(self._log_settings, self._place)
+        await begin_group(self._log_settings, self._place)
 
     def _offsets(self) -> Offsets:
         """Up to where both topics are in the collections; passages are never ahead of documents."""
