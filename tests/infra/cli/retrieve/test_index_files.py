@@ -30,7 +30,7 @@ from workers.search.index.kinds import Kind
 from workers.search.service import index_files
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 
-ROWS, DIM = 2_400, 16  # more of a shard than are scanned, so that graphs are walked
+ROWS, DIM = 2_400, 80  # so many of a shard that they are walked, not scanned
 VECTORS = gaussian(ROWS, DIM)
 
 
