@@ -11,7 +11,6 @@ from pydantic import Field
 from schemas.errors import ConfigError
 from schemas.rules.sizes import SHARDS_MAX
 from schemas.sections import Natural, NonNegative, Positive, Share, Texts, one_of, section
-from workers.search.engine.control import ControlSettings
 from workers.search.engine.scheduler import SchedulerSettings
 from workers.search.kernels.metrics import Metric, Storage
 from workers.search.limits import (
@@ -38,14 +37,9 @@ LOOSE_MIN = 256  # rows to link though more are coming
 
 
 @section("retrieval")
-class RetrievalSettings(ControlSettings):
-    """Of every retrieval worker; which shard it holds is told on its command line.
+class RetrievalSettings:
+    """Of every retrieval worker; which shard it holds is told on its command line."""
 
-    What may move `share` and `flush_ms` is in `ControlSettings`.
-    """
-
-    # whether the control loop runs; off, for share and flush_ms as they are miss less
-    is_controlled: bool = False
     metrics: Texts = ()  # "collection=metric"; other collections are cosine
     # "collection=float16": how vectors are kept; other collections have float32
     storages: Texts = ()
@@ -79,14 +73,13 @@ class RetrievalSettings(ControlSettings):
     ahead: Natural = AHEAD  # searches that wait in a lane, in slots that are no places
     places: Positive = PLACES  # searches that a core advances together; of device cpu, as slots are
     slots: int = SLOTS  # of a core: places, and room for searches that gave theirs away
-    # Half of the places for prefill, and 5 ms, missed four times as many deadlines: a prefill
-    # search takes a place in time by its slack (LOG.md, "What the reserved share costs").
-    share: Share = 0.0  # of free places, reserved for prefill, until the control loop moves it
-    # the longest that a prefill search waits, until the loop moves it
-    flush_ms: NonNegative = 50.0
+    share: Share = 0.0  # of free places, reserved for prefill
+    # how long a prefill search waits until it takes a decode search's place
+    park_after_ms: NonNegative = 50.0
     gather_min: Positive = 1  # searches that are admitted together where places are free
-    # the longest that any search waits for others to gather
-    global_flush_ms: NonNegative = 20.0
+    # the longest that a prefill search waits for others to gather
+    flush_ms: NonNegative = 5.0
+    global_flush_ms: NonNegative = 20.0  # the same of any search
     queue_max: Positive = 4_096  # waiting searches of a class
     parked_max: Natural = 64
     drops_late: bool = False  # refuse prefill searches that can no longer meet their deadline
@@ -148,7 +141,7 @@ class RetrievalSettings(ControlSettings):
                     "retrieval.index_files: expected collection=path with a collection of 1 to "
                     f"{NAME_CHARS_MAX} characters without a slash, found {each!r}"
                 )
-        ControlSettings.__post_init__(self)
+        self.scheduler()  # raises
 
     def recall_of(self, collection: str) -> float:
         """What a collection's searches aim at; 0: a routing list of `top_m`."""
