@@ -31,6 +31,7 @@ class DecisionKind(StrEnum):
     CANCEL = "cancel"
     FAIL = "fail"
     VOID = "void"
+    COMPUTE = "compute"
 
 
 class Endpoint(StrEnum):
@@ -98,6 +99,7 @@ class PhaseKind(StrEnum):
     REFUSED = "refused"
     FAILED = "failed"
     KV_ALLOCATED = "kv_allocated"
+    KV_MISSED = "kv_missed"
 
 
 class Priority(StrEnum):
@@ -145,6 +147,7 @@ class Reason(StrEnum):
     PREFIX_CACHED = "prefix_cached"
     PEER_FAILED = "peer_failed"
     DEADLINE_NEAR = "deadline_near"
+    KV_MISSED = "kv_missed"
 
 
 class Role(StrEnum):
@@ -500,23 +503,6 @@ class Continued:
     # the end of this attempt that the reader has taken all the same: the answer is over, whatever
     # was placed since
     end: StreamEnd | None = None
-
-
-@frozen
-class ControlMoved:
-    """The control loop of a retrieval worker moved prefill's share or its flush timeout."""
-
-    worker_id: str  # the retrieval worker
-    at_ms: int  # wall time
-    link_bytes_per_s: float | None = None  # KV moved between workers, if two heartbeats told
-    prefill_wait_ms_p95: float | None = None  # prefill's wait for a slot, if anything waited
-    # of decode time, waiting for retrievals, where it is told
-    decode_stalled_share: float | None = None
-    error: float  # weighted excess over the targets; above 0 prefill needs more
-    share_before: float  # prefill's share of free slots
-    share: float  # the same from now on
-    flush_ms_before: float  # prefill's flush timeout
-    flush_ms: float  # the same from now on
 
 
 @frozen

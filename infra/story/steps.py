@@ -227,6 +227,9 @@ def _finished(phase: Phase) -> Step:
         details += (transfer_text(phase),) if phase.kv_bytes else ()
     elif phase.kind is PhaseKind.KV_RECEIVED:
         what += ": " + transfer_text(phase)
+    elif phase.kind is PhaseKind.KV_MISSED:
+        reason = phase.error.message if phase.error is not None else "no reason given"
+        what += f": {reason}; the prompt is computed here"
     elif phase.kind is PhaseKind.KV_ALLOCATED:
         if phase.kv is not None:
             blocks = len(phase.kv.block_ids)

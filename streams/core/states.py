@@ -92,7 +92,7 @@ _ROWS: tuple[tuple[State, tuple[Side, ...], tuple[Word, ...], State], ...] = (
     (State.ALLOCATING, _DECODE, (PhaseKind.KV_ALLOCATED,), State.PAIRED),
     (State.ALLOCATING, _BOTH, _GIVEN_UP, State.QUEUED),
     (State.PAIRED, _PREFILL, _DONE, State.DECODING),
-    (State.PAIRED, _DECODE, (PhaseKind.KV_RECEIVED,), State.RECEIVED),
+    (State.PAIRED, _DECODE, (PhaseKind.KV_RECEIVED, PhaseKind.KV_MISSED), State.RECEIVED),
     (State.PAIRED, _BOTH, _GIVEN_UP, State.QUEUED),
     (State.RECEIVED, _PREFILL, (*_DONE, *_GIVEN_UP), State.DECODING),
     (State.RECEIVED, _DECODE, _GIVEN_UP, State.QUEUED),

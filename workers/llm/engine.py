@@ -112,6 +112,9 @@ class Output:
     read from there, and ends with `handover`, no `kv`, and `kv_bytes` and `transfer_ms` of what it
     wrote; the decode job's `transfer_ms` is then 0, since only the writer can measure it.
 
+    `kv_missed` is set once, on the first output of a decode job that had `kv` and computed its
+    prompt all the same: why the KV was not had.
+
     The last output of a decode job may have `kv`: the conversation's KV, kept for the prefill of
     its next turn.
 
@@ -130,6 +133,7 @@ class Output:
     cached_tokens: int = 0  # of the prompt; valid from the first output on
     kv_bytes: int = 0
     transfer_ms: float = 0.0
+    kv_missed: WireError | None = None
     probed: Probed | None = None  # set by `workers/llm/probing/`, by no engine
 
     @staticmethod

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from schemas.errors import (
     DeadlineExceeded,
     InvalidRequest,
+    KvUnavailable,
     TriviumError,
     UnknownModel,
     WorkerRefused,
@@ -44,7 +45,15 @@ from workers.llm import decode, peers, prefill
 from workers.llm.engine import Job, Jobs, Output
 from workers.llm.frames import Frames
 from workers.llm.prefill_gate import PrefillGate
-from workers.llm.stream import HeldStream, WorkerIdentity, allocated, ended, failed, started
+from workers.llm.stream import (
+    HeldStream,
+    WorkerIdentity,
+    allocated,
+    ended,
+    failed,
+    kv_missed,
+    started,
+)
 
 Report = Callable[[Phase, Headers], None]
 _BIT = {WorkPhase.PREFILL: 1, WorkPhase.DECODE: 2}
@@ -149,11 +158,15 @@ class HeldRequests:
 
     def _job(self, stream: HeldStream, prompt_tokens: Sequence[int], now_ms: int) -> Job:
         work, me = stream.work, self._me
-        kv = peers.usable_kv(work, me, now_ms, self._known)
+        fault = peers.kv_fault(work, me, now_ms, self._known)
+        kv = None if fault else work.kv
         if kv is None and not stream.prefill and work.prefill_worker == me.worker_id:
             self._engine.abort(stream.job_id)  # no longer to be kept for a peer
-        if kv is None and work.kv is not None:
+        if fault:
             stream.work = dataclasses.replace(work, kv=None)
+        if fault and not stream.prefill and work.kv and work.kv.worker_id != me.worker_id:
+            missed = kv_missed(stream, KvUnavailable(f"{stream.job_id}: {fault}").to_wire(), now_ms)
+            self._report(missed, stream.headers)
         return Job(
             request_id=stream.job_id,
             phase=work.phase,
@@ -270,6 +283,8 @@ class HeldRequests:
             stream.cached_tokens = output.cached_tokens  # otherwise the prefill worker's stands
         if output.kv is not None and not output.finish_reason:
             self._report(allocated(stream, self._me, output.kv, now_ms), stream.headers)
+        if output.kv_missed is not None:
+            self._report(kv_missed(stream, output.kv_missed, now_ms), stream.headers)
         if output.token_ids:
             self.prefill_gate.left(stream.job_id)
             stream.columns.start(started(stream, self._me))

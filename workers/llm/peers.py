@@ -25,13 +25,12 @@ class Peers(Protocol):
         """By how much its clock differs from this one's."""
 
 
-def usable_kv(work: Work, me: WorkerIdentity, now_ms: int, known: Peers) -> KvHandle | None:
-    """The handle to fetch; none computes the prompt in place.
+def kv_fault(work: Work, me: WorkerIdentity, now_ms: int, known: Peers) -> str:
+    """Why a handle must not be fetched, so that the prompt is computed in place; "" if it may.
 
     For prefill it is what the session's decode worker kept, for decode what prefill computed.
     """
-    kv = work.kv
-    return None if kv is None or _fault(kv, me, now_ms, known) else kv
+    return "" if work.kv is None else _fault(work.kv, me, now_ms, known)
 
 
 def check_promise(work: Work, me: WorkerIdentity, now_ms: int, known: Peers) -> None:

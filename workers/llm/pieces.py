@@ -59,11 +59,13 @@ def split(output: Output, texts: Sequence[str]) -> list[Output]:
             kv=None,
             kv_bytes=0,
             transfer_ms=0.0,
+            kv_missed=None,
         )
         for place, (token, text) in enumerate(zip(ids, texts, strict=True))
     ]
     first, last = parts[0], parts[-1]
     first.kv_bytes, first.transfer_ms = output.kv_bytes, output.transfer_ms
+    first.kv_missed = output.kv_missed
     last.finish_reason, last.stop_reason = output.finish_reason, output.stop_reason
     last.kv = output.kv
     return parts

@@ -134,6 +134,11 @@ def kv_received(stream: HeldStream, transfer_ms: float, now_ms: int) -> Phase:
     )
 
 
+def kv_missed(stream: HeldStream, error: WireError, now_ms: int) -> Phase:
+    """The prompt's KV did not come, and the prompt is computed here."""
+    return _phase(stream, PhaseKind.KV_MISSED, now_ms, error=error)
+
+
 def started(stream: HeldStream, me: WorkerIdentity) -> StreamStart:
     """How and where the stream is run, as far as this worker knows."""
     prefill_worker, decode_worker = _who(stream, me)

@@ -6,7 +6,7 @@ what is learned. Called by `streams/core/router.py` for live requests only.
 """
 
 from schemas.errors import EngineFailed, RouterFailed
-from schemas.records import Mode, Phase, PhaseKind, Reason, Role
+from schemas.records import DecisionKind, Mode, Phase, PhaseKind, Reason, Role
 from streams.core.fleet.workers import DECODERS, Life
 from streams.core.handlers import observations
 from streams.core.handlers.continuing import Continuing
@@ -49,9 +49,14 @@ class Attempts:
 
     def reported(self, live: LiveRequest, phase: Phase, now_ms: int) -> None:
         """A worker finished a step of the attempt, or gave it up; what is stale means nothing."""
+        keeps_kv = live.keeps_kv
         note(live, phase)
         if phase.kind is PhaseKind.KV_RECEIVED and not live.is_paired:
             observations.transferred(self._estimates, live, phase)  # of a pair prefill tells it
+        elif phase.kind is PhaseKind.KV_MISSED and (phase.worker_id, phase.worker_epoch) == (
+            live.decode
+        ):
+            self._missed(live, keeps_kv=keeps_kv, now_ms=now_ms)
         following = step(live, (phase.worker_id, phase.worker_epoch), phase.kind, phase.kv)
         if following is None:
             return
@@ -68,6 +73,12 @@ class Attempts:
             self._tables.requests.move(live, following)
             if following is State.PAIRED:  # decode has made room: now prefill may write
                 self._orders.dispatch(live, now_ms)
+
+    def _missed(self, live: LiveRequest, *, keeps_kv: bool, now_ms: int) -> None:
+        """KV did not reach the decode worker, which computes the prompt."""
+        self._endings.decide(live, DecisionKind.COMPUTE, Reason.KV_MISSED, now_ms)
+        if keeps_kv:  # nobody will fetch it
+            self._orders.void_prefill(live, now_ms)
 
     def _given_up(self, live: LiveRequest, phase: Phase, following: State, now_ms: int) -> None:
         """A worker refused or failed the attempt."""

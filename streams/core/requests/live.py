@@ -40,6 +40,7 @@ NOBODY: Life = ("", 0)
 READERS_MAX = 8  # gateways of one request; where it was resumed last counts
 _DEADLINES_SPARE = 1_024  # of ended requests, kept beside as many of live ones
 _LAST_WORDS = (PhaseKind.PREFILL_DONE, PhaseKind.FAILED)
+_NEEDS_NO_KV = (PhaseKind.KV_RECEIVED, PhaseKind.KV_MISSED)
 _BEFORE_DECODE = (State.PREFILLING, State.HANDING_OVER)
 _TOKEN_BYTES = 4
 _LEFT = (State.CONTINUING, State.QUEUED, State.ENDED)
@@ -79,7 +80,7 @@ class LiveRequest:
     decode: Life = NOBODY
     charges: dict[Role, Charge] = field(default_factory=dict)  # by the role of the worker
     kv: KvHandle | None = None  # what the next dispatch needs: KV to fetch, or room to write to
-    kv_received: bool = False
+    kv_received: bool = False  # or computed where it was missed
     sent_tokens: int = 0
     sent_chars: int = 0
     first_token_ms: int = 0  # on the clock of the worker that made it
@@ -242,7 +243,7 @@ def is_outdated(cancellation: Cancellation, *, taken_up: bool) -> bool:
 def note(live: LiveRequest, phase: Phase) -> None:
     """What a phase of the attempt tells, whatever the state that it finds."""
     life = phase.worker_id, phase.worker_epoch
-    if phase.kind is PhaseKind.KV_RECEIVED and life == live.decode:
+    if phase.kind in _NEEDS_NO_KV and life == live.decode:
         live.kv_received = True
     elif phase.kind is PhaseKind.PREFILL_DONE and life == live.prefill:
         if not live.first_token_ms:

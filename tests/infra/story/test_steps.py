@@ -155,6 +155,7 @@ def test_failures_cancellations_and_paired_orchestrations() -> None:
             kv_read_bytes=700,
         ),
         phase(decode, PhaseKind.KV_RECEIVED, T0 + 21, kv_bytes=500, transfer_ms=1.0),
+        phase(decode, PhaseKind.KV_MISSED, T0 + 21, error=broke),
         phase(decode, PhaseKind.FAILED, T0 + 22, error=broke),
         CancelWork(request_id="r1", attempt=1, worker_id="prefill-0", at_ms=T0 + 23, void=True),
         *(resumption("r1", "g-b", T0), cancellation("r1", tenant="another", at_ms=T0 + 35)),
@@ -167,6 +168,7 @@ def test_failures_cancellations_and_paired_orchestrations() -> None:
     for words in (
         "kv allocated: 3 blocks, of which 32 tokens are held already",
         "KV goes to decode-0, which holds 32 tokens of it",
+        "kv missed: it broke; the prompt is computed here",
         "failed: it broke (engine_failed, retriable)",
         "told prefill-0 to stop (void: no outcome)",
         "answer resumed here",

@@ -12,7 +12,7 @@ from schemas.records import MemberState, Orchestration, PhaseKind, Role, Work
 from tests.streams.builders import T0
 
 Key = tuple[str, int]  # a request's id and the attempt
-_GOES_ON = {PhaseKind.KV_ALLOCATED, PhaseKind.KV_RECEIVED}
+_GOES_ON = {PhaseKind.KV_ALLOCATED, PhaseKind.KV_RECEIVED, PhaseKind.KV_MISSED}
 
 
 @dataclass

@@ -155,7 +155,7 @@ def advance(on: RouterHarness, work: Work, b: int) -> None:
     elif work.orchestration is Orchestration.DECODE_FIRST and key_of(work) not in worker.allocated:
         on.phase(work, PhaseKind.KV_ALLOCATED)
     elif b % 3 == 0:
-        on.phase(work, PhaseKind.KV_RECEIVED)
+        on.phase(work, PhaseKind.KV_MISSED if b % 2 else PhaseKind.KV_RECEIVED)
     else:
         on.outcome(work, kv=handle(work, on.now_ms + 60_000) if b % 2 else None)
 

@@ -297,6 +297,26 @@ def test_decode_repeats_what_prefill_sent_with_its_next_token_and_reports_the_kv
     assert (outcome.prefill_worker, outcome.decode_worker) == ("w0", WORKER)
 
 
+def test_kv_that_was_not_had_is_told_once() -> None:
+    """(issue 30, 1.4)"""
+    worker = WorkerInMemory()
+    worker.take(remote())
+    lost = KvUnavailable("r1.1: KV not read").to_wire()
+    worker.step(out(ids=[5], text="ab", kv_missed=lost))
+    worker.step(out(ids=[6], text="c"))
+    (phase,) = worker.phases
+    assert (phase.kind, phase.error) == (PhaseKind.KV_MISSED, lost)
+
+
+def test_kv_that_must_not_be_fetched_is_told_of() -> None:
+    worker = WorkerInMemory()
+    worker.take(remote(kv=handle(NOW_MS, "w0")))
+    assert worker.engine.jobs[0].kv is None
+    (phase,) = worker.phases
+    assert phase.kind is PhaseKind.KV_MISSED
+    assert phase.error is not None and "ended 0 ms ago" in phase.error.message
+
+
 @pytest.mark.parametrize("at_once", [True, False])
 def test_an_end_at_a_token_that_prefill_sent_otherwise_is_said_too(at_once: bool) -> None:
     """Prefill's was not the end, so decode's is another one (issue 10, 8)."""

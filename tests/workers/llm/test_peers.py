@@ -8,7 +8,7 @@ from schemas.errors import KvUnavailable
 from schemas.fleet import CLOCK_MARGIN_MS
 from schemas.records import KvHandle, Orchestration, WorkPhase
 from tests.workers.fakes import EPOCH, WORKER, handle, work
-from workers.llm.peers import check_promise, usable_kv
+from workers.llm.peers import check_promise, kv_fault
 from workers.llm.stream import WorkerIdentity
 
 ME, NOW_MS = WorkerIdentity(worker_id=WORKER, epoch=EPOCH), 5_000
@@ -39,15 +39,15 @@ FAULTS = [
 
 def test_a_good_handle_is_used_also_of_a_worker_that_is_not_known() -> None:
     for known in (Known(), Known(epoch=0), Known(apart=CLOCK_MARGIN_MS)):
-        assert usable_kv(replace(work(), kv=GOOD), ME, NOW_MS, known) is GOOD
-    assert usable_kv(replace(work(), kv=None), ME, NOW_MS, Known()) is None
+        assert kv_fault(replace(work(), kv=GOOD), ME, NOW_MS, known) == ""
+    assert kv_fault(replace(work(), kv=None), ME, NOW_MS, Known()) == ""
 
 
 @pytest.mark.parametrize(("kv", "known", "why"), FAULTS)
 def test_a_faulty_handle_is_left_and_a_faulty_promise_is_refused(
     kv: KvHandle, known: Known, why: str
 ) -> None:
-    assert usable_kv(replace(work(), kv=kv), ME, NOW_MS, known) is None
+    assert kv_fault(replace(work(), kv=kv), ME, NOW_MS, known)
     paired = replace(work(), kv=kv, phase=WorkPhase.DECODE, orchestration=Orchestration.CONCURRENT)
     with pytest.raises(KvUnavailable, match=why):
         check_promise(paired, ME, NOW_MS, known)

@@ -40,7 +40,12 @@ class Answers:
         self._batch.join(run)
         self._writers += run.writer is not None
         outputs, _ = self._advance(len(self._batch) - 1)
-        return replace(outputs[0], kv_bytes=run.kv_bytes, transfer_ms=run.transfer_ms)
+        return replace(
+            outputs[0],
+            kv_bytes=run.kv_bytes,
+            transfer_ms=run.transfer_ms,
+            kv_missed=run.kv_missed,
+        )
 
     def step(self) -> tuple[list[Output], list[SimRun]]:
         """A token for every row; the runs that ended with it have left the batch."""

@@ -6,11 +6,11 @@ still touch are kept until it has settled. `exchange.py`, `allocations.py` and `
 what moves and why. Times are arguments.
 """
 
-import heapq
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from workers.kv.retries import Retries
 from workers.kv.transfer import Direction, KvTransfer, Move, MoveEnd
 from workers.llm.engine import PeerMetadata
 from workers.llm.sim.blocks import BlockManager
@@ -48,18 +48,10 @@ class Moving:
     then: Callable[[str], None] = ignored
     settled: Callable[[str], None] = ignored
     kept: Sequence[int] = ()  # blocks to release when it has settled
-    tries: int = 0
     since_s: float = 0.0
     took_ms: float = 0.0
     is_over: bool = False  # `then` was called, or nobody waits
     is_settled: bool = False
-
-
-@dataclass(order=True, slots=True)
-class _Retry:
-    at_s: float
-    number: int
-    moving: Moving = field(compare=False)
 
 
 class Moves:
@@ -71,7 +63,9 @@ class Moves:
         self.transfer = transfer
         self._settings, self._blocks = settings, blocks
         self._flying: dict[int, Moving] = {}
-        self._retries: list[_Retry] = []
+        self._retries = Retries[Moving](
+            settings.transfer_tries_max, settings.transfer_retry_ms / 1_000
+        )
         self._serial = 0
         self._now_s = 0.0
         self.failures_total = 0
@@ -94,10 +88,7 @@ class Moves:
         """Nobody waits for it any more; these blocks are released once it has settled."""
         assert not moving.is_settled
         moving.is_over, moving.kept = True, kept
-        waiting = [retry for retry in self._retries if retry.moving is moving]
-        if waiting:
-            self._retries.remove(waiting[0])
-            heapq.heapify(self._retries)
+        if moving in self._retries:
             self._settle(moving, "abandoned")
 
     def poll(self, now_s: float, now_ms: int) -> list[Notice]:
@@ -106,8 +97,8 @@ class Moves:
         polled = self.transfer.poll()
         for end in polled.ended:
             self._take(end, now_ms)
-        while self._retries and self._retries[0].at_s <= now_s:
-            self._post(heapq.heappop(self._retries).moving, now_ms)
+        for moving in self._retries.due(now_s):
+            self._post(moving, now_ms)
         notices = []
         for data in polled.notices:
             try:
@@ -121,7 +112,6 @@ class Moves:
         if refusal:
             self._settle(moving, refusal)
             return
-        moving.tries += 1
         self._serial += 1
         self._flying[self._serial] = moving
         found = self.peer_metadata(moving.engine_id) if self.peer_metadata else None
@@ -146,10 +136,7 @@ class Moves:
             return
         del self._flying[end.tag]
         error = end.error
-        if error and not moving.is_over and moving.tries < self._settings.transfer_tries_max:
-            pause_s = self._settings.transfer_retry_ms / 1_000 * 2 ** (moving.tries - 1)
-            retry = _Retry(self._now_s + pause_s, end.tag, moving)
-            heapq.heappush(self._retries, retry)
+        if error and not moving.is_over and self._retries.failed(moving, self._now_s):
             return
         if not error and moving.direction is Direction.READ:
             error = moving.refusal(now_ms)  # by now the blocks may have been others
@@ -166,6 +153,7 @@ class Moves:
 
     def _settle(self, moving: Moving, error: str) -> None:
         moving.is_settled = True
+        self._retries.forget(moving)
         self._end(moving, error)
         self._blocks.release(moving.kept)
         moving.kept = ()

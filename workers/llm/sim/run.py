@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from schemas.prefix import salt_of
-from schemas.records import WorkPhase
+from schemas.records import WireError, WorkPhase
 from workers.llm.engine import Job
 from workers.llm.sim.arena import MASK, Digest, mix
 from workers.llm.sim.batch import BatchRow
@@ -42,6 +42,7 @@ class SimRun(BatchRow):
     cached_tokens: int = 0
     kv_bytes: int = 0
     transfer_ms: float = 0.0
+    kv_missed: WireError | None = None  # why it computes a prompt that it was to fetch
     moving: Moving | None = None  # its latest KV move
     timer: TimerHandle | None = None  # of the prefill under way
 

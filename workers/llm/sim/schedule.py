@@ -279,7 +279,7 @@ class Schedule:
         else:
             self._transferring -= 1
             self._recomputed_total += 1
-            run.stage = Stage.WAITING
+            run.stage, run.kv_missed = Stage.WAITING, error
             self._to_prefill.appendleft(run)
 
     def _poll_soon(self) -> None:

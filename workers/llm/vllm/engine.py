@@ -290,10 +290,12 @@ class VllmEngine:
 
     def _take(self, run: VllmRun, result: Any) -> None:
         job, part, now_s = run.job, result.outputs[0], time.monotonic()
-        kv_bytes, transfer_ms = 0, 0.0
+        kv_bytes, transfer_ms, missed = 0, 0.0, None
         if not run.begun:
             self._runs.begin(run, now_s)
             kv_bytes, transfer_ms = self._receiver.arrival(run, result.num_cached_tokens or 0)
+            if run.missed is not None and job.phase is WorkPhase.DECODE:
+                missed = run.missed.to_wire()
         token_ids = tuple(part.token_ids)
         if token_ids:
             self._runs.token_s = now_s
@@ -312,6 +314,7 @@ class VllmEngine:
             cached_tokens=run.cached_tokens,
             kv_bytes=kv_bytes,
             transfer_ms=transfer_ms,
+            kv_missed=missed,
         )
         if not part.finish_reason:
             self._put(output)

@@ -54,6 +54,7 @@ class Receiver:
             params = self._params(job, now_ms)
         except TriviumError as error:
             self.counts["refused"] += 1
+            run.missed = error
             log.warning("request %s: computed in place: %s", job.request_id, error.message)
             return
         run.reads = True
@@ -91,8 +92,9 @@ class Receiver:
         return True
 
     def note_late(self, run: VllmRun) -> None:
-        """Count a run whose KV came too late."""
+        """A run's KV came too late."""
         self.counts["late"] += 1
+        run.missed = KvUnavailable(f"{run.job.request_id}: its KV came too late")
         log.warning("request %s: its KV came too late; computed in place", run.job.request_id)
 
     def arrival(self, run: VllmRun, cached_tokens: int) -> tuple[int, float]:
@@ -108,6 +110,9 @@ class Receiver:
             return 0, 0.0
         if prefill.cached_tokens + prefill.received_tokens < kv.tokens:
             self.counts["recomputed"] += 1  # it failed, or was not worth it; vLLM computed the rest
+            if kv.tokens > 1:  # else vLLM computes the one token in any case
+                name, engine = run.job.request_id, kv.engine_id
+                run.missed = KvUnavailable(f"{name}: KV of engine {engine} was not had")
             return 0, 0.0
         if run.awaited_ms:
             block_size = kv.block_size

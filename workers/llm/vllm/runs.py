@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from schemas.errors import TriviumError
 from workers.llm.engine import Job, Output
 
 _KV_FULL = 0.95
@@ -32,6 +33,7 @@ class VllmRun:
     clock_s: float  # since when nothing is in the way of its first token
     kv_params: dict[str, Any] | None = None
     reads: bool = False  # KV of a peer, by its handle
+    missed: TriviumError | None = None  # why it does not have that
     awaited_ms: int = 0  # until when a peer may write KV into its blocks; 0: none does
     tokens: list[int] = field(default_factory=list)  # generated, where its KV is to be kept
     begun: bool = False
@@ -151,4 +153,5 @@ def _joined(first: Output, second: Output) -> Output:
         logprobs=(*first.logprobs, *second.logprobs),
         kv_bytes=first.kv_bytes + second.kv_bytes,
         transfer_ms=first.transfer_ms + second.transfer_ms,
+        kv_missed=first.kv_missed or second.kv_missed,
     )

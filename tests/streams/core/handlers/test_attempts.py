@@ -235,6 +235,21 @@ def test_cancelling_in_decode_reaches_both_workers(received: bool, expected: lis
     assert [c.worker_id for c in on.cancels] == expected
 
 
+def test_kv_that_was_missed_is_decided_about_and_kept_no_longer() -> None:
+    """(issue 30, 1.4)"""
+    on = split()
+    decode = to_decoding(on)
+    lost = WireError(code="kv_unavailable", message="4 tries", retriable=True)
+    on.phase(decode, PhaseKind.KV_MISSED, error=lost)
+    decision = on.decisions[-1]
+    assert (decision.kind, decision.reason) == (DecisionKind.COMPUTE, Reason.KV_MISSED)
+    assert state_of(on, "r1") is State.DECODING
+    assert [c.worker_id for c in on.cancels] == ["p0"]  # which kept it
+    assert on.rebuilt(list(on.log)).view() == on.router.view()
+    on.cancel("r1")
+    assert [c.worker_id for c in on.cancels] == ["p0", "d0"]
+
+
 @pytest.mark.parametrize("state", [State.HANDING_OVER, State.DECODING])
 def test_a_rebuild_places_again_what_a_lost_worker_held(state: State) -> None:
     on = split()

@@ -128,6 +128,21 @@ def test_the_decode_worker_ends_what_a_pair_began(
     assert running(on) == {"p0": 0, "d0": 0}
 
 
+@both_pairs
+def test_a_prompt_that_decode_computes_itself_needs_no_prefill(
+    orchestration: Orchestration,
+) -> None:
+    on = pairs(orchestration)
+    brought_to(on, "paired")
+    prefill, decode = work_of(on, WorkPhase.PREFILL), work_of(on, WorkPhase.DECODE)
+    on.phase(decode, PhaseKind.KV_MISSED)
+    assert on.decisions[-1].kind is DecisionKind.COMPUTE
+    on.phase(prefill, PhaseKind.FAILED)
+    assert state_of(on, "r1") is State.DECODING
+    on.outcome(decode)
+    assert not on.router.view()
+
+
 def test_an_answer_that_is_there_before_its_prefill_frees_the_prefill_worker() -> None:
     on = pairs(CONCURRENT)
     brought_to(on, "paired")

@@ -1,0 +1,26 @@
+"""When failed moves are tried again."""
+
+from workers.kv.retries import Retries
+
+
+def test_pauses_double_until_the_tries_are_spent() -> None:
+    retries = Retries[str](4, 0.5)
+    now_s, waited = 10.0, []
+    while retries.failed("a", now_s):
+        assert "a" in retries and len(retries) == 1
+        pause_s = next(at / 2 for at in range(1, 100) if retries.due(now_s + at / 2))
+        waited.append(pause_s)
+        now_s += pause_s
+    assert waited == [0.5, 1.0, 2.0]
+    assert (retries.tries("a"), retries.total, len(retries)) == (4, 3, 0)
+
+
+def test_what_is_forgotten_is_tried_no_more_and_begins_anew() -> None:
+    retries = Retries[str](2, 1.0)
+    assert retries.failed("a", 0.0) and retries.failed("b", 0.5)
+    retries.forget("a")
+    assert retries.due(9.0) == ["b"]
+    assert retries.failed("a", 9.0)
+    assert not retries.failed("b", 9.0)
+    assert retries.due(9.5) == []
+    assert retries.due(10.0) == ["a"]

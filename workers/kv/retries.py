@@ -1,0 +1,61 @@
+"""When moves of KV that have failed are tried again: after a pause that doubles with each failure.
+
+Pure: time is an argument. Used by both engines.
+"""
+
+import heapq
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Move = TypeVar("Move", bound=Hashable)
+
+
+class Retries(Generic[Move]):
+    """Moves that have failed, and which of them wait for their next try."""
+
+    def __init__(self, tries_max: int, pause_s: float) -> None:
+        self._tries_max, self._pause_s = tries_max, pause_s
+        self._failures: dict[Move, int] = {}
+        self._waiting: dict[Move, int] = {}  # the number of what stands for it in the queue
+        self._queue: list[tuple[float, int, Move]] = []
+        self._serial = 0
+        self.total = 0
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def __contains__(self, move: Move) -> bool:
+        """Whether it waits."""
+        return move in self._waiting
+
+    def tries(self, move: Move) -> int:
+        """How often it has failed so far."""
+        return self._failures.get(move, 0)
+
+    def failed(self, move: Move, now_s: float) -> bool:
+        """It has failed once more; whether it waits now for another try."""
+        failures = self._failures[move] = self.tries(move) + 1
+        if failures >= self._tries_max:
+            return False
+        self._serial += 1
+        self.total += 1
+        self._waiting[move] = self._serial
+        pause_s = self._pause_s * 2 ** (failures - 1)
+        heapq.heappush(self._queue, (now_s + pause_s, self._serial, move))
+        return True
+
+    def due(self, now_s: float) -> list[Move]:
+        """Those whose pause is over; they wait no more."""
+        found = []
+        while self._queue and self._queue[0][0] <= now_s:
+            _, serial, move = heapq.heappop(self._queue)
+            if self._waiting.get(move) == serial:
+                del self._waiting[move]
+                found.append(move)
+        return found
+
+    def forget(self, move: Move) -> None:
+        """It was made, or nobody wants it any more."""
+        self._failures.pop(move, None)
+        self._waiting.pop(move, None)
