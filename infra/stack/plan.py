@@ -103,7 +103,7 @@ def check_wishes(plan: StackPlan, settings: Settings) -> None:
         return
     can = build(engine, ENGINE_SECTIONS[engine], settings.engines.get(engine, {})).orchestrations
     if can and wish not in can:
-        advice = '; set vllm.kv_transfer = "push" for concurrent' if engine == "vllm" else ""
+        advice = '; set vllm.kv_transfer = "push" for all three' if engine == "vllm" else ""
         raise ConfigError(
             f"router.orchestration: expected auto or one that two engines {engine} can do as they "
             f"are set, {', '.join(can)}, found {wish}{advice}"

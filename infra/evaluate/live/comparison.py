@@ -77,7 +77,11 @@ PULL = Deployment(
 PUSH = Deployment(
     name="push",
     engine={"kv_transfer": "push"},
-    ways=(Way(name="x=0 push"), Way(name="x=0 concurrent", orchestration="concurrent")),
+    ways=(
+        Way(name="x=0 push"),
+        Way(name="x=0 decode first", orchestration="decode_first"),
+        Way(name="x=0 concurrent", orchestration="concurrent"),
+    ),
 )
 KEPT = Deployment(
     name="kept",

@@ -1,6 +1,7 @@
 """Two engines that hand over to each other, and the loop that they live in, for tests."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Self
@@ -10,6 +11,8 @@ from tests.workers.llm.engines import Answer, answered, job, start_vllm
 from tests.workers.llm.engines import prompt as make_prompt
 
 Start = Callable[[], Awaitable[Any]]
+_FAULTY = json.dumps({"worker_extension_cls": "tests.workers.llm.vllm.faulty_kv.FaultyKv"})
+PUSH_MARGIN_MS = 500  # short, so that giving up is quick
 
 
 @dataclass
@@ -59,20 +62,30 @@ class Pair(EnginePair):
 
 
 async def _start_pulling() -> Any:
-    engine: Any = await start_vllm(keep_decoded_kv_ms=60_000)
+    engine: Any = await start_vllm(keep_decoded_kv_ms=60_000, extra=_FAULTY)
     engine._receiver._keeps = False  # but in the tests that are about it
     return engine
 
 
-class PullingPair:
-    """vLLM engines that pull: started for whoever needs them first, as a start takes long."""
+async def _start_pushing() -> Any:
+    return await start_vllm(kv_transfer="push", handle_margin_ms=PUSH_MARGIN_MS, extra=_FAULTY)
 
-    def __init__(self) -> None:
+
+class VllmPair:
+    """vLLM engines: started for whoever needs them first, as a start takes long."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
         self._pair: EnginePair | None = None
 
     def get(self) -> EnginePair:
-        """The engines; new ones after `close`."""
-        self._pair = self._pair or EnginePair.started(_start_pulling)
+        """The engines, which know each other; new ones after `close`."""
+        if self._pair is None:
+            self._pair = EnginePair.started(self._start)
+            pair = self._pair.producer, self._pair.consumer
+            known = {each.capability.engine_id: each.capability.nixl_metadata for each in pair}
+            for each in pair:
+                each.set_peer_metadata(known.get)
         return self._pair
 
     def close(self) -> None:
@@ -80,3 +93,13 @@ class PullingPair:
         if self._pair is not None:
             pair, self._pair = self._pair, None
             pair.close()
+
+
+def pulling() -> VllmPair:
+    """Decode reads."""
+    return VllmPair(_start_pulling)
+
+
+def pushing() -> VllmPair:
+    """Prefill writes."""
+    return VllmPair(_start_pushing)

@@ -111,6 +111,8 @@ class EngineFigures:
     kv_bytes_received: int = 0
     kv_bytes_sent: int = 0
     kv_transfers: int = 0
+    kv_descriptors: int = 0
+    kv_retries: int = 0
     kv_failures: int = 0
     kv_expired: int = 0
 
@@ -135,15 +137,17 @@ class PromptOrigin:
 class Meter:
     """What the engine reports about its steps.
 
-    Reads of KV, or with `writes` its writes, are reported per step without their request. They are
-    given to requests in order, so where several end in one step they may be swapped; their sum is
-    exact.
+    Reads and writes of KV are reported per step without their request. They are given to requests
+    in order, so where several end in one step they may be swapped; their sum is exact.
     """
 
-    writes: bool = False
     heard: Callable[[], None] | None = None  # called after a step that ended transfers
     figures: EngineFigures = field(default_factory=EngineFigures)
-    transfers: deque[Transfer] = field(default_factory=lambda: deque(maxlen=_PENDING_MAX))
+    # called with a request's id, its blocks, and how many tokens in them are valid
+    allocated: Callable[[str, list[int], int], None] | None = None
+    reads: deque[Transfer] = field(default_factory=lambda: deque(maxlen=_PENDING_MAX))
+    writes: deque[Transfer] = field(default_factory=lambda: deque(maxlen=_PENDING_MAX))
+    missed: dict[str, tuple[int, str]] = field(default_factory=dict)  # by request: tries, and why
     prefills: dict[str, PromptOrigin] = field(default_factory=dict)
     is_busy: bool = False
 
@@ -190,16 +194,28 @@ class Meter:
         figures.kv_failures += len(stats.get("num_failed_transfers", ()))
         figures.kv_failures += len(stats.get("num_failed_handshakes", ()))
         figures.kv_expired += len(stats.get("num_kv_expired_reqs", ()))
-        sizes, durations = stats.get("bytes_transferred", ()), stats.get("transfer_duration", ())
-        for kv_bytes, duration_s in zip(sizes, durations, strict=False):
+        figures.kv_retries += len(stats.get("retried", ()))
+        names = ("bytes_transferred", "transfer_duration", "num_descriptors", "is_read")
+        moves = [*zip(*(stats.get(name, ()) for name in names), strict=False)]
+        for kv_bytes, duration_s, descriptors, is_read in moves:
             figures.kv_transfers += 1
-            if self.writes:
-                figures.kv_bytes_sent += int(kv_bytes)
+            figures.kv_descriptors += int(descriptors)
+            transfer = Transfer(int(kv_bytes), duration_s * 1_000)
+            if is_read:
+                figures.kv_bytes_received += transfer.kv_bytes
+                self.reads.append(transfer)
             else:
-                figures.kv_bytes_received += int(kv_bytes)
-            self.transfers.append(Transfer(int(kv_bytes), duration_s * 1_000))
-        if sizes and self.heard is not None:
+                figures.kv_bytes_sent += transfer.kv_bytes
+                self.writes.append(transfer)
+        if moves and self.heard is not None:
             self.heard()
+        for name, tries, why in stats.get("missed", ()):
+            if len(self.missed) >= _PENDING_MAX:  # of requests that had ended
+                del self.missed[next(iter(self.missed))]
+            self.missed[name[:-_SUFFIX]] = tries, why
+        if self.allocated is not None:
+            for name, blocks, tokens in stats.get("allocated", ()):
+                self.allocated(name[:-_SUFFIX], blocks, tokens)
 
 
 class _Logger(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types here

@@ -21,7 +21,7 @@ from schemas.errors import (
     StaleEpoch,
     TriviumError,
 )
-from schemas.records import KvHandle
+from schemas.records import KvHandle, Orchestration
 from schemas.rules.tokens import pack_tokens
 from workers.llm.engine import Job
 
@@ -29,6 +29,12 @@ _USED_MAX = 16_384  # handles remembered as used; far more than can be alive at 
 # Added to what vLLM returned: which tokens are behind the KV, and the key of that, drawn for each
 # handle, so that nobody can look for other tokens with the same mark.
 PREFIX_KEY, PREFIX_MARK = "prefix_key", "prefix_mark"
+
+# Beside vLLM's own parameters of a request, and settings of its connector (`connectors.py`): until
+# when KV may be read or written, on the clock of its host; whether to tell of allocated blocks.
+UNTIL_MS, TELLS_BLOCKS = "until_ms", "tells_blocks"
+TRIES_MAX, RETRY_MS = "transfer_tries_max", "transfer_retry_ms"
+READ_NOTICE = "read."  # before the request's id, in what is left with a peer whose blocks were read
 
 Ascii = Annotated[str, Field(pattern=r"^[\x00-\x7f]*$")]  # other texts are compared with known ones
 Ranks = Annotated[int, Field(ge=1, le=4_096)]  # of a kind of parallelism: vLLM keeps some for each
@@ -43,6 +49,15 @@ class PeerParams(BaseModel):
     remote_host: Annotated[Ascii, Field(min_length=1)]
     remote_port: Annotated[int, Field(gt=0, lt=65_536)]
     tp_size: Ranks
+
+
+class TargetParams(BaseModel):
+    """What a decode engine says of the blocks that it allocated."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    prefix_key: Ascii
+    prefix_mark: Ascii
 
 
 class KvParams(PeerParams):
@@ -166,9 +181,48 @@ class HandleGate:
             "remote_num_tokens": kv.tokens,
         }
 
-    def check_target(self, kv: KvHandle, now_ms: int) -> None:
-        """Whether a decode engine still waits for this one's KV; raises where it does not."""
-        self._check_life(kv, now_ms)
+    def check_target(self, job: Job, now_ms: int) -> None:
+        """Whether a decode engine still waits for this one's KV, and where it says so has blocks
+        for it; raises where not.
+        """
+        target = job.kv_target
+        assert target is not None
+        self._check_life(target, now_ms)
+        if job.orchestration is not Orchestration.DECODE_FIRST:
+            return
+        tokens, size, found = len(job.prompt_tokens), self._block_size, len(target.block_ids)
+        if (
+            (target.block_size, found) != (size, -(-tokens // size))
+            or not 0 <= target.tokens < tokens
+            or target.tokens % size
+        ):
+            raise KvUnavailable(
+                f"{target.engine_request_id}: expected room for {tokens} tokens in blocks of "
+                f"{size}, found {found} of {target.block_size}, of which {target.tokens} tokens "
+                "are valid"
+            )
+
+    def use_target(
+        self, kv: KvHandle, prompt: Sequence[int], peer: bytes | None, now_ms: int
+    ) -> dict[str, Any]:
+        """Parameters to read what a decode engine has of a prompt, of which `check_target` was
+        told; raises where that must not be.
+        """
+        name = kv.engine_request_id
+        if peer is None:
+            raise KvUnavailable(f"{name}: expected to know engine {kv.engine_id} from the fleet")
+        found = _read(PeerParams, name, peer)
+        _check_mark(kv, prompt[: kv.tokens], _read(TargetParams, name, kv.params))
+        self._claim(kv, now_ms)
+        return {
+            **found,
+            "do_remote_prefill": False,
+            "do_remote_decode": True,
+            "remote_engine_id": kv.engine_id,
+            "remote_request_id": READ_NOTICE + name,
+            "remote_num_tokens": kv.tokens,
+            "remote_block_ids": [list(kv.block_ids[: kv.tokens // self._block_size])],
+        }
 
     def _check_size(self, kv: KvHandle, tokens: int, params: dict[str, Any]) -> None:
         name = kv.engine_request_id
@@ -244,7 +298,7 @@ def checked_params(kv: KvHandle, mode: str = "pull", *, is_kept: bool = False) -
     return params
 
 
-def _read(kind: type[PeerParams], name: str, data: bytes) -> dict[str, Any]:
+def _read(kind: type[BaseModel], name: str, data: bytes) -> dict[str, Any]:
     """What JSON says, every field of the right type and in its range; raises KvUnavailable."""
     try:
         return kind.model_validate_json(data).model_dump()

@@ -8,11 +8,13 @@ and `plugin.py` its processes.
 Theory of operation of the hand-over. Pull: prefill generates one token and keeps its blocks for
 `kv_lease_s`; decode reads them. With `keep_decoded_kv_ms` decode keeps its blocks, too, and the
 prefill of the next turn reads the history from there. Push: prefill writes; the two jobs may come
-in either order, and vLLM matches them by their equal request ids. A decode engine that gives up
-leaves its blocks alone until no write can come. The prompt is computed in place when a handle must
-not be used, when a read fails or ended too late to be trusted, and when a write does not come; the
-figures in `load().extra` count these. `cached_tokens` is what this engine had in its own cache: 0
-for a prompt that was received in full, since the producer reports its own.
+in either order, and vLLM matches them by their equal request ids. With `decode_first` prefill
+hears first which blocks it will write to, and reads what decode has of the prompt. A decode engine
+that gives up leaves its blocks alone until no write can come. The prompt is computed in place when
+a handle must not be used, when a read has failed as often as it may be tried or ended too late to
+be trusted, and when a write does not come; the figures in `load().extra` count these.
+`cached_tokens` is what a decode engine had in its own cache: 0 for a prompt that was received in
+full, since the producer reports its own.
 """
 
 import asyncio
@@ -90,6 +92,7 @@ class VllmEngine:
         self._dead: EngineDead | None = None
         self._counts: Counter[str] = Counter()
         self._loop = asyncio.get_running_loop()
+        self._meter.allocated = self._allocated
         self._watching = self._loop.create_task(self._watch())
 
     async def follow_events(self) -> None:
@@ -146,7 +149,7 @@ class VllmEngine:
             return KvUnavailable(f"{job.request_id}: expected {expected}, found {found}")
         if run.hands_over and job.kv_target is not None:
             try:
-                self._receiver.gate.check_target(job.kv_target, now_ms)
+                self._receiver.gate.check_target(job, now_ms)
             except TriviumError as refused:
                 return refused
         return None
@@ -214,6 +217,8 @@ class VllmEngine:
                 "kv_late_total": counts["late"],
                 "kv_quarantined": self._releases.quarantined,
                 "kv_transfers_total": figures.kv_transfers,
+                "kv_descriptors_total": figures.kv_descriptors,
+                "kv_retries_total": figures.kv_retries,
                 "kv_failures_total": figures.kv_failures,
                 "kv_expired_total": figures.kv_expired,
                 "stalled_total": self._counts["stalled"],
@@ -263,7 +268,7 @@ class VllmEngine:
             self._fail(run, error)
 
     async def _generate(self, run: VllmRun) -> str:
-        """Run the job once. "again": its KV must not be trusted, and nothing was said yet."""
+        """Run the job once. "again": its KV did not come, and nothing was said yet."""
         job, api = run.job, self._api
         params = api.sampling_params(
             job.sampling, max_tokens=run.max_tokens, kv_params=run.kv_params
@@ -277,9 +282,6 @@ class VllmEngine:
                         limit.reschedule(None)
                         if not self._runs.holds(run):
                             return "ended"
-                        reason = result.outputs[0].finish_reason
-                        if not run.begun and self._receiver.is_untrusted(run, reason, wall_ms()):
-                            return "again"
                         self._take(run, result)
         except TimeoutError:
             if not limit.expired():
@@ -322,6 +324,13 @@ class VllmEngine:
             last = self._endings.output(run, output, result.kv_transfer_params)
             self._end(run, last, stop=False)
 
+    def _allocated(self, name: str, blocks: Sequence[int], tokens: int) -> None:
+        """A job has its blocks, into which a peer is to write."""
+        run = self._runs.active.get(name)
+        if run is not None and not run.begun and run.awaited_ms:
+            target = self._handover.target(run.job, blocks, tokens, run.awaited_ms)
+            self._put(Output(request_id=name, kv=target, cached_tokens=tokens))
+
     async def _watch(self) -> None:
         """Notice a dead engine without requests, and stalled requests."""
         while self._dead is None:
@@ -356,8 +365,9 @@ class VllmEngine:
         self._runs.remove(run, time.monotonic())
         self._endings.quarantine(run)
         self._meter.prefills.pop(run.job.request_id, None)
-        if not self._meter.writes and not any(other.reads for other in self._runs):
-            self._meter.transfers.clear()  # of requests that were aborted before their first token
+        self._meter.missed.pop(run.job.request_id, None)
+        if not any(other.source for other in self._runs):
+            self._meter.reads.clear()  # of requests that were aborted before their first token
         if run.deadline is not None:
             run.deadline.cancel()
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.records import Capability, KvHandle
+from workers.llm.engine import Job
 from workers.llm.vllm.check import marked
 from workers.llm.vllm.settings import VllmSettings
 
@@ -60,6 +61,24 @@ class Handover:
             return None
         named = marked(params, tokens[:count])
         return self._made(request_id, named, now_ms, self._settings.keep_decoded_kv_ms)
+
+    def target(
+        self, job: Job, block_ids: Sequence[int], tokens: int, expires_at_ms: int
+    ) -> KvHandle:
+        """The handle for the blocks of a job that a prefill engine is to fill, of which so many
+        tokens are valid.
+        """
+        return KvHandle(
+            worker_id=self._worker_id,
+            worker_epoch=self._worker_epoch,
+            engine_id=self._capability.engine_id,
+            engine_request_id=job.request_id,
+            tokens=tokens,
+            block_size=self._capability.block_size,
+            block_ids=tuple(block_ids),
+            expires_at_ms=expires_at_ms,
+            params=json.dumps(marked({}, job.prompt_tokens[:tokens])).encode(),
+        )
 
     def _made(
         self, request_id: str, params: dict[str, Any], now_ms: int, lease_ms: int

@@ -29,13 +29,14 @@ from workers.kv.network import LOOPBACK, ucx_variables
 from workers.kv.network import variables as environment_of
 from workers.llm.vllm import preload
 from workers.llm.vllm.api import Meter, NoPrometheus
-from workers.llm.vllm.fence import FENCE_VARIABLE, KvRelease
+from workers.llm.vllm.check import RETRY_MS, TRIES_MAX
 from workers.llm.vllm.plugin import NICE_VARIABLE, OWNER_VARIABLE, SPIN_VARIABLE
 from workers.llm.vllm.preload import BIND_VARIABLE
 from workers.llm.vllm.settings import VllmSettings
 from workers.models.folder import model_folder
 
-_CONNECTORS = {"pull": "NixlConnector", "push": "NixlPushConnector"}
+_CONNECTORS = {"pull": "NixlConnector", "push": "NixlPushConnector"}  # by their names in:
+_CONNECTORS_MODULE = "workers.llm.vllm.connectors"  # imported by those processes alone
 _UNLESS_SET = {
     **preload.UNLESS_SET,
     # One engine's processes are on one machine; nobody else is to reach what they listen on.
@@ -67,7 +68,7 @@ def launch(
     settings: VllmSettings, model: ModelSettings, *, engine_id: str, has_transfer: bool
 ) -> Launched:
     """Start the engine's processes; returns when they are ready."""
-    meter = Meter(writes=settings.kv_transfer == "push")
+    meter = Meter()
     # For this user alone, and gone with the engine: vLLM leaves its sockets where they are.
     sockets = TemporaryDirectory(prefix="trivium-", ignore_cleanup_errors=True)
     args = engine_args(settings, model, sockets.name, engine_id, has_transfer=has_transfer)
@@ -136,9 +137,10 @@ def engine_args(
             enable_kv_cache_events=True, publisher="zmq", endpoint=f"ipc://{sockets}/kv"
         )
     if has_transfer:
-        args["worker_extension_cls"] = f"{KvRelease.__module__}.{KvRelease.__qualname__}"
+        args["worker_extension_cls"] = f"{_CONNECTORS_MODULE}.KvRelease"
         args["kv_transfer_config"] = KVTransferConfig(
             kv_connector=_CONNECTORS[settings.kv_transfer],
+            kv_connector_module_path=_CONNECTORS_MODULE,
             kv_role="kv_both",
             engine_id=engine_id,
             kv_load_failure_policy="recompute",
@@ -150,7 +152,11 @@ def engine_args(
 
 
 def _connector_config(settings: VllmSettings) -> dict[str, Any]:
-    found: dict[str, Any] = {"kv_lease_duration": settings.kv_lease_s}
+    found: dict[str, Any] = {
+        "kv_lease_duration": settings.kv_lease_s,
+        TRIES_MAX: settings.transfer_tries_max,
+        RETRY_MS: settings.transfer_retry_ms,
+    }
     if settings.keep_decoded_kv_ms:
         found["bidirectional_kv_xfer"] = True
         found["decoder_kv_blocks_ttl"] = settings.keep_decoded_kv_ms / 1_000
@@ -176,8 +182,6 @@ def environment(settings: VllmSettings, *, side_channel_port: int) -> dict[str, 
     if side_channel_port:
         found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
         found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(side_channel_port)
-        if settings.kv_transfer == "push":
-            found[FENCE_VARIABLE] = "1"
     return found
 
 

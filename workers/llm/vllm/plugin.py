@@ -7,10 +7,11 @@ Theory of operation, with what each costs unmended on one small machine:
 - NIXL's start pins every worker to the machine's last core, whatever was asked (`keep_binding`).
 - Engine processes outlive a killed parent, and take seconds to exit (`watch`, `exit_quickly`).
 - Engines take the time of whoever keeps the worker's lease, and of the broker (`give_way`).
-- A prefill engine may write KV long after its peer gave up (`fence.py`).
 - A prompt with a seed that takes several steps ends a CPU engine (`keep_draws`).
+- Blocks are given out in the order in which they became free, most often backwards, and so
+  neighbours are read one by one (`sort_blocks`).
 - Each process imports all of vLLM, 10 CPU seconds (`fork_children`, where this one was forked).
-The first two and the last two are always done, the others where `workers/llm/vllm/launch.py` asks
+The first two and the last three are always done, the others where `workers/llm/vllm/launch.py` asks
 for them by environment. What an unknown vLLM no longer has is left alone, and the log says so.
 """
 
@@ -31,7 +32,6 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from workers import forks
-from workers.llm.vllm.fence import fence_writes
 from workers.llm.vllm.preload import BIND_VARIABLE
 
 OWNER_VARIABLE = "TRIVIUM_PLUGIN_OWNER_PID"
@@ -60,8 +60,8 @@ def register() -> None:
         exit_quickly()
         give_way(int(os.environ.get(NICE_VARIABLE, "0")))
     for mend in (
-        *(_calm_nixl_when_loaded, fence_writes, calm_waiting, calm_queues, keep_binding),
-        *(keep_draws, fork_children),
+        *(_calm_nixl_when_loaded, calm_waiting, calm_queues, keep_binding),
+        *(sort_blocks, keep_draws, fork_children),
     ):
         try:
             mend()
@@ -200,6 +200,25 @@ def keep_binding() -> None:
 
     assert callable(CpuPlatform.discover_numa_topology)  # used for nothing but that
     CpuPlatform.discover_numa_topology = classmethod(lambda cls: [])
+
+
+def sort_blocks() -> None:
+    """Give blocks out in the order of their places, so that KV moves with fewer descriptors.
+
+    Which blocks are given out stays vLLM's choice: those that were used least lately.
+    """
+    from vllm.v1.core.block_pool import BlockPool
+
+    get_new_blocks = BlockPool.get_new_blocks
+    if getattr(get_new_blocks, "sorts", False):
+        return
+
+    @functools.wraps(get_new_blocks)
+    def get_sorted_blocks(self: Any, num_blocks: int) -> Any:
+        return sorted(get_new_blocks(self, num_blocks), key=lambda block: block.block_id)
+
+    get_sorted_blocks.sorts = True  # type: ignore[attr-defined]  # marks the replacement
+    BlockPool.get_new_blocks = get_sorted_blocks
 
 
 def keep_draws() -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from schemas.errors import TriviumError
+from schemas.records import KvHandle
 from workers.llm.engine import Job, Output
 
 _KV_FULL = 0.95
@@ -32,7 +33,7 @@ class VllmRun:
     hands_over: bool
     clock_s: float  # since when nothing is in the way of its first token
     kv_params: dict[str, Any] | None = None
-    reads: bool = False  # KV of a peer, by its handle
+    source: KvHandle | None = None  # of a peer's KV, which it reads or awaits
     missed: TriviumError | None = None  # why it does not have that
     awaited_ms: int = 0  # until when a peer may write KV into its blocks; 0: none does
     tokens: list[int] = field(default_factory=list)  # generated, where its KV is to be kept

@@ -12,7 +12,7 @@ from schemas.sections import Natural, Positive, one_of, section
 
 _ORCHESTRATIONS = {
     "pull": (Orchestration.PREFILL_FIRST,),
-    "push": (Orchestration.PREFILL_FIRST, Orchestration.CONCURRENT),
+    "push": (Orchestration.PREFILL_FIRST, Orchestration.DECODE_FIRST, Orchestration.CONCURRENT),
 }
 _KEEP_LEAST_MS = 5_000  # vLLM reads nothing that expires sooner
 CPU_STEP_TOKENS = 256  # under a second; vLLM's 2 048 take seconds, and no prompt sooner is ready
@@ -38,6 +38,8 @@ class VllmSettings:
     kv_transfer: Annotated[str, one_of("pull", "push", "off")] = "pull"
     kv_lease_s: Annotated[int, Field(ge=2)] = 30  # how long a prefilled prompt waits for its peer
     handle_margin_ms: Natural = 5_000  # a handle says that it expires this much earlier
+    transfer_tries_max: Positive = 4  # of one read or write
+    transfer_retry_ms: float = 5.0  # pause before the second try; it doubles with every further one
     # how long KV waits for the next turn after a hand-over; pull only
     keep_decoded_kv_ms: Natural = 0
     kv_events: bool = True  # tell what the prefix cache holds

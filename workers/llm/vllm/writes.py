@@ -107,7 +107,7 @@ class Writes:
         if found is None:  # given up meanwhile
             return
         self._handover.taken_back(request_id)
-        transfers = self._meter.transfers
+        transfers = self._meter.writes
         transfer = transfers.popleft() if transfers else None
         if not self._waiting:
             transfers.clear()  # of prompts that were given up

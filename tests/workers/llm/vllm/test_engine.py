@@ -12,14 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from schemas.errors import EngineDead
+from schemas.log.clock import wall_ms
 from schemas.prefix import chain
 from schemas.records import KvHandle, Orchestration, Structured, StructuredKind
 from tests.waiting import until
-from tests.workers.llm.engine_pair import EnginePair, PullingPair
+from tests.workers.llm.engine_pair import EnginePair, VllmPair
 from tests.workers.llm.engines import (
     PREFILL,
     Answer,
@@ -55,7 +57,7 @@ class Engines(EnginePair):
 
 
 @pytest.fixture(scope="module")
-def engines(pulling_pair: PullingPair) -> Iterator[Engines]:
+def engines(pulling_pair: VllmPair) -> Iterator[Engines]:
     pair = pulling_pair.get()
     producer, consumer = pair.producer, pair.consumer
     yield Engines(pair.runner, producer, consumer, _core(producer), _core(consumer))
@@ -175,24 +177,40 @@ def test_kv_of_another_prompt_is_not_read(engines: Engines, is_consumed: bool) -
     assert engines.extra("kv_refused_total") == before + 1
 
 
-def test_a_read_that_ends_too_late_is_not_trusted(
-    engines: Engines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_that_would_come_too_late_is_not_begun(engines: Engines) -> None:
+    """The adapter takes the handle in time; vLLM comes to it later."""
     tokens = prompt(70, salt=213)
     kv = handle(engines, tokens)
-    late = engines.extra("kv_late_total")
-
-    async def main() -> Answer:
-        one = job(tokens, kv=kv)
-        engines.consumer.add(one)
-        with monkeypatch.context() as later:
-            later.setattr(vllm_engine, "wall_ms", lambda: kv.expires_at_ms)
-            return (await collected(engines.consumer, one, add=False))[0]
-
-    answer = engines.run(main())
+    now_ms = wall_ms()
+    late = replace(kv, expires_at_ms=now_ms)
+    with patch.object(vllm_engine, "wall_ms", lambda: now_ms - 1):
+        answer = engines.run(answered(engines.consumer, job(tokens, kv=late)))
+    engines.producer.abort(kv.engine_request_id[:-9])
     assert answer.token_ids == engines.alone(tokens).token_ids
     assert not any(output.kv_bytes for output in answer.outputs)
-    assert engines.extra("kv_late_total") == late + 1
+    missed = answer.outputs[0].kv_missed
+    assert missed is not None and "its time was over" in missed.message
+
+
+@pytest.mark.parametrize("fails", [3, 4])
+def test_a_read_that_fails_is_tried_again(engines: Engines, fails: int) -> None:
+    """As often as on the simulated engine; then the prompt is computed, and the answer says so."""
+    tokens = prompt(70, salt=260 + fails)
+    kv = handle(engines, tokens)
+    retried, recomputed = (engines.extra(f"kv_{name}_total") for name in ("retries", "recomputed"))
+    engines.run(engines.consumer._llm.collective_rpc("fail_moves", args=(fails,)))
+    answer = engines.run(answered(engines.consumer, job(tokens, kv=kv)))
+    engines.producer.abort(kv.engine_request_id[:-9])
+    assert answer.token_ids == engines.alone(tokens).token_ids
+    assert engines.extra("kv_retries_total") == retried + 3
+    assert engines.extra("kv_recomputed_total") == recomputed + (fails > 3)
+    assert (answer.outputs[0].kv_bytes > 0) == (fails == 3)
+    missed = answer.outputs[0].kv_missed
+    if fails > 3:
+        assert missed is not None and "after 4 tries" in missed.message
+        assert "a test cut the connection" in missed.message
+    else:
+        assert missed is None
 
 
 def test_a_stop_string_across_the_hand_over(engines: Engines) -> None:
@@ -342,7 +360,7 @@ def test_turn_2_reads_its_history_from_decode(keeping: Engines) -> None:
     one = replace(job(second, PREFILL), kv=kept)
     prefilled = keeping.run(answered(p, one))
     assert prefilled.outputs[0].kv_bytes == 14 * BLOCK_BYTES
-    assert prefilled.outputs[0].cached_tokens == 0
+    assert prefilled.outputs[0].cached_tokens == 425  # those that it has read
     two = job(second, request_id=one.request_id, kv=prefilled.last.kv)
     answer = keeping.run(answered(d, two))
     d.abort(two.request_id)  # gives its KV up
@@ -444,6 +462,7 @@ def test_a_producer_that_died_costs_only_time(engines: Engines) -> None:
     answer = engines.run(answered(engines.consumer, job(tokens, request_id=one.request_id, kv=kv)))
     assert answer.last.finish_reason == "length"
     assert answer.outputs[0].kv_bytes == 0
+    assert answer.outputs[0].kv_missed is not None
     assert engines.extra("kv_recomputed_total") == recomputed + 1
     assert answer.token_ids == engines.alone(tokens).token_ids
 

@@ -5,9 +5,8 @@ One pair of engines for all tests. Margins are short, so that giving up is quick
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,16 +23,15 @@ from schemas.log.clock import wall_ms
 from schemas.records import KvHandle, Orchestration
 from tests.waiting import until
 from tests.workers.kv.sockets import listening
-from tests.workers.llm.engine_pair import EnginePair
+from tests.workers.llm.engine_pair import EnginePair, VllmPair
 from tests.workers.llm.engines import (
     PREFILL,
     Answer,
+    allocated,
     answered,
     collected,
-    handed_over,
     job,
     prompt,
-    start_vllm,
 )
 from tests.workers.processes import family
 from workers.llm.engine import Engine, Job
@@ -42,7 +40,6 @@ from workers.llm.vllm import engine as vllm_engine
 from workers.llm.vllm.settings import VllmSettings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1_800)]  # two engines start
-MARGIN_MS = 500
 BLOCK_BYTES = 32 * 2 * 4 * 4 * 32 * 4  # tokens, K and V, layers, heads, size, float32
 
 
@@ -63,14 +60,10 @@ class Engines(EnginePair):
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[Engines]:
-    found = Engines.started(partial(start_vllm, kv_transfer="push", handle_margin_ms=MARGIN_MS))
-    pair = (found.prefill, found.decode)
-    known = {each.capability.engine_id: each.capability.nixl_metadata for each in pair}
-    for each in pair:
-        each.set_peer_metadata(known.get)
-    yield found
-    found.close()
+def engines(pushing_pair: VllmPair) -> Iterator[Engines]:
+    pair = pushing_pair.get()
+    yield Engines(pair.runner, pair.producer, pair.consumer)
+    pushing_pair.close()
 
 
 def test_engines_share_no_metrics(engines: Engines) -> None:
@@ -160,41 +153,20 @@ def is_free(engine: Any) -> bool:
 
 def test_capability(engines: Engines) -> None:
     capability = engines.prefill.capability
-    assert capability.orchestrations == (Orchestration.PREFILL_FIRST, Orchestration.CONCURRENT)
+    assert {*capability.orchestrations} == {*Orchestration} - {Orchestration.NONE}
     assert capability.kv_layout.endswith("/push")
     assert capability.kv_layout == engines.decode.capability.kv_layout
     assert capability.kv_bytes_per_token * 32 == BLOCK_BYTES
 
 
 @pytest.mark.parametrize("decode_first", [True, False])
-@pytest.mark.parametrize("tokens", [1, 31, 32, 33, 200, 700])
-def test_starting_at_once_changes_nothing(
-    engines: Engines, tokens: int, decode_first: bool
-) -> None:
-    samplings: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.9, "seed": 7})
-    for number, sampling in enumerate(samplings):
-        asked = prompt(tokens, salt=1_000 + 10 * tokens + 2 * number + decode_first)
-        wrote, answer = engines.run(
-            at_once(engines.prefill, engines.decode, asked, decode_first=decode_first, **sampling)
-        )
-        alone = engines.alone(asked, **sampling)
-        assert answer.token_ids == alone.token_ids
-        assert answer.text == alone.text
-        assert wrote.token_ids == alone.token_ids[:1]
-        assert (wrote.last.finish_reason, wrote.last.kv) == ("handover", None)
-        blocks = -(-tokens // 32)
-        assert sum(output.kv_bytes for output in wrote.outputs) == blocks * BLOCK_BYTES
-        if tokens > 1:  # of which vLLM reports nothing received
-            assert answer.outputs[0].kv_bytes == blocks * BLOCK_BYTES
-
-
-def test_prefill_first_works_too(engines: Engines) -> None:
-    asked = prompt(150, salt=310)
-    prefilled, decoded = engines.run(handed_over(engines.prefill, engines.decode, asked))
-    assert decoded.token_ids == engines.alone(asked).token_ids
-    assert decoded.outputs[0].kv_bytes == 5 * BLOCK_BYTES
-    assert prefilled.last.kv is not None
-    engines.run(until(lambda: engines.prefill.load().kv_handles_held == 0))
+def test_starting_at_once_writes_whole_blocks(engines: Engines, decode_first: bool) -> None:
+    asked = prompt(33, salt=1_330 + decode_first)
+    wrote, answer = engines.run(
+        at_once(engines.prefill, engines.decode, asked, decode_first=decode_first)
+    )
+    assert sum(output.kv_bytes for output in wrote.outputs) == 2 * BLOCK_BYTES
+    assert answer.outputs[0].kv_bytes == 2 * BLOCK_BYTES
 
 
 def test_only_what_decode_lacks_is_written(engines: Engines) -> None:
@@ -207,34 +179,6 @@ def test_only_what_decode_lacks_is_written(engines: Engines) -> None:
     assert again.outputs[0].cached_tokens == 288
     assert again.outputs[0].kv_bytes == wrote.last.kv_bytes == 2 * BLOCK_BYTES
     assert engines.prefill.load().kv_bytes_sent - sent == 2 * BLOCK_BYTES
-
-
-def test_many_at_once_both_ways(engines: Engines) -> None:
-    """Each engine takes both sides of some attempts, all at the same time."""
-    asked = [prompt(30 + 40 * number, salt=320 + number) for number in range(8)]
-    alone = [engines.alone(tokens) for tokens in asked]
-
-    async def main() -> tuple[list[Answer], ...]:
-        added: dict[str, list[Job]] = {"prefill": [], "decode": []}
-        for number, tokens in enumerate(asked):
-            names = ("prefill", "decode") if number % 2 else ("decode", "prefill")
-            prefill, decode = (getattr(engines, name) for name in names)
-            halves = jobs(prefill, decode, tokens)
-            for name, half in zip(names, halves, strict=True):
-                added[name].append(half)
-        return tuple(
-            await asyncio.gather(
-                collected(engines.prefill, *added["prefill"]),
-                collected(engines.decode, *added["decode"]),
-            )
-        )
-
-    found = engines.run(main())
-    for number, expected in enumerate(alone):
-        for half in (answers[number] for answers in found):
-            wanted = expected.token_ids
-            handed = half.last.finish_reason == "handover"
-            assert half.token_ids == (wanted[:1] if handed else wanted)
 
 
 def test_a_first_token_that_ends_the_answer(engines: Engines) -> None:
@@ -355,14 +299,132 @@ def test_a_promise_that_cannot_be_kept_is_refused(
     assert engines.decode.load().extra["kv_refused_total"] == refused + 1
 
 
-def test_what_an_engine_cannot_do_is_an_error(engines: Engines) -> None:
-    one, two = jobs(engines.prefill, engines.decode, prompt(50, salt=347))
-    for engine, each in ((engines.prefill, one), (engines.decode, two)):
-        other = replace(each, orchestration=Orchestration.DECODE_FIRST)
-        assert engines.run(answered(engine, other)).error_code == "kv_unavailable"
+def test_a_target_that_is_none_is_an_error(engines: Engines) -> None:
+    """Of `decode_first`, where the prompt would be written to."""
+    one, _ = jobs(engines.prefill, engines.decode, prompt(50, salt=347))
     assert one.kv_target is not None
     past = replace(one, kv_target=replace(one.kv_target, expires_at_ms=1))
     assert engines.run(answered(engines.prefill, past)).error_code == "kv_unavailable"
+    for changes in (
+        {"block_ids": ()},
+        {"block_ids": (1,)},
+        {"block_ids": (1, 2), "tokens": 50},
+        {"block_ids": (1, 2), "tokens": 16},
+        {"block_ids": (1, 2), "block_size": 16},
+    ):
+        target = replace(one.kv_target, **changes)
+        bad = replace(one, kv_target=target, orchestration=Orchestration.DECODE_FIRST)
+        assert engines.run(answered(engines.prefill, bad)).error_code == "kv_unavailable"
+
+
+def in_order(
+    engines: Engines, tokens: list[int], changed: Callable[[KvHandle], KvHandle] = lambda kv: kv
+) -> tuple[Answer, Answer]:
+    """An attempt of `decode_first`; what decode has allocated may be changed on its way."""
+    one, two = jobs(engines.prefill, engines.decode, tokens)
+    one, two = (replace(each, orchestration=Orchestration.DECODE_FIRST) for each in (one, two))
+
+    async def main() -> tuple[Answer, Answer]:
+        target = (await allocated(engines.decode, two)).kv
+        assert target is not None
+        prefill = replace(one, kv_target=changed(target))
+        wrote, (answer,) = await asyncio.gather(
+            answered(engines.prefill, prefill), collected(engines.decode, two, add=False)
+        )
+        return wrote, answer
+
+    found: tuple[Answer, Answer] = engines.run(main())
+    return found
+
+
+def second_turn(engines: Engines, salt: int) -> list[int]:
+    """A prompt of which the decode engine alone has nine blocks."""
+    first = prompt(300, salt=salt)
+    answer = engines.run(answered(engines.decode, job(first)))
+    return [*first, *answer.token_ids, *prompt(60, salt=salt + 1)]
+
+
+def test_prefill_reads_what_decode_has_and_writes_the_rest(engines: Engines) -> None:
+    second = second_turn(engines, 350)
+    received = engines.prefill.load().kv_bytes_received
+    wrote, answer = in_order(engines, second)
+    first, last = wrote.outputs[0], wrote.last
+    assert (first.cached_tokens, first.kv_bytes) == (288, 9 * BLOCK_BYTES)
+    assert last.kv_bytes == 3 * BLOCK_BYTES
+    assert engines.prefill.load().kv_bytes_received - received == 9 * BLOCK_BYTES
+    assert answer.outputs[0].cached_tokens == 288
+    assert answer.token_ids == engines.alone(second).token_ids
+    assert answer.token_ids == engines.run(answered(engines.decode, job(second))).token_ids
+
+
+@pytest.mark.parametrize(("case", "salt"), [("other tokens", 352), ("out of range", 354)])
+def test_what_decode_cannot_have_is_computed(engines: Engines, case: str, salt: int) -> None:
+    """A mark that is not the prompt's, or blocks that are none: each is read by nobody."""
+    second = second_turn(engines, salt)
+
+    def changed(kv: KvHandle) -> KvHandle:
+        if case == "other tokens":
+            return replace(kv, params=kv.params.replace(b'"prefix_mark": "', b'"prefix_mark": "0'))
+        return replace(kv, block_ids=tuple(10**6 + block for block in kv.block_ids))
+
+    wrote, answer = in_order(engines, second, changed)
+    assert (wrote.outputs[0].cached_tokens, wrote.outputs[0].kv_bytes) == (0, 0)
+    assert wrote.last.finish_reason == "handover"
+    assert answer.token_ids == engines.alone(second).token_ids
+    assert answer.token_ids == engines.run(answered(engines.decode, job(second))).token_ids
+
+
+@pytest.mark.parametrize("fails", [3, 4])
+def test_a_write_that_fails_is_tried_again(engines: Engines, fails: int) -> None:
+    asked = prompt(70, salt=360 + fails)
+    retried = engines.prefill.load().extra["kv_retries_total"]
+
+    async def main() -> tuple[Answer, Answer]:
+        one, two = jobs(engines.prefill, engines.decode, asked)
+        now_ms = wall_ms()
+        assert two.kv is not None
+        if fails == 4:
+            two = replace(two, kv=replace(two.kv, expires_at_ms=now_ms + 3_000))
+            one = replace(one, deadline_ms=now_ms + 3_000)
+        await engines.prefill._llm.collective_rpc("fail_moves", args=(fails,))
+        with as_of(now_ms):
+            engines.decode.add(two)
+            engines.prefill.add(one)
+        (wrote,), (answer,) = await asyncio.gather(
+            collected(engines.prefill, one, add=False), collected(engines.decode, two, add=False)
+        )
+        await until(lambda: is_free(engines.decode))
+        return wrote, answer
+
+    wrote, answer = engines.run(main())
+    assert answer.token_ids == engines.alone(asked).token_ids
+    assert engines.prefill.load().extra["kv_retries_total"] == retried + 3
+    assert wrote.last.finish_reason == ("handover" if fails == 3 else "error")
+    assert (answer.outputs[0].kv_missed is None) == (fails == 3)
+
+
+@pytest.mark.parametrize("fails", [3, 4])
+def test_prefills_read_that_fails_is_tried_again(engines: Engines, fails: int) -> None:
+    second = second_turn(engines, 370 + 2 * fails)
+    engines.run(engines.prefill._llm.collective_rpc("fail_moves", args=(fails,)))
+    wrote, answer = in_order(engines, second)
+    assert wrote.outputs[0].cached_tokens == (288 if fails == 3 else 0)
+    assert wrote.last.finish_reason == "handover"
+    assert answer.token_ids == engines.alone(second).token_ids
+
+
+def test_decode_tells_why_it_computed_the_prompt(engines: Engines) -> None:
+    asked = prompt(90, salt=348)
+    _, two = jobs(engines.prefill, engines.decode, asked)
+    assert two.kv is not None
+    now_ms = wall_ms()
+    brief = replace(two, kv=replace(two.kv, expires_at_ms=now_ms + 200))
+    with as_of(now_ms):
+        answer = engines.run(answered(engines.decode, brief))
+    told = [output.kv_missed for output in answer.outputs]
+    assert told[0] is not None and told[0].code == "kv_unavailable"
+    assert not any(told[1:])
+    engines.run(until(lambda: is_free(engines.decode)))
 
 
 def test_an_engine_closes_although_vllms_monitor_has_only_begun_to(engines: Engines) -> None:

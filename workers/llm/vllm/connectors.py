@@ -1,0 +1,413 @@
+"""vLLM's NIXL connectors with what they lack, and calls into them. Runs in vLLM's own processes.
+
+Theory of operation.
+- Retries. vLLM computes a prompt in place as soon as one read of its KV fails. Here the read waits
+  and is tried again, as are writes and what a decode engine tells a prefill engine.
+- Times. No read and no write begins after the time that its handle names, and no read counts that
+  ends later: the blocks may hold another prompt by then. vLLM has no such time where it pulls, and
+  where it pushes a decode engine that gave up would never get its blocks back; `release_unwritten`
+  frees them when no write can come any more. Nor does a write begin from blocks that were given up.
+- `decode_first`. Where it pushes, vLLM has blocks allocated and told to the prefill engine before
+  that has the prompt; it tells its own front end only here. And here a prefill engine reads what
+  the decode engine has of the prompt, before it computes the rest and writes it there.
+- What a move was, a read's failure and allocated blocks travel to the front end with vLLM's figures
+  of transfers, which it sends with every step.
+`launch.py` names these classes to vLLM, whose names they bear, since vLLM looks for those.
+"""
+
+import contextlib
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl import connector as nixl
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import (
+    NixlPullConnectorScheduler,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_scheduler import (
+    NixlPushConnectorScheduler,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_worker import NixlPushConnectorWorker
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
+
+from workers.kv.retries import Retries
+from workers.llm.vllm.check import READ_NOTICE, RETRY_MS, TELLS_BLOCKS, TRIES_MAX, UNTIL_MS
+
+_SUFFIX = 9  # "-" and eight digits, which vLLM appends to request ids
+_REACH_S = 1.0  # a peer that does not take a connection for so long is not there
+_OURS = ("is_read", "missed", "retried", "allocated")
+_writing = threading.RLock()  # a write is begun by one thread, blocks are given up by another
+log = logging.getLogger(__name__)
+
+
+class KvStats(NixlKVConnectorStats):  # type: ignore[misc]  # vLLM has no types here
+    """vLLM's figures of moves, and: which were reads; [request, tries, why] of missed KV; tries
+    again; [request, blocks, valid tokens] of allocations.
+    """
+
+    is_reading = False
+
+    def reset(self) -> None:
+        super().reset()
+        self.data |= {name: [] for name in _OURS}
+
+    def record_transfer(self, res: Any) -> None:
+        super().record_transfer(res)
+        if res is not None:
+            self.data["is_read"].append(self.is_reading)
+
+    def is_empty(self) -> bool:
+        return super().is_empty() and not any(self.data[name] for name in _OURS)
+
+
+class _Reading:
+    """Mixed into the side of a connector that moves KV; called by vLLM's engine at each step."""
+
+    def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, engine_id, kv_cache_config)  # type: ignore[call-arg]
+        extra = vllm_config.kv_transfer_config.get_from_extra_config
+        self.again = Retries[str](extra(TRIES_MAX, 1), extra(RETRY_MS, 0) / 1_000)
+        self.xfer_stats = KvStats()
+        self._until_ms: dict[str, int] = {}
+        self._read_from: dict[str, Any] = {}  # the peer's blocks, which vLLM replaces by others
+        self._why: dict[str, str] = {}
+        self._left: set[str] = set()  # requests that ended before their KV came
+
+    def start_load_kv(self, metadata: Any) -> None:
+        """Begin what is due."""
+        self._until_ms |= metadata.until_ms
+        super().start_load_kv(metadata)  # type: ignore[misc]
+        for name in self.again.due(time.monotonic()):
+            if name in self._recving_metadata:  # type: ignore[attr-defined]
+                self._try_again(name)
+
+    def leave(self, names: Collection[str]) -> None:
+        """Requests that ended: what they wait for is tried no more."""
+        self._left |= self._recving_metadata.keys() & names  # type: ignore[attr-defined]
+
+    def _is_late(self, name: str) -> bool:
+        until_ms = self._until_ms.get(name)
+        return until_ms is not None and time.time() * 1_000 >= until_ms
+
+    def _try_again(self, name: str) -> None:
+        self._read_blocks_for_req(name, self._recving_metadata[name])  # type: ignore[attr-defined]
+
+    def _read_blocks_for_req(self, req_id: str, meta: Any) -> None:
+        if req_id in self._recving_metadata:  # type: ignore[attr-defined]  # else only a notice
+            meta.remote.block_ids = self._read_from.setdefault(req_id, meta.remote.block_ids)
+            if self._is_late(req_id):
+                self._recv_failures.add(req_id)  # type: ignore[attr-defined]
+                return
+        super()._read_blocks_for_req(req_id, meta)  # type: ignore[misc]
+
+    def _nixl_handshake(self, host: str, port: int, *args: Any, **kwargs: Any) -> Any:
+        """vLLM waits for five seconds where nobody listens."""
+        with socket.create_connection((host, port), timeout=_REACH_S):
+            pass
+        return super()._nixl_handshake(host, port, *args, **kwargs)  # type: ignore[misc]
+
+    def _log_failure(self, failure_type: str, req_id: str | None, **known: Any) -> None:
+        if req_id is not None:
+            error = known.get("error")
+            self._why[req_id] = failure_type + ("" if error is None else f": {error}")
+        super()._log_failure(failure_type, req_id, **known)  # type: ignore[misc]
+
+    def _pop_done_transfers(self, transfers: Any) -> tuple[set[str], set[str]]:
+        """What moves no more and what has failed; what is tried again is neither."""
+        reads = self._recving_transfers  # type: ignore[attr-defined]
+        self.xfer_stats.is_reading = transfers is reads
+        done, failed = super()._pop_done_transfers(transfers)  # type: ignore[misc]
+        if transfers is not reads:
+            return done, failed
+        failures, failed_peers = self._recv_failures, self._failed_recv_reqs  # type: ignore[attr-defined]
+        with contextlib.suppress(queue.Empty):
+            while True:
+                failures.add(failed_peers.get_nowait())
+        failures |= failed | {name for name in done if self._is_late(name)}
+        failures |= {name for name in self._left if name in self.again}
+        for name in tuple(failures):
+            if name in transfers or name not in self._recving_metadata:  # type: ignore[attr-defined]
+                continue
+            is_wanted = name not in self._left and not self._is_late(name)
+            if is_wanted and self.again.failed(name, time.monotonic()):
+                self.xfer_stats.data["retried"].append(1)
+                failures.discard(name)
+                done.discard(name)
+            else:
+                self._missed(name)
+        ended = (done | failures) - transfers.keys()
+        for name in ended:
+            self._forget(name)
+        return done, failures & ended
+
+    def _missed(self, name: str) -> None:
+        why = self._why.get(name, "")
+        if self._is_late(name):
+            why = f"its time was over; {why}" if why else "its time was over"
+        missed = [name, self.again.tries(name), why or "unknown"]
+        self.xfer_stats.data["missed"].append(missed)
+
+    def _forget(self, name: str) -> None:
+        self.again.forget(name)
+        self._left.discard(name)
+        for known in (self._until_ms, self._read_from, self._why):
+            known.pop(name, None)
+
+
+class PullWorker(_Reading, NixlPullConnectorWorker):  # type: ignore[misc]  # no types
+    """Of a connector that pulls: decode engines read."""
+
+
+class PushWorker(_Reading, NixlPushConnectorWorker, NixlPullConnectorWorker):  # type: ignore[misc]
+    """Of one that pushes: prefill engines write, and read what decode engines have."""
+
+    def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        extra = vllm_config.kv_transfer_config.get_from_extra_config
+        self.write_again = Retries[str](extra(TRIES_MAX, 1), extra(RETRY_MS, 0) / 1_000)
+        self._to_write: dict[str, tuple[Any, dict[str, Any]]] = {}
+        self._told: dict[str, dict[str, Any]] = {}  # what prefill engines are told of allocations
+
+    def start_load_kv(self, metadata: Any) -> None:
+        self._told |= metadata.push_registrations
+        super().start_load_kv(metadata)
+        for name, meta in metadata.reqs_to_recv.items():
+            if meta.remote.block_ids:
+                self._read_blocks_for_req(name, meta)
+        while not self._ready_requests.empty():
+            self._read_blocks_for_req(*self._ready_requests.get_nowait())
+        for name in self.write_again.due(time.monotonic()):
+            if name in self._to_write:
+                self._deferred_push_inbox.put((name, *self._to_write[name]))
+                self._push_writer_wake.set()
+
+    def _try_again(self, name: str) -> None:
+        if name in self._told:
+            self._reg_send_inbox.put((name, self._told[name]))
+            self._push_writer_wake.set()
+        else:
+            super()._try_again(name)
+
+    def _forget(self, name: str) -> None:
+        super()._forget(name)
+        self._told.pop(name, None)
+
+    def _ensure_handshake(
+        self,
+        engine_id: str,
+        host: str,
+        port: int,
+        tp_size: int,
+        dcp_size: int = 1,
+        pp_size: int = 1,
+        notif_agents_only: bool = False,
+    ) -> Any:
+        """Whole, also with an engine that is only told something: the roles may change, and vLLM
+        completes no connection later.
+        """
+        is_brief = notif_agents_only and pp_size > 1
+        return super()._ensure_handshake(
+            engine_id, host, port, tp_size, dcp_size, pp_size, is_brief
+        )
+
+    def _get_new_notifs(self) -> Any:
+        """vLLM's, without notices of reads, for it would take them for those of writes."""
+        kept = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                notice = self._pending_completion_notifs.get_nowait()
+                if not notice.startswith(READ_NOTICE.encode()):
+                    kept.append(notice)
+        for notice in kept:
+            self._pending_completion_notifs.put(notice)
+        return super()._get_new_notifs()
+
+    def _handle_push_reg_notif(self, notif: bytes) -> None:
+        """A decode engine has allocated; what waits no more of others is forgotten."""
+        waiting, now_ms = self._pending_d_registrations, time.time() * 1_000
+        for name in [name for name in waiting if (waiting[name].get(UNTIL_MS) or now_ms) < now_ms]:
+            del waiting[name]
+        super()._handle_push_reg_notif(notif)
+
+    def _do_start_push_kv(self, request_id: str, blocks: Any, registration: Any) -> None:
+        with _writing:
+            until_ms = registration.get(UNTIL_MS)
+            if until_ms is not None and time.time() * 1_000 >= until_ms:
+                log.warning("%s: not written: its decode engine waits no more", request_id)
+            elif request_id not in self._reqs_to_process:
+                log.warning("%s: not written: its blocks are given up", request_id)
+            else:
+                self._to_write[request_id] = blocks, registration
+                super()._do_start_push_kv(request_id, blocks, registration)
+
+    def _pop_done_transfers(self, transfers: Any) -> tuple[set[str], set[str]]:
+        done, failed = super()._pop_done_transfers(transfers)
+        if transfers is not self._sending_transfers:
+            return done, failed
+        for name in failed | self._send_failures:
+            is_wanted = name in self._to_write and name in self._reqs_to_process
+            if name in transfers or not is_wanted:
+                continue
+            if self.write_again.failed(name, time.monotonic()):
+                self.xfer_stats.data["retried"].append(1)
+                for names in (done, failed, self._send_failures):
+                    names.discard(name)
+        return done, failed
+
+    def get_transfer_results(self) -> Any:
+        results = super().get_transfer_results()
+        for name in results.finished_sending:
+            self._to_write.pop(name, None)
+            self._why.pop(name, None)
+            self.write_again.forget(name)
+        return results
+
+
+class _Scheduling:
+    """Mixed into the side of a connector that knows requests: tells the other one their times."""
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        waiting = self._reqs_need_recv.items()  # type: ignore[attr-defined]
+        params = {name: request.kv_transfer_params for name, (request, *_) in waiting}
+        meta = super().build_connector_meta(scheduler_output)  # type: ignore[misc]
+        meta.until_ms = {
+            name: each[UNTIL_MS] for name, each in params.items() if each and UNTIL_MS in each
+        }
+        return meta
+
+    def stats(self) -> KvStats | None:
+        """What the front end is to hear."""
+        return None
+
+
+class PullScheduler(_Scheduling, NixlPullConnectorScheduler):  # type: ignore[misc]  # no types
+    """Of a connector that pulls."""
+
+
+class PushScheduler(_Scheduling, NixlPushConnectorScheduler):  # type: ignore[misc]  # no types
+    """Of one that pushes."""
+
+    def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        self._allocated = KvStats()
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
+        """vLLM's; or how much a prefill can read from the decode engine that it will write to."""
+        found = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        params = request.kv_transfer_params or {}
+        if params.get("do_remote_decode") and params.get("remote_block_ids"):
+            count = params["remote_num_tokens"] - num_computed_tokens
+            if count >= max(1, self.kv_recompute_threshold):
+                return count, True
+        return found
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external: int) -> None:
+        super().update_state_after_alloc(request, blocks, num_external)
+        name, params = request.request_id, request.kv_transfer_params
+        if not params or not num_external:
+            return
+        if params.get("do_remote_decode"):
+            unread = blocks.get_unhashed_block_ids_all_groups()
+            self._reqs_need_recv[name] = request, self.get_exchange_clipped_blocks(unread), (), True
+            # Once: what could not be read is computed.
+            request.kv_transfer_params = {**params, "remote_num_tokens": 0}
+        elif (registration := self._push_pending_registrations.get(name)) is not None:
+            registration[UNTIL_MS] = params.get(UNTIL_MS)
+            if params.get(TELLS_BLOCKS):
+                (ids,) = blocks.get_block_ids()
+                valid = request.num_prompt_tokens - num_external
+                self._allocated.data["allocated"].append([name, list(ids), valid])
+
+    def stats(self) -> KvStats | None:
+        found: KvStats = self._allocated.clone_and_reset()
+        return found
+
+
+class _Connector:
+    """Mixed into both; vLLM's own constructors make the parts that are replaced here."""
+
+    parts: tuple[type, type]
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        if vllm_config.parallel_config.decode_context_parallel_size > 1:
+            raise ValueError("expected decode_context_parallel_size 1")
+        nixl.NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
+        of_scheduler, of_worker = self.parts
+        made = vllm_config, self.engine_id, kv_cache_config  # type: ignore[attr-defined]
+        if role is KVConnectorRole.SCHEDULER:
+            self.connector_scheduler = of_scheduler(*made)
+        else:
+            self.connector_worker = of_worker(*made)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        self.connector_worker.leave(finished_req_ids)
+        return super().get_transfer_results(finished_req_ids)  # type: ignore[misc]
+
+    def get_kv_connector_stats(self) -> Any:
+        if self.connector_scheduler is not None:
+            return self.connector_scheduler.stats()
+        return super().get_kv_connector_stats()  # type: ignore[misc]
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvStats:
+        return KvStats(data=data) if data is not None else KvStats()
+
+
+class NixlConnector(_Connector, nixl.NixlPullConnector):  # type: ignore[misc]  # no types
+    """Decode engines read."""
+
+    parts = PullScheduler, PullWorker
+
+
+class NixlPushConnector(_Connector, nixl.NixlPushConnector):  # type: ignore[misc]  # no types
+    """Prefill engines write."""
+
+    parts = PushScheduler, PushWorker
+
+
+class KvRelease:
+    """Mixed into vLLM's workers: gives up KV, which vLLM cannot by itself."""
+
+    def release_kv(self, engine_request_id: str) -> bool:
+        """Free a finished request's blocks now, not when its lease ends; False if none are held.
+
+        Blocks that are being written to a peer are freed by the write's end.
+        """
+        connector = _worker()
+        with _writing:
+            if connector._reqs_to_send.get(engine_request_id) is None:  # noqa: SLF001  # no call
+                return False
+            if engine_request_id in getattr(connector, "_sending_transfers", ()):
+                return True
+            del connector._reqs_to_send[engine_request_id]  # noqa: SLF001  # see above
+            connector._reqs_to_process.discard(engine_request_id)  # noqa: SLF001  # as after a read
+            # What is in this set is reported as sent at the next step.
+            connector._replicated_pcp_done_sending.add(engine_request_id)  # noqa: SLF001  # see above
+        return True
+
+    def release_unwritten(self, request_id: str) -> bool:
+        """Free the blocks of an aborted request that still wait for a peer's write."""
+        connector = _worker()
+        waiting = connector._recving_metadata  # noqa: SLF001  # there is no call for it
+        for name in [name for name in waiting if name[:-_SUFFIX] == request_id]:
+            if any(waiting[name].local_block_ids):
+                connector._recving_transfers.setdefault(name, [])  # noqa: SLF001  # received
+            else:  # aborted before it had blocks
+                del waiting[name]
+        return True
+
+    def unsent_kv(self, engine_request_ids: Sequence[str]) -> list[str]:
+        """Which of these have blocks that no peer has yet."""
+        kept = _worker()._reqs_to_process  # noqa: SLF001  # there is no call for it
+        return [name for name in engine_request_ids if name in kept]
+
+
+def _worker() -> Any:
+    return get_kv_transfer_group().connector_worker
