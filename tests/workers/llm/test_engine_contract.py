@@ -15,6 +15,7 @@ from tests.workers.llm.engine_pair import Pair
 from tests.workers.llm.engines import (
     DECODE,
     ENGINES,
+    FEATURES,
     PREFILL,
     Answer,
     allocated,
@@ -27,7 +28,6 @@ from tests.workers.llm.engines import (
     paired_jobs,
 )
 from tests.workers.llm.engines import prompt as make_prompt
-from tests.workers.llm.order_features import FEATURES
 
 MOMENT_S = 0.01  # in which nothing can come
 

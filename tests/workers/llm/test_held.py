@@ -308,15 +308,6 @@ def test_kv_that_was_not_had_is_told_once() -> None:
     assert (phase.kind, phase.error) == (PhaseKind.KV_MISSED, lost)
 
 
-def test_kv_that_must_not_be_fetched_is_told_of() -> None:
-    worker = WorkerInMemory()
-    worker.take(remote(kv=handle(NOW_MS, "w0")))
-    assert worker.engine.jobs[0].kv is None
-    (phase,) = worker.phases
-    assert phase.kind is PhaseKind.KV_MISSED
-    assert phase.error is not None and "ended 0 ms ago" in phase.error.message
-
-
 @pytest.mark.parametrize("at_once", [True, False])
 def test_an_end_at_a_token_that_prefill_sent_otherwise_is_said_too(at_once: bool) -> None:
     """Prefill's was not the end, so decode's is another one (issue 10, 8)."""

@@ -285,3 +285,12 @@ def test_other_roles_refuse_new_work_and_finish_what_is_held() -> None:
     assert worker.phases[-1].kind is PhaseKind.PREFILL_DONE
     worker.work("r4", DECODE, sampling=Sampling(max_tokens=2))
     assert worker.engine.jobs[-1].request_id == "r4.1"
+
+
+def test_kv_that_must_not_be_fetched_is_told_of() -> None:
+    worker = WorkerInMemory()
+    worker.take(work("r1", DECODE, NOW_MS, kv=handle(NOW_MS, "w0"), prefill_worker="w0"))
+    assert worker.engine.jobs[0].kv is None
+    (phase,) = worker.phases
+    assert phase.kind is PhaseKind.KV_MISSED
+    assert phase.error is not None and "ended 0 ms ago" in phase.error.message

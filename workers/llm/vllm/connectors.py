@@ -10,9 +10,8 @@ Theory of operation.
 - `decode_first`. Where it pushes, vLLM has blocks allocated and told to the prefill engine before
   that has the prompt; it tells its own front end only here. And here a prefill engine reads what
   the decode engine has of the prompt, before it computes the rest and writes it there.
-- What a move was, a read's failure and allocated blocks travel to the front end with vLLM's figures
-  of transfers, which it sends with every step.
-`launch.py` names these classes to vLLM, whose names they bear, since vLLM looks for those.
+- What was read, missed or allocated travels to the front end with vLLM's figures of each step.
+`launch.py` names these classes, which bear vLLM's names, since vLLM looks for those.
 """
 
 import contextlib
@@ -199,23 +198,11 @@ class PushWorker(_Reading, NixlPushConnectorWorker, NixlPullConnectorWorker):  #
         super()._forget(name)
         self._told.pop(name, None)
 
-    def _ensure_handshake(
-        self,
-        engine_id: str,
-        host: str,
-        port: int,
-        tp_size: int,
-        dcp_size: int = 1,
-        pp_size: int = 1,
-        notif_agents_only: bool = False,
-    ) -> Any:
+    def _ensure_handshake(self, *args: Any, notif_agents_only: bool = False, **sizes: Any) -> Any:
         """Whole, also with an engine that is only told something: the roles may change, and vLLM
-        completes no connection later.
+        completes no connection later. No engine here has a pipeline, which could not.
         """
-        is_brief = notif_agents_only and pp_size > 1
-        return super()._ensure_handshake(
-            engine_id, host, port, tp_size, dcp_size, pp_size, is_brief
-        )
+        return super()._ensure_handshake(*args, **sizes)
 
     def _get_new_notifs(self) -> Any:
         """vLLM's, without notices of reads, for it would take them for those of writes."""

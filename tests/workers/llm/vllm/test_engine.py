@@ -7,10 +7,8 @@ import asyncio
 import json
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
@@ -33,7 +31,6 @@ from tests.workers.llm.engines import (
 )
 from tests.workers.processes import cores_used, family, lives
 from workers.llm.vllm import engine as vllm_engine
-from workers.llm.vllm.settings import VllmSettings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1_800)]  # two engines start
 BLOCK_BYTES = 32 * 2 * 4 * 4 * 32 * 4  # tokens, K and V, layers, heads, size, float32
@@ -188,8 +185,7 @@ def test_a_read_that_would_come_too_late_is_not_begun(engines: Engines) -> None:
     engines.producer.abort(kv.engine_request_id[:-9])
     assert answer.token_ids == engines.alone(tokens).token_ids
     assert not any(output.kv_bytes for output in answer.outputs)
-    missed = answer.outputs[0].kv_missed
-    assert missed is not None and "its time was over" in missed.message
+    assert "its time was over" in str(answer.outputs[0].kv_missed)
 
 
 @pytest.mark.parametrize("fails", [3, 4])
@@ -205,12 +201,8 @@ def test_a_read_that_fails_is_tried_again(engines: Engines, fails: int) -> None:
     assert engines.extra("kv_retries_total") == retried + 3
     assert engines.extra("kv_recomputed_total") == recomputed + (fails > 3)
     assert (answer.outputs[0].kv_bytes > 0) == (fails == 3)
-    missed = answer.outputs[0].kv_missed
-    if fails > 3:
-        assert missed is not None and "after 4 tries" in missed.message
-        assert "a test cut the connection" in missed.message
-    else:
-        assert missed is None
+    why = str(answer.outputs[0].kv_missed)
+    assert ("after 4 tries: " in why and "a test cut the connection" in why) == (fails > 3)
 
 
 def test_a_stop_string_across_the_hand_over(engines: Engines) -> None:
@@ -499,15 +491,6 @@ def test_a_killed_engine_is_dead(engines: Engines) -> None:
                 await engines.consumer.outputs()
 
     engines.run(main())
-
-
-def test_the_port_for_peers_is_kept_until_the_engine_listens() -> None:
-    launcher = import_module("workers.llm.vllm.launch")
-    with launcher._side_channel_port(VllmSettings()) as port, socket.socket() as other:
-        with pytest.raises(OSError, match="in use"):
-            other.bind(("localhost", port))
-        with socket.create_server(("localhost", port)):  # allows reuse, as ZeroMQ does
-            pass
 
 
 async def _error_of(engine: Any, one: Any) -> str:

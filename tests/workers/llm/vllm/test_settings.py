@@ -1,5 +1,7 @@
 """Settings of the vLLM engine that stop the start, and its further arguments."""
 
+import socket
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -43,3 +45,13 @@ def test_a_step_on_the_cpu_is_short(fields: dict[str, Any], on_cpu: int, elsewhe
     settings = VllmSettings(**fields)
     assert settings.step_tokens_max(is_cpu=True) == on_cpu
     assert settings.step_tokens_max(is_cpu=False) == elsewhere
+
+
+@pytest.mark.vllm
+def test_the_port_for_peers_is_kept_until_the_engine_listens() -> None:
+    launcher = import_module("workers.llm.vllm.launch")
+    with launcher._side_channel_port(VllmSettings()) as port, socket.socket() as other:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("localhost", port))
+        with socket.create_server(("localhost", port)):  # allows reuse, as ZeroMQ does
+            pass
