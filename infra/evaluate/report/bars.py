@@ -14,6 +14,12 @@ from infra.evaluate.studies import regret, step_change
 from infra.evaluate.studies.step_change import ALL, LATER, Recovery, shown
 from infra.evaluate.studies.traffic import KV_SHARE_MAX, POOLS, Traffic
 
+_FIGURES = (  # of the report, that are written beside the bars
+    *("table_1", "table_2", "table_4", "headline", "first_turns", "interference", "contexts"),
+    *("places", "chats", "chat_changes", "weighed", "lengths", "models", "varied"),
+    *("regret", "orders", "tuned", "recovery", "frontier", "traffic"),
+)
+
 
 def of(results: Findings) -> list[Claim]:
     """All bars."""
@@ -138,8 +144,8 @@ def write(results: Findings, folder: Path = bench_results.BENCH_DIR) -> Path:
         seed=results.seed,
         load={"quick": results.quick, "runs": results.runs, "seconds": results.seconds},
         figures={
-            "regret": [asdict(row) for row in results.regret],
-            "traffic": [asdict(row) for row in results.traffic],
+            **{name: [asdict(row) for row in getattr(results, name)] for name in _FIGURES},
+            "unlike_winners": results.unlike_winners,
             "found": {bar.what: bar.found for bar in results.bars},
         },
         bars=[
