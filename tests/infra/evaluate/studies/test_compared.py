@@ -7,11 +7,11 @@ from itertools import product
 import pytest
 
 from infra.evaluate.paper.grid import RATIOS, SHARES, WORKLOADS, Config, static
-from infra.evaluate.points import plan_table
+from infra.evaluate.points import plan_table, runs
 from infra.evaluate.points.paper_tables import Points
 from infra.evaluate.points.point import ORDERS, Point, Spec, make_cluster
 from infra.evaluate.studies import chats, orders, pareto, thresholds
-from infra.simulator.cluster import ORCHESTRATIONS
+from infra.simulator.cluster import ORCHESTRATIONS, READY_MS
 from schemas.records import Orchestration
 from tests.infra.evaluate.test_evaluation import point
 
@@ -30,15 +30,17 @@ def test_remote_turns_run_in_the_order_that_vllm_has_by_default() -> None:
     config = Config(pools="1P1D", policy="learned")
     for each, wanted in ((config, ORDERS), (replace(config, all_orders=True), ORCHESTRATIONS)):
         spec = Spec(config=each, workload=WORKLOADS[0], loads_per_s=(), seed=1)
-        view = make_cluster(spec).members.view
-        told = [view.members[name].registration for name in ("prefill-0", "decode-0")]
-        assert {tuple(one.capability.orchestrations) for one in told if one and one.capability} == {
-            wanted
-        }
+        cluster = make_cluster(spec)
+        cluster.pass_ms(READY_MS)
+        for name in ("prefill-0", "decode-0"):
+            told = cluster.members.view.members[name].registration
+            assert told is not None and told.capability is not None
+            assert tuple(told.capability.orchestrations) == wanted
 
 
 def test_orders_are_compared_at_the_same_points() -> None:
-    made, other = [], []
+    made: list[Point] = []
+    other: list[Point] = []
     for pools in RATIOS:
         learned = Config(pools=pools, policy="learned")
         for share in SHARES:
@@ -51,14 +53,15 @@ def test_orders_are_compared_at_the_same_points() -> None:
     assert [(row.pools, row.all_orders) for row in rows] == list(product(RATIOS, (False, True)))
     plain, every = rows[:2]
     assert plain.change == {"low": -50.0, "medium": -50.0} and plain.best_x == "1"
-    assert (plain.best, plain.learned) == (pytest.approx(0.75), pytest.approx(0.8))
+    assert plain.best == pytest.approx(0.75) and plain.learned == pytest.approx(0.8)
     assert plain.regret == pytest.approx(0.8 / 0.75 - 1)
     assert every.change == {"low": 0.0, "medium": 0.0} and every.regret == 0.0
     assert every.ttft_x0 == dict.fromkeys(LOADS, 50.0)
 
 
 def test_thresholds_are_chosen_for_all_loads_and_for_each() -> None:
-    made, candidates = [], []
+    made: list[Point] = []
+    candidates: list[Point] = []
     for pools in RATIOS:
         for share in SHARES:
             made += on_part(static(pools, share))
@@ -72,7 +75,7 @@ def test_thresholds_are_chosen_for_all_loads_and_for_each() -> None:
     first, second = (f"{tokens}/{queue:g}" for tokens, queue in thresholds.CANDIDATES[:2])
     for row in thresholds.tuned(Points(made), Points(candidates)):
         assert row.default == row.learned == pytest.approx(0.1)
-        assert (row.pair, row.one_pair) == (second, pytest.approx(0.055 / 2))
+        assert row.pair == second and row.one_pair == pytest.approx(0.055 / 2)
         assert row.pairs == {LOADS[0]: first, LOADS[1]: second}
         assert row.per_load == pytest.approx(0.05 / 2)
 
@@ -123,7 +126,7 @@ def test_latency_is_compared_where_plain_x0_loses_nothing() -> None:
     ]
     [change] = chats.changes(rows)
     assert change.config == "2P2D table plain"
-    assert change.latency == (pytest.approx(-20.0), pytest.approx(-10.0))
+    assert change.latency == pytest.approx((-20.0, -10.0))
     assert (change.degraded, change.degraded_x0, change.loads) == (0, 1, 3)
     assert change.kv_bytes == pytest.approx(-15.0)
 
@@ -150,5 +153,5 @@ def test_the_authors_table_says_of_each_turn_whether_its_worker_computes_it() ->
             table=table,
             weights=(1.0, w_tpot),
         )
-        [found] = pareto.points_of(spec)
+        [found] = runs.points_of(spec)
         assert found.later and found.local == local * found.later
