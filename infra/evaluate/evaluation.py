@@ -27,7 +27,6 @@ from infra.evaluate.report.findings import Findings
 from infra.evaluate.studies import (
     chats,
     failures,
-    frontier,
     interference,
     many_turns,
     margins,
@@ -88,7 +87,7 @@ def evaluate(*, quick: bool, seed: int, jobs: int, traces: Path | None) -> Findi
         _published(pool, results, points, size)
         _policies(pool, results, points, size)
         results.recovery = step_change.step_changes(pool, seed, size.step_seeds)
-        results.frontier = frontier.marks(pool, points, seed)
+        results.frontier = weighing.marks(pool, points, seed)
         if traces is None:
             results.traffic_skipped = "no folder of traces: name one with --traces"
         else:

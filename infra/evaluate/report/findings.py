@@ -6,7 +6,6 @@ from infra.evaluate.paper.grid import DURATION_MS, TIMEOUT_MS
 from infra.evaluate.points import paper_tables
 from infra.evaluate.points.point import Point
 from infra.evaluate.studies.chats import Change, Served
-from infra.evaluate.studies.frontier import Mark
 from infra.evaluate.studies.interference import SlowDown
 from infra.evaluate.studies.many_turns import Length
 from infra.evaluate.studies.orders import Ordered
@@ -16,7 +15,7 @@ from infra.evaluate.studies.sensitivity import Varied
 from infra.evaluate.studies.step_change import Recovery
 from infra.evaluate.studies.thresholds import Tuned
 from infra.evaluate.studies.traffic import Traffic
-from infra.evaluate.studies.weighing import Weighed
+from infra.evaluate.studies.weighing import Mark, Weighed
 from infra.simulator.machine.latency import Setup
 
 

@@ -1,9 +1,12 @@
-"""Figure 5 in its own set-up: weights against TTFT and TPOT on prefill-heavy conversations.
+"""Weights against TTFT and TPOT: figure 5 in its own set-up, and the frontier on the grid.
 
-500 of them, 1P3D, at two loads; w_ttft 1 and a rising w_tpot, beside plain x=0, which is static.
-Dynamic PPD is the authors' table behind their proxy; `learned` is Trivium's. The authors take
-conversations of ShareGPT and WildChat; here they are drawn like those (`chats.py`), and such are
-kept in which more is asked than answered.
+Figure 5 has 500 prefill-heavy conversations, 1P3D, at two loads; w_ttft 1 and a rising w_tpot,
+beside plain x=0, which is static. Dynamic PPD is the authors' table behind their proxy; `learned`
+is Trivium's. The authors take conversations of ShareGPT and WildChat; here they are drawn like
+those (`chats.py`), and such are kept in which more is asked than answered.
+
+On the grid weights move `learned` between TTFT and TPOT. Each mark is the mean over workloads and
+loads of one ratio, relative to x=0 at the same point.
 """
 
 from dataclasses import dataclass, replace
@@ -11,9 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from infra.evaluate.paper import ppd_paper
-from infra.evaluate.paper.grid import CONVERSATIONS_MAX, WORKLOADS, Config, static
-from infra.evaluate.points.point import Spec, served
-from infra.evaluate.points.runs import Runner
+from infra.evaluate.paper.grid import CONVERSATIONS_MAX, SHARES, WORKLOADS, Config, static
+from infra.evaluate.points.paper_tables import Points
+from infra.evaluate.points.point import Point, Spec, served
+from infra.evaluate.points.runs import Runner, points_of
 from infra.evaluate.studies import chats
 from schemas.records import Mode
 from streams.core.placement.ppd_table import PpdTable
@@ -22,6 +26,8 @@ POOLS = "1P3D"
 LOADS_PER_S = (8.0, 16.0)
 CONVERSATIONS, QUICK_CONVERSATIONS = 500, 100
 NO_WEIGHT = -1.0  # of what is static
+FRONTIER_POOLS = "2P2D"
+FRONTIER_WEIGHTS = ((1.0, 0.0), (0.75, 0.25), (0.5, 0.5), (0.25, 0.75), (0.0, 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,4 +96,47 @@ def _beside(row: Weighed, plain: Weighed) -> Weighed:
         row,
         ttft_change=100 * (row.ttft_ms / plain.ttft_ms - 1),
         tpot_change=100 * (row.tpot_ms / plain.tpot_ms - 1),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """TTFT and TPOT relative to x=0."""
+
+    name: str
+    ttft: float
+    tpot: float
+    local_share: float
+
+
+def marks(runner: Runner, points: Points, seed: int) -> list[Mark]:
+    """The fixed shares, from the grid's points, and `learned` with each pair of weights."""
+    loads = tuple(points.loads[1::3])
+    reference = points.of(static(FRONTIER_POOLS, "0"), loads)
+    found = [
+        _mark(f"x={share}", points.of(static(FRONTIER_POOLS, share), loads), reference)
+        for share in SHARES
+    ]
+    learned = Config(pools=FRONTIER_POOLS, policy="learned")
+    specs = [
+        Spec(config=learned, workload=workload, loads_per_s=loads, seed=seed, weights=weights)
+        for weights in FRONTIER_WEIGHTS
+        for workload in WORKLOADS
+        if workload in points.workloads
+    ]
+    runs = runner.map("weights", points_of, specs)
+    each = len(points.workloads)
+    for i, (w_ttft, w_tpot) in enumerate(FRONTIER_WEIGHTS):
+        mine = [point for run in runs[i * each : (i + 1) * each] for point in run]
+        found.append(_mark(f"learned {w_ttft:g}/{w_tpot:g}", mine, reference))
+    return found
+
+
+def _mark(name: str, mine: list[Point], reference: list[Point]) -> Mark:
+    pairs = list(zip(mine, reference, strict=True))
+    return Mark(
+        name=name,
+        ttft=float(np.mean([a.cost_ttft / b.cost_ttft for a, b in pairs])),
+        tpot=float(np.mean([a.cost_tpot / b.cost_tpot for a, b in pairs])),
+        local_share=sum(a.local for a in mine) / max(1, sum(a.later for a in mine)),
     )
