@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.evaluate.paper import ppd_paper
+from infra.evaluate.paper.conversations import DRAWN, Source
 from infra.evaluate.paper.grid import (
     CONFIGS,
     LOADS_PER_S,
@@ -76,15 +77,23 @@ QUICK = Size(
 )
 
 
-def evaluate(*, quick: bool, seed: int, jobs: int, traces: Path | None) -> Findings:
-    """Run it all. Without a folder of traces that part is skipped."""
+def evaluate(
+    *,
+    quick: bool,
+    seed: int,
+    jobs: int,
+    traces: Path | None,
+    sources: Sequence[Source] = DRAWN,
+) -> Findings:
+    """Run it all, figures 4 and 5 with conversations of these sources. Without a folder of traces
+    that part is skipped."""
     began_s = time.monotonic()
     size, setup = QUICK if quick else WHOLE, SETUP
     results = Findings(seed=seed, quick=quick, setup=setup)
     with runner(jobs) as pool:
         points = _grid(pool, size, seed)
         results.points = list(points.by_key.values())
-        _published(pool, results, points, size)
+        _published(pool, results, points, size, sources)
         _policies(pool, results, points, size)
         results.recovery = step_change.step_changes(pool, seed, size.step_seeds)
         results.frontier = weighing.marks(pool, points, seed)
@@ -99,7 +108,9 @@ def evaluate(*, quick: bool, seed: int, jobs: int, traces: Path | None) -> Findi
     return results
 
 
-def _published(pool: Runner, results: Findings, points: Points, size: Size) -> None:
+def _published(
+    pool: Runner, results: Findings, points: Points, size: Size, sources: Sequence[Source]
+) -> None:
     """The paper's figures that want runs of their own."""
     seed, quick = results.seed, results.quick
     pairs = [(workload.name, load) for workload in points.workloads for load in points.loads]
@@ -107,9 +118,9 @@ def _published(pool: Runner, results: Findings, points: Points, size: Size) -> N
     results.places = pareto.figure_1(pool, tables, seed)
     dynamic = pareto.dynamic(pool, tables, size.workloads, pareto.loads_of(points), seed)
     results.places += pareto.figure_8(points, Points(dynamic))
-    results.chats = chats.served(pool, tables, seed, quick=quick)
+    results.chats = chats.served(pool, tables, sources, seed, quick=quick)
     results.chat_changes = chats.changes(results.chats)
-    results.weighed = weighing.weighed(pool, tables[weighing.POOLS], seed, quick=quick)
+    results.weighed = weighing.weighed(pool, tables[weighing.POOLS], sources, seed, quick=quick)
     results.lengths = many_turns.lengths(pool, size.turns, seed)
     results.models = many_turns.models(pool, seed)
     loads = size.part_loads_per_s

@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from infra.evaluate.paper import ppd_paper
+from infra.evaluate.paper.conversations import SHAREGPT
 from infra.evaluate.report.findings import Findings
 from infra.evaluate.report.html import listing, note, table
-from infra.evaluate.studies import chats, interference, many_turns, pareto, sensitivity, weighing
+from infra.evaluate.studies import interference, many_turns, pareto, sensitivity, weighing
+from infra.evaluate.studies.chats import Served
 from infra.evaluate.studies.interference import SlowDown
 from infra.evaluate.studies.many_turns import Length
 from infra.evaluate.studies.pareto import Place
@@ -168,9 +170,9 @@ def _every_load(results: Findings) -> str:
     )
 
 
-def _failed_there(row: chats.Served) -> str:
+def _failed_there(row: Served) -> str:
     pools, _, how = row.config.partition(" ")
-    there = ppd_paper.SHAREGPT_PLAIN.get(pools, {}) if row.source == chats.SHAREGPT.name else {}
+    there = ppd_paper.SHAREGPT_PLAIN.get(pools, {}) if row.source == SHAREGPT.name else {}
     if how != "x=0 plain" or row.load_per_s not in there:
         return ""
     return f"{100 - there[row.load_per_s]:.1f}"

@@ -1,72 +1,28 @@
 """Figure 4: conversations like ShareGPT's and WildChat's, at 12 loads, with equal weights.
 
-The authors' clients hold 500 real conversations of at least two turns, whose messages have at most
-2 048 tokens and whose contexts at most 8 192. Neither data set is here, so lengths are drawn, from
-distributions with the published means; numbers of turns are those of the authors' raw results.
-Dynamic PPD is their table behind their proxy, made from the grid's plain points.
+The authors' clients hold 500 real conversations; here they are drawn like those, or read from
+files (`infra/evaluate/paper/conversations.py`). Dynamic PPD is the authors' table behind their
+proxy, made from the grid's plain points.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from infra.evaluate.paper import ppd_paper
+from infra.evaluate.paper.conversations import Source, conversations
 from infra.evaluate.paper.grid import CONVERSATIONS_MAX, RATIOS, WORKLOADS, Config, static
 from infra.evaluate.points import point
 from infra.evaluate.points.point import Spec
 from infra.evaluate.points.runs import Runner
-from infra.simulator.cluster import READY_MS
-from infra.simulator.traffic.poisson import unlike_others
-from infra.simulator.traffic.script import Conversation, Turn, conversation
 from schemas.records import Mode
 from streams.core.placement.ppd_table import PpdTable
 
 LOADS_PER_S = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 16.0, 20.0)
 QUICK_LOADS_PER_S = (2.0, 8.0)
 CONVERSATIONS, QUICK_CONVERSATIONS = 200, 50
-TOKENS_MIN, TOKENS_MAX = 4, 2_048  # of a question and of an answer
-CONTEXT_MAX = 8_192
-TURNS_MIN, TURNS_MAX = 2, 20
 EQUAL = (1.0, 1.0)  # weights of TTFT and TPOT
-
-Draw = Callable[[np.random.Generator], float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """A set of conversations: how they are drawn."""
-
-    name: str
-    asked: Draw
-    answered: Draw
-    turns_mean: float
-
-
-def _exponential(mean: float) -> Draw:
-    return lambda draw: float(draw.exponential(mean))
-
-
-def _lognormal(mean: float, deviation: float) -> Draw:
-    variance = float(np.log1p((deviation / mean) ** 2))
-    middle = float(np.log(mean)) - variance / 2
-    return lambda draw: float(draw.lognormal(middle, variance**0.5))
-
-
-ASKED_TOKENS, ANSWERED_TOKENS = 161.31, 337.99  # ShareGPT (Kwon et al., SOSP 2023, figure 11)
-SHAREGPT = Source(
-    name="ShareGPT",
-    asked=_exponential(ASKED_TOKENS),
-    answered=_exponential(ANSWERED_TOKENS),
-    turns_mean=2_204 / 500,
-)
-WILDCHAT = Source(  # means and deviations of its paper (Zhao et al., ICLR 2024, table 1)
-    name="WildChat",
-    asked=_lognormal(295.58, 1_609.18),
-    answered=_lognormal(441.34, 410.91),
-    turns_mean=2_056 / 500,
-)
-SOURCES = {source.name: source for source in (SHAREGPT, WILDCHAT)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +59,13 @@ class Change:
 Tables = dict[str, PpdTable]  # by pools
 
 
-def served(runner: Runner, plain: Tables, seed: int, *, quick: bool) -> list[Served]:
+def served(
+    runner: Runner, plain: Tables, sources: Sequence[Source], seed: int, *, quick: bool
+) -> list[Served]:
     """Plain x=0, x=1 and dynamic PPD, and `learned`, for every source, ratio and load."""
     tasks = [
         (source, config, plain.get(pools), load, seed, quick)
-        for source in SOURCES
+        for source in sources
         for pools in RATIOS
         for config in (
             static(pools, "0", plain=True),
@@ -120,53 +78,7 @@ def served(runner: Runner, plain: Tables, seed: int, *, quick: bool) -> list[Ser
     return runner.map("figure 4", _run, tasks)
 
 
-def conversations(
-    sources: Sequence[Source],
-    per_s: float,
-    count: int,
-    block_tokens: int,
-    seed: int,
-    *,
-    prefill_heavy: bool = False,
-) -> list[Conversation]:
-    """So many, of the sources in turn, as a Poisson process; each turn follows the last one at
-    once.
-
-    Prefill-heavy: only such in which more is asked than answered.
-    """
-    draw = np.random.default_rng([seed, int(per_s * 1000)])
-    at_ms, found = READY_MS, list[Conversation]()
-    while len(found) < count:
-        turns, said = _turns(sources[len(found) % len(sources)], draw)
-        if prefill_heavy and 2 * sum(turn.output_tokens for turn in turns) >= said:
-            continue
-        at_ms += draw.exponential(1e3 / per_s)
-        tokens = unlike_others(len(found), said)
-        found.append(conversation(f"s{len(found)}", at_ms, turns, tokens, block_tokens))
-    return found
-
-
-def _turns(source: Source, draw: np.random.Generator) -> tuple[list[Turn], int]:
-    """Of one conversation, and the tokens of all of them."""
-    turns, said = list[Turn](), 0
-    extra = draw.geometric(1 / (source.turns_mean - TURNS_MIN + 1)) - 1
-    for _ in range(min(TURNS_MIN + int(extra), TURNS_MAX)):
-        asked, answered = (_length(each, draw) for each in (source.asked, source.answered))
-        if said + asked > CONTEXT_MAX:
-            break
-        turns.append(Turn(prompt_tokens=said + asked, output_tokens=answered))
-        said += asked + answered
-    return turns, said
-
-
-def _length(drawn: Draw, draw: np.random.Generator) -> int:
-    """Conversations with longer messages are left out, so a message is drawn until it fits."""
-    while (tokens := drawn(draw)) > TOKENS_MAX:
-        pass
-    return max(TOKENS_MIN, int(tokens))
-
-
-def _run(task: tuple[str, Config, PpdTable | None, float, int, bool]) -> Served:
+def _run(task: tuple[Source, Config, PpdTable | None, float, int, bool]) -> Served:
     source, config, table, load, seed, quick = task
     spec = Spec(
         config=config,
@@ -178,14 +90,14 @@ def _run(task: tuple[str, Config, PpdTable | None, float, int, bool]) -> Served:
         conversations_max=CONVERSATIONS_MAX,
     )
     count = QUICK_CONVERSATIONS if quick else CONVERSATIONS
-    held = conversations([SOURCES[source]], load, count, spec.setup.block_tokens, seed)
+    held = conversations([source], load, count, spec.setup.block_tokens, seed)
     cluster = point.served(spec, held)
     done = [each for each in cluster.clients.served if each.completed]
     later = [each for each in done if each.turn > 1]
     turns = sum(len(each.turns) for each in held)
     pressure = point.pressure(cluster)
     return Served(
-        source=source,
+        source=source.name,
         config=config.name,
         load_per_s=load,
         turns=turns,

@@ -8,10 +8,9 @@ has received and keeps beside the engine's memory until each request ends.
 
 from collections.abc import Iterable, Sequence
 
-from infra.evaluate.paper import ppd_paper
+from infra.evaluate.paper import conversations, ppd_paper
 from infra.evaluate.paper.grid import CONVERSATIONS_MAX
 from infra.evaluate.points.paper_tables import Failures
-from infra.evaluate.studies import chats
 from infra.evaluate.studies.chats import Served
 from infra.evaluate.studies.many_turns import Length
 from infra.simulator.machine.latency import LLAMA_8B
@@ -90,7 +89,7 @@ def _near(
         return []
     most, room = _buffered(grid, [], name), ppd_paper.RECEIVE_BUFFER_BYTES
     degraded, of = ppd_paper.DEGRADED_2P2D
-    tokens = 2 * chats.ASKED_TOKENS + chats.ANSWERED_TOKENS
+    tokens = 2 * conversations.ASKED_TOKENS + conversations.ANSWERED_TOKENS
     second_turns = CONVERSATIONS_MAX * tokens * LLAMA_8B.kv_bytes_per_token
     return [
         f"Plain 2P2D, published as degraded at {degraded} of {of} loads, completes the grid here: "

@@ -3,22 +3,24 @@
 Figure 5 has 500 prefill-heavy conversations, 1P3D, at two loads; w_ttft 1 and a rising w_tpot,
 beside plain x=0, which is static. Dynamic PPD is the authors' table behind their proxy; `learned`
 is Trivium's. The authors take conversations of ShareGPT and WildChat; here they are drawn like
-those (`chats.py`), and such are kept in which more is asked than answered.
+those (`infra/evaluate/paper/conversations.py`), and such are kept in which more is asked than
+answered.
 
 On the grid weights move `learned` between TTFT and TPOT. Each mark is the mean over workloads and
 loads of one ratio, relative to x=0 at the same point.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from infra.evaluate.paper import ppd_paper
+from infra.evaluate.paper.conversations import Source, conversations
 from infra.evaluate.paper.grid import CONVERSATIONS_MAX, SHARES, WORKLOADS, Config, static
 from infra.evaluate.points.paper_tables import Points
 from infra.evaluate.points.point import Point, Spec, served
 from infra.evaluate.points.runs import Runner, points_of
-from infra.evaluate.studies import chats
 from schemas.records import Mode
 from streams.core.placement.ppd_table import PpdTable
 
@@ -45,7 +47,14 @@ class Weighed:
     tpot_change: float = 0.0
 
 
-def weighed(runner: Runner, plain: PpdTable, seed: int, *, quick: bool) -> list[Weighed]:
+def weighed(
+    runner: Runner,
+    plain: PpdTable,
+    sources: Sequence[Source],
+    seed: int,
+    *,
+    quick: bool,
+) -> list[Weighed]:
     """Plain x=0, and each policy with every weight, at both loads."""
     count = QUICK_CONVERSATIONS if quick else CONVERSATIONS
     policies = (
@@ -55,7 +64,7 @@ def weighed(runner: Runner, plain: PpdTable, seed: int, *, quick: bool) -> list[
     chosen = [(static(POOLS, "0", plain=True), NO_WEIGHT)]
     chosen += [(config, w_tpot) for config in policies for w_tpot in ppd_paper.FIGURE_5_LOCAL]
     tasks = [
-        (config, w_tpot, load, plain, count, seed)
+        (config, w_tpot, load, plain, sources, count, seed)
         for load in LOADS_PER_S
         for config, w_tpot in chosen
     ]
@@ -64,8 +73,8 @@ def weighed(runner: Runner, plain: PpdTable, seed: int, *, quick: bool) -> list[
     return [_beside(row, static_rows[row.load_per_s]) for row in found]
 
 
-def _run(task: tuple[Config, float, float, PpdTable, int, int]) -> Weighed:
-    config, w_tpot, load, plain, count, seed = task
+def _run(task: tuple[Config, float, float, PpdTable, Sequence[Source], int, int]) -> Weighed:
+    config, w_tpot, load, plain, sources, count, seed = task
     spec = Spec(
         config=config,
         workload=WORKLOADS[0],
@@ -75,9 +84,8 @@ def _run(task: tuple[Config, float, float, PpdTable, int, int]) -> Weighed:
         weights=(-1.0, -1.0) if w_tpot == NO_WEIGHT else (1.0, w_tpot),
         conversations_max=CONVERSATIONS_MAX,
     )
-    sources = list(chats.SOURCES.values())
     block_tokens = spec.setup.block_tokens
-    held = chats.conversations(sources, load, count, block_tokens, seed, prefill_heavy=True)
+    held = conversations(sources, load, count, block_tokens, seed, prefill_heavy=True)
     done = [each for each in served(spec, held).clients.served if each.completed]
     later = [each for each in done if each.turn > 1]
     return Weighed(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from infra.evaluate import evaluation
-from infra.evaluate.paper import ppd_paper
+from infra.evaluate.paper import conversations, ppd_paper
 from infra.evaluate.paper.grid import (
     CONFIGS,
     LEVELS,
@@ -261,21 +261,25 @@ def test_a_full_buffer_beside_the_engine_ends_plain_disaggregation() -> None:
 
 
 def test_shared_conversations_are_like_the_published_ones() -> None:
-    for source, answered in ((chats.SHAREGPT, chats.ANSWERED_TOKENS), (chats.WILDCHAT, 441.34)):
-        held = chats.conversations([source], 8.0, 500, 64, 1)
+    for source, answered in (
+        (conversations.SHAREGPT, conversations.ANSWERED_TOKENS),
+        (conversations.WILDCHAT, 441.34),
+    ):
+        held = conversations.conversations([source], 8.0, 500, 64, 1)
         turns = [turn for each in held for turn in each.turns]
         assert len(turns) / len(held) == pytest.approx(source.turns_mean, rel=0.05)
         assert min(len(each.turns) for each in held) >= 1
         answers = [turn.output_tokens for turn in turns]
         assert sum(answers) / len(answers) == pytest.approx(answered, rel=0.1)
         last = max(each.turns[-1].prompt_tokens for each in held)
-        assert last <= chats.CONTEXT_MAX
+        assert last <= conversations.CONTEXT_MAX
 
 
 def test_prefill_heavy_conversations_ask_more_than_they_answer() -> None:
     """Those of figure 5 (issue 10, 25)."""
-    sources = list(chats.SOURCES.values())
-    for held in chats.conversations(sources, 8.0, 40, 64, 1, prefill_heavy=True):
+    for held in conversations.conversations(
+        conversations.DRAWN, 8.0, 40, 64, 1, prefill_heavy=True
+    ):
         answered = sum(turn.output_tokens for turn in held.turns)
         assert len(held.tokens) - answered > answered
 

@@ -1,17 +1,21 @@
 """Studies that compare configurations, on made-up points; and what orders a run has."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 
+from infra.evaluate.paper import conversations
 from infra.evaluate.paper.grid import RATIOS, SHARES, WORKLOADS, Config, static
 from infra.evaluate.points import plan_table, runs
 from infra.evaluate.points.paper_tables import Points
 from infra.evaluate.points.point import ORDERS, Point, Spec, make_cluster
 from infra.evaluate.studies import chats, orders, pareto, thresholds
 from infra.simulator.cluster import ORCHESTRATIONS, READY_MS
+from schemas.errors import ConfigError
 from schemas.records import Orchestration
 from tests.infra.evaluate.test_evaluation import point
 
@@ -131,6 +135,24 @@ def test_latency_is_compared_where_plain_x0_loses_nothing() -> None:
     assert change.latency == pytest.approx((-20.0, -10.0))
     assert (change.degraded, change.degraded_x0, change.loads) == (0, 1, 3)
     assert change.kv_bytes == pytest.approx(-15.0)
+
+
+def test_real_conversations_are_read_as_the_data_sets_write_them(tmp_path: Path) -> None:
+    """An array or lines; none with a message that is empty or too long (issue 30, 4)."""
+    shared = [{"from": who, "value": "x" * 4 * n} for who, n in (("human", 50), ("gpt", 70)) * 2]
+    wild = [{"role": who, "content": "x" * 4 * n} for who, n in (("user", 9), ("assistant", 2)) * 3]
+    long = [{"from": "human", "value": "x" * 9_000}, *shared[1:]]
+    rows = [{"conversations": each} for each in (shared, shared[:2], long, [*shared[:3], {}], wild)]
+    array, lines = tmp_path / "a.json", tmp_path / "b.jsonl"
+    array.write_text(json.dumps([*rows, "no conversation", {"conversations": 1}]))
+    lines.write_text("\n".join(json.dumps(row) for row in rows))
+    found = conversations.read(array, 1)
+    assert found.held == (((50, 70),) * 2, ((9, 4),) * 3) == conversations.read(lines, 1).held
+    first, *_ = conversations.conversations([found], 2.0, 5, 64, 1)
+    assert len(first.tokens) in (2 * 120, 3 * 13)
+    lines.write_text("[]")
+    with pytest.raises(ConfigError, match="of 2 turns and more in .*b.jsonl, as ShareGPT"):
+        conversations.read(lines, 1)
 
 
 def test_the_authors_table_says_of_each_turn_whether_its_worker_computes_it() -> None:
