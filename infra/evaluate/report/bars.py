@@ -12,6 +12,7 @@ from infra.evaluate.paper.grid import RATIOS
 from infra.evaluate.report.findings import Claim, Findings
 from infra.evaluate.studies import regret, step_change
 from infra.evaluate.studies.step_change import ALL, LATER, Recovery, shown
+from infra.evaluate.studies.thresholds import Tuned
 from infra.evaluate.studies.traffic import KV_SHARE_MAX, POOLS, Traffic
 
 _FIGURES = (  # of the report, that are written beside the bars
@@ -39,6 +40,7 @@ def of(results: Findings) -> list[Claim]:
     ]
     for pools in RATIOS:
         found += _policies(results, pools)
+    found += [_beside_tuned(row) for row in results.tuned]
     return [*found, *recovered(results.recovery), *_traffic(results.traffic)]
 
 
@@ -85,6 +87,19 @@ def _policies(results: Findings, pools: str) -> list[Claim]:
             holds=not learned.missed and not table.missed,
         ),
     ]
+
+
+def _beside_tuned(row: Tuned) -> Claim:
+    return Claim(
+        what=f"{row.pools} learned: mean regret below that of Dynamo's rule with its best "
+        "thresholds of each load",
+        found=f"{row.learned:.1%}; {row.per_load:.1%}, with one pair for all loads "
+        f"{row.one_pair:.1%} ({row.pair}), as shipped {row.default:.1%}",
+        value=100 * row.learned,
+        target=f"< {100 * row.per_load:.4g}",
+        unit="%",
+        holds=row.learned < row.per_load,
+    )
 
 
 def recovered(rows: list[Recovery]) -> list[Claim]:
