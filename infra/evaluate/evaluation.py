@@ -96,7 +96,8 @@ def evaluate(
         _published(pool, results, points, size, sources)
         _policies(pool, results, points, size)
         results.recovery = step_change.step_changes(pool, seed, size.step_seeds)
-        results.frontier = weighing.marks(pool, points, seed)
+        part = points.part(size.part, points.loads)
+        results.frontier = weighing.marks(pool, part, seed)
         if traces is None:
             results.traffic_skipped = "no folder of traces: name one with --traces"
         else:

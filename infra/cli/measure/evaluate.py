@@ -49,7 +49,6 @@ trivium evaluate trinity --live [dim](a) and (c) on this machine's cores[/]
 app = typer.Typer(help="Published evaluations, on simulated or live engines.")
 app.command("scaling")(evaluate_scaling.scaling)
 app.command("interruptions")(evaluate_scaling.interruptions)
-app.command("interference")(evaluate_scaling.interference)
 app.command("prediction")(evaluate_prediction.prediction)
 
 

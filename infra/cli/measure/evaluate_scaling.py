@@ -1,7 +1,6 @@
 """`trivium evaluate scaling`: pools that follow a day and a night, against fixed fleets.
 
-And what prompts do to the answers beside them: `trivium evaluate interruptions`, simulated, and
-`trivium evaluate interference`, on vLLM.
+And `trivium evaluate interruptions`: what prompts do to the answers beside them.
 """
 
 import asyncio
@@ -145,62 +144,6 @@ def interruptions(
     for row in rows:
         times = (row.itl_p50, row.itl_p99, row.itl_max, row.ttft_p50)
         table.add_row(row.pools, f"{row.per_answer:.2f}", *(f"{each:.1f}" for each in times))
-    stdout_console().print(table)
-
-
-def interference(
-    model: Annotated[
-        str, typer.Option(help="Folder or name of a model, for vLLM on this machine.")
-    ] = "smollm2-135m-instruct",
-    seed: Seed = 1,
-    as_json: AsJson = False,
-) -> None:
-    """What one prompt costs the answers beside it, on real vLLM; some minutes.
-
-    A batch of answers behind one context, and a prompt of 256 new tokens: whole, or behind the same
-    context. Writes build/bench/interference.json.
-
-    Example: `trivium evaluate interference`
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    from infra.bench import results
-    from infra.evaluate.live import beside
-
-    console = Console(stderr=True)
-
-    def told(row: beside.Beside) -> None:
-        console.print(f"batch {row.batch}, context {row.context_tokens}: {row.alone_ms:.0f} ms")
-
-    rows = asyncio.run(beside.measure(model, seed, told))
-    results.write_report(
-        "interference",
-        command=results.command_line(),
-        seed=seed,
-        load={"model": model, "new_tokens": beside.NEW_TOKENS},
-        figures={"beside": [asdict(row) for row in rows]},
-        bars=[],
-        folder=results.BENCH_DIR,
-    )
-    if as_json:
-        print_json([asdict(row) for row in rows])
-        return
-    heads = (
-        "batch",
-        "context",
-        "ms per token",
-        "full: steps",
-        "answers",
-        "append: steps",
-        "answers",
-    )
-    title = f"a prompt of {beside.NEW_TOKENS} new tokens beside a batch: slower by, %"
-    table = Table(*heads, box=None, title=title)
-    for row in rows:
-        slow = (row.full_steps, row.full_answers, row.append_steps, row.append_answers)
-        base = (str(row.batch), str(row.context_tokens), f"{row.alone_ms:.0f}")
-        table.add_row(*base, *(f"{each:+.0f}" for each in slow))
     stdout_console().print(table)
 
 

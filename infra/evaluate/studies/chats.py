@@ -62,14 +62,13 @@ Tables = dict[str, PpdTable]  # by pools
 def served(
     runner: Runner, plain: Tables, sources: Sequence[Source], seed: int, *, quick: bool
 ) -> list[Served]:
-    """Plain x=0, x=1 and dynamic PPD, and `learned`, for every source, ratio and load."""
+    """Plain x=0, dynamic PPD and `learned`, for every source, ratio and load."""
     tasks = [
         (source, config, plain.get(pools), load, seed, quick)
         for source in sources
         for pools in RATIOS
         for config in (
             static(pools, "0", plain=True),
-            static(pools, "1", plain=True),
             Config(pools=pools, policy="table", plain=True),
             Config(pools=pools, policy="learned"),
         )
