@@ -1,8 +1,8 @@
 """One placement under load: a simulated cluster whose prompts and answers are searched for.
 
-Router, workers' rules and gateways are the real ones (`infra/simulator`), and so are the search
-scheduler and its control loop (`search_gpu.py`). A prompt's search is asked by the router, as it
-is in Trivium; in (a) and (b) it is answered by a copy beside the prefill workers, in turn.
+Router, workers' rules and gateways are the real ones (`infra/simulator`), and so is the search
+scheduler (`search_gpu.py`). A prompt's search is asked by the router, as it is in Trivium; in (a)
+and (b) it is answered by a copy beside the prefill workers, in turn.
 """
 
 from collections.abc import Callable, Sequence
@@ -150,9 +150,7 @@ class RagCluster(Cluster):
 
     def _search_gpu(self, slow: float) -> SearchGpu:
         case = self.case
-        made = SearchGpu(
-            self.clock, case.search, RetrievalSettings(), slow=slow, stalled=self._stalled_lately
-        )
+        made = SearchGpu(self.clock, case.search, RetrievalSettings(), slow=slow)
         each = case.traffic.updates_per_s / case.search.shards
         if each:
             self._update(made, 1e3 / each)
@@ -162,10 +160,6 @@ class RagCluster(Cluster):
         """Documents change: each copy links each of them, as a search of the lowest class."""
         copy.search(SearchKind.LINK, _ignored)
         self.clock.after(every_ms, lambda: self._update(copy, every_ms))
-
-    def _stalled_lately(self) -> float | None:
-        figures = self.figures
-        return figures.stalled_share if figures.decoding_ms else None
 
     def gpu_of(self, worker_id: str) -> Callable[..., Gpu]:
         """Workers that decode probe."""
