@@ -127,7 +127,7 @@ class Tabled:
 
 class Learned:
     """The score of PPD, with a price for KV that moves, from what was learned online; while that is
-    too little, local as well where `Conditional` says so.
+    too little, as `Conditional`.
 
     Where no worker holds the history, it is asked about the best decode worker, and says remote
     until prefill and decode are known. A worker in both roles answers alone what no pure prefill
@@ -147,7 +147,7 @@ class Learned:
         estimate = turn.estimate
         assert estimate is not None
         if estimate.samples < self._settings.samples_min:
-            local, reason = self._assumes(turn, estimate), Reason.TOO_LITTLE_KNOWN
+            local, reason = self._assumes(turn), Reason.TOO_LITTLE_KNOWN
         else:
             local = turn.alone or (estimate.score > 0 and self._in_time(turn, estimate))
             reason = Reason.LEARNED
@@ -155,12 +155,10 @@ class Learned:
             local, reason = not local, Reason.EXPLORING
         return Choice(local, reason, estimate)
 
-    def _assumes(self, turn: Turn, estimate: Estimate) -> bool:
-        """Local where either says so: what is not tried is not learned."""
+    def _assumes(self, turn: Turn) -> bool:
         if turn.alone or not turn.has_home:
             return turn.alone
-        is_better = estimate.score > 0 and self._in_time(turn, estimate)
-        return is_better or self._fallback.choose(turn).local
+        return self._fallback.choose(turn).local
 
     def _in_time(self, turn: Turn, estimate: Estimate) -> bool:
         """Whether no price for moving KV is paid with the deadline."""

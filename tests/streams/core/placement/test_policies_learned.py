@@ -13,23 +13,17 @@ from tests.streams.core.placement.test_policies import estimate, turn
 
 
 @pytest.mark.parametrize(
-    ("changes", "local_ms", "score", "local"),
+    ("changes", "local_ms", "local"),
     [
-        ({"append_tokens": 200}, 300, -1.0, True),
-        ({"append_tokens": 2_000}, 100, -1.0, False),
-        ({"append_tokens": 2_000}, 100, 1.0, True),
-        ({"append_tokens": 2_000, "slack_ms": 100}, 201, 1.0, False),
-        ({"append_tokens": 2_000, "prefill_queue": 9.0}, 200, -1.0, True),
-        ({"append_tokens": 2_000, "prefill_queue": 9.0}, 201, -1.0, False),
-        ({"append_tokens": 200, "has_home": False}, 100, 1.0, False),
+        ({"append_tokens": 200}, 300, True),
+        ({"append_tokens": 2_000}, 100, False),
+        ({"append_tokens": 2_000, "prefill_queue": 9.0}, 200, True),
+        ({"append_tokens": 2_000, "prefill_queue": 9.0}, 201, False),
+        ({"append_tokens": 200, "has_home": False}, 100, False),
     ],
 )
-def test_learned_assumes_little(
-    changes: dict[str, Any], local_ms: float, score: float, local: bool
-) -> None:
-    """Either its score or the fallback makes a turn local: nothing is learned of what is not tried
-    (issue 30, 4)."""
-    unsure = Estimate(ttft_local_ms=local_ms, ttft_remote_ms=200, score=score, samples=0)
+def test_learned_assumes_little(changes: dict[str, Any], local_ms: float, local: bool) -> None:
+    unsure = Estimate(ttft_local_ms=local_ms, ttft_remote_ms=200, score=1.0, samples=0)
     learned = Learned(RouterSettings(explore_share=0.0))
     asked = turn(estimate=unsure, local_ms=local_ms, remote_ms=200, **changes)
     found = learned.choose(asked)
