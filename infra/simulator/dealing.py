@@ -3,7 +3,8 @@
 Their proxy (github.com/freelulul/vllm-ppd, ppd/src/comprehensive_proxy.py, `select_servers`) hashes
 the first user message, and takes that modulo the number of replicas and decode workers, and modulo
 the number of prefill workers. A conversation stays where it was dealt. Some decode workers compute
-later turns themselves, the others never do; Python's hash of a text is another one in each process,
+later turns themselves, the others never do; or the authors' table (their dynamic PPD) says of each
+turn whether its worker does. Python's hash of a text is another one in each process,
 hence the salt. Here the session's id is hashed.
 
 `InTurn` deals them in turn instead, as the Neuron guide's two ways do: from fixed pairs of a
@@ -21,14 +22,16 @@ from streams.core.placement.case import Case
 from streams.core.placement.orchestration import Way
 from streams.core.placement.placer import Placer
 from streams.core.placement.policies import Choice
+from streams.core.placement.ppd_table import PpdTable
 from streams.core.placement.selection import View
 
 
 class HashDealer(Placer):
-    """Stands in for the router's choice of workers; of policies it knows `static` and `replica`."""
+    """Stands in for the router's choice of workers; of policies it knows `static`, `table` and
+    `replica`."""
 
-    def __init__(self, settings: RouterSettings, salt: str) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: RouterSettings, salt: str, table: PpdTable | None = None) -> None:
+        super().__init__(settings, table)
         self._salt = salt.encode()
 
     def place(self, case: Case, fleet: Fleet, now_ms: int) -> Placement | None:
@@ -43,19 +46,23 @@ class HashDealer(Placer):
             return self._placement(
                 view, Mode.REPLICA, Choice(False, Reason.SESSION_WORKER), None, dealt
             )
-        if case.request.turn and decoders.index(dealt) >= self._first_appender(decoders):
-            return self._local(view, dealt, Choice(True, Reason.FIXED_SHARE))
+        choice = self._choice(view, decoders, dealt)
+        if choice.local:
+            return self._local(view, dealt, choice)
         prefill = self._deal(case, prefills)
         if prefill is None:
             return None
-        return self._placement(
-            view,
-            Mode.REMOTE,
-            Choice(False, Reason.FIXED_SHARE),
-            prefill,
-            dealt,
-            Way(Orchestration.PREFILL_FIRST),
-        )
+        way = Way(Orchestration.PREFILL_FIRST)
+        return self._placement(view, Mode.REMOTE, choice, prefill, dealt, way)
+
+    def _choice(self, view: View, decoders: list[Worker], dealt: Worker) -> Choice:
+        """Whether the worker that the conversation was dealt to computes the turn itself."""
+        if not view.case.request.turn:
+            return Choice(False, Reason.FIRST_TURN)
+        if self.settings.policy == "table" and view.fleet.any_lives(Role.PREFILL, view.now_ms):
+            return self._policies["table"].choose(self._turn(view, dealt, dealt))
+        is_local = decoders.index(dealt) >= self._first_appender(decoders)
+        return Choice(is_local, Reason.FIXED_SHARE)
 
     def handoff(self, case: Case, fleet: Fleet, now_ms: int) -> tuple[Worker | None, Reason]:
         """The decode worker that the conversation was dealt to."""

@@ -26,7 +26,6 @@ KV_SHARE_MAX = 0.4
 CONFIGS = (
     static(POOLS, "0", plain=True),
     static(POOLS, "0"),
-    static(POOLS, "1/2"),
     static(POOLS, "1"),
     Config(pools=POOLS, policy="conditional"),
     Config(pools=POOLS, policy="learned"),

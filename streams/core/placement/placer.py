@@ -161,7 +161,6 @@ class Placer:
                 prompt_tokens=case.prompt_tokens,
                 max_tokens=case.max_tokens,
                 weights=(w_ttft, w_tpot),
-                at_home=view.home is not None,
                 now_ms=view.now_ms,
             )
             local_ms, remote_ms = estimate.ttft_local_ms, estimate.ttft_remote_ms
