@@ -45,6 +45,11 @@ class Placer:
         self._weights = {priority: settings.weights(priority) for priority in Priority}
         self._tickets = 0
 
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """By which it can place a request."""
+        return tuple(self._policies)
+
     def place(self, case: Case, fleet: Fleet, now_ms: int) -> Placement | None:
         """How to run the request now; None while it has to wait.
 

@@ -27,6 +27,7 @@ from streams.gateway.stream.chunks import ChunkWriter, whole_answer
 from streams.gateway.stream.delivery import CLIENT_GONE, COMPLETED, write_stream, write_whole
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.hub import Call
+from streams.gateway.wishes import check_wishes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +135,10 @@ def _stream_key(gateway: Gateway, exchange: Exchange, inquiry: Inquiry, choices:
 def requests_of(
     gateway: Gateway, inquiry: Inquiry, key: StreamKey, arrived_ms: int
 ) -> list[Request]:
-    """One for each choice, as they go to routers."""
+    """One for each choice, as they go to routers; raises InvalidRequest for a placement that this
+    deployment has not."""
     intake, options = inquiry.intake, inquiry.options
+    check_wishes(gateway.backend.servers(), intake, options)
     first = Request(
         request_id=key.parent_id,
         parent_id=key.parent_id,
