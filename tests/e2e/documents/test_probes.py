@@ -13,7 +13,7 @@ from infra.story.record_finder import read_story
 from schemas.settings import LogSettings
 from tests.e2e.audits import decoder
 from tests.e2e.harness import Answer, Client, sim_settings, stack
-from tests.long_leases import BRIEF_LEASE_MS
+from tests.long_leases import BRIEF_LEASE_MS, LONG_LEASES
 from tests.waiting import PATIENCE_S, until
 from tests.workers.llm.probing import own_triggers
 
@@ -108,7 +108,7 @@ async def test_a_trigger_of_ones_own_is_found_by_every_decode_worker(
 ) -> None:
     """The page's ten lines, installed for all but the last worker; while that one is there, the
     name is refused (issue 30, 3)."""
-    site = {"PYTHONPATH": str(own_triggers.install(tmp_path))}
+    site = {"PYTHONPATH": f"{own_triggers.install(tmp_path)}:{LONG_LEASES['PYTHONPATH']}"}
     settings = sim_settings(await kafka_with(asker_partitions=4))
     model = settings.model.served_name
     wish = {**WISH, "probes": {"trigger": own_triggers.NAME, "every": 1, "lookahead": 0}}
