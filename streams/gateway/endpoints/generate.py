@@ -17,6 +17,7 @@ from schemas.rules.trace import trace_of
 from streams.gateway.endpoints import kept
 from streams.gateway.endpoints.kept import Keeping
 from streams.gateway.endpoints.resume import RESUME_HEADER, last_event, resume
+from streams.gateway.endpoints.wishes import check_wishes
 from streams.gateway.http.exchange import Exchange
 from streams.gateway.ids import choice_ids, new_request_id
 from streams.gateway.request.conversation import Conversation, session_of
@@ -27,7 +28,6 @@ from streams.gateway.stream.chunks import ChunkWriter, whole_answer
 from streams.gateway.stream.delivery import CLIENT_GONE, COMPLETED, write_stream, write_whole
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.hub import Call
-from streams.gateway.wishes import check_wishes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

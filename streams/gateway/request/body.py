@@ -144,7 +144,7 @@ class ProbesBody(StrictBody):
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    # every, sentence, uncertain, or another that is installed (`streams/gateway/wishes.py`)
+    # or another that is installed; `streams/gateway/endpoints/wishes.py` asks
     trigger: str | None = Field(None, min_length=1, max_length=TRIGGER_CHARS_MAX)
     every: Whole | None = Field(None, ge=1, le=_INT_32_MAX)  # tokens between two probes, at least
     lookahead: Whole | None = Field(None, ge=0, le=_INT_32_MAX)  # tokens before its place, asked

@@ -1,7 +1,7 @@
 """What an order of prefill and decode has to leave as it is: one check per row of the page.
 
 Each check gets two engines and an order, and compares with one engine that computes the whole
-answer. `tests/workers/llm/test_orders.py` runs those that `infra/docs/orders.md` promises.
+answer. `tests/workers/llm/orders/test_page.py` runs those that `infra/docs/orders.md` promises.
 """
 
 import asyncio

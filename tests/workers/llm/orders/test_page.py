@@ -12,9 +12,9 @@ import pytest
 from schemas.records import Orchestration
 from tests.workers.llm.engine_pair import EnginePair, Pair, PullingPair
 from tests.workers.llm.engines import ENGINES, start_vllm
-from tests.workers.llm.order_features import FEATURES, Order
+from tests.workers.llm.orders.features import FEATURES, Order
 
-PAGE = Path(__file__).parents[3] / "infra" / "docs" / "orders.md"
+PAGE = Path(__file__).parents[4] / "infra" / "docs" / "orders.md"
 ORDERS = [order for order in Orchestration if order is not Orchestration.NONE]
 _ROW = re.compile(r"^\| (.+) \|$", re.MULTILINE)
 _VLLM = [pytest.mark.vllm, pytest.mark.timeout(1_800)]
