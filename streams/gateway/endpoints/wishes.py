@@ -121,7 +121,9 @@ def _kinds(workers: Iterable[Registration]) -> dict[Capability, set[str]]:
     for worker in workers:
         if (able := worker.capability) is not None:
             orders = tuple(able.orchestrations)
-            kind = replace(able, engine_id="", nixl_metadata=b"", orchestrations=orders)
+            kind = replace(
+                able, engine_id="", nixl_metadata=b"", triggers=(), orchestrations=orders
+            )
             found.setdefault(kind, set()).add(worker.member_id)
     return found
 

@@ -118,12 +118,12 @@ async def test_a_trigger_of_ones_own_is_found_by_every_decode_worker(
     ):
         refused = await client.chat("Who keeps pier 3?", retrieval=wish)
         assert refused.error is not None and refused.status == 400
-        assert "every, sentence, uncertain, found question" in refused.error["message"]
+        assert "every, sentence, uncertain, found doubt" in refused.error["message"]
         assert "and some do" in refused.error["message"]
         await running.drain_worker("replica-1")
 
         async def asks() -> bool:
             answer = await client.stream("Who keeps pier 3?", max_tokens=400, retrieval=wish)
-            return not answer.error and "?" in answer.text and answer.trivium["probes"] > 0
+            return not answer.error and answer.trivium["probes"] > 0
 
         await until(asks)

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "infra" / "docs" / "integrate.md"
 UV = ROOT / "build" / "bootstrap" / "bin" / "uv"
-NAME = "question"
+NAME = "doubt"
 
 
 def install(folder: Path) -> Path:

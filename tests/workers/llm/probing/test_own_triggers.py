@@ -42,9 +42,9 @@ def test_what_the_page_shows_is_found_when_it_is_installed(
     monkeypatch.syspath_prepend(own_triggers.install(tmp_path))
     assert [*installed()] == ["every", "sentence", "uncertain", own_triggers.NAME]
     trigger = trigger_of(Probing(trigger=own_triggers.NAME, every=4))
-    said = [(3, "Why?"), (4, "Why"), (4, "So why? "), (9, "It is so.")]
+    said = [(3, "it might"), (4, "it"), (4, "so it might"), (9, "it is so")]
     assert [trigger.asks(seen(*each)) for each in said] == [False, False, True, False]
-    assert trigger.is_place(seen(5, "So why? "))
+    assert trigger.is_place(seen(5, "so it might be"))
 
 
 def entry(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
