@@ -92,9 +92,10 @@ class Guarded:
 
     def __init__(self, make: Callable[[Probing], Trigger], probing: Probing) -> None:
         self.wants_logprobs = False
-        self._name, self._trigger = probing.trigger, None
+        self._name = probing.trigger
+        self._trigger: Trigger | None = None
         try:
-            trigger: Trigger | None = make(probing)
+            trigger = make(probing)
             self.wants_logprobs = bool(trigger.wants_logprobs)
             self._trigger = trigger
         except Exception as error:  # whatever a stranger's code does
