@@ -504,23 +504,6 @@ class Continued:
 
 
 @frozen
-class ControlMoved:
-    """The control loop of a retrieval worker moved prefill's share or its flush timeout."""
-
-    worker_id: str  # the retrieval worker
-    at_ms: int  # wall time
-    link_bytes_per_s: float | None = None  # KV moved between workers, if two heartbeats told
-    prefill_wait_ms_p95: float | None = None  # prefill's wait for a slot, if anything waited
-    # of decode time, waiting for retrievals, where it is told
-    decode_stalled_share: float | None = None
-    error: float  # weighted excess over the targets; above 0 prefill needs more
-    share_before: float  # prefill's share of free slots
-    share: float  # the same from now on
-    flush_ms_before: float  # prefill's flush timeout
-    flush_ms: float  # the same from now on
-
-
-@frozen
 class Estimate:
     """What a policy expected of the two ways to run a request."""
 

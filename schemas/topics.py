@@ -307,15 +307,6 @@ TOPICS: dict[str, Topic] = {
             cleanup="compact",
             doc="Documents' texts, cut and embedded; on the document's partition, under its key.",
         ),
-        Topic(
-            name="retrieval.control",
-            records=("ControlMoved",),
-            key="worker",
-            group="single",
-            written_by=("worker",),
-            read_by=("anyone",),
-            doc="Moves of the retrieval workers' control loops, with their inputs.",
-        ),
     )
 }
 

@@ -1,5 +1,5 @@
-"""What askers and control loops of the retrieval pool read, as nobody means it: hits, and what the
-fleet says. Only what could be true is believed, and nobody is held up (issue 10, 24)."""
+"""What askers of the retrieval pool read, as nobody means it: hits, and what the fleet says. Only
+what could be true is believed, and nobody is held up (issue 10, 24)."""
 
 import dataclasses
 import json
@@ -11,48 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import NotReady, TriviumError
-from schemas.fleet import FleetView
 from schemas.log.retrieval.routes import EMBEDDING
-from schemas.records import Load, MemberKind, MemberState, RetrievalRequest
+from schemas.records import RetrievalRequest
 from schemas.retrieval import pack_vector
 from tests.fuzz.drawn import CODEC, examples, record_bytes
-from tests.fuzz.test_fuzz_retrieval import FLOATS, IDS, KINDS, MANY, NUMBERS, TIMES
+from tests.fuzz.test_fuzz_retrieval import FLOATS, IDS, KINDS, MANY, NUMBERS
 from tests.schemas.examples import example, instances
 from tests.schemas.log.retrieval.asked_pool import Pool, ask, asking, hits
 from tests.stalls import unstalled
-from workers.search.engine.control import Signals, move
-from workers.search.service.fleet_figures import FleetFigures, stalled_share
-from workers.search.service.settings import RetrievalSettings
-
-LOADS = st.builds(
-    Load,
-    kv_bytes_received=st.sampled_from([0, -(2**63), 2**63 - 1]),
-    stalled_share=st.none() | FLOATS,
-)
-
-
-@examples(150)
-@given(
-    st.lists(st.tuples(LOADS, TIMES | st.integers(0, 2_000), st.sampled_from([1, 2])), max_size=8)
-)
-def test_the_control_loop_keeps_its_bounds(beats: list[tuple[Load, int, int]]) -> None:
-    """Whatever workers' heartbeats say of their links and stalls."""
-    view, figures, settings = FleetView(), FleetFigures(), RetrievalSettings()
-    settings = dataclasses.replace(settings, link_target_bytes_per_s=1e9)
-    share, flush_ms = 0.5, 20.0
-    for seq, (load, at_ms, epoch) in enumerate(beats):
-        joined = dataclasses.replace(example("trivium.Registration"), member_id="w", epoch=epoch)
-        beat = dataclasses.replace(example("trivium.Heartbeat"), member_id="w", epoch=epoch)
-        beat = dataclasses.replace(beat, seq=seq, at_ms=at_ms, load=load, state=MemberState.READY)
-        view.apply(dataclasses.replace(joined, kind=MemberKind.WORKER), seq, 1_000)
-        view.apply(beat, seq, 1_000)
-        figures.fold(beat)
-        links, stalls = figures.link_bytes_per_s(view, 1_000), stalled_share(view, 1_000)
-        signals = Signals(link_bytes_per_s=links, decode_stalled_share=stalls)
-        moved = move(settings, signals, share, flush_ms)
-        share, flush_ms = moved.share, moved.flush_ms
-        assert settings.share_min <= share <= settings.share_max
-        assert settings.flush_min_ms <= flush_ms <= settings.flush_max_ms
 
 
 @pytest.mark.parametrize(("shard", "shards"), [(0, 0), (-1, 1), (1, 1), (0, 2**31 - 1), (0, -5)])

@@ -43,7 +43,7 @@ from workers.search.words.changes import Change
 
 LOG = LogSettings()
 PLACE = ShardPlace(0, 1)
-KINDS = ("RetrievalRequest", "Hits", "Document", "CollectionMade", "ControlMoved", "Work")
+KINDS = ("RetrievalRequest", "Hits", "Document", "CollectionMade", "CollectionDeclared", "Work")
 MANY = 6_000_000  # of empty strings: each is a byte, and takes long to be read
 LONG = "x" * 2_000
 NUMBERS = st.sampled_from([-(2**31), -1, 0, 1, 2, 40, 512, 513, 2**31 - 1])

@@ -4,6 +4,7 @@ Imports nothing: a command line checks its settings with these, without waiting 
 bound that one module alone keeps stays in that module.
 """
 
+BUILDERS = ("own", "cuvs")  # who makes the graph of an index on a CUDA device
 DEVICES = ("cpu", "cuda", "auto")  # where searches run; auto takes a CUDA device if it finds one
 
 # Of one search.

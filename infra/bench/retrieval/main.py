@@ -6,9 +6,8 @@ it long prompts that are computed while it searches; part `recall` searches Pyth
 strings, beside exact searches; part `latency` measures the time to the first token with and without
 a search, idle and beside a saturated decode queue; part `freshness` how soon a document is found
 under load, and how fast documents come in, beside the embedding model alone; part `kept` edits
-pages between questions whose answers are kept; part `control` plays steps of load to the control
-loop and to fixed settings; part `losses` kills a replica and a shard under load. Writes
-build/bench/retrieval.json.
+pages between questions whose answers are kept; part `losses` kills a replica and a shard under
+load. Writes build/bench/retrieval.json.
 """
 
 from collections.abc import Mapping
@@ -23,7 +22,6 @@ from rich.table import Table
 from infra.bench.benchmark import Benchmark, Findings, counting, offered
 from infra.bench.results import Bar, at_least
 from infra.bench.retrieval import (
-    control,
     early,
     freshness,
     kept,
@@ -38,12 +36,12 @@ from infra.handbook.library import library
 
 QUALITY, PROBES, EARLY = "quality", "probes", "early"
 RECALL, LATENCY, FRESHNESS, KEPT = "recall", "latency", "freshness", "kept"
-CONTROL, LOSSES = "control", "losses"
-PARTS = (QUALITY, PROBES, EARLY, RECALL, LATENCY, FRESHNESS, KEPT, CONTROL, LOSSES)
+LOSSES = "losses"
+PARTS = (QUALITY, PROBES, EARLY, RECALL, LATENCY, FRESHNESS, KEPT, LOSSES)
 _PATIENCE_S = 600.0  # for an answer
 _MEASURED: Mapping[str, Any] = {
     PROBES: probes, EARLY: early, RECALL: recall, LATENCY: latency, FRESHNESS: freshness,
-    KEPT: kept, CONTROL: control, LOSSES: losses,
+    KEPT: kept, LOSSES: losses,
 }  # fmt: skip
 
 
@@ -65,9 +63,6 @@ class Options:
     documents: int = offered(10_000, "that are ingested at once")
     turns: int = offered(1_000, "edits and questions")
     pairs: int = offered(4_000, "of questions, of each kind")
-    phase_s: float = offered(8.0, "s of each phase of a step of load")
-    settings: int = offered(len(control.FIXED), "fixed ones beside the control loop")
-    repeats: int = offered(3, "of each step with each setting")
     kill_rate: float = offered(5.0, "chats a second while workers are killed")
     kill_s: float = offered(30.0, "s before and after each kill")
     seed: int = offered(1)
@@ -76,7 +71,7 @@ class Options:
 QUICK = Options(
     sizes=(30,), questions=4, streams=2, answer_tokens=64, rounds=1, prompts=3, docstrings=150,
     rates=(4.0, 20.0), load_s=1.5, fillers=4_000, documents=200, turns=30, pairs=100,
-    phase_s=0.5, settings=1, repeats=1, kill_rate=4.0, kill_s=3.0,
+    kill_rate=4.0, kill_s=3.0,
 )  # fmt: skip
 
 
@@ -89,10 +84,6 @@ async def run(options: Options, console: Console) -> Findings:
             found |= await _answers(options, wanted, progress)
         if {RECALL, LATENCY, FRESHNESS, KEPT} & set(wanted):
             found |= await _loads(options, wanted, progress)
-        if CONTROL in wanted:
-            found[CONTROL] = await control.measure(
-                options.phase_s, options.settings, options.repeats, options.seed, progress
-            )
         if LOSSES in wanted:
             found[LOSSES] = await _losses(options, progress)
     return Findings(figures=found, bars=bars(found), shown=tables(found))

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from infra.cli.options import AsJson
-from infra.cli.retrieve.arrays import read_rows
+from infra.cli.retrieve.rows import read_whole
 from infra.terminal.output import print_json
 from schemas.errors import ConfigError
+from schemas.rules.sizes import SHARDS_MAX
 from workers.search.limits import DEGREE_MAX
 
 app = typer.Typer(help="Build, look at and check index files.", no_args_is_help=True)
@@ -19,17 +20,22 @@ Target = Annotated[Path, typer.Argument(help="The index file.", dir_okay=False)]
 
 @app.command(epilog="Example: trivium index build vectors.npy books.index --metric cosine")
 def build(
-    vectors: Annotated[Path, typer.Argument(help="A .npy file, a vector in each row.")],
-    path: Target,
+    vectors: Annotated[Path, typer.Argument(help=".npy or .jsonl, as `documents load` takes it.")],
+    path: Annotated[Path, typer.Argument(help="The index file; {shard} becomes a number.")],
     metric: Annotated[str, typer.Option(help="sqeuclidean, inner_product or cosine.")] = "cosine",
     storage: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
     degree: Annotated[int, typer.Option(min=2, max=DEGREE_MAX, help="Edges of each row.")] = 32,
     seed: Annotated[int, typer.Option(help="Equal seeds build equal indexes.")] = 0,
+    shards: Annotated[int, typer.Option(min=1, max=SHARDS_MAX, help="Files to deal rows to.")] = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto: who computes distances.")] = "cpu",
     builder: Annotated[str, typer.Option(help="own, or cuvs, which needs cuda.")] = "own",
     as_json: AsJson = False,
 ) -> None:
-    """Build an index of vectors; ids are the numbers of the rows."""
+    """Build an index of vectors, for `index_files` of section [retrieval].
+
+    Ids are those of a .jsonl file, or the numbers of a .npy file's rows. With several shards, shard
+    i gets the rows i, i + shards and so on, and {shard} must stand in the path.
+    """
     from rich.console import Console
 
     from workers.search.engine import backend
@@ -42,22 +48,29 @@ def build(
         known = [each.value for each in kind]
         if value not in known:
             raise ConfigError(f"--{option}: expected one of {', '.join(known)}, found {value!r}")
+    if shards > 1 and "{shard}" not in path.name:
+        raise ConfigError(f"{path}: expected {{shard}} in the name, with {shards} shards")
     graph_of = backend.graph_builder(device, builder)
-    data = read_rows(vectors)
+    rows = read_whole(vectors)
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"{path}: cannot be written: {path.absolute().parent} is no folder")
     began_s = time.monotonic()
-    with Console(stderr=True).status(f"building {len(data)} rows"):
-        index = Index.build(
-            data, metric=Metric(metric), storage=Storage(storage), degree=degree, seed=seed,
-            graph_of=graph_of,
-        )  # fmt: skip
-        try:
-            snapshot.save(index, path)
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be written: {error}") from error
-    told = {"path": str(path), "rows": len(index), "dim": index.dim}
-    _tell({**told, "took_s": round(time.monotonic() - began_s, 3)}, as_json)
+    for shard in range(shards):
+        file = path.with_name(path.name.replace("{shard}", str(shard)))
+        part = rows.part(shard, shards)
+        with Console(stderr=True).status(f"building {len(part.ids)} rows"):
+            index = Index(
+                part.vectors.shape[1], metric=Metric(metric), storage=Storage(storage),
+                degree=degree, seed=seed, graph_of=graph_of,
+            )  # fmt: skip
+            index.upsert(part.ids, part.vectors, part.metadata, part.payloads)
+            index.link()
+            try:
+                snapshot.save(index, file, {"shard": f"{shard}/{shards}"})
+            except OSError as error:
+                raise ConfigError(f"{file}: cannot be written: {error}") from error
+        took_s = round(time.monotonic() - began_s, 3)
+        _tell({"path": str(file), "rows": len(index), "dim": index.dim, "took_s": took_s}, as_json)
 
 
 @app.command(epilog="Example: trivium index info books.index --json | jq .live")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
-from infra.cli.retrieve.arrays import read_vector
+from infra.cli.retrieve.rows import read_vector
 from infra.terminal.output import print_json, stdout_console
 from infra.terminal.printable import printable
 from schemas.errors import ConfigError

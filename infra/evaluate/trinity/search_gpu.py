@@ -1,14 +1,12 @@
-"""A simulated GPU that searches: the real scheduler and control loop, extends that take time.
+"""A simulated GPU that searches: the real scheduler, and extends that take time.
 
 Theory of operation. All searches in a place advance together, one extend after the other, and a
 search ends after as many extends as the engine expects of it. What follows from an arrival or an
 ending is decided by `workers/search/engine/scheduler.py`, as in the engine's dispatcher; the
 extends between two such events are counted, not stepped. An arrival is looked at when the extend
-that is under way ends. The control loop looks every interval, as in the retrieval worker.
+that is under way ends.
 """
 
-from bisect import insort
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
@@ -16,8 +14,6 @@ from math import ceil
 from infra.evaluate.trinity.hardware import SearchCosts
 from infra.simulator.log.clock import Alarm, Clock
 from workers.deadlines import NEVER_MS
-from workers.search.engine import control
-from workers.search.engine.control import ControlSettings, Signals
 from workers.search.engine.queues import QueuedSearch
 from workers.search.engine.scheduler import Drop, Plan, Running, Scheduler, SchedulerSettings
 from workers.search.index.kinds import Kind
@@ -46,16 +42,12 @@ class SearchGpu:
         settings: RetrievalSettings,
         *,
         slow: float = 1.0,  # where another engine computes on the same GPU
-        stalled: Callable[[], float | None] = lambda: None,  # the share of decode time, lately
     ) -> None:
         self.busy_ms = 0.0
         self.dropped = 0
-        self.waits: deque[tuple[float, float]] = deque()  # of prefill: when, how long
         self.searched = dict.fromkeys(Kind, 0)
         self._clock, self._costs, self._slow = clock, costs, slow
         self.scheduler = Scheduler(_settings(settings, costs.floor_ms))
-        self._control: ControlSettings = settings
-        self._stalled = stalled
         self._free = list(range(PLACES + PARKED_MAX))[::-1]
         self._active: dict[int, _Search] = {}
         self._parked: list[_Search] = []
@@ -63,7 +55,6 @@ class SearchGpu:
         self._began_ms = 0.0
         self._planned = 0  # extends until the next ending
         self._alarm: Alarm | None = None
-        clock.after(settings.control_interval_ms, self._look)
 
     def search(self, kind: Kind, done: Done, deadline_ms: float = NEVER_MS) -> None:
         """Ask for one; `done` hears when it has ended."""
@@ -128,9 +119,6 @@ class SearchGpu:
             assert isinstance(item, _Search)
             item.slot = self._free.pop()
             self._active[item.slot] = item
-            if item.kind is Kind.PREFILL:
-                now_ms = self._clock.now_ms
-                self.waits.append((now_ms, now_ms - item.arrived_ms))
         self._begin(plan)
         for item, why in plan.dropped:
             assert isinstance(item, _Search)
@@ -164,22 +152,6 @@ class SearchGpu:
     def _woken(self) -> None:
         if self._alarm is None:
             self._turn()
-
-    def _look(self) -> None:
-        """One step of the control loop."""
-        settings, now_ms = self._control, self._clock.now_ms
-        while self.waits and self.waits[0][0] < now_ms - settings.control_interval_ms:
-            self.waits.popleft()
-        waits: list[float] = []
-        for _, waited_ms in self.waits:
-            insort(waits, waited_ms)
-        signals = Signals(
-            prefill_wait_ms_p95=waits[int(0.95 * len(waits))] if waits else None,
-            decode_stalled_share=self._stalled(),
-        )
-        moved = control.move(settings, signals, self.scheduler.share, self.scheduler.flush_ms)
-        self.scheduler.share, self.scheduler.flush_ms = moved.share, moved.flush_ms
-        self._clock.after(settings.control_interval_ms, self._look)
 
 
 def _running(search: _Search) -> Running:

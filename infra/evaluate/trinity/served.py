@@ -149,9 +149,7 @@ class RagCluster(Cluster):
 
     def _search_gpu(self, slow: float) -> SearchGpu:
         case = self.case
-        made = SearchGpu(
-            self.clock, case.search, RetrievalSettings(), slow=slow, stalled=self._stalled_lately
-        )
+        made = SearchGpu(self.clock, case.search, RetrievalSettings(), slow=slow)
         each = case.traffic.updates_per_s / case.search.shards
         if each:
             self._update(made, 1e3 / each)
@@ -161,10 +159,6 @@ class RagCluster(Cluster):
         """Documents change: each copy links each of them, as a search of the lowest class."""
         copy.search(SearchKind.LINK, _ignored)
         self.clock.after(every_ms, lambda: self._update(copy, every_ms))
-
-    def _stalled_lately(self) -> float | None:
-        figures = self.figures
-        return figures.stalled_share if figures.decoding_ms else None
 
     def gpu_of(self, worker_id: str) -> Callable[..., Gpu]:
         """Workers that decode probe."""

@@ -122,4 +122,4 @@ class Lists:
             kernel=kernel, grid=self._rows, threads=THREADS, shared_bytes=shared_bytes,
             structure=structure.address,
         )  # fmt: skip
-        self._device.graph([launch]).launch().wait()
+        self._device.beside(launch)

@@ -2,12 +2,14 @@
 imports it. Optional; `builder.py` is our own.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from schemas.errors import ConfigError, InvalidRequest
+from schemas.errors import ConfigError, EngineFailed
+from workers.search.graph.build import GraphOf, own_graph
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.metrics import SQUARED_L2
 
@@ -39,6 +41,12 @@ class Cagra:
         )
         return cls(cagra, cagra.build(params, vectors))
 
+    @classmethod
+    def of_graph(cls, vectors: Array, graph: Array, metric: str = "sqeuclidean") -> "Cagra":
+        """An index of a graph that somebody else built: shape (rows, degree), uint32."""
+        cagra = _cagra()
+        return cls(cagra, cagra.from_graph(graph, vectors, metric=metric))
+
     def graph(self) -> Array:
         """Its edges: shape (rows, degree), uint32."""
         found: Array = np.asarray(self.index.graph.copy_to_host(), np.uint32)
@@ -56,22 +64,31 @@ class Cagra:
         return self.module.search(params, self.index, queries, k)[1]
 
 
-def check(on_device: bool) -> None:
-    """Raise ConfigError where cuVS cannot build."""
-    if not on_device:
-        raise ConfigError("builder cuvs: expected device cuda; or use our own builder")
+class CurrentDevice(Protocol):
+    """The device of `launch.py`, as far as cuVS needs it: cuVS uses the one that is current."""
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Makes it the thread's current device."""
+
+
+def graph_on(device: CurrentDevice) -> GraphOf:
+    """What has cuVS make graphs on a device; raises ConfigError where cuVS is missing."""
     _cagra()
+    from cuvs.common.exceptions import CuvsException
 
+    def graph_of(
+        vectors: Array, degree: int, metric: int, stored: int, *, seed: int, threads: int
+    ) -> Array:
+        """See `GraphOf`. cuVS takes no seed, and more rows than its lists are long; cores build the
+        graph of fewer. Raises EngineFailed where cuVS fails.
+        """
+        if len(vectors) <= degree * 3 // 2:
+            return own_graph(vectors, degree, metric, stored, seed=seed, threads=threads)
+        name = "sqeuclidean" if metric == SQUARED_L2 else "inner_product"
+        try:
+            with device.current():
+                return Cagra.build(vectors, degree, name).graph()
+        except (CuvsException, MemoryError) as error:
+            raise EngineFailed(f"cuVS: {error}") from error
 
-def graph_of(
-    vectors: Array, degree: int, metric: int, stored: int, *, seed: int, threads: int
-) -> Array:
-    """The search graph of stored vectors: shape (rows, degree), uint32; cuVS takes no seed."""
-    del seed, threads, stored
-    if len(vectors) <= degree * 3 // 2:
-        raise InvalidRequest(
-            f"builder cuvs: expected more than {degree * 3 // 2} rows, found {len(vectors)}; "
-            "use our own builder"
-        )
-    name = "sqeuclidean" if metric == SQUARED_L2 else "inner_product"
-    return Cagra.build(vectors, degree, name).graph()
+    return graph_of

@@ -62,6 +62,10 @@ class CudaDevice:
             self._module = cupy.RawModule(code=layout.source(), options=OPTIONS)
             self._kernels = {name: self._module.get_function(name) for name in layout.KERNELS}
 
+    def current(self) -> Any:
+        """A context that makes it the thread's current device."""
+        return self._card
+
     def memory(self, size_bytes: int) -> "CudaMemory":
         cupy = self._cupy
         try:

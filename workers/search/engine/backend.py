@@ -4,19 +4,21 @@
 the time.
 """
 
+import logging
 from typing import TYPE_CHECKING
 
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, EngineFailed
 from workers.search.graph.build import GraphOf, own_graph
-from workers.search.limits import DEVICES
+from workers.search.kernels.arrays import Array
+from workers.search.limits import BUILDERS, DEVICES
 
 if TYPE_CHECKING:
-    from workers.search.cuda.device import Device
+    from workers.search.cuda.launch import CudaDevice
 
-BUILDERS = ("own", "cuvs")
+log = logging.getLogger("trivium.retrieval")
 
 
-def cuda_device(device: str, number: int = 0) -> "Device | None":
+def cuda_device(device: str, number: int = 0) -> "CudaDevice | None":
     """The CUDA device that `device` asks for, opened, or None for cores; raises ConfigError.
 
     `number` says which of those that are visible.
@@ -32,18 +34,37 @@ def cuda_device(device: str, number: int = 0) -> "Device | None":
     return CudaDevice(number)
 
 
-def graph_builder(device: str, builder: str = "own") -> GraphOf:
-    """What makes the graph of an index that is built; raises ConfigError."""
+def graph_builder(device: str, builder: str = "own", number: int = 0) -> GraphOf:
+    """What makes the graph of an index that is built, for one thread; raises ConfigError.
+
+    A device is opened anew, so searches may use it at the same time.
+    """
     if builder not in BUILDERS:
         raise ConfigError(f"builder: expected one of {', '.join(BUILDERS)}, found {builder!r}")
-    opened = cuda_device(device)
-    if builder == "cuvs":
-        from workers.search.cuda import cuvs_graph
-
-        cuvs_graph.check(opened is not None)
-        return cuvs_graph.graph_of
+    opened = cuda_device(device, number)
     if opened is None:
+        if builder == "cuvs":
+            raise ConfigError("builder cuvs: expected device cuda; or use our own builder")
         return own_graph
-    from workers.search.cuda.builder import graph_on
+    from workers.search.cuda import builder as own_builder
+    from workers.search.cuda import cuvs_graph
 
-    return graph_on(opened)
+    return cuvs_graph.graph_on(opened) if builder == "cuvs" else own_builder.graph_on(opened)
+
+
+def or_on_cores(graph_of: GraphOf) -> GraphOf:
+    """The same builder, and cores where its device fails: a build must not end a worker."""
+    if graph_of is own_graph:
+        return graph_of
+
+    def build(
+        vectors: Array, degree: int, metric: int, stored: int, *, seed: int, threads: int
+    ) -> Array:
+        settings = {"seed": seed, "threads": threads}
+        try:
+            return graph_of(vectors, degree, metric, stored, **settings)
+        except EngineFailed as error:
+            log.warning("cores build the graph of %d rows: %s", len(vectors), error.message)
+            return own_graph(vectors, degree, metric, stored, **settings)
+
+    return build

@@ -144,11 +144,6 @@ class SearchEngine:
             rows[short] = await self._rows(scan, view, np.ascontiguousarray(queries[short]))
         return rows
 
-    def set_share(self, share: float, flush_ms: float) -> None:
-        """What the control loop found: prefill's share of places, and its flush timeout."""
-        scheduler = self._dispatcher.scheduler
-        scheduler.share, scheduler.flush_ms = share, flush_ms
-
     def load(self) -> EngineLoad:
         """Where it stands now."""
         dispatcher = self._dispatcher

@@ -1,7 +1,8 @@
 """Which searches get the free places of the batch: two queues, a reserved share, preemption.
 
 Trinity, section 3.3, and what it leaves open. Pure: time is an argument. `dispatcher.py` calls
-`plan` once per turn and does what it says; `control.py` moves the share and the flush timeout.
+`plan` once per turn and does what it says. The paper's loop that moves share and timeout is left
+out: it missed more deadlines than one fixed setting in all loads (DECISIONS.md, 47).
 
 Theory of operation. Prefill searches wait by slack, that is deadline minus now minus the expected
 time of their extends: least first. Decode searches wait first in, first out. Of B free places
@@ -10,11 +11,11 @@ once. Places mostly fall free one at a time, and of such places prefill gets its
 count, with decode first in between. Prefill searches that can no longer meet their deadline wait
 behind all others: saving one of them would only lose another. The third class, links
 of new rows, gets what is left, and a link gives its place at once to whoever finds none: it is
-parked and resumes when nobody waits. A prefill search that has waited for the flush timeout, or
+parked and resumes when nobody waits. A prefill search that has waited for `park_after_ms`, or
 would lose its deadline by waiting for the next place to fall free, takes the place of a decode
 search, which is parked and resumes before any new search of its class, with no work lost. Each
-search is parked once at most. The flush timeouts matter also where places are free: up to
-`gather_min` arrivals are gathered for one admission, but none waits longer than its timeout. A
+search is parked once at most. Where places are free, up to `gather_min` arrivals are gathered for
+one admission, but none waits longer than its flush timeout, of which prefill's is the shorter. A
 search whose deadline passes while it waits is dropped then, wherever it stands.
 """
 
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from schemas.errors import ConfigError
 from schemas.sections import Natural, NonNegative, Positive, Share, section
 from workers.deadlines import NEVER_MS
 from workers.search.engine.queues import InOrder, QueuedSearch, Waiting
@@ -36,18 +38,29 @@ _PREFILL, _DECODE, _LINK = Kind.PREFILL, Kind.DECODE, Kind.LINK  # looked up oft
 
 @section("search")
 class SchedulerSettings:
-    """Bounds and shares; `share` and `flush_ms` are what the control loop moves."""
+    """Bounds and shares."""
 
-    share: Share = 0.5  # of free places, reserved for prefill
-    # the longest a prefill search waits before it takes a decode place
-    flush_ms: NonNegative = 5.0
-    # the longest any search waits for others to be admitted with
-    global_flush_ms: NonNegative = 20.0
+    # Half of the places for prefill missed two to four times as many deadlines: a prefill search
+    # takes a place in time by its slack (LOG.md, "What the reserved share costs").
+    share: Share = 0.0  # of free places, reserved for prefill
+    # how long a prefill search waits until it takes a decode search's place; 5 missed many times as
+    # many deadlines in the same loads
+    park_after_ms: NonNegative = 50.0
     gather_min: Positive = 1  # searches that are admitted together where places are free
+    # the longest that a prefill search waits for others to gather
+    flush_ms: NonNegative = 5.0
+    global_flush_ms: NonNegative = 20.0  # the same of any search
     queue_max: Positive = 4_096  # waiting searches of a class; more are refused
     drops_late: bool = False  # refuse prefill searches that can no longer meet their deadline
     parked_max: Natural = 64
     ms_per_extend: NonNegative = 0.05  # until it is measured
+
+    def __post_init__(self) -> None:
+        if self.flush_ms > self.global_flush_ms:
+            raise ConfigError(
+                f"flush_ms: expected at most global_flush_ms ({self.global_flush_ms:g}), which ends "
+                f"a prefill search's wait as well, found {self.flush_ms:g}"
+            )
 
 
 class Drop(StrEnum):
@@ -92,7 +105,7 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
-        self.share, self.flush_ms = settings.share, settings.flush_ms
+        self.share = settings.share
         self.ms_per_extend = settings.ms_per_extend
         self.queues = Waiting()
         self._passes = settings.gather_min == 1 and not settings.drops_late
@@ -177,7 +190,8 @@ class Scheduler:
         if others or not waiting or waiting >= self.settings.gather_min:
             return False
         oldest_prefill_ms, oldest_ms = self.queues.oldest_ms()
-        wake_ms = min(oldest_prefill_ms + self.flush_ms, oldest_ms + self.settings.global_flush_ms)
+        flush_ms, global_flush_ms = self.settings.flush_ms, self.settings.global_flush_ms
+        wake_ms = min(oldest_prefill_ms + flush_ms, oldest_ms + global_flush_ms)
         if now_ms >= wake_ms:
             return False
         plan.wake_ms = wake_ms
@@ -279,7 +293,7 @@ class Scheduler:
             return NEVER_MS
         if head.slack_ms(now_ms, self.ms_per_extend) < extends_most() * self.ms_per_extend:
             return now_ms
-        return head.arrived_ms + self.flush_ms
+        return head.arrived_ms + self.settings.park_after_ms
 
     def _preempt(
         self, plan: Plan, room: _Room, running: Iterable[Running], parked: int, now_ms: float
@@ -301,8 +315,9 @@ class Scheduler:
             if head is None:
                 return
             urgent = head.slack_ms(now_ms, self.ms_per_extend) < next_free_ms
-            if not urgent and now_ms - head.arrived_ms < self.flush_ms:
-                plan.wake_ms = min(plan.wake_ms, head.arrived_ms + self.flush_ms)
+            parks_at_ms = head.arrived_ms + self.settings.park_after_ms
+            if not urgent and now_ms < parks_at_ms:
+                plan.wake_ms = min(plan.wake_ms, parks_at_ms)
                 return
             self.queues.prefill.pop(head)
             self.queues.left(head)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import InvalidRequest, SnapshotError
+from workers.search.graph.build import GraphOf, own_graph
 from workers.search.graph.links import Kept, Links
 from workers.search.index import packing, snapshot_checks
 from workers.search.index.index import Index
@@ -81,17 +82,21 @@ def info(path: Path) -> dict[str, Any]:
     return _header(path)[0]
 
 
-def load(path: Path, *, verify: bool = True, threads: int = 0, mapped: bool = True) -> Index:
+def load(
+    path: Path, *, verify: bool = True, threads: int = 0, mapped: bool = True,
+    graph_of: GraphOf = own_graph,
+) -> Index:  # fmt: skip
     """The index of a file; raises SnapshotError. `verify` reads all of it once, for the sums.
 
     Not `mapped`, it is read into memory, and the file may go away on whatever disk it is.
+    `graph_of` makes its graph when it is built anew.
     """
     header, begin = _header(path)
     try:
         arrays = {
             each["name"]: _section(path, begin, each, verify, mapped) for each in header["sections"]
         }
-        return _index(header, arrays, threads)
+        return _index(header, arrays, threads, graph_of)
     except _CRAFTED as error:
         raise _refused(path, f"it does not make sense: {error!r}") from error
 
@@ -198,11 +203,13 @@ def _section(path: Path, begin: int, section: dict[str, Any], verify: bool, mapp
     return array
 
 
-def _index(header: dict[str, Any], arrays: dict[str, Array], threads: int) -> Index:
+def _index(
+    header: dict[str, Any], arrays: dict[str, Array], threads: int, graph_of: GraphOf
+) -> Index:
     snapshot_checks.arrays(header, arrays)
     index = Index(
         header["dim"], metric=Metric(header["metric"]), storage=Storage(header["storage"]),
-        degree=header["degree"], seed=header["seed"], threads=threads,
+        degree=header["degree"], seed=header["seed"], threads=threads, graph_of=graph_of,
     )  # fmt: skip
     columns = Columns()
     for name, array in arrays.items():

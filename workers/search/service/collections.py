@@ -7,7 +7,7 @@ and by which model its passages are to be embedded.
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from schemas.records import CollectionDeclared, CollectionMade, CollectionState
 from schemas.retrieval import unpack_vector
 from schemas.rules.metadata import TENANT
 from schemas.rules.sizes import DIM_MAX, FLEET_BYTES_MAX
+from workers.search.graph.build import GraphOf, own_graph
 from workers.search.index.index import Index
 from workers.search.index.query import ExternalId
 from workers.search.index.view import UNCALIBRATED
@@ -24,7 +25,7 @@ from workers.search.kernels.metrics import Metric, Storage
 from workers.search.limits import CUDA_TOP_M_MAX, SCANNED_ROWS_MAX, TOP_M_MAX
 from workers.search.metadata.filters import Equal, Exists, Filter
 from workers.search.service.declared import Declarations
-from workers.search.service.settings import RetrievalSettings
+from workers.search.service.settings import NAME_CHARS_MAX, RetrievalSettings
 from workers.search.words.changes import (
     AnyChange,
     Change,
@@ -32,13 +33,12 @@ from workers.search.words.changes import (
     PassagesChange,
     grouped,
     metadata_of,
-    text_beside,
     texts_of,
 )
 from workers.search.words.index import WordIndex
 from workers.search.words.shelf import Shelf
+from workers.search.words.texts import payload_of_text
 
-NAME_CHARS_MAX = 128
 _TOLD_BYTES, _STATE_BYTES = FLEET_BYTES_MAX * 3 // 4, 112  # of a heartbeat; of each beside its name
 _DIMS_MAX = 10_000  # remembered of collections, most of which may have no documents
 
@@ -46,9 +46,11 @@ _DIMS_MAX = 10_000  # remembered of collections, most of which may have no docum
 class Collections:
     """By name. Changes come from one caller at a time; searches read views meanwhile."""
 
-    def __init__(self, settings: RetrievalSettings) -> None:
+    def __init__(self, settings: RetrievalSettings, graph_of: GraphOf = own_graph) -> None:
         self._settings = settings
+        self._graph_of = graph_of
         self.indexes: dict[str, Index] = {}
+        self._from_files: frozenset[str] = frozenset()  # which no document changes
         self.shelves: dict[str, Shelf] = {}
         self.declared = Declarations()
         self.turn = asyncio.Lock()  # of those who change something
@@ -74,9 +76,24 @@ class Collections:
             for index in held
         )
 
+    def serve_files(self, indexes: Mapping[str, Index]) -> None:
+        """Hold collections that were read from index files; they take no documents."""
+        self._from_files = frozenset(indexes)
+        self.indexes.update(indexes)
+
+    def is_from_file(self, name: str) -> bool:
+        """Whether a collection was read from an index file."""
+        return name in self._from_files
+
+    def of_documents(self) -> dict[str, Index]:
+        """Indexes by collection, without those that were read from files."""
+        held = list(self.indexes.items())
+        return {name: index for name, index in held if not self.is_from_file(name)}
+
     def clear(self) -> None:
         """Forget all documents, and what was declared."""
-        self.indexes.clear()
+        for name in self.of_documents():
+            del self.indexes[name]
         self.shelves.clear()
         self.since.clear()
         self.declared.clear()
@@ -112,7 +129,7 @@ class Collections:
 
     def untold(self) -> dict[str, int]:
         """Dimensions that the log does not tell yet."""
-        held = {name: index.dim for name, index in list(self.indexes.items()) if len(index)}
+        held = {name: index.dim for name, index in self.of_documents().items() if len(index)}
         return {name: dim for name, dim in held.items() if self._dims.get(name) != dim}
 
     def get(self, name: str, tenant: str = "") -> Index:
@@ -192,6 +209,9 @@ class Collections:
         """
         failed: Failed[Change] = []
         for name, group in grouped(changes).items():
+            if self.is_from_file(name):
+                failed += [(change, _is_read_from_a_file(name)) for change in group]
+                continue
             shelf = self.shelves.setdefault(name, Shelf())
             self._delete(name, shelf, [each for each in group if each.document is None])
             self._texts(name, shelf, [each for each in group if each.is_text])
@@ -211,6 +231,9 @@ class Collections:
         """The same for what the embedding pool made of documents."""
         failed: Failed[PassagesChange] = []
         for name, group in grouped(changes).items():
+            if self.is_from_file(name):
+                failed += [(change, _is_read_from_a_file(name)) for change in group]
+                continue
             shelf = self.shelves.setdefault(name, Shelf())
             counted = []
             for each in group:
@@ -274,7 +297,7 @@ class Collections:
             [each.document_id for each in group],
             vectors,
             [metadata_of(document.metadata, document.tenant) for document in documents],
-            [text_beside(each).packed() if each.text else b"" for each in documents],
+            [payload_of_text(each.document_id, each.text) for each in documents],
             gone=[row for each in group for row in shelf.rows(each.document_id)],
         )
         self.indexes[name] = index
@@ -336,6 +359,7 @@ class Collections:
         return Index(
             dim, metric=Metric(settings.metric_of(name)), degree=settings.degree,
             storage=Storage(settings.storage_of(name)), threads=settings.lanes,
+            graph_of=self._graph_of,
         )  # fmt: skip
 
     def _make_room(self, name: str) -> None:
@@ -349,3 +373,11 @@ class Collections:
                 f"{len(others)} collections are held already; raise [retrieval] collections_max"
             )
         del self.indexes[empty]
+
+
+def _is_read_from_a_file(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"collection {name!r:.200} is read from an index file and takes no documents; build the "
+        "file anew, or take the collection out of [retrieval] index_files",
+        "collection",
+    )

@@ -15,6 +15,7 @@ from schemas.errors import RecordError, RecordTooLarge
 from schemas.log.clients import Ack, LogProducer, bury
 from schemas.log.endings import ended
 from schemas.log.faust.app import consumer_record
+from schemas.log.faust.beginning import begin_now
 from schemas.log.faust.group import Group
 from schemas.records import Hits, RetrievalRequest
 from schemas.rules.sizes import check_size
@@ -22,6 +23,7 @@ from schemas.settings import LogSettings
 from schemas.topics import check_record
 from workers.search.index.kinds import Kind
 from workers.search.service.responder import Responder
+from workers.search.service.settings import ShardPlace
 
 TOPICS = {"retrieval.prefill": Kind.PREFILL, "retrieval.decode": Kind.DECODE}
 
@@ -147,3 +149,13 @@ class Intake:
     async def cancel(self) -> None:
         """Give up what is under way."""
         await ended(*self._tasks)
+
+
+def group_id(log_settings: LogSettings, place: ShardPlace) -> str:
+    """The name of the consumer group of a shard's replicas."""
+    return f"{log_settings.topic_prefix}retrieval-{place.shard}of{place.shards}"
+
+
+async def begin_group(log_settings: LogSettings, place: ShardPlace) -> None:
+    """Give a new group its offsets; one that has some keeps them. Raises BrokerUnavailable."""
+    await begin_now(log_settings, group_id(log_settings, place), tuple(TOPICS))

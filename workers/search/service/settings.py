@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -10,11 +11,11 @@ from pydantic import Field
 from schemas.errors import ConfigError
 from schemas.rules.sizes import SHARDS_MAX
 from schemas.sections import Natural, NonNegative, Positive, Share, Texts, one_of, section
-from workers.search.engine.control import ControlSettings
 from workers.search.engine.scheduler import SchedulerSettings
 from workers.search.kernels.metrics import Metric, Storage
 from workers.search.limits import (
     AHEAD,
+    BUILDERS,
     CUDA_DIM_MAX,
     CUDA_PLACES,
     CUDA_SLOTS,
@@ -30,24 +31,26 @@ from workers.search.limits import (
     TOP_M_MAX,
 )
 
+NAME_CHARS_MAX = 128  # of a collection
+SHARD_FIELD = "{shard}"  # in the path of an index file
 LOOSE_MIN = 256  # rows to link though more are coming
 
 
 @section("retrieval")
-class RetrievalSettings(ControlSettings):
-    """Of every retrieval worker; which shard it holds is told on its command line.
+class RetrievalSettings:
+    """Of every retrieval worker; which shard it holds is told on its command line."""
 
-    What may move `share` and `flush_ms` is in `ControlSettings`.
-    """
-
-    # whether the control loop runs; off, for share and flush_ms as they are miss less
-    is_controlled: bool = False
     metrics: Texts = ()  # "collection=metric"; other collections are cosine
     # "collection=float16": how vectors are kept; other collections have float32
     storages: Texts = ()
+    # "collection=path" of an index file that is searched as it is, and takes no documents; {shard}
+    # in a path stands for the number of the worker's shard
+    index_files: Texts = ()
     # where searches run; cuda needs CuPy, auto takes cuda where it can
     device: Annotated[str, one_of(*DEVICES)] = "cpu"
     cuda_device: Natural = 0  # which of the devices that are visible
+    # who makes the graph of an index that is built there; cuvs needs cuVS
+    builder: Annotated[str, one_of(*BUILDERS)] = "own"
     # searches that a device advances together, in place of lanes and places
     cuda_places: Positive = CUDA_PLACES
     # of a device: places, and room for searches that gave theirs away
@@ -70,14 +73,13 @@ class RetrievalSettings(ControlSettings):
     ahead: Natural = AHEAD  # searches that wait in a lane, in slots that are no places
     places: Positive = PLACES  # searches that a core advances together; of device cpu, as slots are
     slots: int = SLOTS  # of a core: places, and room for searches that gave theirs away
-    # Half of the places for prefill, and 5 ms, missed four times as many deadlines: a prefill
-    # search takes a place in time by its slack (LOG.md, "What the reserved share costs").
-    share: Share = 0.0  # of free places, reserved for prefill, until the control loop moves it
-    # the longest that a prefill search waits, until the loop moves it
-    flush_ms: NonNegative = 50.0
+    share: Share = 0.0  # of free places, reserved for prefill
+    # how long a prefill search waits until it takes a decode search's place
+    park_after_ms: NonNegative = 50.0
     gather_min: Positive = 1  # searches that are admitted together where places are free
-    # the longest that any search waits for others to gather
-    global_flush_ms: NonNegative = 20.0
+    # the longest that a prefill search waits for others to gather
+    flush_ms: NonNegative = 5.0
+    global_flush_ms: NonNegative = 20.0  # the same of any search
     queue_max: Positive = 4_096  # waiting searches of a class
     parked_max: Natural = 64
     drops_late: bool = False  # refuse prefill searches that can no longer meet their deadline
@@ -108,6 +110,11 @@ class RetrievalSettings(ControlSettings):
                 f"retrieval.cuda_slots: expected at least retrieval.cuda_places "
                 f"({self.cuda_places}), found {self.cuda_slots}"
             )
+        if self.builder == "cuvs" and self.device == "cpu":
+            raise ConfigError(
+                "retrieval.builder: expected own with retrieval.device cpu, found cuvs, which "
+                "needs a CUDA device"
+            )
         if self.device != "cpu" and self.top_m > CUDA_TOP_M_MAX:
             raise ConfigError(
                 f"retrieval.top_m: expected at most {CUDA_TOP_M_MAX} on device {self.device}, "
@@ -127,19 +134,31 @@ class RetrievalSettings(ControlSettings):
                     "retrieval.recalls: expected collection=recall with a recall above 0 and below "
                     f"1, found {each!r}"
                 )
-        ControlSettings.__post_init__(self)
+        for each in self.index_files:
+            name, _, path = each.partition("=")
+            if not 0 < len(name) <= NAME_CHARS_MAX or "/" in name or not path:
+                raise ConfigError(
+                    "retrieval.index_files: expected collection=path with a collection of 1 to "
+                    f"{NAME_CHARS_MAX} characters without a slash, found {each!r}"
+                )
+        self.scheduler()  # raises
 
     def recall_of(self, collection: str) -> float:
         """What a collection's searches aim at; 0: a routing list of `top_m`."""
         return _recalls(self.recalls).get(collection, 0.0)
 
-    def metric_of(self, collection: str) -> str:
+    def metric_of(self, collection: str, default: str = "cosine") -> str:
         """What a collection's distances are."""
-        return _named(self.metrics).get(collection, "cosine")
+        return _named(self.metrics).get(collection, default)
 
-    def storage_of(self, collection: str) -> str:
+    def files(self, shard: int) -> Mapping[str, Path]:
+        """Index files of a shard, by collection."""
+        named = _named(self.index_files)
+        return {name: Path(path.replace(SHARD_FIELD, str(shard))) for name, path in named.items()}
+
+    def storage_of(self, collection: str, default: str = "float32") -> str:
         """How a collection's vectors are kept."""
-        return _named(self.storages).get(collection, "float32")
+        return _named(self.storages).get(collection, default)
 
     def scheduler(self) -> SchedulerSettings:
         """The queues' part: what has the same name here."""

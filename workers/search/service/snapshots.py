@@ -20,6 +20,7 @@ from schemas.errors import SnapshotError
 from schemas.log.clock import wall_ms
 from schemas.records import CollectionDeclared
 from schemas.topic import HOUR_MS
+from workers.search.graph.build import GraphOf, own_graph
 from workers.search.index import snapshot
 from workers.search.index.index import Index
 from workers.search.service.collections import Collections
@@ -49,12 +50,14 @@ class Snapshots:
         worker_id: str,
         shard_name: str,
         is_first: Callable[[], bool],
+        graph_of: GraphOf = own_graph,
     ) -> None:
         self._settings = settings
         self._collections = collections
         self._place = place
         self._offsets = offsets
         self._is_first = is_first
+        self._graph_of = graph_of
         self._is_shared = settings.shares_snapshots
         path = Path(settings.snapshot_folder) / (shard_name if self._is_shared else worker_id)
         self._folder = SnapshotFolder(path, worker_id, _KEPT_SHARED if self._is_shared else 1)
@@ -80,7 +83,7 @@ class Snapshots:
         return None
 
     def _loaded(self, path: Path) -> Offsets:
-        loaded: dict[str, Index] = {}
+        names, loaded = set[str](), dict[str, Index]()
         notes: dict[str, Any] = {}
         embedders: dict[str, str] = {}
         for file in sorted(path.glob("*.index")):
@@ -88,14 +91,18 @@ class Snapshots:
             notes = header["notes"]
             self._check(file, header["storage"], notes)
             name = notes["collection"]
+            names.add(name)
+            if self._collections.is_from_file(name):
+                continue
             index = loaded[name] = snapshot.load(
-                file, threads=self._settings.lanes, mapped=not self._is_shared
-            )
+                file, threads=self._settings.lanes, mapped=not self._is_shared,
+                graph_of=self._graph_of,
+            )  # fmt: skip
             embedders[name] = str(notes["embedder"])
             log.info("%s: %d rows of %s", file, len(index), name)
-        if not loaded:
+        if not names:
             raise FileNotFoundError(f"{path} has no files; another worker removes it")
-        if missing := set(notes["collections"]) - set(loaded):
+        if missing := set(notes["collections"]) - names:
             raise SnapshotError(f"{path} lacks collections: {', '.join(sorted(missing)):.200}")
         offsets = _offsets(notes["offsets"])
         declared = [CollectionDeclared(**each) for each in notes["declared"]]
@@ -128,7 +135,7 @@ class Snapshots:
     def save(self) -> None:
         """Write all collections as they are now. Blocks."""
         offsets = self._offsets()  # before all else is looked at: that holds all of these
-        indexes, shelves = dict(self._collections.indexes), dict(self._collections.shelves)
+        indexes, shelves = self._collections.of_documents(), dict(self._collections.shelves)
         if not indexes:
             return
         shared = {

@@ -3,10 +3,9 @@
 Theory of operation. The worker joins the fleet, loads its snapshots if it has any, reads the rest
 of `documents` and links what is new; then its Faust agents join the group of the shard's replicas
 and hand retrievals to the engine in the same process. It is ready once the group has given it
-partitions. Documents go on coming in, rows without edges are linked in the background, and the
-control loop moves the scheduler. To drain is to take no more, to answer what is under way, and to
-leave. Where the log or the lease is lost, the worker joins again with all documents that it holds,
-and reads on where it stood.
+partitions. Documents go on coming in, and rows without edges are linked in the background. To drain
+is to take no more, to answer what is under way, and to leave. Where the log or the lease is lost,
+the worker joins again with all documents that it holds, and reads on where it stood.
 """
 
 import asyncio
@@ -33,16 +32,15 @@ from schemas.settings import LogSettings
 from workers import tasks
 from workers.agent_life import AgentLife
 from workers.search.cuda.batch import BatchSettings, sizes_up_to
+from workers.search.engine import backend
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.kinds import Kind
-from workers.search.service import group
+from workers.search.service import index_files
 from workers.search.service.collections import Collections
-from workers.search.service.control_loop import ControlLoop
 from workers.search.service.feed.documents import DocumentFollower
 from workers.search.service.feed.passages import PassageFollower
 from workers.search.service.feed.refusals import is_first
-from workers.search.service.fleet_figures import FleetFigures
-from workers.search.service.intake import TOPICS, Intake
+from workers.search.service.intake import TOPICS, Intake, begin_group, group_id
 from workers.search.service.responder import Responder
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 from workers.search.service.snapshots import AGE_MAX_MS, Offsets, Snapshots
@@ -77,8 +75,11 @@ class RetrievalWorker:
         self._worker_id = worker_id
         self._codec = codec
         self._producer = LogProducer(log_settings, codec, durable=True, client_id=worker_id)
-        self._figures = FleetFigures()
-        self.collections = Collections(settings)
+        graph_of = backend.or_on_cores(
+            backend.graph_builder(settings.device, settings.builder, settings.cuda_device)
+        )
+        self.collections = Collections(settings, graph_of)
+        self.collections.serve_files(index_files.read(settings, place, graph_of))
         self.engine = SearchEngine(
             EngineSettings(
                 lanes=settings.lanes,
@@ -100,8 +101,8 @@ class RetrievalWorker:
         )
         self._snapshots = Snapshots(
             settings, self.collections, place, self._offsets,
-            worker_id=worker_id, shard_name=group.group_id(log_settings, place),
-            is_first=self._is_first,
+            worker_id=worker_id, shard_name=group_id(log_settings, place),
+            is_first=self._is_first, graph_of=graph_of,
         )  # fmt: skip
         self._upkeep = Upkeep(settings, self.collections, self.engine.neighbours)
         self.membership = self._new_membership()
@@ -134,18 +135,9 @@ class RetrievalWorker:
             self.responder,
             self._settings.pending_max,
         )
-        self._control = ControlLoop(
-            self._settings,
-            self.engine,
-            self._settings.share,
-            self._settings.flush_ms,
-            self._figures,
-            self.membership,
-            self._producer,
-        )
         app = make_app(
             self._log_settings,
-            group=group.group_id(self._log_settings, self._place),
+            group=group_id(self._log_settings, self._place),
             member_id=self._worker_id,
             buffer_max=_BUFFERED_MAX,
             leaves_group=True,
@@ -220,7 +212,7 @@ class RetrievalWorker:
             await self._upkeep.finish()
             self._steady.spawn("snapshots", self._snapshots.run())
             self._steady.spawn("upkeep", self._upkeep.run())
-        await group.begin(self._log_settings, self._place)
+        await begin_group(self._log_settings, self._place)
 
     def _offsets(self) -> Offsets:
         """Up to where both topics are in the collections; passages are never ahead of documents."""
@@ -238,8 +230,6 @@ class RetrievalWorker:
         spawn("passages", self._passages.run())
         spawn("refused passages", self._passages.refusals.run())
         spawn("steady", self._steady.watch())
-        if self._settings.is_controlled:
-            spawn("control", self._control.run())
         self._life.serve(_STALL_MS)
 
     def assigned(self, places: set[Place]) -> None:
@@ -255,9 +245,7 @@ class RetrievalWorker:
         self._intake.group.revoked()
 
     def _fleet_record(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
-        if isinstance(record, Heartbeat):
-            self._figures.fold(record)
-        else:
+        if isinstance(record, Registration):
             self.membership.check_name(record)
 
     def _load_now(self) -> SearchLoad:
@@ -276,8 +264,8 @@ class RetrievalWorker:
             prefill_wait_ms_p95=prefill[1],
             decode_wait_ms_p50=decode[0],
             decode_wait_ms_p95=decode[1],
-            share=self._control.share,
-            flush_ms=self._control.flush_ms,
+            share=self._settings.share,
+            flush_ms=self._settings.park_after_ms,
             searches_total=self.responder.tallies.searches,
             misses_total=self.responder.tallies.misses,
             collections=self.collections.states(),

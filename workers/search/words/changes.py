@@ -79,21 +79,6 @@ def texts_of(found: Passages) -> list[PassageText]:
     ]
 
 
-def text_beside(document: Document) -> PassageText:
-    """What is kept of a text that came with its vector, and is neither cut nor found by words."""
-    return PassageText(
-        document_id=document.document_id,
-        number=0,
-        start=0,
-        text=document.text,
-        tokens=b"",
-        title="",
-        source="",
-        offset=0,
-        content="",
-    )
-
-
 def _spelled(value: Value | list[Value]) -> str:
     return ", ".join(map(str, values_of(value)))
 

@@ -81,6 +81,20 @@ def unpacked(payload: bytes) -> PassageText:
     )  # fmt: skip
 
 
+def payload_of_text(document_id: str, text: str) -> bytes:
+    """What is kept of a text that came with its vector, and is neither cut nor found by words.
+
+    Empty where there is no text.
+    """
+    if not text:
+        return b""
+    passage = PassageText(
+        document_id=document_id, number=0, start=0, text=text, tokens=b"", title="", source="",
+        offset=0, content="",
+    )  # fmt: skip
+    return passage.packed()
+
+
 def row_id(document_id: str, number: int) -> bytes:
     """The id of a passage, as bytes."""
     return f"{document_id}#{number}".encode()

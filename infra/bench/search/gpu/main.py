@@ -1,9 +1,9 @@
 """The search benchmark of a CUDA device: our engine beside cuVS CAGRA, where that is installed.
 
 `make bench-search-gpu`, or `trivium bench search-gpu --quick`. Parts: whether ids are those
-that cores find, queries per second against recall, single searches, and each kernel's time with the
-bandwidth that it reaches (`kernels_alone.py`). Writes build/bench/search_gpu.json. Without a
-device it says what is missing, and measures nothing.
+that cores find, queries per second against recall, of each engine on each one's graph, single
+searches, and each kernel's time with the bandwidth that it reaches (`kernels_alone.py`). Writes
+build/bench/search_gpu.json. Without a device it says what is missing, and measures nothing.
 """
 
 import time
@@ -26,6 +26,7 @@ from workers.search.cuda.batch import Batch, BatchSettings
 from workers.search.cuda.cuvs_graph import Cagra
 from workers.search.cuda.launch import reason_against
 from workers.search.engine import backend
+from workers.search.graph.build import GraphOf
 from workers.search.index import bulk, inputs
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
@@ -34,7 +35,7 @@ from workers.search.limits import DEGREE
 
 Search = Callable[[int], Array]  # all queries at an effort: rows
 
-CUVS = "cuvs"
+CUVS, OURS_ON_CUVS = "cuvs", "trivium, graph of cuvs"
 K = 10
 _RECALLS = (0.93, 0.98)
 
@@ -47,7 +48,7 @@ class GpuOptions:
     dim: int = 128
     queries: int = offered(100_000, "of one call")
     checked: int = 2_000  # of them, whose true neighbours are computed
-    efforts: tuple[int, ...] = (32, 48, 64, 96, 128, 192)
+    efforts: tuple[int, ...] = (32, 48, 64, 96, 128, 192, 256)
     width: int = offered(8)
     samplings: tuple[int, ...] = (1, 8)  # of cuVS: its random entry points
     repeats: int = offered(5)
@@ -65,6 +66,7 @@ class Scene:
     options: GpuOptions
     device: Stopwatch
     index: Index
+    graph_s: float  # that our builder took for the index's graph
     queries: Array
     truth: Array
     progress: Progress
@@ -77,9 +79,22 @@ class Scene:
         )
         truth = vectors.truth(rows, queries[: options.checked], K)
         progress("the index is built")
-        graph_of = builder.graph_on(device)
-        index = Index.build(rows, seed=options.seed, degree=DEGREE, graph_of=graph_of)
-        return cls(options, device, index, queries, truth, progress)
+        index, graph_s = _built(rows, builder.graph_on(device), options.seed)
+        return cls(options, device, index, graph_s, queries, truth, progress)
+
+
+def _built(rows: Array, graph_of: GraphOf, seed: int) -> tuple[Index, float]:
+    """An index, and the seconds that its graph took."""
+    graph_s = 0.0
+
+    def timed(*arguments: Any, **named: Any) -> Array:
+        nonlocal graph_s
+        began_s = time.perf_counter()
+        graph = graph_of(*arguments, **named)
+        graph_s += time.perf_counter() - began_s
+        return graph
+
+    return Index.build(rows, seed=seed, degree=DEGREE, graph_of=timed), graph_s
 
 
 def agrees(scene: Scene, batch: Batch) -> dict[str, Any]:
@@ -95,14 +110,9 @@ def agrees(scene: Scene, batch: Batch) -> dict[str, Any]:
 
 def speed(scene: Scene, batch: Batch) -> dict[str, Any]:
     """Part 2: queries per second of one call. Ours are in host memory, cuVS's on the device."""
-    options, view = scene.options, scene.index.view()
-    prepared = inputs.prepared(scene.queries, view.dim, view.metric)
-
-    def ours(top_m: int) -> Array:
-        effort = Effort(k=K, top_m=top_m, width=options.width)
-        return feeds.search_all(batch, effort, prepared, view).rows
-
-    systems: dict[str, Search] = {OURS: ours, **_cuvs(scene)}
+    options = scene.options
+    systems: dict[str, Search] = {OURS: _ours(scene, batch, scene.index)}
+    graph_s = {OURS: scene.graph_s} | _add_cuvs(scene, batch, systems)
     for name, search in systems.items():
         scene.progress(f"{name} is warmed up")
         search(options.efforts[0])
@@ -114,23 +124,50 @@ def speed(scene: Scene, batch: Batch) -> dict[str, Any]:
         for effort in options.efforts:
             for name, search in systems.items():
                 curves[name][-1].append(_point(scene, search, effort))
-    return {"at_recall": _at_recalls(curves), "curves": _medians(curves)}
+    return {"at_recall": _at_recalls(curves), "curves": _medians(curves), "graph_s": graph_s}
 
 
-def _cuvs(scene: Scene) -> dict[str, Search]:
-    """CAGRA with each number of random entry points; nothing where cuVS is missing."""
+def _ours(scene: Scene, batch: Batch, index: Index) -> Search:
+    options, view = scene.options, index.view()
+    prepared = inputs.prepared(scene.queries, view.dim, view.metric)
+
+    def search(top_m: int) -> Array:
+        effort = Effort(k=K, top_m=top_m, width=options.width)
+        return feeds.search_all(batch, effort, prepared, view).rows
+
+    return search
+
+
+def _add_cuvs(scene: Scene, batch: Batch, systems: dict[str, Search]) -> dict[str, float]:
+    """CAGRA with each number of random entry points on its own graph and on ours, and our engine on
+    CAGRA's graph; the seconds that the graph took. Nothing where cuVS is missing.
+    """
     options = scene.options
+    rows = scene.index.view().vectors[: options.rows]
+    began_s = time.perf_counter()
     try:
-        cagra = Cagra.build(scene.index.view().vectors[: options.rows], DEGREE)
+        cagra = Cagra.build(rows, DEGREE)
     except ConfigError as error:
         scene.progress(f"{CUVS} is left out: {error}")
         return {}
+    graph_s = time.perf_counter() - began_s
+    scene.progress("an index with the graph of cuvs is built")
+    index, _ = _built(rows[:, : options.dim], lambda *_, **__: cagra.graph(), options.seed)
+    systems[OURS_ON_CUVS] = _ours(scene, batch, index)
     queries = cagra.uploaded(scene.queries)
 
-    def search(samplings: int) -> Search:
-        return lambda effort: cagra.search(queries, K, effort, samplings=samplings).copy_to_host()
+    def search(searched: Cagra, samplings: int) -> Search:
+        return lambda effort: searched.search(
+            queries, K, effort, samplings=samplings
+        ).copy_to_host()
 
-    return {f"{CUVS}, {each} samplings": search(each) for each in options.samplings}
+    with_our_graph = Cagra.of_graph(rows, scene.index.graph)
+    for samplings in options.samplings:
+        systems[f"{CUVS}, {samplings} samplings"] = search(cagra, samplings)
+        systems[f"{CUVS}, graph of {OURS}, {samplings} samplings"] = search(
+            with_our_graph, samplings
+        )
+    return {CUVS: graph_s}
 
 
 def _point(scene: Scene, search: Search, effort: int) -> OperatingPoint:

@@ -1,10 +1,10 @@
 """Part of the search benchmark: the scheduler taken apart, in a simulation on virtual time.
 
-The real `Scheduler` and the real control loop drive a batch of places that all advance one extend a
-step, as the engine's do; first come first served and static priority drive the same. The load
-steps: calm, a surge of prefill searches, a surge of decode searches, calm. A miss is a prefill
-search that ends after its deadline, or not at all, or a decode search that takes longer than twice
-its unloaded time. Nothing here reads a clock; a seed decides the arrivals.
+The real `Scheduler` drives a batch of places that all advance one extend a step, as the engine's
+do; first come first served and static priority drive the same. The load steps: calm, a surge of
+prefill searches, a surge of decode searches, calm. A miss is a prefill search that ends after its
+deadline, or not at all, or a decode search that takes longer than twice its unloaded time. Nothing
+here reads a clock; a seed decides the arrivals.
 """
 
 import math
@@ -15,9 +15,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from infra.bench.results import Bar, at_least, percentile, percentiles
+from infra.bench.results import Bar, at_least, percentiles
 from infra.bench.search.options import Options, Progress
-from workers.search.engine.control import ControlSettings, Signals, move
 from workers.search.engine.queues import QueuedSearch
 from workers.search.engine.scheduler import Drop, Plan, Running, Scheduler, SchedulerSettings
 from workers.search.index.kinds import Kind
@@ -28,17 +27,15 @@ PLACES, SLOTS = 8, 24
 EXTENDS = {Kind.DECODE: 20, Kind.PREFILL: 131}  # with routing lists of 16 and 128
 DECODE_SLO_MS = 20.0  # the time between two probes of a sequence
 DEADLINE_MS = (35.0, 80.0)  # after arrival, uniform; alone a prefill search takes 26 ms
-THINK_MS = DECODE_SLO_MS  # of decode, between two probes
 _CALM = (0.44, 0.26)  # load of prefill, of decode
 STEPS = {
     "surge below capacity": (_CALM, (0.68, 0.26), (0.30, 0.64), _CALM),
     "surge beyond capacity": (_CALM, (0.80, 0.26), (0.36, 0.70), _CALM),
 }
 BASE = replace(RetrievalSettings().scheduler(), ms_per_extend=STEP_MS)  # as workers run it
-CONTROL = RetrievalSettings()
-SHARES, FLUSHES_MS = (0.0, 0.1, 0.3, 0.5, 0.9), (1.0, 5.0, 20.0, 50.0)
+SHARES, PARK_AFTER_MS = (0.0, 0.1, 0.3, 0.5, 0.9), (1.0, 5.0, 20.0, 50.0)
 IN_ORDER, PREFILL_FIRST = "first come first served", "prefill always first"
-HALF, LOOP = "slack, half reserved", "slack, control loop"
+HALF, GATHERED = "slack, half reserved", "slack, four gathered"
 
 
 class Queues(Protocol):
@@ -90,7 +87,6 @@ class Result:
     misses: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(EXTENDS, 0))
     places_used_ms: float = 0.0
     ended_ms: float = 0.0
-    moves: list[tuple[float, float, float]] = field(default_factory=list)  # ms, share, flush
 
     @property
     def missed(self) -> int:
@@ -119,16 +115,13 @@ def arrivals(seed: int, duration_ms: float, step: str) -> list[QueuedSearch]:
 
 
 class Simulation:
-    """One run; `control` moves the share and the flush timeout of a `Scheduler`."""
+    """One run."""
 
-    def __init__(self, queues: Queues, control: ControlSettings | None = None) -> None:
-        self.queues, self.result, self._control = queues, Result(), control
+    def __init__(self, queues: Queues) -> None:
+        self.queues, self.result = queues, Result()
         self._active: dict[int, _Slot] = {}
         self._parked: dict[int, _Slot] = {}
         self._free = list(range(SLOTS))
-        self._waits_ms: list[float] = []
-        self._stalls_ms: list[float] = []
-        self._next_control_ms = control.control_interval_ms if control else math.inf
 
     def run(self, items: Sequence[QueuedSearch]) -> Result:
         """Until every search has ended."""
@@ -138,10 +131,7 @@ class Simulation:
                 item = coming.popleft()
                 if self.queues.arrive(item, now_ms) is not None:
                     self.result.misses[item.kind] += 1
-            if now_ms >= self._next_control_ms:
-                self._move(now_ms)
-            wake_ms = self._turn(now_ms)
-            until_ms = min(wake_ms, self._next_control_ms)
+            until_ms = self._turn(now_ms)
             if coming:
                 until_ms = min(until_ms, coming[0].arrived_ms)
             steps = max(1, math.ceil((until_ms - now_ms) / STEP_MS)) if until_ms < math.inf else 1
@@ -170,8 +160,6 @@ class Simulation:
             self._active[number] = self._parked.pop(number)
         for item in plan.admit:
             self._active[self._free.pop()] = _Slot(item, item.extends)
-            if item.kind is Kind.PREFILL:
-                self._waits_ms.append(now_ms - item.arrived_ms)
         for item, _why in plan.dropped:
             self.result.misses[item.kind] += 1
         assert len(self._active) <= PLACES
@@ -200,40 +188,23 @@ class Simulation:
         if item.kind is Kind.PREFILL:
             self.result.misses[item.kind] += now_ms > item.deadline_ms
         else:
-            self._stalls_ms.append(took_ms)
             self.result.misses[item.kind] += took_ms > DECODE_SLO_MS
 
-    def _move(self, now_ms: float) -> None:
-        """One move of the control loop, on what was measured since the last one."""
-        assert self._control is not None
-        assert isinstance(self.queues, Scheduler)
-        queues, stalled_ms = self.queues, sum(self._stalls_ms)
-        thought_ms = len(self._stalls_ms) * THINK_MS
-        signals = Signals(
-            prefill_wait_ms_p95=percentile(self._waits_ms, 95),
-            decode_stalled_share=stalled_ms / (stalled_ms + thought_ms) if stalled_ms else None,
-        )
-        made = move(self._control, signals, queues.share, queues.flush_ms)
-        queues.share, queues.flush_ms = made.share, made.flush_ms
-        self.result.moves.append((now_ms, made.share, made.flush_ms))
-        self._waits_ms, self._stalls_ms = [], []
-        self._next_control_ms = now_ms + self._control.control_interval_ms
 
-
-def variants() -> dict[str, tuple[SchedulerSettings | None, ControlSettings | None]]:
-    """Settings of the scheduler, None for others, and of the control loop."""
-    fixed = [replace(BASE, share=r, flush_ms=flush) for r in SHARES for flush in FLUSHES_MS]
+def variants() -> dict[str, SchedulerSettings | None]:
+    """Settings of the scheduler, None for others."""
+    grid = [replace(BASE, share=r, park_after_ms=park) for r in SHARES for park in PARK_AFTER_MS]
     return {
-        IN_ORDER: (None, None),
-        PREFILL_FIRST: (None, None),
-        HALF: (replace(BASE, share=0.5), None),
-        LOOP: (BASE, CONTROL),
-        **{_fixed(settings): (settings, None) for settings in fixed},
+        IN_ORDER: None,
+        PREFILL_FIRST: None,
+        HALF: replace(BASE, share=0.5),
+        GATHERED: replace(BASE, gather_min=4),
+        **{_named(settings): settings for settings in grid},
     }
 
 
-def _fixed(settings: SchedulerSettings) -> str:
-    return f"slack, share {settings.share:g}, flush {settings.flush_ms:g} ms"
+def _named(settings: SchedulerSettings) -> str:
+    return f"slack, share {settings.share:g}, parks after {settings.park_after_ms:g} ms"
 
 
 def ablation(options: Options, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
@@ -242,7 +213,7 @@ def ablation(options: Options, progress: Progress) -> tuple[dict[str, Any], list
     bars: list[Bar] = []
     for step in STEPS:
         figures: dict[str, Any] = {}
-        for name, (settings, control) in variants().items():
+        for name, settings in variants().items():
             progress(f"scheduler, {step}: {name}")
             results = []
             for number in range(options.sched_seeds):
@@ -250,19 +221,20 @@ def ablation(options: Options, progress: Progress) -> tuple[dict[str, Any], list
                 if settings is not None:
                     queues = Scheduler(settings)
                 items = arrivals(options.seed + number, options.sched_ms, step)
-                results.append(Simulation(queues, control).run(items))
+                results.append(Simulation(queues).run(items))
             figures[name] = _figures(results)
         misses = {name: row["misses"] for name, row in figures.items()}
-        best = min((_fixed(s) for n, (s, _) in variants().items() if s and n == _fixed(s)),
-                   key=misses.__getitem__)  # fmt: skip
-        usual = misses[_fixed(BASE)]
-        shown = [IN_ORDER, PREFILL_FIRST, HALF, LOOP, _fixed(BASE), best]
-        at[step] = {"variants": figures, "best_fixed": best, "shown": list(dict.fromkeys(shown))}
+        best = min(
+            (n for n, s in variants().items() if s and n == _named(s)), key=misses.__getitem__
+        )
+        usual = misses[_named(BASE)]
+        shown = [IN_ORDER, PREFILL_FIRST, HALF, GATHERED, _named(BASE), best]
+        at[step] = {"variants": figures, "best": best, "shown": list(dict.fromkeys(shown))}
         for label, saved in (
             ("slack saves over first come first served", misses[IN_ORDER] - usual),
             ("slack saves over prefill always first", misses[PREFILL_FIRST] - usual),
             ("no reserved share saves over half of the places", misses[HALF] - usual),
-            ("the loop saves over the best fixed setting", misses[best] - misses[LOOP]),
+            ("gathering none saves over gathering four", misses[GATHERED] - usual),
         ):
             bars.append(at_least(f"{step}: misses that {label}", saved, 1, "searches"))
     return {"at": at}, bars
@@ -278,5 +250,4 @@ def _figures(results: Sequence[Result]) -> dict[str, Any]:
         row[f"{kind}_searches"] = len(taken)
     used_ms = sum(result.places_used_ms for result in results)
     row["occupancy"] = used_ms / (PLACES * sum(result.ended_ms for result in results))
-    row["moves"] = results[0].moves
     return row

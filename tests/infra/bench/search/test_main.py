@@ -125,38 +125,40 @@ def test_rates_are_compared_at_equal_recall() -> None:
     assert at_rate(points, 5_000) is None
 
 
+USUAL = "as workers run it"
+
+
 @pytest.mark.parametrize("step", scheduling.STEPS)
 def test_the_simulation_ends_every_search_once_and_repeats_itself(step: str) -> None:
     items = scheduling.arrivals(3, 800, step)
-    for name, (settings, control) in list(scheduling.variants().items())[:6]:
+    for name, settings in list(scheduling.variants().items())[:6]:
         results = []
         for _ in range(2):
             queues: scheduling.Queues = scheduling.InOrder(prefill_first=False)
             if settings is not None:
                 queues = Scheduler(settings)
-            results.append(scheduling.Simulation(queues, control).run(items))
+            results.append(scheduling.Simulation(queues).run(items))
         first, again = results
         assert first == again, name
         ended = {kind: len(taken) for kind, taken in first.taken_ms.items()}
         assert ended[Kind.DECODE] == sum(item.kind is Kind.DECODE for item in items), name
         never = len(items) - sum(ended.values())
         assert 0 <= never <= first.misses[Kind.PREFILL], name
-        assert bool(first.moves) == (control is not None), name
 
 
 def test_the_scheduler_that_is_measured_is_the_one_that_runs() -> None:
     """Settings of workers, and below capacity fewer misses than first come first served and than
     half of the places reserved (issue 10, 27 and 30)."""
     step = "surge below capacity"
-    variants = scheduling.variants()
-    assert variants[scheduling.LOOP][1] == RetrievalSettings()
+    variants = scheduling.variants() | {USUAL: RetrievalSettings().scheduler()}
+    assert scheduling.BASE in variants.values()
     items = scheduling.arrivals(1, 3_000, step)
     missed = {}
-    for name in (scheduling.IN_ORDER, scheduling.HALF, scheduling.LOOP):
-        settings, control = variants[name]
+    for name in (scheduling.IN_ORDER, scheduling.HALF, USUAL):
+        settings = variants[name]
         queues: scheduling.Queues = scheduling.InOrder(prefill_first=False)
         if settings is not None:
-            queues = Scheduler(settings)
-        missed[name] = scheduling.Simulation(queues, control).run(items).missed
-    assert missed[scheduling.LOOP] < missed[scheduling.HALF] / 2
-    assert missed[scheduling.LOOP] < missed[scheduling.IN_ORDER] / 2
+            queues = Scheduler(replace(settings, ms_per_extend=scheduling.STEP_MS))
+        missed[name] = scheduling.Simulation(queues).run(items).missed
+    assert missed[USUAL] < missed[scheduling.HALF] / 2
+    assert missed[USUAL] < missed[scheduling.IN_ORDER] / 2

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infra.cli.retrieve.arrays import read_array, read_rows, read_vector
-from infra.cli.retrieve.documents import _alike, _open
+from infra.cli.retrieve.documents import _alike
+from infra.cli.retrieve.rows import Row, open_rows, read_array, read_rows, read_vector
 from infra.cli.retrieve.search import _show
 from schemas.codec import Codec
 from schemas.errors import ConfigError
@@ -111,9 +111,9 @@ def test_files_that_hold_no_vectors_say_what_they_are(tmp_path: Path) -> None:
 def test_documents_of_several_dimensions_are_not_loaded() -> None:
     given: list[tuple[str, Any]] = [
         ("row 0", "no vector"),
-        ("row 1", ("a", VECTORS[0], "")),
-        ("row 2", ("b", VECTORS[1][:4], "")),
-        ("row 3", ("c", VECTORS[2], "")),
+        ("row 1", Row("a", VECTORS[0])),
+        ("row 2", Row("b", VECTORS[1][:4])),
+        ("row 3", Row("c", VECTORS[2])),
     ]
     rows = [row for _, row in _alike(iter(given), "books", 0)]
     assert [row[0] for row in rows] == ["n", "a", "d", "c"]
@@ -127,6 +127,7 @@ def test_documents_of_several_dimensions_are_not_loaded() -> None:
         '{"id": "a", "vector": [1, NaN]}', '{"id": "a", "vector": [1, null]}',
         '{"id": "a", "vector": [1e39]}', '{"id": "a", "vector": [[1]]}',
         '{"id": "a", "vector": "12"}', '{"id": "\\ud800", "vector": [1]}',
+        '{"id": "a", "vector": [1], "text": 7}', '{"id": "a", "vector": [1], "text": "\\ud800"}',
         '{"id": "a", "vector": [1], "metadata": [1]}',
         '{"id": 1.10, "vector": [1]}', '{"id": null, "vector": [1]}',
         '{"id": ["x"], "vector": [1]}', '{"id": true, "vector": [1]}',
@@ -140,11 +141,12 @@ def test_a_line_that_is_no_document_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "books.jsonl"
     good = '{"id": 7, "vector": [1, 2.50000000000000000001], "metadata": {"year": 2020.50}}'
     file.write_text(f"{good}\n\n{line}")
-    count, rows = _open(file)
+    count, rows = open_rows(file)
     (_, first), (place, wrong) = rows
     assert not isinstance(first, str)
-    name, vector, metadata = first
-    assert (count, name, vector.tolist(), metadata) == (2, "7", [1, 2.5], '{"year": 2020.5}')
+    name, vector, metadata, text = first
+    assert (count, name, vector.tolist(), text) == (2, "7", [1, 2.5], "")
+    assert metadata == '{"year": 2020.5}'
     assert place.endswith("books.jsonl, line 3")
     assert str(wrong).startswith("expected an object with an id")
 
@@ -152,13 +154,13 @@ def test_a_line_that_is_no_document_is_named(tmp_path: Path, line: str) -> None:
 def test_a_row_that_is_no_vector_is_named(tmp_path: Path) -> None:
     file = tmp_path / "books.npy"
     np.save(file, [[1.0, 2.0], [np.inf, 0.0]])
-    count, rows = _open(file)
+    count, rows = open_rows(file)
     (_, first), (place, wrong) = rows
     assert count == 2 and not isinstance(first, str) and first[1].tolist() == [1, 2]
     assert place.endswith("books.npy, row 1") and "expected finite values" in wrong
     np.save(file, np.empty((3, 0)))
     with pytest.raises(ConfigError, match=r"found shape \(3, 0\)"):
-        _open(file)
+        open_rows(file)
 
 
 @pytest.fixture

@@ -72,13 +72,3 @@ def test_links_of_changed_documents_are_done_when_nobody_waits() -> None:
     links = [ended for name, ended in asked.ended.items() if name != "d"]
     assert asked.ended["d"] <= max(links)
     assert asked.gpu.searched[Kind.LINK] == PLACES
-
-
-def test_the_control_loop_moves_the_share_where_prefill_waits() -> None:
-    asked = Asked(RetrievalSettings(wait_target_ms=0.001))
-    before = asked.gpu.scheduler.share
-    for number in range(4 * PLACES):
-        asked.ask(f"p{number}", Kind.PREFILL)
-    while asked.clock.now_ms < 400 and asked.clock.step():
-        pass
-    assert asked.gpu.scheduler.share > before

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import shutil
 import subprocess
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,6 +68,9 @@ def _compile(command: list[str], text: str, built: Path) -> None:
     source.unlink()
     assert done.returncode == 0, done.stderr
     whole.rename(built)
+
+
+_KERNEL = threading.Lock()  # the emulator's own state is that of one kernel
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -129,10 +133,11 @@ class EmulatedDevice:
         for each in launches:
             self.launches += 1
             order = self.order and self.order + self.launches
-            broken = library().run(
-                layout.KERNELS.index(each.kernel), each.grid, each.threads, each.shared_bytes,
-                ctypes.c_void_p(each.structure), each.number, order,
-            )  # fmt: skip
+            with _KERNEL:
+                broken = library().run(
+                    layout.KERNELS.index(each.kernel), each.grid, each.threads, each.shared_bytes,
+                    ctypes.c_void_p(each.structure), each.number, order,
+                )  # fmt: skip
             assert not broken, f"{each.kernel}: {_BROKEN.get(broken, broken)}"
 
     def check(self) -> None:

@@ -1,19 +1,26 @@
-"""cuVS as a builder, with a module that stands for it: what it is asked, and when it is refused."""
+"""cuVS as a builder: what a module in its place is asked, and cuVS itself on a card."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from schemas.errors import ConfigError, InvalidRequest
-from tests.workers.search.data import gaussian
-from workers.search.cuda import cuvs_graph
+from schemas.errors import ConfigError, EngineFailed
+from tests.workers.search.data import gaussian, nearest, overlapping, recall
+from workers.search.cuda import builder, cuvs_graph, feeds
+from workers.search.cuda.batch import Batch, BatchSettings
 from workers.search.cuda.cuvs_graph import Cagra
+from workers.search.cuda.launch import CudaDevice, reason_against
+from workers.search.engine import backend
 from workers.search.graph.build import own_graph
+from workers.search.index import inputs
 from workers.search.index.index import Index
-from workers.search.kernels.metrics import Metric
+from workers.search.index.query import Effort
+from workers.search.kernels.metrics import Metric, Storage
 
 
 class Module(ModuleType):
@@ -39,25 +46,46 @@ class Module(ModuleType):
         return "distances", np.zeros((len(queries), k), np.uint32)
 
 
+class CuvsError(Exception):
+    """What cuVS raises."""
+
+
+class Card:
+    """The device that is current while cuVS builds."""
+
+    def __init__(self) -> None:
+        self.builds = 0
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        self.builds += 1
+        yield
+
+
 @pytest.fixture
 def cagra(monkeypatch: pytest.MonkeyPatch) -> Module:
     module, parent = Module(), ModuleType("cuvs.neighbors")
     monkeypatch.setattr(parent, "cagra", module, raising=False)
     monkeypatch.setitem(sys.modules, "cuvs", ModuleType("cuvs"))
     monkeypatch.setitem(sys.modules, "cuvs.neighbors", parent)
+    errors = ModuleType("cuvs.common.exceptions")
+    monkeypatch.setattr(errors, "CuvsException", CuvsError, raising=False)
+    monkeypatch.setitem(sys.modules, "cuvs.common", ModuleType("cuvs.common"))
+    monkeypatch.setitem(sys.modules, "cuvs.common.exceptions", errors)
     return module
 
 
 def test_an_index_may_have_the_graph_of_cuvs(cagra: Module) -> None:
-    vectors = gaussian(1_500, 12)
-    cuvs_graph.check(True)
-    built = Index.build(vectors, degree=16, graph_of=cuvs_graph.graph_of)
+    vectors, card = gaussian(1_500, 12), Card()
+    graph_of = cuvs_graph.graph_on(card)
+    built = Index.build(vectors, degree=16, graph_of=graph_of)
     assert cagra.asked == [
         {"metric": "sqeuclidean", "graph_degree": 16, "intermediate_graph_degree": 24}
     ]
     assert built.search(vectors[:20])[0][:, 0].tolist() == list(range(20))
-    Index.build(vectors, degree=16, metric=Metric.COSINE, graph_of=cuvs_graph.graph_of)
+    Index.build(vectors, degree=16, metric=Metric.COSINE, graph_of=graph_of)
     assert cagra.asked[-1]["metric"] == "inner_product"  # of vectors that have length 1
+    assert card.builds == 2
 
 
 def test_its_search_is_the_baseline(cagra: Module) -> None:
@@ -66,13 +94,57 @@ def test_its_search_is_the_baseline(cagra: Module) -> None:
     assert cagra.asked[-1] == {"itopk_size": 64, "num_random_samplings": 8}
 
 
-def test_too_few_rows_are_refused(cagra: Module) -> None:
-    with pytest.raises(InvalidRequest, match="builder cuvs: expected more than 24 rows, found 24"):
-        Index.build(gaussian(24, 8), degree=16, graph_of=cuvs_graph.graph_of)
+def test_cores_build_the_graph_of_few_rows(cagra: Module) -> None:
+    vectors = gaussian(24, 8)
+    built = Index.build(vectors, degree=16, graph_of=cuvs_graph.graph_on(Card()))
+    assert built.search(vectors)[0][:, 0].tolist() == list(range(24))
     assert not cagra.asked
+
+
+def test_where_cuvs_fails_a_worker_builds_on_cores(
+    cagra: Module, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def build(_params: Any, _vectors: Any) -> Any:
+        raise CuvsError("out of memory")
+
+    monkeypatch.setattr(cagra, "build", build)
+    vectors, graph_of = gaussian(100, 8), cuvs_graph.graph_on(Card())
+    with pytest.raises(EngineFailed, match="cuVS: out of memory"):
+        Index.build(vectors, degree=16, graph_of=graph_of)
+    built = Index.build(vectors, degree=16, graph_of=backend.or_on_cores(graph_of))
+    assert built.graph.tobytes() == Index.build(vectors, degree=16).graph.tobytes()
+    assert "cores build the graph of 100 rows: cuVS: out of memory" in caplog.text
 
 
 def test_without_cuvs_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuvs", None)
     with pytest.raises(ConfigError, match="cuVS is missing .*; install cuvs-cu12 or cuvs-cu13"):
-        cuvs_graph.check(True)
+        cuvs_graph.graph_on(Card())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("metric", [Metric.SQEUCLIDEAN, Metric.COSINE])
+@pytest.mark.parametrize("storage", list(Storage))
+def test_both_engines_search_both_graphs(metric: Metric, storage: Storage) -> None:
+    if (why := reason_against()) is not None:
+        pytest.skip(why)
+    pytest.importorskip("cuvs")
+    vectors, queries = overlapping(20_000, 500)
+    if metric is Metric.COSINE:
+        vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        queries = queries / np.linalg.norm(queries, axis=1, keepdims=True)
+    truth = nearest(vectors, queries, 10)
+    device = CudaDevice()
+    batch = Batch(device, BatchSettings())
+    for graph_of in (builder.graph_on(device), cuvs_graph.graph_on(device)):
+        index = Index.build(vectors, metric=metric, storage=storage, graph_of=graph_of)
+        view = index.view()
+        prepared = inputs.prepared(queries, view.dim, metric)
+        ours = feeds.search_all(batch, Effort(k=10, top_m=128), prepared, view).rows
+        assert recall(ours, truth) > 0.95
+        name = "sqeuclidean" if metric is Metric.SQEUCLIDEAN else "inner_product"
+        stored = np.ascontiguousarray(view.vectors[: view.count])
+        cagra = Cagra.of_graph(stored, index.graph, name)
+        asked = cagra.uploaded(prepared.astype(stored.dtype))
+        theirs = cagra.search(asked, 10, 128).copy_to_host()
+        assert recall(theirs, truth) > 0.95

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from schemas.errors import DeadlineExceeded, EngineDead, InvalidRequest
+from schemas.records import Document
+from schemas.retrieval import pack_vector
 from tests.workers.search.cuda.running import SIZES
 from tests.workers.search.data import clustered_index, gaussian
 from tests.workers.search.engine.test_engine import assert_nothing_is_left
 from tests.workers.search.engine.test_engine_links import through
+from workers.search.cuda import builder
 from workers.search.cuda.device import Device
 from workers.search.engine import backend
 from workers.search.engine.cuda_lanes import CudaLanes
@@ -20,7 +23,13 @@ from workers.search.index import inputs
 from workers.search.index.index import Index
 from workers.search.index.kinds import Kind
 from workers.search.index.query import Effort, Query
+from workers.search.kernels.arrays import Array
+from workers.search.kernels.metrics import Metric
 from workers.search.metadata.filters import Equal
+from workers.search.service import upkeep
+from workers.search.service.collections import Collections
+from workers.search.service.settings import RetrievalSettings
+from workers.search.words.changes import Change
 
 QUERIES = gaussian(60, 20, seed=6)
 SETTINGS = EngineSettings(device="cuda", cuda=SIZES, top_m_max=96, k_max=200)
@@ -194,3 +203,38 @@ async def test_a_closed_engine_ends_what_waits(
     await engine.close()
     for outcome in await asyncio.gather(*waiting, return_exceptions=True):
         assert not isinstance(outcome, BaseException) or isinstance(outcome, EngineDead)
+
+
+async def test_a_collection_is_built_there_while_searches_go_on(
+    engine: SearchEngine, device: Device, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The builder opens the device anew: what it launches waits for no turn."""
+    monkeypatch.setattr(builder, "THREADS", 32)
+    monkeypatch.setattr(upkeep, "SCANNED_ROWS_MAX", 100)
+    settings, vectors = RetrievalSettings(degree=8), gaussian(240, 10)
+    graph_of = backend.or_on_cores(builder.graph_on(type(device)()))
+    collections = Collections(settings, graph_of)
+    assert collections.apply(documents(vectors)) == []
+    built = asyncio.create_task(upkeep.Upkeep(settings, collections, engine.neighbours).finish())
+    searches = 0
+    while not built.done():
+        await asyncio.gather(*(engine.search(index, Query(vector=each)) for each in QUERIES[:8]))
+        searches += 8
+    await built
+    on_cores = Index.build(vectors, metric=Metric.COSINE, degree=8, ids=names(vectors))
+    assert collections.get("books").graph.tobytes() == on_cores.graph.tobytes()
+    assert searches and engine.load().searches_total == searches
+
+
+def names(vectors: Array) -> list[str]:
+    return [f"d{number}" for number in range(len(vectors))]
+
+
+def documents(vectors: Array) -> list[Change]:
+    changes = []
+    for name, vector in zip(names(vectors), vectors, strict=True):
+        document = Document(
+            document_id=name, collection="books", vector=pack_vector(vector), at_ms=0
+        )
+        changes.append(Change("books", name, document))
+    return changes

@@ -297,7 +297,7 @@ async def test_lanes_do_not_push_the_event_loop_aside(engine: SearchEngine, inde
 
 
 async def test_urgent_searches_park_others_and_change_nothing(index: Index) -> None:
-    scheduler = SchedulerSettings(flush_ms=0.0, share=0.9)
+    scheduler = SchedulerSettings(park_after_ms=0.0, share=0.9)
     engine = SearchEngine(
         EngineSettings(lanes=1, places=2, slots=8, extends_max=1, scheduler=scheduler)
     )

@@ -1,4 +1,4 @@
-"""The scheduler and its control loop as pure functions, with a clock of their own."""
+"""The scheduler as a pure function, with a clock of its own."""
 
 import math
 from collections.abc import Iterator, Sequence, Sized
@@ -8,14 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
-from workers.search.engine.control import ControlSettings
 from workers.search.engine.queues import QueuedSearch
 from workers.search.engine.scheduler import Drop, Plan, Running, Scheduler, SchedulerSettings
 from workers.search.index.kinds import Kind
 
 
 def scheduler(**settings: float) -> Scheduler:
-    defaults = {"ms_per_extend": 1.0, "flush_ms": 5.0, "share": 0.5}
+    defaults = {"ms_per_extend": 1.0, "park_after_ms": 5.0, "share": 0.5}
     return Scheduler(SchedulerSettings(**{**defaults, **settings}))  # type: ignore[arg-type]
 
 
@@ -220,8 +219,8 @@ def test_links_are_parked_first_and_prefill_never() -> None:
     assert to.plan(0, 0, 9, mixed).park == [2, 1]
 
 
-def test_waiting_for_the_flush_timeout_is_enough() -> None:
-    to = scheduler(flush_ms=5)
+def test_a_prefill_search_that_has_waited_takes_a_place() -> None:
+    to = scheduler(park_after_ms=5)
     prefill(to, "patient")
     plan = to.plan(4, 0, 3, running(3, left=1))
     assert not plan.park and plan.wake_ms == 5
@@ -301,10 +300,8 @@ def test_wrong_settings_are_refused() -> None:
         SchedulerSettings(share=2)
     with pytest.raises(ConfigError, match="search.queue_max: expected at least 1, found 0"):
         SchedulerSettings(queue_max=0)
-    with pytest.raises(ConfigError, match="share_min and share_max"):
-        ControlSettings(share_min=0.9, share_max=0.1)
-    with pytest.raises(ConfigError, match="flush_min_ms and flush_max_ms"):
-        ControlSettings(flush_min_ms=0)
+    with pytest.raises(ConfigError, match="flush_ms: expected at most global_flush_ms .4.,"):
+        SchedulerSettings(global_flush_ms=4)
 
 
 @pytest.mark.parametrize("extends_most", [40, 1 << 60])

@@ -13,7 +13,7 @@ LINK = Running(slot=4, kind=Kind.LINK, extends_left=500)
 
 def scheduler() -> Scheduler:
     """With one link in a place, which is all there are."""
-    to = Scheduler(SchedulerSettings(ms_per_extend=1, flush_ms=1_000))
+    to = Scheduler(SchedulerSettings(ms_per_extend=1, park_after_ms=1_000))
     arrive(to, Kind.LINK, "link")
     assert names(to.plan(0, 1, 9).admit) == ["link"]
     return to

@@ -17,7 +17,7 @@ MS_PER_EXTEND = 0.125
 @pytest.mark.parametrize("kind", [Kind.PREFILL, Kind.DECODE, Kind.LINK])
 async def test_a_search_alone_waits_for_no_timeout(kind: Kind) -> None:
     """No time passes for this engine, so whoever waited for some would wait for ever."""
-    never = SchedulerSettings(flush_ms=1e9, global_flush_ms=1e9)
+    never = SchedulerSettings(park_after_ms=1e9, share=0.5)
     engine = SearchEngine(EngineSettings(lanes=1, scheduler=never), clock_ms=lambda: 0.0)
     index = clustered_index(1_500)
     query = gaussian(1, 20, seed=9)[0]
@@ -80,12 +80,12 @@ class Engine:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-@pytest.mark.parametrize("flush_ms", [0.0, 1.0, 5.0])
+@pytest.mark.parametrize("park_after_ms", [0.0, 1.0, 5.0])
 def test_prefill_waits_for_a_stated_number_of_extends_under_a_full_decode_queue(
-    flush_ms: float, share: float
+    park_after_ms: float, share: float
 ) -> None:
     for phase in range(EXTENDS):
-        engine = Engine(SchedulerSettings(flush_ms=flush_ms, share=share))
+        engine = Engine(SchedulerSettings(park_after_ms=park_after_ms, share=share))
         engine.scheduler.ms_per_extend = MS_PER_EXTEND
         for _ in range(phase):
             engine.extend()
@@ -94,14 +94,14 @@ def test_prefill_waits_for_a_stated_number_of_extends_under_a_full_decode_queue(
         while not engine.steps(Kind.PREFILL):
             engine.extend()
         waited = engine.steps(Kind.PREFILL)[0] - began
-        assert waited <= flush_ms / MS_PER_EXTEND + 1, "at the timeout, or one extend later"
+        assert waited <= park_after_ms / MS_PER_EXTEND + 1, "at the timeout, or one extend later"
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_decode_waits_for_a_stated_number_of_extends_under_prefill_without_end(
     share: float,
 ) -> None:
-    engine = Engine(SchedulerSettings(flush_ms=0.0, share=share))
+    engine = Engine(SchedulerSettings(park_after_ms=0.0, share=share))
     for _ in range(50 * EXTENDS):
         while engine.scheduler.waiting(Kind.PREFILL) < 8:
             engine.arrive(Kind.PREFILL)

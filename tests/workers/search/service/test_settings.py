@@ -10,7 +10,6 @@ from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 from workers.deadlines import NEVER_MS
 from workers.search.cuda.batch import sizes_up_to
-from workers.search.engine.control import ControlSettings
 from workers.search.engine.engine import EngineSettings
 from workers.search.engine.queues import QueuedSearch
 from workers.search.engine.scheduler import Scheduler, SchedulerSettings
@@ -21,10 +20,10 @@ from workers.search.service.settings import RetrievalSettings, ShardPlace
 
 
 def test_settings_are_checked() -> None:
-    settings = RetrievalSettings(metrics=("a=sqeuclidean",), share=0.25, wait_target_ms=7)
+    settings = RetrievalSettings(metrics=("a=sqeuclidean",), share=0.25, park_after_ms=7)
     assert Metric(settings.metric_of("a")) is Metric.SQEUCLIDEAN
     assert Metric(settings.metric_of("b")) is Metric.COSINE
-    assert settings.scheduler().share == 0.25 and settings.wait_target_ms == 7
+    assert settings.scheduler().share == 0.25 and settings.scheduler().park_after_ms == 7
     cases: list[tuple[dict[str, Any], str]] = [
         ({"metrics": ("a=euclid",)}, "collection=metric .* found 'a=euclid'"),
         ({"storages": ("a=int8",)}, "collection=storage .* float32, float16, found 'a=int8'"),
@@ -44,7 +43,7 @@ def test_settings_are_checked() -> None:
         ({"degree": 342}, "degree: expected at most 341, found 342"),
         ({"degree": 64, "width": 65}, "width: expected at most 64 with degree 64, found 65"),
         ({"share": 2.0}, "share: expected at most 1"),
-        ({"control_interval_ms": 0}, "control_interval_ms: expected at least 1"),
+        ({"flush_ms": 21.0}, "flush_ms: expected at most global_flush_ms .20., .* found 21"),
     ]
     for wrong, said in cases:
         with pytest.raises(ConfigError, match=said):
@@ -59,17 +58,18 @@ def test_a_shard_is_named_by_its_number_and_how_many_there_are() -> None:
             ShardPlace.parse(text)
 
 
-def test_every_knob_of_scheduler_and_control_loop_is_a_setting() -> None:
-    """Gains, bounds, dead band, slew, places, slots and gathering, from [retrieval] to where they
-    act; only what is measured is none (issue 10, 27)."""
+def test_every_knob_of_the_scheduler_is_a_setting() -> None:
+    """With the same default; only what is measured is none."""
     names = {each.name for each in fields(RetrievalSettings)}
     of_scheduler = {each.name for each in fields(SchedulerSettings)} - {"ms_per_extend"}
-    of_control = {each.name for each in fields(ControlSettings)}
-    assert of_scheduler | of_control | {"places", "slots", "patience"} <= names
+    assert of_scheduler | {"places", "slots", "patience"} <= names
+    assert RetrievalSettings().scheduler() == SchedulerSettings()
     changed: dict[str, Any] = {
-        "share_gain": 0.7, "dead_band": 0.4, "share_step_max": 0.2, "share_max": 0.6,
-        "flush_factor_max": 1.5, "parked_max": 3, "drops_late": True,
-    }  # fmt: skip
+        "share": 0.3,
+        "park_after_ms": 9,
+        "parked_max": 3,
+        "drops_late": True,
+    }
     settings = RetrievalSettings(**changed)
     found = asdict(settings.scheduler()) | asdict(settings)
     assert {name: found[name] for name in changed} == changed

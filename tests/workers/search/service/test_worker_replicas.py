@@ -23,7 +23,7 @@ from tests.workers.search.service.library import (
     ready,
     worker,
 )
-from workers.search.service.group import group_id
+from workers.search.service.intake import group_id
 from workers.search.service.settings import ShardPlace
 from workers.search.service.worker import RetrievalWorker
 

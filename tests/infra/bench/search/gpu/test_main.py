@@ -23,6 +23,8 @@ from workers.search.cuda.device import Launch
 from workers.search.cuda.launch import reason_against
 from workers.search.engine import backend
 from workers.search.graph.build import own_graph
+from workers.search.kernels.metrics import SQUARED_L2
+from workers.search.limits import DEGREE
 
 Array = np.ndarray[Any, Any]
 
@@ -59,6 +61,13 @@ class Brute:
     @classmethod
     def build(cls, vectors: Array, _degree: int) -> "Brute":
         return cls(vectors)
+
+    @classmethod
+    def of_graph(cls, vectors: Array, _graph: Array) -> "Brute":
+        return cls(vectors)
+
+    def graph(self) -> Array:
+        return own_graph(self.vectors, DEGREE, SQUARED_L2, 0, seed=0, threads=1)
 
     def uploaded(self, queries: Array) -> Array:
         return queries
@@ -101,7 +110,12 @@ def test_every_part_runs_and_is_reported(
     replace(search_gpu.BENCHMARK, quick=TOY).main(["--quick", "--json"])
     told = shown(tmp_path, capsys)
     curves = told["figures"]["speed"]["curves"]
-    assert list(curves) == [OURS, "cuvs, 1 samplings", "cuvs, 8 samplings"]
+    assert list(curves) == [
+        OURS, search_gpu.OURS_ON_CUVS, "cuvs, 1 samplings", "cuvs, graph of trivium, 1 samplings",
+        "cuvs, 8 samplings", "cuvs, graph of trivium, 8 samplings",
+    ]  # fmt: skip
+    assert curves[search_gpu.OURS_ON_CUVS][-1]["recall"] > 0.9
+    assert list(told["figures"]["speed"]["graph_s"]) == [OURS, "cuvs"]
     assert curves["cuvs, 8 samplings"][0]["recall"] == 1
     kernels = told["figures"]["kernels"]
     walks = kernels["by_kernel"]["walk"]["launches"]

@@ -1,0 +1,126 @@
+"""Collections that are read from index files, as `trivium index build` writes them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.errors import ConfigError
+from schemas.log.clock import wall_ms
+from schemas.records import RetrievalRequest
+from schemas.retrieval import pack_vector
+from schemas.settings import LogSettings
+from tests.infra.cli.running import trivium_here
+from tests.waiting import until
+from tests.workers.search.data import gaussian
+from tests.workers.search.service.library import (
+    SETTINGS,
+    buried,
+    calm,
+    held,
+    library,
+    ready,
+    worker,
+)
+from workers.search.graph.build import own_graph
+from workers.search.index.kinds import Kind
+from workers.search.service import index_files
+from workers.search.service.settings import RetrievalSettings, ShardPlace
+
+ROWS, DIM = 2_400, 80  # so many of a shard that they are walked, not scanned
+VECTORS = gaussian(ROWS, DIM)
+
+
+def build(tmp_path: Path, *options: str, name: str = "a.index") -> Path:
+    """An index file of `VECTORS`, made by the command line."""
+    lines = tmp_path / "rows.jsonl"
+    with lines.open("w") as file:
+        for number, vector in enumerate(VECTORS.tolist()):
+            row = {"id": f"d{number}", "vector": vector, "metadata": {"even": number % 2 == 0}}
+            file.write(json.dumps(row | {"text": f"text {number}"}) + "\n")
+    command = ("index", "build", str(lines), str(tmp_path / name), "--metric", "sqeuclidean")
+    code, _, errors = trivium_here(*command, *options)
+    assert code == 0, errors
+    return tmp_path / name
+
+
+def read(*files: str, place: str = "0/1", **settings: Any) -> list[str]:
+    """Collections that a worker reads."""
+    found = replace(RetrievalSettings(), index_files=files, **settings)
+    return list(index_files.read(found, ShardPlace.parse(place), own_graph))
+
+
+def test_a_file_that_does_not_fit_says_why(tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", VECTORS)
+    one, half = tmp_path / "one.index", tmp_path / "{shard}.index"
+    for path, options in ((one, ()), (half, ("--shards", "2"))):
+        command = ("index", "build", str(tmp_path / "v.npy"), str(path), *options)
+        assert trivium_here(*command)[0] == 0
+    assert read(f"b={one}") == read(f"b={half}", place="1/2") == ["b"]
+    bad = trivium_here("index", "build", str(tmp_path / "v.npy"), str(one), "--shards", "2")
+    assert bad[0] == 2 and "expected {shard} in the name, with 2 shards" in bad[2]
+    (tmp_path / "torn.index").write_bytes(one.read_bytes()[:9_000])
+    for said, file, place, settings in (
+        ("expected {shard} in the path where there are 2 shards", str(one), "0/2", {}),
+        ("expected shard 0/1 of b, found 0/2", f"{tmp_path}/0.index", "0/1", {}),
+        ("expected metric inner_product of b", str(one), "0/1", {"metrics": ("b=inner_product",)}),
+        ("expected storage float16 of b", str(one), "0/1", {"storages": ("b=float16",)}),
+        ("expected a degree of at most 30", str(one), "0/1", {"width": 136, "degree": 16}),
+        ("collection b: .* No such file", f"{tmp_path}/none", "0/1", {}),
+        ("collection b: .* no snapshot that can be read", f"{tmp_path}/torn.index", "0/1", {}),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=said.replace("{", r"\{").replace("}", r"\}")):
+            read(f"b={file}", place=place, **settings)
+    with pytest.raises(ConfigError, match="index_files: expected collection=path"):
+        read("a/b=c")
+
+
+def test_a_device_must_hold_the_vectors_of_a_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", gaussian(50, 40))
+    path = tmp_path / "v.index"
+    assert trivium_here("index", "build", str(tmp_path / "v.npy"), str(path))[0] == 0
+    with pytest.raises(ConfigError, match=r"retrieval.cuda_dim_max \(16\) values, found 40"):
+        read(f"b={path}", device="auto", cuda_dim_max=16)
+
+
+@pytest.mark.kafka
+async def test_the_pool_searches_what_index_build_wrote(kafka: LogSettings, tmp_path: Path) -> None:
+    """Over two shards, beside a collection of documents, and again behind a snapshot."""
+    files = (f"books={build(tmp_path, '--shards', '2', name='books-{shard}.index')}",)
+    settings = replace(SETTINGS, index_files=files, snapshot_folder=str(tmp_path / "kept"))
+
+    async def asked_twice() -> None:
+        async with (
+            library(kafka) as books,
+            worker(kafka, "one", "0/2", settings) as one,
+            worker(kafka, "two", "1/2", settings) as two,
+        ):
+            await ready(books, 2)
+            for number in (4, 7):
+                found = await books.search(VECTORS[number], k=2)
+                assert found.hits[0].document_id == f"d{number}" and not found.exact
+            request = RetrievalRequest(
+                retrieval_id="q", request_id="r", asker_id="a", reply_partition=0, k=1, asked_ms=0,
+                vector=pack_vector(VECTORS[7]), deadline_ms=wall_ms() + 60_000, collection="books",
+                wants_passages=True,
+            )  # fmt: skip
+            (passage,) = (await two.responder.hits(request, Kind.DECODE)).passages
+            assert (passage.document_id, passage.text) == ("d7", "text 7")
+            even = await books.ids(VECTORS[7], filter='{"even": true}')
+            assert all(int(name[1:]) % 2 == 0 for name in even)
+            await books.put({"late": VECTORS[0]})
+            await books.put({"note": VECTORS[0]}, "notes")
+            await until(lambda: "notes" in one.collections.indexes | two.collections.indexes)
+            assert await books.ids(VECTORS[0], k=1) == ["d0"]
+            assert sum(len(each.collections.of_documents()) for each in (one, two)) == 1
+            await held(one, ROWS // 2)
+
+    async with calm():
+        await asked_twice()
+        await asked_twice()
+    reasons = await buried(kafka, "documents")
+    assert len(reasons) == 2, "one for each document, whoever reads it again"
+    assert "collection 'books' is read from an index file and takes no documents" in reasons[0]
