@@ -138,7 +138,7 @@ def requests_of(
     """One for each choice, as they go to routers; raises InvalidRequest for a placement that this
     deployment has not."""
     intake, options = inquiry.intake, inquiry.options
-    check_wishes(gateway.backend.servers(), intake, options)
+    check_wishes(gateway.backend.servers, intake, options)
     first = Request(
         request_id=key.parent_id,
         parent_id=key.parent_id,

@@ -6,7 +6,7 @@ be back. Routers replace what cannot be met later, or for a reason of the moment
 `decisions` (`streams/core/placement/wishes.py`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -29,28 +29,36 @@ _NEEDS_DECODE = ((Role.DECODE,),)
 _ALWAYS_THERE = ("every", "sentence", "uncertain")  # of a worker that does not tell its triggers
 
 
-def check_wishes(servers: Sequence[Registration], intake: Intake, options: CallOptions) -> None:
+def check_wishes(
+    servers: Callable[[], Sequence[Registration]], intake: Intake, options: CallOptions
+) -> None:
     """Raise InvalidRequest for what none of these can meet: routers, and workers that serve the
-    model. Where no worker is known, nothing is."""
-    workers = [each for each in servers if each.capability is not None]
+    model. Where no worker is known, nothing is, and who wishes nothing costs nothing."""
+    probe = None if intake.search is None else intake.search.probe
+    trigger = None if probe is None else probe.body.trigger
+    order = "" if options.orchestration == _AUTO else options.orchestration
+    if not (trigger or options.policy or order):
+        return
+    known = servers()
+    workers = [each for each in known if each.capability is not None]
     if not workers:
         return
-    if intake.search is not None and intake.search.probe is not None:
-        _check_trigger(intake.search.probe.body.trigger, workers)
+    if trigger:
+        _check_trigger(trigger, workers)
     if options.policy:
         param = "trivium.policy" if intake.policy else POLICY_HEADER
-        routers = [each for each in servers if each.kind is MemberKind.ROUTER]
+        routers = [each for each in known if each.kind is MemberKind.ROUTER]
         _check_policy(options.policy, param, _roles(workers), routers)
-    if options.orchestration not in ("", _AUTO):
+    if order:
         param = "trivium.orchestration" if intake.orchestration else ORCHESTRATION_HEADER
-        _check_order(Orchestration(options.orchestration), param, workers)
+        _check_order(Orchestration(order), param, workers)
 
 
-def _check_trigger(wish: str | None, workers: Sequence[Registration]) -> None:
+def _check_trigger(wish: str, workers: Sequence[Registration]) -> None:
     """Every worker that decodes has to have it, since any may get the request."""
     decoders = (each.capability for each in workers if {*each.roles} & {Role.DECODE, Role.REPLICA})
     of_each = [{*able.triggers} or {*_ALWAYS_THERE} for able in decoders if able is not None]
-    if wish is None or all(wish in triggers for triggers in of_each):
+    if all(wish in triggers for triggers in of_each):
         return
     some = "some do" if any(wish in triggers for triggers in of_each) else "none does"
     why = f"every worker that decodes has to have it installed, and {some}"
@@ -67,10 +75,13 @@ def _check_policy(wish: str, param: str, roles: set[Role], routers: Sequence[Reg
     ]
     if wish in possible:
         return
-    why = _lacking(wish, roles)
-    if _has_workers(wish, roles):
-        why = "routers have no table; name one as router.table" if wish == "table" else ""
-    raise _unmet(param, wish, why or f"not every router knows {wish}", possible)
+    if not _has_workers(wish, roles):
+        why = _lacking(wish, roles)
+    elif wish == "table":
+        why = "routers have no table; name one as router.table"
+    else:
+        why = f"not every router knows {wish}"
+    raise _unmet(param, wish, why, possible)
 
 
 def _check_order(wish: Orchestration, param: str, workers: Sequence[Registration]) -> None:
