@@ -164,5 +164,6 @@ async def test_a_placement_that_nobody_can_meet_is_an_error_and_nothing_is_asked
     body = {"prompt": "hi", "trivium": {"policy": "static"}}
     answer = told(await bridge.settle(record({"body": body})))
     assert answer.error_code == "invalid_request"
-    assert "trivium.policy: this deployment can meet round_robin, replica" in answer.error_message
+    message = answer.error_message or ""
+    assert "trivium.policy: this deployment can meet round_robin, replica" in message
     assert not bridge.log.requests

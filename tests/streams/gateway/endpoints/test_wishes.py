@@ -64,10 +64,10 @@ async def test_a_wish_that_nobody_can_meet_is_refused(
     gateway = gateway_of(*workers)
     field = header.removeprefix("x-trivium-")
     for headers, body, param in (
-        ({header: wish}, {}, header),
-        ({}, {"trivium": {field: wish}}, f"trivium.{field}"),
+        ({header: wish}, chat(), header),
+        ({}, chat(trivium={field: wish}), f"trivium.{field}"),
     ):
-        status, answer = await call(gateway, chat(**body), **headers)
+        status, answer = await call(gateway, body, **headers)
         error = answer["error"]
         assert (status, error["param"]) == (400, param)
         assert f"{param}: this deployment can meet {possible}, found {wish}; " in error["message"]
@@ -107,8 +107,8 @@ async def test_a_response_is_refused_likewise() -> None:
     body = {"model": MODEL, "input": "Hi"}
     status, answer = await call(gateway, body, "/v1/responses", **{ORDER: "decode_first"})
     assert (status, answer["error"]["param"]) == (400, ORDER)
-    body = {"model": MODEL, "prompt": "Hi", "trivium": {"orchestration": "decode_first"}}
-    assert (await call(gateway, body, "/v1/completions"))[0] == 400
+    again = {"model": MODEL, "prompt": "Hi", "trivium": {"orchestration": "decode_first"}}
+    assert (await call(gateway, again, "/v1/completions"))[0] == 400
     assert not gateway.log.sent
 
 

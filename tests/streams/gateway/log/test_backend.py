@@ -59,11 +59,13 @@ async def test_a_worker_that_is_silent_may_be_back() -> None:
         model = "huge" if name == "other" else able.model
         record = builders.registration(name, Role.DECODE, capability=replace(able, model=model))
         view.apply(record, number, T0)
+    view.apply(builders.registration("router", kind=MemberKind.ROUTER), 4, T0)
+    view.apply(builders.registration("beside", kind=MemberKind.GATEWAY), 4, T0)
     view.apply(builders.beat("lives", 1), 4, T0 + 10 * LEASE_MS)
     view.apply(builders.beat("gone", 1, state=MemberState.GONE), 5, T0)
-    found = [worker.member_id for worker in joined(view).workers()]
-    assert found == ["lives", "silent"]
-    assert log_backend().workers() == [], "it is no member yet"
+    found = [worker.member_id for worker in joined(view).servers()]
+    assert found == ["lives", "silent", "router"]
+    assert log_backend().servers() == [], "it is no member yet"
 
 
 async def test_workers_are_silent_only_while_the_log_is_heard(

@@ -197,8 +197,8 @@ def several_choices(on: Order) -> None:
 def searches_meanwhile(on: Order) -> None:
     """Probes: the answer goes on behind what a search has found."""
     tokens = on.prompt(40)
-    around = {name: pack_tokens([20 + n]) for n, name in enumerate(("lead", "joint", "trail"))}
-    wish = probes(probes_max=2, **around)
+    lead, joint, trail = (pack_tokens([token]) for token in (20, 21, 22))
+    wish = probes(probes_max=2, lead=lead, joint=joint, trail=trail)
 
     async def together() -> Searched:
         one, two = on.attempt(tokens, request_id=f"probed-{on.salt}.1", max_tokens=20)

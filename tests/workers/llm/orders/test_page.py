@@ -15,7 +15,7 @@ from tests.workers.llm.engines import ENGINES, start_vllm
 from tests.workers.llm.orders.features import FEATURES, Order
 
 PAGE = Path(__file__).parents[4] / "infra" / "docs" / "orders.md"
-ORDERS = [order for order in Orchestration if order is not Orchestration.NONE]
+ORDERS: list[Orchestration] = [each for each in Orchestration if each != "none"]
 _ROW = re.compile(r"^\| (.+) \|$", re.MULTILINE)
 _VLLM = [pytest.mark.vllm, pytest.mark.timeout(1_800)]
 KINDS = [
