@@ -1,8 +1,8 @@
 """One placement under load: a simulated cluster whose prompts and answers are searched for.
 
-Router, workers' rules and gateways are the real ones (`infra/simulator`), and so are the search
-scheduler and its control loop (`search_gpu.py`). A prompt's search is asked by the router, as it
-is in Trivium; in (a) and (b) it is answered by a copy beside the prefill workers, in turn.
+Router, workers' rules and gateways are the real ones (`infra/simulator`), and so is the search
+scheduler (`search_gpu.py`). A prompt's search is asked by the router, as it is in Trivium; in (a)
+and (b) it is answered by a copy beside the prefill workers, in turn.
 """
 
 from collections.abc import Callable, Sequence

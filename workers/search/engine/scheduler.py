@@ -59,7 +59,7 @@ class SchedulerSettings:
         if self.flush_ms > self.global_flush_ms:
             raise ConfigError(
                 f"flush_ms: expected at most global_flush_ms ({self.global_flush_ms:g}), which "
-                f"ends a prefill search's wait as well, found {self.flush_ms:g}"
+                f"bounds the wait of all searches, found {self.flush_ms:g}"
             )
 
 
