@@ -43,6 +43,7 @@ class StackPlan:
     bridges: Natural = 0
     broker: bool = True
     away: tuple[str, ...] = ()  # workers that were drained, below the counts
+    places: Positive = 1  # that workers are dealt to by their numbers, as if they were nodes
     seats: Natural = 0  # engines among which cores are dealt; 0: as many as there are
 
     def __post_init__(self) -> None:
@@ -148,6 +149,8 @@ def process_specs(
             flags += ["--role", which]
             if engine == "vllm":
                 env |= _vllm_env(shares[seats[name]])
+        if plan.places > 1 and kind is MemberKind.WORKER:
+            env |= {"TRIVIUM_LOG_PLACE": str(int(number) % plan.places)}
         if which == "gateway" and gateway_port:
             flags += ["--port", str(gateway_port + int(number))]
         command = [sys.executable, "-m", "infra.cli.app", command_name, *flags]
