@@ -742,6 +742,7 @@ class SearchLoad:
     # by partition of documents: the offset before which all is in its indexes, or buried
     documents_done: Sequence[int] = ()
     passages_done: Sequence[int] = ()  # the same of passages
+    partitions: Sequence[int] = ()  # of the topics of retrievals, that it answers
 
 
 @frozen
@@ -1073,6 +1074,7 @@ class SearchCapability:
     shards: int  # how many there are
     backend: str  # cpu or gpu
     slots: int  # searches at once
+    place: str = ""  # where it runs, a node or a rack
 
 
 @frozen
