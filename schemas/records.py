@@ -371,6 +371,7 @@ class Capability:
     nixl_metadata: bytes = b""  # the NIXL agent's metadata, read once by peers
     tensor_parallel: int = 1  # ranks over which each KV block is spread
     kv_bytes_per_token: int = 0  # bytes of KV of one token over all ranks; 0: not told
+    triggers: Sequence[str] = ()  # of probes, that are installed there; none: not told
 
 
 @frozen
@@ -1092,6 +1093,7 @@ class Registration:
     capability: Capability | None = None  # for workers
     search: SearchCapability | None = None  # for retrieval workers
     embedding: EmbedCapability | None = None  # for embedding workers
+    policies: Sequence[str] = ()  # of a router: by which it can place; none: not told
 
 
 @frozen

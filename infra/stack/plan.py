@@ -95,6 +95,11 @@ class StackPlan:
 def check_wishes(plan: StackPlan, settings: Settings) -> None:
     """Raise ConfigError for a policy or an orchestration that no worker of the plan can meet."""
     wish, engine = settings.router.orchestration, settings.worker.engine
+    if settings.router.policy == "pairs" and not (plan.prefill and plan.decode) and plan.replica:
+        raise ConfigError(
+            "router.policy: pairs needs prefill and decode workers, and one of these pools is "
+            "empty; start some with --prefill and --decode, or choose another policy"
+        )
     if settings.router.policy == "replica" and not plan.replica and plan.prefill + plan.decode:
         raise ConfigError(
             "router.policy: replica needs replicas, and there are none; start some with --replica, "

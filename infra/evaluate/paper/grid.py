@@ -32,7 +32,6 @@ SECOND_TURNS = {
     "huge paste": Shape(input_tokens=1_024, output_tokens=32),
 }
 
-IN_TURN = ("round robin", "pairs")  # the Neuron guide's
 RATIOS = ("1P3D", "2P2D", "3P1D")
 SHARES = {"0": 0.0, "1/3": 1 / 3, "1/2": 0.5, "2/3": 2 / 3, "1": 1.0}
 
@@ -80,11 +79,6 @@ class Config:
     plain: bool = False
     all_orders: bool = False
     thresholds: tuple[int, float] | None = None  # of `conditional`, if not the default ones
-
-    @property
-    def in_turn(self) -> bool:
-        """Whether requests are dealt in turn, in pairs or round robin, looking at no load."""
-        return self.policy in IN_TURN
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from infra.evaluate.paper import authors_serving, ppd_paper
 from infra.evaluate.paper.grid import CONVERSATIONS_MAX, DURATION_MS, TIMEOUT_MS, Config, Workload
 from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Checker, Cluster, Fault
-from infra.simulator.dealing import HashDealer, InTurn
+from infra.simulator.dealing import HashDealer
 from infra.simulator.machine.latency import H100, Setup
 from infra.simulator.members.clients import Served
 from infra.simulator.outcomes import OneOutcome
@@ -150,7 +150,7 @@ def make_cluster(spec: Spec, *checkers: Checker, faults: Sequence[Fault] = ()) -
     if theirs:
         setup = authors_serving.setup_of(setup, spec.connector_ms)
     settings = RouterSettings(
-        policy="static" if config.in_turn else config.policy,
+        policy=config.policy,
         local_share=_share(config.share),
         **_thresholds(config),
         table="given" if spec.table is not None else "",
@@ -158,22 +158,15 @@ def make_cluster(spec: Spec, *checkers: Checker, faults: Sequence[Fault] = ()) -
         lends_after_ms=0,  # pools are compared as they are named
         tick_ms=TICK_MS,
     )
-    shape, placer = Shape.parse(config.pools), None
-    if theirs or config.in_turn:
-        placer = (
-            HashDealer(settings, _salt(spec), spec.table)
-            if theirs
-            else _in_turn(config, shape, settings)
-        )
     return Cluster(
-        shape,
+        Shape.parse(config.pools),
         setup,
         settings,
         timeout_ms=TIMEOUT_MS,
         conversations_max=spec.conversations_max,
         weights=spec.weights,
         table=spec.table,
-        placer=placer,
+        placer=HashDealer(settings, _salt(spec), spec.table) if theirs else None,
         orchestrations=ORCHESTRATIONS if config.all_orders else ORDERS,
         checkers=[OneOutcome(), *checkers],
         faults=faults,
@@ -185,11 +178,6 @@ def _thresholds(config: Config) -> dict[str, Any]:
         return {}
     tokens, queue = config.thresholds
     return {"max_local_prefill_tokens": tokens, "max_prefill_queue": queue}
-
-
-def _in_turn(config: Config, shape: Shape, settings: RouterSettings) -> InTurn:
-    pairs = min(shape.prefill, shape.decode) if config.policy == "pairs" else 0
-    return InTurn(settings, pairs=pairs)
 
 
 def _salt(spec: Spec) -> str:
