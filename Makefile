@@ -98,7 +98,7 @@ bench-retrieval: setup  ## Right answers with documents, and what looking them u
 bench-platform: setup build/stamps/flink  ## Prompts on a topic and a batch while processes die; answers, order, usage, forms
 	@$(BIN)/trivium bench platform $(ARGS)
 
-evaluate: setup  ## Placement policies and the search pool's place in the simulator, in half an hour; ARGS="--quick" for five minutes
+evaluate: setup  ## Placement policies and the search pool's place in the simulator, in 25 minutes; ARGS="--quick" for five minutes
 	@$(BIN)/trivium evaluate ppd $(ARGS)
 	@$(BIN)/trivium evaluate trinity $(filter --quick,$(ARGS))
 

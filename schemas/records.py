@@ -374,6 +374,7 @@ class Capability:
     nixl_metadata: bytes = b""  # the NIXL agent's metadata, read once by peers
     tensor_parallel: int = 1  # ranks over which each KV block is spread
     kv_bytes_per_token: int = 0  # bytes of KV of one token over all ranks; 0: not told
+    triggers: Sequence[str] = ()  # of probes, that are installed there; none: not told
 
 
 @frozen
@@ -744,6 +745,7 @@ class SearchLoad:
     # by partition of documents: the offset before which all is in its indexes, or buried
     documents_done: Sequence[int] = ()
     passages_done: Sequence[int] = ()  # the same of passages
+    partitions: Sequence[int] = ()  # of the topics of retrievals, that it answers
 
 
 @frozen
@@ -1075,6 +1077,7 @@ class SearchCapability:
     shards: int  # how many there are
     backend: str  # cpu or gpu
     slots: int  # searches at once
+    place: str = ""  # where it runs, a node or a rack
 
 
 @frozen
@@ -1093,6 +1096,7 @@ class Registration:
     capability: Capability | None = None  # for workers
     search: SearchCapability | None = None  # for retrieval workers
     embedding: EmbedCapability | None = None  # for embedding workers
+    policies: Sequence[str] = ()  # of a router: by which it can place; none: not told
 
 
 @frozen

@@ -83,6 +83,22 @@ def layout_of(view: FleetView, now_ms: int) -> Layout:
     return Layout(shards, frozenset(by_count[shards]))
 
 
+def partitions_at(view: FleetView, place: str, now_ms: int) -> frozenset[int]:
+    """Partitions of retrievals that replicas in a place answer, for all shards that live.
+
+    Placement (a) of Trinity: a copy of the index in the node of those who ask.
+    """
+    layout = layout_of(view, now_ms)
+    by_shard: dict[int, set[int]] = {shard: set() for shard in layout.living}
+    for member in view.living(MemberKind.WORKER, now_ms):
+        search, load = member.registration.search, member.search
+        if search is None or load is None or member.state is not MemberState.READY:
+            continue
+        if search.place == place and search.shards == layout.shards and search.shard in by_shard:
+            by_shard[search.shard].update(load.partitions)
+    return frozenset(set.intersection(*by_shard.values())) if by_shard else frozenset()
+
+
 def embedding_workers(view: FleetView, now_ms: int) -> list[Member]:
     """Who turns texts into vectors now."""
     living = view.living(MemberKind.WORKER, now_ms)

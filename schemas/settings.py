@@ -40,6 +40,9 @@ class LogSettings:
     sasl_password: str = secret("")
     tls_ca_file: str = ""
     request_timeout_ms: Positive = 5_000
+    # where this process runs, a node or a rack; searches asked here go to a copy of the index here,
+    # if there is one
+    place: str = ""
 
     def __post_init__(self) -> None:
         if self.min_insync_replicas > self.replication_factor:

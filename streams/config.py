@@ -11,7 +11,7 @@ from schemas.sections import Natural, NonNegative, Positive, Share, one_of, sect
 from schemas.topic import HOUR_MS
 from schemas.topics import TOPICS
 
-POLICIES = ("learned", "table", "conditional", "static", "replica")
+POLICIES = ("learned", "table", "conditional", "static", "pairs", "round_robin", "replica")
 ORCHESTRATIONS = ("auto", "prefill_first", "decode_first", "concurrent")
 
 
@@ -19,7 +19,8 @@ ORCHESTRATIONS = ("auto", "prefill_first", "decode_first", "concurrent")
 class RouterSettings:
     """How a router admits, places, remembers and recovers; names every bound of the core."""
 
-    policy: Annotated[str, one_of(*POLICIES)] = "learned"  # or table, conditional, static, replica
+    # or table, conditional, static, pairs, round_robin, replica
+    policy: Annotated[str, one_of(*POLICIES)] = "learned"
     local_share: Share = 0.0  # static: share of later turns computed on their decode worker
     max_local_prefill_tokens: Natural = 1_000  # conditional: up to here on the decode worker
     # conditional: from here on too, in requests per worker

@@ -9,7 +9,7 @@ the rules in `workers/llm/held.py`.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiokafka.errors import KafkaError
 
@@ -29,6 +29,7 @@ from workers.llm.engine import Engine
 from workers.llm.frames import Frames
 from workers.llm.held import HeldRequests, Limits
 from workers.llm.probing.jobs import ProbingJobs
+from workers.llm.probing.triggers import installed
 from workers.llm.stream import WorkerIdentity
 from workers.loops import Loops
 from workers.outbox import ReportOutbox
@@ -78,6 +79,7 @@ class Serving:
         self._presence = presence
         self._membership = membership = presence.membership
         self._engine = engine
+        self._capability = replace(engine.capability, triggers=tuple(installed()))
         self._me = WorkerIdentity(worker_id=membership.member_id, epoch=membership.epoch)
         self._tasks = tasks.Tasks()
         self.readers: dict[str, AssignedReader] = {}
@@ -98,7 +100,7 @@ class Serving:
         self._held = HeldRequests(
             self._probing, self._me, self._limits(), frames, self._outbox.add, presence
         )
-        self._orders = RoleOrders(self._me, engine.capability, self._assign)
+        self._orders = RoleOrders(self._me, self._capability, self._assign)
         self._loops = Loops(
             codec=clients.codec,
             durable=clients.durable,
@@ -148,7 +150,7 @@ class Serving:
 
     async def _join(self) -> None:
         """Only now: an engine that starts may keep the machine busy for longer than a lease."""
-        await self._membership.join(self._engine.capability)
+        await self._membership.join(self._capability)
         self._tasks.spawn("membership", self._membership.run())
         for topic, partition in self._membership.leases.items():
             await self._open_reader(topic, partition)
@@ -172,7 +174,7 @@ class Serving:
         for topic, reader in self.readers.items():
             self._tasks.spawn(f"read {topic}", self._loops.read(reader))
         self._membership.set_state(MemberState.READY)
-        await self._membership.update(self._engine.capability)
+        await self._membership.update(self._capability)
         await self._presence.try_beat()
         self._publish_kv()
 
@@ -203,7 +205,7 @@ class Serving:
                     self._tasks.spawn(f"read {topic}", self._loops.read(reader))
             self._take({*self.roles, *roles})
             self._presence.offer(self._capacities(roles))
-            await self._membership.update(self._engine.capability, roles)
+            await self._membership.update(self._capability, roles)
         except KafkaError as error:
             raise BrokerUnavailable(f"roles were not changed: {error}") from error
         self.roles = tuple(roles)

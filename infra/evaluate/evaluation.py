@@ -1,4 +1,4 @@
-"""The whole evaluation: grid, tables, regret, step change, many turns, weights, real traffic.
+"""The whole evaluation: the paper's grid, tables and figures, and what this project adds.
 
 `report/whole_page.py` shows what is found. Called by `trivium evaluate`.
 """
@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.evaluate.paper import ppd_paper
+from infra.evaluate.paper.conversations import DRAWN, Source
 from infra.evaluate.paper.grid import (
     CONFIGS,
     LOADS_PER_S,
@@ -24,14 +26,17 @@ from infra.evaluate.points.runs import Runner, points_of, runner
 from infra.evaluate.report import bars
 from infra.evaluate.report.findings import Findings
 from infra.evaluate.studies import (
+    chats,
     failures,
-    frontier,
     interference,
     many_turns,
     margins,
+    orders,
+    pareto,
     regret,
-    sharegpt,
+    sensitivity,
     step_change,
+    thresholds,
     weighing,
 )
 from infra.evaluate.studies.traffic import traffic
@@ -47,32 +52,52 @@ class Size:
 
     workloads: Sequence[Workload]
     loads_per_s: tuple[float, ...]
+    part: Sequence[Workload]  # and loads, of what only a part of the grid is run for
+    part_loads_per_s: tuple[float, ...]
     turns: tuple[int, ...]
     step_seeds: int  # of the step change
 
 
-WHOLE = Size(workloads=WORKLOADS, loads_per_s=LOADS_PER_S, turns=many_turns.TURNS, step_seeds=8)
+_PART = [WORKLOADS[i] for i in (0, 8, 9, 11, 14, 17)]
+WHOLE = Size(
+    workloads=WORKLOADS,
+    loads_per_s=LOADS_PER_S,
+    part=_PART,
+    part_loads_per_s=(1.0, 4.0, 8.0, 16.0),
+    turns=many_turns.TURNS,
+    step_seeds=8,
+)
 QUICK = Size(
-    workloads=[WORKLOADS[i] for i in (0, 8, 9, 11, 14, 17)],
+    workloads=_PART,
     loads_per_s=(1.0, 6.0, 16.0),
+    part=_PART[::3],
+    part_loads_per_s=(1.0, 6.0),
     turns=(2, 8),
     step_seeds=4,
 )
 
 
-def evaluate(*, quick: bool, seed: int, jobs: int, traces: Path | None) -> Findings:
-    """Run it all. Without a folder of traces that part is skipped."""
+def evaluate(
+    *,
+    quick: bool,
+    seed: int,
+    jobs: int,
+    traces: Path | None,
+    sources: Sequence[Source] = DRAWN,
+) -> Findings:
+    """Run it all, figures 4 and 5 with conversations of these sources. Without a folder of traces
+    that part is skipped."""
     began_s = time.monotonic()
     size, setup = QUICK if quick else WHOLE, SETUP
     results = Findings(seed=seed, quick=quick, setup=setup)
     with runner(jobs) as pool:
         points = _grid(pool, size, seed)
         results.points = list(points.by_key.values())
-        results.sharegpt = sharegpt.served(pool, seed, quick=quick)
+        _published(pool, results, points, size, sources)
+        _policies(pool, results, points, size)
         results.recovery = step_change.step_changes(pool, seed, size.step_seeds)
-        results.lengths = many_turns.lengths(pool, size.turns, seed)
-        results.frontier = frontier.marks(pool, points, seed)
-        results.weighed = weighing.weighed(pool, seed, quick=quick)
+        part = points.part(size.part, points.loads)
+        results.frontier = weighing.marks(pool, part, seed)
         if traces is None:
             results.traffic_skipped = "no folder of traces: name one with --traces"
         else:
@@ -82,6 +107,35 @@ def evaluate(*, quick: bool, seed: int, jobs: int, traces: Path | None) -> Findi
     results.bars = bars.of(results)
     results.seconds = time.monotonic() - began_s
     return results
+
+
+def _published(
+    pool: Runner, results: Findings, points: Points, size: Size, sources: Sequence[Source]
+) -> None:
+    """The paper's figures that want runs of their own."""
+    seed, quick = results.seed, results.quick
+    pairs = [(workload.name, load) for workload in points.workloads for load in points.loads]
+    tables = {pools: plan_table.table_of(points, pools, pairs, plain=True) for pools in RATIOS}
+    results.places = pareto.figure_1(pool, tables, seed)
+    dynamic = pareto.dynamic(pool, tables, size.workloads, pareto.loads_of(points), seed)
+    results.places += pareto.figure_8(points, Points(dynamic))
+    results.chats = chats.served(pool, tables, sources, seed, quick=quick)
+    results.chat_changes = chats.changes(results.chats)
+    results.weighed = weighing.weighed(pool, tables[weighing.POOLS], sources, seed, quick=quick)
+    results.lengths = many_turns.lengths(pool, size.turns, seed)
+    results.models = many_turns.models(pool, seed)
+    loads = size.part_loads_per_s
+    results.varied = sensitivity.varied(pool, points, size.part, loads, seed)
+
+
+def _policies(pool: Runner, results: Findings, points: Points, size: Size) -> None:
+    """What policies would be with other orders, and with other thresholds."""
+    loads, seed = size.part_loads_per_s, results.seed
+    part = points.part(size.part, loads)
+    in_all = orders.points_in_all_orders(pool, size.part, loads, seed)
+    results.orders = orders.compared(part, in_all)
+    candidates = thresholds.points_of_candidates(pool, size.part, loads, seed)
+    results.tuned = thresholds.tuned(part, candidates)
 
 
 def _grid(pool: Runner, size: Size, seed: int) -> Points:
@@ -115,10 +169,12 @@ def _fill(results: Findings, points: Points, setup: Setup) -> None:
     results.unlike_winners = paper_tables.unlike_winners(points)
     results.table_4 = paper_tables.table_4(points, (*CONFIGS, *OURS))
     results.trends_4, results.why_4 = failures.trends(
-        results.table_4, results.sharegpt, results.lengths
+        results.table_4, results.chats, results.lengths
     )
     results.headline = paper_tables.headline(points)
+    results.first_turns = paper_tables.first_turns(points)
     results.interference = interference.slow_downs(setup)
+    results.contexts = interference.by_context(setup, ppd_paper.FIGURE_7_CONTEXTS)
     results.appends = interference.by_length(setup, APPENDS)
     test = plan_table.halves(results.seed, points)[1]
     for pools in RATIOS:

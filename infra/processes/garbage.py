@@ -12,14 +12,14 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_THRESHOLDS = (5_000, 5, 20)  # new objects; collections of the youngest, and of the next
+THRESHOLDS = (5_000, 5, 20)  # new objects; collections of the youngest, and of the next
 _FROZEN_AFTER_S = (3, 60)  # the second is for engines, which start slowly
 
 
 def spare(loop: asyncio.AbstractEventLoop) -> None:
     """Keep the collector off until the first freeze; then it looks only at what came later."""
     gc.disable()
-    gc.set_threshold(*_THRESHOLDS)
+    gc.set_threshold(*THRESHOLDS)
     for delay_s in _FROZEN_AFTER_S:
         loop.call_later(delay_s, gc.freeze)  # else a full collection takes tens of milliseconds
     loop.call_later(_FROZEN_AFTER_S[0], gc.enable)
@@ -31,7 +31,7 @@ def spared() -> Iterator[None]:
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_THRESHOLDS)
+    gc.set_threshold(*THRESHOLDS)
     yield
     gc.set_threshold(*before)
     gc.unfreeze()

@@ -3,11 +3,9 @@
 Their proxy (github.com/freelulul/vllm-ppd, ppd/src/comprehensive_proxy.py, `select_servers`) hashes
 the first user message, and takes that modulo the number of replicas and decode workers, and modulo
 the number of prefill workers. A conversation stays where it was dealt. Some decode workers compute
-later turns themselves, the others never do; Python's hash of a text is another one in each process,
-hence the salt. Here the session's id is hashed.
-
-`InTurn` deals them in turn instead, as the Neuron guide's two ways do: from fixed pairs of a
-prefill and a decode worker (static 1P1D), or round robin. All three are for comparison only.
+later turns themselves, the others never do; or the authors' table (their dynamic PPD) says of each
+turn whether its worker does. Python's hash of a text is another one in each process, hence the
+salt. Here the session's id is hashed. It is for comparison only.
 """
 
 from hashlib import md5
@@ -15,20 +13,22 @@ from hashlib import md5
 from schemas.records import Mode, Orchestration, Reason, Role
 from streams.config import RouterSettings
 from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import Worker
+from streams.core.fleet.workers import Life, Worker
 from streams.core.placement.answer import Placement
 from streams.core.placement.case import Case
 from streams.core.placement.orchestration import Way
 from streams.core.placement.placer import Placer
 from streams.core.placement.policies import Choice
+from streams.core.placement.ppd_table import PpdTable
 from streams.core.placement.selection import View
 
 
 class HashDealer(Placer):
-    """Stands in for the router's choice of workers; of policies it knows `static` and `replica`."""
+    """Stands in for the router's choice of workers; of policies it knows `static`, `table` and
+    `replica`."""
 
-    def __init__(self, settings: RouterSettings, salt: str) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: RouterSettings, salt: str, table: PpdTable | None = None) -> None:
+        super().__init__(settings, table)
         self._salt = salt.encode()
 
     def place(self, case: Case, fleet: Fleet, now_ms: int) -> Placement | None:
@@ -43,21 +43,27 @@ class HashDealer(Placer):
             return self._placement(
                 view, Mode.REPLICA, Choice(False, Reason.SESSION_WORKER), None, dealt
             )
-        if case.request.turn and decoders.index(dealt) >= self._first_appender(decoders):
-            return self._local(view, dealt, Choice(True, Reason.FIXED_SHARE))
+        choice = self._choice(view, decoders, dealt)
+        if choice.local:
+            return self._local(view, dealt, choice)
         prefill = self._deal(case, prefills)
         if prefill is None:
             return None
-        return self._placement(
-            view,
-            Mode.REMOTE,
-            Choice(False, Reason.FIXED_SHARE),
-            prefill,
-            dealt,
-            Way(Orchestration.PREFILL_FIRST),
-        )
+        way = Way(Orchestration.PREFILL_FIRST)
+        return self._placement(view, Mode.REMOTE, choice, prefill, dealt, way)
 
-    def handoff(self, case: Case, fleet: Fleet, now_ms: int) -> tuple[Worker | None, Reason]:
+    def _choice(self, view: View, decoders: list[Worker], dealt: Worker) -> Choice:
+        """Whether the worker that the conversation was dealt to computes the turn itself."""
+        if not view.case.request.turn:
+            return Choice(False, Reason.FIRST_TURN)
+        if self.settings.policy == "table" and view.fleet.any_lives(Role.PREFILL, view.now_ms):
+            return self._policies["table"].choose(self._turn(view, dealt, dealt))
+        is_local = decoders.index(dealt) >= self._first_appender(decoders)
+        return Choice(is_local, Reason.FIXED_SHARE)
+
+    def handoff(
+        self, case: Case, fleet: Fleet, now_ms: int, *, prefill: Life, decode: Life
+    ) -> tuple[Worker | None, Reason]:
         """The decode worker that the conversation was dealt to."""
         view = self._view(case, fleet, now_ms)
         replicas, decoders = (_living(view, role) for role in (Role.REPLICA, Role.DECODE))
@@ -77,26 +83,6 @@ class HashDealer(Placer):
     def _first_appender(self, decoders: list[Worker]) -> int:
         """From which decode worker on later turns are computed in place: its place in the list."""
         return round(len(decoders) * (1 - self.settings.local_share))
-
-
-class InTurn(HashDealer):
-    """Each conversation gets the next decode worker, and keeps it; each request the next prefill
-    worker, or with `pairs` the partner of its decode worker. It remembers every name: runs end."""
-
-    def __init__(self, settings: RouterSettings, *, pairs: int = 0) -> None:
-        super().__init__(settings, "")
-        self._pairs = pairs
-        self._conversations: dict[str, int] = {}
-        self._requests: dict[str, int] = {}
-
-    def _deal(self, case: Case, workers: list[Worker]) -> Worker | None:
-        return super()._deal(case, workers[: self._pairs or None])
-
-    def _key(self, case: Case, role: Role) -> int:
-        known, name = self._conversations, case.request.session_id
-        if role is Role.PREFILL and not self._pairs:
-            known, name = self._requests, case.request.request_id
-        return known.setdefault(name, len(known))
 
 
 def _living(view: View, role: Role) -> list[Worker]:

@@ -43,6 +43,7 @@ class StackPlan:
     bridges: Natural = 0
     broker: bool = True
     away: tuple[str, ...] = ()  # workers that were drained, below the counts
+    places: Positive = 1  # that workers are dealt to by their numbers, as if they were nodes
     seats: Natural = 0  # engines among which cores are dealt; 0: as many as there are
 
     def __post_init__(self) -> None:
@@ -94,6 +95,11 @@ class StackPlan:
 def check_wishes(plan: StackPlan, settings: Settings) -> None:
     """Raise ConfigError for a policy or an orchestration that no worker of the plan can meet."""
     wish, engine = settings.router.orchestration, settings.worker.engine
+    if settings.router.policy == "pairs" and not (plan.prefill and plan.decode) and plan.replica:
+        raise ConfigError(
+            "router.policy: pairs needs prefill and decode workers, and one of these pools is "
+            "empty; start some with --prefill and --decode, or choose another policy"
+        )
     if settings.router.policy == "replica" and not plan.replica and plan.prefill + plan.decode:
         raise ConfigError(
             "router.policy: replica needs replicas, and there are none; start some with --replica, "
@@ -143,6 +149,8 @@ def process_specs(
             flags += ["--role", which]
             if engine == "vllm":
                 env |= _vllm_env(shares[seats[name]])
+        if plan.places > 1 and kind is MemberKind.WORKER:
+            env |= {"TRIVIUM_LOG_PLACE": str(int(number) % plan.places)}
         if which == "gateway" and gateway_port:
             flags += ["--port", str(gateway_port + int(number))]
         command = [sys.executable, "-m", "infra.cli.app", command_name, *flags]

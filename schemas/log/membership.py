@@ -109,6 +109,7 @@ class Membership:
         self.search: SearchCapability | None = None  # of a retrieval worker; set before `join`
         self.search_source: Callable[[], SearchLoad | None] = lambda: None
         self.backlog_source: Callable[[], Backlog | None] = lambda: None  # of a router
+        self.policies: Sequence[str] = ()  # of a router; set before `join`
         self.embedding: EmbedCapability | None = None  # of an embedding worker; likewise
         self.embedding_source: Callable[[], EmbedLoad | None] = lambda: None
         self._settings = settings
@@ -258,6 +259,7 @@ class Membership:
             capability=self._capability,
             search=self.search,
             embedding=self.embedding,
+            policies=tuple(self.policies),
         )
         ack = await self._producer.send("fleet", registration, key=self.member_id, partition=0)
         logged = await ack

@@ -61,6 +61,7 @@ DOCUMENT_CHARS_MAX = 512 << 10  # of a document's text
 CHUNKS_MAX = 4_096  # passages of a document
 PASSAGES_MAX = 64  # of one answer to a retrieval, and in one prompt
 PROBES_MAX = 64  # of one answer
+TRIGGER_CHARS_MAX = 64  # of the name of what asks for them
 PASSAGE_BYTES_MAX = 512 << 10  # of all passages that were found for a request
 HISTORY_BYTES_MAX = 256 << 10  # of the tokens that earlier turns of its session had put in
 PROBED_BYTES_MAX = 256 << 10  # of what probes put into one answer, with texts and names

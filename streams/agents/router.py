@@ -90,6 +90,7 @@ class RouterProcess:
             on_record=self._apply_fleet_record,
             former_epoch=former_epoch,
         )
+        self.membership.policies = self.router.placer.policies
         self.membership.backlog_source = lambda: self.router.backlog(wall_ms())
         self.prefixes = Prefixes(
             log,

@@ -21,7 +21,14 @@ from schemas.errors import (
 from schemas.fleet import Member
 from schemas.log.clients import Headers
 from schemas.log.clock import wall_ms
-from schemas.records import Cancellation, CancelReason, MemberKind, Resumption, TokenFrame
+from schemas.records import (
+    Cancellation,
+    CancelReason,
+    MemberKind,
+    Registration,
+    Resumption,
+    TokenFrame,
+)
 from streams.gateway.cache.answers import AnswerCache
 from streams.gateway.config import GatewaySettings
 from streams.gateway.http.entry import Keys
@@ -70,6 +77,10 @@ class Backend(Protocol):
 
     def living(self, kind: MemberKind) -> list[Member]:
         """Members of one kind; nobody while the log is away."""
+
+    def servers(self) -> list[Registration]:
+        """Routers, and workers that serve the model: who lives, and who is only silent and may be
+        back."""
 
     def read_frames(
         self, partition: int, offset: int, *, live: bool = True

@@ -107,3 +107,15 @@ async def test_an_orchestration_gives_the_tokens_of_an_engine_alone(
     ]
     paired = orchestration != "prefill_first"
     assert any(phase.kv is None and phase.kv_bytes for phase in done) is paired
+
+
+async def test_a_wish_is_met_or_refused(pair: Stack) -> None:
+    """By the workers that the gateway knows from the log (issue 30, 1)."""
+    async with client_of(pair) as client:
+        refused = await client.chat("a", trivium={"policy": "replica"})
+        assert refused.error is not None and refused.status == 400
+        assert "replica needs a worker for replica" in refused.error["message"]
+        met = await client.stream("in pairs", trivium={"policy": "pairs"})
+    name = met.headers["x-request-id"]
+    found = await audit(pair.settings.log)
+    assert {decision.policy for decision in found.decisions[name]} == {"pairs"}

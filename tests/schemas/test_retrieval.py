@@ -1,5 +1,6 @@
 """Shards of documents, layouts of the fleet, and the merge of what shards found."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,8 +30,18 @@ from schemas.records import (
     Registration,
     Role,
     SearchCapability,
+    SearchLoad,
 )
-from schemas.retrieval import layout_of, merged, pack_vector, shard_of, unpack_vector
+from schemas.retrieval import (
+    layout_of,
+    merged,
+    pack_vector,
+    partitions_at,
+    shard_of,
+    unpack_vector,
+)
+
+NOWHERE: Mapping[str, tuple[str, list[int]]] = {}
 
 
 def hits(shard: int, shards: int = 2, **fields: Any) -> Hits:
@@ -53,10 +64,14 @@ def refused(shard: int, error: TriviumError, shards: int = 2) -> Hits:
     return hits(shard, shards, error=error.to_wire())
 
 
-def fleet(*workers: tuple[str, int, int, MemberState]) -> FleetView:
+def fleet(
+    *workers: tuple[str, int, int, MemberState], at: Mapping[str, tuple[str, list[int]]] = NOWHERE
+) -> FleetView:
+    """`at` says of workers where they are, and which partitions they answer."""
     view = FleetView()
     for offset, (name, shard, shards, state) in enumerate(workers):
-        part = SearchCapability(shard=shard, shards=shards, backend="cpu", slots=8)
+        place, partitions = at.get(name, ("", []))
+        part = SearchCapability(shard=shard, shards=shards, backend="cpu", slots=8, place=place)
         view.apply(
             Registration(
                 member_id=name,
@@ -69,7 +84,10 @@ def fleet(*workers: tuple[str, int, int, MemberState]) -> FleetView:
             offset,
             now_ms=0,
         )
-        beat = Heartbeat(member_id=name, epoch=1, seq=1, at_ms=0, state=state, load=Load())
+        beat = Heartbeat(
+            member_id=name, epoch=1, seq=1, at_ms=0, state=state, load=Load(),
+            search=SearchLoad(partitions=partitions),
+        )  # fmt: skip
         view.apply(beat, offset, now_ms=0)
     return view
 
@@ -98,6 +116,23 @@ def test_the_layout_is_what_ready_workers_serve() -> None:
     assert layout_of(view, 0).shards == 1, "two shards are not whole yet"
     view = fleet(("a", 0, 1, ready), ("b", 0, 2, ready), ("c", 1, 2, ready))
     assert layout_of(view, 0).shards == 2
+
+
+def test_a_place_answers_the_partitions_that_all_of_its_shards_do() -> None:
+    ready, starting = MemberState.READY, MemberState.STARTING
+    one = fleet(
+        ("a", 0, 1, ready), ("b", 0, 1, ready), ("c", 0, 1, starting),
+        at={"a": ("here", [0, 2]), "b": ("there", [1, 3]), "c": ("here", [1])},
+    )  # fmt: skip
+    assert partitions_at(one, "here", 0) == {0, 2} and partitions_at(one, "there", 0) == {1, 3}
+    assert partitions_at(one, "elsewhere", 0) == set()
+    assert partitions_at(one, "here", LEASE_MS + 1) == set() == partitions_at(fleet(), "here", 0)
+    two = fleet(
+        ("a", 0, 2, ready), ("b", 1, 2, ready), ("c", 1, 2, ready),
+        at={"a": ("here", [0, 1]), "b": ("here", [1, 2]), "c": ("there", [0, 3])},
+    )  # fmt: skip
+    assert partitions_at(two, "here", 0) == {1}
+    assert partitions_at(two, "there", 0) == set(), "it has half of the rows"
 
 
 def test_the_nearest_of_all_shards_are_kept() -> None:

@@ -54,7 +54,7 @@ def replay(
     drain: Annotated[Faults, _FAULT(help="Takes nothing new, and restarts after it (2s).")] = None,
     pools: Annotated[str, _SIMULATE(help="Workers, such as 2P2D.", show_default="as then")] = "",
     gpu: Annotated[str, _SIMULATE(help="h100, h200, a100 or l4.")] = "h100",
-    model: Annotated[str, _SIMULATE(help="llama-8b or qwen3-30b-a3b.")] = "llama-8b",
+    model: Annotated[str, _SIMULATE(help="llama-8b, qwen2.5-14b or qwen3-30b-a3b.")] = "llama-8b",
     live: Annotated[
         bool, _LIVE("--live", help="Send the requests to a running cluster, and compare.")
     ] = False,

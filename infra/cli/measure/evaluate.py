@@ -26,7 +26,7 @@ _BESIDE = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "trac
 _SIMULATED, _LIVE = in_panel("On virtual time"), in_panel("Live")
 _EXAMPLES = """[bold]Examples[/]
 
-trivium evaluate ppd [dim]the whole grid on virtual time, about ten minutes[/]
+trivium evaluate ppd [dim]the whole grid on virtual time, some twenty minutes[/]
 
 trivium evaluate ppd --quick --show
 
@@ -75,6 +75,13 @@ def ppd(
         Path | None,
         _SIMULATED(envvar=TRACES, help="Folder of real traffic.", show_default="if it is there"),
     ] = None,
+    chats: Annotated[
+        list[Path] | None,
+        _SIMULATED(
+            help="File of ShareGPT or WildChat, for figures 4 and 5; may be repeated.",
+            show_default="drawn with their means",
+        ),
+    ] = None,
     workload: Annotated[
         list[str] | None,
         _LIVE(help="Of the grid; may be repeated.", show_default="large, mid paste"),
@@ -110,20 +117,33 @@ def ppd(
         )
         page = _live(engine, loads, only or [], out, as_json)
     else:
-        page = _simulated(quick, seed, jobs, traces, out, as_json)
+        page = _simulated(quick, seed, jobs, traces, chats or [], out, as_json)
     if show:
         webbrowser.open(page.resolve().as_uri())
 
 
 def _simulated(
-    quick: bool, seed: int, jobs: int, traces: Path | None, out: Path, as_json: bool
+    quick: bool,
+    seed: int,
+    jobs: int,
+    traces: Path | None,
+    files: list[Path],
+    out: Path,
+    as_json: bool,
 ) -> Path:
     from infra.evaluate.evaluation import evaluate
+    from infra.evaluate.paper.conversations import DRAWN, read
     from infra.evaluate.report import bars, whole_page
 
     if traces is None and _BESIDE.is_dir():
         traces = _BESIDE
-    results = evaluate(quick=quick, seed=seed, jobs=jobs or os.cpu_count() or 1, traces=traces)
+    results = evaluate(
+        quick=quick,
+        seed=seed,
+        jobs=jobs or os.cpu_count() or 1,
+        traces=traces,
+        sources=[read(path, seed) for path in files] or DRAWN,
+    )
     page = whole_page.write(results, out)
     bars.write(results)
     if as_json:

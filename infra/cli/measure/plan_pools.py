@@ -44,7 +44,7 @@ def pools(
     ttft: Annotated[float, typer.Option(min=1, help="Target of the first token, ms.")] = 500.0,
     tpot: Annotated[float, typer.Option(min=0.1, help="Target of a token, ms.")] = 25.0,
     gpu: Annotated[str, _HARDWARE(help="h100, h200, a100 or l4.")] = "h100",
-    model: Annotated[str, _HARDWARE(help="llama-8b or qwen3-30b-a3b.")] = "llama-8b",
+    model: Annotated[str, _HARDWARE(help="llama-8b, qwen2.5-14b or qwen3-30b-a3b.")] = "llama-8b",
     tp: Annotated[int, _HARDWARE(min=1, max=8, help="GPUs of an LLM worker.")] = 1,
     rows: Annotated[float, _HARDWARE(min=1, help="Vectors of the index.")] = 10e6,
     dim: Annotated[int, _HARDWARE(min=1, help="Values of a vector, float16.")] = 768,

@@ -1,9 +1,10 @@
 """Trinity's placements (a) and (c) live: the same load on the same cores of this machine.
 
 Two LLM workers with simulated engines, each pinned to half of the cores. In (a) a retrieval worker
-with a whole copy of the index is pinned beside each of them; in (c) one serves both from all cores.
-Both are reached over the log, as all retrieval workers are, so what (a) would save of hops is not
-here: what is measured is what copies cost and bring.
+with a whole copy of the index is pinned beside each of them, in one place with it, which is where
+its probes go; in (c) one serves both from all cores. Both are reached over the log, as all
+retrieval workers are, so what (a) would save of hops is not here: what is measured is what copies
+cost and bring.
 """
 
 import os
@@ -36,8 +37,9 @@ async def compare(
     with counting(console, 34) as progress:
         for way, copies in WAYS.items():
             plan = StackPlan(
-                prefill=0, decode=0, replica=LLM_WORKERS, retrieval=copies, embedding=1
-            )
+                prefill=0, decode=0, replica=LLM_WORKERS, retrieval=copies, embedding=1,
+                places=copies,
+            )  # fmt: skip
             stack = make_stack(plan, BENCH_DIR.absolute() / f"coupled-{way}")
             async with running(stack), library(stack.settings.log) as books:
                 pin(stack, way)

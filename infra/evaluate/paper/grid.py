@@ -32,7 +32,6 @@ SECOND_TURNS = {
     "huge paste": Shape(input_tokens=1_024, output_tokens=32),
 }
 
-IN_TURN = ("round robin", "pairs")  # the Neuron guide's
 RATIOS = ("1P3D", "2P2D", "3P1D")
 SHARES = {"0": 0.0, "1/3": 1 / 3, "1/2": 0.5, "2/3": 2 / 3, "1": 1.0}
 
@@ -45,9 +44,13 @@ class Workload:
     profile: Profile
 
     @property
-    def prefill_heavy(self) -> bool:
-        """More comes in than goes out, after the first turn."""
-        return self.profile.later.input_tokens > self.profile.later.output_tokens
+    def kind(self) -> str:
+        """By its later turns, as the paper sums its workloads up: 4, 2 and 3 of nine."""
+        later = self.profile.later
+        if later.input_tokens == later.output_tokens:
+            return "balanced"
+        is_pasted = later.input_tokens > later.output_tokens
+        return "prefill-heavy" if is_pasted else "decode-heavy"
 
 
 WORKLOADS = tuple(
@@ -66,18 +69,16 @@ class Config:
     `plain` is serving as published (`authors_serving.py`): conversations are dealt by hash, a share
     is that of the decode workers, the prompt's whole KV moves at every turn, after the prefill,
     over the authors' connector, and the KV of an answer is not found again. Otherwise the router
-    places, and what the receiver has cached stays where it is.
+    places, what the receiver has cached stays where it is, and remote turns run in the order that
+    vLLM has by default, or with `all_orders` in whichever of the three is best.
     """
 
     pools: str
     policy: str
     share: str = ""
     plain: bool = False
-
-    @property
-    def in_turn(self) -> bool:
-        """Whether requests are dealt in turn, in pairs or round robin, looking at no load."""
-        return self.policy in IN_TURN
+    all_orders: bool = False
+    thresholds: tuple[int, float] | None = None  # of `conditional`, if not the default ones
 
     @property
     def name(self) -> str:
@@ -85,7 +86,10 @@ class Config:
         if self.policy == "replica":
             return self.pools
         how = f"x={self.share}" if self.policy == "static" else self.policy
-        return f"{self.pools} {how}{' plain' if self.plain else ''}"
+        if self.thresholds is not None:
+            how += f" {self.thresholds[0]}/{self.thresholds[1]:g}"
+        ending = f"{' plain' if self.plain else ''}{', all orders' if self.all_orders else ''}"
+        return f"{self.pools} {how}{ending}"
 
     @property
     def kind(self) -> str:

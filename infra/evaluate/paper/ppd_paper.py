@@ -47,10 +47,19 @@ TABLE_4 = {
     "4R": {8.0: 0, 12.0: 0, 16.0: 0, 20.0: 0},
 }
 
-# Slow-down of decoding in percent, at a batch of 200, by prompts computed beside it: whole prompts,
-# and such as are appended to a history, of which the authors say that both process as many tokens.
-FIGURE_2 = {"full x1": 48.0, "append x1": 2.0, "full x4": 57.0, "append x4": 21.0}
+# Slow-down of decoding in percent, at a batch of 200, by one prompt computed beside it (figure 2)
+# or by four (figure 6): whole prompts, and such as are appended to a history, of which the authors
+# say that both process as many tokens. Their script takes the mean time per token of a batch of
+# answers of 64 tokens, all behind one shared context of 2 048, which begins with the prompts.
+FIGURE_2 = {"full": 48.0, "append": 2.0}
+FIGURE_6 = {"full": 57.0, "append": 21.0}
 FIGURE_2_BATCH, FIGURE_2_TOKENS = 200, 1_024
+# The same by one prompt beside contexts of 2 048 to 65 536 tokens, in their script a batch of 64: a
+# whole prompt makes steps 3 to 4 times as long at 32 768, an append less than 25 % at 65 536.
+FIGURE_7_BATCH = 64
+FIGURE_7_CONTEXTS = (2_048, 8_192, 16_384, 32_768, 65_536)
+FIGURE_7_FULL = {32_768: (200.0, 300.0)}
+FIGURE_7_APPEND_MAX = {65_536: 25.0}
 
 # Figure 5: 500 prefill-heavy conversations with 1P3D at 8 and 16 conversations/s. Percent of later
 # turns that are local by w_tpot (w_ttft is 1); what that changes from x=0 in percent.
@@ -59,13 +68,14 @@ FIGURE_5_TTFT, FIGURE_5_TPOT = (-96.0, -94.0), (7.0, 12.0)
 
 # Change from plain disaggregation to x=1 in percent: overall, and the range of matched runs.
 TTFT_LATER = (-68.0, -73.0, -48.0)
-KV_VOLUME = -75.0
+KV_VOLUME, KV_TURNS = -75.0, 3.1  # at so many turns on average
+QUERY_LATENCY = (-25.0, -15.0)  # mean of whole answers, PPD from x=0, 1P3D with ShareGPT
 TPOT_PREFILL_HEAVY = (7.0, 12.0)
 TTFT_ALL_LENGTHS = -70.0  # about so, for conversations of 2 to 16 turns
 
-# Plain 2P2D was degraded (below 95 % success) at so many of its load levels with ShareGPT and
+# Plain x=0 was degraded (below 95 % success) at so many of its load levels with ShareGPT and
 # WildChat, where dynamic PPD completed everything.
-DEGRADED_2P2D = (9, 12)
+DEGRADED_2P2D, DEGRADED_3P1D = (9, 12), (7, 9)
 # Turns that succeeded, in percent, in the authors' raw results for ShareGPT, by conversations/s.
 SHAREGPT_PLAIN = {
     "1P3D": {12.0: 100.0},

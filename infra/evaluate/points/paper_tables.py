@@ -1,13 +1,21 @@
 """The paper's tables, computed from the grid's points. Pure arithmetic."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from infra.evaluate.paper import ppd_paper
-from infra.evaluate.paper.grid import CONFIGS, LEVELS, RATIOS, WORKLOADS, Config, static
+from infra.evaluate.paper.grid import (
+    CONFIGS,
+    LEVELS,
+    RATIOS,
+    WORKLOADS,
+    Config,
+    Workload,
+    static,
+)
 from infra.evaluate.points.point import Point
 
 SLOW_MS = 1_000.0
@@ -24,6 +32,12 @@ class Points:
 
     def __getitem__(self, key: Key) -> Point:
         return self.by_key[key]
+
+    def part(self, workloads: Sequence[Workload], loads: Sequence[float]) -> "Points":
+        """Of some workloads at some loads."""
+        names = {workload.name for workload in workloads}
+        return Points(p for p in self.by_key.values()
+                      if p.workload in names and p.load_per_s in loads)  # fmt: skip
 
     def of(
         self, config: Config, loads: Iterable[float] | None = None, named: str = ""
@@ -277,7 +291,7 @@ class Headline:
 def headline(points: Points) -> list[Headline]:
     """One row per ratio."""
     rows = []
-    heavy = {w.name for w in points.workloads if w.prefill_heavy}
+    heavy = {w.name for w in points.workloads if w.kind == "prefill-heavy"}
     for pools in RATIOS:
         plain = points.of(static(pools, "0", plain=True))
         full = points.of(static(pools, "1", plain=True))
@@ -297,6 +311,33 @@ def headline(points: Points) -> list[Headline]:
             )
         )
     return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstTurns:
+    """Turn-1 TTFT of one configuration by level of load: medians over points, ms."""
+
+    config: str
+    ttft: dict[str, float]  # as its clients hear it: plain, from the decode worker
+
+
+def first_turns(points: Points) -> list[FirstTurns]:
+    """Replicas, and of every ratio plain and Trivium's x=0 and x=1, and `learned`."""
+    chosen = [Config(pools="4R", policy="replica", plain=True)]
+    for pools in RATIOS:
+        chosen += [static(pools, share, plain=True) for share in "01"]
+        chosen += [*(static(pools, share) for share in "01"), Config(pools=pools, policy="learned")]
+    found = []
+    for config in chosen:
+        ttft = {}
+        for level, loads in LEVELS.items():
+            mine = [point for point in points.of(config, loads) if point.later]
+            if mine:
+                ttft[level] = median(
+                    [each.first_decode_ttft if config.plain else each.first_ttft for each in mine]
+                )
+        found.append(FirstTurns(config=config.name, ttft=ttft))
+    return found
 
 
 def _total(old: list[Point], new: list[Point], figure: Callable[[Point], float]) -> float:

@@ -45,25 +45,44 @@ class Measured:
     samples: int
 
 
-def table_of(points: Points, pools: str, use: Iterable[tuple[str, float]]) -> PpdTable:
-    """The table of some of the points of one P:D ratio, measured with x=0 and x=1."""
+def table_of(
+    points: Points, pools: str, use: Iterable[tuple[str, float]], *, plain: bool = False
+) -> PpdTable:
+    """The table of some of the points of one P:D ratio, measured with x=0 and x=1.
+
+    Plain: the authors' own, whose clients hear the decode worker only. They force what completes
+    nothing remotely to be local; so does a gain of 1 and no loss.
+    """
     by_name = {workload.name: workload.profile for workload in WORKLOADS}
     found = []
     for name, load in use:
         profile = by_name[name]
-        remote, local = (points[static(pools, share), name, load] for share in ("0", "1"))
+        remote, local = (points[static(pools, x, plain=plain), name, load] for x in ("0", "1"))
+        gain_ttft, loss_tpot = (_plain_change if plain else _change)(remote, local)
         found.append(
             Measured(
                 context_tokens=profile.first.input_tokens + profile.first.output_tokens,
                 new_tokens=profile.later.input_tokens,
                 answer_tokens=profile.later.output_tokens,
                 load=_load(remote, local),
-                gain_ttft=1 - local.cost_ttft / remote.cost_ttft,
-                loss_tpot=local.cost_tpot / remote.cost_tpot - 1,
+                gain_ttft=gain_ttft,
+                loss_tpot=loss_tpot,
                 samples=remote.later + local.later,
             )
         )
     return table_from(found)
+
+
+def _change(remote: Point, local: Point) -> tuple[float, float]:
+    """What is gained in TTFT and lost in TPOT, of remote's."""
+    return 1 - local.cost_ttft / remote.cost_ttft, local.cost_tpot / remote.cost_tpot - 1
+
+
+def _plain_change(remote: Point, local: Point) -> tuple[float, float]:
+    if not remote.later or not local.later:
+        return (-1.0 if remote.later else 1.0), 0.0
+    loss_tpot = local.every_decode_tpot / remote.every_decode_tpot - 1
+    return 1 - local.decode_ttft / remote.decode_ttft, loss_tpot
 
 
 def table_from(found: Sequence[Measured], load_bins: int = LOAD_BINS) -> PpdTable:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from infra.evaluate.paper import authors_serving, ppd_paper
 from infra.evaluate.paper.grid import CONVERSATIONS_MAX, DURATION_MS, TIMEOUT_MS, Config, Workload
-from infra.simulator.cluster import READY_MS, Checker, Cluster, Fault
-from infra.simulator.dealing import HashDealer, InTurn
+from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Checker, Cluster, Fault
+from infra.simulator.dealing import HashDealer
 from infra.simulator.machine.latency import H100, Setup
 from infra.simulator.members.clients import Served
 from infra.simulator.outcomes import OneOutcome
@@ -28,9 +28,11 @@ from streams.config import RouterSettings
 from streams.core.effects import Decide, Effect
 from streams.core.events import Event
 from streams.core.placement.ppd_table import PpdTable
+from workers.llm.vllm.settings import VllmSettings
 
 TICK_MS = 250  # virtual time need not be cut finer: events place requests, ticks only expire them
 _GAP_MS = 3_000.0  # between two loads of a series
+ORDERS = VllmSettings().orchestrations  # of the real engine, unless it is told otherwise
 SETUP = Setup(gpu=replace(H100, memory_share=ppd_paper.GPU_MEMORY_SHARE))
 
 
@@ -47,6 +49,7 @@ class Spec:
     setup: Setup = SETUP
     conversations_max: int = CONVERSATIONS_MAX
     published: bool = True  # plain runs have the authors' proxy and connector
+    connector_ms: float = ppd_paper.CONNECTOR_MS  # that theirs holds a prefill worker, per prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,10 @@ class Point:
     ttft_p50: float = 0.0
     ttft_p99: float = 0.0
     decode_ttft: float = 0.0  # mean, of the decode worker's first token
+    decode_ttft_p99: float = 0.0
+    first_ttft: float = 0.0  # mean of first turns
+    first_decode_ttft: float = 0.0
+    latency: float = 0.0  # mean of whole answers, of all turns
     tpot: float = 0.0  # of all turns
     tpot_p99: float = 0.0
     decode_tpot: float = 0.0  # mean of later turns, from the decode worker's first token on
@@ -141,35 +148,36 @@ def make_cluster(spec: Spec, *checkers: Checker, faults: Sequence[Fault] = ()) -
     theirs = config.plain and spec.published
     setup = replace(spec.setup, receiver_keeps=not config.plain)
     if theirs:
-        setup = authors_serving.setup_of(setup)
+        setup = authors_serving.setup_of(setup, spec.connector_ms)
     settings = RouterSettings(
-        policy="static" if config.in_turn else config.policy,
+        policy=config.policy,
         local_share=_share(config.share),
+        **_thresholds(config),
         table="given" if spec.table is not None else "",
         orchestration="prefill_first" if config.plain else "auto",
         lends_after_ms=0,  # pools are compared as they are named
         tick_ms=TICK_MS,
     )
-    shape, placer = Shape.parse(config.pools), None
-    if theirs or config.in_turn:
-        placer = HashDealer(settings, _salt(spec)) if theirs else _in_turn(config, shape, settings)
     return Cluster(
-        shape,
+        Shape.parse(config.pools),
         setup,
         settings,
         timeout_ms=TIMEOUT_MS,
         conversations_max=spec.conversations_max,
         weights=spec.weights,
         table=spec.table,
-        placer=placer,
+        placer=HashDealer(settings, _salt(spec), spec.table) if theirs else None,
+        orchestrations=ORCHESTRATIONS if config.all_orders else ORDERS,
         checkers=[OneOutcome(), *checkers],
         faults=faults,
     )
 
 
-def _in_turn(config: Config, shape: Shape, settings: RouterSettings) -> InTurn:
-    pairs = min(shape.prefill, shape.decode) if config.policy == "pairs" else 0
-    return InTurn(settings, pairs=pairs)
+def _thresholds(config: Config) -> dict[str, Any]:
+    if config.thresholds is None:
+        return {}
+    tokens, queue = config.thresholds
+    return {"max_local_prefill_tokens": tokens, "max_prefill_queue": queue}
 
 
 def _salt(spec: Spec) -> str:
@@ -203,6 +211,7 @@ def measure(
     """The figures of one load, whose arrivals began then; `moved` gives each request's KV bytes."""
     asked = sum(len(each.turns) for each in conversations)
     done = [each for each in served if each.completed]
+    first = [each for each in done if each.turn == 1]
     later = [each for each in done if each.turn > 1]
     costs_ttft, costs_tpot = costs(conversations, done)
     point = Point(
@@ -221,13 +230,18 @@ def measure(
     if not later:
         return point
     ttft = [each.ttft_ms for each in later]
+    decode_ttft = [each.decode_ttft_ms for each in later]
     tpot = [each.tpot_ms for each in done]
     return replace(
         point,
         ttft=float(np.mean(ttft)),
         ttft_p50=float(np.percentile(ttft, 50)),
         ttft_p99=float(np.percentile(ttft, 99)),
-        decode_ttft=float(np.mean([each.decode_ttft_ms for each in later])),
+        decode_ttft=float(np.mean(decode_ttft)),
+        decode_ttft_p99=float(np.percentile(decode_ttft, 99)),
+        first_ttft=float(np.mean([each.ttft_ms for each in first])),
+        first_decode_ttft=float(np.mean([each.decode_ttft_ms for each in first])),
+        latency=float(np.mean([each.took_ms for each in done])),
         tpot=float(np.mean(tpot)),
         tpot_p99=float(np.percentile(tpot, 99)),
         decode_tpot=float(np.mean([_decode_tpot(each) for each in later])),

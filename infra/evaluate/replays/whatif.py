@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from infra.evaluate.points.point import ORDERS
+from infra.evaluate.replays.recorded import Workers
 from infra.simulator.cluster import READY_MS, Cluster, Fault
 from infra.simulator.machine.latency import Setup
 from infra.simulator.members.clients import Served
@@ -67,13 +69,15 @@ def happened(
     *,
     setup: Setup,
 ) -> Happened:
-    """Simulate it to its end."""
+    """Simulate it to its end: recorded workers in their own orders, others in vLLM's default."""
+    orders = shape.orders if isinstance(shape, Workers) else ()
     cluster = Cluster(
         shape,
         setup,
         settings,
         timeout_ms=TIMEOUT_MS,
         gateways=1,
+        orchestrations=orders or ORDERS,
         table=load_table(settings),
         keeps_log=bool(faults),
         checkers=[OneOutcome()],

@@ -5,13 +5,17 @@ from dataclasses import dataclass, field
 from infra.evaluate.paper.grid import DURATION_MS, TIMEOUT_MS
 from infra.evaluate.points import paper_tables
 from infra.evaluate.points.point import Point
-from infra.evaluate.studies.frontier import Mark
+from infra.evaluate.studies.chats import Change, Served
+from infra.evaluate.studies.interference import SlowDown
 from infra.evaluate.studies.many_turns import Length
+from infra.evaluate.studies.orders import Ordered
+from infra.evaluate.studies.pareto import Place
 from infra.evaluate.studies.regret import Regret
-from infra.evaluate.studies.sharegpt import Served
+from infra.evaluate.studies.sensitivity import Varied
 from infra.evaluate.studies.step_change import Recovery
+from infra.evaluate.studies.thresholds import Tuned
 from infra.evaluate.studies.traffic import Traffic
-from infra.evaluate.studies.weighing import Weighed
+from infra.evaluate.studies.weighing import Mark, Weighed
 from infra.simulator.machine.latency import Setup
 
 
@@ -45,15 +49,23 @@ class Findings:
     why_2: str = ""
     unlike_winners: float = 0.0
     table_4: list[paper_tables.Failures] = field(default_factory=list)
-    sharegpt: list[Served] = field(default_factory=list)
+    first_turns: list[paper_tables.FirstTurns] = field(default_factory=list)
+    chats: list[Served] = field(default_factory=list)  # figure 4
+    chat_changes: list[Change] = field(default_factory=list)
     trends_4: dict[str, bool] = field(default_factory=dict)
     why_4: list[str] = field(default_factory=list)
     headline: list[paper_tables.Headline] = field(default_factory=list)
-    interference: dict[str, float] = field(default_factory=dict)
+    interference: list[SlowDown] = field(default_factory=list)  # figures 2 and 6
+    contexts: list[SlowDown] = field(default_factory=list)  # figure 7
     appends: list[tuple[int, float]] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)  # figures 1 and 8
+    varied: list[Varied] = field(default_factory=list)
+    orders: list[Ordered] = field(default_factory=list)
+    tuned: list[Tuned] = field(default_factory=list)
     regret: list[Regret] = field(default_factory=list)
     recovery: list[Recovery] = field(default_factory=list)
-    lengths: list[Length] = field(default_factory=list)
+    lengths: list[Length] = field(default_factory=list)  # figure 9a
+    models: list[Length] = field(default_factory=list)  # figure 9b
     frontier: list[Mark] = field(default_factory=list)
     weighed: list[Weighed] = field(default_factory=list)
     traffic: list[Traffic] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from io import BytesIO
+from itertools import product
 from typing import Any
 
 from infra.evaluate.paper import ppd_paper
@@ -15,7 +16,7 @@ _PAPER, _OURS, _SHORT = "#9aa5b1", "#1f6feb", "#9ecbff"
 
 def pictures(results: Findings) -> dict[str, bytes]:
     """PNG files by name, without suffix."""
-    return {name: drawn(draw, results) for name, draw in _DRAW.items()}
+    return {name: drawn(draw, results, tall=name in _TALL) for name, draw in _DRAW.items()}
 
 
 def live(found: dict[str, dict[str, Any]]) -> bytes:
@@ -34,7 +35,7 @@ def live(found: dict[str, dict[str, Any]]) -> bytes:
     return drawn(draw)
 
 
-def drawn(draw: Callable[..., None], *given: Findings) -> bytes:
+def drawn(draw: Callable[..., None], *given: Findings, tall: bool = False) -> bytes:
     """One figure as a PNG file; `draw` gets the figure, and what is given."""
     try:
         import matplotlib
@@ -44,7 +45,7 @@ def drawn(draw: Callable[..., None], *given: Findings) -> bytes:
             "evaluate: the report's pictures need matplotlib; install the extra `dev`"
         ) from error
     matplotlib.use("Agg")
-    figure = pyplot.figure(figsize=(9, 3.6), layout="constrained")
+    figure = pyplot.figure(figsize=(9, 7.2 if tall else 3.6), layout="constrained")
     draw(figure, *given)
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
@@ -69,22 +70,63 @@ def _table_1(figure: Any, results: Findings) -> None:
 
 
 def _interference(figure: Any, results: Findings) -> None:
-    axes = figure.add_subplot(1, 2, 1)
-    names = list(ppd_paper.FIGURE_2)
-    places = range(len(names))
-    found = results.interference
-    short = [found.get(f"short {name}", 0.0) for name in names]
-    axes.bar([x - 0.27 for x in places], list(ppd_paper.FIGURE_2.values()), 0.27, color=_PAPER)
-    axes.bar(list(places), [found[name] for name in names], 0.27, color=_OURS)
-    axes.bar([x + 0.27 for x in places], short, 0.27, color=_SHORT)
-    axes.set_xticks(list(places), names)
+    axes = figure.add_subplot(1, 3, 1)
+    rows = results.interference
+    published = {1: ppd_paper.FIGURE_2, 4: ppd_paper.FIGURE_6}
+    there = [published[row.prompts].get(row.kind, 0.0) for row in rows]
+    places = range(len(rows))
+    axes.bar([x - 0.27 for x in places], there, 0.27, color=_PAPER)
+    axes.bar(list(places), [row.steps for row in rows], 0.27, color=_OURS)
+    axes.bar([x + 0.27 for x in places], [row.answers for row in rows], 0.27, color=_SHORT)
+    names = [f"{row.prompts} {row.kind}" for row in rows]
+    axes.set_xticks(list(places), names, rotation=70, fontsize=7)
     axes.set_ylabel(f"slower decode at batch {ppd_paper.FIGURE_2_BATCH}, %")
-    axes.legend(labels=["paper", "here", "here, few new tokens"])
-    other = figure.add_subplot(1, 2, 2)
+    axes.legend(labels=["paper", "here, steps", "here, answers"], fontsize=7)
+    other = figure.add_subplot(1, 3, 2)
     other.plot(*zip(*results.appends, strict=True), marker="o", color=_OURS)
     other.set_xscale("log", base=2)
     other.set_xlabel("appended tokens beside the batch")
-    other.set_ylabel("slower decode, %")
+    long = figure.add_subplot(1, 3, 3)
+    for kind, colour in (("full", _PAPER), ("append", _OURS)):
+        mine = [row for row in results.contexts if row.kind == kind]
+        tokens, steps = [row.context_tokens for row in mine], [row.steps for row in mine]
+        long.plot(tokens, steps, marker="o", color=colour, label=kind)
+    long.set_xscale("log", base=2)
+    long.set_xlabel(f"context of a batch of {ppd_paper.FIGURE_7_BATCH}")
+    long.legend(fontsize=7)
+
+
+def _chats(figure: Any, results: Findings) -> None:
+    """Average query latency by load, with completed loads only."""
+    sources = list(dict.fromkeys(row.source for row in results.chats))
+    for number, (source, pools) in enumerate(product(sources, RATIOS)):
+        axes = figure.add_subplot(len(sources), len(RATIOS), number + 1)
+        mine = [row for row in results.chats if row.source == source]
+        for config in dict.fromkeys(row.config for row in mine if row.config.startswith(pools)):
+            rows = [row for row in mine if row.config == config and not row.failed]
+            loads, latency = [row.load_per_s for row in rows], [row.latency / 1e3 for row in rows]
+            axes.plot(loads, latency, marker=".", label=config.partition(" ")[2])
+        axes.set_title(f"{source}, {pools}", fontsize=8)
+        if not number:
+            axes.set_ylabel("average query latency, s", fontsize=8)
+            axes.legend(fontsize=6)
+
+
+def _fronts(figure: Any, results: Findings) -> None:
+    """Figure 8: a panel for each kind of workload and load."""
+    rows = [row for row in results.places if row.figure == "8"]
+    panels = list(dict.fromkeys(row.among for row in rows))
+    for number, among in enumerate(panels):
+        axes = figure.add_subplot(-(-len(panels) // 3), 3, number + 1)
+        for row in rows:
+            if row.among == among and not row.failed:
+                colour = _OURS if row.is_local else "black" if "table" in row.config else _PAPER
+                marker = "o" if row.at_front else "x"
+                axes.plot(row.tokens_per_s, row.ttft_p99, marker, color=colour)
+        axes.set_title(among, fontsize=8)
+        axes.set_yscale("log")
+        if not number:
+            axes.set_ylabel("TTFT p99, ms", fontsize=8)
 
 
 def _frontier(figure: Any, results: Findings) -> None:
@@ -158,9 +200,12 @@ def _failures(figure: Any, results: Findings) -> None:
 
 _DRAW: dict[str, Callable[[Any, Findings], None]] = {
     "table-1": _table_1,
-    "figure-2": _interference,
-    "figure-5": _frontier,
+    "figures-2-6-7": _interference,
+    "figure-4": _chats,
+    "figure-8": _fronts,
+    "frontier": _frontier,
     "turns": _turns,
     "cost-by-load": _loads,
     "table-4": _failures,
 }
+_TALL = ("figure-4", "figure-8")

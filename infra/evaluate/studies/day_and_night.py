@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from infra.evaluate.points.point import TICK_MS
+from infra.evaluate.points.point import ORDERS, TICK_MS
 from infra.evaluate.points.runs import Runner
 from infra.scaling.settings import ScalingSettings
 from infra.simulator.cluster import READY_MS, Cluster
@@ -107,6 +107,7 @@ def served(day: Day, pools: str) -> Fleet:
         day.setup,
         settings,
         timeout_ms=TIMEOUT_MS,
+        orchestrations=ORDERS,
         checkers=[OneOutcome(), seen],
     )
     elastic = Elastic(cluster, seen, _targets(day), day.start_ms)

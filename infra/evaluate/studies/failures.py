@@ -8,12 +8,11 @@ has received and keeps beside the engine's memory until each request ends.
 
 from collections.abc import Iterable, Sequence
 
-from infra.evaluate.paper import ppd_paper
+from infra.evaluate.paper import conversations, ppd_paper
 from infra.evaluate.paper.grid import CONVERSATIONS_MAX
 from infra.evaluate.points.paper_tables import Failures
-from infra.evaluate.studies import sharegpt
+from infra.evaluate.studies.chats import Served
 from infra.evaluate.studies.many_turns import Length
-from infra.evaluate.studies.sharegpt import Served
 from infra.simulator.machine.latency import LLAMA_8B
 
 _PLAIN = "x=0 plain"
@@ -22,15 +21,9 @@ _PLAIN = "x=0 plain"
 def trends(
     grid: Sequence[Failures], real: Sequence[Served], lengths: Sequence[Length]
 ) -> tuple[dict[str, bool], list[str]]:
-    """Whether each published trend is found here, and explanations with figures.
-
-    A configuration loses requests if it does so on the grid, on conversations like ShareGPT's, or
-    on those of 2 to 16 turns.
-    """
+    """Whether each published trend is found in the table's own set-up, the grid, and explanations
+    with figures, of which some are of longer conversations."""
     lost = {row.config for row in grid if any(row.percent.values())}
-    lost |= {row.config for row in real if row.failed}
-    short = set(lost)
-    lost |= {row.config for row in lengths if row.failed}
     found = {
         "plain 3P1D loses requests": f"3P1D {_PLAIN}" in lost,
         "plain 2P2D loses requests": f"2P2D {_PLAIN}" in lost,
@@ -41,7 +34,7 @@ def trends(
             name.endswith((" learned", " table")) for name in lost
         ),
     }
-    return found, [_how(grid, real), _when(), *_near(grid, real, lengths, short)]
+    return found, [_how(grid, real), _when(real), *_near(grid, real, lengths, lost)]
 
 
 def _how(grid: Sequence[Failures], real: Sequence[Served]) -> str:
@@ -61,7 +54,7 @@ def _how(grid: Sequence[Failures], real: Sequence[Served]) -> str:
     )
 
 
-def _when() -> str:
+def _when(real: Sequence[Served]) -> str:
     grid = ", ".join(
         f"{share:g} % at {load:g}/s" for load, share in ppd_paper.GRID_3P1D_PLAIN.items()
     )
@@ -69,9 +62,20 @@ def _when() -> str:
         "In the authors' results plain 3P1D stops where this model says: of `large, long gen` "
         f"{grid} succeed, after 50 first turns when about 39 second turns (10.6 GB of KV) are "
         "under way. They count what follows as failed too, until somebody restarts the worker; "
-        "here each point starts anew, so shares are lower. Conversations like ShareGPT's overflow "
-        "earlier here than there (2/s against 8/s): exponential lengths make longer contexts."
+        f"here each point starts anew, so shares are lower. {_longer(real)}"
     )
+
+
+def _longer(real: Sequence[Served]) -> str:
+    """From which loads on conversations like real ones lose requests."""
+    first: dict[tuple[str, str], float] = {}
+    for row in sorted(real, key=lambda row: row.load_per_s):
+        if row.failed and row.config.endswith(_PLAIN):
+            first.setdefault((row.source, row.config), row.load_per_s)
+    if not first:
+        return ""
+    each = ", ".join(f"{source} {name} from {load:g}/s" for (source, name), load in first.items())
+    return f"Drawn conversations lose requests, too: {each}."
 
 
 def _near(
@@ -83,13 +87,13 @@ def _near(
     name = f"2P2D {_PLAIN}"
     if name in lost:
         return []
-    most, room = _buffered(grid, real, name), ppd_paper.RECEIVE_BUFFER_BYTES
+    most, room = _buffered(grid, [], name), ppd_paper.RECEIVE_BUFFER_BYTES
     degraded, of = ppd_paper.DEGRADED_2P2D
-    tokens = 2 * sharegpt.INPUT_TOKENS + sharegpt.OUTPUT_TOKENS
+    tokens = 2 * conversations.ASKED_TOKENS + conversations.ANSWERED_TOKENS
     second_turns = CONVERSATIONS_MAX * tokens * LLAMA_8B.kv_bytes_per_token
     return [
-        f"Plain 2P2D, published as degraded at {degraded} of {of} loads, completes the grid and "
-        f"ShareGPT here: dealt by hash, its decode workers hold at most {most / 1e9:.1f} GB of "
+        f"Plain 2P2D, published as degraded at {degraded} of {of} loads, completes the grid here: "
+        f"dealt by hash, its decode workers hold at most {most / 1e9:.1f} GB of "
         f"{room / 1e9:.0f}. {_long(name, lengths)}In the authors' raw results that is not what "
         "ends it either. 2P2D completes the grid's longest contexts at 20/s. On ShareGPT at 4/s "
         "all 50 connections are taken (first turns wait 14 s for one) and all 2 204 turns succeed; "

@@ -1,38 +1,91 @@
-"""Figure 2: how much prompts slow a running batch, measured on the simulated engine.
+"""Figures 2, 6 and 7: how much prompts slow a running batch, measured on the simulated engine.
 
-A batch of 200 decodes; then one or four prompts are computed beside it, from the start (full) or
-behind a cached history (append). The slow-down is that of the steps while a prompt is under way.
-
-The authors say that full and append process as many tokens, and find that the one costs a lot and
-the other next to nothing. On a roofline such prompts cost the same but for attention. So a second
-reading is shown beside it: few new tokens behind as much context (short append).
+A batch decodes; then one prompt (figure 2) or four (figure 6) of 1 024 new tokens are computed
+beside it, whole (full) or behind a cached history (append; short: few new tokens). In figure 7 the
+history of batch and append grows. Shown is how much longer steps take while a prompt is under way,
+and the mean time per token of answers of 64 tokens that begin with the prompts, which is what the
+authors' script measures: once as each sequence reads its context, and once as vLLM did at that
+time where all that runs has one context, as in that script: it was read once for all, until a
+prompt came that does not share it.
 """
 
-from infra.evaluate.paper.ppd_paper import FIGURE_2_BATCH, FIGURE_2_TOKENS
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+from infra.evaluate.paper.ppd_paper import FIGURE_2_BATCH, FIGURE_2_TOKENS, FIGURE_7_BATCH
 from infra.simulator.log.clock import Clock
 from infra.simulator.machine.gpu import Gpu, Sequence
 from infra.simulator.machine.latency import Setup, StepCosts
 
-CONTEXT_TOKENS = 1_024  # of each sequence of the batch
+CONTEXT_TOKENS = 2_048  # of each sequence of the batch, and before an append
 SHORT_TOKENS = 48  # a short question
+ANSWER_TOKENS = 64  # of each sequence of the batch, as the authors measure
+LONG_ANSWER_TOKENS = 100_000  # none ends while it is looked at
 
 
-def slow_downs(setup: Setup) -> dict[str, float]:
-    """Percent by kind and number of prompts."""
-    found = {}
-    for count in (1, 4):
-        found[f"full x{count}"] = _slow_down(setup, FIGURE_2_TOKENS, 0, count)
-        for name, tokens in (("append", FIGURE_2_TOKENS), ("short append", SHORT_TOKENS)):
-            found[f"{name} x{count}"] = _slow_down(setup, tokens, FIGURE_2_TOKENS, count)
-    return found
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowDown:
+    """What prompts beside a batch cost it, in percent."""
+
+    prompts: int
+    kind: str  # full, append or short append
+    context_tokens: int  # of the batch, and before an append
+    steps: float  # while a prompt is under way
+    answers: float  # of answers that begin with the prompts
+    shared: float  # likewise, where what all of a batch share is read once
 
 
-def by_length(setup: Setup, lengths: tuple[int, ...]) -> list[tuple[int, float]]:
-    """Appended tokens and the slow-down of one such append."""
-    return [(tokens, _slow_down(setup, tokens, FIGURE_2_TOKENS, 1)) for tokens in lengths]
+def slow_downs(setup: Setup) -> list[SlowDown]:
+    """Figures 2 and 6: by kind and number of prompts."""
+    return [
+        _slow_down(setup, FIGURE_2_BATCH, CONTEXT_TOKENS, kind, count)
+        for count in (1, 4)
+        for kind in _PROMPTS
+    ]
 
 
-def _slow_down(setup: Setup, tokens: int, cached: int, count: int) -> float:
+def by_context(setup: Setup, contexts: Items[int]) -> list[SlowDown]:
+    """Figure 7: one prompt, full and append, beside a smaller batch with longer contexts.
+
+    All of the batch share their context, as in the authors' script; its KV is read for each.
+    """
+    return [
+        _slow_down(setup, FIGURE_7_BATCH, context, kind, 1)
+        for context in contexts
+        for kind in ("full", "append")
+    ]
+
+
+def by_length(setup: Setup, lengths: Items[int]) -> list[tuple[int, float]]:
+    """Appended tokens and the slow-down of the steps beside one such append."""
+    return [
+        (tokens, _steps(setup, FIGURE_2_BATCH, CONTEXT_TOKENS, tokens, CONTEXT_TOKENS, 1))
+        for tokens in lengths
+    ]
+
+
+_PROMPTS = {"full": FIGURE_2_TOKENS, "append": FIGURE_2_TOKENS, "short append": SHORT_TOKENS}
+
+
+def _slow_down(setup: Setup, batch: int, context: int, kind: str, count: int) -> SlowDown:
+    tokens, cached = _PROMPTS[kind], 0 if kind == "full" else context
+
+    def answers_ms(read_tokens: int, count: int) -> float:
+        return _answers_ms(setup, batch, read_tokens, tokens, cached, count)
+
+    once = context // batch  # of a context that is read once, each sequence's part
+    return SlowDown(
+        prompts=count,
+        kind=kind,
+        context_tokens=context,
+        steps=_steps(setup, batch, context, tokens, cached, count),
+        answers=100 * (answers_ms(context, count) / answers_ms(context, 0) - 1),
+        shared=100 * (answers_ms(once if cached else context, count) / answers_ms(once, 0) - 1),
+    )
+
+
+def _steps(setup: Setup, batch: int, context: int, tokens: int, cached: int, count: int) -> float:
+    """Percent by which steps take longer while a prompt is under way."""
     clock = Clock()
     ended_ms: list[float] = []
 
@@ -42,9 +95,9 @@ def _slow_down(setup: Setup, tokens: int, cached: int, count: int) -> float:
 
     gpu = Gpu(clock, StepCosts(setup), prompt_done, lambda sequence: None)
     gpu.chunk_tokens = setup.mixed_chunk_tokens
-    for i in range(FIGURE_2_BATCH):
-        gpu.add_answer(Sequence(i, CONTEXT_TOKENS, CONTEXT_TOKENS, 1_000))
-    while gpu.batch < FIGURE_2_BATCH:
+    for i in range(batch):
+        gpu.add_answer(Sequence(i, context, context, LONG_ANSWER_TOKENS))
+    while gpu.batch < batch:
         clock.step()
     for i in range(count):
         gpu.add_prompt(Sequence(-i, cached + tokens, cached, 1))
@@ -52,8 +105,31 @@ def _slow_down(setup: Setup, tokens: int, cached: int, count: int) -> float:
     while gpu.steps == under_way:  # the step during which they came
         clock.step()
     began_ms, first_step = clock.now_ms, gpu.steps
-    alone_ms = StepCosts(setup).step_ms(decoding=FIGURE_2_BATCH, context_tokens=gpu.context_tokens)
+    alone_ms = StepCosts(setup).step_ms(decoding=batch, context_tokens=gpu.context_tokens)
     while len(ended_ms) < count:
         clock.step()
     mean_ms = (ended_ms[-1] - began_ms) / (gpu.steps - first_step)
     return 100 * (mean_ms / alone_ms - 1)
+
+
+def _answers_ms(
+    setup: Setup, batch: int, context: int, tokens: int, cached: int, count: int
+) -> float:
+    """Mean time per token of a batch of short answers, which begin together with the prompts."""
+    clock = Clock()
+    ended_ms: list[float] = []
+
+    def answer_done(sequence: Sequence) -> None:
+        if sequence in members:
+            ended_ms.append(clock.now_ms)
+
+    gpu = Gpu(clock, StepCosts(setup), lambda sequence: True, answer_done)
+    gpu.chunk_tokens = setup.mixed_chunk_tokens
+    members = [Sequence(i, context, context, ANSWER_TOKENS) for i in range(batch)]
+    for each in members:
+        gpu.add_answer(each)
+    for i in range(count):
+        gpu.add_prompt(Sequence(-i, cached + tokens, cached, ANSWER_TOKENS))
+    while len(ended_ms) < batch:
+        clock.step()
+    return sum(ended_ms) / batch / ANSWER_TOKENS

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from infra.evaluate.points.point import TICK_MS
+from infra.evaluate.points.point import ORDERS, TICK_MS
 from infra.simulator.cluster import READY_MS, Checker, Cluster
 from infra.simulator.log.clock import Clock
 from infra.simulator.machine.latency import Setup
@@ -72,6 +72,7 @@ def interrupted(
         RouterSettings(policy=POLICIES[pools], tick_ms=TICK_MS),
         timeout_ms=600_000,
         conversations_max=BATCH,
+        orchestrations=ORDERS,
         checkers=[OneOutcome(), heard],
     )
     heard.clock = cluster.clock

@@ -1,20 +1,29 @@
-"""Conversations of 2 to 16 turns: how later turns fare as the history grows."""
+"""Figure 9: later turns as the history grows (a), and with larger models (b).
 
-from dataclasses import dataclass
+The workload, the load and the time are those of the authors' scripts: turns of 128 tokens with 128
+answered, 4 conversations/s, 30 s. Each model is on one GPU, as theirs.
+"""
+
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import numpy as np
 
 from infra.evaluate.paper.grid import FIRST_TURNS, RATIOS, SECOND_TURNS, Config, Workload, static
-from infra.evaluate.points.point import Spec, served
+from infra.evaluate.points.point import SETUP, Spec, served
 from infra.evaluate.points.runs import Runner
 from infra.simulator.cluster import READY_MS
+from infra.simulator.machine.latency import LLAMA_8B, QWEN_14B, QWEN_30B
 from infra.simulator.traffic.poisson import Profile, poisson
 
 TURNS = (2, 4, 8, 16)
 LOAD_PER_S = 4.0  # conversations
 DURATION_MS = 30_000.0
 LATER = SECOND_TURNS["mid bal"]
+MEMORY_SHARES = {LLAMA_8B.name: 0.9, QWEN_14B.name: 0.92, QWEN_30B.name: 0.95}  # as in their script
+REPLICAS = Config(pools="4R", policy="replica", plain=True)
+HYBRID = static("1P2D1R", "1", plain=True)
+MODEL_POOLS = "2P2D"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +31,7 @@ class Length:
     """One configuration with conversations of so many turns; times in ms, of later turns."""
 
     config: str
+    model: str
     turns: int
     requests: int
     failed: int
@@ -33,26 +43,38 @@ class Length:
 
 
 def lengths(runner: Runner, turns: tuple[int, ...], seed: int) -> list[Length]:
-    """Plain disaggregation, x=1 and `learned`, for every ratio and length."""
-    specs = [
-        Spec(
-            config=config,
-            workload=Workload(
-                name=str(count),
-                profile=Profile(first=FIRST_TURNS["small"], later=LATER, turns=count, think_ms=0.0),
-            ),
-            loads_per_s=(LOAD_PER_S,),
-            seed=seed,
-        )
-        for pools in RATIOS
-        for config in (
-            static(pools, "0", plain=True),
-            static(pools, "1", plain=True),
-            Config(pools=pools, policy="learned"),
-        )
-        for count in turns
-    ]
-    return runner.map("2 to 16 turns", _length, specs)
+    """Replicas, a hybrid, and of every ratio plain x=0 and x=1 and `learned`, at every length."""
+    configs = [REPLICAS, HYBRID, *(each for pools in RATIOS for each in _configs(pools))]
+    return runner.map(
+        "figure 9a", _length, [_spec(each, count, seed) for each in configs for count in turns]
+    )
+
+
+def models(runner: Runner, seed: int) -> list[Length]:
+    """Replicas, plain x=0 and x=1 and `learned`, with two turns, for every model."""
+    specs = []
+    for model in (LLAMA_8B, QWEN_14B, QWEN_30B):
+        gpu = replace(SETUP.gpu, memory_share=MEMORY_SHARES[model.name])
+        setup = replace(SETUP, model=model, gpu=gpu)
+        specs += [
+            replace(_spec(config, 2, seed), setup=setup)
+            for config in (REPLICAS, *_configs(MODEL_POOLS))
+        ]
+    return runner.map("figure 9b", _length, specs)
+
+
+def _configs(pools: str) -> tuple[Config, ...]:
+    return (
+        static(pools, "0", plain=True),
+        static(pools, "1", plain=True),
+        Config(pools=pools, policy="learned"),
+    )
+
+
+def _spec(config: Config, turns: int, seed: int) -> Spec:
+    profile = Profile(first=FIRST_TURNS["small"], later=LATER, turns=turns, think_ms=0.0)
+    workload = Workload(name=str(turns), profile=profile)
+    return Spec(config=config, workload=workload, loads_per_s=(LOAD_PER_S,), seed=seed)
 
 
 def _length(spec: Spec) -> Length:
@@ -74,6 +96,7 @@ def _length(spec: Spec) -> Length:
     asked = len(conversations) * profile.turns
     return Length(
         config=spec.config.name,
+        model=spec.setup.model.name,
         turns=profile.turns,
         requests=asked,
         failed=asked - len(done),

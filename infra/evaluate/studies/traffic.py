@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from infra.evaluate.paper.grid import IN_TURN, WORKLOADS, Config, static
+from infra.evaluate.paper.grid import WORKLOADS, Config, static
 from infra.evaluate.points import point
 from infra.evaluate.points.point import Spec
 from infra.evaluate.points.runs import Runner
@@ -26,11 +26,11 @@ KV_SHARE_MAX = 0.4
 CONFIGS = (
     static(POOLS, "0", plain=True),
     static(POOLS, "0"),
-    static(POOLS, "1/2"),
     static(POOLS, "1"),
     Config(pools=POOLS, policy="conditional"),
     Config(pools=POOLS, policy="learned"),
-    *(Config(pools=POOLS, policy=policy) for policy in IN_TURN),
+    Config(pools=POOLS, policy="round_robin"),  # the Neuron guide's two
+    Config(pools=POOLS, policy="pairs"),
     Config(pools="4R", policy="replica"),
 )
 

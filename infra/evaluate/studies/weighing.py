@@ -1,30 +1,43 @@
-"""Figure 5 in its own set-up: weights against TTFT and TPOT on prefill-heavy conversations.
+"""Weights against TTFT and TPOT: figure 5 in its own set-up, and the frontier on the grid.
 
-500 of them, 1P3D, at two loads; `learned` with w_ttft 1 and a rising w_tpot, beside plain x=0,
-which is static. The authors take conversations of ShareGPT and WildChat; here they are drawn like
-ShareGPT's, and such are kept in which more is asked than answered.
+Figure 5 has 500 prefill-heavy conversations, 1P3D, at two loads; w_ttft 1 and a rising w_tpot,
+beside plain x=0, which is static. Dynamic PPD is the authors' table behind their proxy; `learned`
+is Trivium's. The authors take conversations of ShareGPT and WildChat; here they are drawn like
+those (`infra/evaluate/paper/conversations.py`), and such are kept in which more is asked than
+answered.
+
+On the grid weights move `learned` between TTFT and TPOT. Each mark is the mean over workloads and
+loads of one ratio, relative to x=0 at the same point.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from infra.evaluate.paper import ppd_paper
-from infra.evaluate.paper.grid import CONVERSATIONS_MAX, WORKLOADS, Config, static
-from infra.evaluate.points.point import Spec, served
-from infra.evaluate.points.runs import Runner
-from infra.evaluate.studies import sharegpt
+from infra.evaluate.paper.conversations import Source, conversations
+from infra.evaluate.paper.grid import CONVERSATIONS_MAX, SHARES, WORKLOADS, Config, static
+from infra.evaluate.points.paper_tables import Points
+from infra.evaluate.points.point import Point, Spec, served
+from infra.evaluate.points.runs import Runner, points_of
 from schemas.records import Mode
+from streams.core.placement.ppd_table import PpdTable
 
 POOLS = "1P3D"
 LOADS_PER_S = (8.0, 16.0)
+CONVERSATIONS, QUICK_CONVERSATIONS = 500, 100
+NO_WEIGHT = -1.0  # of what is static
+FRONTIER_POOLS = "2P2D"
+FRONTIER_WEIGHTS = ((1.0, 0.0), (0.75, 0.25), (0.5, 0.5), (0.25, 0.75), (0.0, 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighed:
     """One configuration at one load; changes from plain x=0 in percent."""
 
-    name: str  # `x=0 plain`, or the weight of TPOT
+    config: str
+    w_tpot: float  # `NO_WEIGHT` where there is none
     load_per_s: float
     local_share: float  # of later turns
     ttft_ms: float  # mean of later turns, of the decode worker's first token
@@ -34,32 +47,50 @@ class Weighed:
     tpot_change: float = 0.0
 
 
-def weighed(runner: Runner, seed: int, *, quick: bool) -> list[Weighed]:
-    """Plain x=0 and every weight, at both loads."""
-    count = sharegpt.CONVERSATIONS // (5 if quick else 1)
-    weights = (-1.0, *ppd_paper.FIGURE_5_LOCAL)  # the first: none
-    tasks = [(w_tpot, load, count, seed) for load in LOADS_PER_S for w_tpot in weights]
-    found = runner.map("weights as published", _run, tasks)
-    plain = {row.load_per_s: row for row in found[:: len(weights)]}
-    return [_beside(row, plain[row.load_per_s]) for row in found]
+def weighed(
+    runner: Runner,
+    plain: PpdTable,
+    sources: Sequence[Source],
+    seed: int,
+    *,
+    quick: bool,
+) -> list[Weighed]:
+    """Plain x=0, and each policy with every weight, at both loads."""
+    count = QUICK_CONVERSATIONS if quick else CONVERSATIONS
+    policies = (
+        Config(pools=POOLS, policy="table", plain=True),
+        Config(pools=POOLS, policy="learned"),
+    )
+    chosen = [(static(POOLS, "0", plain=True), NO_WEIGHT)]
+    chosen += [(config, w_tpot) for config in policies for w_tpot in ppd_paper.FIGURE_5_LOCAL]
+    tasks = [
+        (config, w_tpot, load, plain, sources, count, seed)
+        for load in LOADS_PER_S
+        for config, w_tpot in chosen
+    ]
+    found = runner.map("figure 5", _run, tasks)
+    static_rows = {row.load_per_s: row for row in found[:: len(chosen)]}
+    return [_beside(row, static_rows[row.load_per_s]) for row in found]
 
 
-def _run(task: tuple[float, float, int, int]) -> Weighed:
-    w_tpot, load, count, seed = task
-    fixed = w_tpot < 0
+def _run(task: tuple[Config, float, float, PpdTable, Sequence[Source], int, int]) -> Weighed:
+    config, w_tpot, load, plain, sources, count, seed = task
     spec = Spec(
-        config=static(POOLS, "0", plain=True) if fixed else Config(pools=POOLS, policy="learned"),
+        config=config,
         workload=WORKLOADS[0],
         loads_per_s=(load,),
         seed=seed,
-        weights=(-1.0, -1.0) if fixed else (1.0, w_tpot),
+        table=plain if config.policy == "table" else None,
+        weights=(-1.0, -1.0) if w_tpot == NO_WEIGHT else (1.0, w_tpot),
         conversations_max=CONVERSATIONS_MAX,
     )
-    held = sharegpt.conversations(load, count, spec.setup.block_tokens, seed, prefill_heavy=True)
+    block_tokens = spec.setup.block_tokens
+    held = conversations(sources, load, count, block_tokens, seed, prefill_heavy=True)
     done = [each for each in served(spec, held).clients.served if each.completed]
     later = [each for each in done if each.turn > 1]
     return Weighed(
-        name="x=0 plain" if fixed else f"w_tpot {w_tpot:g}",
+        config=config.name,
+        w_tpot=w_tpot,
         load_per_s=load,
         local_share=float(np.mean([each.mode is Mode.LOCAL for each in later])),
         ttft_ms=float(np.mean([each.decode_ttft_ms for each in later])),
@@ -73,4 +104,47 @@ def _beside(row: Weighed, plain: Weighed) -> Weighed:
         row,
         ttft_change=100 * (row.ttft_ms / plain.ttft_ms - 1),
         tpot_change=100 * (row.tpot_ms / plain.tpot_ms - 1),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """TTFT and TPOT relative to x=0."""
+
+    name: str
+    ttft: float
+    tpot: float
+    local_share: float
+
+
+def marks(runner: Runner, points: Points, seed: int) -> list[Mark]:
+    """The fixed shares, from the grid's points, and `learned` with each pair of weights."""
+    loads = tuple(points.loads[1::3])
+    reference = points.of(static(FRONTIER_POOLS, "0"), loads)
+    found = [
+        _mark(f"x={share}", points.of(static(FRONTIER_POOLS, share), loads), reference)
+        for share in SHARES
+    ]
+    learned = Config(pools=FRONTIER_POOLS, policy="learned")
+    specs = [
+        Spec(config=learned, workload=workload, loads_per_s=loads, seed=seed, weights=weights)
+        for weights in FRONTIER_WEIGHTS
+        for workload in WORKLOADS
+        if workload in points.workloads
+    ]
+    runs = runner.map("weights", points_of, specs)
+    each = len(points.workloads)
+    for i, (w_ttft, w_tpot) in enumerate(FRONTIER_WEIGHTS):
+        mine = [point for run in runs[i * each : (i + 1) * each] for point in run]
+        found.append(_mark(f"learned {w_ttft:g}/{w_tpot:g}", mine, reference))
+    return found
+
+
+def _mark(name: str, mine: list[Point], reference: list[Point]) -> Mark:
+    pairs = list(zip(mine, reference, strict=True))
+    return Mark(
+        name=name,
+        ttft=float(np.mean([a.cost_ttft / b.cost_ttft for a, b in pairs])),
+        tpot=float(np.mean([a.cost_tpot / b.cost_tpot for a, b in pairs])),
+        local_share=sum(a.local for a in mine) / max(1, sum(a.later for a in mine)),
     )

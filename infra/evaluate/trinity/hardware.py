@@ -8,7 +8,17 @@ random. Nothing here was fitted to a comparison of placements.
 import math
 from dataclasses import dataclass, replace
 
-from infra.simulator.machine.latency import H100, LLAMA_8B, NIC_400G, Gpu, Link, Model, Setup
+from infra.simulator.machine.latency import (
+    H100,
+    LLAMA_8B,
+    NIC_400G,
+    QWEN_14B,
+    QWEN_30B,
+    Gpu,
+    Link,
+    Model,
+    Setup,
+)
 from schemas.errors import ConfigError
 
 NODE_GPUS = 8  # of an HGX H100 node, joined by NVLink
@@ -20,18 +30,8 @@ EXPERTS_NVLINK, EXPERTS_NIC = 153e9, 43e9
 # One exchange of few tokens, besides its bytes: assumed. DeepEP's low-latency kernels take 41 and
 # 81 us longer among 16 GPUs of two nodes than among 8 of one.
 COLLECTIVE_MS, COLLECTIVE_NODES_MS = 0.01, 0.03
-# The model card of Qwen3-30B-A3B: 128 experts, 8 of them for a token.
-QWEN_30B = Model(
-    name="Qwen3-30B-A3B",
-    parameters=30.5e9,
-    active_parameters=3.3e9,
-    layers=48,
-    hidden=2048,
-    kv_heads=4,
-    head_dim=128,
-)
-EXPERTS_PER_TOKEN = 8
-MODELS = {"llama-8b": LLAMA_8B, "qwen3-30b-a3b": QWEN_30B}
+EXPERTS_PER_TOKEN = 8  # of Qwen3-30B-A3B
+MODELS = {"llama-8b": LLAMA_8B, "qwen2.5-14b": QWEN_14B, "qwen3-30b-a3b": QWEN_30B}
 # NVIDIA data sheets (dense bf16): A100 SXM 80 GB, H200 SXM, L4.
 GPUS = {
     "h100": H100,

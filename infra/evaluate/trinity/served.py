@@ -1,8 +1,8 @@
 """One placement under load: a simulated cluster whose prompts and answers are searched for.
 
-Router, workers' rules and gateways are the real ones (`infra/simulator`), and so are the search
-scheduler and its control loop (`search_gpu.py`). A prompt's search is asked by the router, as it
-is in Trivium; in (a) and (b) it is answered by a copy beside the prefill workers, in turn.
+Router, workers' rules and gateways are the real ones (`infra/simulator`), and so is the search
+scheduler (`search_gpu.py`). A prompt's search is asked by the router, as it is in Trivium; in (a)
+and (b) it is answered by a copy beside the prefill workers, in turn.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from itertools import count
 
 import numpy as np
 
-from infra.evaluate.points.point import TICK_MS
+from infra.evaluate.points.point import ORDERS, TICK_MS
 from infra.evaluate.trinity.hardware import SearchCosts, experts, parallel
 from infra.evaluate.trinity.placements import (
     LOCAL_MS,
@@ -133,6 +133,7 @@ class RagCluster(Cluster):
             Shape(prefill=layout.prefill, decode=layout.decode),
             case.worker,
             RouterSettings(tick_ms=TICK_MS),
+            orchestrations=ORDERS,
             checkers=[OneOutcome()],
         )
         busy = self._in_place_share() if layout.kind.in_place else 0.0

@@ -11,13 +11,13 @@ from itertools import pairwise
 
 from infra.evaluate.points.runs import Runner
 from infra.evaluate.trinity import served
-from infra.evaluate.trinity.hardware import QWEN_30B, Index, SearchCosts, parallel
+from infra.evaluate.trinity.hardware import Index, SearchCosts, parallel
 from infra.evaluate.trinity.placements import KINDS, LOCAL_MS, POOL, Kind
 from infra.evaluate.trinity.pools import Traffic, prompt_ms
 from infra.evaluate.trinity.probing import Probing
 from infra.evaluate.trinity.roofline import Curve, curves
 from infra.evaluate.trinity.served import Case, Result
-from infra.simulator.machine.latency import Setup
+from infra.simulator.machine.latency import QWEN_30B, Setup
 from schemas.errors import ConfigError
 
 LOADS = (0.4, 0.7, 0.9, 1.1)  # of what (c) can do

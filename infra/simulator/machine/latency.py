@@ -8,7 +8,8 @@ computes on pairs of tokens. These run one after the other on the same GPU, so t
 sum and a fixed overhead. Interference follows: a chunk next to a running batch costs nothing as
 long as the products still wait for the weights, and 2 FLOP per parameter and token from there on.
 
-Nothing here is fitted to a published result, and nothing is shared with the router's estimator.
+Constants are those of data sheets and of engines' defaults, but for `mixed_chunk_tokens`, which was
+chosen with a published figure in view. Nothing is shared with the router's estimator.
 """
 
 from dataclasses import dataclass
@@ -69,6 +70,19 @@ H100 = Gpu(name="H100 SXM", flops=989.5e12, hbm_bytes_per_s=3.35e12, memory_byte
 LLAMA_8B = Model(
     name="Llama 3.1 8B", parameters=8.03e9, layers=32, hidden=4096, kv_heads=8, head_dim=128
 )
+# The model cards of Qwen2.5-14B and of Qwen3-30B-A3B (128 experts, 8 of them for a token).
+QWEN_14B = Model(
+    name="Qwen2.5-14B", parameters=14.7e9, layers=48, hidden=5120, kv_heads=8, head_dim=128
+)
+QWEN_30B = Model(
+    name="Qwen3-30B-A3B",
+    parameters=30.5e9,
+    active_parameters=3.3e9,
+    layers=48,
+    hidden=2048,
+    kv_heads=4,
+    head_dim=128,
+)
 NIC_400G = Link(bytes_per_s=50e9)  # 400 Gbit/s per GPU, as in an HGX node
 
 
@@ -85,7 +99,8 @@ class Setup:
     exchange_ms_per_token: float = 0.0
     prefill_chunk_tokens: int = 8_192  # most tokens of a step on a prefill worker
     # Most tokens of a step beside a running batch, batch included: vLLM's first default for chunked
-    # prefill, and the order of what Sarathi-Serve (OSDI 2024) recommends for tight TPOT.
+    # prefill, and the order of what Sarathi-Serve (OSDI 2024) recommends for tight TPOT. Chosen
+    # over 8 192, vLLM's later default on such a GPU, as figure 2 of the PPD paper comes out better.
     mixed_chunk_tokens: int = 512
     running_max: int = 256  # sequences in a batch; vLLM's default
     prefill_credits: int = 16  # prompts that a prefill worker holds at once

@@ -183,7 +183,8 @@ class Clients:
             for heard in self._heard:
                 heard(served, tokens, text)
         if stream.end is not None:
-            served.decode_first_ms = served.begun_ms.get(stream.end.decode_worker)
+            # who goes on with an answer does not begin it: then the first token at all
+            served.decode_first_ms = served.begun_ms.get(stream.end.decode_worker, served.first_ms)
             self._ended(served, whole=stream.end.kind is OutcomeKind.COMPLETED)
         elif answer.failure is not None:
             if isinstance(answer.failure, AttemptsDiffer):

@@ -48,7 +48,7 @@ class Asker:
             settings, "hits", [self._partition], client_id=f"{membership.member_id}-hits"
         )
         direct, by_pool = (Route(settings.retrieval_partitions) for _ in range(2))
-        self._exchange = Exchange(producer, membership, direct, by_pool)
+        self._exchange = Exchange(producer, membership, direct, by_pool, settings.place)
         self._embedding = Embedding(producer, membership, by_pool)
 
     async def start(self) -> None:

@@ -10,6 +10,7 @@ once more to be searched for by its words alone.
 
 import asyncio
 import logging
+from collections.abc import Collection
 from dataclasses import replace
 
 from aiokafka.errors import KafkaError
@@ -21,7 +22,7 @@ from schemas.log.membership import Membership
 from schemas.log.retrieval.pending import Pending
 from schemas.log.retrieval.routes import EMBEDDING, Route
 from schemas.records import Hits, RetrievalRequest
-from schemas.retrieval import WORDS, Found, embedding_workers, layout_of, merged
+from schemas.retrieval import WORDS, Found, embedding_workers, layout_of, merged, partitions_at
 
 log = logging.getLogger("trivium.asker")
 PENDING_MAX = 4_096
@@ -34,10 +35,11 @@ class Exchange:
     """`ask` any number of times at once; `take` what comes."""
 
     def __init__(
-        self, producer: LogProducer, membership: Membership, direct: Route, by_pool: Route
-    ) -> None:
+        self, producer: LogProducer, membership: Membership, direct: Route, by_pool: Route,
+        place: str,
+    ) -> None:  # fmt: skip
         """Routes of what goes to the shards at once, and of what goes by the embedding pool."""
-        self._producer, self._membership = producer, membership
+        self._producer, self._membership, self._place = producer, membership, place
         self._direct, self._by_pool = direct, by_pool
         self._pending: dict[str, tuple[Pending, Route, int]] = {}  # by id, with where it was asked
 
@@ -82,7 +84,7 @@ class Exchange:
             raise DeadlineExceeded(f"the deadline passed {-left_ms} ms ago; ask with a later one")
         async with asyncio.timeout(left_ms / 1000):
             route = self._route(request)
-            partition = route.next(wall_ms())
+            partition = route.next(wall_ms(), self._near())
             await self._send(request, route, partition, pending)
             wait_ms = SENT_AGAIN_AFTER * left_ms
             while not await _is_set(pending.done, wait_ms) or pending.wants_another():
@@ -95,6 +97,12 @@ class Exchange:
                     route = self._route(again)
                     partition = route.farthest(partition, wall_ms())
                     await self._send(again, route, partition, pending)
+
+    def _near(self) -> Collection[int]:
+        """Partitions that copies of the index answer here."""
+        if not self._place:
+            return ()
+        return partitions_at(self._membership.view, self._place, wall_ms())
 
     def _route(self, request: RetrievalRequest) -> Route:
         return self._by_pool if _wants_vector(request) else self._direct

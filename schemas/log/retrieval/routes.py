@@ -19,20 +19,21 @@ class Route:
         self._avoided_ms: dict[int, int] = {}  # until when
         self._heard_ms: dict[tuple[int, int], int] = {}  # when last, by partition and shard
 
-    def next(self, now_ms: int) -> int:
-        """The partition whose turn it is."""
-        self._last = self._choose(self._last + 1, now_ms)
+    def next(self, now_ms: int, near: Collection[int] = ()) -> int:
+        """The partition whose turn it is, one of the `near` ones where these are not avoided."""
+        self._last = self._choose(self._last + 1, now_ms, near)
         return self._last
 
     def farthest(self, partition: int, now_ms: int) -> int:
         """Groups assign ranges, so that is another worker's if there is one."""
         return self._choose(partition + self._count // 2, now_ms)
 
-    def _choose(self, first: int, now_ms: int) -> int:
+    def _choose(self, first: int, now_ms: int, near: Collection[int] = ()) -> int:
         """The first partition from there on; those avoided only where all are."""
         turns = [(first + ahead) % self._count for ahead in range(self._count)]
-        found = [each for each in turns if self._avoided_ms.get(each, 0) <= now_ms]
-        return (found or turns)[0]
+        answering = [each for each in turns if self._avoided_ms.get(each, 0) <= now_ms]
+        nearest = [each for each in answering if each in near]
+        return (nearest or answering or turns)[0]
 
     def heard(self, partition: int, shard: int, now_ms: int) -> None:
         """A shard, or the embedding pool, answered what was asked there."""

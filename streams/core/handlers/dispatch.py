@@ -19,7 +19,7 @@ from schemas.records import (
     WarmPrefix,
 )
 from streams.core.effects import Tell, Warm
-from streams.core.fleet.workers import Worker
+from streams.core.fleet.workers import Life, Worker
 from streams.core.handlers.continuing import Continuing
 from streams.core.handlers.endings import Endings
 from streams.core.handlers.orders import Orders
@@ -63,16 +63,28 @@ class Dispatcher:
         if not tables.admission and not tables.requests.handovers:
             return
         self._endings.expire_queue(now_ms)
-        while tables.requests.handovers:
-            live = next(iter(tables.requests.handovers.values()))
-            with tables.about(live):
-                if not self._hand_over(live, now_ms):
-                    break
+        self._hand_over_waiting(now_ms)
         while (request_id := tables.admission.head(now_ms)) is not None:
             live = tables.requests.by_id[request_id]
             with tables.about(live):
                 if not self._place(live, now_ms):
                     break
+
+    def _hand_over_waiting(self, now_ms: int) -> None:
+        """In order, until one finds no room; past those whose own decode worker is full."""
+        tables, full = self._tables, set[Life]()  # prefill workers with a partner that is
+        for live in [*tables.requests.handovers.values()]:
+            if live.prefill in full and self._waits_for_partner(live, now_ms):
+                continue
+            with tables.about(live):
+                if self._hand_over(live, now_ms):
+                    continue
+            if not self._waits_for_partner(live, now_ms):
+                break
+            full.add(live.prefill)
+
+    def _waits_for_partner(self, live: LiveRequest, now_ms: int) -> bool:
+        return self._placer.waits_for_partner(self._case(live, now_ms))
 
     def warm(self, live: LiveRequest, history: Sequence[Insert], now_ms: int) -> None:
         """While the request waits for a search, have its prompt's beginning computed where it would
@@ -212,7 +224,9 @@ class Dispatcher:
     def _hand_over(self, live: LiveRequest, now_ms: int) -> bool:
         """Dispatch decode after prefill; false where no worker has room for it."""
         tables, case = self._tables, self._case(live, now_ms)
-        worker, reason = self._placer.handoff(case, tables.fleet, now_ms)
+        worker, reason = self._placer.handoff(
+            case, tables.fleet, now_ms, prefill=live.prefill, decode=live.decode
+        )
         if worker is None:
             return False
         if live.handed_unheard:

@@ -175,7 +175,6 @@ class Estimates:
         prompt_tokens: int,
         max_tokens: int,
         weights: tuple[float, float],
-        at_home: bool = True,
         now_ms: int,
     ) -> Estimate:
         """Both ways to run it; the score of PPD with a price for moving KV, above 0 for local.
@@ -203,7 +202,7 @@ class Estimates:
             tpot_local_ms=tpot_local_ms,
             tpot_remote_ms=tpot_remote_ms,
             score=weights[0] * gain_ttft - weights[1] * loss_tpot + kv_price,
-            samples=self._samples(at_home),
+            samples=min(self.prefill.samples, self.decode.samples),
             gain_ttft=gain_ttft,
             loss_tpot=loss_tpot,
             kv_price=kv_price,
@@ -282,11 +281,6 @@ class Estimates:
             return prefill[0] / THOUSAND, (alone_ms + self.hop_ms + beside[1]) * worker.pace
         took_ms = self.append.predict(_prompt(tokens, prompt_tokens, beside)) * worker.pace
         return self.append.coefficients[0] / THOUSAND, took_ms
-
-    def _samples(self, at_home: bool) -> int:
-        """Observations of the part with the fewest; away from home nothing appended is needed."""
-        samples = min(self.prefill.samples, self.decode.samples)
-        return min(samples, self.append.samples) if at_home else samples
 
     def prefill_done(self, note: Note, worker: Life, computed_tokens: int, took_ms: float) -> None:
         """A prefill worker has computed a prompt."""

@@ -56,14 +56,14 @@ def _first(wish: str, prefill: Worker, decode: Worker) -> Orchestration:
         return _PREFILL_FIRST
     if not decode.keeps_time_with(prefill.member):  # a promise ends at a time that both must tell
         return _PREFILL_FIRST
-    common = _common(prefill.capability, decode.capability)
+    common = common_orders(prefill.capability, decode.capability)
     for orchestration in _ORDER[_ORDER.index(Orchestration(wish)) :]:
         if orchestration in common:
             return orchestration
     return _PREFILL_FIRST
 
 
-def _common(prefill: Capability | None, decode: Capability | None) -> set[Orchestration]:
+def common_orders(prefill: Capability | None, decode: Capability | None) -> set[Orchestration]:
     """What both ends list, where their KV fits; only the sim engine transposes between degrees
     of tensor parallelism."""
     if prefill is None or decode is None:

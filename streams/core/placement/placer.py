@@ -4,24 +4,24 @@ A request goes where its session's KV lies as far as the policy (`policies.py`) 
 goes to a replica or to a pair, whichever is expected to answer first. `selection.py` has workers.
 """
 
-from schemas.errors import ConfigError
 from schemas.records import Mode, Orchestration, Priority, Reason, Role
 from streams.config import RouterSettings
 from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import NOT_LISTED, Worker
+from streams.core.fleet.workers import NOT_LISTED, Life, Worker
 from streams.core.placement import orchestration, wishes
 from streams.core.placement.answer import Placement
 from streams.core.placement.case import UNTICKETED, Case
 from streams.core.placement.estimates import Estimates
+from streams.core.placement.in_turn import InTurn, Pair
 from streams.core.placement.orchestration import Way
 from streams.core.placement.policies import (
+    IN_TURN,
+    NEVER_LOCAL,
+    PAIRS,
+    ROUND_ROBIN,
     Choice,
-    Conditional,
-    Learned,
-    Policy,
-    Static,
-    Tabled,
     Turn,
+    policies_by_name,
 )
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.placement.prefixes import PrefixIndex
@@ -38,9 +38,15 @@ class Placer:
         self.settings = settings
         self.prefixes = PrefixIndex(settings.prefix_blocks_max)
         self.estimates = Estimates(settings)
-        self._policies = _policies(settings, table)
+        self._policies = policies_by_name(settings, table)
+        self._turns = InTurn()
         self._weights = {priority: settings.weights(priority) for priority in Priority}
         self._tickets = 0
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """By which it can place a request."""
+        return tuple(self._policies)
 
     def place(self, case: Case, fleet: Fleet, now_ms: int) -> Placement | None:
         """How to run the request now; None while it has to wait.
@@ -66,6 +72,8 @@ class Placer:
             return self._replica(view)
         if not fleet.any_lives(Role.PREFILL, now_ms):
             return self._without_prefill(view)
+        if case.policy in IN_TURN:
+            return self._in_turn(view)
         if home is None or home.role is Role.REPLICA:
             return self._soonest(view)
         choice = self._policies[case.policy].choose(self._turn(view, home, home))
@@ -85,7 +93,10 @@ class Placer:
         """Where the prompt would probably be computed were it placed now, and how much of it that
         worker lacks. No policy is asked, and nothing counts as dispatched."""
         view = self._view(case, fleet, now_ms)
-        policy = case.request.policy or self.settings.policy
+        policy = self._policy_of(case)
+        if policy in IN_TURN and fleet.any_lives(Role.DECODE, now_ms):
+            worker = self._turns.pair(fleet, view.home, now_ms, fixed=policy == PAIRS)[0]
+            return None if worker is None else (worker, view.lacking(worker))
         worker = view.replica()
         if view.home_takes(Role.DECODE) and policy not in ("static", "replica"):
             worker = view.home
@@ -100,15 +111,28 @@ class Placer:
                 worker = prefill
         return None if worker is None else (worker, view.lacking(worker))
 
-    def handoff(self, case: Case, fleet: Fleet, now_ms: int) -> tuple[Worker | None, Reason]:
-        """The decode worker for a prompt that a prefill worker has computed, and why.
+    def handoff(
+        self, case: Case, fleet: Fleet, now_ms: int, *, prefill: Life, decode: Life
+    ) -> tuple[Worker | None, Reason]:
+        """The decode worker for a prompt that this prefill worker has computed, and why; it was
+        placed for that decode worker, or for none.
 
         A replica where no decode worker lives; None while the request has to wait.
         """
-        view = self._view(case, fleet, now_ms)
+        view, policy = self._view(case, fleet, now_ms), self._policy_of(case)
         if not fleet.any_lives(Role.DECODE, now_ms):
             return view.replica(), Reason.NO_WORKER
-        worker = view.decode(0.0)
+        if policy in IN_TURN:
+            worker = self._turns.handoff(
+                *(fleet, view.home, now_ms),
+                fixed=policy == PAIRS,
+                prefill=prefill,
+                decode=decode,
+            )
+            if worker is not None and worker.life != decode:
+                self._turns.give(view.home, worker)
+        else:
+            worker = view.decode(0.0)
         if worker is None:
             return None, Reason.NO_WORKER
         if case.note is not None:
@@ -118,6 +142,16 @@ class Placer:
         if case.session is not None:
             return worker, view.why_away(Role.DECODE)
         return worker, Reason.PREFIX_CACHED if view.held_at(worker) else Reason.PREFILL_DONE
+
+    def waits_for_partner(self, case: Case) -> bool:
+        """Whether a prompt that was computed may wait for one decode worker while others have
+        room."""
+        return self._policy_of(case) == PAIRS
+
+    def _policy_of(self, case: Case) -> str:
+        """By which the request is placed, or will be."""
+        wish = case.request.policy
+        return case.policy or (wish if wish in self._policies else self.settings.policy)
 
     def _view(self, case: Case, fleet: Fleet, now_ms: int) -> View:
         if self.estimates.changed:
@@ -161,7 +195,6 @@ class Placer:
                 prompt_tokens=case.prompt_tokens,
                 max_tokens=case.max_tokens,
                 weights=(w_ttft, w_tpot),
-                at_home=view.home is not None,
                 now_ms=view.now_ms,
             )
             local_ms, remote_ms = estimate.ttft_local_ms, estimate.ttft_remote_ms
@@ -237,13 +270,25 @@ class Placer:
             return choice.overruled(Reason.DEADLINE_NEAR, local=not choice.local)
         return choice
 
-    def _remote(self, view: View, choice: Choice) -> Placement | None:
-        """Prefill where it ends soonest, decode where the history lies or least runs."""
+    def _in_turn(self, view: View) -> Placement | None:
+        """A remote pair, whoever's turn it is."""
+        home, fixed = view.home, view.case.policy == PAIRS
+        pair = self._turns.pair(view.fleet, home, view.now_ms, fixed=fixed)
+        at_home = home is not None and pair[1] is home
+        choice = Choice(False, Reason.SESSION_WORKER if at_home else view.away)
+        placement = self._remote(view, choice, pair)
+        if placement is not None:
+            self._turns.give(home, *pair)
+        return placement
+
+    def _remote(self, view: View, choice: Choice, pair: Pair | None = None) -> Placement | None:
+        """On that pair, or prefill where it ends soonest, decode where the history lies or least
+        runs."""
         case = view.case
         decode_credits = view.fleet.pools[Role.DECODE].credits(view.now_ms)
         if case.before_decode >= decode_credits + self.settings.handover_ahead:
             return None
-        prefill, decode = view.pair
+        prefill, decode = pair or view.pair
         if prefill is None:
             return None
         decode_ahead_tokens = view.held_at(decode) - view.held_at(prefill)
@@ -261,7 +306,7 @@ class Placer:
         """The session's decode worker, if the policy might have chosen it anyway; else a replica;
         else, when no prefill worker has lived for long, any decode worker."""
         case = view.case
-        if case.policy == "static" or not view.home_takes(Role.DECODE):
+        if case.policy in NEVER_LOCAL or not view.home_takes(Role.DECODE):
             replica = self._replica(view)
             absent_ms = view.fleet.prefill_absent_ms(view.now_ms)
             if replica is not None or absent_ms < self.settings.local_after_ms:
@@ -272,8 +317,13 @@ class Placer:
         return self._local(view, worker, Choice(True, Reason.NO_WORKER))
 
     def _replica(self, view: View) -> Placement | None:
-        """The whole request on the session's replica, or where it ends soonest."""
-        worker = view.replica()
+        """The whole request on the session's replica, or where it ends soonest; on the next one
+        with round robin."""
+        if view.case.policy != ROUND_ROBIN:
+            worker = view.replica()
+        else:
+            worker = self._turns.one(view.fleet, view.home, view.now_ms, Role.REPLICA)
+            self._turns.give(view.home, worker)
         return None if worker is None else self._on_replica(view, worker)
 
     def _on_replica(self, view: View, worker: Worker) -> Placement:
@@ -300,7 +350,9 @@ class Placer:
         case = view.case
         first_ms = self._dispatched(view, prefill, decode)
         w_ttft, w_tpot = self._weights_of(case)
-        policy = "replica" if mode is Mode.REPLICA else case.policy or self.settings.policy
+        deals = case.policy == ROUND_ROBIN  # replicas, too
+        placed_by = case.policy or self.settings.policy
+        policy = "replica" if mode is Mode.REPLICA and not deals else placed_by
         return Placement(
             policy=policy,
             mode=mode,
@@ -345,21 +397,3 @@ class Placer:
         token_ms = self.estimates.speeds.append_ms_per_token * decode.pace
         view.fleet.occupy(decode, now_ms + first_ms, token_ms)
         return first_ms
-
-
-def _policies(settings: RouterSettings, table: PpdTable | None) -> dict[str, Policy]:
-    """By name; of all that need no table, and of `table` where there is one."""
-    found: dict[str, Policy] = {
-        "learned": Learned(settings),
-        "conditional": Conditional(settings),
-        "static": Static(settings),
-        "replica": Static(settings),  # which is asked nothing: everything goes to replicas
-    }
-    if table is not None:
-        found["table"] = Tabled(table)
-    if settings.policy not in found:
-        raise ConfigError(
-            "router.table: expected the file of a table for policy table, found none; make one "
-            "with `trivium plan ppd`"
-        )
-    return found

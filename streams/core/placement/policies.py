@@ -9,11 +9,15 @@ which also chooses the workers and makes the turn.
 
 from typing import NamedTuple, Protocol
 
+from schemas.errors import ConfigError
 from schemas.frozen import frozen
 from schemas.records import Estimate, Reason
 from streams.config import RouterSettings
 from streams.core.placement.ppd_table import PpdTable
 
+PAIRS, ROUND_ROBIN = IN_TURN = ("pairs", "round_robin")  # `streams/core/placement/in_turn.py`
+NEVER_ASKED = ("replica", *IN_TURN)  # where a prompt is computed: it is known without them
+NEVER_LOCAL = ("static", *NEVER_ASKED)  # where the policy has no say
 _GOLDEN = 0.6180339887498949  # the fractional part of the golden ratio
 _SLACK_SHARE = 0.25  # what is not the sooner way may be expected to take so much of the slack
 
@@ -173,3 +177,22 @@ class Learned:
             and turn.slack_ms >= self._settings.explore_slack_ms
             and expected_ms <= _SLACK_SHARE * turn.slack_ms
         )
+
+
+def policies_by_name(settings: RouterSettings, table: PpdTable | None) -> dict[str, Policy]:
+    """All that need no table, and `table` where there is one; raises ConfigError where the
+    settings want that and there is none."""
+    found: dict[str, Policy] = {
+        "learned": Learned(settings),
+        "conditional": Conditional(settings),
+        "static": Static(settings),
+        **dict.fromkeys(NEVER_ASKED, Static(settings)),
+    }
+    if table is not None:
+        found["table"] = Tabled(table)
+    if settings.policy not in found:
+        raise ConfigError(
+            "router.table: expected the file of a table for policy table, found none; make one "
+            "with `trivium plan ppd`"
+        )
+    return found

@@ -17,6 +17,7 @@ from schemas.rules.trace import trace_of
 from streams.gateway.endpoints import kept
 from streams.gateway.endpoints.kept import Keeping
 from streams.gateway.endpoints.resume import RESUME_HEADER, last_event, resume
+from streams.gateway.endpoints.wishes import check_wishes
 from streams.gateway.http.exchange import Exchange
 from streams.gateway.ids import choice_ids, new_request_id
 from streams.gateway.request.conversation import Conversation, session_of
@@ -134,8 +135,10 @@ def _stream_key(gateway: Gateway, exchange: Exchange, inquiry: Inquiry, choices:
 def requests_of(
     gateway: Gateway, inquiry: Inquiry, key: StreamKey, arrived_ms: int
 ) -> list[Request]:
-    """One for each choice, as they go to routers."""
+    """One for each choice, as they go to routers; raises InvalidRequest for a placement that this
+    deployment has not."""
     intake, options = inquiry.intake, inquiry.options
+    check_wishes(gateway.backend.servers, intake, options)
     first = Request(
         request_id=key.parent_id,
         parent_id=key.parent_id,

@@ -194,6 +194,17 @@ class LogBackend:
             return []
         return list(self._living(membership, kind))
 
+    def servers(self) -> list[Registration]:
+        membership = self._membership
+        members = () if membership is None else membership.view.members.values()
+        here = (each.registration for each in members if each.state is not MemberState.GONE)
+        return [
+            each
+            for each in here
+            if each.kind is MemberKind.ROUTER
+            or (each.capability is not None and each.capability.model in self._models)
+        ]
+
     def publish_turn(self, turn: Turn) -> None:
         self.turns.publish(turn)
 

@@ -21,7 +21,7 @@ from pydantic import (
 from schemas.errors import InvalidRequest
 from schemas.records import Priority
 from schemas.rules.numbers import SEED_MAX, SEED_MIN
-from schemas.rules.sizes import PASSAGES_MAX, PROBES_MAX
+from schemas.rules.sizes import PASSAGES_MAX, PROBES_MAX, TRIGGER_CHARS_MAX
 from streams.config import ORCHESTRATIONS, POLICIES
 from streams.gateway.http.errors import from_validation
 
@@ -144,7 +144,8 @@ class ProbesBody(StrictBody):
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    trigger: Literal["every", "sentence", "uncertain"] | None = None
+    # or another that is installed; `streams/gateway/endpoints/wishes.py` asks
+    trigger: str | None = Field(None, min_length=1, max_length=TRIGGER_CHARS_MAX)
     every: Whole | None = Field(None, ge=1, le=_INT_32_MAX)  # tokens between two probes, at least
     lookahead: Whole | None = Field(None, ge=0, le=_INT_32_MAX)  # tokens before its place, asked
     max: Whole | None = Field(None, ge=1, le=PROBES_MAX)  # probes of one answer

@@ -13,8 +13,9 @@ from infra.story.record_finder import read_story
 from schemas.settings import LogSettings
 from tests.e2e.audits import decoder
 from tests.e2e.harness import Answer, Client, sim_settings, stack
-from tests.long_leases import BRIEF_LEASE_MS
+from tests.long_leases import BRIEF_LEASE_MS, LONG_LEASES
 from tests.waiting import PATIENCE_S, until
+from tests.workers.llm.probing import own_triggers
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
@@ -100,3 +101,29 @@ async def test_an_answer_with_probes_goes_on_the_same_when_its_worker_is_killed(
         story = await read_story(log, broken.headers["x-request-id"])
         assert story.outcome is not None and story.outcome.attempt == 2
         assert story.outcome.probes == PROBES
+
+
+async def test_a_trigger_of_ones_own_is_found_by_every_decode_worker(
+    kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
+) -> None:
+    """The page's ten lines, installed for all but the last worker; while that one is there, the
+    name is refused (issue 30, 3)."""
+    site = {"PYTHONPATH": f"{own_triggers.install(tmp_path)}:{LONG_LEASES['PYTHONPATH']}"}
+    settings = sim_settings(await kafka_with(asker_partitions=4))
+    model = settings.model.served_name
+    wish = {**WISH, "probes": {"trigger": own_triggers.NAME, "every": 1, "lookahead": 0}}
+    async with (
+        stack(settings, tmp_path / "home", own={"replica-0": site}, replica=2) as running,
+        Client(running.gateway_urls[0], model) as client,
+    ):
+        refused = await client.chat("Who keeps pier 3?", retrieval=wish)
+        assert refused.error is not None and refused.status == 400
+        assert "every, sentence, uncertain, found doubt" in refused.error["message"]
+        assert "and some do" in refused.error["message"]
+        await running.drain_worker("replica-1")
+
+        async def asks() -> bool:
+            answer = await client.stream("Who keeps pier 3?", max_tokens=400, retrieval=wish)
+            return not answer.error and answer.trivium["probes"] > 0
+
+        await until(asks)

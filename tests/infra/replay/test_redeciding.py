@@ -62,6 +62,15 @@ def test_only_what_is_decided_otherwise_is_a_change(given: dict[str, str], chang
     assert found.modes["remote", "local"] > 0 or not changes
 
 
+@pytest.mark.parametrize("policy", ["pairs", "round_robin"])
+def test_workers_in_turn_can_be_asked_about(policy: str) -> None:
+    """They compute nothing where it is decoded (issue 30, 1)."""
+    asked = Asked(Router("router-0", SETTINGS), policy=policy)
+    weathered(0, count=0, more=[asked])
+    modes = asked.redeciding.changes.modes
+    assert modes["local", "remote"] > 0 and not modes["remote", "local"]
+
+
 def test_a_recording_is_asked_about(tmp_path: Path) -> None:
     path = answered(Played(), ["r1", "r2", "r3"]).recorded(tmp_path / "a.avro")
     redeciding = Redeciding({"policy": "replica"})

@@ -44,12 +44,13 @@ def weathered(
     timeout_ms: int = 0,
     searching: bool = False,
     probing: bool = False,
+    policy: str = "",
 ) -> Cluster:
     """A cluster that has served conversations in a storm of that seed; searching, routers also die
     while requests wait for what they want to have found, and probing, answers search too."""
     shape = SHAPES[seed % len(SHAPES)]
     settings = RouterSettings(
-        policy=("static", "learned", "conditional")[seed % 3],
+        policy=policy or ("static", "learned", "conditional")[seed % 3],
         local_share=0.3,
         orchestration=("auto", *(each.value for each in ORCHESTRATIONS))[seed % 4],
         gateway_grace_ms=GRACE_MS,

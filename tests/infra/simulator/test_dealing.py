@@ -5,7 +5,7 @@ from collections import defaultdict
 import pytest
 
 from infra.simulator.cluster import READY_MS, Cluster
-from infra.simulator.dealing import HashDealer, InTurn
+from infra.simulator.dealing import HashDealer
 from infra.simulator.machine.latency import Setup
 from infra.simulator.shape import Shape
 from infra.simulator.traffic.poisson import Profile, poisson
@@ -23,11 +23,11 @@ PROFILE = Profile(
 )
 
 
-def serve(pools: str, share: float, salt: str = "a", *, pairs: int | None = None) -> Cluster:
-    """Forty or so conversations of three turns."""
-    policy = "replica" if set(pools) <= set("R0123456789") else "static"
+def serve(pools: str, share: float, salt: str = "a", *, in_turn: str = "") -> Cluster:
+    """Forty or so conversations of three turns, dealt by hash, or by the product's policy."""
+    policy = in_turn or ("replica" if set(pools) <= set("R0123456789") else "static")
     settings = RouterSettings(policy=policy, local_share=share, orchestration="prefill_first")
-    dealer = HashDealer(settings, salt) if pairs is None else InTurn(settings, pairs=pairs)
+    dealer = None if in_turn else HashDealer(settings, salt)
     cluster = Cluster(Shape.parse(pools), SETUP, settings, placer=dealer)
     serve_all(cluster, PROFILE, per_s=8.0, duration_ms=5_000.0, seed=1)
     assert all(each.completed for each in cluster.clients.served)
@@ -88,7 +88,7 @@ def test_what_lived_on_a_dead_worker_is_dealt_among_the_living() -> None:
 
 def test_pairs_keep_to_each_other_and_get_conversations_in_turn() -> None:
     """Static 1P1D (issue 10, 27)."""
-    told = workers(serve("3P2D", 0.0, pairs=2))
+    told = workers(serve("3P2D", 0.0, in_turn="pairs"))
     places = [set(turns) for turns in told.values()]
     assert all(len(place) == 1 for place in places)
     partners = {place.pop()[:2] for place in places}
@@ -97,7 +97,7 @@ def test_pairs_keep_to_each_other_and_get_conversations_in_turn() -> None:
 
 def test_round_robin_gives_each_request_the_next_prefill_worker() -> None:
     """And each conversation the next decode worker, which keeps it (issue 10, 27)."""
-    cluster = serve("3P2D", 0.0, pairs=0)
+    cluster = serve("3P2D", 0.0, in_turn="round_robin")
     told = workers(cluster)
     assert all(len({turn[1] for turn in turns}) == 1 for turns in told.values())
     sent = [each.outcome for each in sorted(cluster.clients.served, key=lambda each: each.sent_ms)]

@@ -20,6 +20,15 @@ def test_every_invariant_holds_in_a_storm(seed: int) -> None:
     assert OutcomeKind.COMPLETED in kinds
 
 
+@pytest.mark.parametrize("policy", ["pairs", "round_robin"])
+@pytest.mark.parametrize("seed", range(4))
+def test_workers_in_turn_keep_every_invariant(policy: str, seed: int) -> None:
+    """On pools of one and of unlike size, in every order (issue 30, 1)."""
+    cluster = weathered(seed, policy=policy)
+    placed = {each.outcome.kind for each in cluster.clients.served if each.outcome}
+    assert OutcomeKind.COMPLETED in placed
+
+
 def test_the_same_seed_gives_the_same_storm() -> None:
     one, other = (
         [(each.request_id, each.first_ms, each.ended_ms, each.outcome) for each in served]

@@ -58,6 +58,8 @@ def deployment(engine: str, policy: str, orchestration: str, push: bool = False)
         ("sim", "replica", "auto", False, {}, "replica needs replicas, and there are none"),
         ("sim", "replica", "auto", False, {"replica": 1}, ""),
         ("sim", "replica", "auto", False, {"prefill": 0, "decode": 0}, ""),
+        ("sim", "pairs", "auto", False, {}, ""),
+        ("sim", "pairs", "auto", False, {"prefill": 0, "replica": 1}, "pairs needs prefill and"),
     ],
 )
 def test_a_wish_that_no_workers_can_meet_stops_the_start(

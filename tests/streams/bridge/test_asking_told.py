@@ -6,9 +6,11 @@ import gc
 import pytest
 
 from schemas.errors import BrokerUnavailable, WorkerLost
+from schemas.fleet import Member
 from schemas.log.clock import wall_ms
-from schemas.records import Endpoint
+from schemas.records import Endpoint, Role
 from streams.gateway.stream.event_id import StreamKey
+from tests.streams import builders
 from tests.streams.bridge.samples import AskingBridge, pair, record, told
 from tests.streams.gateway.samples import MODEL, ended, frame
 from tests.virtual import virtual
@@ -151,3 +153,17 @@ async def test_what_comes_while_a_part_is_sent_is_in_the_next_part() -> None:
     assert [(part.seq, part.start, part.text) for part in producer.parts] == [
         (0, 0, "He"), (1, 2, "llo!"),
     ]  # fmt: skip
+
+
+@virtual
+async def test_a_placement_that_nobody_can_meet_is_an_error_and_nothing_is_asked() -> None:
+    """As over HTTP (issue 30, 1)."""
+    bridge = AskingBridge()
+    worker = builders.registration("w", Role.REPLICA, capability=builders.capability("w"))
+    bridge.log.members.append(Member(worker, 0))
+    body = {"prompt": "hi", "trivium": {"policy": "static"}}
+    answer = told(await bridge.settle(record({"body": body})))
+    assert answer.error_code == "invalid_request"
+    message = answer.error_message or ""
+    assert "trivium.policy: this deployment can meet round_robin, replica" in message
+    assert not bridge.log.requests

@@ -21,6 +21,7 @@ from schemas.records import (
     WireError,
     Work,
 )
+from streams.config import POLICIES
 from streams.core.events import (
     CancellationArrived,
     ContinuedArrived,
@@ -275,7 +276,7 @@ def heal(on: RouterHarness) -> None:
     st.integers(1, 12),
     st.sampled_from([(), *((o,) for o in ALL), ALL]),
     st.sampled_from(["auto", "decode_first", "concurrent"]),
-    st.sampled_from(["static", "conditional", "learned", "replica"]),
+    st.sampled_from([policy for policy in POLICIES if policy != "table"]),
 )
 def test_invariants_hold_whatever_happens(
     fleet: str,

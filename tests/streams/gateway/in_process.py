@@ -21,6 +21,7 @@ from schemas.records import (
     MemberKind,
     Passage,
     Quoted,
+    Registration,
     Request,
     Resumption,
     StoredResponse,
@@ -129,6 +130,9 @@ class FakeLog:
 
     def living(self, kind: MemberKind) -> list[Member]:
         return [member for member in self.members if member.registration.kind is kind]
+
+    def servers(self) -> list[Registration]:
+        return [member.registration for member in self.members]
 
     def publish_turn(self, turn: Turn) -> None:
         self.told.append(turn)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 BESIDE = {
     "state.py", "ids.py", "places.py", "request/body.py", "request/sampling.py",
     "request/fields.py", "request/options.py", "request/search.py", "cache/wish.py",
-    "request/model/chat_marks.py", "http/encodings.py",
+    "request/model/chat_marks.py", "http/encodings.py", "endpoints/wishes.py",
     "stream/hub.py", "stream/stream.py", "stream/delivered.py",
 }  # fmt: skip
 REPLACED = "log/backend.py"  # by the test's log

@@ -13,8 +13,6 @@ from schemas.records import (
     Orchestration,
     Role,
     Sampling,
-    Structured,
-    StructuredKind,
     WorkPhase,
 )
 from schemas.settings import ModelSettings
@@ -266,35 +264,3 @@ async def paired(
         prefill = replace(prefill, kv_target=output.kv)
     decoding = asyncio.ensure_future(collected(consumer, decode, add=add))
     return await answered(producer, prefill), (await decoding)[0]
-
-
-Fields = dict[str, Any]
-
-
-def _stop_string(whole: Answer) -> Fields:
-    middle = len(whole.text) // 2
-    return {"stop": (whole.text[middle : middle + 4],)}
-
-
-def _first_token_ends(whole: Answer) -> Fields:
-    return {"stop_token_ids": (whole.token_ids[0],)}
-
-
-def _always(**fields: Any) -> Callable[[Answer], Fields]:
-    return lambda _whole: fields
-
-
-# What an answer may ask for, which every order must give as one engine alone does. By the name in
-# `infra/docs/placement.md`: what to ask for, from a plain answer to the same prompt.
-FEATURES: dict[str, Callable[[Answer], Fields]] = {
-    "plain answers": _always(),
-    "seeds and temperature": _always(temperature=0.9, seed=7),
-    "log-probabilities": _always(logprobs=2),
-    "stop strings": _stop_string,
-    "stop tokens, also as the first token": _first_token_ends,
-    "structured output": _always(
-        structured=Structured(kind=StructuredKind.CHOICE, value='["left", "right"]'),
-        ignore_eos=False,
-    ),
-    "answers that go on where an attempt stopped": lambda whole: {"said": 3},
-}

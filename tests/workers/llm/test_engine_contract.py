@@ -3,7 +3,6 @@
 import asyncio
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from tests.workers.llm.engine_pair import Pair
 from tests.workers.llm.engines import (
     DECODE,
     ENGINES,
-    FEATURES,
     PREFILL,
     Answer,
     allocated,
@@ -313,52 +311,6 @@ def test_both_phases_at_once_change_nothing(
         assert decoded.last.finish_reason == "length"
         assert (prefilled.last.finish_reason, prefilled.last.kv) == ("handover", None)
         assert not any(output.finish_reason for output in prefilled.outputs[:-1])
-
-
-async def ran(pair: Pair, order: Orchestration, prompt: list[int], **fields: Any) -> Answer:
-    """The whole answer of an attempt in one of the three orders."""
-    both = pair.producer, pair.consumer
-    if order is Orchestration.PREFILL_FIRST:
-        prefilled = await answered(pair.producer, job(prompt, PREFILL, **fields))
-        if prefilled.last.finish_reason != "handover":
-            return prefilled  # it needed no decode
-        name = prefilled.last.request_id
-        return await answered(
-            pair.consumer, job(prompt, request_id=name, kv=prefilled.last.kv, **fields)
-        )
-    return (await paired(*both, prompt, order, **fields))[1]
-
-
-@pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize("order", [each for each in Orchestration if each.value != "none"])
-def test_every_order_gives_what_one_engine_alone_does(
-    pair: Pair, order: Orchestration, feature: str
-) -> None:
-    """Twice: the second time both engines have all of the prompt's KV but its last block."""
-    if not {order} <= {*pair.producer.capability.orchestrations}:
-        pytest.skip(f"the engine {pair.producer.capability.engine} cannot do {order}")
-    salt = 400 + 10 * [*Orchestration].index(order) + [*FEATURES].index(feature)
-    prompt = make_prompt(100, salt=salt)
-    plain = pair.run(answered(pair.producer, job(make_prompt(100, salt=salt + 50))))
-    fields = FEATURES[feature](pair.answer(prompt_tokens=prompt) if "stop" in feature else plain)
-    if "said" in fields:
-        prompt = [*prompt, *plain.token_ids[: fields["said"]]]
-    alone = pair.run(answered(pair.producer, job(prompt, **fields)))
-    for _ in range(2):
-        answer = pair.run(ran(pair, order, prompt, **fields))
-        assert (answer.token_ids, answer.text) == (alone.token_ids, alone.text)
-        ends = [(each.last.finish_reason, each.last.stop_reason) for each in (answer, alone)]
-        assert ends[0] == ends[1]
-        entries = [
-            [entry.token_id for output in each.outputs for entry in output.logprobs]
-            for each in (answer, alone)
-        ]
-        assert entries[0] == entries[1]
-
-
-def test_the_page_lists_what_every_order_gives() -> None:
-    page = (Path(__file__).parents[3] / "infra/docs/placement.md").read_text()
-    assert [name for name in FEATURES if f"\n| {name} |" not in page] == []
 
 
 def test_blocks_already_held_are_not_written_again(pair: Pair, together: Orchestration) -> None:

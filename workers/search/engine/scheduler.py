@@ -58,8 +58,8 @@ class SchedulerSettings:
     def __post_init__(self) -> None:
         if self.flush_ms > self.global_flush_ms:
             raise ConfigError(
-                f"flush_ms: expected at most global_flush_ms ({self.global_flush_ms:g}), which ends "
-                f"a prefill search's wait as well, found {self.flush_ms:g}"
+                f"flush_ms: expected at most global_flush_ms ({self.global_flush_ms:g}), which "
+                f"bounds the wait of all searches, found {self.flush_ms:g}"
             )
 
 

@@ -180,7 +180,7 @@ class RetrievalWorker:
         load = self.engine.load()
         self.membership.search = SearchCapability(
             shard=self._place.shard, shards=self._place.shards, backend=self.engine.backend,
-            slots=load.places,
+            slots=load.places, place=self._log_settings.place,
         )  # fmt: skip
         self.membership.search_source = self._load_now
         await self._producer.start()
@@ -276,7 +276,14 @@ class RetrievalWorker:
             unread=self._unread(),
             documents_done=self._documents.done,
             passages_done=self._passages.done,
+            partitions=self._partitions(),
         )
+
+    def _partitions(self) -> tuple[int, ...]:
+        """Those that it answers for both classes."""
+        owned = self._intake.group.owned
+        by_topic = [{number for name, number in owned if name == topic} for topic in TOPICS]
+        return tuple(sorted(set.intersection(*by_topic)))
 
     def _unread(self) -> int:
         group = self._intake.group

@@ -69,4 +69,4 @@ def test_bars_are_of_300_pages_a_full_queue_and_freshness() -> None:
 
 def test_a_part_that_did_not_run_has_no_bar_and_no_table() -> None:
     assert bars({}) == [] and tables({}) == []
-    assert len(tables(FOUND)) == 7
+    assert len(tables(FOUND)) == 6

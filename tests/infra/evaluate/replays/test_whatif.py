@@ -1,5 +1,6 @@
 """What would have happened: a recording's requests at workers like its own, with faults."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,13 @@ from infra.evaluate.replays.recorded import deployment
 from infra.evaluate.replays.whatif import Happened, happened, later_ms, setup_of
 from infra.replay.recording import LINE, SNAPSHOT, Row, write
 from infra.replay.redacting import redacted
+from infra.simulator.cluster import ORCHESTRATIONS
 from infra.simulator.shape import Shape
 from infra.traces.from_log import read_recording
 from infra.traces.trace import Arrival, Trace
 from schemas.codec import Codec
 from schemas.errors import RecordError
-from schemas.records import JournalSnapshot, Role
+from schemas.records import JournalSnapshot, Orchestration, Role
 from streams.config import RouterSettings
 from streams.core.router import Router
 from streams.journal.snapshot import packed
@@ -114,3 +116,21 @@ def test_a_worker_that_registers_later_is_there(tmp_path: Path, rows: list[Row])
     shape, _ = deployment(recorded(tmp_path / "a.avro", [*rows, line]))
     assert shape.roles()[-1] == ("zoe", (Role.REPLICA,))
     assert shape.name == "2P2D1R"
+    assert set(shape.orders) == set(ORCHESTRATIONS)
+
+
+def test_recorded_workers_keep_to_the_orders_that_all_of_them_told(
+    tmp_path: Path, rows: list[Row]
+) -> None:
+    """A fleet of vLLM is not simulated in orders that only other engines have (issue 30, 4)."""
+    told = builders.capability("zoe", Orchestration.PREFILL_FIRST)
+    late = builders.registration("zoe", Role.DECODE, capability=told)
+    line = Row(LINE, "router-0", 1, topic="fleet", value=Codec().encode(late))
+    path = recorded(tmp_path / "a.avro", [*rows, line])
+    trace, (shape, settings) = read_recording(path, SETUP.block_tokens), deployment(path)
+    assert shape.orders == (Orchestration.PREFILL_FIRST,)
+    run = happened(trace, shape, replace(settings, orchestration="auto"), setup=SETUP)
+    assert {each.orchestration for each in run.served} <= {
+        Orchestration.PREFILL_FIRST,
+        Orchestration.NONE,
+    }

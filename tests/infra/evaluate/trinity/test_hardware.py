@@ -3,7 +3,6 @@
 import pytest
 
 from infra.evaluate.trinity.hardware import (
-    QWEN_30B,
     Index,
     SearchCosts,
     experts,
@@ -12,7 +11,7 @@ from infra.evaluate.trinity.hardware import (
     parallel,
 )
 from infra.evaluate.trinity.pools import prompt_ms
-from infra.simulator.machine.latency import Setup, StepCosts
+from infra.simulator.machine.latency import QWEN_30B, Setup, StepCosts
 from schemas.errors import ConfigError
 
 

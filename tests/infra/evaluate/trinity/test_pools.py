@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from infra.evaluate.trinity.hardware import QWEN_30B, Index, SearchCosts
+from infra.evaluate.trinity.hardware import Index, SearchCosts
 from infra.evaluate.trinity.pools import (
     Targets,
     Traffic,
@@ -17,7 +17,7 @@ from infra.evaluate.trinity.pools import (
 )
 from infra.evaluate.trinity.probing import Probing
 from infra.scaling.queueing import BUSY_MAX
-from infra.simulator.machine.latency import Setup
+from infra.simulator.machine.latency import QWEN_30B, Setup
 
 TRAFFIC = Traffic(per_s=60, prompt_tokens=1_000, answer_tokens=256)
 SEARCH = SearchCosts()

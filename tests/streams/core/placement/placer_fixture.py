@@ -9,6 +9,7 @@ from schemas.records import (
     KvEvents,
     MemberKind,
     Orchestration,
+    Reason,
     Registration,
     Role,
     Sampling,
@@ -97,6 +98,14 @@ class PlacerFixture:
 
     def place(self, case: Case) -> Placement | None:
         return self.placer.place(case, self.fleet, self.now_ms)
+
+    def hand_over(self, case: Case, prefill: str = "", decode: str = "") -> tuple[str, Reason]:
+        """The decode worker of a prompt that was placed so, empty while it waits, and why."""
+        lives = [(prefill, 1), (decode, 1 if decode else 0)]
+        worker, reason = self.placer.handoff(
+            case, self.fleet, self.now_ms, prefill=lives[0], decode=lives[1]
+        )
+        return "" if worker is None else worker.worker_id, reason
 
     def take(self, case: Case) -> Placement:
         """Place and dispatch: the credits and tokens count."""

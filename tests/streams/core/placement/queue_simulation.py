@@ -14,6 +14,7 @@ from typing import Any
 from schemas.records import Mode, Reason, Role
 from streams.core.placement.answer import Placement
 from streams.core.placement.case import Case
+from streams.core.requests.live import NOBODY
 from tests.streams.core.placement.placer_fixture import PlacerFixture, case, pair, session
 
 
@@ -179,7 +180,9 @@ class QueueSimulation:
         self._pump()
 
     def _hand(self, turn: SimulatedTurn) -> None:
-        worker, _ = self.scene.placer.handoff(turn.asked, self.scene.fleet, self.scene.now_ms)
+        worker, _ = self.scene.placer.handoff(
+            turn.asked, self.scene.fleet, self.scene.now_ms, prefill=NOBODY, decode=NOBODY
+        )
         if worker is None:
             return
         self._handing.remove(turn)

@@ -154,24 +154,19 @@ def test_remote_placements_run_ahead_of_decode_only_so_far() -> None:
 
 def test_handing_over() -> None:
     scene = pair(decodes=2)
-    fleet, placer = scene.fleet, scene.placer
     known = session("d1")
-    assert placer.handoff(case(), fleet, scene.now_ms)[1] is Reason.PREFILL_DONE
-    worker, reason = placer.handoff(case(session=known), fleet, scene.now_ms)
-    assert (worker, reason) == (scene.worker("d1"), Reason.SESSION_WORKER)
+    assert scene.hand_over(case())[1] is Reason.PREFILL_DONE
+    assert scene.hand_over(case(session=known)) == ("d1", Reason.SESSION_WORKER)
     scene.holds("d1", 0, range(96))
-    worker, reason = placer.handoff(case(), fleet, scene.now_ms)
-    assert (worker, reason) == (scene.worker("d1"), Reason.PREFIX_CACHED)
+    assert scene.hand_over(case()) == ("d1", Reason.PREFIX_CACHED)
     scene.beat(d1=0)
-    worker, reason = placer.handoff(case(session=known), fleet, scene.now_ms)
-    assert (worker, reason) == (scene.worker("d0"), Reason.SESSION_WORKER_FULL)
+    assert scene.hand_over(case(session=known)) == ("d0", Reason.SESSION_WORKER_FULL)
     scene.beat(d0=0)
-    assert placer.handoff(case(), fleet, scene.now_ms)[0] is None
+    assert scene.hand_over(case())[0] == ""
     scene.workers(Role.REPLICA, "x0")
     scene.beat(d0=-1, d1=-1)
     scene.pass_ms(3_000)
-    worker, reason = placer.handoff(case(), fleet, scene.now_ms)
-    assert (worker, reason) == (scene.worker("x0"), Reason.NO_WORKER)
+    assert scene.hand_over(case()) == ("x0", Reason.NO_WORKER)
 
 
 def mixed(**settings: Any) -> PlacerFixture:

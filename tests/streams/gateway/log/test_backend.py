@@ -1,6 +1,7 @@
 """Whom the gateway's connection to the log believes to live, and what it refuses calls with."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from aiokafka.errors import (
 
 from schemas.errors import BrokerUnavailable, NotReady, RecordTooLarge
 from schemas.fleet import LEASE_MS, FleetView
-from schemas.records import MemberKind, Role
+from schemas.records import MemberKind, MemberState, Role
 from streams.gateway.log import backend
 from streams.gateway.log.backend import LogBackend
 from tests.streams import builders
@@ -49,6 +50,22 @@ async def test_a_decode_worker_is_enough_to_be_ready(
     monkeypatch.setattr(backend, "wall_ms", lambda: T0)
     none = ["no decode worker is ready, nor a replica"]
     assert joined(view).problems() == ["no router is alive", *none[serves:]]
+
+
+async def test_a_worker_that_is_silent_may_be_back() -> None:
+    """Who has said goodbye is gone, and who serves another model never counts (issue 30, 1)."""
+    view, able = FleetView(), builders.capability("w")
+    for number, name in enumerate(("lives", "silent", "gone", "other")):
+        model = "huge" if name == "other" else able.model
+        record = builders.registration(name, Role.DECODE, capability=replace(able, model=model))
+        view.apply(record, number, T0)
+    view.apply(builders.registration("router", kind=MemberKind.ROUTER), 4, T0)
+    view.apply(builders.registration("beside", kind=MemberKind.GATEWAY), 4, T0)
+    view.apply(builders.beat("lives", 1), 4, T0 + 10 * LEASE_MS)
+    view.apply(builders.beat("gone", 1, state=MemberState.GONE), 5, T0)
+    found = [worker.member_id for worker in joined(view).servers()]
+    assert found == ["lives", "silent", "router"]
+    assert log_backend().servers() == [], "it is no member yet"
 
 
 async def test_workers_are_silent_only_while_the_log_is_heard(

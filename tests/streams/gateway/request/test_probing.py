@@ -133,7 +133,7 @@ async def test_an_answer_that_wants_all_room_is_not_probed() -> None:
         (1.5, "retrieval.probes: expected"),
         ([], "retrieval.probes: expected"),
         ({"every": True}, "retrieval.probes.every: expected"),
-        ({"trigger": "now"}, "retrieval.probes.trigger: expected 'every', 'sentence' or"),
+        ({"trigger": "x" * 65}, "retrieval.probes.trigger: expected at most 64"),
         ({"every": 4, "lookahead": 5}, "retrieval.probes.lookahead: expected at most every=4"),
         ({"max": 65}, "retrieval.probes.max: expected less than or equal to 64"),
         ({"k": 0}, "retrieval.probes.k: expected greater than"),

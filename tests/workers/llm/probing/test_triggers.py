@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.records import Probing
-from workers.llm.probing.triggers import Every, Seen, SentenceEnd, Uncertain, trigger_of
+from workers.llm.probing.triggers import Every, Seen, SentenceEnd, Uncertain
 
 
 def seen(tokens: int, text: str = "", *logprobs: float, asked_tokens: int = 0) -> Seen:
@@ -45,8 +45,3 @@ def test_where_the_last_tokens_were_improbable() -> None:
     assert not trigger.asks(seen(5, "", *[-2.0] * 5))
     assert not trigger.is_place(seen(9, asked_tokens=2))
     assert trigger.is_place(seen(9, asked_tokens=3))
-
-
-def test_a_trigger_of_a_newer_gateway_is_every_so_many_tokens() -> None:
-    assert type(trigger_of(Probing(trigger="mood"))) is Every
-    assert type(trigger_of(Probing(trigger="uncertain"))) is Uncertain

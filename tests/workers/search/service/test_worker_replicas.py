@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
 from schemas.errors import TriviumError
+from schemas.log.clock import wall_ms
 from schemas.records import MemberState
-from schemas.retrieval import Found
+from schemas.retrieval import Found, partitions_at
 from schemas.settings import LogSettings
 from tests.waiting import PATIENCE_S, pause, until
 from tests.workers.search.data import gaussian, nearest
@@ -199,3 +201,28 @@ async def told(books: Library, running: RetrievalWorker) -> None:
         )
 
     await until(has_told)
+
+
+async def test_searches_go_to_the_copy_in_the_place_of_who_asks(
+    kafka_with: Callable[..., Awaitable[LogSettings]],
+) -> None:
+    """And to another while there is none."""
+    kafka = await kafka_with(retrieval_partitions=4)
+    here, there = (replace(kafka, place=place) for place in ("here", "there"))
+    vectors = gaussian(40, DIM)
+    async with library(here) as books, worker(there, "far") as far:
+        await ready(books, 1)
+        await books.put({f"d{i}": row for i, row in enumerate(vectors)})
+        await held(far, len(vectors))
+        view = books.asker.membership.view
+        async with worker(here, "near") as near:
+            await held(near, len(vectors))
+            await until(lambda: len(partitions_at(view, "here", wall_ms())) == 2)
+            before = far.responder.tallies.searches
+            for vector in vectors[:6]:
+                await books.search(vector)
+            assert near.responder.tallies.searches == 6
+            assert far.responder.tallies.searches == before
+        await until(lambda: not partitions_at(view, "here", wall_ms()))
+        assert await books.ids(vectors[3], k=1) == ["d3"]
+        assert far.responder.tallies.searches == before + 1

@@ -1,0 +1,178 @@
+"""Conversations like those of the paper's figures 4 and 5: ShareGPT's and WildChat's.
+
+The authors take such of at least two turns, whose messages have at most 2 048 tokens and whose
+contexts at most 8 192. Where files of them are given, theirs are taken (`read`). Else lengths are
+drawn, from distributions with the published means; numbers of turns are those of the authors' raw
+results.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from infra.simulator.cluster import READY_MS
+from infra.simulator.traffic.poisson import unlike_others
+from infra.simulator.traffic.script import Conversation, Turn, conversation
+from schemas.errors import ConfigError
+
+TOKENS_MIN, TOKENS_MAX = 4, 2_048  # of a question and of an answer
+CONTEXT_MAX = 8_192
+TURNS_MIN, TURNS_MAX = 2, 20
+CHARS_PER_TOKEN = 4  # where a file has text: what the authors' loader does without a tokenizer
+HELD_MAX = 2_000  # conversations of a file
+_READ_CHARS = 1 << 20
+
+Messages = tuple[tuple[int, int], ...]  # tokens asked and answered, turn by turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Length:
+    """Tokens of a message: exponential, or log-normal where the deviation is not the mean."""
+
+    mean: float
+    deviation: float
+
+    def drawn(self, draw: np.random.Generator) -> int:
+        """Longer conversations are left out, so a message is drawn until it fits."""
+        while (tokens := self._drawn(draw)) > TOKENS_MAX:
+            pass
+        return max(TOKENS_MIN, int(tokens))
+
+    def _drawn(self, draw: np.random.Generator) -> float:
+        if self.deviation == self.mean:
+            return float(draw.exponential(self.mean))
+        variance = float(np.log1p((self.deviation / self.mean) ** 2))
+        return float(draw.lognormal(np.log(self.mean) - variance / 2, variance**0.5))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A set of conversations: `held`, or how they are drawn."""
+
+    name: str
+    asked: Length = Length(mean=0.0, deviation=0.0)
+    answered: Length = Length(mean=0.0, deviation=0.0)
+    turns_mean: float = 0.0
+    held: tuple[Messages, ...] = ()
+
+    def messages(self, draw: np.random.Generator) -> Iterator[tuple[int, int]]:
+        """Of one conversation."""
+        if self.held:
+            yield from self.held[draw.integers(len(self.held))]
+            return
+        extra = draw.geometric(1 / (self.turns_mean - TURNS_MIN + 1)) - 1
+        for _ in range(min(TURNS_MIN + int(extra), TURNS_MAX)):
+            yield self.asked.drawn(draw), self.answered.drawn(draw)
+
+
+ASKED_TOKENS, ANSWERED_TOKENS = 161.31, 337.99  # ShareGPT (Kwon et al., SOSP 2023, figure 11)
+SHAREGPT = Source(
+    name="ShareGPT",
+    asked=Length(mean=ASKED_TOKENS, deviation=ASKED_TOKENS),
+    answered=Length(mean=ANSWERED_TOKENS, deviation=ANSWERED_TOKENS),
+    turns_mean=2_204 / 500,
+)
+WILDCHAT = Source(  # means and deviations of its paper (Zhao et al., ICLR 2024, table 1)
+    name="WildChat",
+    asked=Length(mean=295.58, deviation=1_609.18),
+    answered=Length(mean=441.34, deviation=410.91),
+    turns_mean=2_056 / 500,
+)
+DRAWN = (SHAREGPT, WILDCHAT)
+
+
+def read(path: Path, seed: int) -> Source:
+    """A file of ShareGPT (`from`, `value`) or WildChat (`role`, `content`): a JSON array, or an
+    object a line, each with `conversations`. Raises ConfigError where none can be held.
+    """
+    draw, held, seen = np.random.default_rng(seed), list[Messages](), 0
+    try:
+        with path.open(encoding="utf-8") as file:
+            for item in _objects(file):
+                messages = _messages(item)
+                if len(messages) < TURNS_MIN:
+                    continue
+                seen += 1
+                at = len(held) if len(held) < HELD_MAX else int(draw.integers(seen))
+                if at < HELD_MAX:  # each is kept with equal chance
+                    held[at : at + 1] = [messages]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chats: {path} cannot be read: {error}") from error
+    if not held:
+        raise ConfigError(
+            f"--chats: expected conversations of {TURNS_MIN} turns and more in {path}, as ShareGPT "
+            "or WildChat write them, found none"
+        )
+    return Source(name=path.stem, held=tuple(held))
+
+
+def _objects(file: IO[str]) -> Iterator[Any]:
+    """The elements of an array, or the objects of lines, one by one."""
+    decoder, text, at = json.JSONDecoder(), "", 0
+    while part := file.read(_READ_CHARS):
+        text, at = text[at:] + part, 0
+        while True:
+            while at < len(text) and text[at] in " \t\r\n,[]":
+                at += 1
+            try:
+                item, at = decoder.raw_decode(text, at)
+            except ValueError:
+                break  # it goes on in the next part
+            yield item
+
+
+def _messages(item: Any) -> Messages:
+    """Nothing of what is no conversation, or has a longer message, or nothing in one."""
+    said = item.get("conversations") if isinstance(item, dict) else None
+    texts = [_text(each) for each in said] if isinstance(said, list) else []
+    tokens = [len(text) // CHARS_PER_TOKEN for text in texts]
+    if not all(texts) or max(tokens, default=0) > TOKENS_MAX:
+        return ()
+    lengths = [max(TOKENS_MIN, count) for count in tokens]
+    return tuple(zip(lengths[::2], lengths[1::2], strict=False))[:TURNS_MAX]
+
+
+def _text(message: Any) -> str:
+    found = message.get("value", message.get("content")) if isinstance(message, dict) else None
+    return found if isinstance(found, str) else ""
+
+
+def conversations(
+    sources: Sequence[Source],
+    per_s: float,
+    count: int,
+    block_tokens: int,
+    seed: int,
+    *,
+    prefill_heavy: bool = False,
+) -> list[Conversation]:
+    """So many, of the sources in turn, as a Poisson process; each turn follows the last one at
+    once.
+
+    Prefill-heavy: only such in which more is asked than answered.
+    """
+    draw = np.random.default_rng([seed, int(per_s * 1000)])
+    at_ms, found = READY_MS, list[Conversation]()
+    while len(found) < count:
+        turns, said = _turns(sources[len(found) % len(sources)], draw)
+        if prefill_heavy and 2 * sum(turn.output_tokens for turn in turns) >= said:
+            continue
+        at_ms += draw.exponential(1e3 / per_s)
+        tokens = unlike_others(len(found), said)
+        found.append(conversation(f"s{len(found)}", at_ms, turns, tokens, block_tokens))
+    return found
+
+
+def _turns(source: Source, draw: np.random.Generator) -> tuple[list[Turn], int]:
+    """Of one conversation, and the tokens of all of them."""
+    turns, said = list[Turn](), 0
+    for asked, answered in source.messages(draw):
+        if said + asked > CONTEXT_MAX:
+            break
+        turns.append(Turn(prompt_tokens=said + asked, output_tokens=answered))
+        said += asked + answered
+    return turns, said

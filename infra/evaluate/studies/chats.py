@@ -1,0 +1,150 @@
+"""Figure 4: conversations like ShareGPT's and WildChat's, at 12 loads, with equal weights.
+
+The authors' clients hold 500 real conversations; here they are drawn like those, or read from
+files (`infra/evaluate/paper/conversations.py`). Dynamic PPD is the authors' table behind their
+proxy, made from the grid's plain points.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from infra.evaluate.paper import ppd_paper
+from infra.evaluate.paper.conversations import Source, conversations
+from infra.evaluate.paper.grid import CONVERSATIONS_MAX, RATIOS, WORKLOADS, Config, static
+from infra.evaluate.points import point
+from infra.evaluate.points.point import Spec
+from infra.evaluate.points.runs import Runner
+from schemas.records import Mode
+from streams.core.placement.ppd_table import PpdTable
+
+LOADS_PER_S = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 16.0, 20.0)
+QUICK_LOADS_PER_S = (2.0, 8.0)
+CONVERSATIONS, QUICK_CONVERSATIONS = 200, 50
+EQUAL = (1.0, 1.0)  # weights of TTFT and TPOT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """One configuration at one load; times in ms. Turns that were never sent failed too."""
+
+    source: str
+    config: str
+    load_per_s: float
+    turns: int
+    failed: int
+    latency: float  # mean of completed turns, from the question to the last token
+    later_ttft_p50: float  # of the decode worker's first token; 0 where none completed
+    tpot: float  # mean
+    local_share: float  # of later turns
+    kv_bytes: int
+    buffered_bytes: int  # most that a connector held beside the engine's memory
+    crashed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One configuration beside plain x=0 of the same pools and source, in percent."""
+
+    source: str
+    config: str
+    latency: tuple[float, float]  # least and most, over loads at which x=0 loses nothing
+    kv_bytes: float  # median over the same loads
+    degraded: int  # loads at which less than `SUCCESS_MIN` of the turns completed
+    degraded_x0: int
+    loads: int
+
+
+Tables = dict[str, PpdTable]  # by pools
+
+
+def served(
+    runner: Runner, plain: Tables, sources: Sequence[Source], seed: int, *, quick: bool
+) -> list[Served]:
+    """Plain x=0, dynamic PPD and `learned`, for every source, ratio and load."""
+    tasks = [
+        (source, config, plain.get(pools), load, seed, quick)
+        for source in sources
+        for pools in RATIOS
+        for config in (
+            static(pools, "0", plain=True),
+            Config(pools=pools, policy="table", plain=True),
+            Config(pools=pools, policy="learned"),
+        )
+        for load in (QUICK_LOADS_PER_S if quick else LOADS_PER_S)
+    ]
+    return runner.map("figure 4", _run, tasks)
+
+
+def _run(task: tuple[Source, Config, PpdTable | None, float, int, bool]) -> Served:
+    source, config, table, load, seed, quick = task
+    spec = Spec(
+        config=config,
+        workload=WORKLOADS[0],
+        loads_per_s=(load,),
+        seed=seed,
+        table=table if config.policy == "table" else None,
+        weights=EQUAL,
+        conversations_max=CONVERSATIONS_MAX,
+    )
+    count = QUICK_CONVERSATIONS if quick else CONVERSATIONS
+    held = conversations([source], load, count, spec.setup.block_tokens, seed)
+    cluster = point.served(spec, held)
+    done = [each for each in cluster.clients.served if each.completed]
+    later = [each for each in done if each.turn > 1]
+    turns = sum(len(each.turns) for each in held)
+    pressure = point.pressure(cluster)
+    return Served(
+        source=source.name,
+        config=config.name,
+        load_per_s=load,
+        turns=turns,
+        failed=turns - len(done),
+        latency=_mean([each.took_ms for each in done]),
+        later_ttft_p50=float(np.median([e.decode_ttft_ms for e in later])) if later else 0.0,
+        tpot=_mean([each.tpot_ms for each in done]),
+        local_share=_mean([each.mode is Mode.LOCAL for each in later]),
+        kv_bytes=sum(cluster.links.moved_bytes.values()),
+        buffered_bytes=pressure["buffered_bytes"],
+        crashed=pressure["crashed"],
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else 0.0
+
+
+def changes(rows: Sequence[Served]) -> list[Change]:
+    """Every configuration but plain x=0 beside it."""
+    found = []
+    for source, config in dict.fromkeys((row.source, row.config) for row in rows):
+        pools = config.partition(" ")[0]
+        base = static(pools, "0", plain=True).name
+        if config == base:
+            continue
+        x0, mine = (
+            [row for row in rows if (row.source, row.config) == (source, name)]
+            for name in (base, config)
+        )
+        found.append(_change(x0, mine))
+    return found
+
+
+def _change(x0: Sequence[Served], mine: Sequence[Served]) -> Change:
+    whole = [(a, b) for a, b in zip(x0, mine, strict=True) if not a.failed and not b.failed]
+    latency = [100 * (b.latency / a.latency - 1) for a, b in whole]
+    moved = [100 * (b.kv_bytes / a.kv_bytes - 1) for a, b in whole]
+    return Change(
+        source=mine[0].source,
+        config=mine[0].config,
+        latency=(min(latency), max(latency)) if latency else (0.0, 0.0),
+        kv_bytes=float(np.median(moved)) if moved else 0.0,
+        degraded=_degraded(mine),
+        degraded_x0=_degraded(x0),
+        loads=len(mine),
+    )
+
+
+def _degraded(rows: Sequence[Served]) -> int:
+    return sum(row.failed > (1 - ppd_paper.SUCCESS_MIN) * row.turns for row in rows)

@@ -1,0 +1,107 @@
+"""Remote turns in the order that vLLM has by default, beside all three, on a part of the grid.
+
+With `prefill_first` alone decode waits for the prompt, and what it holds of a conversation is
+computed again by prefill. With all three, turns whose history lies with decode run `decode_first`,
+which reads that history back, and others run `concurrent`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from infra.evaluate.paper.grid import LEVELS, RATIOS, SHARES, Config, Workload, static
+from infra.evaluate.points.paper_tables import Points, changes, median
+from infra.evaluate.points.point import Spec
+from infra.evaluate.points.runs import Runner, points_of
+from infra.evaluate.studies.regret import cost
+
+LOADS_PER_S = (1.0, 4.0, 8.0, 16.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ordered:
+    """One ratio with one set of orders; changes in percent, costs over those of x=0."""
+
+    pools: str
+    all_orders: bool
+    ttft_x0: dict[float, float]  # by load: mean of later turns, ms
+    ttft_x1: dict[float, float]
+    change: dict[str, float]  # of their TTFT from x=0 to x=1 by level of load, median
+    kv_bytes_x0: int  # moved
+    learned: float  # mean cost
+    best_x: str
+    best: float  # mean cost of the best single x
+    regret: float  # of `learned`: mean over points
+
+
+def points_in_all_orders(
+    runner: Runner, workloads: Sequence[Workload], loads: Sequence[float], seed: int
+) -> Points:
+    """Every fixed share and `learned`, at these loads."""
+    specs = [
+        Spec(config=config, workload=workload, loads_per_s=tuple(loads), seed=seed)
+        for workload in workloads
+        for pools in RATIOS
+        for config in (*_shares(pools, all_orders=True), _learned(pools, all_orders=True))
+    ]
+    return Points(point for run in runner.map("all orders", points_of, specs) for point in run)
+
+
+def compared(points: Points, in_all_orders: Points) -> list[Ordered]:
+    """Every ratio, in the default order and in all, at the same loads."""
+    return [
+        _ordered(pools, source, in_all_orders.loads, all_orders=all_orders)
+        for pools in RATIOS
+        for all_orders, source in ((False, points), (True, in_all_orders))
+    ]
+
+
+def _shares(pools: str, *, all_orders: bool) -> list[Config]:
+    return [replace(static(pools, share), all_orders=all_orders) for share in SHARES]
+
+
+def _learned(pools: str, *, all_orders: bool) -> Config:
+    return Config(pools=pools, policy="learned", all_orders=all_orders)
+
+
+def _ordered(pools: str, points: Points, loads: Sequence[float], *, all_orders: bool) -> Ordered:
+    shares = _shares(pools, all_orders=all_orders)
+    x0, x1 = shares[0], shares[-1]
+    costs = {
+        config: np.array(
+            [
+                cost(mine, base)
+                for mine, base in zip(points.of(config, loads), points.of(x0, loads), strict=True)
+            ]
+        )
+        for config in (*shares, _learned(pools, all_orders=all_orders))
+    }
+    learned = costs.pop(_learned(pools, all_orders=all_orders))
+    best = min(costs, key=lambda config: float(np.mean(costs[config])))
+    return Ordered(
+        pools=pools,
+        all_orders=all_orders,
+        ttft_x0=_ttft(points, x0, loads),
+        ttft_x1=_ttft(points, x1, loads),
+        change={
+            level: median(change)
+            for level, wanted in LEVELS.items()
+            if (change := _changes(points, x0, x1, [each for each in loads if each in wanted]))
+        },
+        kv_bytes_x0=sum(point.kv_bytes for point in points.of(x0, loads)),
+        learned=float(np.mean(learned)),
+        best_x=best.share,
+        best=float(np.mean(costs[best])),
+        regret=float(np.mean(learned / np.min(list(costs.values()), axis=0) - 1)),
+    )
+
+
+def _changes(points: Points, x0: Config, x1: Config, loads: Sequence[float]) -> list[float]:
+    return changes(points.of(x0, loads), points.of(x1, loads), lambda point: point.ttft)
+
+
+def _ttft(points: Points, config: Config, loads: Sequence[float]) -> dict[float, float]:
+    return {
+        load: float(np.mean([point.ttft for point in points.of(config, [load])])) for load in loads
+    }

@@ -1,0 +1,138 @@
+"""Figures 1 and 8: who is at the front of time to first token (p99) against tokens/s.
+
+A configuration is at the front where no other one has both a lower time and more tokens/s. All are
+plain: conversations dealt by hash, clients that hear the decode worker. Figure 8 shows the grid's
+points at three loads, as means over the workloads of a kind, beside dynamic PPD. Figure 1 has a run
+of its own, of conversations of five turns with 10 000 tokens asked in all and 100 answered in each.
+The paper does not say how the 10 000 are spread; its servers take 8 192 tokens at most, so not 10
+000 in each turn.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from infra.evaluate.paper.grid import CONFIGS, LEVELS, RATIOS, Config, Workload
+from infra.evaluate.points.paper_tables import Points
+from infra.evaluate.points.point import Point, Spec
+from infra.evaluate.points.runs import Runner, points_of
+from infra.simulator.traffic.poisson import Profile, Shape
+from streams.core.placement.ppd_table import PpdTable
+
+LOADS_PER_S = (2.0, 8.0, 20.0)  # of figure 8, where they are run
+FIGURE_1_LOADS_PER_S = (1.0, 4.0, 12.0)  # one of each level; the paper names none
+TURNS, ASKED_TOKENS, ANSWERED_TOKENS = 5, 2_000, 100  # of each turn
+_TURN = Shape(input_tokens=ASKED_TOKENS, output_tokens=ANSWERED_TOKENS)
+LONG = Workload(
+    name="five turns of 2 000",
+    profile=Profile(first=_TURN, later=_TURN, turns=TURNS, think_ms=0.0),
+)
+PURE = tuple(config for config in CONFIGS if config.kind != "hybrid")  # figure 1 has ten
+DYNAMIC = tuple(Config(pools=pools, policy="table", plain=True) for pools in RATIOS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One configuration among those that meet the same conversations."""
+
+    figure: str
+    among: str  # kind of workload and load
+    config: str
+    is_local: bool  # whether all later turns are computed on decode workers
+    ttft_p99: float  # ms, of later turns
+    tokens_per_s: float
+    failed: int
+    at_front: bool
+
+
+def dynamic(
+    runner: Runner,
+    tables: dict[str, PpdTable],
+    workloads: Sequence[Workload],
+    loads: Sequence[float],
+    seed: int,
+) -> list[Point]:
+    """Dynamic PPD on the grid, at the loads of figure 8."""
+    specs = [
+        Spec(
+            config=config,
+            workload=workload,
+            loads_per_s=tuple(loads),
+            seed=seed,
+            table=tables[config.pools],
+        )
+        for config in DYNAMIC
+        for workload in workloads
+    ]
+    return [point for run in runner.map("dynamic PPD", points_of, specs) for point in run]
+
+
+def loads_of(points: Points) -> list[float]:
+    """Those of figure 8; else one of each level."""
+    if all(load in points.loads for load in LOADS_PER_S):
+        return list(LOADS_PER_S)
+    levels = ([load for load in level if load in points.loads] for level in LEVELS.values())
+    return [level[-1] for level in levels if level]
+
+
+def figure_8(points: Points, dynamic_points: Points) -> list[Place]:
+    """Every kind of workload at every load."""
+    found = []
+    for kind in ("decode-heavy", "balanced", "prefill-heavy"):
+        names = [workload.name for workload in points.workloads if workload.kind == kind]
+        for load in dynamic_points.loads if names else ():
+            rivals = {
+                config: [source[config, name, load] for name in names]
+                for configs, source in ((PURE, points), (DYNAMIC, dynamic_points))
+                for config in configs
+            }
+            found += _places("8", f"{kind}, {load:g}/s", rivals)
+    return found
+
+
+def figure_1(runner: Runner, tables: dict[str, PpdTable], seed: int) -> list[Place]:
+    """All ten configurations and dynamic PPD at each load."""
+    specs = [
+        Spec(
+            config=config,
+            workload=LONG,
+            loads_per_s=FIGURE_1_LOADS_PER_S,
+            seed=seed,
+            table=tables[config.pools] if config in DYNAMIC else None,
+        )
+        for config in (*PURE, *DYNAMIC)
+    ]
+    runs = runner.map("figure 1", points_of, specs)
+    found = []
+    for number, load in enumerate(FIGURE_1_LOADS_PER_S):
+        rivals = {run[number].config: [run[number]] for run in runs}
+        found += _places("1", f"{load:g}/s", rivals)
+    return found
+
+
+def _places(figure: str, among: str, rivals: dict[Config, list[Point]]) -> list[Place]:
+    """Those that lose a request are shown, and never at the front."""
+    figures = {
+        config: (
+            float(np.mean([point.decode_ttft_p99 for point in points])),
+            float(np.mean([point.tokens_per_s for point in points])),
+        )
+        for config, points in rivals.items()
+    }
+    failed = {config: sum(point.failed for point in points) for config, points in rivals.items()}
+    whole = [mine for config, mine in figures.items() if not failed[config]]
+    return [
+        Place(
+            figure=figure,
+            among=among,
+            config=config.name,
+            is_local=config.kind == "x=1",
+            ttft_p99=ttft_p99,
+            tokens_per_s=tokens_per_s,
+            failed=failed[config],
+            at_front=not failed[config]
+            and not any(other[0] < ttft_p99 and other[1] > tokens_per_s for other in whole),
+        )
+        for config, (ttft_p99, tokens_per_s) in figures.items()
+    ]

@@ -1,0 +1,73 @@
+"""Table 1 without what was chosen to fit: on a part of the grid, behind the authors' proxy.
+
+Two constants of the model were chosen with published figures in view
+(`infra/evaluate/paper/authors_serving.py`): steps of 512 tokens beside a batch, and the time that
+the authors' connector holds a prefill worker. Each is replaced by what it would be otherwise.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from infra.evaluate.paper.grid import LEVELS, RATIOS, Workload, static
+from infra.evaluate.points.paper_tables import Points, changes, median
+from infra.evaluate.points.point import SETUP, Spec
+from infra.evaluate.points.runs import Runner, points_of
+
+VLLM_STEP_TOKENS = 8_192  # vLLM's default on an H100, which the authors leave as it is
+AS_CHOSEN = "as chosen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Varied:
+    """Changes of turn-2 TTFT from plain x=0 to x=1 with one constant varied: medians, percent."""
+
+    name: str
+    pools: str
+    change: dict[str, float]  # by level of load
+
+
+def _variations(spec: Spec) -> dict[str, Spec]:
+    steps = replace(SETUP, mixed_chunk_tokens=VLLM_STEP_TOKENS)
+    return {
+        f"steps of {VLLM_STEP_TOKENS:,} tokens": replace(spec, setup=steps),
+        "no connector time": replace(spec, connector_ms=0.0),
+    }
+
+
+def varied(
+    runner: Runner,
+    points: Points,
+    workloads: Sequence[Workload],
+    loads: Sequence[float],
+    seed: int,
+) -> list[Varied]:
+    """As chosen, from the grid's points, and each variation."""
+    specs: dict[str, list[Spec]] = {}
+    for workload in workloads:
+        for pools in RATIOS:
+            for share in ("0", "1"):
+                config = static(pools, share, plain=True)
+                spec = Spec(config=config, workload=workload, loads_per_s=tuple(loads), seed=seed)
+                for name, other in _variations(spec).items():
+                    specs.setdefault(name, []).append(other)
+    runs = runner.map("sensitivity", points_of, [each for mine in specs.values() for each in mine])
+    found = _changes(AS_CHOSEN, points.part(workloads, loads))
+    for name, mine in specs.items():
+        of_it, runs = runs[: len(mine)], runs[len(mine) :]
+        found += _changes(name, Points(point for run in of_it for point in run))
+    return found
+
+
+def _changes(name: str, points: Points) -> list[Varied]:
+    found = []
+    for pools in RATIOS:
+        x0, x1 = (static(pools, share, plain=True) for share in ("0", "1"))
+        by_level = {
+            level: changes(
+                points.of(x0, loads), points.of(x1, loads), lambda point: point.decode_ttft
+            )
+            for level, loads in LEVELS.items()
+        }
+        change = {level: median(each) for level, each in by_level.items() if each}
+        found.append(Varied(name=name, pools=pools, change=change))
+    return found

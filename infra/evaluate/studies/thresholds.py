@@ -1,0 +1,105 @@
+"""Dynamo's rule with other thresholds, chosen for each load, before it is called worse.
+
+`conditional` has two: up to how many tokens a prompt is computed on the decode worker, and from how
+long a prefill queue on. Each pair of a few is run on a part of the grid. A pair is chosen for all
+loads of a ratio, or for each load by itself, by the mean regret there: by hindsight, on the same
+points that it is then judged by, which flatters it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from infra.evaluate.paper.grid import RATIOS, SHARES, Config, Workload, static
+from infra.evaluate.points.paper_tables import Points
+from infra.evaluate.points.point import Spec
+from infra.evaluate.points.runs import Runner, points_of
+from infra.evaluate.studies.regret import cost
+
+CANDIDATES: tuple[tuple[int, float], ...] = (
+    (100, 2.0),
+    (500, 2.0),
+    (2_500, 2.0),
+    (100, 0.5),
+    (500, 0.5),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """Mean regrets of one ratio, as shares."""
+
+    pools: str
+    default: float
+    one_pair: float
+    pair: str  # as tokens/requests
+    per_load: float
+    pairs: dict[float, str]  # by load
+    learned: float  # over the same points
+
+
+def points_of_candidates(
+    runner: Runner, workloads: Sequence[Workload], loads: Sequence[float], seed: int
+) -> Points:
+    """All but the default pair, at these loads."""
+    specs = [
+        Spec(config=config, workload=workload, loads_per_s=tuple(loads), seed=seed)
+        for workload in workloads
+        for pools in RATIOS
+        for config in _configs(pools)
+    ]
+    return Points(point for run in runner.map("thresholds", points_of, specs) for point in run)
+
+
+def tuned(points: Points, candidates: Points) -> list[Tuned]:
+    """Every ratio."""
+    return [_tuned(points, candidates, pools) for pools in RATIOS]
+
+
+def _configs(pools: str) -> list[Config]:
+    return [
+        Config(pools=pools, policy="conditional", thresholds=thresholds)
+        for thresholds in CANDIDATES
+    ]
+
+
+def _tuned(points: Points, candidates: Points, pools: str) -> Tuned:
+    loads = candidates.loads
+    default = Config(pools=pools, policy="conditional")
+    regrets = {"default": _regrets(points, points, default, loads)}
+    for config in _configs(pools):
+        assert config.thresholds is not None
+        tokens, requests = config.thresholds
+        regrets[f"{tokens}/{requests:g}"] = _regrets(points, candidates, config, loads)
+    pair = min(regrets, key=lambda name: float(np.mean(list(regrets[name].values()))))
+    pairs = {load: min(regrets, key=lambda name: regrets[name][load]) for load in loads}
+    learned = _regrets(points, points, Config(pools=pools, policy="learned"), loads)
+    return Tuned(
+        pools=pools,
+        default=float(np.mean(list(regrets["default"].values()))),
+        one_pair=float(np.mean(list(regrets[pair].values()))),
+        pair=pair,
+        per_load=float(np.mean([regrets[pairs[load]][load] for load in loads])),
+        pairs=pairs,
+        learned=float(np.mean(list(learned.values()))),
+    )
+
+
+def _regrets(
+    points: Points, source: Points, config: Config, loads: Sequence[float]
+) -> dict[float, float]:
+    """Mean over the workloads, by load."""
+    found = {}
+    for load in loads:
+        fixed = [points.of(static(config.pools, share), [load]) for share in SHARES]
+        mine = source.of(config, [load])
+        found[load] = float(
+            np.mean(
+                [
+                    cost(point, x0) / min(cost(each, x0) for each in (x0, *others)) - 1
+                    for point, x0, *others in zip(mine, *fixed, strict=True)
+                ]
+            )
+        )
+    return found

@@ -1,0 +1,158 @@
+"""Whether this deployment can meet what a call wishes: a policy, an order, a trigger of probes.
+Where not, the call is refused with what is possible.
+
+Asked once, before a call is sent. What a worker that is only silent could do counts, since it may
+be back. Routers replace what cannot be met later, or for a reason of the moment, and say so on
+`decisions` (`streams/core/placement/wishes.py`).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import product
+
+from schemas.errors import InvalidRequest
+from schemas.records import Capability, MemberKind, Orchestration, Registration, Role
+from streams.config import ORCHESTRATIONS, POLICIES
+from streams.core.placement.orchestration import common_orders
+from streams.gateway.request.intake import Intake
+from streams.gateway.request.options import ORCHESTRATION_HEADER, POLICY_HEADER, CallOptions
+
+_AUTO = "auto"
+_PAIR = (Role.PREFILL, Role.DECODE)
+# Where one of these has workers, the policy can be met; others need a decode worker.
+_NEEDS = {
+    "replica": ((Role.REPLICA,),),
+    "pairs": (_PAIR,),
+    "round_robin": ((Role.DECODE,), (Role.REPLICA,)),
+}
+_NEEDS_DECODE = ((Role.DECODE,),)
+_ALWAYS_THERE = ("every", "sentence", "uncertain")  # of a worker that does not tell its triggers
+
+
+def check_wishes(
+    servers: Callable[[], Sequence[Registration]], intake: Intake, options: CallOptions
+) -> None:
+    """Raise InvalidRequest for what none of these can meet: routers, and workers that serve the
+    model. Where no worker is known, nothing is, and who wishes nothing costs nothing."""
+    probe = None if intake.search is None else intake.search.probe
+    trigger = None if probe is None else probe.body.trigger
+    order = "" if options.orchestration == _AUTO else options.orchestration
+    if not (trigger or options.policy or order):
+        return
+    known = servers()
+    workers = [each for each in known if each.capability is not None]
+    if not workers:
+        return
+    if trigger:
+        _check_trigger(trigger, workers)
+    if options.policy:
+        param = "trivium.policy" if intake.policy else POLICY_HEADER
+        routers = [each for each in known if each.kind is MemberKind.ROUTER]
+        _check_policy(options.policy, param, _roles(workers), routers)
+    if order:
+        param = "trivium.orchestration" if intake.orchestration else ORCHESTRATION_HEADER
+        _check_order(Orchestration(order), param, workers)
+
+
+def _check_trigger(wish: str, workers: Sequence[Registration]) -> None:
+    """Every worker that decodes has to have it, since any may get the request."""
+    decoders = (each.capability for each in workers if {*each.roles} & {Role.DECODE, Role.REPLICA})
+    of_each = [{*able.triggers} or {*_ALWAYS_THERE} for able in decoders if able is not None]
+    if all(wish in triggers for triggers in of_each):
+        return
+    some = "some do" if any(wish in triggers for triggers in of_each) else "none does"
+    why = f"every worker that decodes has to have it installed, and {some}"
+    raise _unmet("retrieval.probes.trigger", wish, why, sorted(set.intersection(*of_each)))
+
+
+def _check_policy(wish: str, param: str, roles: set[Role], routers: Sequence[Registration]) -> None:
+    """A router that does not tell its policies is thought to have them all."""
+    known = [each.policies or POLICIES for each in routers]
+    possible = [
+        name
+        for name in POLICIES
+        if _has_workers(name, roles) and all(name in policies for policies in known)
+    ]
+    if wish in possible:
+        return
+    if not _has_workers(wish, roles):
+        why = _lacking(wish, roles)
+    elif wish == "table":
+        why = "routers have no table; name one as router.table"
+    else:
+        why = f"not every router knows {wish}"
+    raise _unmet(param, wish, why, possible)
+
+
+def _check_order(wish: Orchestration, param: str, workers: Sequence[Registration]) -> None:
+    can = _orders(workers)
+    if wish not in can:
+        possible = [name for name in ORCHESTRATIONS if name == _AUTO or name in can]
+        raise _unmet(param, wish, _hindrance(wish, workers), possible)
+
+
+def _roles(workers: Sequence[Registration]) -> set[Role]:
+    return {role for worker in workers for role in worker.roles}
+
+
+def _unmet(param: str, wish: str, why: str, possible: Iterable[str]) -> InvalidRequest:
+    names = ", ".join(possible)
+    return InvalidRequest(
+        f"{param}: this deployment can meet {names or 'none'}, found {wish}; {why}", param
+    )
+
+
+def _has_workers(policy: str, roles: set[Role]) -> bool:
+    return any(roles.issuperset(some) for some in _NEEDS.get(policy, _NEEDS_DECODE))
+
+
+def _lacking(policy: str, roles: set[Role]) -> str:
+    absent = [role for role in _NEEDS.get(policy, _NEEDS_DECODE)[0] if role not in roles]
+    return f"{policy} needs a worker for {' and '.join(absent)}, and there is none"
+
+
+def _orders(workers: Sequence[Registration]) -> set[Orchestration]:
+    """Those that some prefill and some decode worker can do together; a worker with both roles is
+    no pair with itself."""
+    prefills, decodes = (
+        _kinds(worker for worker in workers if role in worker.roles) for role in _PAIR
+    )
+    if not prefills or not decodes:
+        return set()
+    found = {Orchestration.PREFILL_FIRST}
+    for (prefill, ids), (decode, others) in product(prefills.items(), decodes.items()):
+        if len(ids | others) > 1:
+            found |= common_orders(prefill, decode)
+    return found
+
+
+def _kinds(workers: Iterable[Registration]) -> dict[Capability, set[str]]:
+    """Who is alike in all that matters to a peer; these are few, however many workers there are."""
+    found: dict[Capability, set[str]] = {}
+    for worker in workers:
+        if (able := worker.capability) is not None:
+            orders = tuple(able.orchestrations)
+            kind = replace(
+                able, engine_id="", nixl_metadata=b"", triggers=(), orchestrations=orders
+            )
+            found.setdefault(kind, set()).add(worker.member_id)
+    return found
+
+
+def _hindrance(wish: Orchestration, workers: Sequence[Registration]) -> str:
+    roles = _roles(workers)
+    for role in _PAIR:
+        if role not in roles:
+            return f"{wish} needs a worker for prefill and one for decode; there is none for {role}"
+    able = [{each.member_id for each in workers if _lists(each, role, wish)} for role in _PAIR]
+    if all(able) and len(able[0] | able[1]) > 1:
+        return (
+            f"no two workers that can do {wish} can exchange KV; `trivium pool list` has them all"
+        )
+    engines = {each.capability.engine for each in workers if each.capability is not None}
+    return f"no two workers of engine {' or '.join(sorted(engines))} can do it as they are set"
+
+
+def _lists(worker: Registration, role: Role, wish: Orchestration) -> bool:
+    able = worker.capability
+    return able is not None and role in worker.roles and wish in able.orchestrations

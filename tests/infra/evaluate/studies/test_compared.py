@@ -1,0 +1,181 @@
+"""Studies that compare configurations, on made-up points; and what orders a run has."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from infra.evaluate.paper import conversations
+from infra.evaluate.paper.grid import RATIOS, SHARES, WORKLOADS, Config, static
+from infra.evaluate.points import plan_table, runs
+from infra.evaluate.points.paper_tables import Points
+from infra.evaluate.points.point import ORDERS, Point, Spec, make_cluster
+from infra.evaluate.studies import chats, orders, pareto, thresholds
+from infra.simulator.cluster import ORCHESTRATIONS, READY_MS
+from schemas.errors import ConfigError
+from schemas.records import Orchestration
+from tests.infra.evaluate.test_evaluation import point
+
+LOADS = (1.0, 8.0)
+PART = WORKLOADS[:2]
+
+
+def on_part(config: Config, **figures: float) -> Iterator[Point]:
+    for workload, load in product(PART, LOADS):
+        yield point(config, workload.name, load, **figures)
+
+
+def test_remote_turns_run_in_the_order_that_vllm_has_by_default() -> None:
+    """Others only where a configuration says so (issue 30, 4)."""
+    assert ORDERS == (Orchestration.PREFILL_FIRST,)
+    config = Config(pools="1P1D", policy="learned")
+    for each, wanted in ((config, ORDERS), (replace(config, all_orders=True), ORCHESTRATIONS)):
+        spec = Spec(config=each, workload=WORKLOADS[0], loads_per_s=(), seed=1)
+        cluster = make_cluster(spec)
+        cluster.pass_ms(READY_MS)
+        for name in ("prefill-0", "decode-0"):
+            told = cluster.members.view.members[name].registration
+            assert told is not None and told.capability is not None
+            assert tuple(told.capability.orchestrations) == wanted
+
+
+def test_orders_are_compared_at_the_same_points() -> None:
+    made: list[Point] = []
+    other: list[Point] = []
+    for pools in RATIOS:
+        learned = Config(pools=pools, policy="learned")
+        for share in SHARES:
+            made += on_part(static(pools, share))
+            other += on_part(replace(static(pools, share), all_orders=True), ttft=50.0)
+        made += on_part(static(pools, "1"), cost_ttft=50.0, ttft=50.0)
+        made += on_part(learned, cost_ttft=60.0)
+        other += on_part(replace(learned, all_orders=True))
+    rows = orders.compared(Points(made), Points(other))
+    assert [(row.pools, row.all_orders) for row in rows] == list(product(RATIOS, (False, True)))
+    plain, every = rows[:2]
+    assert plain.change == {"low": -50.0, "medium": -50.0} and plain.best_x == "1"
+    assert plain.best == pytest.approx(0.75) and plain.learned == pytest.approx(0.8)
+    assert plain.regret == pytest.approx(0.8 / 0.75 - 1)
+    assert every.change == {"low": 0.0, "medium": 0.0} and every.regret == 0.0
+    assert every.ttft_x0 == dict.fromkeys(LOADS, 50.0)
+
+
+def test_thresholds_are_chosen_for_all_loads_and_for_each() -> None:
+    made: list[Point] = []
+    candidates: list[Point] = []
+    for pools in RATIOS:
+        for share in SHARES:
+            made += on_part(static(pools, share))
+        for policy in ("conditional", "learned"):
+            made += on_part(Config(pools=pools, policy=policy), cost_ttft=120.0)
+        for number, pair in enumerate(thresholds.CANDIDATES):
+            config = Config(pools=pools, policy="conditional", thresholds=pair)
+            for each in on_part(config, cost_ttft=110.0 + number):
+                is_best = number == 1 and each.load_per_s == LOADS[1]
+                candidates.append(replace(each, cost_ttft=100.0) if is_best else each)
+    first, second = (f"{tokens}/{queue:g}" for tokens, queue in thresholds.CANDIDATES[:2])
+    for row in thresholds.tuned(Points(made), Points(candidates)):
+        assert row.default == row.learned == pytest.approx(0.1)
+        assert row.pair == second and row.one_pair == pytest.approx(0.055 / 2)
+        assert row.pairs == {LOADS[0]: first, LOADS[1]: second}
+        assert row.per_load == pytest.approx(0.05 / 2)
+
+
+def test_the_front_has_who_is_beaten_in_nothing_and_loses_nothing() -> None:
+    made: list[Point] = []
+    for config in pareto.PURE:
+        made += on_part(config, decode_ttft_p99=100.0, tokens_per_s=8.0)
+    for share, figures in (
+        ("0", {"decode_ttft_p99": 10.0, "tokens_per_s": 50.0}),
+        ("1", {"decode_ttft_p99": 20.0, "tokens_per_s": 60.0}),
+        ("1/2", {"decode_ttft_p99": 30.0, "tokens_per_s": 55.0}),
+    ):
+        made += on_part(static("2P2D", share, plain=True), **figures)
+    made += on_part(static("1P3D", "1", plain=True), decode_ttft_p99=1.0, failed=1)
+    dynamic = [
+        p for each in pareto.DYNAMIC for p in on_part(each, decode_ttft_p99=5.0, tokens_per_s=9.0)
+    ]
+    rows = pareto.figure_8(Points(made), Points(dynamic))
+    assert {row.among for row in rows} == {f"decode-heavy, {load:g}/s" for load in LOADS}
+    front = {row.config for row in rows if row.at_front}
+    tables = {f"{pools} table plain" for pools in RATIOS}
+    assert front == {"2P2D x=0 plain", "2P2D x=1 plain", *tables}
+
+
+def served(config: str, load: float, latency: float, failed: int = 0) -> chats.Served:
+    return chats.Served(
+        source="ShareGPT",
+        config=config,
+        load_per_s=load,
+        turns=100,
+        failed=failed,
+        latency=latency,
+        later_ttft_p50=0.0,
+        tpot=0.0,
+        local_share=0.0,
+        kv_bytes=int(latency),
+        buffered_bytes=0,
+        crashed=0,
+    )
+
+
+def test_latency_is_compared_where_plain_x0_loses_nothing() -> None:
+    rows = [
+        *(served("2P2D x=0 plain", load, 100.0, lost) for load, lost in ((1, 0), (2, 0), (4, 9))),
+        *(
+            served("2P2D table plain", load, latency)
+            for load, latency in ((1, 80), (2, 90), (4, 1))
+        ),
+    ]
+    [change] = chats.changes(rows)
+    assert change.config == "2P2D table plain"
+    assert change.latency == pytest.approx((-20.0, -10.0))
+    assert (change.degraded, change.degraded_x0, change.loads) == (0, 1, 3)
+    assert change.kv_bytes == pytest.approx(-15.0)
+
+
+def test_real_conversations_are_read_as_the_data_sets_write_them(tmp_path: Path) -> None:
+    """An array or lines; none with a message that is empty or too long (issue 30, 4)."""
+    shared = [{"from": who, "value": "x" * 4 * n} for who, n in (("human", 50), ("gpt", 70)) * 2]
+    wild = [{"role": who, "content": "x" * 4 * n} for who, n in (("user", 9), ("assistant", 2)) * 3]
+    long = [{"from": "human", "value": "x" * 9_000}, *shared[1:]]
+    rows = [{"conversations": each} for each in (shared, shared[:2], long, [*shared[:3], {}], wild)]
+    array, lines = tmp_path / "a.json", tmp_path / "b.jsonl"
+    array.write_text(json.dumps([*rows, "no conversation", {"conversations": 1}]))
+    lines.write_text("\n".join(json.dumps(row) for row in rows))
+    found = conversations.read(array, 1)
+    assert found.held == (((50, 70),) * 2, ((9, 4),) * 3) == conversations.read(lines, 1).held
+    first, *_ = conversations.conversations([found], 2.0, 5, 64, 1)
+    assert len(first.tokens) in (2 * 120, 3 * 13)
+    lines.write_text("[]")
+    with pytest.raises(ConfigError, match="of 2 turns and more in .*b.jsonl, as ShareGPT"):
+        conversations.read(lines, 1)
+
+
+def test_the_authors_table_says_of_each_turn_whether_its_worker_computes_it() -> None:
+    """Behind their proxy, at weights of a request (issue 30, 4)."""
+    pools = "2P2D"
+    made = list(on_part(static(pools, "0", plain=True), load_seen=0.2))
+    made += on_part(
+        static(pools, "1", plain=True), load_seen=0.2, decode_ttft=60.0, every_decode_tpot=12.0
+    )
+    use = [(workload.name, load) for workload in PART for load in LOADS]
+    table = plan_table.table_of(Points(made), pools, use, plain=True)
+    assert {(round(c.gain_ttft, 6), round(c.loss_tpot, 6)) for c in table.cells.values()} == {
+        (0.4, 0.2)
+    }
+    config = Config(pools=pools, policy="table", plain=True)
+    for w_tpot, local in ((1.0, 1.0), (3.0, 0.0)):
+        spec = Spec(
+            config=config,
+            workload=PART[0],
+            loads_per_s=(4.0,),
+            seed=1,
+            table=table,
+            weights=(1.0, w_tpot),
+        )
+        [found] = runs.points_of(spec)
+        assert found.later and found.local == local * found.later
