@@ -23,6 +23,7 @@ from tests.workers.fakes import (
 )
 from tests.workers.running_worker import RunningWorker, running_worker
 from workers.llm.engine import Engine
+from workers.llm.probing.triggers import installed
 
 
 async def test_it_joins_when_its_engine_is_up() -> None:
@@ -42,7 +43,8 @@ async def test_it_joins_when_its_engine_is_up() -> None:
     may_start.set()
     await worker.ready()
     await until(lambda: len(worker.membership.beats) > 1)
-    assert worker.membership.published == worker.engine.capability
+    published = worker.membership.published
+    assert published == replace(worker.engine.capability, triggers=tuple(installed()))
     assert (worker.log.readers["prefill"].partition, worker.decode.partition) == (1, 2)
     assert worker.decode.started_at == "latest"
     worker.stop.set()

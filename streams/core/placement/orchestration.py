@@ -3,11 +3,13 @@
 Called by `streams/core/placement/placer.py` for every remote placement.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from schemas.records import Capability, Orchestration, Unmet
 from streams.config import RouterSettings
-from streams.core.fleet.workers import Worker
+
+if TYPE_CHECKING:  # gateways ask for the orders of capabilities, and need no fleet
+    from streams.core.fleet.workers import Worker
 
 _ORDER = (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
 _PREFILL_FIRST = Orchestration.PREFILL_FIRST
@@ -24,8 +26,8 @@ def choose(
     settings: RouterSettings,
     wish: str,
     max_tokens: int,
-    prefill: Worker,
-    decode: Worker | None,
+    prefill: "Worker",
+    decode: "Worker | None",
     decode_ahead_tokens: int,
 ) -> Way:
     """The wished orchestration, or the next one that both ends can do.
@@ -42,7 +44,7 @@ def choose(
     return Way(found, Unmet.NONE if wish in ("auto", found) or why is None else why)
 
 
-def _hindrance(max_tokens: int, prefill: Worker, decode: Worker | None) -> Unmet | None:
+def _hindrance(max_tokens: int, prefill: "Worker", decode: "Worker | None") -> Unmet | None:
     if decode is None:
         return Unmet.NO_DECODE_ROOM
     if max_tokens == 1:
@@ -50,7 +52,7 @@ def _hindrance(max_tokens: int, prefill: Worker, decode: Worker | None) -> Unmet
     return Unmet.ONE_WORKER if prefill.worker_id == decode.worker_id else None
 
 
-def _first(wish: str, prefill: Worker, decode: Worker) -> Orchestration:
+def _first(wish: str, prefill: "Worker", decode: "Worker") -> Orchestration:
     """The wished one, or the next that both can do."""
     if wish == _PREFILL_FIRST:
         return _PREFILL_FIRST

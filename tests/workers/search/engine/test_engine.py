@@ -268,7 +268,10 @@ async def test_bounds_and_close(index: Index) -> None:
 async def test_some_arrivals_go_to_lanes_at_once_and_urgent_ones_pass_the_others(
     index: Index,
 ) -> None:
-    engine = SearchEngine(EngineSettings(lanes=1, places=16, slots=16, extends_max=1))
+    half = SchedulerSettings(share=0.5)
+    engine = SearchEngine(
+        EngineSettings(lanes=1, places=16, slots=16, extends_max=1, scheduler=half)
+    )
     kinds = [Kind.DECODE] * 60 + [Kind.PREFILL] * 8
     asked = [
         asyncio.create_task(engine.search(index, Query(vector=QUERIES[0], kind=kind)))

@@ -57,7 +57,7 @@ def test_a_parked_link_resumes_when_nobody_waits_and_is_not_parked_again() -> No
 
 
 def test_links_wait_for_all_others() -> None:
-    to = Scheduler(SchedulerSettings())
+    to = Scheduler(SchedulerSettings(share=0.5))
     arrive(to, Kind.LINK, "link")
     for kind in (Kind.DECODE, Kind.PREFILL):
         arrive(to, kind, kind)
