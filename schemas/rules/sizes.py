@@ -52,6 +52,7 @@ JOURNAL_BYTES_MAX = 1 << 20  # of records in a batch, and of a part of a snapsho
 FLEET_BYTES_MAX = 256 << 10  # of a member's words, most of which are its collections
 RETRIEVAL_BYTES_MAX = 512 << 10  # of a retrieval, or of its hits
 NAME_CHARS_MAX = 1_024  # of each id and name in a record about a request, a handle's worker too
+COLLECTION_CHARS_MAX = 128  # of its name
 SHARDS_MAX = 1_024  # of the documents
 DIM_MAX = 65_536  # values of a document's vector
 SEEDS_MAX = 4_096  # of a retrieval
@@ -116,6 +117,11 @@ def check_size(record: Any, record_bytes: int) -> None:
             longest = max(longest, len(handle.worker_id))
     if longest > NAME_CHARS_MAX:
         raise RecordTooLarge(f"{kind.__name__}: expected names of at most {NAME_CHARS_MAX} chars")
+
+
+def is_collection(name: str) -> bool:
+    """Whether a collection may have that name: keys of documents have a slash behind it."""
+    return 0 < len(name) <= COLLECTION_CHARS_MAX and "/" not in name
 
 
 def _put_in_bytes(retrieval: Retrieval) -> int:

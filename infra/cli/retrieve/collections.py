@@ -97,8 +97,13 @@ def declare(
     Workers enforce it for every search, whatever its filter. With another embedder the passages of
     the former one are dropped, and documents have to be ingested again.
     """
-    if not 0 < len(name) <= 128 or "/" in name:
-        raise ConfigError(f"expected a name of 1 to 128 characters without a slash, found {name!r}")
+    from schemas.rules.sizes import COLLECTION_CHARS_MAX, is_collection
+
+    if not is_collection(name):
+        raise ConfigError(
+            f"expected a name of 1 to {COLLECTION_CHARS_MAX} characters without a slash, found "
+            f"{name!r}"
+        )
     tenants = tuple(dict.fromkeys(tenant or ()))
     if not all(tenants):
         raise ConfigError("--tenant: expected a name, found an empty one")

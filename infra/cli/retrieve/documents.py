@@ -37,10 +37,13 @@ def load(
     metadata and text may be left out. Documents with the same id are replaced. What cannot be used
     is named, the rest is loaded, and the exit code is 1.
     """
+    from schemas.rules.sizes import COLLECTION_CHARS_MAX, is_collection
+
     count, rows = open_rows(file)
-    if not 0 < len(collection) <= 128 or "/" in collection:
+    if not is_collection(collection):
         raise ConfigError(
-            f"--collection: expected 1 to 128 characters without a slash, found {collection!r}"
+            f"--collection: expected 1 to {COLLECTION_CHARS_MAX} characters without a slash, "
+            f"found {collection!r}"
         )
     log = settings_of_running(config, bootstrap).log
     call = _Call(log, collection, shows=not (quiet or as_json))

@@ -42,21 +42,22 @@ def build(
     from workers.search.index import snapshot
     from workers.search.index.index import Index
     from workers.search.kernels.metrics import Metric, Storage
+    from workers.search.service.settings import SHARD_FIELD
 
     kinds = {"metric": (metric, Metric), "storage": (storage, Storage)}
     for option, (value, kind) in kinds.items():
         known = [each.value for each in kind]
         if value not in known:
             raise ConfigError(f"--{option}: expected one of {', '.join(known)}, found {value!r}")
-    if shards > 1 and "{shard}" not in path.name:
-        raise ConfigError(f"{path}: expected {{shard}} in the name, with {shards} shards")
+    if shards > 1 and SHARD_FIELD not in path.name:
+        raise ConfigError(f"{path}: expected {SHARD_FIELD} in the name, with {shards} shards")
     graph_of = backend.graph_builder(device, builder)
     rows = read_whole(vectors)
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"{path}: cannot be written: {path.absolute().parent} is no folder")
     began_s = time.monotonic()
     for shard in range(shards):
-        file = path.with_name(path.name.replace("{shard}", str(shard)))
+        file = path.with_name(path.name.replace(SHARD_FIELD, str(shard)))
         part = rows.part(shard, shards)
         with Console(stderr=True).status(f"building {len(part.ids)} rows"):
             index = Index(

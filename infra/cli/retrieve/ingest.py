@@ -63,10 +63,12 @@ def _target(collection: str, tenant: str, metadata: str) -> "Target":
     from infra.ingest.batch import Target
     from schemas.rules.metadata import check_metadata
     from schemas.rules.numbers import float_of
+    from schemas.rules.sizes import COLLECTION_CHARS_MAX, is_collection
 
-    if not 0 < len(collection) <= 128 or "/" in collection:
+    if not is_collection(collection):
         raise ConfigError(
-            f"--collection: expected 1 to 128 characters without a slash, found {collection!r}"
+            f"--collection: expected 1 to {COLLECTION_CHARS_MAX} characters without a slash, "
+            f"found {collection!r}"
         )
     try:
         facts = json.loads(metadata or "{}", parse_float=float_of)

@@ -21,7 +21,12 @@ from pydantic import (
 from schemas.errors import InvalidRequest
 from schemas.records import Priority
 from schemas.rules.numbers import SEED_MAX, SEED_MIN
-from schemas.rules.sizes import PASSAGES_MAX, PROBES_MAX, TRIGGER_CHARS_MAX
+from schemas.rules.sizes import (
+    COLLECTION_CHARS_MAX,
+    PASSAGES_MAX,
+    PROBES_MAX,
+    TRIGGER_CHARS_MAX,
+)
 from streams.config import ORCHESTRATIONS, POLICIES
 from streams.gateway.http.errors import from_validation
 
@@ -177,7 +182,7 @@ class SearchBody(StrictBody):
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    collection: str = Field(min_length=1, max_length=128, pattern="^[^/]*$")
+    collection: str = Field(min_length=1, max_length=COLLECTION_CHARS_MAX, pattern="^[^/]*$")
     k: Whole | None = Field(None, ge=1, le=PASSAGES_MAX)  # passages at most
     mode: Literal["vector", "words", "hybrid"] | None = None
     filter: dict[str, Any] | Annotated[str, Field(max_length=65_536)] | None = None  # over metadata

@@ -105,12 +105,11 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
-        self.share = settings.share
         self.ms_per_extend = settings.ms_per_extend
         self.queues = Waiting()
         self._passes = settings.gather_min == 1 and not settings.drops_late
         self._links_run = False  # perhaps; else nobody looks for some
-        self._credit = 1 - self.share  # of prefill, in places that fall free one at a time
+        self._credit = 1 - settings.share  # of prefill, in places that fall free one at a time
 
     def __len__(self) -> int:
         return len(self.queues)
@@ -257,13 +256,14 @@ class Scheduler:
 
     def _reserved(self, places: int, decode_waits: bool) -> int:
         """Places of prefill's own."""
-        if not decode_waits or self.share >= 1:
+        share = self.settings.share
+        if not decode_waits or share >= 1:
             return places
         if places > 1:
-            return min(math.ceil(self.share * places), places - 1)
-        if not places or not self.share or not self.queues.counts[Kind.PREFILL]:
+            return min(math.ceil(share * places), places - 1)
+        if not places or not share or not self.queues.counts[Kind.PREFILL]:
             return 0
-        self._credit += self.share
+        self._credit += share
         if self._credit < 1 - _ROUNDING:
             return 0
         self._credit -= 1

@@ -16,7 +16,7 @@ from schemas.errors import InvalidRequest, InvalidVector, TriviumError, UnknownC
 from schemas.records import CollectionDeclared, CollectionMade, CollectionState
 from schemas.retrieval import unpack_vector
 from schemas.rules.metadata import TENANT
-from schemas.rules.sizes import DIM_MAX, FLEET_BYTES_MAX
+from schemas.rules.sizes import COLLECTION_CHARS_MAX, DIM_MAX, FLEET_BYTES_MAX, is_collection
 from workers.search.graph.build import GraphOf, own_graph
 from workers.search.index.index import Index
 from workers.search.index.query import ExternalId
@@ -25,7 +25,7 @@ from workers.search.kernels.metrics import Metric, Storage
 from workers.search.limits import CUDA_TOP_M_MAX, SCANNED_ROWS_MAX, TOP_M_MAX
 from workers.search.metadata.filters import Equal, Exists, Filter
 from workers.search.service.declared import Declarations
-from workers.search.service.settings import NAME_CHARS_MAX, RetrievalSettings
+from workers.search.service.settings import RetrievalSettings
 from workers.search.words.changes import (
     AnyChange,
     Change,
@@ -347,10 +347,10 @@ class Collections:
         return index
 
     def _make(self, name: str, dim: int) -> Index:
-        if not 0 < len(name) <= NAME_CHARS_MAX or "/" in name:
+        if not is_collection(name):
             raise InvalidRequest(
-                f"collection: expected a name of 1 to {NAME_CHARS_MAX} characters without a slash, "
-                f"found {name!r:.200}"
+                f"collection: expected a name of 1 to {COLLECTION_CHARS_MAX} characters without a "
+                f"slash, found {name!r:.200}"
             )
         if dim > DIM_MAX:
             raise InvalidRequest(f"expected vectors of at most {DIM_MAX} values, found {dim}")

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from schemas.errors import ConfigError
-from schemas.rules.sizes import SHARDS_MAX
+from schemas.rules.sizes import COLLECTION_CHARS_MAX, SHARDS_MAX, is_collection
 from schemas.sections import Natural, NonNegative, Positive, Share, Texts, one_of, section
 from workers.search.engine.scheduler import SchedulerSettings
 from workers.search.kernels.metrics import Metric, Storage
@@ -31,7 +31,6 @@ from workers.search.limits import (
     TOP_M_MAX,
 )
 
-NAME_CHARS_MAX = 128  # of a collection
 SHARD_FIELD = "{shard}"  # in the path of an index file
 LOOSE_MIN = 256  # rows to link though more are coming
 
@@ -136,10 +135,10 @@ class RetrievalSettings:
                 )
         for each in self.index_files:
             name, _, path = each.partition("=")
-            if not 0 < len(name) <= NAME_CHARS_MAX or "/" in name or not path:
+            if not is_collection(name) or not path:
                 raise ConfigError(
                     "retrieval.index_files: expected collection=path with a collection of 1 to "
-                    f"{NAME_CHARS_MAX} characters without a slash, found {each!r}"
+                    f"{COLLECTION_CHARS_MAX} characters without a slash, found {each!r}"
                 )
         self.scheduler()  # raises
 
