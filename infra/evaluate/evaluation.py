@@ -21,8 +21,8 @@ from infra.evaluate.paper.grid import (
 )
 from infra.evaluate.points import paper_tables, plan_table
 from infra.evaluate.points.paper_tables import Points
-from infra.evaluate.points.point import SETUP, Spec
-from infra.evaluate.points.runs import Runner, points_of, runner
+from infra.evaluate.points.point import SETUP
+from infra.evaluate.points.runs import Runner, runner, specs_of
 from infra.evaluate.report import bars
 from infra.evaluate.report.findings import Findings
 from infra.evaluate.studies import (
@@ -41,7 +41,6 @@ from infra.evaluate.studies import (
 )
 from infra.evaluate.studies.traffic import traffic
 from infra.simulator.machine.latency import Setup
-from streams.core.placement.ppd_table import PpdTable
 
 APPENDS = (16, 32, 64, 128, 256, 512, 1_024, 2_048)
 
@@ -140,23 +139,15 @@ def _policies(pool: Runner, results: Findings, points: Points, size: Size) -> No
 
 def _grid(pool: Runner, size: Size, seed: int) -> Points:
     """All configurations; `table` last, since its tables are made from what the others found."""
-
-    def specs(configs: Sequence[Config], table: PpdTable | None = None) -> list[Spec]:
-        loads = size.loads_per_s
-        return [
-            Spec(config=config, workload=workload, loads_per_s=loads, seed=seed, table=table)
-            for workload in size.workloads
-            for config in configs
-        ]
-
+    part = (size.workloads, size.loads_per_s, seed)
     first = [config for config in (*CONFIGS, *OURS) if config.policy != "table"]
-    found = [p for run in pool.map("grid", points_of, specs(first)) for p in run]
+    found = pool.points("grid", specs_of(first, *part))
     points = Points(found)
     tabled, half = [], plan_table.halves(seed, points)[0]
     for pools in RATIOS:
         table = plan_table.table_of(points, pools, half)
-        tabled += specs([Config(pools=pools, policy="table")], table)
-    found += [p for run in pool.map("table", points_of, tabled) for p in run]
+        tabled += specs_of([Config(pools=pools, policy="table")], *part, table)
+    found += pool.points("table", tabled)
     return Points(found)
 
 

@@ -2,19 +2,22 @@
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TypeVar
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from infra.evaluate.paper.grid import Config, Workload
 from infra.evaluate.points import point
 from infra.evaluate.points.point import Point, Spec
 from infra.processes.garbage import THRESHOLDS
+from streams.core.placement.ppd_table import PpdTable
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -39,6 +42,10 @@ class Runner:
             self.progress.advance(bar)
         return [found[i] for i in range(len(tasks))]
 
+    def points(self, label: str, specs: Sequence[Spec]) -> list[Point]:
+        """All points of all specs."""
+        return [point for run in self.map(label, points_of, specs) for point in run]
+
 
 @contextmanager
 def runner(jobs: int) -> Iterator[Runner]:
@@ -59,6 +66,20 @@ def _spare_collector() -> None:
     """What is imported is never looked at, and young objects seldom: a tenth of the time."""
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
+
+
+def specs_of(
+    configs: Iterable[Config],
+    workloads: Sequence[Workload],
+    loads: Sequence[float],
+    seed: int,
+    table: PpdTable | None = None,
+) -> list[Spec]:
+    """Every configuration on every workload, at these loads."""
+    return [
+        Spec(config=config, workload=workload, loads_per_s=tuple(loads), seed=seed, table=table)
+        for workload, config in product(workloads, configs)
+    ]
 
 
 def points_of(spec: Spec) -> list[Point]:

@@ -77,17 +77,25 @@ def served(
     return runner.map("figure 4", _run, tasks)
 
 
-def _run(task: tuple[Source, Config, PpdTable | None, float, int, bool]) -> Served:
-    source, config, table, load, seed, quick = task
-    spec = Spec(
+def chat_spec(
+    config: Config, table: PpdTable | None, load_per_s: float, seed: int,
+    weights: tuple[float, float],
+) -> Spec:  # fmt: skip
+    """Of conversations that are given, so that the workload is not looked at."""
+    return Spec(
         config=config,
         workload=WORKLOADS[0],
-        loads_per_s=(load,),
+        loads_per_s=(load_per_s,),
         seed=seed,
         table=table if config.policy == "table" else None,
-        weights=EQUAL,
+        weights=weights,
         conversations_max=CONVERSATIONS_MAX,
     )
+
+
+def _run(task: tuple[Source, Config, PpdTable | None, float, int, bool]) -> Served:
+    source, config, table, load, seed, quick = task
+    spec = chat_spec(config, table, load, seed, EQUAL)
     count = QUICK_CONVERSATIONS if quick else CONVERSATIONS
     held = conversations([source], load, count, spec.setup.block_tokens, seed)
     cluster = point.served(spec, held)

@@ -12,8 +12,7 @@ import numpy as np
 
 from infra.evaluate.paper.grid import LEVELS, RATIOS, SHARES, Config, Workload, static
 from infra.evaluate.points.paper_tables import Points, changes, median
-from infra.evaluate.points.point import Spec
-from infra.evaluate.points.runs import Runner, points_of
+from infra.evaluate.points.runs import Runner, specs_of
 from infra.evaluate.studies.regret import cost
 
 LOADS_PER_S = (1.0, 4.0, 8.0, 16.0)
@@ -39,13 +38,12 @@ def points_in_all_orders(
     runner: Runner, workloads: Sequence[Workload], loads: Sequence[float], seed: int
 ) -> Points:
     """Every fixed share and `learned`, at these loads."""
-    specs = [
-        Spec(config=config, workload=workload, loads_per_s=tuple(loads), seed=seed)
-        for workload in workloads
+    configs = [
+        config
         for pools in RATIOS
         for config in (*_shares(pools, all_orders=True), _learned(pools, all_orders=True))
     ]
-    return Points(point for run in runner.map("all orders", points_of, specs) for point in run)
+    return Points(runner.points("all orders", specs_of(configs, workloads, loads, seed)))
 
 
 def compared(points: Points, in_all_orders: Points) -> list[Ordered]:

@@ -65,7 +65,7 @@ def dynamic(
         for config in DYNAMIC
         for workload in workloads
     ]
-    return [point for run in runner.map("dynamic PPD", points_of, specs) for point in run]
+    return runner.points("dynamic PPD", specs)
 
 
 def loads_of(points: Points) -> list[float]:

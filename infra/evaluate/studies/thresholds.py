@@ -13,8 +13,7 @@ import numpy as np
 
 from infra.evaluate.paper.grid import RATIOS, SHARES, Config, Workload, static
 from infra.evaluate.points.paper_tables import Points
-from infra.evaluate.points.point import Spec
-from infra.evaluate.points.runs import Runner, points_of
+from infra.evaluate.points.runs import Runner, specs_of
 from infra.evaluate.studies.regret import cost
 
 CANDIDATES: tuple[tuple[int, float], ...] = (
@@ -43,13 +42,8 @@ def points_of_candidates(
     runner: Runner, workloads: Sequence[Workload], loads: Sequence[float], seed: int
 ) -> Points:
     """All but the default pair, at these loads."""
-    specs = [
-        Spec(config=config, workload=workload, loads_per_s=tuple(loads), seed=seed)
-        for workload in workloads
-        for pools in RATIOS
-        for config in _configs(pools)
-    ]
-    return Points(point for run in runner.map("thresholds", points_of, specs) for point in run)
+    configs = [config for pools in RATIOS for config in _configs(pools)]
+    return Points(runner.points("thresholds", specs_of(configs, workloads, loads, seed)))
 
 
 def tuned(points: Points, candidates: Points) -> list[Tuned]:

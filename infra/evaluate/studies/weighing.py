@@ -17,10 +17,11 @@ import numpy as np
 
 from infra.evaluate.paper import ppd_paper
 from infra.evaluate.paper.conversations import Source, conversations
-from infra.evaluate.paper.grid import CONVERSATIONS_MAX, SHARES, WORKLOADS, Config, static
+from infra.evaluate.paper.grid import SHARES, WORKLOADS, Config, static
 from infra.evaluate.points.paper_tables import Points
 from infra.evaluate.points.point import Point, Spec, served
 from infra.evaluate.points.runs import Runner, points_of
+from infra.evaluate.studies.chats import chat_spec
 from schemas.records import Mode
 from streams.core.placement.ppd_table import PpdTable
 
@@ -75,15 +76,8 @@ def weighed(
 
 def _run(task: tuple[Config, float, float, PpdTable, Sequence[Source], int, int]) -> Weighed:
     config, w_tpot, load, plain, sources, count, seed = task
-    spec = Spec(
-        config=config,
-        workload=WORKLOADS[0],
-        loads_per_s=(load,),
-        seed=seed,
-        table=plain if config.policy == "table" else None,
-        weights=(-1.0, -1.0) if w_tpot == NO_WEIGHT else (1.0, w_tpot),
-        conversations_max=CONVERSATIONS_MAX,
-    )
+    weights = (-1.0, -1.0) if w_tpot == NO_WEIGHT else (1.0, w_tpot)
+    spec = chat_spec(config, plain, load, seed, weights)
     block_tokens = spec.setup.block_tokens
     held = conversations(sources, load, count, block_tokens, seed, prefill_heavy=True)
     done = [each for each in served(spec, held).clients.served if each.completed]
