@@ -33,7 +33,7 @@ from streams.gateway.indexing.reading import FILE_PROCESS, INDEX_PROCESS
 from streams.gateway.request.check_process import ANSWER_PROCESS, CHECK_PROCESS
 from tests.dealing import WholeFiles
 
-pytest_plugins = ("tests.runs.after_failures", "tests.runs.near_limits")
+pytest_plugins = ("tests.runs.after_failures", "tests.runs.near_limits", "tests.runs.parsing")
 
 # The same examples each time, however slow; `--hypothesis-profile default` looks for new ones.
 hypothesis_settings.load_profile("ci")
