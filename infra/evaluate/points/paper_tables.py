@@ -81,6 +81,23 @@ def median(values: list[float]) -> float:
     return float(np.median(values))
 
 
+def change_by_level(
+    points: Points,
+    old: Config,
+    new: Config,
+    figure: Callable[[Point], float],
+    loads: Sequence[float] | None = None,
+) -> dict[str, float]:
+    """Medians of the changes in percent, by level of load, without levels that have none. Of all
+    loads, or some."""
+    found = {}
+    for level, at_level in LEVELS.items():
+        wanted = [load for load in at_level if loads is None or load in loads]
+        if each := changes(points.of(old, wanted), points.of(new, wanted), figure):
+            found[level] = median(each)
+    return found
+
+
 def table_1(points: Points) -> list[Cell]:
     """Later-turn TTFT from x=0 to x=1."""
     cells = []

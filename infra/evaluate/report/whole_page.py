@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
+from types import ModuleType
 
 from infra.evaluate.paper import ppd_paper
 from infra.evaluate.points.paper_tables import KINDS, Failures
@@ -233,8 +234,13 @@ def _beside_table_4(found: dict[str, Failures]) -> str:
     return f"<p>{about}</p>{table(('', *loads), rows)}"
 
 
+def _explained(study: ModuleType) -> str:
+    """What a study says of itself."""
+    return f"<pre class=why>{escape((study.__doc__ or '').strip())}</pre>"
+
+
 def _regret(results: Findings) -> str:
-    about = f"<pre class=why>{escape((regret.__doc__ or '').strip())}</pre>"
+    about = _explained(regret)
     return about + listing(
         results.regret,
         {
@@ -252,7 +258,7 @@ def _regret(results: Findings) -> str:
 
 
 def _orders(results: Findings) -> str:
-    about = f"<pre class=why>{escape((orders.__doc__ or '').strip())}</pre>"
+    about = _explained(orders)
     levels = list(results.orders[0].change)
     return about + listing(
         results.orders,
@@ -277,7 +283,7 @@ def _by_load(times_ms: dict[float, float]) -> str:
 
 
 def _tuned(results: Findings) -> str:
-    about = f"<pre class=why>{escape((thresholds.__doc__ or '').strip())}</pre>"
+    about = _explained(thresholds)
     return about + listing(
         results.tuned,
         {
@@ -292,7 +298,7 @@ def _tuned(results: Findings) -> str:
 
 
 def _recovery(results: Findings) -> str:
-    about = f"<pre class=why>{escape((step_change.__doc__ or '').strip())}</pre>"
+    about = _explained(step_change)
     pooled = listing(
         results.recovery,
         {

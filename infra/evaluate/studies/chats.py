@@ -12,7 +12,7 @@ import numpy as np
 
 from infra.evaluate.paper import ppd_paper
 from infra.evaluate.paper.conversations import Source, conversations
-from infra.evaluate.paper.grid import CONVERSATIONS_MAX, RATIOS, WORKLOADS, Config, static
+from infra.evaluate.paper.grid import RATIOS, WORKLOADS, Config, static
 from infra.evaluate.points import point
 from infra.evaluate.points.point import Spec
 from infra.evaluate.points.runs import Runner
@@ -89,7 +89,6 @@ def chat_spec(
         seed=seed,
         table=table if config.policy == "table" else None,
         weights=weights,
-        conversations_max=CONVERSATIONS_MAX,
     )
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from infra.evaluate.paper.grid import LEVELS, RATIOS, SHARES, Config, Workload, static
-from infra.evaluate.points.paper_tables import Points, changes, median
+from infra.evaluate.paper.grid import RATIOS, SHARES, Config, Workload, static
+from infra.evaluate.points.paper_tables import Points, change_by_level
 from infra.evaluate.points.runs import Runner, specs_of
 from infra.evaluate.studies.regret import cost
 
@@ -82,21 +82,13 @@ def _ordered(pools: str, points: Points, loads: Sequence[float], *, all_orders: 
         all_orders=all_orders,
         ttft_x0=_ttft(points, x0, loads),
         ttft_x1=_ttft(points, x1, loads),
-        change={
-            level: median(change)
-            for level, wanted in LEVELS.items()
-            if (change := _changes(points, x0, x1, [each for each in loads if each in wanted]))
-        },
+        change=change_by_level(points, x0, x1, lambda point: point.ttft, loads),
         kv_bytes_x0=sum(point.kv_bytes for point in points.of(x0, loads)),
         learned=float(np.mean(learned)),
         best_x=best.share,
         best=float(np.mean(costs[best])),
         regret=float(np.mean(learned / np.min(list(costs.values()), axis=0) - 1)),
     )
-
-
-def _changes(points: Points, x0: Config, x1: Config, loads: Sequence[float]) -> list[float]:
-    return changes(points.of(x0, loads), points.of(x1, loads), lambda point: point.ttft)
 
 
 def _ttft(points: Points, config: Config, loads: Sequence[float]) -> dict[float, float]:

@@ -16,7 +16,7 @@ import numpy as np
 from infra.evaluate.paper.grid import CONFIGS, LEVELS, RATIOS, Config, Workload
 from infra.evaluate.points.paper_tables import Points
 from infra.evaluate.points.point import Point, Spec
-from infra.evaluate.points.runs import Runner, points_of
+from infra.evaluate.points.runs import Runner, points_of, specs_of
 from infra.simulator.traffic.poisson import Profile, Shape
 from streams.core.placement.ppd_table import PpdTable
 
@@ -54,18 +54,18 @@ def dynamic(
     seed: int,
 ) -> list[Point]:
     """Dynamic PPD on the grid, at the loads of figure 8."""
-    specs = [
-        Spec(
-            config=config,
-            workload=workload,
-            loads_per_s=tuple(loads),
-            seed=seed,
-            table=tables[config.pools],
-        )
+    return runner.points("dynamic PPD", _dynamic_specs(tables, workloads, loads, seed))
+
+
+def _dynamic_specs(
+    tables: dict[str, PpdTable], workloads: Sequence[Workload], loads: Sequence[float], seed: int
+) -> list[Spec]:
+    """Each ratio with its own table."""
+    return [
+        spec
         for config in DYNAMIC
-        for workload in workloads
+        for spec in specs_of([config], workloads, loads, seed, tables[config.pools])
     ]
-    return runner.points("dynamic PPD", specs)
 
 
 def loads_of(points: Points) -> list[float]:
@@ -93,16 +93,8 @@ def figure_8(points: Points, dynamic_points: Points) -> list[Place]:
 
 def figure_1(runner: Runner, tables: dict[str, PpdTable], seed: int) -> list[Place]:
     """All ten configurations and dynamic PPD at each load."""
-    specs = [
-        Spec(
-            config=config,
-            workload=LONG,
-            loads_per_s=FIGURE_1_LOADS_PER_S,
-            seed=seed,
-            table=tables[config.pools] if config in DYNAMIC else None,
-        )
-        for config in (*PURE, *DYNAMIC)
-    ]
+    specs = specs_of(PURE, [LONG], FIGURE_1_LOADS_PER_S, seed)
+    specs += _dynamic_specs(tables, [LONG], FIGURE_1_LOADS_PER_S, seed)
     runs = runner.map("figure 1", points_of, specs)
     found = []
     for number, load in enumerate(FIGURE_1_LOADS_PER_S):

@@ -8,10 +8,10 @@ the authors' connector holds a prefill worker. Each is replaced by what it would
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from infra.evaluate.paper.grid import LEVELS, RATIOS, Workload, static
-from infra.evaluate.points.paper_tables import Points, changes, median
+from infra.evaluate.paper.grid import RATIOS, Workload, static
+from infra.evaluate.points.paper_tables import Points, change_by_level
 from infra.evaluate.points.point import SETUP, Spec
-from infra.evaluate.points.runs import Runner, points_of
+from infra.evaluate.points.runs import Runner, points_of, specs_of
 
 VLLM_STEP_TOKENS = 8_192  # vLLM's default on an H100, which the authors leave as it is
 AS_CHOSEN = "as chosen"
@@ -43,13 +43,10 @@ def varied(
 ) -> list[Varied]:
     """As chosen, from the grid's points, and each variation."""
     specs: dict[str, list[Spec]] = {}
-    for workload in workloads:
-        for pools in RATIOS:
-            for share in ("0", "1"):
-                config = static(pools, share, plain=True)
-                spec = Spec(config=config, workload=workload, loads_per_s=tuple(loads), seed=seed)
-                for name, other in _variations(spec).items():
-                    specs.setdefault(name, []).append(other)
+    configs = [static(pools, share, plain=True) for pools in RATIOS for share in ("0", "1")]
+    for spec in specs_of(configs, workloads, loads, seed):
+        for name, other in _variations(spec).items():
+            specs.setdefault(name, []).append(other)
     runs = runner.map("sensitivity", points_of, [each for mine in specs.values() for each in mine])
     found = _changes(AS_CHOSEN, points.part(workloads, loads))
     for name, mine in specs.items():
@@ -62,12 +59,6 @@ def _changes(name: str, points: Points) -> list[Varied]:
     found = []
     for pools in RATIOS:
         x0, x1 = (static(pools, share, plain=True) for share in ("0", "1"))
-        by_level = {
-            level: changes(
-                points.of(x0, loads), points.of(x1, loads), lambda point: point.decode_ttft
-            )
-            for level, loads in LEVELS.items()
-        }
-        change = {level: median(each) for level, each in by_level.items() if each}
+        change = change_by_level(points, x0, x1, lambda point: point.decode_ttft)
         found.append(Varied(name=name, pools=pools, change=change))
     return found
