@@ -18,10 +18,10 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
 from schemas.records import Sampling, Structured, StructuredKind, TokenLogprob, TopLogprob
+from workers.llm.vllm.check import request_of
 
 __all__ = ["EngineDeadError", "VLLMClientError", "tokens_input"]
 
-_SUFFIX = 9  # "-" and eight digits, which vLLM appends to request ids
 _PENDING_MAX = 4_096
 _STEP_SMOOTHING = 0.1
 
@@ -163,7 +163,7 @@ class Meter:
             for output in outputs:
                 stats = output.prefill_stats
                 if stats is not None and len(self.prefills) < _PENDING_MAX:
-                    self.prefills[output.request_id[:-_SUFFIX]] = PromptOrigin(
+                    self.prefills[request_of(output.request_id)] = PromptOrigin(
                         stats.num_local_cached_tokens, stats.num_external_cached_tokens
                     )
             return process(outputs, *args, **kwargs)
@@ -212,10 +212,10 @@ class Meter:
         for name, tries, why in stats.get("missed", ()):
             if len(self.missed) >= _PENDING_MAX:  # of requests that had ended
                 del self.missed[next(iter(self.missed))]
-            self.missed[name[:-_SUFFIX]] = tries, why
+            self.missed[request_of(name)] = tries, why
         if self.allocated is not None:
             for name, blocks, tokens in stats.get("allocated", ()):
-                self.allocated(name[:-_SUFFIX], blocks, tokens)
+                self.allocated(request_of(name), blocks, tokens)
 
 
 class _Logger(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types here

@@ -23,6 +23,7 @@ from schemas.errors import (
 )
 from schemas.records import KvHandle, Orchestration
 from schemas.rules.tokens import pack_tokens
+from workers.kv.retries import Retries
 from workers.llm.engine import Job
 
 _USED_MAX = 16_384  # handles remembered as used; far more than can be alive at once
@@ -35,10 +36,22 @@ PREFIX_KEY, PREFIX_MARK = "prefix_key", "prefix_mark"
 UNTIL_MS, TELLS_BLOCKS = "until_ms", "tells_blocks"
 TRIES_MAX, RETRY_MS = "transfer_tries_max", "transfer_retry_ms"
 READ_NOTICE = "read."  # before the request's id, in what is left with a peer whose blocks were read
+_SUFFIX_CHARS = 9  # "-" and eight digits
 
 Ascii = Annotated[str, Field(pattern=r"^[\x00-\x7f]*$")]  # other texts are compared with known ones
 Ranks = Annotated[int, Field(ge=1, le=4_096)]  # of a kind of parallelism: vLLM keeps some for each
 BlockId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+def retries_of(vllm_config: Any) -> Retries[str]:
+    """Tries of one kind of move, as a connector's settings have them."""
+    extra = vllm_config.kv_transfer_config.get_from_extra_config
+    return Retries(extra(TRIES_MAX, 1), extra(RETRY_MS, 0) / 1_000)
+
+
+def request_of(name: str) -> str:
+    """The id of a job whose request has that name in vLLM, which appends a number to ids."""
+    return name[:-_SUFFIX_CHARS]
 
 
 class PeerParams(BaseModel):

@@ -36,10 +36,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_scheduler import (
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_worker import NixlPushConnectorWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
 
-from workers.kv.retries import Retries
-from workers.llm.vllm.check import READ_NOTICE, RETRY_MS, TELLS_BLOCKS, TRIES_MAX, UNTIL_MS
+from workers.llm.vllm.check import READ_NOTICE, TELLS_BLOCKS, UNTIL_MS, request_of, retries_of
 
-_SUFFIX = 9  # "-" and eight digits, which vLLM appends to request ids
 _REACH_S = 1.0  # a peer that does not take a connection for so long is not there
 _OURS = ("is_read", "missed", "retried", "allocated")
 _writing = threading.RLock()  # a write is begun by one thread, blocks are given up by another
@@ -71,8 +69,7 @@ class _Reading:
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)  # type: ignore[call-arg]
-        extra = vllm_config.kv_transfer_config.get_from_extra_config
-        self.again = Retries[str](extra(TRIES_MAX, 1), extra(RETRY_MS, 0) / 1_000)
+        self.again = retries_of(vllm_config)
         self.xfer_stats = KvStats()
         self._until_ms: dict[str, int] = {}
         self._read_from: dict[str, Any] = {}  # the peer's blocks, which vLLM replaces by others
@@ -169,8 +166,7 @@ class PushWorker(_Reading, NixlPushConnectorWorker, NixlPullConnectorWorker):  #
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
-        extra = vllm_config.kv_transfer_config.get_from_extra_config
-        self.write_again = Retries[str](extra(TRIES_MAX, 1), extra(RETRY_MS, 0) / 1_000)
+        self.write_again = retries_of(vllm_config)
         self._to_write: dict[str, tuple[Any, dict[str, Any]]] = {}
         self._told: dict[str, dict[str, Any]] = {}  # what prefill engines are told of allocations
 
@@ -383,7 +379,7 @@ class KvRelease:
         """Free the blocks of an aborted request that still wait for a peer's write."""
         connector = _worker()
         waiting = connector._recving_metadata  # noqa: SLF001  # there is no call for it
-        for name in [name for name in waiting if name[:-_SUFFIX] == request_id]:
+        for name in [name for name in waiting if request_of(name) == request_id]:
             if any(waiting[name].local_block_ids):
                 connector._recving_transfers.setdefault(name, [])  # noqa: SLF001  # received
             else:  # aborted before it had blocks
