@@ -73,6 +73,17 @@ def settings_of_running(config: Path | None, bootstrap: str | None = None) -> "S
     return dataclasses.replace(settings, log=dataclasses.replace(settings.log, bootstrap=address))
 
 
+def check_collection(name: str) -> None:
+    """Raise ConfigError where `--collection` is no name of a collection."""
+    from schemas.rules.sizes import COLLECTION_CHARS_MAX, is_collection
+
+    if not is_collection(name):
+        raise ConfigError(
+            f"--collection: expected 1 to {COLLECTION_CHARS_MAX} characters without a slash, "
+            f"found {name!r}"
+        )
+
+
 def gateway_url(config: Path | None) -> str:
     """The first gateway of the stack that runs here, else where the settings put one."""
     from infra.stack.statefile import read_state

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.cli.options import AsJson, Bootstrap, Config, Quiet, settings_of_running
+from infra.cli.options import (
+    AsJson,
+    Bootstrap,
+    Config,
+    Quiet,
+    check_collection,
+    settings_of_running,
+)
 from infra.cli.retrieve.rows import Row, Rows, open_rows
 from infra.terminal.output import print_json
-from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
     from schemas.settings import LogSettings
@@ -37,14 +43,8 @@ def load(
     metadata and text may be left out. Documents with the same id are replaced. What cannot be used
     is named, the rest is loaded, and the exit code is 1.
     """
-    from schemas.rules.sizes import COLLECTION_CHARS_MAX, is_collection
-
     count, rows = open_rows(file)
-    if not is_collection(collection):
-        raise ConfigError(
-            f"--collection: expected 1 to {COLLECTION_CHARS_MAX} characters without a slash, "
-            f"found {collection!r}"
-        )
+    check_collection(collection)
     log = settings_of_running(config, bootstrap).log
     call = _Call(log, collection, shows=not (quiet or as_json))
     asyncio.run(call.run(count, rows))

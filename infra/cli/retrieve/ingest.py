@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.cli.options import AsJson, Bootstrap, Config, Quiet, settings_of_running
+from infra.cli.options import (
+    AsJson,
+    Bootstrap,
+    Config,
+    Quiet,
+    check_collection,
+    settings_of_running,
+)
 from infra.terminal.output import print_json
 from schemas.errors import ConfigError, InvalidRequest
 
@@ -63,13 +70,8 @@ def _target(collection: str, tenant: str, metadata: str) -> "Target":
     from infra.ingest.batch import Target
     from schemas.rules.metadata import check_metadata
     from schemas.rules.numbers import float_of
-    from schemas.rules.sizes import COLLECTION_CHARS_MAX, is_collection
 
-    if not is_collection(collection):
-        raise ConfigError(
-            f"--collection: expected 1 to {COLLECTION_CHARS_MAX} characters without a slash, "
-            f"found {collection!r}"
-        )
+    check_collection(collection)
     try:
         facts = json.loads(metadata or "{}", parse_float=float_of)
     except (ValueError, RecursionError) as error:

@@ -351,8 +351,7 @@ class Placer:
         first_ms = self._dispatched(view, prefill, decode)
         w_ttft, w_tpot = self._weights_of(case)
         deals = case.policy == ROUND_ROBIN  # replicas, too
-        placed_by = case.policy or self.settings.policy
-        policy = "replica" if mode is Mode.REPLICA and not deals else placed_by
+        policy = "replica" if mode is Mode.REPLICA and not deals else self._policy_of(case)
         return Placement(
             policy=policy,
             mode=mode,

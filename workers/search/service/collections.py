@@ -7,7 +7,7 @@ and by which model its passages are to be embedded.
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -208,10 +208,7 @@ class Collections:
         document counts. Blocks.
         """
         failed: Failed[Change] = []
-        for name, group in grouped(changes).items():
-            if self.is_from_file(name):
-                failed += [(change, _is_read_from_a_file(name)) for change in group]
-                continue
+        for name, group in self._grouped(changes, failed):
             shelf = self.shelves.setdefault(name, Shelf())
             self._delete(name, shelf, [each for each in group if each.document is None])
             self._texts(name, shelf, [each for each in group if each.is_text])
@@ -230,10 +227,7 @@ class Collections:
     def apply_passages(self, changes: Iterable[PassagesChange]) -> Failed[PassagesChange]:
         """The same for what the embedding pool made of documents."""
         failed: Failed[PassagesChange] = []
-        for name, group in grouped(changes).items():
-            if self.is_from_file(name):
-                failed += [(change, _is_read_from_a_file(name)) for change in group]
-                continue
+        for name, group in self._grouped(changes, failed):
             shelf = self.shelves.setdefault(name, Shelf())
             counted = []
             for each in group:
@@ -249,6 +243,16 @@ class Collections:
             shelf.flush()
             self._tidy(name)
         return failed
+
+    def _grouped(
+        self, changes: Iterable[AnyChange], failed: Failed[AnyChange]
+    ) -> Iterator[tuple[str, list[AnyChange]]]:
+        """By collection; what one from an index file cannot take goes to those that failed."""
+        for name, group in grouped(changes).items():
+            if self.is_from_file(name):
+                failed += [(change, _is_read_from_a_file(name)) for change in group]
+            else:
+                yield name, group
 
     def _tidy(self, name: str) -> None:
         """A name that somebody wrote once costs nothing for ever."""
