@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PROSE_COLUMNS_MAX = 120
 PAGE_LINES_MAX = {"README.md": 150, "ARCHITECTURE.md": 250}
 WAY_FILES_MAX = 25  # from HTTP to the engine
-HISTORY = {"LOG.md", "CHANGELOG.md"}  # what they name may be gone
+HISTORY = ("LOG.md", "CHANGELOG.md", "infra/docs/log/")  # what they name may be gone
 _FOLDERS = "schemas|streams|workers|infra|tests"
 _NAMED = re.compile(rf"`((?:{_FOLDERS})/[\w./*-]*|[A-Z]+\.md)`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -39,7 +39,7 @@ def pages() -> dict[str, str]:
 
 def of_today() -> dict[str, str]:
     """Pages that tell what is, not what was."""
-    return {name: text for name, text in pages().items() if name not in HISTORY}
+    return {name: text for name, text in pages().items() if not name.startswith(HISTORY)}
 
 
 def without_code(text: str) -> Iterator[tuple[int, str]]:
@@ -122,13 +122,18 @@ def the_way_of_a_request_is_short() -> Found:
 
 
 def experiments_have_verdicts() -> Found:
-    """In the log each has a title, then its verdict in one line."""
-    lines = [line for _, line in without_code(pages()["LOG.md"]) if line]
-    for line, after in itertools.pairwise([*lines, ""]):
-        if line.startswith("### ") and not re.fullmatch(r"\*\*.+\*\*", after):
-            yield f"LOG.md: {line[4:]}: expected a verdict such as **Dropped: no gain.** below it"
-        elif re.match(r"- \*\*|\* \*\*", line):
-            yield f"LOG.md: {line[:60]}: expected a title after ###"
+    """On the page of its month each has a title, then its verdict in one line; `LOG.md` lists both."""
+    listed = " ".join(pages()["LOG.md"].split())
+    for name in sorted(name for name in pages() if name.startswith("infra/docs/log/")):
+        lines = [line for _, line in without_code(pages()[name]) if line]
+        for line, after in itertools.pairwise([*lines, ""]):
+            title, verdict = line.removeprefix("### "), re.fullmatch(r"\*\*(.+)\*\*", after)
+            if title == line:
+                continue
+            if verdict is None:
+                yield f"{name}: {title}: expected a verdict such as **Dropped: no gain.** below it"
+            elif f"- {title}: *{verdict[1]}*" not in listed:
+                yield f"LOG.md: expected the line - {title}: *{verdict[1]}*"
 
 
 def pages_name_targets_that_exist() -> Found:
