@@ -36,10 +36,10 @@ from workers.search.index.index import Index
 from workers.search.service.collections import Collections
 from workers.search.service.feed.documents import DocumentFollower
 from workers.search.service.feed.refusals import Refusals
-from workers.search.service.intake import Intake
+from workers.search.service.intake import RetrievalIntake
 from workers.search.service.responder import Responder
 from workers.search.service.settings import RetrievalSettings, ShardPlace
-from workers.search.words.changes import Change
+from workers.search.words.changes import DocumentChange
 
 LOG = LogSettings()
 PLACE = ShardPlace(0, 1)
@@ -116,16 +116,16 @@ def library() -> Collections:
 
 
 @asynccontextmanager
-async def intake() -> AsyncIterator[tuple[Intake, FakeProducer]]:
+async def intake() -> AsyncIterator[tuple[RetrievalIntake, FakeProducer]]:
     producer, engine = FakeProducer(), SearchEngine(EngineSettings(lanes=1))
     responder = Responder(engine, library(), RetrievalSettings(), worker_id="r", place=PLACE)
     try:
-        yield Intake(LOG, CODEC, producer, responder, 4_096), producer  # type: ignore[arg-type]  # a fake
+        yield RetrievalIntake(LOG, CODEC, producer, responder, 4_096), producer  # type: ignore[arg-type]  # a fake
     finally:
         await engine.close()
 
 
-async def given_to(found: Intake, values: Sequence[bytes | None]) -> list[FakeEvent]:
+async def given_to(found: RetrievalIntake, values: Sequence[bytes | None]) -> list[FakeEvent]:
     events = [FakeEvent(value, offset) for offset, value in enumerate(values)]
     for event in events:
         event.topic = "retrieval.decode"
@@ -219,7 +219,7 @@ async def test_documents_are_applied_or_refused(drawn: list[tuple[bytes, bytes]]
     index = held.get("books")
     assert "new" in index.rows.row_of and len(index) <= 4 + len(drawn)
     assert len(feed.refusals._waiting) <= len(records)
-    for name, dim in held.untold().items():
+    for name, dim in held.unpublished_dims().items():
         CODEC.encode(CollectionMade(collection=name, dim=dim, shard=0, shards=1, at_ms=1))
     for state in held.states():
         CODEC.encode(state)
@@ -248,7 +248,7 @@ async def test_what_a_collection_is_stands_under_no_documents_key() -> None:
 def test_documents_beyond_any_use_are_refused(fields: dict[str, Any], said: str) -> None:
     """Memory for 1 024 rows is taken at once, and JSON is read in one piece."""
     wide = Document(document_id="w", collection="wide", vector=pack_vector([1]), at_ms=0)
-    change = Change("wide", "w", dataclasses.replace(wide, **fields))
+    change = DocumentChange("wide", "w", dataclasses.replace(wide, **fields))
     ((_, error),) = library().apply([change])
     assert said in error.message
 

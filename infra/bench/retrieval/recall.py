@@ -25,7 +25,7 @@ from schemas.log.clock import wall_ms
 from schemas.records import DocumentPassages
 from schemas.retrieval import unpack_vector
 from schemas.rules.ranks import RANK_OFFSET
-from workers.search.words.terms import terms_asked, terms_of
+from workers.search.words.terms import query_terms, terms_of
 
 COLLECTION = "docstrings"
 MODES = ("vector", "words", "hybrid")
@@ -55,7 +55,7 @@ class Exact:
         """Passages by BM25; those that share no term are not listed."""
         count = len(self._terms)
         scores = np.zeros(count)
-        for term in terms_asked(text):
+        for term in query_terms(text):
             having = self._having[term]
             weight = math.log(1 + (count - having + 0.5) / (having + 0.5))
             often = np.array([terms[term] for terms in self._terms], np.float64)

@@ -26,7 +26,7 @@ from workers.llm.engine import Engine
 from workers.models.folder import model_folder
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.index import Index
-from workers.search.index.kinds import Kind
+from workers.search.index.kinds import SearchKind
 from workers.search.index.query import Query
 
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -119,7 +119,9 @@ async def _search(seed: int, told: Told) -> Measured:
     async def caller(count: int, first: int) -> None:
         for number in range(count):
             vector = queries[(first + number) % len(queries)]
-            await engine.search(index, Query(vector=vector, k=10, top_m=TOP_M, kind=Kind.DECODE))
+            await engine.search(
+                index, Query(vector=vector, k=10, top_m=TOP_M, kind=SearchKind.DECODE)
+            )
 
     async def ask(callers: int) -> float:
         each = max(8, _SEARCHES // callers)

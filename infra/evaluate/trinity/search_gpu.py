@@ -15,8 +15,8 @@ from infra.evaluate.trinity.hardware import SearchCosts
 from infra.simulator.log.clock import Alarm, Clock
 from workers.deadlines import NEVER_MS
 from workers.search.engine.queues import QueuedSearch
-from workers.search.engine.scheduler import Drop, Plan, Running, Scheduler, SchedulerSettings
-from workers.search.index.kinds import Kind
+from workers.search.engine.scheduler import Drop, Plan, Running, SchedulerSettings, SearchScheduler
+from workers.search.index.kinds import SearchKind
 from workers.search.service.settings import RetrievalSettings
 
 PLACES = 256  # of a CUDA device, as the engine has them by default
@@ -45,9 +45,9 @@ class SearchGpu:
     ) -> None:
         self.busy_ms = 0.0
         self.dropped = 0
-        self.searched = dict.fromkeys(Kind, 0)
+        self.searched = dict.fromkeys(SearchKind, 0)
         self._clock, self._costs, self._slow = clock, costs, slow
-        self.scheduler = Scheduler(_settings(settings, costs.floor_ms))
+        self.scheduler = SearchScheduler(_settings(settings, costs.floor_ms))
         self._free = list(range(PLACES + PARKED_MAX))[::-1]
         self._active: dict[int, _Search] = {}
         self._parked: list[_Search] = []
@@ -56,7 +56,7 @@ class SearchGpu:
         self._planned = 0  # extends until the next ending
         self._alarm: Alarm | None = None
 
-    def search(self, kind: Kind, done: Done, deadline_ms: float = NEVER_MS) -> None:
+    def search(self, kind: SearchKind, done: Done, deadline_ms: float = NEVER_MS) -> None:
         """Ask for one; `done` hears when it has ended."""
         now_ms = self._clock.now_ms
         search = _Search(
@@ -90,7 +90,7 @@ class SearchGpu:
         """So many extends are done."""
         self._alarm = None
         self.busy_ms += self._planned * self._extend_ms
-        self.scheduler.measured(self._extend_ms)
+        self.scheduler.add_measurement(self._extend_ms)
         over = []
         for search in self._active.values():
             search.left -= self._planned

@@ -38,7 +38,7 @@ from schemas.rules.tokens import pack_tokens
 from streams.config import RouterSettings
 from streams.core.effects import Ask
 from workers.search.engine.scheduler import Drop
-from workers.search.index.kinds import Kind as SearchKind
+from workers.search.index.kinds import SearchKind as SearchKind
 from workers.search.service.settings import RetrievalSettings
 
 _WORD = 1 << 29  # tokens of passages, which no conversation has

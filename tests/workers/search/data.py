@@ -8,7 +8,7 @@ import numpy as np
 from workers.search.graph import knn, links
 from workers.search.index import audit
 from workers.search.index.index import Index
-from workers.search.index.inputs import prepared
+from workers.search.index.inputs import prepare
 from workers.search.kernels.metrics import Metric, Storage
 
 Array = np.ndarray[Any, Any]
@@ -64,9 +64,11 @@ def lose(index: Index, share: float) -> None:
     audit._hide(graph, lost)
     assert index.audit is not None
     entries = index.entries[~lost[index.entries]]
-    index.links = links.Kept(links.Links.first(graph, entries, index.links.newest.chain))
+    index.links = links.LinkHistory(
+        links.GraphLinks.first(graph, entries, index.links.newest.chain)
+    )
     index.audit = replace(index.audit, missed_share=share)
-    index._changed()
+    index._publish_view()
 
 
 def clustered_index(rows: int = 3_000, dim: int = 20) -> Index:
@@ -79,5 +81,5 @@ def neighbour_lists(
     vectors: Any, count: int = 24, seed: int = 0, metric: Metric = Metric.SQEUCLIDEAN
 ) -> Any:
     """Lists as keys that a build begins with, shape (rows, count)."""
-    rows = prepared(vectors, vectors.shape[1], metric, Storage.FLOAT32)
+    rows = prepare(vectors, vectors.shape[1], metric, Storage.FLOAT32)
     return knn.neighbours(rows, count, metric.number, Storage.FLOAT32.number, seed=seed, threads=1)

@@ -17,8 +17,8 @@ import numpy as np
 
 from schemas.errors import ConfigError
 from workers.search.cuda import layout
-from workers.search.cuda.copies import Copies
-from workers.search.cuda.device import Device, Event, Launch, pinned, uploaded
+from workers.search.cuda.copies import DeviceCopies
+from workers.search.cuda.device import Device, Event, Launch, pinned_array, upload
 from workers.search.cuda.rings import DEPTH, Assignment, Rings
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.keys import EMPTY
@@ -77,18 +77,18 @@ def _is_power_of_two(value: int) -> bool:
     return value > 0 and not value & (value - 1)
 
 
-class Batch:
+class DeviceBatch:
     """Slots on a device; for one thread. `top`, `found` and `counts` are what ended slots left."""
 
     def __init__(self, device: Device, settings: BatchSettings) -> None:
         self.settings, self.places = settings, settings.sizes[-1]
         slots = settings.slots
-        self.top = pinned(device, (slots, settings.top_m_max), np.uint64)
-        self.found = pinned(device, (slots, settings.k_max), np.uint64)
-        self.counts = pinned(device, (slots, 2), np.int64)  # extends, distances
-        self.top[:], self.found[:] = EMPTY, EMPTY
+        self.top = pinned_array(device, (slots, settings.top_m_max), np.uint64)
+        self.hit_keys = pinned_array(device, (slots, settings.k_max), np.uint64)
+        self.counts = pinned_array(device, (slots, 2), np.int64)  # extends, distances
+        self.top[:], self.hit_keys[:] = EMPTY, EMPTY
         self.turns = self.extends = self.tasks = 0
-        self.device, self.copies = device, Copies(device)
+        self.device, self.copies = device, DeviceCopies(device)
         self._rings = Rings(device, slots, settings.dim_max, settings.top_m_max)
         self._memory: list[Any] = []  # what the graphs point to
         self._machine = self._layout()
@@ -98,44 +98,44 @@ class Batch:
             for steps in settings.steps
         }
         self._serials = [0] * slots
-        self._waiting: dict[int, Assignment] = {}  # by slot, of the next turn
-        self._under_way: deque[tuple[int, Event]] = deque()
+        self._assignments: dict[int, Assignment] = {}  # by slot, of the next turn
+        self._launched_turns: deque[tuple[int, Event]] = deque()
 
     def assign(self, slot: int, row: Array, query: Array, warm: Array) -> None:
         """Give a slot a search; `row` has device addresses. It begins with the next turn."""
         self._serials[slot] += 1
-        self._waiting[slot] = Assignment(slot, self._serials[slot], row, query, warm)
+        self._assignments[slot] = Assignment(slot, self._serials[slot], row, query, warm)
 
     def give_up(self, slot: int) -> None:
         """What the slot holds is not waited for any more; turns under way may still step it."""
         self._serials[slot] += 1
-        self._waiting.pop(slot, None)
+        self._assignments.pop(slot, None)
 
     @property
-    def under_way(self) -> int:
+    def turns_in_flight(self) -> int:
         """Turns that were launched and not collected."""
-        return len(self._under_way)
+        return len(self._launched_turns)
 
     def launch(self, active: list[int], extends: int) -> None:
         """Begin a turn of at most `places` slots and about `extends` extends."""
-        assert self.under_way < DEPTH, "the ring is full: collect first"
+        assert self.turns_in_flight < DEPTH, "the ring is full: collect first"
         offered = self.settings.steps
         steps = offered[max(0, bisect_right(offered, extends) - 1)]
         size = self.settings.sizes[bisect_left(self.settings.sizes, len(active))]
-        self._rings.write(self.turns, active, self._waiting.values())
-        self._waiting = {}
+        self._rings.write(self.turns, active, self._assignments.values())
+        self._assignments = {}
         event = self._graphs[size, steps].launch()
-        self._under_way.append((self.turns, event))
+        self._launched_turns.append((self.turns, event))
         self.turns += 1
         self.extends += steps
 
     def collect(self) -> list[int]:
         """Wait for the oldest turn: slots that ended in it and were not given up, ascending."""
-        turn, event = self._under_way.popleft()
+        turn, event = self._launched_turns.popleft()
         event.wait()
-        ended, tasks = self._rings.read(turn)
+        endings, tasks = self._rings.read(turn)
         self.tasks += tasks
-        return [slot for slot, serial in ended if serial == self._serials[slot]]
+        return [slot for slot, serial in endings if serial == self._serials[slot]]
 
     def _layout(self) -> int:
         """Allocate everything; the address of the structure that kernels are given."""
@@ -148,11 +148,11 @@ class Batch:
             "serials": 8, "active": 4,
         }  # fmt: skip
         shared = {"active_count": 4, "ended_count": 4, "turn": 8, "tasks": 8}
-        places = {name: self._room(size * slots) for name, size in arrays.items()}
-        places |= {name: self._room(size) for name, size in shared.items()}
+        places = {name: self._allocate(size * slots) for name, size in arrays.items()}
+        places |= {name: self._allocate(size) for name, size in shared.items()}
         host = {
             "ring_in": rings.into, "ring_out": rings.out, "host_top": self.top,
-            "host_found": self.found, "host_counts": self.counts,
+            "host_found": self.hit_keys, "host_counts": self.counts,
         }  # fmt: skip
         places |= {name: array.ctypes.data for name, array in host.items()}
         numbers = {
@@ -162,15 +162,15 @@ class Batch:
             "seed_rows": sizes.seed_rows, "ring_depth": DEPTH,
             "ring_in_words": rings.into.shape[1], "ring_out_words": rings.out.shape[1],
             "record_words": rings.record_words, "host_top_bytes": self.top.strides[0],
-            "host_found_bytes": self.found.strides[0],
+            "host_found_bytes": self.hit_keys.strides[0],
         }  # fmt: skip
         members = places | numbers
         structure = np.array([members[name] for name in layout.MACHINE], np.int64)
-        memory = uploaded(self.device, structure)
+        memory = upload(self.device, structure)
         self._memory.append(memory)
         return memory.address
 
-    def _room(self, size_bytes: int) -> int:
+    def _allocate(self, size_bytes: int) -> int:
         memory = self.device.memory(size_bytes)
         self._memory.append(memory)
         return memory.address

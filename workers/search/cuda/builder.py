@@ -8,7 +8,7 @@ chosen from the lists as ever (`graph/build.py`).
 import numpy as np
 
 from workers.search.cuda import layout
-from workers.search.cuda.device import Device, Launch, Memory, uploaded
+from workers.search.cuda.device import Device, DeviceMemory, Launch, upload
 from workers.search.graph import build, knn, trees
 from workers.search.kernels.arrays import Array, stored_bits
 from workers.search.kernels.keys import EMPTY
@@ -27,7 +27,7 @@ def graph_on(device: Device) -> build.GraphOf:
     ) -> Array:
         count = int(degree * CANDIDATES)
         keys = neighbours(device, vectors, count, metric, stored, seed=seed)
-        return build.optimised(keys, degree, threads=threads)
+        return build.optimise_graph(keys, degree, threads=threads)
 
     return graph_of
 
@@ -46,7 +46,7 @@ def neighbours(
         lists.join(*trees.leaves(bits, stored, random))
     if metric == INNER_PRODUCT:
         keys = lists.keys()
-        knn.introduce_longest(bits, keys, stored, random)
+        knn.insert_longest(bits, keys, stored, random)
         lists.put(keys)
     for _ in range(knn.ROUNDS_MAX):
         if lists.descend() < knn.ENOUGH * len(vectors) * count:
@@ -62,9 +62,9 @@ class Lists:
     ) -> None:
         self._device, self._rows, self._count = device, len(vectors), count
         empty = np.full((self._rows, count), EMPTY, np.uint64)
-        self._memory: dict[str, Memory] = {
-            "vectors": uploaded(device, vectors),
-            "keys": uploaded(device, empty),
+        self._memory: dict[str, DeviceMemory] = {
+            "vectors": upload(device, vectors),
+            "keys": upload(device, empty),
             "after": device.memory(max(1, empty.nbytes)),
             "reverse": device.memory(max(1, 8 * knn.SAMPLE * self._rows)),
             "order": device.memory(max(1, 4 * self._rows)),
@@ -78,9 +78,9 @@ class Lists:
 
     def keys(self) -> Array:
         """The lists as they are."""
-        found = np.empty((self._rows, self._count), np.uint64)
-        self._device.copy(found.ctypes.data, self._memory["keys"].address, found.nbytes)
-        return found
+        keys = np.empty((self._rows, self._count), np.uint64)
+        self._device.copy(keys.ctypes.data, self._memory["keys"].address, keys.nbytes)
+        return keys
 
     def put(self, keys: Array) -> None:
         """Go on with these lists."""
@@ -95,7 +95,7 @@ class Lists:
     def descend(self) -> int:
         """A round of NN-descent; how many entries are new."""
         reverse = np.empty((self._rows, knn.SAMPLE), np.uint64)
-        knn.turn_round(self.keys(), reverse)
+        knn.reverse_lists(self.keys(), reverse)
         self._write("reverse", reverse)
         changed = np.zeros(1, np.uint64)
         self._write("changed", changed)
@@ -111,7 +111,7 @@ class Lists:
         """One block for each row; `words` of 4 bytes beside what all kernels need."""
         members = self._numbers | {name: memory.address for name, memory in self._memory.items()}
         members["after"] = self._memory[after].address
-        structure = uploaded(
+        structure = upload(
             self._device, np.array([members[name] for name in layout.LISTS], np.int64)
         )
         length = self._numbers["length"]
@@ -122,4 +122,4 @@ class Lists:
             kernel=kernel, grid=self._rows, threads=THREADS, shared_bytes=shared_bytes,
             structure=structure.address,
         )  # fmt: skip
-        self._device.beside(launch)
+        self._device.run_now(launch)

@@ -9,9 +9,9 @@ import weakref
 from dataclasses import dataclass
 
 from workers.search.cuda.deltas import DeviceVersions
-from workers.search.cuda.device import Device, Memory
+from workers.search.cuda.device import Device, DeviceMemory
 from workers.search.index.view import IndexView
-from workers.search.index.ways import Search, Way
+from workers.search.index.ways import PreparedSearch, SearchPlan
 from workers.search.kernels.arrays import Array
 from workers.search.walk import fields
 
@@ -19,40 +19,40 @@ _WAYS_MAX = 64  # whose rows are kept
 
 
 @dataclass(slots=True)
-class _Copy:
-    memory: Memory
+class _DeviceCopy:
+    memory: DeviceMemory
     rows: int  # that are there
 
 
-class Copies:
+class DeviceCopies:
     """Device copies of host arrays, by identity; for one thread."""
 
     def __init__(self, device: Device) -> None:
-        self._device, self._copies = device, dict[int, _Copy]()
+        self._device, self._copies = device, dict[int, _DeviceCopy]()
         self._versions = DeviceVersions(device)
-        self._rows: dict[int, tuple[Way, Array]] = {}  # by the way's place
+        self._rows: dict[int, tuple[SearchPlan, Array]] = {}  # by the way's place
 
     def __len__(self) -> int:
         return len(self._copies) + len(self._versions)
 
-    def shared(self, search: Search) -> Array:
+    def shared_row(self, search: PreparedSearch) -> Array:
         """What the rows of all searches that go one way have in common, with device addresses.
 
         A way belongs to one view, which lives as long as a search of it, and with it the copies.
         """
-        way = search.way
-        if way.where is not None:
-            return self.row(way.row, search)
-        known = self._rows.get(way.place)
-        if known is None or known[0] is not way:
+        plan = search.plan
+        if plan.where is not None:
+            return self.row(plan.row, search)
+        cached_pair = self._rows.get(plan.row_address)
+        if cached_pair is None or cached_pair[0] is not plan:
             while len(self._rows) >= _WAYS_MAX:
                 self._rows.pop(next(iter(self._rows)))
-            self._rows[way.place] = known = (way, self.row(way.row, search))
-        return known[1]
+            self._rows[plan.row_address] = cached_pair = (plan, self.row(plan.row, search))
+        return cached_pair[1]
 
-    def row(self, row: Array, search: Search) -> Array:
+    def row(self, row: Array, search: PreparedSearch) -> Array:
         """A slot's row of a search, with device addresses in place of those of host arrays."""
-        row, view, where = row.copy(), search.view, search.way.where
+        row, view, where = row.copy(), search.view, search.plan.where
         row[fields.VECTORS] = self.address(view.vectors, view.count)
         if view.linked:
             row[fields.GRAPH] = self.version(view.graph, view)
@@ -71,20 +71,20 @@ class Copies:
 
     def version(self, array: Array, view: IndexView) -> int:
         """Where a view's graph or chain is on the device."""
-        found = next((each for each in view.versions if each.array is array), None)
-        return self.address(array) if found is None else self._versions.address(found)
+        version = next((candidate for candidate in view.versions if candidate.array is array), None)
+        return self.address(array) if version is None else self._versions.address(version)
 
     def address(self, array: Array, rows: int = -1) -> int:
         """Where the first `rows` rows of an array are on the device; -1: all."""
-        wanted = len(array) if rows < 0 else rows
+        row_count = len(array) if rows < 0 else rows
         key = id(array)
         if (copy := self._copies.get(key)) is None:
-            copy = _Copy(self._device.memory(max(1, array.nbytes)), 0)
+            copy = _DeviceCopy(self._device.memory(max(1, array.nbytes)), 0)
             self._copies[key] = copy
             weakref.finalize(array, self._copies.pop, key, None).atexit = False
-        if wanted > copy.rows:
-            new = array[copy.rows : wanted]
+        if row_count > copy.rows:
+            new = array[copy.rows : row_count]
             target = copy.memory.address + copy.rows * array.strides[0]
             self._device.copy(target, new.ctypes.data, new.nbytes)
-            copy.rows = wanted
+            copy.rows = row_count
         return copy.memory.address

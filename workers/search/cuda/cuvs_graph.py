@@ -49,8 +49,8 @@ class Cagra:
 
     def graph(self) -> Array:
         """Its edges: shape (rows, degree), uint32."""
-        found: Array = np.asarray(self.index.graph.copy_to_host(), np.uint32)
-        return found
+        edges: Array = np.asarray(self.index.graph.copy_to_host(), np.uint32)
+        return edges
 
     def uploaded(self, queries: Array) -> Any:
         """Queries on the device, as `search` takes them."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from workers.search.cuda import layout
-from workers.search.cuda.device import Device, Launch, Memory, pinned
-from workers.search.graph.versions import Line, Version
+from workers.search.cuda.device import Device, DeviceMemory, Launch, pinned_array
+from workers.search.graph.versions import GraphVersion, Lineage
 from workers.search.kernels.arrays import Array
 
 _ROOM = 8  # a buffer has room for this part more rows than it is made for
@@ -26,9 +26,9 @@ _HEAD_WORDS = 2 * len(layout.CHANGES)
 
 
 @dataclass(slots=True, eq=False)
-class _Buffer:
-    memory: Memory
-    room: int  # rows
+class _GpuBuffer:
+    memory: DeviceMemory
+    capacity: int  # rows
     number: int = -1  # of the version in it
     size_bytes: int = 0  # of that
     reader: weakref.ref[Array] | None = None
@@ -44,37 +44,37 @@ class DeviceVersions:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._buffers = weakref.WeakKeyDictionary[Line, list[_Buffer]]()
-        self._piece = pinned(device, (_HEAD_WORDS + _PIECE_WORDS,), np.uint32)
-        self._sent = device.memory(self._piece.nbytes)
+        self._buffers = weakref.WeakKeyDictionary[Lineage, list[_GpuBuffer]]()
+        self._piece = pinned_array(device, (_HEAD_WORDS + _PIECE_WORDS,), np.uint32)
+        self._staging = device.memory(self._piece.nbytes)
 
     def __len__(self) -> int:
         return sum(map(len, self._buffers.values()))
 
-    def address(self, version: Version) -> int:
+    def address(self, version: GraphVersion) -> int:
         """Where it is on the device; it stays there, as it is, while its array lives."""
-        buffers = self._buffers.setdefault(version.line, [])
-        for each in buffers:
-            if each.number == version.number:
-                return each.memory.address
-        return self._placed(version, buffers).memory.address
+        buffers = self._buffers.setdefault(version.lineage, [])
+        for buffer in buffers:
+            if buffer.number == version.number:
+                return buffer.memory.address
+        return self._place(version, buffers).memory.address
 
-    def _placed(self, version: Version, buffers: list[_Buffer]) -> _Buffer:
+    def _place(self, version: GraphVersion, buffers: list[_GpuBuffer]) -> _GpuBuffer:
         """The version, in a buffer that nobody reads."""
         array = version.array
-        differing: dict[_Buffer, Array] = {}
-        for each in buffers:
-            rows = version.since(each.number)
+        differing: dict[_GpuBuffer, Array] = {}
+        for candidate in buffers:
+            rows = version.since(candidate.number)
             if rows is not None and 2 * len(rows) <= len(array):
-                differing[each] = rows
-        nearest = min(differing, key=lambda each: len(differing[each]), default=None)
-        free = [each for each in buffers if each.is_free and each.room >= len(array)]
+                differing[candidate] = rows
+        nearest = min(differing, key=lambda candidate: len(differing[candidate]), default=None)
+        free = [buffer for buffer in buffers if buffer.is_free and buffer.capacity >= len(array)]
         if free:
-            buffer = min(free, key=lambda each: len(differing.get(each, array)))
+            buffer = min(free, key=lambda candidate: len(differing.get(candidate, array)))
         else:
-            buffers[:] = [each for each in buffers if not each.is_free or each is nearest]
-            room = len(array) + len(array) // _ROOM
-            buffer = _Buffer(self._device.memory(max(1, room * array.strides[0])), room)
+            buffers[:] = [buffer for buffer in buffers if not buffer.is_free or buffer is nearest]
+            capacity = len(array) + len(array) // _ROOM
+            buffer = _GpuBuffer(self._device.memory(max(1, capacity * array.strides[0])), capacity)
             buffers.append(buffer)
         if buffer in differing:
             self._send(array, differing[buffer], buffer)
@@ -86,33 +86,33 @@ class DeviceVersions:
             self._device.copy(buffer.memory.address, array.ctypes.data, array.nbytes)
         buffer.number, buffer.size_bytes = version.number, array.nbytes
         buffer.reader = weakref.ref(array)
-        for each in [each for each in buffers if each.is_free][: max(0, len(buffers) - 2)]:
-            buffers.remove(each)
+        for spare in [old for old in buffers if old.is_free][: max(0, len(buffers) - 2)]:
+            buffers.remove(spare)
         return buffer
 
-    def _send(self, array: Array, rows: Array, buffer: _Buffer) -> None:
+    def _send(self, array: Array, rows: Array, buffer: _GpuBuffer) -> None:
         """Some rows of an array, to where they belong in a buffer."""
         width = array.shape[1]
-        for some in _pieces(rows, max(1, _PIECE_WORDS // (1 + width))):
-            words = _HEAD_WORDS + len(some)
-            used = words + len(some) * width
+        for part in _pieces(rows, max(1, _PIECE_WORDS // (1 + width))):
+            words = _HEAD_WORDS + len(part)
+            used = words + len(part) * width
             places = {
-                "graph": buffer.memory.address, "rows": self._sent.address + 4 * _HEAD_WORDS,
-                "words": self._sent.address + 4 * words, "count": len(some), "width": width,
+                "graph": buffer.memory.address, "rows": self._staging.address + 4 * _HEAD_WORDS,
+                "words": self._staging.address + 4 * words, "count": len(part), "width": width,
             }  # fmt: skip
             self._piece[:_HEAD_WORDS].view(np.int64)[:] = [places[n] for n in layout.CHANGES]
-            self._piece[_HEAD_WORDS:words] = some
-            packed = self._piece[words:used].reshape(len(some), width)
-            np.take(array, some, axis=0, out=packed, mode="clip")
-            self._device.copy(self._sent.address, self._piece.ctypes.data, 4 * used)
+            self._piece[_HEAD_WORDS:words] = part
+            packed = self._piece[words:used].reshape(len(part), width)
+            np.take(array, part, axis=0, out=packed, mode="clip")
+            self._device.copy(self._staging.address, self._piece.ctypes.data, 4 * used)
             blocks = min(-(-packed.size // _THREADS), _BLOCKS * self._device.multiprocessors)
-            self._device.beside(
+            self._device.run_now(
                 Launch(
-                    kernel="scatter", grid=blocks, threads=_THREADS, structure=self._sent.address
+                    kernel="scatter", grid=blocks, threads=_THREADS, structure=self._staging.address
                 )
             )
 
 
-def _pieces(rows: Array, most: int) -> Iterator[Array]:
-    for first in range(0, len(rows), most):
-        yield rows[first : first + most]
+def _pieces(rows: Array, piece_rows: int) -> Iterator[Array]:
+    for first in range(0, len(rows), piece_rows):
+        yield rows[first : first + piece_rows]

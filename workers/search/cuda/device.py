@@ -26,7 +26,7 @@ class Launch:
     number: int = 0
 
 
-class Memory(Protocol):
+class DeviceMemory(Protocol):
     """Device memory; it is freed with the object."""
 
     @property
@@ -53,7 +53,7 @@ class Device(Protocol):
 
     multiprocessors: int
 
-    def memory(self, size_bytes: int) -> Memory:
+    def memory(self, size_bytes: int) -> DeviceMemory:
         """Zeroed memory; raises EngineFailed where there is too little."""
 
     def pinned(self, size_bytes: int) -> Array:
@@ -62,21 +62,21 @@ class Device(Protocol):
     def copy(self, target: int, source: int, size_bytes: int) -> None:
         """Between host and device or within it; done on return, beside the graphs under way."""
 
-    def beside(self, launch: Launch) -> None:
+    def run_now(self, launch: Launch) -> None:
         """One kernel that is done on return, beside the graphs under way."""
 
     def graph(self, launches: Sequence[Launch]) -> Graph:
         """Capture launches."""
 
 
-def pinned(device: Device, shape: tuple[int, ...], dtype: Any) -> Array:
+def pinned_array(device: Device, shape: tuple[int, ...], dtype: Any) -> Array:
     """A zeroed host array that kernels can use."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     array: Array = device.pinned(max(1, size))[:size].view(dtype).reshape(shape)
     return array
 
 
-def uploaded(device: Device, array: Array) -> Memory:
+def upload(device: Device, array: Array) -> DeviceMemory:
     """A copy of a contiguous array."""
     assert array.flags.c_contiguous, "an array with gaps has no single copy"
     memory = device.memory(max(1, array.nbytes))

@@ -10,8 +10,8 @@ from itertools import islice
 
 import numpy as np
 
-from workers.search.cuda.batch import Batch
-from workers.search.cuda.device import Device, pinned, uploaded
+from workers.search.cuda.batch import DeviceBatch
+from workers.search.cuda.device import Device, pinned_array, upload
 from workers.search.cuda.rings import DEPTH
 from workers.search.index import ways
 from workers.search.index.bulk import BulkHits, hits_of
@@ -36,27 +36,27 @@ class Feed:
         self.first, self.is_empty = first, False
         self.slots: set[int] = set()  # that take from it
         self.counts = np.zeros(2, np.int64)  # extends and distances of all its queries, at the end
-        self.rows = pinned(device, (len(queries), k), np.int64)
-        self.distances = pinned(device, (len(queries), k), np.float32)
-        self._queries = uploaded(device, queries)
+        self.rows = pinned_array(device, (len(queries), k), np.int64)
+        self.distances = pinned_array(device, (len(queries), k), np.float32)
+        self._queries = upload(device, queries)
         columns = np.zeros(fields.FEED_COUNT, np.int64)
         columns[fields.FEED_LAST] = len(queries)
         columns[fields.FEED_QUERIES] = self._queries.address
         columns[fields.FEED_QUERY_BYTES] = queries.strides[0]
         columns[fields.FEED_ROWS] = self.rows.ctypes.data
         columns[fields.FEED_DISTANCES] = self.distances.ctypes.data
-        self._columns = uploaded(device, columns)
+        self._columns = upload(device, columns)
         self._row = row.copy()
         self._row[fields.FEED], self._row[fields.FEED_PLACE] = self._columns.address, -1
         self._row[fields.STATUS] = fields.DONE  # with the query before the first
 
-    def begin(self, batch: Batch, slots: Iterable[int]) -> None:
+    def begin(self, batch: DeviceBatch, slots: Iterable[int]) -> None:
         """Let slots take from it."""
         for slot in slots:
             self.slots.add(slot)
             batch.assign(slot, self._row, _NO_QUERY, _NOT_WARM)
 
-    def end(self, batch: Batch, slot: int) -> None:
+    def end(self, batch: DeviceBatch, slot: int) -> None:
         """A slot has found no query left."""
         self.slots.remove(slot)
         self.is_empty = True
@@ -64,19 +64,19 @@ class Feed:
 
 
 def search_all(
-    batch: Batch, effort: Effort, queries: Array, view: IndexView, *,
+    batch: DeviceBatch, effort: Effort, queries: Array, view: IndexView, *,
     scanned_rows_max: int = SCANNED_ROWS_MAX,
 ) -> BulkHits:  # fmt: skip
     """The nearest rows of prepared queries, as `bulk.search_all`; the batch must be idle."""
 
-    def run(search: ways.Search, rows: Array, distances: Array) -> Array:
-        sums, row, k = np.zeros(2, np.int64), batch.copies.row(search.row, search), search.way.k
+    def run(search: ways.PreparedSearch, rows: Array, distances: Array) -> Array:
+        sums, row, k = np.zeros(2, np.int64), batch.copies.row(search.row, search), search.plan.k
         chunk = max(1, min(_CHUNK_QUERIES, _CHUNK_HITS // k))
         feeds = (
             Feed(batch.device, search.query[first : first + chunk], k, row, first)
             for first in range(0, len(rows), chunk)
         )
-        for feed in _ended(batch, feeds):
+        for feed in _finished_feeds(batch, feeds):
             part = slice(feed.first, feed.first + len(feed.rows))
             rows[part], distances[part] = feed.rows, feed.distances
             sums += feed.counts
@@ -85,30 +85,30 @@ def search_all(
     return hits_of(run, effort, queries, view, scanned_rows_max)
 
 
-def _ended(batch: Batch, feeds: Iterator[Feed]) -> Iterator[Feed]:
+def _finished_feeds(batch: DeviceBatch, feeds: Iterator[Feed]) -> Iterator[Feed]:
     """Search for feeds, one after the other; each comes when its queries have their hits.
 
     A slot that finds its feed empty takes from the next one, which was made meanwhile: no slot
     waits for another's last query. The device goes on while the caller has a feed. Turns are the
     longest: a turn's last slot is waited for by all others.
     """
-    ahead, free = deque(islice(feeds, 1)), list(range(batch.places))
+    next_feeds, free = deque(islice(feeds, 1)), list(range(batch.places))
     by_slot: dict[int, Feed] = {}
-    while ahead or by_slot:
-        if ahead and free:
-            taken, free = free[: len(ahead[0].rows)], free[len(ahead[0].rows) :]
-            ahead[0].begin(batch, taken)
-            by_slot |= dict.fromkeys(taken, ahead[0])
-        while batch.under_way < DEPTH:
+    while next_feeds or by_slot:
+        if next_feeds and free:
+            feed_slots, free = free[: len(next_feeds[0].rows)], free[len(next_feeds[0].rows) :]
+            next_feeds[0].begin(batch, feed_slots)
+            by_slot |= dict.fromkeys(feed_slots, next_feeds[0])
+        while batch.turns_in_flight < DEPTH:
             batch.launch(list(by_slot), batch.settings.steps[-1])
-        ahead.extend(islice(feeds, 2 - len(ahead)))
+        next_feeds.extend(islice(feeds, 2 - len(next_feeds)))
         for slot in batch.collect():
             feed = by_slot.pop(slot)
             feed.end(batch, slot)
             free.append(slot)
             if not feed.slots:
                 yield feed
-        if ahead and ahead[0].is_empty:
-            ahead.popleft()
-    while batch.under_way:
+        if next_feeds and next_feeds[0].is_empty:
+            next_feeds.popleft()
+    while batch.turns_in_flight:
         batch.collect()

@@ -70,13 +70,13 @@ class CudaDevice:
         cupy = self._cupy
         try:
             with self._card, self._stream:
-                found = cupy.cuda.alloc(size_bytes)
-                found.memset_async(0, size_bytes, self._copies)
+                allocation = cupy.cuda.alloc(size_bytes)
+                allocation.memset_async(0, size_bytes, self._copies)
                 self._copies.synchronize()
         except cupy.cuda.memory.OutOfMemoryError as error:
             why = f"{self.name}: {error}; use fewer slots, or smaller shards"
             raise EngineFailed(why) from None
-        return CudaMemory(found)
+        return CudaMemory(allocation)
 
     def pinned(self, size_bytes: int) -> Array:
         with self._card:
@@ -92,7 +92,7 @@ class CudaDevice:
             runtime.memcpyAsync(target, source, size_bytes, kind, self._copies.ptr)
             self._copies.synchronize()
 
-    def beside(self, launch: Launch) -> None:
+    def run_now(self, launch: Launch) -> None:
         self._prepare([launch])
         with self._card, self._copies:
             self._enqueue(launch)
@@ -103,8 +103,8 @@ class CudaDevice:
         self._prepare(launches)
         with self._card, self._stream:
             self._stream.begin_capture()
-            for each in launches:
-                self._enqueue(each)
+            for launch in launches:
+                self._enqueue(launch)
             return CudaGraph(self, self._stream.end_capture())
 
     def run(self, graph: Any) -> "CudaEvent":
@@ -125,11 +125,11 @@ class CudaDevice:
         with self._card, self._stream:
             self._copy_often(pair, _AHEAD_BYTES, _AHEAD_COPIES)
             events[0].record(self._stream)
-            for each in launches:
-                self._enqueue(each)
+            for launch in launches:
+                self._enqueue(launch)
                 events.append(self._event())
                 events[-1].record(self._stream)
-        return [self._between_ms(*both) for both in pairwise(events)]
+        return [self._elapsed_ms(*both) for both in pairwise(events)]
 
     def copy_ms(self, size_bytes: int, times: int) -> float:
         """How long so many copies take within the device, by its clock."""
@@ -139,7 +139,7 @@ class CudaDevice:
             first.record(self._stream)
             self._copy_often(pair, size_bytes, times)
             last.record(self._stream)
-        return self._between_ms(first, last)
+        return self._elapsed_ms(first, last)
 
     def failure(self, error: Exception) -> EngineFailed | None:
         """What a device's error means; None for any other error."""
@@ -149,15 +149,15 @@ class CudaDevice:
 
     def _prepare(self, launches: Sequence[Launch]) -> None:
         with self._card:
-            for each in launches:
-                if each.shared_bytes > _DEFAULT_SHARED_BYTES:
-                    self._kernels[each.kernel].max_dynamic_shared_size_bytes = each.shared_bytes
-                _ = self._kernels[each.kernel].num_regs  # loads it
+            for launch in launches:
+                if launch.shared_bytes > _DEFAULT_SHARED_BYTES:
+                    self._kernels[launch.kernel].max_dynamic_shared_size_bytes = launch.shared_bytes
+                _ = self._kernels[launch.kernel].num_regs  # loads it
 
-    def _enqueue(self, each: Launch) -> None:
-        arguments = (np.int64(each.structure), np.int32(each.number))
-        self._kernels[each.kernel](
-            (each.grid,), (each.threads,), arguments, shared_mem=each.shared_bytes
+    def _enqueue(self, launch: Launch) -> None:
+        arguments = (np.int64(launch.structure), np.int32(launch.number))
+        self._kernels[launch.kernel](
+            (launch.grid,), (launch.threads,), arguments, shared_mem=launch.shared_bytes
         )
 
     def _pair(self, size_bytes: int) -> tuple["CudaMemory", "CudaMemory"]:
@@ -175,7 +175,7 @@ class CudaDevice:
         with self._card:
             return self._cupy.cuda.Event()
 
-    def _between_ms(self, first: Any, last: Any) -> float:
+    def _elapsed_ms(self, first: Any, last: Any) -> float:
         last.synchronize()
         return float(self._cupy.cuda.get_elapsed_time(first, last))
 

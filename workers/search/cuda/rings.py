@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workers.search.cuda.device import Device, pinned
+from workers.search.cuda.device import Device, pinned_array
 from workers.search.kernels.arrays import Array, address_of
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.memory import address, get_i64, put_i64
@@ -34,8 +34,8 @@ class Rings:
     def __init__(self, device: Device, slots: int, dim_max: int, top_m_max: int) -> None:
         self.slots, self._warm_at = slots, 2 + fields.COUNT + dim_max // 2
         self.record_words = self._warm_at + top_m_max
-        self.into = pinned(device, (DEPTH, 2 + slots + slots * self.record_words), np.int64)
-        self.out = pinned(device, (DEPTH, 2 + slots), np.int64)
+        self.into = pinned_array(device, (DEPTH, 2 + slots + slots * self.record_words), np.int64)
+        self.out = pinned_array(device, (DEPTH, 2 + slots), np.int64)
         self._records = [address_of(entry[2 + slots :]) for entry in self.into]
         row, nothing = np.zeros(fields.COUNT, np.int64), np.empty(0, np.int64)
         self.write(0, [], [Assignment(0, 0, row, np.empty(0, np.float32), nothing)])  # compiled
@@ -43,8 +43,8 @@ class Rings:
     def write(self, turn: int, active: list[int], assignments: Iterable[Assignment]) -> None:
         """What the turn begins with; the turn `DEPTH` before must be over."""
         entry, record, count = self.into[turn % DEPTH], self._records[turn % DEPTH], 0
-        for each in assignments:
-            _write(record + 8 * self.record_words * count, 8 * self._warm_at, *each)
+        for assignment in assignments:
+            _write(record + 8 * self.record_words * count, 8 * self._warm_at, *assignment)
             count += 1
         entry[0], entry[1] = len(active), count
         entry[2 : 2 + len(active)] = active
@@ -52,8 +52,8 @@ class Rings:
     def read(self, turn: int) -> tuple[list[tuple[int, int]], int]:
         """Slots that ended in a turn with their serials, ascending, and its number of tasks."""
         entry = self.out[turn % DEPTH]
-        ended = [(each & 0xFFFFFFFF, each >> 32) for each in entry[2 : 2 + entry[0]].tolist()]
-        return sorted(ended), int(entry[1])
+        endings = [(word & 0xFFFFFFFF, word >> 32) for word in entry[2 : 2 + entry[0]].tolist()]
+        return sorted(endings), int(entry[1])
 
 
 @kernel

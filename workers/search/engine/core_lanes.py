@@ -12,12 +12,12 @@ import numpy as np
 
 from schemas.errors import ConfigError
 from workers.search.engine import lane_loop
-from workers.search.engine.lanes import LaneFigures, run_as_batch_job
-from workers.search.index.ways import Search
+from workers.search.engine.lanes import LaneStats, run_as_batch_job
+from workers.search.index.ways import PreparedSearch
 from workers.search.kernels.arrays import address_of, row_addresses
 from workers.search.limits import CORES_DIM_MAX, TASKS_MAX, TOP_M_MAX
 from workers.search.walk import fields
-from workers.search.walk.slots import Slots
+from workers.search.walk.slots import CpuSlots
 
 
 class CoreLanes:
@@ -30,7 +30,7 @@ class CoreLanes:
     feed_queries = 8  # then it is somebody else's turn
 
     def __init__(
-        self, slots: Slots, count: int, *, places: int, extends_max: int, name: str
+        self, slots: CpuSlots, count: int, *, places: int, extends_max: int, name: str
     ) -> None:
         self.count, self.feeds, self.slots_each = count, count, slots.count // count
         if self.slots_each & (self.slots_each - 1):
@@ -43,7 +43,7 @@ class CoreLanes:
         self._bells = [os.eventfd(0) for _ in range(count)]
         self._owner = np.zeros(lane_loop.OWNER_SIZE, np.int64)
         self._owner[lane_loop.OWN_BELL] = self.bell
-        self._heard = self._owner.data
+        self._owner_view = self._owner.data
         self._blocks = np.zeros((count, lane_loop.block_size(self.slots_each)), np.int64)
         self._blocks[:, lane_loop.BELL] = self._bells
         self._blocks[:, lane_loop.OWNER_BELL] = self.bell
@@ -57,10 +57,10 @@ class CoreLanes:
             ], np.int64
         )  # fmt: skip
         self._places = row_addresses(self._table)  # by slot
-        self._ended = np.empty(slots.count, np.int64)
-        self._ended_seen = self._ended.data
+        self._ended_slots = np.empty(slots.count, np.int64)
+        self._ended_view = self._ended_slots.data
         self._compile()
-        self.ended()
+        self.collect_ended()
         self._threads = [
             threading.Thread(target=self._serve, args=(i,), name=f"{name}-{i}", daemon=True)
             for i in range(count)
@@ -79,29 +79,29 @@ class CoreLanes:
         self.tell(0, lane_loop.CLOSE)
         self._run(0)
 
-    def start(self, slot: int, search: Search) -> None:
+    def start(self, slot: int, search: PreparedSearch) -> None:
         warm, count = search.warm_place
-        lane_loop.start(self._places[slot], search.way.place, search.query, warm, count)
+        lane_loop.start(self._places[slot], search.plan.row_address, search.query, warm, count)
 
-    def run(self, slot: int, search: Search) -> None:
+    def run(self, slot: int, search: PreparedSearch) -> None:
         self.tell(slot, lane_loop.RUN)
 
     def tell(self, slot: int, kind: int) -> None:
         lane_loop.tell(self._places[slot], kind)
 
-    def ended(self) -> list[int]:
-        count = lane_loop.hear(self._owner, self._blocks, self.slots_each, self._ended)
-        return self._ended_seen[:count].tolist()
+    def collect_ended(self) -> list[int]:
+        count = lane_loop.collect(self._owner, self._blocks, self.slots_each, self._ended_slots)
+        return self._ended_view[:count].tolist()
 
     def ms_per_extend(self) -> float | None:
-        extends = self._heard[lane_loop.NEW_EXTENDS]
-        return self._heard[lane_loop.NEW_BUSY_NS] / extends / 1e6 if extends else None
+        extends = self._owner_view[lane_loop.NEW_EXTENDS]
+        return self._owner_view[lane_loop.NEW_BUSY_NS] / extends / 1e6 if extends else None
 
-    def figures(self) -> LaneFigures:
+    def stats(self) -> LaneStats:
         extends, used, busy_ns = (
             self._blocks[:, lane_loop.EXTENDS : lane_loop.BUSY_NS + 1].sum(0).tolist()
         )
-        return LaneFigures(extends, used, busy_ns / 1e6)
+        return LaneStats(extends, used, busy_ns / 1e6)
 
     def close(self) -> None:
         for lane in range(self.count):
@@ -116,13 +116,13 @@ class CoreLanes:
         self._run(lane)
 
     def _run(self, lane: int) -> None:
-        slots, room = self._slots, self._slots.count
+        slots, slot_count = self._slots, self._slots.count
         places, extends_max = self._sizes
         try:
             lane_loop.serve(
-                self._blocks[lane], self.slots_each, places, slots.fields, slots.top, slots.found,
-                slots.visited, slots.tasks, np.empty(room, np.int64),
-                np.empty(room, np.int64), np.zeros(room, np.int64), extends_max,
+                self._blocks[lane], self.slots_each, places, slots.fields, slots.top, slots.hit_keys,
+                slots.visited, slots.tasks, np.empty(slot_count, np.int64),
+                np.empty(slot_count, np.int64), np.zeros(slot_count, np.int64), extends_max,
                 self._attention[lane],
             )  # fmt: skip
         except BaseException as error:

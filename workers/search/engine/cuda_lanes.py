@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from workers.search.cuda.batch import Batch, BatchSettings
+from workers.search.cuda.batch import BatchSettings, DeviceBatch
 from workers.search.cuda.device import Device
 from workers.search.cuda.feeds import Feed
 from workers.search.cuda.rings import DEPTH
 from workers.search.engine.lane_loop import CLOSE, END, PARK, RESUME, RUN
-from workers.search.engine.lanes import LaneFigures, run_as_batch_job
-from workers.search.index.ways import Search
+from workers.search.engine.lanes import LaneStats, run_as_batch_job
+from workers.search.index.ways import PreparedSearch
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.jit import kernel
 from workers.search.walk import fields
@@ -38,14 +38,14 @@ class CudaLanes:
     feeds, feed_queries = _FEEDS, _FEED_QUERIES
 
     def __init__(self, device: Device, sizes: BatchSettings, *, name: str) -> None:
-        self.batch = Batch(device, sizes)
-        self.slots, self.slots_each = SlotRows(self.batch.top, self.batch.found), sizes.slots
+        self.batch = DeviceBatch(device, sizes)
+        self.slots, self.slots_each = SlotRows(self.batch.top, self.batch.hit_keys), sizes.slots
         self.dim_max, self.tasks_max = sizes.dim_max, sizes.tasks_max
         self.top_m_max = sizes.top_m_max
         self.bell = os.eventfd(0, os.EFD_NONBLOCK)
         self.failure: BaseException | None = None
-        self._told: SimpleQueue[tuple[int, int, Any]] = SimpleQueue()
-        self._ended: deque[int] = deque()
+        self._commands: SimpleQueue[tuple[int, int, Any]] = SimpleQueue()
+        self._ended_slots: deque[int] = deque()
         self._active: dict[int, bool] = {}  # slots in a place, and whether they have a feed
         self._parked: dict[int, bool] = {}
         self._feeds: dict[int, tuple[Feed, int]] = {}  # by slot, with the address of the host's
@@ -54,29 +54,29 @@ class CudaLanes:
         self._last = (0, 0)
         # who asks waits for a turn: longer ones than the second are for bulk searches
         self._steps = sizes.steps[0], sizes.steps[:2][-1]
-        _count(self.slots.fields, self.batch.counts, np.zeros(1, np.int64))  # compiled
+        _fill_counts(self.slots.fields, self.batch.counts, np.zeros(1, np.int64))  # compiled
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def start(self, slot: int, search: Search) -> None:
+    def start(self, slot: int, search: PreparedSearch) -> None:
         search.enter(self.slots, slot)
-        self._told.put((RUN, slot, (None, search)))
+        self._commands.put((RUN, slot, (None, search)))
 
-    def run(self, slot: int, search: Search) -> None:
-        self._told.put((RUN, slot, (self.slots.fields[slot].copy(), search)))
+    def run(self, slot: int, search: PreparedSearch) -> None:
+        self._commands.put((RUN, slot, (self.slots.fields[slot].copy(), search)))
 
     def tell(self, slot: int, kind: int) -> None:
-        self._told.put((kind, slot, None))
+        self._commands.put((kind, slot, None))
 
-    def ended(self) -> list[int]:
+    def collect_ended(self) -> list[int]:
         try:  # `suppress` takes longer than the call
             os.eventfd_read(self.bell)
         except BlockingIOError:
             pass
-        found = [self._ended.popleft() for _ in range(len(self._ended))]
-        if found:
-            _count(self.slots.fields, self.batch.counts, np.array(found, np.int64))
-        return found
+        ended_slots = [self._ended_slots.popleft() for _ in range(len(self._ended_slots))]
+        if ended_slots:
+            _fill_counts(self.slots.fields, self.batch.counts, np.array(ended_slots, np.int64))
+        return ended_slots
 
     def ms_per_extend(self) -> float | None:
         extends, busy_ns = self.batch.extends, self._busy_ns
@@ -85,8 +85,8 @@ class CudaLanes:
             return None
         return (busy_ns - before_ns) / (extends - extends_before) / 1e6
 
-    def figures(self) -> LaneFigures:
-        return LaneFigures(self.batch.extends, self._places_used, self._busy_ns / 1e6)
+    def stats(self) -> LaneStats:
+        return LaneStats(self.batch.extends, self._places_used, self._busy_ns / 1e6)
 
     def close(self) -> None:
         self.tell(0, CLOSE)
@@ -96,21 +96,21 @@ class CudaLanes:
     def _run(self) -> None:
         run_as_batch_job()
         try:
-            while self._obey():
+            while self._run_commands():
                 self._turn()
         except BaseException as error:
             self.failure = error
             os.eventfd_write(self.bell, 1)
             raise
 
-    def _obey(self) -> bool:
+    def _run_commands(self) -> bool:
         """Do what was told, and wait for it with nothing else to do; False: it was to close."""
-        idle = not self._active and not self.batch.under_way
-        while idle or not self._told.empty():
-            kind, slot, what = self._told.get()
+        idle = not self._active and not self.batch.turns_in_flight
+        while idle or not self._commands.empty():
+            kind, slot, what = self._commands.get()
             idle = False
             if kind == CLOSE:
-                while self.batch.under_way:
+                while self.batch.turns_in_flight:
                     self.batch.collect()
                 return False
             if kind == RUN:
@@ -124,14 +124,14 @@ class CudaLanes:
                 self._parked.pop(slot, None)
                 self.batch.give_up(slot)
                 self._leaving.append((self.batch.turns, slot))
-                self._let_go()
+                self._end_given_up()
         return True
 
     def _turn(self) -> None:
         """Launch while there is room, and hear what has ended."""
         batch = self.batch
-        if self._active and batch.under_way < DEPTH:
-            if not batch.under_way:
+        if self._active and batch.turns_in_flight < DEPTH:
+            if not batch.turns_in_flight:
                 self._since_ns = perf_counter_ns()
             active = list(self._active)[: batch.places]
             # slots that refill themselves need no host soon, and a few have little that may end
@@ -139,20 +139,20 @@ class CudaLanes:
             before = batch.extends
             batch.launch(active, self._steps[is_long])
             self._places_used += (batch.extends - before) * len(active)
-        if batch.under_way == DEPTH or (batch.under_way and not self._active):
-            ended = batch.collect()
+        if batch.turns_in_flight == DEPTH or (batch.turns_in_flight and not self._active):
+            ended_slots = batch.collect()
             now_ns = perf_counter_ns()
             self._busy_ns += now_ns - self._since_ns
             self._since_ns = now_ns
-            self._say(ended)
-            self._let_go()
+            self._report_ended(ended_slots)
+            self._end_given_up()
 
-    def _assign(self, slot: int, row: Array | None, search: Search) -> None:
+    def _assign(self, slot: int, row: Array | None, search: PreparedSearch) -> None:
         """`row` is the slot's, None where it is like all of the search's way."""
         batch, warm = self.batch, _NO_WARM if search.warm is None else search.warm
         self._active[slot] = False
         if row is None:
-            batch.assign(slot, batch.copies.shared(search), search.query[0], warm)
+            batch.assign(slot, batch.copies.shared_row(search), search.query[0], warm)
             return
         on_device, source = batch.copies.row(row, search), int(row[fields.FEED])
         if source:
@@ -163,49 +163,49 @@ class CudaLanes:
         else:
             batch.assign(slot, on_device, search.query[0], warm[: row[fields.WARM_COUNT]])
 
-    def _feed(self, row: Array, search: Search, source: int, on_device: Array) -> Feed:
+    def _feed(self, row: Array, search: PreparedSearch, source: int, on_device: Array) -> Feed:
         """The part of a host's feed that is left, of which the slot took one query already."""
-        first, last = int(row[fields.FEED_PLACE]), _feed_at(source)[fields.FEED_LAST]
-        queries, k = search.query[first:last], search.way.k
+        first, last = int(row[fields.FEED_PLACE]), _feed_columns(source)[fields.FEED_LAST]
+        queries, k = search.query[first:last], search.plan.k
         return Feed(self.batch.device, queries, k, on_device)
 
-    def _say(self, slots: list[int]) -> None:
+    def _report_ended(self, slots: list[int]) -> None:
         """Slots have ended; hits of feeds go where the host wants them."""
         for slot in slots:
             self._active.pop(slot, None)
             self._parked.pop(slot, None)
             if slot in self._feeds:
                 feed, source = self._feeds.pop(slot)
-                _give(feed, _feed_at(source), self.batch.counts[slot])
-            self._ended.append(slot)
+                _copy_hits(feed, _feed_columns(source), self.batch.counts[slot])
+            self._ended_slots.append(slot)
         if slots:
             os.eventfd_write(self.bell, 1)
 
-    def _let_go(self) -> None:
+    def _end_given_up(self) -> None:
         """End slots that were given up, and that no turn under way may step."""
-        over = self.batch.turns - self.batch.under_way
+        over = self.batch.turns - self.batch.turns_in_flight
         slots = []
         while self._leaving and self._leaving[0][0] <= over:
             slots.append(self._leaving.popleft()[1])
             self._feeds.pop(slots[-1], None)
-        self._say(slots)
+        self._report_ended(slots)
 
 
 @kernel
-def _count(rows: Array, counts: Array, slots: Array) -> None:
+def _fill_counts(rows: Array, counts: Array, slots: Array) -> None:
     """Put into slots' rows what their searches took: int64 (all slots, 2), extends, distances."""
     for slot in slots:
         rows[slot, fields.EXTENDS], rows[slot, fields.DISTANCES] = counts[slot, 0], counts[slot, 1]
 
 
-def _feed_at(address: int) -> Array:
+def _feed_columns(address: int) -> Array:
     """The host's feed at an address."""
-    held: Any = (ctypes.c_int64 * fields.FEED_COUNT).from_address(address)
-    row: Array = np.frombuffer(held, np.int64)
+    columns: Any = (ctypes.c_int64 * fields.FEED_COUNT).from_address(address)
+    row: Array = np.frombuffer(columns, np.int64)
     return row
 
 
-def _give(feed: Feed, source: Array, sums: Array) -> None:
+def _copy_hits(feed: Feed, source: Array, sums: Array) -> None:
     """Copy hits to the host's arrays, whose end is the feed's end."""
     first = int(source[fields.FEED_LAST]) - len(feed.rows)
     for column, hits in ((fields.FEED_ROWS, feed.rows), (fields.FEED_DISTANCES, feed.distances)):

@@ -22,9 +22,9 @@ from schemas.errors import DeadlineExceeded, EngineDead, QueueFull, TriviumError
 from workers.deadlines import NEVER_MS
 from workers.search.engine.lanes import Lanes
 from workers.search.engine.occupancy import Occupancy, Ticket
-from workers.search.engine.scheduler import Drop, Scheduler, SchedulerSettings
+from workers.search.engine.scheduler import Drop, SchedulerSettings, SearchScheduler
 from workers.search.index import ways
-from workers.search.index.kinds import Kind
+from workers.search.index.kinds import SearchKind
 from workers.search.walk.results import SlotReader
 from workers.search.walk.slots import SlotRows
 
@@ -32,25 +32,25 @@ _WAITS_MAX = 1_024  # of which percentiles are told; more would not stay in the 
 _DIRECT_MAX = 8  # searches that go to a lane at once, between two ticks
 
 
-class Dispatcher:
+class SearchDispatcher:
     """`submit` and `cancel` from one event loop."""
 
     def __init__(
         self, slots: SlotRows, lanes: Lanes, places: int,
         scheduler: SchedulerSettings, clock_ms: Callable[[], float], inbox_max: int,
     ) -> None:  # fmt: skip
-        self.scheduler, self.places, self.searches = Scheduler(scheduler), places, 0
-        self.waits: deque[tuple[Kind, float, float]] = deque(maxlen=_WAITS_MAX)
+        self.scheduler, self.places, self.searches = SearchScheduler(scheduler), places, 0
+        self.waits: deque[tuple[SearchKind, float, float]] = deque(maxlen=_WAITS_MAX)
         self.closed = ""  # why, once it is
         self.is_due = False  # a tick follows in this iteration of the loop, or the next
         self.due_ms = 0.0  # the time when that was found: what arrives until then came about then
         self.lanes = lanes
-        self.held = Occupancy(slots, lanes)
+        self.occupancy = Occupancy(slots, lanes)
         self._slots, self._clock_ms, self._reader = slots, clock_ms, SlotReader(slots)
         self._inbox_max = inbox_max
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._late_ms = NEVER_MS  # no deadline of a search in a slot is before
-        self._direct = 0  # since the last tick
+        self._next_deadline_ms = NEVER_MS  # no deadline of a search in a slot is before
+        self._direct_count = 0  # since the last tick
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms = math.inf
 
@@ -60,14 +60,14 @@ class Dispatcher:
             self._begin(loop)
         if self.closed:
             raise EngineDead(self.closed)
-        held = self.held
+        occupancy = self.occupancy
         if (
-            self._direct < _DIRECT_MAX
-            and held.in_places < self.places
-            and not held.parked
-            and self.scheduler.passes(ticket)
+            self._direct_count < _DIRECT_MAX
+            and occupancy.in_places < self.places
+            and not occupancy.parked
+            and self.scheduler.admits_at_once(ticket)
         ):
-            self._direct += 1
+            self._direct_count += 1
             self._admit(ticket, ticket.arrived_ms)
             if ticket.deadline_ms < self._alarm_ms:
                 self._set_alarm(ticket.deadline_ms, ticket.arrived_ms)
@@ -78,19 +78,19 @@ class Dispatcher:
                 "try again later"
             )
         if (refused := self.scheduler.arrive(ticket, ticket.arrived_ms)) is not None:
-            raise self._why(refused)
+            raise self._drop_error(refused)
         if not self.is_due:
             self.is_due, self.due_ms = True, ticket.arrived_ms
-            loop.call_soon(self._arrived)
+            loop.call_soon(self._on_arrival)
 
     def cancel(self, ticket: Ticket) -> None:
         """The outcome is not wanted any more."""
         if ticket.waits:
             self.scheduler.queues.cancel(ticket)
         elif ticket.slot >= 0 and not ticket.is_over:
-            self.held.give_up(ticket)
+            self.occupancy.give_up(ticket)
 
-    def hang_up(self, why: str) -> None:
+    def stop_accepting(self, why: str) -> None:
         """Take no more and hear nothing any more; before lanes are closed."""
         self.closed = self.closed or why
         if self._alarm is not None:
@@ -100,11 +100,11 @@ class Dispatcher:
 
     def end_all(self) -> None:
         """No caller may wait for an outcome that does not come; lanes are closed."""
-        self.held.leave(list(self.held.tickets))
-        for ticket in list(self.held.tickets.values()):
-            self.held.release(ticket, False)
+        self.occupancy.leave(list(self.occupancy.tickets))
+        for ticket in list(self.occupancy.tickets.values()):
+            self.occupancy.release(ticket, False)
             _settle(ticket, EngineDead(self.closed))
-        for item in self.scheduler.queues.cleared():
+        for item in self.scheduler.queues.drain():
             _settle(cast("Ticket", item), EngineDead(self.closed))
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -113,12 +113,12 @@ class Dispatcher:
         if not self.closed:
             loop.add_reader(self.lanes.bell, self._tick)
 
-    def _arrived(self) -> None:
+    def _on_arrival(self) -> None:
         """Nobody waits for a tick that would do nothing: lanes have what they hold, and call."""
         if not self.is_due:
             return
-        if self.held.in_places >= self.places and not self.closed:
-            wake_ms = self.scheduler.rests_until_ms(self.due_ms, self.held.extends_most)
+        if self.occupancy.in_places >= self.places and not self.closed:
+            wake_ms = self.scheduler.idle_until_ms(self.due_ms, self.occupancy.max_extends)
             if wake_ms > self.due_ms:
                 self.is_due = False
                 if wake_ms < self._alarm_ms:
@@ -128,42 +128,42 @@ class Dispatcher:
 
     def _tick(self) -> None:
         """Plan, run, answer, end."""
-        self.is_due, self._direct = False, 0
+        self.is_due, self._direct_count = False, 0
         if self.closed:
             return
         if self.lanes.failure is not None:
-            self.hang_up(f"the engine failed: {self.lanes.failure!r}; restart the worker")
+            self.stop_accepting(f"the engine failed: {self.lanes.failure!r}; restart the worker")
             self.end_all()
             return
-        held, ended = self.held, self.lanes.ended()
+        occupancy, ended_slots = self.occupancy, self.lanes.collect_ended()
         if (ms_per_extend := self.lanes.ms_per_extend()) is not None:
-            self.scheduler.measured(ms_per_extend)
+            self.scheduler.add_measurement(ms_per_extend)
         now_ms = self._clock_ms()
-        goes_on = held.free_slots >= len(ended)
-        held.leave(ended)
-        wake_ms = self._plan(now_ms, ended) if goes_on else math.inf  # lanes work on meanwhile
-        if ended:
-            self._answer(ended)
-        if not goes_on:
+        fits = occupancy.free_slots >= len(ended_slots)
+        occupancy.leave(ended_slots)
+        wake_ms = self._plan(now_ms, ended_slots) if fits else math.inf  # lanes work on meanwhile
+        if ended_slots:
+            self._answer(ended_slots)
+        if not fits:
             wake_ms = self._plan(now_ms, ())
-        if now_ms >= self._late_ms:
+        if now_ms >= self._next_deadline_ms:
             self._end_late(now_ms)
-        wake_ms = min(wake_ms, self._late_ms)
+        wake_ms = min(wake_ms, self._next_deadline_ms)
         if wake_ms < self._alarm_ms:
             self._set_alarm(wake_ms, now_ms)
 
     def _end_late(self, now_ms: float) -> None:
         """Those in slots: few, so nobody keeps their deadlines in order."""
-        self._late_ms = NEVER_MS
-        for ticket in self.held.tickets.values():
+        self._next_deadline_ms = NEVER_MS
+        for ticket in self.occupancy.tickets.values():
             if ticket.is_over:
                 continue
             if ticket.deadline_ms > now_ms:
-                self._late_ms = min(self._late_ms, ticket.deadline_ms)
+                self._next_deadline_ms = min(self._next_deadline_ms, ticket.deadline_ms)
                 continue
             late = DeadlineExceeded("the deadline passed during the search; give it more time")
             _settle(ticket, late)
-            self.held.give_up(ticket)
+            self.occupancy.give_up(ticket)
 
     def _set_alarm(self, wake_ms: float, now_ms: float) -> None:
         """One that rings earlier than is needed finds the next moment by itself."""
@@ -171,78 +171,80 @@ class Dispatcher:
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm_ms = wake_ms
-        self._alarm = self._loop.call_later(max(0.0, wake_ms - now_ms) / 1_000, self._rang)
+        self._alarm = self._loop.call_later(max(0.0, wake_ms - now_ms) / 1_000, self._on_alarm)
 
-    def _rang(self) -> None:
+    def _on_alarm(self) -> None:
         self._alarm, self._alarm_ms = None, math.inf
         self._tick()
 
-    def _plan(self, now_ms: float, ended: Sequence[int]) -> float:
+    def _plan(self, now_ms: float, ended_slots: Sequence[int]) -> float:
         """Do what the scheduler says; when to ask it again.
 
         What ended has left its place, and leaves its slot when it is answered, later in this tick.
         """
-        held = self.held
-        if not self.scheduler.queues.total and not held.parked:
+        occupancy = self.occupancy
+        if not self.scheduler.queues.total and not occupancy.parked:
             return math.inf
         plan = self.scheduler.plan(
-            now_ms, max(0, self.places - held.in_places), held.free_slots,
-            held.all_running(ended), held.all_parked(ended) if held.parked else (),
-            held.extends_most,
+            now_ms, max(0, self.places - occupancy.in_places), occupancy.free_slots,
+            occupancy.all_running(ended_slots), occupancy.all_parked(ended_slots) if occupancy.parked else (),
+            occupancy.max_extends,
         )  # fmt: skip
         for slot in plan.park:
-            held.park(slot)
+            occupancy.park(slot)
         for slot in plan.resume:
-            held.resume(slot)
+            occupancy.resume(slot)
         for ticket in cast("list[Ticket]", plan.admit):
             self._admit(ticket, now_ms)
         for item, why in plan.dropped:
-            _settle(cast("Ticket", item), self._why(why))
+            _settle(cast("Ticket", item), self._drop_error(why))
         return plan.wake_ms
 
     def _admit(self, ticket: Ticket, now_ms: float) -> None:
-        self.held.admit(ticket)
+        self.occupancy.admit(ticket)
         ticket.waited_ms = waited_ms = now_ms - ticket.arrived_ms
         self.waits.append((ticket.kind, waited_ms, now_ms))
-        if ticket.deadline_ms < self._late_ms:
-            self._late_ms = ticket.deadline_ms
+        if ticket.deadline_ms < self._next_deadline_ms:
+            self._next_deadline_ms = ticket.deadline_ms
 
-    def _answer(self, ended: Sequence[int]) -> None:
+    def _answer(self, ended_slots: Sequence[int]) -> None:
         """Lanes have let go of some searches."""
-        held = self.held
-        for slot, found in zip(ended, self._reader.read(ended), strict=True):
-            ticket = held.tickets[slot]
+        occupancy = self.occupancy
+        for slot, hits in zip(ended_slots, self._reader.read(ended_slots), strict=True):
+            ticket = occupancy.tickets[slot]
             if not ticket.is_over:
                 outcome: Any = ticket.source
                 if outcome is None:
-                    if found is None:
-                        assert ways.rescanned(ticket.search, self._slots, slot)
-                        held.run_again(ticket)
+                    if hits is None:
+                        assert ways.restart_as_scan(ticket.search, self._slots, slot)
+                        occupancy.run_again(ticket)
                         continue
-                    outcome = ways.answer(ticket.search, found)
+                    outcome = ways.answer(ticket.search, hits)
                     outcome.waited_ms = ticket.waited_ms
                 self.searches += 1
                 if not (reply := ticket.reply).done():
                     reply.set_result(outcome)
-            held.release(ticket, found is not None)
+            occupancy.release(ticket, hits is not None)
 
-    def _why(self, why: Drop) -> TriviumError:
+    def _drop_error(self, why: Drop) -> TriviumError:
         if why is Drop.QUEUE_FULL:
-            most = self.scheduler.settings.queue_max
-            return QueueFull(f"expected fewer than {most} waiting searches; try again later")
+            limit = self.scheduler.settings.queue_max
+            return QueueFull(f"expected fewer than {limit} waiting searches; try again later")
         return DeadlineExceeded(
             f"the deadline passed, or cannot be met any more, before the search had a slot: {why}; "
             "give it more time, or add workers"
         )
 
     def waits_ms(
-        self, kind: Kind, shares: Sequence[float], now_ms: float, window_ms: float
+        self, kind: SearchKind, shares: Sequence[float], now_ms: float, window_ms: float
     ) -> list[float] | None:
         """Waits for a slot below which these shares of a class lie; None where there were none."""
-        found = sorted(
-            waited for of, waited, at_ms in self.waits if of is kind and now_ms - at_ms <= window_ms
+        waits = sorted(
+            wait_ms
+            for search_kind, wait_ms, at_ms in self.waits
+            if search_kind is kind and now_ms - at_ms <= window_ms
         )
-        return [found[min(len(found) - 1, int(s * len(found)))] for s in shares] if found else None
+        return [waits[min(len(waits) - 1, int(s * len(waits)))] for s in shares] if waits else None
 
 
 def _settle(ticket: Ticket, outcome: Any) -> None:

@@ -22,14 +22,14 @@ from workers.search.cuda.batch import BatchSettings
 from workers.search.engine import backend
 from workers.search.engine.core_lanes import CoreLanes
 from workers.search.engine.cuda_lanes import CudaLanes
-from workers.search.engine.dispatcher import Dispatcher
-from workers.search.engine.lanes import LaneFigures, Lanes
+from workers.search.engine.dispatcher import SearchDispatcher
+from workers.search.engine.lanes import Lanes, LaneStats
 from workers.search.engine.occupancy import Ticket
 from workers.search.engine.scheduler import SchedulerSettings
 from workers.search.index import bulk, inputs, ways
 from workers.search.index.index import Index
-from workers.search.index.kinds import Kind
-from workers.search.index.query import Answer, Effort, Query
+from workers.search.index.kinds import SearchKind
+from workers.search.index.query import Effort, Query, SearchAnswer
 from workers.search.index.view import IndexView
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.metrics import Metric
@@ -43,7 +43,7 @@ from workers.search.limits import (
     SLOTS,
     TOP_M_MAX,
 )
-from workers.search.walk.slots import SlotRows, Slots
+from workers.search.walk.slots import CpuSlots, SlotRows
 
 
 @section("engine")
@@ -74,12 +74,12 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLoad:
+class SearchEngineLoad:
     """Where an engine stands."""
 
     running: int
     parked: int
-    waiting: dict[Kind, int]
+    waiting: dict[SearchKind, int]
     places: int
     searches_total: int
     occupancy: float  # mean share of places in use while the engine worked, since its start
@@ -94,18 +94,18 @@ class SearchEngine:
     ) -> None:
         self.settings = settings = settings or EngineSettings()
         slots, lanes, places, ahead = _lanes(settings)
-        inputs.prepared(np.zeros(1), 1, Metric.SQEUCLIDEAN)  # compiled here, as lanes are
+        inputs.prepare(np.zeros(1), 1, Metric.SQEUCLIDEAN)  # compiled here, as lanes are
         self._clock_ms, self._lanes, self._places = clock_ms, lanes.count, places * lanes.count
         self._limits = ways.SearchLimits(
             min(settings.top_m_max, lanes.top_m_max), settings.k_max, lanes.tasks_max,
             lanes.dim_max, settings.scanned_rows_max,
         )  # fmt: skip
         admitted = (places + ahead) * lanes.count
-        self._dispatcher = Dispatcher(
+        self._dispatcher = SearchDispatcher(
             slots, lanes, admitted, settings.scheduler, clock_ms, settings.inbox_max
         )
 
-    async def search(self, index: Index, query: Query) -> Answer:
+    async def search(self, index: Index, query: Query) -> SearchAnswer:
         """The nearest rows as the index is now.
 
         Raises WrongDimension, InvalidVector, InvalidRequest, UnknownFilterField, EmptyIndex,
@@ -114,17 +114,17 @@ class SearchEngine:
         view = index.view()
         if query.where is not None and view.takes_long(query.where):
             await asyncio.to_thread(view.allowed, query.where)
-        way = ways.way(query, view, self._limits)
-        vector = inputs.prepared(query.vector, view.dim, view.metric)
+        plan = ways.plan_search(query, view, self._limits)
+        vector = inputs.prepare(query.vector, view.dim, view.metric)
         seeds = query.seeds
         search = (
-            ways.new_search(view, way, vector, seeds)
+            ways.new_search(view, plan, vector, seeds)
             if len(seeds)
-            else ways.Search(view, way, vector)
+            else ways.PreparedSearch(view, plan, vector)
         )
-        ticket = self._asked(search, query.kind, query.deadline_ms)
+        ticket = self._submit(search, query.kind, query.deadline_ms)
         try:
-            answer: Answer = await ticket.reply
+            answer: SearchAnswer = await ticket.reply
         except asyncio.CancelledError:
             self._dispatcher.cancel(ticket)
             raise
@@ -136,35 +136,37 @@ class SearchEngine:
         Places beyond the last hit hold -1. Few places (`Lanes.feeds`), none while other searches
         lack one. Raises what `search` does; then the rest of the queries is given up.
         """
-        most = self._limits.top_m_max
-        way = ways.way(replace(effort, top_m=min(effort.top_m, most)), view, self._limits)
-        rows = await self._rows(way, view, queries)
-        if len(short := way.too_short(rows)):
-            scan = ways.way(effort, view, self._limits._replace(scanned_rows_max=view.count))
+        limit = self._limits.top_m_max
+        plan = ways.plan_search(replace(effort, top_m=min(effort.top_m, limit)), view, self._limits)
+        rows = await self._rows(plan, view, queries)
+        if len(short := plan.too_short(rows)):
+            scan = ways.plan_search(
+                effort, view, self._limits._replace(scanned_rows_max=view.count)
+            )
             rows[short] = await self._rows(scan, view, np.ascontiguousarray(queries[short]))
         return rows
 
-    def load(self) -> EngineLoad:
+    def load(self) -> SearchEngineLoad:
         """Where it stands now."""
         dispatcher = self._dispatcher
-        figures = dispatcher.lanes.figures()
-        used = figures.places_used / max(1, figures.extends * self._places / self._lanes)
-        return EngineLoad(
-            running=dispatcher.held.in_places,
-            parked=len(dispatcher.held.parked),
-            waiting={kind: dispatcher.scheduler.waiting(kind) for kind in Kind},
+        stats = dispatcher.lanes.stats()
+        occupancy = stats.places_used / max(1, stats.extends * self._places / self._lanes)
+        return SearchEngineLoad(
+            running=dispatcher.occupancy.in_places,
+            parked=len(dispatcher.occupancy.parked),
+            waiting={kind: dispatcher.scheduler.waiting(kind) for kind in SearchKind},
             places=self._places,
             searches_total=dispatcher.searches,
-            occupancy=used,
+            occupancy=occupancy,
             ms_per_extend=dispatcher.scheduler.ms_per_extend,
         )
 
-    def figures(self) -> LaneFigures:
+    def stats(self) -> LaneStats:
         """What its lanes have done."""
-        return self._dispatcher.lanes.figures()
+        return self._dispatcher.lanes.stats()
 
     def waits_ms(
-        self, kind: Kind, shares: Sequence[float], now_ms: float, window_ms: float = 5_000
+        self, kind: SearchKind, shares: Sequence[float], now_ms: float, window_ms: float = 5_000
     ) -> list[float] | None:
         """Waits for a slot below which these shares of a class lie; None where there were none."""
         return self._dispatcher.waits_ms(kind, shares, now_ms, window_ms)
@@ -172,7 +174,7 @@ class SearchEngine:
     async def close(self) -> None:
         """End what runs with EngineDead, and the threads."""
         if not self._dispatcher.closed:
-            self._dispatcher.hang_up("the engine is closed")
+            self._dispatcher.stop_accepting("the engine is closed")
             await asyncio.to_thread(self._dispatcher.lanes.close)
             self._dispatcher.end_all()
 
@@ -181,19 +183,19 @@ class SearchEngine:
         """`cpu` or `cuda`."""
         return self._dispatcher.lanes.backend
 
-    async def _rows(self, way: ways.Way, view: IndexView, queries: Array) -> Array:
-        search = ways.new_search(view, way, queries)
-        rows = np.empty((len(queries), way.k), np.int64)
-        distances = np.empty((len(queries), way.k), np.float32)
+    async def _rows(self, plan: ways.SearchPlan, view: IndexView, queries: Array) -> Array:
+        search = ways.new_search(view, plan, queries)
+        rows = np.empty((len(queries), plan.k), np.int64)
+        distances = np.empty((len(queries), plan.k), np.float32)
         lanes = self._dispatcher.lanes
-        room, size = asyncio.Semaphore(lanes.feeds), lanes.feed_queries
+        free_feeds, size = asyncio.Semaphore(lanes.feeds), lanes.feed_queries
 
         async def chunk(first: int) -> None:
             last = min(len(queries), first + size)
-            async with room:
+            async with free_feeds:
                 source = bulk.feed(queries, rows, distances, first, last)
                 keeps = (queries, rows, distances)
-                ticket = self._asked(search, Kind.LINK, None, last - first, source, keeps)
+                ticket = self._submit(search, SearchKind.LINK, None, last - first, source, keeps)
                 try:
                     await ticket.reply
                 except asyncio.CancelledError:
@@ -201,21 +203,21 @@ class SearchEngine:
                     raise
 
         try:
-            async with asyncio.TaskGroup() as together:
+            async with asyncio.TaskGroup() as group:
                 for first in range(0, len(queries), size):
-                    together.create_task(chunk(first))
+                    group.create_task(chunk(first))
         except* TriviumError as errors:
             raise errors.exceptions[0] from None
         return rows
 
-    def _asked(
-        self, search: ways.Search, kind: Kind, deadline_ms: int | None, searches: int = 1,
+    def _submit(
+        self, search: ways.PreparedSearch, kind: SearchKind, deadline_ms: int | None, searches: int = 1,
         source: Array | None = None, keeps: Any = None,
     ) -> Ticket:  # fmt: skip
         """A search on its way; raises QueueFull and others."""
         dispatcher, loop = self._dispatcher, asyncio.get_running_loop()
         ticket = Ticket(
-            kind, search.way.extends * searches,
+            kind, search.plan.extends * searches,
             dispatcher.due_ms if dispatcher.is_due else self._clock_ms(),
             NEVER_MS if deadline_ms is None else deadline_ms,
             search, loop.create_future(), source, keeps,
@@ -232,9 +234,9 @@ def _lanes(settings: EngineSettings) -> tuple[SlotRows, Lanes, int, int]:
         sizes = replace(settings.cuda, top_m_max=top_m_max, k_max=settings.k_max)
         on_device = CudaLanes(device, sizes, name="search-cuda")
         return on_device.slots, on_device, sizes.sizes[-1], 0
-    count, room = thread_count(settings.lanes), settings.slots - settings.places
-    slots = Slots(settings.slots * count, top_m_max=settings.top_m_max, k_max=settings.k_max)
+    count, spare_slots = thread_count(settings.lanes), settings.slots - settings.places
+    slots = CpuSlots(settings.slots * count, top_m_max=settings.top_m_max, k_max=settings.k_max)
     lanes = CoreLanes(
         slots, count, places=settings.places, extends_max=settings.extends_max, name="search"
     )
-    return slots, lanes, settings.places, min(settings.ahead, room // 2)
+    return slots, lanes, settings.places, min(settings.ahead, spare_slots // 2)

@@ -19,17 +19,17 @@ from workers.search.walk import fields, steps
 from workers.search.walk.slots import fill
 
 # Columns of a block. Each side writes to cache lines of its own, 8 columns each.
-TOLD = 0  # how much its owner has told the lane, since the start
+COMMANDS_SENT = 0  # how much its owner has told the lane, since the start
 ASLEEP = 8  # 1 while the lane sleeps; who wakes it sets it to 0
 BELL, OWNER_BELL = 16, 17  # event counters of the kernel, as file descriptors
 OWNER_CALLED = 18  # address of CALLED in the owner's array
-ENDED, EXTENDS, PLACES_USED, BUSY_NS = 24, 25, 26, 27  # sums since the start; read by the owner
-_TAKEN, _RUNNING = 28, 29  # how much of what was told is done; slots in `active`
+ENDS_SENT, EXTENDS, PLACES_USED, BUSY_NS = 24, 25, 26, 27  # sums since the start; read by the owner
+_COMMANDS_READ, _RUNNING = 28, 29  # how much of what was told is done; slots in `active`
 _CLOCK, _ONE, _DRAIN = 30, 32, 33  # seconds and nanoseconds; the number 1; what a counter held
-_UNTOLD, _UNTOLD_NS = 34, 35  # endings since the owner was last called; when the first was
-HEARD = 40  # how many ended slots the owner has heard of
+_PENDING, _PENDING_NS = 34, 35  # endings since the owner was last called; when the first was
+ENDS_READ = 40  # how many ended slots the owner has heard of
 HEAD = 48  # then a ring of what was told, then a ring of slots that ended
-_TOLD_PER_SLOT = 8  # a slot is run again when it has ended, so more is never under way
+_COMMANDS_PER_SLOT = 8  # a slot is run again when it has ended, so more is never under way
 
 # Columns of the owner's array.
 CALLED = 0  # 1 where the owner was called and has not heard yet
@@ -42,18 +42,18 @@ OWNER_SIZE = 8
 RUN, PARK, RESUME, END, CLOSE = range(5)
 _KINDS = 8
 _TOGETHER, _TOGETHER_NS = 4, 50_000  # endings of one call, unless they are so far apart
-_EXTENDS_UNTOLD = 4  # made at a time while an ending waits for that
+_EXTENDS_PENDING = 4  # made at a time while an ending waits for that
 _AWAY, _ACTIVE, _PARKED = range(3)
 
 
 def block_size(slots: int) -> int:
     """Columns of a lane's block; `slots` is a power of two."""
-    return HEAD + (_TOLD_PER_SLOT + 1) * slots
+    return HEAD + (_COMMANDS_PER_SLOT + 1) * slots
 
 
 @kernel
 def serve(
-    block: Array, slots: int, places: int, rows: Array, top: Array, found: Array, visited: Array,
+    block: Array, slots: int, places: int, rows: Array, top: Array, hit_keys: Array, visited: Array,
     tasks: Array, active: Array, finished: Array, where: Array, extends_max: int, attention: Array,
 ) -> None:  # fmt: skip
     """Run what is told until told to close: the whole life of a lane's thread.
@@ -68,41 +68,41 @@ def serve(
     put_i64(b, _ONE, 1)
     while True:
         attention[0] = 0
-        if _obey(b, slots, rows, active, where):
+        if _run_commands(b, slots, rows, active, where):
             return
-        count, most = min(places, get_i64(b, _RUNNING)), extends_max
+        count, limit = min(places, get_i64(b, _RUNNING)), extends_max
         if count == 0:
-            _call_for(b, 0, 0)  # what else ran was parked
+            _wake_owner_for(b, 0, 0)  # what else ran was parked
             exchange(b, ASLEEP, 1)
-            if load(b, TOLD) == get_i64(b, _TAKEN):
+            if load(b, COMMANDS_SENT) == get_i64(b, _COMMANDS_READ):
                 sleep(get_i64(b, BELL), b + 8 * _DRAIN)
             store(b, ASLEEP, 0)
             continue
-        if get_i64(b, _UNTOLD) > 0:
-            most = min(most, _EXTENDS_UNTOLD)
+        if get_i64(b, _PENDING) > 0:
+            limit = min(limit, _EXTENDS_PENDING)
         began_ns = _now_ns(b)
-        ended, extends = steps.advance(
-            rows, top, found, visited, active, count, tasks, finished, most, attention
+        ended_count, extends = steps.advance(
+            rows, top, hit_keys, visited, active, count, tasks, finished, limit, attention
         )
         now_ns = _now_ns(b)
         put_i64(b, BUSY_NS, get_i64(b, BUSY_NS) + now_ns - began_ns)
         put_i64(b, PLACES_USED, get_i64(b, PLACES_USED) + extends * count)
         store(b, EXTENDS, get_i64(b, EXTENDS) + extends)
-        for i in range(ended):
+        for i in range(ended_count):
             _leave(b, active, where, finished[i], _AWAY)
-            _say(b, slots, finished[i])
-        _call_for(b, ended, now_ns)
+            _report_ended(b, slots, finished[i])
+        _wake_owner_for(b, ended_count, now_ns)
 
 
 @kernel
-def _obey(b: int, slots: int, rows: Array, active: Array, where: Array) -> bool:
+def _run_commands(b: int, slots: int, rows: Array, active: Array, where: Array) -> bool:
     """Do what was told since the last time; whether it was to close."""
-    taken, told = get_i64(b, _TAKEN), load(b, TOLD)
-    while taken < told:
-        what = get_i64(b, HEAD + (taken & (_TOLD_PER_SLOT * slots - 1)))
-        slot, kind = what // _KINDS, what % _KINDS
-        taken += 1
-        put_i64(b, _TAKEN, taken)
+    read_count, sent_count = get_i64(b, _COMMANDS_READ), load(b, COMMANDS_SENT)
+    while read_count < sent_count:
+        command = get_i64(b, HEAD + (read_count & (_COMMANDS_PER_SLOT * slots - 1)))
+        slot, kind = command // _KINDS, command % _KINDS
+        read_count += 1
+        put_i64(b, _COMMANDS_READ, read_count)
         if kind == CLOSE:
             return True
         if kind == RUN or (kind == RESUME and where[slot] == _PARKED):
@@ -116,8 +116,8 @@ def _obey(b: int, slots: int, rows: Array, active: Array, where: Array) -> bool:
                 _leave(b, active, where, slot, _AWAY)
             where[slot] = _AWAY
             rows[slot, fields.STATUS] = fields.FREE
-            _say(b, slots, slot)
-            _call(b)
+            _report_ended(b, slots, slot)
+            _wake_owner(b)
     return False
 
 
@@ -125,44 +125,44 @@ def _obey(b: int, slots: int, rows: Array, active: Array, where: Array) -> bool:
 def _leave(b: int, active: Array, where: Array, slot: int, to: int) -> None:
     """An active slot is not stepped any more."""
     where[slot] = to
-    count, kept = get_i64(b, _RUNNING), 0
+    count, new_count = get_i64(b, _RUNNING), 0
     for i in range(count):
         if active[i] != slot:
-            active[kept] = active[i]
-            kept += 1
-    put_i64(b, _RUNNING, kept)
+            active[new_count] = active[i]
+            new_count += 1
+    put_i64(b, _RUNNING, new_count)
 
 
 @kernel
-def _say(b: int, slots: int, slot: int) -> None:
+def _report_ended(b: int, slots: int, slot: int) -> None:
     """A slot has ended."""
-    ended = get_i64(b, ENDED)
-    put_i64(b, HEAD + _TOLD_PER_SLOT * slots + (ended & (slots - 1)), slot)
-    store(b, ENDED, ended + 1)
+    ended_count = get_i64(b, ENDS_SENT)
+    put_i64(b, HEAD + _COMMANDS_PER_SLOT * slots + (ended_count & (slots - 1)), slot)
+    store(b, ENDS_SENT, ended_count + 1)
 
 
 @kernel
-def _call(b: int) -> None:
+def _wake_owner(b: int) -> None:
     """Wake the owner, unless it has been called already."""
     if exchange(get_i64(b, OWNER_CALLED), 0, 1) == 0:
         wake(get_i64(b, OWNER_BELL), b + 8 * _ONE)
 
 
 @kernel
-def _call_for(b: int, ended: int, now_ns: int) -> None:
+def _wake_owner_for(b: int, ended_count: int, now_ns: int) -> None:
     """Wake the owner for slots that ended: some together, or what is left before the lane rests.
 
     What it has heard because another lane called it needs no call: each costs it 20 us.
     """
-    untold = min(get_i64(b, _UNTOLD) + ended, get_i64(b, ENDED) - load(b, HEARD))
-    if untold <= ended:
-        put_i64(b, _UNTOLD_NS, now_ns)
-    if untold > 0:
-        late = now_ns - get_i64(b, _UNTOLD_NS) >= _TOGETHER_NS
-        if late or untold >= _TOGETHER or get_i64(b, _RUNNING) == 0:
-            _call(b)
-            untold = 0
-    put_i64(b, _UNTOLD, untold)
+    pending = min(get_i64(b, _PENDING) + ended_count, get_i64(b, ENDS_SENT) - load(b, ENDS_READ))
+    if pending <= ended_count:
+        put_i64(b, _PENDING_NS, now_ns)
+    if pending > 0:
+        is_late = now_ns - get_i64(b, _PENDING_NS) >= _TOGETHER_NS
+        if is_late or pending >= _TOGETHER or get_i64(b, _RUNNING) == 0:
+            _wake_owner(b)
+            pending = 0
+    put_i64(b, _PENDING, pending)
 
 
 @kernel
@@ -181,23 +181,23 @@ def tell(place: int, kind: int) -> None:
     int64 that has the lane look up, the slot, and the address of its row.
     """
     b, slots, attention = get_i64(place, 0), get_i64(place, 1), get_i64(place, 2)
-    slot, told = get_i64(place, 3), get_i64(b, TOLD)
-    put_i64(b, HEAD + (told & (_TOLD_PER_SLOT * slots - 1)), slot * _KINDS + kind)
-    exchange(b, TOLD, told + 1)  # before the look whether the lane sleeps
+    slot, sent_count = get_i64(place, 3), get_i64(b, COMMANDS_SENT)
+    put_i64(b, HEAD + (sent_count & (_COMMANDS_PER_SLOT * slots - 1)), slot * _KINDS + kind)
+    exchange(b, COMMANDS_SENT, sent_count + 1)  # before the look whether the lane sleeps
     put_i64(attention, 0, 1)
     if load(b, ASLEEP) and exchange(b, ASLEEP, 0):
         wake(get_i64(b, BELL), b + 8 * _ONE)
 
 
 @kernel
-def start(place: int, like: int, query: Array, warm: int, warm_count: int) -> None:
+def start(place: int, template: int, query: Array, warm: int, warm_count: int) -> None:
     """Fill in a slot's row (`slots.fill`), and tell its lane to run it (`tell`)."""
-    fill(get_i64(place, 4), like, query, warm, warm_count)
+    fill(get_i64(place, 4), template, query, warm, warm_count)
     tell(place, RUN)
 
 
 @kernel
-def hear(owner: Array, blocks: Array, slots: int, ended: Array) -> int:
+def collect(owner: Array, blocks: Array, slots: int, ended_slots: Array) -> int:
     """Slots of all lanes that ended since the last time go to `ended`; how many. For the owner.
 
     `owner` is int64, shape (OWNER_SIZE,); NEW_EXTENDS and NEW_BUSY_NS say what all lanes did since.
@@ -209,12 +209,14 @@ def hear(owner: Array, blocks: Array, slots: int, ended: Array) -> int:
     count, extends, busy_ns = 0, 0, 0
     for lane in range(len(blocks)):
         b = address(blocks) + lane * blocks.strides[0]
-        heard, last = get_i64(b, HEARD), load(b, ENDED)
-        while heard < last:
-            ended[count] = get_i64(b, HEAD + _TOLD_PER_SLOT * slots + (heard & (slots - 1)))
+        read_count, last = get_i64(b, ENDS_READ), load(b, ENDS_SENT)
+        while read_count < last:
+            ended_slots[count] = get_i64(
+                b, HEAD + _COMMANDS_PER_SLOT * slots + (read_count & (slots - 1))
+            )
             count += 1
-            heard += 1
-        put_i64(b, HEARD, heard)
+            read_count += 1
+        put_i64(b, ENDS_READ, read_count)
         extends += get_i64(b, EXTENDS)
         busy_ns += get_i64(b, BUSY_NS)
     put_i64(o, NEW_EXTENDS, extends - get_i64(o, _SEEN_EXTENDS))

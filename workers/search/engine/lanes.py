@@ -10,11 +10,11 @@ import os
 from dataclasses import dataclass
 from typing import Protocol
 
-from workers.search.index.ways import Search
+from workers.search.index.ways import PreparedSearch
 
 
 @dataclass(frozen=True, slots=True)
-class LaneFigures:
+class LaneStats:
     """What lanes have done since their start, summed over them."""
 
     extends: int  # of all slots of a lane together
@@ -43,10 +43,10 @@ class Lanes(Protocol):
     bell: int  # a file descriptor, readable while slots ended that `ended` has not returned
     failure: BaseException | None  # what ended a lane; the bell rings then
 
-    def start(self, slot: int, search: Search) -> None:
+    def start(self, slot: int, search: PreparedSearch) -> None:
         """Fill in a slot's row with a search's, and advance it until it ends."""
 
-    def run(self, slot: int, search: Search) -> None:
+    def run(self, slot: int, search: PreparedSearch) -> None:
         """Advance a slot whose row is filled in, until it ends."""
 
     def tell(self, slot: int, kind: int) -> None:
@@ -54,13 +54,13 @@ class Lanes(Protocol):
         again; END gives it up, and it ends soon, done or free, and is its lane's until then.
         """
 
-    def ended(self) -> list[int]:
+    def collect_ended(self) -> list[int]:
         """Slots that ended since the last call, in order of each lane; the bell is silent then."""
 
     def ms_per_extend(self) -> float | None:
         """Of what was done between the last two calls of `ended`; None if nothing was."""
 
-    def figures(self) -> LaneFigures:
+    def stats(self) -> LaneStats:
         """What they have done."""
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from workers.search.engine.lanes import Lanes
 from workers.search.engine.queues import QueuedSearch
 from workers.search.engine.scheduler import Running
 from workers.search.index import bulk, ways
-from workers.search.index.kinds import Kind
+from workers.search.index.kinds import SearchKind
 from workers.search.kernels.arrays import Array
 from workers.search.walk import fields
 from workers.search.walk.slots import SlotRows
@@ -26,11 +26,11 @@ class Ticket(QueuedSearch):
     """
 
     __slots__ = ("is_over", "keeps", "reply", "slot", "source", "waited_ms", "was_parked")
-    search: ways.Search
+    search: ways.PreparedSearch
 
     def __init__(
-        self, kind: Kind, extends: int, arrived_ms: float, deadline_ms: float,
-        search: ways.Search, reply: "asyncio.Future[Any]",
+        self, kind: SearchKind, extends: int, arrived_ms: float, deadline_ms: float,
+        search: ways.PreparedSearch, reply: "asyncio.Future[Any]",
         source: Array | None = None, keeps: Any = None,
     ) -> None:  # fmt: skip
         """`source` is a feed: several queries, one after the other; it points to `keeps`."""
@@ -50,9 +50,9 @@ class Occupancy:
         self.parked: list[int] = []  # in order of parking
         self.in_places = 0  # searches in a place
         self.active = [0] * lanes.count  # likewise, by lane
-        each = lanes.slots_each
-        self.free = [list(range(i * each, (i + 1) * each))[::-1] for i in range(lanes.count)]
-        self._lane = [slot // each for slot in range(lanes.count * each)]  # by slot
+        size = lanes.slots_each
+        self.free = [list(range(i * size, (i + 1) * size))[::-1] for i in range(lanes.count)]
+        self._lane = [slot // size for slot in range(lanes.count * size)]  # by slot
         self._slots, self._lanes = slots, lanes
 
     @property
@@ -63,31 +63,31 @@ class Occupancy:
     def running(self, slot: int) -> Running:
         """The search in a slot, as a plan sees it."""
         ticket = self.tickets[slot]
-        done = int(self._slots.fields[slot, fields.EXTENDS])
+        extends_done = int(self._slots.fields[slot, fields.EXTENDS])
         return Running(
             slot=slot,
             kind=ticket.kind,
-            extends_left=max(1, ticket.extends - done),
+            extends_left=max(1, ticket.extends - extends_done),
             may_park=not ticket.was_parked and not ticket.is_over,
         )
 
-    def leave(self, ended: Sequence[int]) -> None:
+    def leave(self, ended_slots: Sequence[int]) -> None:
         """What ended holds no place any more; it keeps its slot until it is released."""
-        for slot in ended:
+        for slot in ended_slots:
             if slot not in self.parked:
                 self.active[self._lane[slot]] -= 1
                 self.in_places -= 1
 
-    def all_running(self, ended: Sequence[int]) -> Iterator[Running]:
+    def all_running(self, ended_slots: Sequence[int]) -> Iterator[Running]:
         """Searches in places, of which `ended` have left."""
-        for slot in self.tickets.keys() - set(ended).union(self.parked):
+        for slot in self.tickets.keys() - set(ended_slots).union(self.parked):
             yield self.running(slot)
 
-    def all_parked(self, ended: Sequence[int]) -> list[Running]:
+    def all_parked(self, ended_slots: Sequence[int]) -> list[Running]:
         """Searches that gave their place away, in order of parking, without those that ended."""
-        return [self.running(slot) for slot in self.parked if slot not in ended]
+        return [self.running(slot) for slot in self.parked if slot not in ended_slots]
 
-    def extends_most(self) -> int:
+    def max_extends(self) -> int:
         """None that has a slot takes more extends."""
         return max((ticket.extends for ticket in self.tickets.values()), default=0)
 
@@ -96,7 +96,7 @@ class Occupancy:
         active, free = self.active, self.free
         lane = active.index(min(active))
         if not free[lane]:
-            lane = min((i for i, left in enumerate(free) if left), key=active.__getitem__)
+            lane = min((i for i, slots in enumerate(free) if slots), key=active.__getitem__)
         ticket.slot = slot = free[lane].pop()
         self.tickets[slot] = ticket
         self.in_places += 1

@@ -15,10 +15,10 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from workers.deadlines import NEVER_MS, Deadlines
-from workers.search.index.kinds import Kind
+from workers.search.index.kinds import SearchKind
 
 _SWEPT_MIN = 64  # cancelled searches; fewer are not worth a sweep
-_PREFILL, _DECODE = Kind.PREFILL, Kind.DECODE  # looked up often
+_PREFILL, _DECODE = SearchKind.PREFILL, SearchKind.DECODE  # looked up often
 
 _Entry = tuple[float, int, "QueuedSearch"]
 
@@ -27,7 +27,7 @@ _Entry = tuple[float, int, "QueuedSearch"]
 class QueuedSearch:
     """A search that waits; `search` is the caller's."""
 
-    kind: Kind
+    kind: SearchKind
     extends: int  # expected in all
     arrived_ms: float
     deadline_ms: float = NEVER_MS
@@ -39,7 +39,7 @@ class QueuedSearch:
         return self.deadline_ms - now_ms - self.extends * ms_per_extend
 
 
-class BySlack:
+class SlackQueue:
     """The search that has to start first comes first."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class BySlack:
 
     def head(self, ms_per_extend: float) -> QueuedSearch | None:
         """The search with the least slack."""
-        best, least, emptied = None, NEVER_MS, False
+        best, least_ms, emptied = None, NEVER_MS, False
         for extends, heap in self._heaps.items():
             while heap and not heap[0][2].waits:
                 heappop(heap)
@@ -61,8 +61,8 @@ class BySlack:
                 emptied = True
                 continue
             latest_ms = heap[0][0] - extends * ms_per_extend
-            if best is None or latest_ms < least:
-                best, least = heap[0][2], latest_ms
+            if best is None or latest_ms < least_ms:
+                best, least_ms = heap[0][2], latest_ms
         if emptied:
             self._heaps = {extends: heap for extends, heap in self._heaps.items() if heap}
         return best
@@ -86,7 +86,7 @@ class BySlack:
             yield from (entry[2] for entry in heap if entry[2].waits)
 
 
-class InOrder(deque[QueuedSearch]):
+class Fifo(deque[QueuedSearch]):
     """First in, first out."""
 
     def first(self) -> QueuedSearch | None:
@@ -97,20 +97,20 @@ class InOrder(deque[QueuedSearch]):
 
     def sweep(self) -> None:
         """Forget what does not wait any more."""
-        kept = [item for item in self if item.waits]
+        waiting = [item for item in self if item.waits]
         self.clear()
-        self.extend(kept)
+        self.extend(waiting)
 
 
-class Waiting:
+class SearchQueues:
     """All searches that wait in one engine, each in the queue of its class until it is taken out.
 
     Prefill searches that can no longer meet their deadline wait in `late`.
     """
 
     def __init__(self) -> None:
-        self.prefill, self.late, self.decode, self.link = BySlack(), InOrder(), InOrder(), InOrder()
-        self.counts = dict.fromkeys(Kind, 0)
+        self.prefill, self.late, self.decode, self.link = SlackQueue(), Fifo(), Fifo(), Fifo()
+        self.counts = dict.fromkeys(SearchKind, 0)
         self.deadlines = Deadlines[QueuedSearch](lambda item: item.waits)
         self.total = 0  # searches
         self._cancelled = 0  # since the last sweep
@@ -131,7 +131,7 @@ class Waiting:
         if item.deadline_ms != NEVER_MS:
             self.deadlines.add(item.deadline_ms, item)
 
-    def left(self, item: QueuedSearch) -> None:
+    def mark_left(self, item: QueuedSearch) -> None:
         """It waits no longer; whoever says so has taken it out, or it is skipped later."""
         assert item.waits
         item.waits = False
@@ -143,22 +143,22 @@ class Waiting:
         item = self.prefill.head(ms_per_extend)
         if item is not None:
             self.prefill.pop(item)
-            self.left(item)
+            self.mark_left(item)
         return item
 
-    def take(self, queue: InOrder, most: int, to: list[QueuedSearch]) -> int:
+    def take(self, queue: Fifo, limit: int, target: list[QueuedSearch]) -> int:
         """Append the first of a queue to a list, up to `most`; how many there were."""
-        before = len(to)
-        last = before + most
-        while queue and len(to) < last:
+        before = len(target)
+        last = before + limit
+        while queue and len(target) < last:
             item = queue.popleft()
             if item.waits:
                 item.waits = False
-                to.append(item)
-        if taken := len(to) - before:
-            self.counts[to[-1].kind] -= taken
-            self.total -= taken
-        return taken
+                target.append(item)
+        if taken_count := len(target) - before:
+            self.counts[target[-1].kind] -= taken_count
+            self.total -= taken_count
+        return taken_count
 
     def oldest_ms(self) -> tuple[float, float]:
         """When the oldest prefill search arrived, and the oldest of all; NEVER_MS for none."""
@@ -169,17 +169,17 @@ class Waiting:
 
     def cancel(self, item: QueuedSearch) -> None:
         """The search is not wanted any more; it must wait here still."""
-        self.left(item)
+        self.mark_left(item)
         self._cancelled += 1
         if self._cancelled > len(self) + _SWEPT_MIN:
             self._cancelled = 0
             for queue in (self.prefill, self.late, self.decode, self.link):
                 queue.sweep()
 
-    def cleared(self) -> list[QueuedSearch]:
+    def drain(self) -> list[QueuedSearch]:
         """All that wait, which wait no longer."""
         queues = (self.prefill, self.late, self.decode, self.link)
-        found = [item for queue in queues for item in queue if item.waits]
-        for item in found:
-            self.left(item)
-        return found
+        waiting = [item for queue in queues for item in queue if item.waits]
+        for item in waiting:
+            self.mark_left(item)
+        return waiting

@@ -27,13 +27,13 @@ from enum import StrEnum
 from schemas.errors import ConfigError
 from schemas.sections import Natural, NonNegative, Positive, Share, section
 from workers.deadlines import NEVER_MS
-from workers.search.engine.queues import InOrder, QueuedSearch, Waiting
-from workers.search.index.kinds import Kind
+from workers.search.engine.queues import Fifo, QueuedSearch, SearchQueues
+from workers.search.index.kinds import SearchKind
 
 _SMOOTHING = 0.1  # weight of the latest measurement in the time of an extend
 _ROUNDING = 1e-9
 _ANY = 1 << 60  # extends that no search has
-_PREFILL, _DECODE, _LINK = Kind.PREFILL, Kind.DECODE, Kind.LINK  # looked up often
+_PREFILL, _DECODE, _LINK = SearchKind.PREFILL, SearchKind.DECODE, SearchKind.LINK  # looked up often
 
 
 @section("search")
@@ -76,7 +76,7 @@ class Running:
     """A search in a slot."""
 
     slot: int
-    kind: Kind
+    kind: SearchKind
     extends_left: int
     may_park: bool = True  # it has not been parked before
 
@@ -93,28 +93,28 @@ class Plan:
 
 
 @dataclass(slots=True)
-class _Room:
+class _FreeSpace:
     """What is free while a plan is made."""
 
     places: int
     slots: int
 
 
-class Scheduler:
+class SearchScheduler:
     """The queues of one engine."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self.ms_per_extend = settings.ms_per_extend
-        self.queues = Waiting()
-        self._passes = settings.gather_min == 1 and not settings.drops_late
+        self.queues = SearchQueues()
+        self._admits_at_once = settings.gather_min == 1 and not settings.drops_late
         self._links_run = False  # perhaps; else nobody looks for some
         self._credit = 1 - settings.share  # of prefill, in places that fall free one at a time
 
     def __len__(self) -> int:
         return len(self.queues)
 
-    def waiting(self, kind: Kind) -> int:
+    def waiting(self, kind: SearchKind) -> int:
         """Searches of a class that wait."""
         return self.queues.counts[kind]
 
@@ -127,26 +127,26 @@ class Scheduler:
         self.queues.add(item)
         return None
 
-    def passes(self, item: QueuedSearch) -> bool:
+    def admits_at_once(self, item: QueuedSearch) -> bool:
         """Whether a plan would just admit a search that arrives now, if a place is free and no
         search is parked."""
         return (
             not self.queues.total
-            and self._passes
+            and self._admits_at_once
             and item.kind is not _LINK
             and item.deadline_ms > item.arrived_ms
         )
 
-    def rests_until_ms(self, now_ms: float, extends_most: Callable[[], int]) -> float:
+    def idle_until_ms(self, now_ms: float, max_extends: Callable[[], int]) -> float:
         """When a plan would do something though no place falls free; see `plan`."""
         if self._links_run and self.queues.total:
             return now_ms
         wake_ms = self.queues.deadlines.next_ms()
         if self.queues.counts[_PREFILL]:
-            wake_ms = min(wake_ms, self._presses_at_ms(extends_most, now_ms))
+            wake_ms = min(wake_ms, self._urgent_at_ms(max_extends, now_ms))
         return wake_ms
 
-    def measured(self, ms_per_extend: float) -> None:
+    def add_measurement(self, ms_per_extend: float) -> None:
         """One extend of a batch took so long."""
         self.ms_per_extend += _SMOOTHING * (ms_per_extend - self.ms_per_extend)
 
@@ -157,7 +157,7 @@ class Scheduler:
         free_slots: int,
         running: Iterable[Running] = (),
         parked: Sequence[Running] = (),
-        extends_most: Callable[[], int] = lambda: _ANY,
+        max_extends: Callable[[], int] = lambda: _ANY,
     ) -> Plan:
         """Fill `free_places` of the batch; a search that is parked keeps its slot meanwhile.
 
@@ -167,26 +167,26 @@ class Scheduler:
         """
         plan = Plan()
         self._drop_expired(plan, now_ms)
-        if self.settings.gather_min == 1 or not self._gathers(now_ms, plan, bool(parked)):
-            room = _Room(free_places, free_slots)
+        if self.settings.gather_min == 1 or not self._must_gather(now_ms, plan, bool(parked)):
+            free = _FreeSpace(free_places, free_slots)
             if self._links_run:
                 running = list(running)
-                self._displace(plan, room, running, parked)
-            if room.places:
-                self._fill(plan, room, parked)
-            if not room.places and self.queues.counts[_PREFILL]:
-                presses_ms = self._presses_at_ms(extends_most, now_ms)
-                if now_ms >= presses_ms:
-                    self._preempt(plan, room, running, len(parked), now_ms)
+                self._displace(plan, free, running, parked)
+            if free.places:
+                self._fill(plan, free, parked)
+            if not free.places and self.queues.counts[_PREFILL]:
+                urgent_ms = self._urgent_at_ms(max_extends, now_ms)
+                if now_ms >= urgent_ms:
+                    self._preempt(plan, free, running, len(parked), now_ms)
                 else:
-                    plan.wake_ms = min(plan.wake_ms, presses_ms)
+                    plan.wake_ms = min(plan.wake_ms, urgent_ms)
         plan.wake_ms = min(plan.wake_ms, self.queues.deadlines.next_ms())
         return plan
 
-    def _gathers(self, now_ms: float, plan: Plan, others: bool) -> bool:
+    def _must_gather(self, now_ms: float, plan: Plan, has_parked: bool) -> bool:
         """Whether to wait for more arrivals; then `plan.wake_ms` says until when."""
         waiting = len(self)
-        if others or not waiting or waiting >= self.settings.gather_min:
+        if has_parked or not waiting or waiting >= self.settings.gather_min:
             return False
         oldest_prefill_ms, oldest_ms = self.queues.oldest_ms()
         flush_ms, global_flush_ms = self.settings.flush_ms, self.settings.global_flush_ms
@@ -197,62 +197,66 @@ class Scheduler:
         return True
 
     def _displace(
-        self, plan: Plan, room: _Room, running: Sequence[Running], parked: Sequence[Running]
+        self, plan: Plan, free: _FreeSpace, running: Sequence[Running], parked: Sequence[Running]
     ) -> None:
         """Links make room for searches that would find none."""
-        links = [search for search in running if search.kind is Kind.LINK]
+        links = [search for search in running if search.kind is SearchKind.LINK]
         self._links_run = bool(links)
-        wanted = self.queues.counts[Kind.PREFILL] + self.queues.counts[Kind.DECODE] - room.places
-        wanted += sum(search.kind is not Kind.LINK for search in parked)
-        most = min(wanted, room.slots, self.settings.parked_max - len(parked))
-        for link in [link for link in links if link.may_park][: max(0, most)]:
+        shortage = (
+            self.queues.counts[SearchKind.PREFILL]
+            + self.queues.counts[SearchKind.DECODE]
+            - free.places
+        )
+        shortage += sum(search.kind is not SearchKind.LINK for search in parked)
+        limit = min(shortage, free.slots, self.settings.parked_max - len(parked))
+        for link in [link for link in links if link.may_park][: max(0, limit)]:
             plan.park.append(link.slot)
-            room.places += 1
+            free.places += 1
 
-    def _fill(self, plan: Plan, room: _Room, parked: Sequence[Running]) -> None:
+    def _fill(self, plan: Plan, free: _FreeSpace, parked: Sequence[Running]) -> None:
         """Prefill's own places, then those parked before, then everybody in order of class."""
-        links, others = parked, parked
+        links, searches = parked, parked
         if parked:
             links = [search for search in parked if search.kind is _LINK]
-            others = [search for search in parked if search.kind is not _LINK]
+            searches = [search for search in parked if search.kind is not _LINK]
         queues, counts = self.queues, self.queues.counts
         if counts[_PREFILL]:
-            decode_waits = bool(others) or bool(counts[_DECODE])
-            self._admit_prefill(plan, room, self._reserved(room.places, decode_waits))
-        if others:
-            self._resume(plan, room, others)
+            decode_waits = bool(searches) or bool(counts[_DECODE])
+            self._admit_prefill(plan, free, self._reserved(free.places, decode_waits))
+        if searches:
+            self._resume(plan, free, searches)
         if counts[_DECODE]:
-            self._admit(plan, room, queues.decode)
+            self._admit(plan, free, queues.decode)
         if counts[_PREFILL]:
-            self._admit_prefill(plan, room, room.places)
-            self._admit(plan, room, queues.late)
+            self._admit_prefill(plan, free, free.places)
+            self._admit(plan, free, queues.late)
         if links:
-            self._resume(plan, room, links)
-        if counts[_LINK] and self._admit(plan, room, queues.link):
+            self._resume(plan, free, links)
+        if counts[_LINK] and self._admit(plan, free, queues.link):
             self._links_run = True
 
-    def _resume(self, plan: Plan, room: _Room, parked: Sequence[Running]) -> None:
-        for search in parked[: room.places]:
+    def _resume(self, plan: Plan, free: _FreeSpace, parked: Sequence[Running]) -> None:
+        for search in parked[: free.places]:
             plan.resume.append(search.slot)
-            room.places -= 1
-            self._links_run = self._links_run or search.kind is Kind.LINK
+            free.places -= 1
+            self._links_run = self._links_run or search.kind is SearchKind.LINK
 
-    def _admit(self, plan: Plan, room: _Room, queue: InOrder) -> int:
+    def _admit(self, plan: Plan, free: _FreeSpace, queue: Fifo) -> int:
         """The first of a queue, while there is room; how many."""
-        taken = self.queues.take(queue, min(room.places, room.slots), plan.admit)
-        room.places -= taken
-        room.slots -= taken
-        return taken
+        admitted_count = self.queues.take(queue, min(free.places, free.slots), plan.admit)
+        free.places -= admitted_count
+        free.slots -= admitted_count
+        return admitted_count
 
-    def _admit_prefill(self, plan: Plan, room: _Room, most: int) -> None:
+    def _admit_prefill(self, plan: Plan, free: _FreeSpace, limit: int) -> None:
         """Those with the least slack of those that can meet their deadline."""
-        for _ in range(min(most, room.places, room.slots)):
+        for _ in range(min(limit, free.places, free.slots)):
             item = self.queues.take_prefill(self.ms_per_extend)
             if item is None:
                 return
             plan.admit.append(item)
-            room.places -= 1
-            room.slots -= 1
+            free.places -= 1
+            free.slots -= 1
 
     def _reserved(self, places: int, decode_waits: bool) -> int:
         """Places of prefill's own."""
@@ -261,7 +265,7 @@ class Scheduler:
             return places
         if places > 1:
             return min(math.ceil(share * places), places - 1)
-        if not places or not share or not self.queues.counts[Kind.PREFILL]:
+        if not places or not share or not self.queues.counts[SearchKind.PREFILL]:
             return 0
         self._credit += share
         if self._credit < 1 - _ROUNDING:
@@ -273,7 +277,7 @@ class Scheduler:
         """End what waited past its deadline; put what cannot meet it any more behind the others."""
         if self.queues.deadlines.next_ms() <= now_ms:
             for late in self.queues.deadlines.passed(now_ms):
-                self.queues.left(late)
+                self.queues.mark_left(late)
                 plan.dropped.append((late, Drop.DEADLINE_PASSED))
         while self.queues.counts[_PREFILL]:
             item = self.queues.prefill.head(self.ms_per_extend)
@@ -281,22 +285,22 @@ class Scheduler:
                 return
             self.queues.prefill.pop(item)
             if self.settings.drops_late:
-                self.queues.left(item)
+                self.queues.mark_left(item)
                 plan.dropped.append((item, Drop.TOO_LATE))
             else:
                 self.queues.late.append(item)
 
-    def _presses_at_ms(self, extends_most: Callable[[], int], now_ms: float) -> float:
+    def _urgent_at_ms(self, max_extends: Callable[[], int], now_ms: float) -> float:
         """When a prefill search may be urgent, if its slack does not tell that it is now."""
         head = self.queues.prefill.head(self.ms_per_extend)
         if head is None:
             return NEVER_MS
-        if head.slack_ms(now_ms, self.ms_per_extend) < extends_most() * self.ms_per_extend:
+        if head.slack_ms(now_ms, self.ms_per_extend) < max_extends() * self.ms_per_extend:
             return now_ms
         return head.arrived_ms + self.settings.park_after_ms
 
     def _preempt(
-        self, plan: Plan, room: _Room, running: Iterable[Running], parked: int, now_ms: float
+        self, plan: Plan, free: _FreeSpace, running: Iterable[Running], parked: int, now_ms: float
     ) -> None:
         """Urgent prefill searches take the places of links, then of the longest decode searches."""
         running = list(running)
@@ -304,22 +308,22 @@ class Scheduler:
             (
                 r
                 for r in running
-                if r.kind is not Kind.PREFILL and r.may_park and r.slot not in plan.park
+                if r.kind is not SearchKind.PREFILL and r.may_park and r.slot not in plan.park
             ),
-            key=lambda r: (r.kind is Kind.DECODE, -r.extends_left, r.slot),
+            key=lambda r: (r.kind is SearchKind.DECODE, -r.extends_left, r.slot),
         )
-        most = min(room.slots, self.settings.parked_max - parked - len(plan.park))
+        limit = min(free.slots, self.settings.parked_max - parked - len(plan.park))
         next_free_ms = min((r.extends_left for r in running), default=0) * self.ms_per_extend
-        for victim in victims[: max(0, most)]:
+        for victim in victims[: max(0, limit)]:
             head = self.queues.prefill.head(self.ms_per_extend)
             if head is None:
                 return
-            urgent = head.slack_ms(now_ms, self.ms_per_extend) < next_free_ms
-            parks_at_ms = head.arrived_ms + self.settings.park_after_ms
-            if not urgent and now_ms < parks_at_ms:
-                plan.wake_ms = min(plan.wake_ms, parks_at_ms)
+            is_urgent = head.slack_ms(now_ms, self.ms_per_extend) < next_free_ms
+            park_at_ms = head.arrived_ms + self.settings.park_after_ms
+            if not is_urgent and now_ms < park_at_ms:
+                plan.wake_ms = min(plan.wake_ms, park_at_ms)
                 return
             self.queues.prefill.pop(head)
-            self.queues.left(head)
+            self.queues.mark_left(head)
             plan.park.append(victim.slot)
             plan.admit.append(head)

@@ -39,10 +39,10 @@ def own_graph(
     """The graph that is made on cores; see `GraphOf`."""
     count = int(degree * CANDIDATES)
     keys = knn.neighbours(vectors, count, metric, stored, seed=seed, threads=threads)
-    return optimised(keys, degree, threads=threads)
+    return optimise_graph(keys, degree, threads=threads)
 
 
-def optimised(keys: Array, degree: int, *, threads: int = 0) -> Array:
+def optimise_graph(keys: Array, degree: int, *, threads: int = 0) -> Array:
     """The search graph of neighbour lists: shape (rows, degree), uint32.
 
     `keys` has shape (rows, list length), ascending, EMPTY at the end of short lists. Rows that have
@@ -50,18 +50,18 @@ def optimised(keys: Array, degree: int, *, threads: int = 0) -> Array:
     """
     rows = len(keys)
     lists = np.empty(keys.shape, np.uint32)
-    over_rows(_lists, rows, keys, lists, threads=threads)
+    over_rows(_rows_of_keys, rows, keys, lists, threads=threads)
     forward = np.empty((rows, degree), np.uint32)
-    over_rows(_pruned, rows, lists, forward, threads=threads)
+    over_rows(_prune, rows, lists, forward, threads=threads)
     backward, counts = np.empty((rows, degree), np.uint32), np.zeros(rows, np.int64)
     _reverse(forward, backward, counts)
     graph = np.empty((rows, degree), np.uint32)
-    over_rows(_merged, rows, forward, backward, counts, graph, threads=threads)
+    over_rows(_merge, rows, forward, backward, counts, graph, threads=threads)
     return graph
 
 
 @kernel
-def _lists(first: int, last: int, keys: Array, lists: Array) -> None:
+def _rows_of_keys(first: int, last: int, keys: Array, lists: Array) -> None:
     """Rows of `keys`, uint64, to `lists`, uint32 of the same shape, NOWHERE for empty ones.
 
     Of rows `first` to `last`, as all kernels here.
@@ -73,7 +73,7 @@ def _lists(first: int, last: int, keys: Array, lists: Array) -> None:
 
 
 @kernel
-def _pruned(first: int, last: int, lists: Array, forward: Array) -> None:
+def _prune(first: int, last: int, lists: Array, forward: Array) -> None:
     """The edges with the fewest detours, in that order; ties stay in order of distance.
 
     From `lists`, uint32 (rows, list length), to `forward`, uint32 (rows, degree).
@@ -82,29 +82,29 @@ def _pruned(first: int, last: int, lists: Array, forward: Array) -> None:
     place_of = np.zeros(len(lists), np.uint16)  # of a row in the list at hand, from 1 on
     detours, after = np.empty(size + 1, np.int32), np.empty(size + 2, np.int32)
     for row in range(first, last):
-        found = 0
+        count = 0
         detours[:] = 0
-        while found < size and lists[row, found] != NOWHERE:
-            found += 1
-            place_of[lists[row, found - 1]] = found
-        for place in range(1, found + 1):
-            for far in lists[lists[row, place - 1]]:
-                if far == NOWHERE:
+        while count < size and lists[row, count] != NOWHERE:
+            count += 1
+            place_of[lists[row, count - 1]] = count
+        for place in range(1, count + 1):
+            for neighbour in lists[lists[row, place - 1]]:
+                if neighbour == NOWHERE:
                     break
-                met = np.intp(place_of[far])
-                detours[met] += met > place  # no branch: which are met cannot be predicted
+                rank = np.intp(place_of[neighbour])
+                detours[rank] += rank > place  # no branch: which are met cannot be predicted
         after[:] = 0
-        for place in range(1, found + 1):
+        for place in range(1, count + 1):
             place_of[lists[row, place - 1]] = 0
             after[detours[place] + 1] += 1
-        for fewer in range(size):
-            after[fewer + 1] += after[fewer]
-        for place in range(1, found + 1):
-            kept = after[detours[place]]
+        for detour_count in range(size):
+            after[detour_count + 1] += after[detour_count]
+        for place in range(1, count + 1):
+            position = after[detours[place]]
             after[detours[place]] += 1
-            if kept < degree:
-                forward[row, kept] = lists[row, place - 1]
-        forward[row, found:] = NOWHERE
+            if position < degree:
+                forward[row, position] = lists[row, place - 1]
+        forward[row, count:] = NOWHERE
 
 
 @kernel
@@ -116,14 +116,14 @@ def _reverse(forward: Array, backward: Array, counts: Array) -> None:
     degree = forward.shape[1]
     for place in range(degree):
         for row in range(len(forward)):
-            other = forward[row, place]
-            if other != NOWHERE and counts[other] < degree:
-                backward[other, counts[other]] = row
-                counts[other] += 1
+            neighbour = forward[row, place]
+            if neighbour != NOWHERE and counts[neighbour] < degree:
+                backward[neighbour, counts[neighbour]] = row
+                counts[neighbour] += 1
 
 
 @kernel
-def _merged(
+def _merge(
     first: int, last: int, forward: Array, backward: Array, counts: Array, graph: Array
 ) -> None:
     """Half of the forward edges, then reverse edges, then what is left of the forward ones.
@@ -135,18 +135,18 @@ def _merged(
     owner = np.full(len(graph), -1, np.int32)
     for row in range(first, last):
         owner[row] = row
-        kept = 0
+        count = 0
         for turn in range(3):
             source = backward[row, : counts[row]] if turn == 1 else forward[row]
             for place in range(len(source)):
-                other = source[place]
-                if other == NOWHERE or owner[other] == row:
+                neighbour = source[place]
+                if neighbour == NOWHERE or owner[neighbour] == row:
                     continue
-                if kept < degree and (turn > 0 or place < degree // 2):
-                    owner[other] = row
-                    graph[row, kept] = other
-                    kept += 1
-        graph[row, kept:] = row
+                if count < degree and (turn > 0 or place < degree // 2):
+                    owner[neighbour] = row
+                    graph[row, count] = neighbour
+                    count += 1
+        graph[row, count:] = row
 
 
 @kernel
@@ -157,8 +157,8 @@ def components(graph: Array) -> Array:
     """
     parent = np.arange(len(graph))
     for row in range(len(graph)):
-        for other in graph[row]:
-            join(parent, row, np.int64(other))
+        for neighbour in graph[row]:
+            join(parent, row, np.int64(neighbour))
     for row in range(len(graph)):
         parent[row] = parent[parent[row]]  # smaller rows come first, and are settled
     return parent

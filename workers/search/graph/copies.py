@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from workers.search.graph import rounded
-from workers.search.kernels.arrays import Array, gathered
+from workers.search.kernels.arrays import Array, gather_rows
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.keys import NOWHERE
 
@@ -25,40 +25,40 @@ def over_nodes(
     vectors: Array, metric: int, graph_of: Callable[[Array], Array]
 ) -> tuple[Array, Array | None]:
     """The graph of all vectors, made by `graph_of` for distinct ones, and the chain."""
-    node_of = firsts(vectors, metric)
-    chain = chained(node_of)
+    node_of = first_equal(vectors, metric)
+    chain = chain_of(node_of)
     if chain is None:
         return graph_of(vectors), None
     nodes = np.flatnonzero(node_of == np.arange(len(vectors)))
-    made = graph_of(gathered(vectors, nodes))
-    graph = np.empty((len(vectors), made.shape[1]), np.uint32)
+    node_graph = graph_of(gather_rows(vectors, nodes))
+    graph = np.empty((len(vectors), node_graph.shape[1]), np.uint32)
     graph[:] = node_of[:, None]
-    graph[nodes] = nodes[made]
+    graph[nodes] = nodes[node_graph]
     return graph, chain
 
 
-def firsts(vectors: Array, metric: int) -> Array:
+def first_equal(vectors: Array, metric: int) -> Array:
     """Of each row the first one that is equal: shape (rows,), int64."""
     words = _words(vectors)
-    hashes = _hashed(words)
-    node_of = _grouped(words, hashes, np.argsort(hashes, kind="stable"))
+    hashes = _hash_rows(words)
+    node_of = _first_of_runs(words, hashes, np.argsort(hashes, kind="stable"))
     if rounded.are_merged(vectors, metric):
         nodes = np.flatnonzero(node_of == np.arange(len(node_of)))
-        node_of[nodes] = rounded.firsts(vectors, nodes)
+        node_of[nodes] = rounded.first_equal(vectors, nodes)
         node_of = node_of[node_of]
     return node_of
 
 
-def chained(node_of: Array) -> Array | None:
+def chain_of(node_of: Array) -> Array | None:
     """The chain of rows whose nodes are `node_of`, int64 (rows,)."""
     if (node_of == np.arange(len(node_of))).all():
         return None
-    chain = unchained(len(node_of))
+    chain = empty_chain(len(node_of))
     append(chain, np.flatnonzero(node_of != np.arange(len(node_of))), node_of)
     return chain
 
 
-def unchained(rows: int) -> Array:
+def empty_chain(rows: int) -> Array:
     """The chain of rows that have no copies."""
     return np.full((rows, 1), NOWHERE, np.uint32)
 
@@ -81,9 +81,9 @@ def node_count(chain: Array | None, rows: int) -> int:
 
 def nodes(chain: Array | None, rows: int) -> Array:
     """Rows that are nodes, of so many: ascending, int64."""
-    every = np.arange(rows)
-    found: Array = every if chain is None else every[heads(chain) == every]
-    return found
+    all_rows = np.arange(rows)
+    node_rows: Array = all_rows if chain is None else all_rows[heads(chain) == all_rows]
+    return node_rows
 
 
 def are_lone(chain: Array) -> Array:
@@ -92,14 +92,14 @@ def are_lone(chain: Array) -> Array:
     return lone
 
 
-def matched(vectors: Array, rows: Array, found: Array, metric: int) -> Array:
+def match_equal_rows(vectors: Array, rows: Array, candidates: Array, metric: int) -> Array:
     """Of each of `rows` the first row found for it that is equal: int64, -1 for none.
 
     `found` is int64 (rows, list length), -1 at the end of short lists.
     """
     if rounded.are_merged(vectors, metric):
-        return rounded.matched(vectors, rows, found)
-    return _matched(_words(vectors), rows, found)
+        return rounded.match_equal_rows(vectors, rows, candidates)
+    return _match_words(_words(vectors), rows, candidates)
 
 
 def _words(vectors: Array) -> Array:
@@ -133,7 +133,7 @@ def _append(chain: Array, rows: Array, node_of: Array, first: int) -> Array:
 
 
 @kernel
-def _hashed(words: Array) -> Array:
+def _hash_rows(words: Array) -> Array:
     """Of each row of uint64 words one word, uint64 (rows,)."""
     out = np.empty(len(words), np.uint64)
     for row in range(len(words)):
@@ -146,7 +146,7 @@ def _hashed(words: Array) -> Array:
 
 
 @kernel
-def _grouped(words: Array, hashes: Array, order: Array) -> Array:
+def _first_of_runs(words: Array, hashes: Array, order: Array) -> Array:
     """The first of each run of equal rows in `order`, int64, by hash and then by number."""
     out = np.empty(len(words), np.int64)
     lead = np.int64(-1)
@@ -158,21 +158,21 @@ def _grouped(words: Array, hashes: Array, order: Array) -> Array:
 
 
 @kernel
-def _matched(words: Array, rows: Array, found: Array) -> Array:
+def _match_words(words: Array, rows: Array, candidates: Array) -> Array:
     """`matched` of vectors as words."""
     out = np.full(len(rows), -1, np.int64)
     for i in range(len(rows)):
-        for other in found[i]:
-            if other >= 0 and _equal(words, rows[i], other):
-                out[i] = other
+        for candidate in candidates[i]:
+            if candidate >= 0 and _equal(words, rows[i], candidate):
+                out[i] = candidate
                 break
     return out
 
 
 @kernel
-def _equal(words: Array, one: Any, other: Any) -> bool:
+def _equal(words: Array, first: Any, second: Any) -> bool:
     """Whether two rows have the same words."""
     for i in range(words.shape[1]):  # most differ in the first
-        if words[one, i] != words[other, i]:
+        if words[first, i] != words[second, i]:
             return False
     return True

@@ -21,7 +21,7 @@ _SAMPLED_ROWS = 1_024
 _FEW_SHARE = 0.5  # of the degree: where rows keep more on average, all edges stay
 
 
-def thinned(graph: Array, vectors: Array, stored: int, *, threads: int = 0) -> Array:
+def thin_edges(graph: Array, vectors: Array, stored: int, *, threads: int = 0) -> Array:
     """The graph with the edges that are needed, nearest first, or as it is where most are.
 
     `graph` is uint32 (rows, degree); places that are left hold the row. `vectors` have shape (rows,
@@ -31,13 +31,13 @@ def thinned(graph: Array, vectors: Array, stored: int, *, threads: int = 0) -> A
         return graph
     degree, rows = graph.shape[1], np.arange(len(graph))
     sample = rows[:: max(1, len(rows) // _SAMPLED_ROWS)]
-    tried = needed(graph[sample], sample, vectors, stored, degree, threads=threads)
-    if (tried != sample[:, None]).sum(1).mean() > _FEW_SHARE * degree:
+    sample_edges = prune(graph[sample], sample, vectors, stored, degree, threads=threads)
+    if (sample_edges != sample[:, None]).sum(1).mean() > _FEW_SHARE * degree:
         return graph
-    return needed(graph, rows, vectors, stored, degree, threads=threads)
+    return prune(graph, rows, vectors, stored, degree, threads=threads)
 
 
-def needed(
+def prune(
     candidates: Array, rows: Array, vectors: Array, stored: int, degree: int, *, threads: int = 0
 ) -> Array:
     """Of each row's candidates those that no shorter edge makes needless, nearest first.
@@ -47,43 +47,43 @@ def needed(
     """
     out = np.empty((len(rows), degree), np.uint32)
     over_rows(
-        _needed, len(rows), candidates, stored_bits(vectors), stored, rows, out, threads=threads
+        _prune, len(rows), candidates, stored_bits(vectors), stored, rows, out, threads=threads
     )
     return out
 
 
 @kernel
-def _needed(
+def _prune(
     first: int, last: int, candidates: Array, vectors: Array, stored: int, rows: Array, out: Array
 ) -> None:
     """Edges of rows[first] to rows[last], int64, to the same places of `out`, uint32."""
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     count, degree = candidates.shape[1], out.shape[1]
     here, there = np.empty(length, np.float32), np.empty(length, np.float32)
-    far = np.empty(count, np.float32)
+    distances = np.empty(count, np.float32)
     for i in range(first, last):
         row = rows[i]
         load(start + row * row_bytes, address(here), length, stored)
         for place in range(count):
-            other = np.int64(candidates[i, place])
-            far[place] = np.inf
-            if other != row:
-                at = start + other * row_bytes
-                far[place] = distance(at, address(here), length, SQUARED_L2, stored)
-        kept = 0
-        for place in np.argsort(far, kind="mergesort"):
-            if far[place] == np.inf or kept == degree:
+            candidate = np.int64(candidates[i, place])
+            distances[place] = np.inf
+            if candidate != row:
+                at = start + candidate * row_bytes
+                distances[place] = distance(at, address(here), length, SQUARED_L2, stored)
+        kept_count = 0
+        for place in np.argsort(distances, kind="mergesort"):
+            if distances[place] == np.inf or kept_count == degree:
                 break
-            other = np.int64(candidates[i, place])
-            load(start + other * row_bytes, address(there), length, stored)
-            needed = True
-            for j in range(kept):
+            candidate = np.int64(candidates[i, place])
+            load(start + candidate * row_bytes, address(there), length, stored)
+            is_needed = True
+            for j in range(kept_count):
                 at = start + np.int64(out[i, j]) * row_bytes
                 between = distance(at, address(there), length, SQUARED_L2, stored)
-                if out[i, j] == other or _NEARER * between < far[place]:
-                    needed = False
+                if out[i, j] == candidate or _NEARER * between < distances[place]:
+                    is_needed = False
                     break
-            if needed:
-                out[i, kept] = other
-                kept += 1
-        out[i, kept:] = row
+            if is_needed:
+                out[i, kept_count] = candidate
+                kept_count += 1
+        out[i, kept_count:] = row

@@ -31,15 +31,15 @@ def representatives(
     About sqrt(rows) of them, half as many of long vectors, from a sample where there are many rows,
     as many random ones, and the smallest row of each weak component that has none.
     """
-    wanted = usual_count(len(nodes), vectors.shape[1])
-    if wanted >= len(nodes):
+    count = usual_count(len(nodes), vectors.shape[1])
+    if count >= len(nodes):
         return nodes
     random, sampled = np.random.default_rng(seed), nodes
-    if len(nodes) > wanted * _SAMPLED_PER_REPRESENTATIVE:
-        sampled = np.sort(random.choice(nodes, wanted * _SAMPLED_PER_REPRESENTATIVE, replace=False))
-    spread = _farthest(stored_bits(vectors), sampled, wanted, metric, stored)
-    drawn = random.choice(nodes, wanted, replace=False)
-    return covering(np.union1d(spread, drawn), graph)
+    if len(nodes) > count * _SAMPLED_PER_REPRESENTATIVE:
+        sampled = np.sort(random.choice(nodes, count * _SAMPLED_PER_REPRESENTATIVE, replace=False))
+    spread = _farthest(stored_bits(vectors), sampled, count, metric, stored)
+    random_rows = random.choice(nodes, count, replace=False)
+    return cover_components(np.union1d(spread, random_rows), graph)
 
 
 def usual_count(rows: int, length: int) -> int:
@@ -54,7 +54,7 @@ def _root(rows: int, length: int) -> float:
     return float(np.sqrt(rows)) / (1 if length <= PANEL_DIM_MAX else 2)
 
 
-def extended(
+def extend(
     entries: Array, first: int, among: Array, vectors: Array, graph: Array, metric: int, stored: int
 ) -> Array:
     """`entries`, int64, with some for the rows from `first` on, and for islands of these alone.
@@ -64,15 +64,15 @@ def extended(
     edges to others gave way, wait for `covering`.
     """
     length = vectors.shape[1]
-    wanted = min(len(among), int(2 * _root(len(graph), length)) - int(2 * _root(first, length)))
-    chosen = _farthest(stored_bits(vectors), among, wanted, metric, stored)
+    count = min(len(among), int(2 * _root(len(graph), length)) - int(2 * _root(first, length)))
+    chosen = _farthest(stored_bits(vectors), among, count, metric, stored)
     roots = _islands(graph, first)
     lone = np.setdiff1d(roots, roots[chosen - first])
     added = np.union1d(chosen, lone[lone >= first])
     return np.union1d(entries, added) if len(added) else entries  # what is made of them is kept
 
 
-def covering(chosen: Array, graph: Array) -> Array:
+def cover_components(chosen: Array, graph: Array) -> Array:
     """Entry rows and one for each weak component that has none, ascending."""
     roots = components(graph)
     return np.union1d(chosen, np.setdiff1d(roots, roots[chosen]))
@@ -87,11 +87,11 @@ def _islands(graph: Array, first: int) -> Array:
     """
     parent = np.arange(len(graph) - first + 1)  # place 0 stands for all older rows
     for row in range(first, len(graph)):
-        for other in graph[row]:
-            one, two = row - first + 1, np.int64(other) - first + 1
-            if two < 0:
-                two = np.int64(0)
-            join(parent, one, two)
+        for neighbour in graph[row]:
+            source, target = row - first + 1, np.int64(neighbour) - first + 1
+            if target < 0:
+                target = np.int64(0)
+            join(parent, source, target)
     out = np.empty(len(graph) - first, np.int64)
     for place in range(1, len(parent)):
         parent[place] = parent[parent[place]]
@@ -100,17 +100,17 @@ def _islands(graph: Array, first: int) -> Array:
 
 
 @kernel
-def _farthest(vectors: Array, sampled: Array, wanted: int, metric: int, stored: int) -> Array:
+def _farthest(vectors: Array, sampled: Array, count: int, metric: int, stored: int) -> Array:
     """Of the rows `sampled`, int64, those `wanted` that are farthest apart: int64 (wanted,).
 
     `vectors` are stored bits, shape (rows, padded dim). At least `wanted` rows are sampled.
     """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     nearest = np.full(len(sampled), np.inf, np.float32)
-    chosen = np.empty(wanted, np.int64)
+    chosen = np.empty(count, np.int64)
     query = np.empty(length, np.float32)
     pick = 0
-    for i in range(wanted):
+    for i in range(count):
         chosen[i] = sampled[pick]
         load(start + sampled[pick] * row_bytes, address(query), length, stored)
         nearest[pick] = -np.inf
@@ -119,8 +119,8 @@ def _farthest(vectors: Array, sampled: Array, wanted: int, metric: int, stored: 
             if nearest[j] == -np.inf:
                 continue
             at = start + sampled[j] * row_bytes
-            far = distance(at, address(query), length, metric, stored)
-            nearest[j] = min(nearest[j], far)
+            dist = distance(at, address(query), length, metric, stored)
+            nearest[j] = min(nearest[j], dist)
             if nearest[j] > farthest:
                 farthest, pick = nearest[j], j
     return chosen

@@ -44,9 +44,9 @@ def neighbours(vectors: Array, count: int, metric: int, stored: int, *, threads:
     single = vectors[:, : dims_used(vectors)].astype(np.float32)
     panels, lengths = _in_panels(single, metric)
     keys = np.full((rows, count), EMPTY, np.uint64)
-    wanted = min(rows, count + 1 + _SPARE)
+    size = min(rows, count + 1 + _SPARE)
     over_rows(
-        _nearest, rows, stored_bits(vectors), single, panels, lengths, wanted, keys, metric, stored,
+        _nearest, rows, stored_bits(vectors), single, panels, lengths, size, keys, metric, stored,
         threads=threads,
     )  # fmt: skip
     return keys
@@ -61,7 +61,7 @@ def nearest_others(
     least `count` others.
     """
     single, bits = vectors[rows].astype(np.float32), stored_bits(vectors)
-    held = np.full((len(rows), count + _SPARE), EMPTY, np.uint64)
+    lists = np.full((len(rows), count + _SPARE), EMPTY, np.uint64)
     worst = np.full(len(rows), np.inf, np.float32)
     for first in range(0, len(vectors), _PART_ROWS):
         panels, lengths = _in_panels(
@@ -70,11 +70,11 @@ def nearest_others(
         inside = rows[(rows >= first) & (rows < first + _PART_ROWS)] - first
         lengths[inside] = np.inf
         over_rows(
-            _nearest_of_part, len(rows), single, panels, lengths, first, held, worst,
+            _nearest_of_part, len(rows), single, panels, lengths, first, lists, worst,
             threads=threads,
         )  # fmt: skip
     keys = np.full((len(rows), count), EMPTY, np.uint64)
-    over_rows(_measured, len(rows), rows, bits, held, 0, keys, metric, stored, threads=threads)
+    over_rows(_measure, len(rows), rows, bits, lists, 0, keys, metric, stored, threads=threads)
     nearest: Array = rows_and_distances(keys)[0]
     return nearest
 
@@ -89,7 +89,7 @@ def _in_panels(single: Array, metric: int) -> tuple[Array, Array]:
 
 @kernel
 def _nearest_of_part(
-    first: int, last: int, single: Array, panels: Array, lengths: Array, base: int, held: Array,
+    first: int, last: int, single: Array, panels: Array, lengths: Array, base: int, lists: Array,
     worst: Array,
 ) -> None:  # fmt: skip
     """Put what is near among rows from `base` on, in panels, into the lists of some queries.
@@ -101,39 +101,39 @@ def _nearest_of_part(
     limits = np.empty(_BLOCK, np.float32)
     for begin in range(first, last, _BLOCK):
         size = min(_BLOCK, last - begin)
-        _grouped(single, begin, size, groups)
+        _group(single, begin, size, groups)
         limits[:size] = worst[begin : begin + size]
         limits[size:] = -np.inf
-        _chosen(groups, panels, lengths, base, held[begin : begin + size], limits)
+        _choose(groups, panels, lengths, base, lists[begin : begin + size], limits)
         worst[begin : begin + size] = limits[:size]
 
 
 @kernel
 def _nearest(
     first: int, last: int, vectors: Array, single: Array, panels: Array, lengths: Array,
-    wanted: int, keys: Array, metric: int, stored: int,
+    list_size: int, keys: Array, metric: int, stored: int,
 ) -> None:  # fmt: skip
     """Fill in the lists of rows `first` to `last`.
 
     `vectors` are stored bits, `single` float32 (rows, dim), `lengths` float32, a row's square or 0,
     infinite where a panel has no row. `wanted` is how many candidates a row has.
     """
-    dim, every = single.shape[1], np.arange(len(single))
+    dim, all_rows = single.shape[1], np.arange(len(single))
     groups = np.zeros((_BLOCK // GROUP, dim, GROUP), np.float32)
-    held = np.empty((_BLOCK, wanted), np.uint64)
+    lists = np.empty((_BLOCK, list_size), np.uint64)
     worst = np.empty(_BLOCK, np.float32)
     for begin in range(first, last, _BLOCK):
         size = min(_BLOCK, last - begin)
-        _grouped(single, begin, size, groups)
-        held[:] = EMPTY
+        _group(single, begin, size, groups)
+        lists[:] = EMPTY
         worst[:] = np.inf
         worst[size:] = -np.inf
-        _chosen(groups, panels, lengths, 0, held, worst)
-        _measured(begin, begin + size, every, vectors, held, begin, keys, metric, stored)
+        _choose(groups, panels, lengths, 0, lists, worst)
+        _measure(begin, begin + size, all_rows, vectors, lists, begin, keys, metric, stored)
 
 
 @kernel
-def _grouped(single: Array, begin: int, size: int, groups: Array) -> None:
+def _group(single: Array, begin: int, size: int, groups: Array) -> None:
     """Copy `size` rows of `single` from `begin` on to groups of queries."""
     for i in range(size):
         for d in range(single.shape[1]):
@@ -141,40 +141,40 @@ def _grouped(single: Array, begin: int, size: int, groups: Array) -> None:
 
 
 @kernel
-def _chosen(
-    groups: Array, panels: Array, lengths: Array, base: int, held: Array, worst: Array
+def _choose(
+    groups: Array, panels: Array, lengths: Array, base: int, lists: Array, worst: Array
 ) -> None:
     """Put the rows that are nearest to each query into `held`, uint64 (queries, wanted), as keys.
 
     `groups` are the queries, float32 (queries / GROUP, dim, GROUP), and `worst`, float32, is how
     far the last of each list is. Rows count up from `base`.
     """
-    dim, size = groups.shape[1], held.shape[1]
-    room = np.empty(GROUP * PANEL_ROWS + GROUP, np.float32)
+    dim, size = groups.shape[1], lists.shape[1]
+    scratch = np.empty(GROUP * PANEL_ROWS + GROUP, np.float32)
     for panel in range(len(panels)):
         there = address(panels) + panel * panels.strides[0]
-        beside = address(lengths) + 4 * PANEL_ROWS * panel
+        squares = address(lengths) + 4 * PANEL_ROWS * panel
         for group in range(len(groups)):
-            asked = address(groups) + group * groups.strides[0]
-            nearer(there, asked, dim, beside, address(worst) + 4 * GROUP * group, address(room))
+            at = address(groups) + group * groups.strides[0]
+            nearer(there, at, dim, squares, address(worst) + 4 * GROUP * group, address(scratch))
             for j in range(GROUP):
-                bits, query = get_u32(address(room) + _BITS, j), GROUP * group + j
+                bits, query = get_u32(address(scratch) + _BITS, j), GROUP * group + j
                 while bits != np.uint32(0):
                     lane = lowest(bits)
                     bits &= bits - np.uint32(1)
-                    far = room[PANEL_ROWS * j + lane]
-                    if far < worst[query]:
+                    dist = scratch[PANEL_ROWS * j + lane]
+                    if dist < worst[query]:
                         insert(
-                            address(held) + query * held.strides[0], size,
-                            key_of(far, base + PANEL_ROWS * panel + lane),
+                            address(lists) + query * lists.strides[0], size,
+                            key_of(dist, base + PANEL_ROWS * panel + lane),
                         )  # fmt: skip
-                        if held[query, size - 1] < LIMIT:
-                            worst[query] = distance_of(held[query, size - 1])
+                        if lists[query, size - 1] < LIMIT:
+                            worst[query] = distance_of(lists[query, size - 1])
 
 
 @kernel
-def _measured(
-    first: int, last: int, rows: Array, vectors: Array, held: Array, base: int, keys: Array,
+def _measure(
+    first: int, last: int, rows: Array, vectors: Array, lists: Array, base: int, keys: Array,
     metric: int, stored: int,
 ) -> None:  # fmt: skip
     """Measure the candidates of rows[first] to rows[last], and keep the nearest in `keys`.
@@ -186,11 +186,11 @@ def _measured(
     for i in range(first, last):
         row = rows[i]
         load(start + row * row_bytes, address(query), length, stored)
-        for key in held[i - base]:
+        for key in lists[i - base]:
             if key >= LIMIT:
                 break
-            other = row_of(key)
-            if other != row:
-                at = start + other * row_bytes
-                far = distance(at, address(query), length, metric, stored)
-                insert(address(keys) + i * keys.strides[0], keys.shape[1], key_of(far, other))
+            candidate = row_of(key)
+            if candidate != row:
+                at = start + candidate * row_bytes
+                dist = distance(at, address(query), length, metric, stored)
+                insert(address(keys) + i * keys.strides[0], keys.shape[1], key_of(dist, candidate))

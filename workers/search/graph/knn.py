@@ -17,7 +17,7 @@ import numpy as np
 from workers.search.graph import exact, trees
 from workers.search.kernels import codes
 from workers.search.kernels.arrays import Array, stored_bits
-from workers.search.kernels.codes import CODED_QUERY_BYTES, encode_query, sifted
+from workers.search.kernels.codes import CODED_QUERY_BYTES, encode_query, prefilter
 from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import inlined, kernel
 from workers.search.kernels.keys import (
@@ -43,10 +43,10 @@ ENOUGH = 0.005  # changed share of all entries below which another round is not 
 _LONG = 2  # times as long as half of the rows are those that may be near by their length alone
 _MOST = 0.5  # of the entries of a list
 _SOME = 32  # rows whose lists tell
-_SIFTED_ROWS = 64  # between two looks at how far the end of a list is
+_PREFILTER_ROWS = 64  # between two looks at how far the end of a list is
 _AHEAD = 6  # rows that are on their way from memory
 _NO_CODES = codes.Codes(np.empty((0, 0), np.uint8), np.empty(0, np.float32))
-_NONE_WILD = np.empty(0, np.uint32)
+_NO_OUTLIERS = np.empty(0, np.uint32)
 
 
 def neighbours(
@@ -62,8 +62,8 @@ def neighbours(
     return _descend(vectors, count, metric, stored, seed, threads)
 
 
-def introduce(
-    vectors: Array, rows: Array, others: Array, spans: Array, keys: Array, metric: int,
+def insert_peers(
+    vectors: Array, rows: Array, peers: Array, spans: Array, keys: Array, metric: int,
     stored: int, *, base: int = 0, threads: int = 0,
 ) -> None:  # fmt: skip
     """Insert others[spans[i, 0] : spans[i, 1]] into the list of rows[i], keys[rows[i] - base].
@@ -73,7 +73,7 @@ def introduce(
     left out.
     """
     over_rows(
-        _introduce, len(rows), vectors, rows, others, spans, keys, base, metric, stored,
+        _insert_peers, len(rows), vectors, rows, peers, spans, keys, base, metric, stored,
         threads=threads,
     )  # fmt: skip
 
@@ -93,8 +93,8 @@ def spans_of(bounds: Array) -> Array:
 
 
 @kernel
-def _introduce(
-    first: int, last: int, vectors: Array, rows: Array, others: Array, spans: Array, keys: Array,
+def _insert_peers(
+    first: int, last: int, vectors: Array, rows: Array, peers: Array, spans: Array, keys: Array,
     base: int, metric: int, stored: int,
 ) -> None:  # fmt: skip
     """`introduce` of rows[first] to rows[last]."""
@@ -103,39 +103,39 @@ def _introduce(
     for i in range(first, last):
         row = rows[i]
         load(start + row * row_bytes, address(query), length, stored)
-        held = address(keys) + (row - base) * keys.strides[0]
+        list_address = address(keys) + (row - base) * keys.strides[0]
         last = spans[i, 1]
         for j in range(spans[i, 0], last):
-            other = others[j]
+            peer = peers[j]
             if j + _AHEAD < last:
-                prefetch_row(start + max(0, others[j + _AHEAD]) * row_bytes, row_bytes)
-            if other >= 0 and other != row:
-                at = start + other * row_bytes
-                key = key_of(distance(at, address(query), length, metric, stored), other)
-                insert(held, keys.shape[1], key)
+                prefetch_row(start + max(0, peers[j + _AHEAD]) * row_bytes, row_bytes)
+            if peer >= 0 and peer != row:
+                at = start + peer * row_bytes
+                key = key_of(distance(at, address(query), length, metric, stored), peer)
+                insert(list_address, keys.shape[1], key)
 
 
 def _descend(
     vectors: Array, count: int, metric: int, stored: int, seed: int, threads: int
 ) -> Array:
-    known = codes.coded(vectors, metric, threads=threads) or _NO_CODES
+    row_codes = codes.encode_rows(vectors, metric, threads=threads) or _NO_CODES
     rows, vectors = len(vectors), stored_bits(vectors)
     keys = np.full((rows, count), EMPTY, np.uint64)
     random = np.random.default_rng(seed)
     for _ in range(TREES):
         order, bounds = trees.leaves(vectors, stored, random)
-        introduce(vectors, order, order, spans_of(bounds), keys, metric, stored, threads=threads)
+        insert_peers(vectors, order, order, spans_of(bounds), keys, metric, stored, threads=threads)
     if metric == INNER_PRODUCT:
-        introduce_longest(vectors, keys, stored, random, threads=threads)
+        insert_longest(vectors, keys, stored, random, threads=threads)
     for _ in range(ROUNDS_MAX):
         reverse = np.empty((rows, SAMPLE), np.uint64)
-        turn_round(keys, reverse)
+        reverse_lists(keys, reverse)
         near, counts = np.empty((rows, 2 * SAMPLE), np.uint32), np.empty((rows, 2), np.int64)
-        over_rows(_sampled, rows, keys, reverse, near, counts, threads=threads)
+        over_rows(_sample, rows, keys, reverse, near, counts, threads=threads)
         after = keys | FLAG
         changed = over_rows(
-            _round, rows, vectors, keys, near, counts, after, metric, stored, known.codes,
-            known.ruler, _NONE_WILD if known.wild is None else known.wild, threads=threads,
+            _round, rows, vectors, keys, near, counts, after, metric, stored, row_codes.codes,
+            row_codes.quantizer, _NO_OUTLIERS if row_codes.outliers is None else row_codes.outliers, threads=threads,
         )  # fmt: skip
         keys = after
         if sum(changed) < ENOUGH * rows * count:
@@ -143,7 +143,7 @@ def _descend(
     return keys
 
 
-def introduce_longest(
+def insert_longest(
     vectors: Array, keys: Array, stored: int, random: np.random.Generator, *, threads: int = 0
 ) -> None:
     """Insert the longest rows into all lists where, by inner product, they are most of them.
@@ -158,13 +158,13 @@ def introduce_longest(
     every, longest = np.arange(rows), np.argsort(-squares, kind="stable")[:count]
     if squares[longest[-1]] < _LONG**2 * np.median(squares):
         return
-    some = random.choice(rows, min(_SOME, rows), replace=False)
-    spans = np.tile([0, rows], (len(some), 1))
-    introduce(vectors, some, every, spans, keys, INNER_PRODUCT, stored, threads=threads)
-    found, _ = rows_and_distances(keys[some])
-    if np.isin(found, longest).mean() > _MOST:
+    sample = random.choice(rows, min(_SOME, rows), replace=False)
+    spans = np.tile([0, rows], (len(sample), 1))
+    insert_peers(vectors, sample, every, spans, keys, INNER_PRODUCT, stored, threads=threads)
+    nearest, _ = rows_and_distances(keys[sample])
+    if np.isin(nearest, longest).mean() > _MOST:
         spans = np.tile([0, len(longest)], (rows, 1))
-        introduce(vectors, every, longest, spans, keys, INNER_PRODUCT, stored, threads=threads)
+        insert_peers(vectors, every, longest, spans, keys, INNER_PRODUCT, stored, threads=threads)
 
 
 @kernel
@@ -177,7 +177,7 @@ def _squares(first: int, last: int, vectors: Array, stored: int, squares: Array)
 
 
 @kernel
-def turn_round(keys: Array, reverse: Array) -> None:
+def reverse_lists(keys: Array, reverse: Array) -> None:
     """For each row the first rows that have it in their lists, nearest ranks first.
 
     From `keys`, uint64 (rows, list length), to `reverse`, uint64 (rows, SAMPLE), as keys at
@@ -191,16 +191,14 @@ def turn_round(keys: Array, reverse: Array) -> None:
             key = keys[row, rank]
             if key >= LIMIT:
                 continue
-            other = row_of(key)
-            if counts[other] < SAMPLE:
-                reverse[other, counts[other]] = key_of(np.float32(0), row) | (key & FLAG)
-                counts[other] += 1
+            neighbour = row_of(key)
+            if counts[neighbour] < SAMPLE:
+                reverse[neighbour, counts[neighbour]] = key_of(np.float32(0), row) | (key & FLAG)
+                counts[neighbour] += 1
 
 
 @kernel
-def _sampled(
-    first: int, last: int, keys: Array, reverse: Array, near: Array, counts: Array
-) -> None:
+def _sample(first: int, last: int, keys: Array, reverse: Array, near: Array, counts: Array) -> None:
     """Rows of what takes part in a round, new ones first; how many are new, and how many in all.
 
     They go to `near`, uint32 (rows, 2 * SAMPLE), and `counts`, int64 (rows, 2).
@@ -220,7 +218,7 @@ def _sampled(
 @kernel
 def _round(
     first: int, last: int, vectors: Array, keys: Array, near: Array, counts: Array, after: Array,
-    metric: int, stored: int, known: Array, ruler: Array, wild: Array,
+    metric: int, stored: int, codes: Array, quantizer: Array, outliers: Array,
 ) -> int:  # fmt: skip
     """Rows first to last gather from their neighbours' lists; how many entries are new.
 
@@ -229,62 +227,62 @@ def _round(
     `wild` is the bit set of rows whose codes say nothing; no words: none.
     """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
-    seen = np.full(len(keys), NOWHERE, np.uint32)
+    visited_by = np.full(len(keys), NOWHERE, np.uint32)
     query, pending = np.empty(length, np.float32), np.empty(4 * SAMPLE * SAMPLE, np.int64)
-    room, coded = np.empty(length, np.float32), np.empty(CODED_QUERY_BYTES, np.uint8)
+    scratch, coded = np.empty(length, np.float32), np.empty(CODED_QUERY_BYTES, np.uint8)
     size, changed = keys.shape[1], 0
     for row in range(first, last):
         load(start + row * row_bytes, address(query), length, stored)
-        if len(known):
-            ruled = address(ruler)
-            encode_query(address(query), ruled, length, metric, address(coded), address(room))
-        seen[row] = row
+        if len(codes):
+            levels = address(quantizer)
+            encode_query(address(query), levels, length, metric, address(coded), address(scratch))
+        visited_by[row] = row
         for key in keys[row]:
             if key < LIMIT:
-                seen[row_of(key)] = row
-        found = _gathered(row, near, counts, address(seen), address(pending))
-        for begin in range(0, found, _SIFTED_ROWS):
-            rows, total = address(pending) + 8 * begin, min(_SIFTED_ROWS, found - begin)
-            if len(known) and after[row, size - 1] < LIMIT:
+                visited_by[row_of(key)] = row
+        pending_count = _gather(row, near, counts, address(visited_by), address(pending))
+        for begin in range(0, pending_count, _PREFILTER_ROWS):
+            rows, total = address(pending) + 8 * begin, min(_PREFILTER_ROWS, pending_count - begin)
+            if len(codes) and after[row, size - 1] < LIMIT:
                 worst = distance_of(after[row, size - 1])
-                total = _sifted(rows, total, worst, known, wild, address(coded), metric)
+                total = _prefilter(rows, total, worst, codes, outliers, address(coded), metric)
             for i in range(total):
                 if i + _AHEAD < total:
                     prefetch_row(start + get_i64(rows, i + _AHEAD) * row_bytes, row_bytes)
-                other = get_i64(rows, i)
-                far = distance(start + other * row_bytes, address(query), length, metric, stored)
-                insert(address(after) + row * after.strides[0], size, key_of(far, other))
+                peer = get_i64(rows, i)
+                dist = distance(start + peer * row_bytes, address(query), length, metric, stored)
+                insert(address(after) + row * after.strides[0], size, key_of(dist, peer))
         for key in after[row]:
             changed += key & FLAG == 0
     return changed
 
 
 @inlined
-def _sifted(
-    rows: int, total: int, worst: Any, known: Array, wild: Array, query: int, metric: int
+def _prefilter(
+    rows: int, total: int, worst: Any, codes: Array, outliers: Array, query: int, metric: int
 ) -> int:
     """`codes.sifted` of `total` rows, int64 at an address, whose codes are on their way by then."""
     for i in range(total):
-        prefetch_row(address(known) + get_i64(rows, i) * known.strides[0], known.strides[0])
-    passing = address(wild) if len(wild) else 0
-    return sifted(rows, total, worst, address(known), known.strides[0], passing, query, metric)
+        prefetch_row(address(codes) + get_i64(rows, i) * codes.strides[0], codes.strides[0])
+    passing = address(outliers) if len(outliers) else 0
+    return prefilter(rows, total, worst, address(codes), codes.strides[0], passing, query, metric)
 
 
 @inlined
-def _gathered(row: int, near: Array, counts: Array, seen: int, pending: int) -> int:
+def _gather(row: int, near: Array, counts: Array, visited_by: int, pending: int) -> int:
     """Rows two steps away that were not met before: over an edge that is new, at least one.
 
     How many; they go to `pending`, the address of 4 * SAMPLE * SAMPLE int64. `seen` is the address
     of a uint32 for each row of the index: the row that met it last.
     """
-    found, lists, list_bytes = 0, address(near), near.strides[0]
+    count, lists, list_bytes = 0, address(near), near.strides[0]
     for i in range(counts[row, 1]):
         prefetch_row(lists + near[row, i] * list_bytes, list_bytes)
     for i in range(counts[row, 1]):
         between, is_old = np.int64(near[row, i]), i >= counts[row, 0]
         for j in range(counts[between, 0 if is_old else 1]):
-            other = get_u32(lists + between * list_bytes, j)
-            put_i64(pending, found, np.int64(other))
-            found += get_u32(seen, np.int64(other)) != np.uint32(row)
-            put_u32(seen, np.int64(other), np.uint32(row))
-    return found
+            peer = get_u32(lists + between * list_bytes, j)
+            put_i64(pending, count, np.int64(peer))
+            count += get_u32(visited_by, np.int64(peer)) != np.uint32(row)
+            put_u32(visited_by, np.int64(peer), np.uint32(row))
+    return count

@@ -9,7 +9,7 @@ and Yashunin, arXiv:1603.09320); here all of them lie in one graph, which is wal
 import numpy as np
 
 from workers.search.graph import density, knn
-from workers.search.kernels.arrays import Array, gathered
+from workers.search.kernels.arrays import Array, gather_rows
 from workers.search.kernels.keys import LIMIT, rows_and_distances
 from workers.search.kernels.metrics import SQUARED_L2
 
@@ -17,7 +17,7 @@ _FIRST, _FEWER = 4, 2  # times as few rows in the first level, and in each next 
 _NEAREST = 48
 
 
-def laid(graph: Array, vectors: Array, stored: int, *, seed: int, threads: int = 0) -> Array:
+def add_levels(graph: Array, vectors: Array, stored: int, *, seed: int, threads: int = 0) -> Array:
     """The graph with edges of all levels, nearest first.
 
     `graph` is uint32 (rows, degree); places that are left hold the row. `vectors` have shape (rows,
@@ -28,7 +28,7 @@ def laid(graph: Array, vectors: Array, stored: int, *, seed: int, threads: int =
     while len(level) > _NEAREST:
         rows = np.sort(level)
         near = _nearest(vectors, rows, stored, seed, threads)
-        graph[rows] = density.needed(
+        graph[rows] = density.prune(
             np.hstack([graph[rows], near]), rows, vectors, stored, graph.shape[1], threads=threads
         )
         level = level[: len(level) // _FEWER]
@@ -38,9 +38,9 @@ def laid(graph: Array, vectors: Array, stored: int, *, seed: int, threads: int =
 def _nearest(vectors: Array, rows: Array, stored: int, seed: int, threads: int) -> Array:
     """Of each of `rows`, int64, the nearest others of them, and itself where a list ends."""
     keys = knn.neighbours(
-        gathered(vectors, rows), _NEAREST, SQUARED_L2, stored, seed=seed, threads=threads
+        gather_rows(vectors, rows), _NEAREST, SQUARED_L2, stored, seed=seed, threads=threads
     )
-    own = np.arange(len(rows))[:, None]
-    places = np.where(keys < LIMIT, rows_and_distances(keys)[0], own)
-    found: Array = rows[places].astype(np.uint32)
-    return found
+    self_places = np.arange(len(rows))[:, None]
+    places = np.where(keys < LIMIT, rows_and_distances(keys)[0], self_places)
+    nearest: Array = rows[places].astype(np.uint32)
+    return nearest

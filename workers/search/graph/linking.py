@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workers.search.graph.knn import even_spans, introduce
+from workers.search.graph.knn import even_spans, insert_peers
 from workers.search.kernels.arrays import Array, aligned, stored_bits
 from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import kernel
@@ -50,7 +50,7 @@ class EdgeNotes(NamedTuple):
     ranks: Array
 
 
-def unknown(rows: int, degree: int) -> EdgeNotes:
+def unknown_notes(rows: int, degree: int) -> EdgeNotes:
     """Room for what is known of so many rows' edges."""
     middle = degree // 2
     lengths = aligned(rows, middle, np.float32)
@@ -58,8 +58,8 @@ def unknown(rows: int, degree: int) -> EdgeNotes:
     return EdgeNotes(lengths, aligned(rows, degree - middle, np.uint8))
 
 
-def extended(
-    graph: Array, notes: EdgeNotes, linked: int, new: Array, vectors: Array, found: Array,
+def link_rows(
+    graph: Array, notes: EdgeNotes, linked: int, new: Array, vectors: Array, nearest: Array,
     metric: int, stored: int, *, threads: int = 0,
 ) -> Array:  # fmt: skip
     """Fill in a graph from row `linked` on, in place; which older rows have other edges now, some
@@ -72,9 +72,9 @@ def extended(
     one, -1 at the end of short lists.
     """
     added = len(graph) - linked
-    keys = np.full((added, found.shape[1]), EMPTY, np.uint64)
-    candidates = np.hstack([found, np.broadcast_to(new, (len(new), len(new)))])
-    introduce(
+    keys = np.full((added, nearest.shape[1]), EMPTY, np.uint64)
+    candidates = np.hstack([nearest, np.broadcast_to(new, (len(new), len(new)))])
+    insert_peers(
         stored_bits(vectors), new, candidates.ravel(), even_spans(*candidates.shape), keys, metric,
         stored, base=linked, threads=threads,
     )  # fmt: skip
@@ -82,13 +82,13 @@ def extended(
     ranks[linked : len(graph)] = lengths.shape[1]
     over_rows(_forward, added, keys, graph, lengths, linked, threads=threads)
     targets = graph[linked:, : lengths.shape[1]].copy()  # what is pushed changes lists, new too
-    far, rows = lengths[linked : len(graph)].copy(), np.arange(linked, len(graph))
-    _backward(stored_bits(vectors), graph, lengths, ranks, rows, targets, far, metric, stored)
+    distances, rows = lengths[linked : len(graph)].copy(), np.arange(linked, len(graph))
+    _backward(stored_bits(vectors), graph, lengths, ranks, rows, targets, distances, metric, stored)
     return targets[targets < linked]
 
 
-def led_back(
-    graph: Array, notes: EdgeNotes, rows: Array, found: Array, vectors: Array, metric: int,
+def add_edges_to(
+    graph: Array, notes: EdgeNotes, rows: Array, nearest: Array, vectors: Array, metric: int,
     stored: int,
 ) -> Array:  # fmt: skip
     """Push `rows`, int64, into the lists of the rows that are nearest to each, in place; which rows
@@ -96,13 +96,13 @@ def led_back(
 
     `found` has shape (rows, list length), int64, -1 at the end of short lists.
     """
-    near = found[:, : notes.lengths.shape[1]]
+    near = nearest[:, : notes.lengths.shape[1]]
     targets = np.where(near < 0, rows[:, None], near).astype(np.uint32)
-    far = np.empty(targets.shape, np.float32)
+    distances = np.empty(targets.shape, np.float32)
     bits = stored_bits(vectors)
     for i in range(len(rows)):
-        _measure(bits, rows[i], targets[i], metric, stored, far[i])
-    _backward(bits, graph, *notes, rows, targets, far, metric, stored)
+        _measure(bits, rows[i], targets[i], metric, stored, distances[i])
+    _backward(bits, graph, *notes, rows, targets, distances, metric, stored)
     return targets.ravel()
 
 
@@ -125,50 +125,50 @@ def _forward(first: int, last: int, keys: Array, graph: Array, lengths: Array, l
     edges = address(graph)
     rows, ranks = np.empty(mask + 1, np.int64), np.empty(mask + 1, np.int64)  # a hash table
     for i in range(first, last):
-        found = 0
+        count = 0
         rows[:] = -1
-        while found < size and keys[i, found] < LIMIT:
-            row = np.int64(row_of(keys[i, found]))
+        while count < size and keys[i, count] < LIMIT:
+            row = np.int64(row_of(keys[i, count]))
             place = np.int64(np.uint64(row) * _SCATTER >> shift)
             while rows[place] >= 0:
                 place = (place + 1) & mask
-            rows[place], ranks[place], detours[found] = row, found, 0
+            rows[place], ranks[place], detours[count] = row, count, 0
             if row < linked:
                 prefetch_row(edges + row * graph.strides[0], graph.strides[0] // 2)
-            found += 1
-        for rank in range(found):
+            count += 1
+        for rank in range(count):
             between = row_of(keys[i, rank])
             for edge in range(degree // 2 if between < linked else size):
                 if between < linked:
-                    far = np.int64(graph[between, edge])
+                    neighbour = np.int64(graph[between, edge])
                 elif keys[between - linked, edge] < LIMIT:
-                    far = np.int64(row_of(keys[between - linked, edge]))
+                    neighbour = np.int64(row_of(keys[between - linked, edge]))
                 else:
                     break
-                place = np.int64(np.uint64(far) * _SCATTER >> shift)
-                while rows[place] >= 0 and rows[place] != far:
+                place = np.int64(np.uint64(neighbour) * _SCATTER >> shift)
+                while rows[place] >= 0 and rows[place] != neighbour:
                     place = (place + 1) & mask
-                if rows[place] == far and ranks[place] > rank:
+                if rows[place] == neighbour and ranks[place] > rank:
                     detours[ranks[place]] += 1
         after[:] = 0
-        for rank in range(found):
+        for rank in range(count):
             after[detours[rank] + 1] += 1
-        for fewer in range(size):
-            after[fewer + 1] += after[fewer]
-        for rank in range(found):
-            kept = after[detours[rank]]
+        for detour_count in range(size):
+            after[detour_count + 1] += after[detour_count]
+        for rank in range(count):
+            position = after[detours[rank]]
             after[detours[rank]] += 1
-            if kept < degree:
-                graph[linked + i, kept] = row_of(keys[i, rank])
-            if kept < lengths.shape[1]:
-                lengths[linked + i, kept] = distance_of(keys[i, rank])
-        graph[linked + i, found:] = linked + i
+            if position < degree:
+                graph[linked + i, position] = row_of(keys[i, rank])
+            if position < lengths.shape[1]:
+                lengths[linked + i, position] = distance_of(keys[i, rank])
+        graph[linked + i, count:] = linked + i
 
 
 @kernel
 def _backward(
     vectors: Array, graph: Array, lengths: Array, ranks: Array, rows: Array, targets: Array,
-    far: Array, metric: int, stored: int,
+    distances: Array, metric: int, stored: int,
 ) -> None:  # fmt: skip
     """Push each of `rows`, int64, into its neighbours' lists, worst edges first: the best stay
     longest.
@@ -181,55 +181,55 @@ def _backward(
     degree, middle, edges = graph.shape[1], lengths.shape[1], address(graph)
     for place in range(middle - 1, -1, -1):
         for i in range(len(rows)):
-            row, other = rows[i], np.int64(targets[i, place])
+            row, target = rows[i], np.int64(targets[i, place])
             if i + _AHEAD < len(rows):
                 later = np.int64(targets[i + _AHEAD, place])
                 prefetch_row(edges + later * graph.strides[0], graph.strides[0])
                 prefetch_row(address(lengths) + later * lengths.strides[0], lengths.strides[0])
-            if other == row:
+            if target == row:
                 continue
             at = 0
-            while at < degree and graph[other, at] != row and graph[other, at] != other:
+            while at < degree and graph[target, at] != row and graph[target, at] != target:
                 at += 1
-            if at < middle and graph[other, at] == row:
+            if at < middle and graph[target, at] == row:
                 continue
             full = min(at, middle)
-            if full > 0 and np.isnan(lengths[other, 0]):
-                _measure(vectors, other, graph[other, :full], metric, stored, lengths[other])
-                _rank(graph, other, ranks[other])
+            if full > 0 and np.isnan(lengths[target, 0]):
+                _measure(vectors, target, graph[target, :full], metric, stored, lengths[target])
+                _rank(graph, target, ranks[target])
             if at == degree:
                 at = degree - (degree - middle + 1) // 2
                 for j in range(at, degree):
-                    if ranks[other, j - middle] >= ranks[other, at - middle]:
+                    if ranks[target, j - middle] >= ranks[target, at - middle]:
                         at = j
             pushed, rank = np.uint32(row), np.uint8(place)
-            length, farthest = far[i, place], middle
+            length, farthest = distances[i, place], middle
             for j in range(full):
-                if lengths[other, j] > length:
-                    length, farthest = lengths[other, j], j
+                if lengths[target, j] > length:
+                    length, farthest = lengths[target, j], j
             for j in range(at, middle, -1):
-                graph[other, j] = graph[other, j - 1]
-                ranks[other, j - middle] = ranks[other, j - middle - 1]
+                graph[target, j] = graph[target, j - 1]
+                ranks[target, j - middle] = ranks[target, j - middle - 1]
             if farthest < middle:
-                pushed, rank = graph[other, farthest], _DISPLACED
-                graph[other, farthest], lengths[other, farthest] = row, far[i, place]
-            graph[other, full] = pushed
+                pushed, rank = graph[target, farthest], _DISPLACED
+                graph[target, farthest], lengths[target, farthest] = row, distances[i, place]
+            graph[target, full] = pushed
             if full < middle:
-                lengths[other, full] = length
+                lengths[target, full] = length
             else:
-                ranks[other, full - middle] = rank
+                ranks[target, full - middle] = rank
 
 
 @kernel
-def _measure(vectors: Array, row: Any, others: Array, metric: int, stored: int, out: Array) -> None:
+def _measure(vectors: Array, row: Any, rows: Array, metric: int, stored: int, out: Array) -> None:
     """To `out`, float32, how far a row is from others, integers, no more than places there."""
     start, row_bytes, size = address(vectors), vectors.strides[0], vectors.shape[1]
     query = np.empty(size, np.float32)
-    for i in range(len(others)):
-        prefetch_row(start + np.int64(others[i]) * row_bytes, row_bytes)
+    for i in range(len(rows)):
+        prefetch_row(start + np.int64(rows[i]) * row_bytes, row_bytes)
     load(start + row * row_bytes, address(query), size, stored)
-    for i in range(len(others)):
-        at = start + np.int64(others[i]) * row_bytes
+    for i in range(len(rows)):
+        at = start + np.int64(rows[i]) * row_bytes
         out[i] = distance(at, address(query), size, metric, stored)
 
 
@@ -241,13 +241,13 @@ def _rank(graph: Array, row: Any, ranks: Array) -> None:
     for i in range(middle, degree):
         prefetch_row(address(graph) + np.int64(graph[row, i]) * graph.strides[0], 4 * middle)
     for i in range(middle, degree):
-        other, place = np.int64(graph[row, i]), 0
-        while place < middle and graph[other, place] != row:
+        neighbour, place = np.int64(graph[row, i]), 0
+        while place < middle and graph[neighbour, place] != row:
             place += 1
         ranks[i - middle] = place
 
 
-def mended(
+def drop_deleted(
     graph: Array, vectors: Array, live: Array, metric: int, stored: int, *,
     heads: Array | None = None, threads: int = 0,
 ) -> Array:  # fmt: skip
@@ -266,7 +266,7 @@ def mended(
     renumbered[live] = np.arange(len(live))
     out = np.empty((len(live), graph.shape[1]), np.uint32)
     over_rows(
-        _mend,
+        _drop_deleted,
         len(live),
         graph,
         stored_bits(vectors),
@@ -281,7 +281,7 @@ def mended(
 
 
 @kernel
-def _mend(
+def _drop_deleted(
     first: int, last: int, graph: Array, vectors: Array, live: Array, renumbered: Array,
     out: Array, metric: int, stored: int,
 ) -> None:  # fmt: skip
@@ -296,27 +296,27 @@ def _mend(
     for i in range(first, last):
         row = live[i]
         load(start + row * row_bytes, address(query), length, stored)
-        kept = 0
+        count = 0
         spare[:] = EMPTY
-        for other in graph[row]:
-            if renumbered[other] >= 0:
-                if other != row:
-                    out[i, kept] = renumbered[other]
-                    kept += 1
+        for neighbour in graph[row]:
+            if renumbered[neighbour] >= 0:
+                if neighbour != row:
+                    out[i, count] = renumbered[neighbour]
+                    count += 1
                 continue
-            for far in graph[other]:
-                if renumbered[far] >= 0 and far != row:
-                    at = start + np.int64(far) * row_bytes
-                    far_key = key_of(distance(at, address(query), length, metric, stored), far)
+            for second in graph[neighbour]:
+                if renumbered[second] >= 0 and second != row:
+                    at = start + np.int64(second) * row_bytes
+                    far_key = key_of(distance(at, address(query), length, metric, stored), second)
                     insert(address(spare), degree, far_key)
-        live_edges = kept
+        live_edges = count
         for key in spare:
-            if key >= LIMIT or kept == degree:
+            if key >= LIMIT or count == degree:
                 break
-            new, known = renumbered[row_of(key)], False
+            new, is_known = renumbered[row_of(key)], False
             for place in range(live_edges):
-                known = known or out[i, place] == new
-            if not known:
-                out[i, kept] = new
-                kept += 1
-        out[i, kept:] = i
+                is_known = is_known or out[i, place] == new
+            if not is_known:
+                out[i, count] = new
+                count += 1
+        out[i, count:] = i

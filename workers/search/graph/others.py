@@ -26,7 +26,7 @@ from workers.search.kernels.products import lowest
 _BLOCK = 64  # panels that all queries are compared with while they are near
 
 
-class Others:
+class PanelScan:
     """Rows of `vectors`, shape (rows, padded dim), of at most PANEL_DIM_MAX values."""
 
     def __init__(self, vectors: Array, metric: int, *, threads: int = 0) -> None:
@@ -38,42 +38,42 @@ class Others:
 
         There are at least `count` others.
         """
-        made, vectors = self._panels, self._vectors
-        hidden = np.zeros(len(made) * PANEL_ROWS, bool)
+        panels, vectors = self._panels, self._vectors
+        hidden = np.zeros(len(panels) * PANEL_ROWS, bool)
         hidden[rows] = hidden[len(vectors) :] = True
         keys = np.full((len(rows), count), EMPTY, np.uint64)
         queries = np.ascontiguousarray(vectors[rows], np.float32)
         over_rows(
-            _scan, len(rows), queries, made, hidden, keys, self._metric, threads=self._threads
+            _scan, len(rows), queries, panels, hidden, keys, self._metric, threads=self._threads
         )
-        found: Array = rows_and_distances(keys)[0]
-        return found
+        nearest_rows: Array = rows_and_distances(keys)[0]
+        return nearest_rows
 
 
 @kernel
 def _scan(
-    first: int, last: int, queries: Array, made: Array, hidden: Array, keys: Array, metric: int
+    first: int, last: int, queries: Array, panels: Array, hidden: Array, keys: Array, metric: int
 ) -> None:
     """Insert rows that are not `hidden`, bool, into the lists of queries `first` to `last`.
 
     `queries` are float32 (queries, padded dim), `made` float32 (panels, dims, PANEL_ROWS), and
     `keys` uint64 (queries, count).
     """
-    far = np.empty(_BLOCK * PANEL_ROWS, np.float32)
-    for panel in range(0, len(made), _BLOCK):
-        size, base = min(_BLOCK, len(made) - panel), panel * PANEL_ROWS
-        at = address(made) + panel * made.strides[0]
+    distances = np.empty(_BLOCK * PANEL_ROWS, np.float32)
+    for panel in range(0, len(panels), _BLOCK):
+        size, base = min(_BLOCK, len(panels) - panel), panel * PANEL_ROWS
+        at = address(panels) + panel * panels.strides[0]
         for i in range(first, last):
             query = address(queries) + i * queries.strides[0]
-            measure(at, size, query, made.shape[1], metric, address(far))
-            held, limit = address(keys) + i * keys.strides[0], _limit(keys[i, -1])
+            measure(at, size, query, panels.shape[1], metric, address(distances))
+            list_address, limit = address(keys) + i * keys.strides[0], _limit(keys[i, -1])
             for first_row in range(0, size * PANEL_ROWS, PANEL_ROWS):
-                bits = within(address(far) + 4 * first_row, limit)
+                bits = within(address(distances) + 4 * first_row, limit)
                 while bits != np.uint32(0):
                     j = first_row + lowest(bits)
                     bits &= bits - np.uint32(1)
                     if not hidden[base + j]:
-                        insert(held, keys.shape[1], key_of(far[j], base + j))
+                        insert(list_address, keys.shape[1], key_of(distances[j], base + j))
                         limit = _limit(keys[i, -1])
 
 

@@ -24,7 +24,7 @@ def are_merged(vectors: Array, metric: int) -> bool:
     return metric == INNER_PRODUCT and vectors.dtype == np.float32
 
 
-def firsts(vectors: Array, rows: Array) -> Array:
+def first_equal(vectors: Array, rows: Array) -> Array:
     """Of each of `rows`, int64 and ascending, the first that is equal: int64 (rows,).
 
     `vectors` have shape (rows, padded dim).
@@ -33,11 +33,11 @@ def firsts(vectors: Array, rows: Array) -> Array:
     products = _products(vectors, rows, line)
     order = np.argsort(products, kind="stable")
     reach = 2 * _ROUNDED * float(np.linalg.norm(line))
-    return _firsts(vectors, rows, products, order, reach)
+    return _first_equal(vectors, rows, products, order, reach)
 
 
 @kernel
-def matched(vectors: Array, rows: Array, found: Array) -> Array:
+def match_equal_rows(vectors: Array, rows: Array, candidates: Array) -> Array:
     """Of each of `rows` the first row found for it that is equal: int64, -1 for none.
 
     `found` is int64 (rows, list length), -1 at the end of short lists.
@@ -47,9 +47,9 @@ def matched(vectors: Array, rows: Array, found: Array) -> Array:
     for i in range(len(rows)):
         at = start + rows[i] * row_bytes
         limit = _limit(_square(at, length))
-        for other in found[i]:
-            if other >= 0 and _is_equal(at, start + other * row_bytes, length, limit):
-                out[i] = other
+        for candidate in candidates[i]:
+            if candidate >= 0 and _is_equal(at, start + candidate * row_bytes, length, limit):
+                out[i] = candidate
                 break
     return out
 
@@ -67,9 +67,9 @@ def _limit(square: Any) -> Any:
 
 
 @inlined
-def _is_equal(one: int, other: int, length: int, limit: Any) -> Any:
+def _is_equal(first: int, second: int, length: int, limit: Any) -> Any:
     """Whether two rows at addresses are equal but for rounding; the limit is that of the first."""
-    return distance(other, one, length, SQUARED_L2, SINGLE) <= limit
+    return distance(second, first, length, SQUARED_L2, SINGLE) <= limit
 
 
 @kernel
@@ -84,7 +84,7 @@ def _products(vectors: Array, rows: Array, line: Array) -> Array:
 
 
 @kernel
-def _firsts(vectors: Array, rows: Array, products: Array, order: Array, reach: float) -> Array:
+def _first_equal(vectors: Array, rows: Array, products: Array, order: Array, reach: float) -> Array:
     """`firsts` of `rows` in the order of their products, float32 (rows,).
 
     Those are equal that equal the first of them in that order; `reach` is how far products of

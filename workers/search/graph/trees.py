@@ -45,21 +45,21 @@ def _split(vectors: Array, stored: int, order: Array, bounds: Array, pairs: Arra
     int64 (groups + 1,). `pairs`, float64 (groups, 2) from 0 to 1, says which two rows.
     """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
-    line, far = np.empty(length, np.float32), np.empty(length, np.float32)
+    line, end = np.empty(length, np.float32), np.empty(length, np.float32)
     for group in range(len(bounds) - 1):
         first, last = bounds[group], bounds[group + 1]
         size = last - first
-        one = order[first + int(pairs[group, 0] * size)]
-        other = order[first + int(pairs[group, 1] * size)]
-        load(start + one * row_bytes, address(line), length, stored)
-        load(start + other * row_bytes, address(far), length, stored)
+        first_row = order[first + int(pairs[group, 0] * size)]
+        second_row = order[first + int(pairs[group, 1] * size)]
+        load(start + first_row * row_bytes, address(line), length, stored)
+        load(start + second_row * row_bytes, address(end), length, stored)
         for d in range(length):
-            line[d] -= far[d]
+            line[d] -= end[d]
         values = np.empty(size, np.float32)
         for i in range(size):
             at = start + order[first + i] * row_bytes
             values[i] = distance(at, address(line), length, INNER_PRODUCT, stored)
         places = np.argsort(values)
-        taken = order[first:last].copy()
+        group_rows = order[first:last].copy()
         for i in range(size):
-            order[first + i] = taken[places[i]]
+            order[first + i] = group_rows[places[i]]

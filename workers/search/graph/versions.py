@@ -25,75 +25,75 @@ _AHEAD = 8  # rows that are on their way from memory
 _numbers = count()
 
 
-class Line:
+class Lineage:
     """What versions of one graph have in common; it lives as long as one of them."""
 
     __slots__ = ("__weakref__",)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Version:
+class GraphVersion:
     """Of a graph; by default the first one."""
 
     array: Array  # uint32 (rows, degree); nobody writes to it
-    line: Line = field(default_factory=Line)
+    lineage: Lineage = field(default_factory=Lineage)
     number: int = field(default_factory=lambda: next(_numbers))  # no other version has it
     # the last changes: the number of the version before, and rows that were other in it, or missing
     changes: tuple[tuple[int, Array], ...] = ()
 
     def since(self, number: int) -> Array | None:
         """Rows in which it may differ from an earlier version, some twice; None: it forgot that."""
-        before = [each for each, _ in self.changes]
+        before = [old_number for old_number, _ in self.changes]
         if number not in before:
             return None
         return np.concatenate([rows for _, rows in self.changes[before.index(number) :]])
 
 
-class Versions:
+class GraphVersions:
     """Of one graph, from its first version on."""
 
-    def __init__(self, first: Version) -> None:
+    def __init__(self, first: GraphVersion) -> None:
         self.newest = first
         self._buffer = first.array  # where it begins
-        self._other: Array | None = None
+        self._spare: Array | None = None
         self._reader: weakref.ref[Array] | None = None  # the version that lies in the other
-        self._behind = _NO_ROWS  # rows in which the other differs
-        self._begun: tuple[Array, Array] | None = None  # a buffer, and the version in it
+        self._stale_rows = _NO_ROWS  # rows in which the other differs
+        self._draft: tuple[Array, Array] | None = None  # a buffer, and the version in it
 
     @property
     def bytes_held(self) -> int:
         """Of both buffers."""
-        other = self._other
-        return self._buffer.nbytes + (0 if other is None else other.nbytes)
+        spare = self._spare
+        return self._buffer.nbytes + (0 if spare is None else spare.nbytes)
 
-    def begun(self, rows: int) -> Array:
+    def begin(self, rows: int) -> Array:
         """The next version, to be written: as the newest one, with rows that are not set yet."""
-        newest, other = self.newest.array, self._other
+        newest, spare = self.newest.array, self._spare
         is_read = self._reader is not None and self._reader() is not None
-        self._other = None
-        if other is None or len(other) < rows or is_read:
-            other = aligned(rows + rows // 2, newest.shape[1], np.uint32)
-            other[: len(newest)] = newest
+        self._spare = None
+        if spare is None or len(spare) < rows or is_read:
+            spare = aligned(rows + rows // 2, newest.shape[1], np.uint32)
+            spare[: len(newest)] = newest
         else:
-            _copy(newest, other, self._behind)
-        self._begun = other, other[:rows]
-        return self._begun[1]
+            _copy(newest, spare, self._stale_rows)
+        self._draft = spare, spare[:rows]
+        return self._draft[1]
 
-    def written(self, changed: Array) -> Version:
+    def seal(self, changed: Array) -> GraphVersion:
         """The version that was begun; `changed` are rows of it that the newest one has, too."""
-        assert self._begun is not None, "begun first"
-        newest, array = self.newest, self._begun[1]
+        assert self._draft is not None, "begun first"
+        newest, array = self.newest, self._draft[1]
         rows = np.concatenate([changed, np.arange(len(newest.array), len(array))])
         changes = (*newest.changes, (newest.number, rows))[-CHANGES_MAX:]
-        return Version(array, newest.line, changes=changes)
+        return GraphVersion(array, newest.lineage, changes=changes)
 
-    def publish(self, version: Version) -> None:
+    def publish(self, version: GraphVersion) -> None:
         """What was written is the newest."""
-        assert self._begun is not None, "begun first"
-        assert version.array is self._begun[1], "the version that was begun last"
-        self._behind = version.changes[-1][1]
-        self._other, self._reader = self._buffer, weakref.ref(self.newest.array)
-        self._buffer, self.newest, self._begun = self._begun[0], version, None
+        assert self._draft is not None, "begun first"
+        assert version.array is self._draft[1], "the version that was begun last"
+        self._stale_rows = version.changes[-1][1]
+        self._spare, self._reader = self._buffer, weakref.ref(self.newest.array)
+        self._buffer, self.newest, self._draft = self._draft[0], version, None
 
 
 @kernel

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from workers.search.graph import copies, exact
-from workers.search.graph.others import Others
+from workers.search.graph.others import PanelScan
 from workers.search.index.query import Effort
-from workers.search.index.view import Audit, IndexView
+from workers.search.index.view import IndexAudit, IndexView
 from workers.search.kernels.arrays import Array, all_but, stored_bits
 from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import kernel
@@ -58,10 +58,10 @@ _CLOSE = 2e-6  # relative: by which copies may be farther than their nodes (`gra
 _LONG, _GAIN = 256, 0.002  # entries of a list, from which another is tried only if it gains so much
 
 
-def audited(
-    view: IndexView, neighbours: Neighbours, *, seed: int, before: Audit | None = None,
+def audit_index(
+    view: IndexView, neighbours: Neighbours, *, seed: int, before: IndexAudit | None = None,
     threads: int = 0,
-) -> tuple[Array, Audit]:  # fmt: skip
+) -> tuple[Array, IndexAudit]:  # fmt: skip
     """Entry points with those that searches of `view` needed; all its rows are linked and live.
 
     What was measured `before` of lists is kept, unless there are many more rows now. `threads` are
@@ -69,71 +69,73 @@ def audited(
     """
     view = replace(view, is_walked=True, ways={})
     random = np.random.default_rng(seed)
-    most, part = (ROUNDS_MAX, 1) if before is None else (_GROWN_ROUNDS_MAX, _GROWN_FEWER)
-    view, rounds, share = _mended(view, neighbours, random, most, part)
+    limit, part = (ROUNDS_MAX, 1) if before is None else (_GROWN_ROUNDS_MAX, _GROWN_FEWER)
+    view, rounds, share = _add_missed_entries(view, neighbours, random, limit, part)
     calibrated, efforts = view.linked, tuple[tuple[int, float, float], ...]()
     if before is not None and not before.is_uncalibrated(view.linked):
         calibrated, efforts = before.calibrated, before.efforts
     elif view.linked > max(SCANNED_ROWS_MAX, 8 * HELD_OUT):  # of few rows, which are scanned, none
         scanned = _SCANNED_MOST if before is None else _SCANNED_GROWN
-        nearest_of = others(view, neighbours, scanned, threads=threads)
-        drawn = np.random.default_rng([seed, view.linked])  # the same rows, whatever the rounds
-        held = HeldOut.of(view, nearest_of, drawn, HELD_OUT, _MOST)
-        wanted = REACHED if before is None else min(REACHED, before.found(_EFFORT.top_m) - _FELL)
-        if held.share(neighbours, view.entries) < wanted:
-            entries = reached(view, neighbours, nearest_of, random, most)
+        nearest_of = build_nearest_of(view, neighbours, scanned, threads=threads)
+        rng = np.random.default_rng([seed, view.linked])  # the same rows, whatever the rounds
+        held_out = HeldOutRows.draw(view, nearest_of, rng, HELD_OUT, _MOST)
+        target = (
+            REACHED if before is None else min(REACHED, before.recall_at(_EFFORT.top_m) - _FELL)
+        )
+        if held_out.recall(neighbours, view.entries) < target:
+            entries = extend_entries(view, neighbours, nearest_of, random, limit)
             view = replace(view, entries=entries, ways={})
-        efforts = recalls(held, neighbours, view.entries)
-    return view.entries, Audit(
+        efforts = measure_recalls(held_out, neighbours, view.entries)
+    return view.entries, IndexAudit(
         rows=view.linked, entries=len(view.entries), rounds=rounds, missed_share=share,
         calibrated=calibrated, efforts=efforts,
     )  # fmt: skip
 
 
-def _mended(
-    view: IndexView, neighbours: Neighbours, random: np.random.Generator, most: int, part: int = 1
+def _add_missed_entries(
+    view: IndexView, neighbours: Neighbours, random: np.random.Generator, limit: int, part: int = 1
 ) -> tuple[IndexView, int, float]:
     """With what is missed as entry points, after how many rounds, and what the last one missed.
 
     `most` are at most so many; where the last of them had short lists, one more has the usual ones.
     """
     rounds, share, effort, is_usual = 0, 1.0, _SHORT, False
-    while share > ENOUGH and (rounds < most or not is_usual):
-        effort = _EFFORT if rounds >= most else effort
+    while share > ENOUGH and (rounds < limit or not is_usual):
+        effort = _EFFORT if rounds >= limit else effort
         rounds, before, is_usual = rounds + 1, share, effort is _EFFORT
-        missed, share = tried(view, neighbours, random, part, effort)
+        missed, share = find_missed(view, neighbours, random, part, effort)
         if share > _LESS * before:
             effort = _EFFORT
         view = replace(view, entries=np.union1d(view.entries, missed), ways={})
     return view, rounds, share
 
 
-def reached(
+def extend_entries(
     view: IndexView, neighbours: Neighbours, nearest_of: NearestOf, random: np.random.Generator,
-    most: int = ROUNDS_MAX,
+    limit: int = ROUNDS_MAX,
 ) -> Array:  # fmt: skip
     """Entry points with those of the nearest rows of held-out ones that searches missed.
 
     Each round tries on other rows whether the last ones find more than as many random ones would;
     those that do not are left out again.
     """
-    kept = entries = view.entries
-    for _ in range(min(most, int(_OFTEN_SHARE * view.linked / _HELD_OUT_OFTEN))):
-        held = HeldOut.of(view, nearest_of, random, _HELD_OUT_OFTEN, _FEW)
-        share, missed = held.tried(neighbours, entries)
-        if len(entries) > len(kept):
-            before = held.share(neighbours, kept)
-            added = (len(entries) - len(kept)) / view.linked
+    best = entries = view.entries
+    for _ in range(min(limit, int(_OFTEN_SHARE * view.linked / _HELD_OUT_OFTEN))):
+        held_out = HeldOutRows.draw(view, nearest_of, random, _HELD_OUT_OFTEN, _FEW)
+        share, missed = held_out.find_missed(neighbours, entries)
+        if len(entries) > len(best):
+            before = held_out.recall(neighbours, best)
+            added = (len(entries) - len(best)) / view.linked
             if share - before <= _WORTH * added * (1 - before):
                 break
-            kept = entries
+            best = entries
         if share >= REACHED:
             break
-        entries = np.union1d(kept, missed)
-    return kept
+        entries = np.union1d(best, missed)
+    return best
 
 
-def others(
+def build_nearest_of(
     view: IndexView, neighbours: Neighbours, scanned: int = _SCANNED_MOST, *, threads: int = 0
 ) -> NearestOf:
     """What finds the nearest rows of some, without all of these.
@@ -154,11 +156,11 @@ def others(
         return exact.nearest_others(vectors, rows, k, *kernel, threads=threads)
 
     if vectors.shape[1] <= PANEL_DIM_MAX:
-        return Others(vectors, kernel[0], threads=threads).nearest
+        return PanelScan(vectors, kernel[0], threads=threads).nearest
     return scan if view.linked <= scanned else by_products
 
 
-class HeldOut(NamedTuple):
+class HeldOutRows(NamedTuple):
     """Some rows that are searched for as if they had never been added."""
 
     view: IndexView  # no edge leads to them
@@ -166,12 +168,12 @@ class HeldOut(NamedTuple):
     rows: Array
     queries: Array
     nearest: Array  # of the others by a scan, int64 (held out, k)
-    far: Array  # their distances, float32
+    distances: Array  # their distances, float32
 
     @classmethod
-    def of(
+    def draw(
         cls, view: IndexView, nearest_of: NearestOf, random: np.random.Generator, count: int, k: int
-    ) -> "HeldOut":
+    ) -> "HeldOutRows":
         """So many are drawn, and their k nearest rows."""
         rows = np.sort(random.choice(view.linked, count, replace=False))
         hidden = np.zeros(view.linked, bool)
@@ -181,87 +183,89 @@ class HeldOut(NamedTuple):
         alive = None if view.chain is None else all_but(rows, view.linked)
         queries, nearest = view.vectors[rows].astype(np.float32), nearest_of(rows, k)
         walked = replace(view, graph=graph, alive=alive)
-        return cls(walked, hidden, rows, queries, nearest, _far(view, rows, nearest))
+        return cls(walked, hidden, rows, queries, nearest, _distances(view, rows, nearest))
 
-    def found(self, neighbours: Neighbours, entries: Array, k: int, top_m: int) -> Array:
+    def search(self, neighbours: Neighbours, entries: Array, k: int, top_m: int) -> Array:
         """Rows that searches from these entry points find, (held out, k)."""
         view = replace(self.view, entries=entries[~self.hidden[entries]], ways={})
         return neighbours(view, self.queries, Effort(k=k, top_m=top_m))
 
-    def share(self, neighbours: Neighbours, entries: Array) -> float:
+    def recall(self, neighbours: Neighbours, entries: Array) -> float:
         """Of the nearest rows, that the usual searches find."""
-        return float(self.are_near(self.found(neighbours, entries, _FEW, _EFFORT.top_m)).mean())
+        return float(self.are_near(self.search(neighbours, entries, _FEW, _EFFORT.top_m)).mean())
 
-    def tried(self, neighbours: Neighbours, entries: Array) -> tuple[float, Array]:
+    def find_missed(self, neighbours: Neighbours, entries: Array) -> tuple[float, Array]:
         """The same share, and the nodes of the nearest rows that these do not find."""
-        found = self.found(neighbours, entries, _FEW, _EFFORT.top_m)
+        hits = self.search(neighbours, entries, _FEW, _EFFORT.top_m)
         nearest, chain = self.nearest[:, :_FEW], self.view.chain
-        rows = np.unique(nearest[(nearest[:, :, None] != found[:, None]).all(2)])
+        rows = np.unique(nearest[(nearest[:, :, None] != hits[:, None]).all(2)])
         missed = rows if chain is None else copies.heads(chain)[rows]
-        return float(self.are_near(found).mean()), missed
+        return float(self.are_near(hits).mean()), missed
 
-    def are_near(self, found: Array) -> Array:
+    def are_near(self, hits: Array) -> Array:
         """Whether found rows, (held out, k), are as near as the k-th nearest: bool, same shape."""
-        return _are_near(_far(self.view, self.rows, found), self.far[:, [found.shape[1] - 1]])
+        return _are_near(
+            _distances(self.view, self.rows, hits), self.distances[:, [hits.shape[1] - 1]]
+        )
 
-    def only(self, some: Array) -> "HeldOut":
+    def subset(self, mask: Array) -> "HeldOutRows":
         """Some of these, bool (held out,)."""
         return self._replace(
-            rows=self.rows[some], queries=self.queries[some], nearest=self.nearest[some],
-            far=self.far[some],
+            rows=self.rows[mask], queries=self.queries[mask], nearest=self.nearest[mask],
+            far=self.distances[mask],
         )  # fmt: skip
 
 
-def recalls(
-    held: HeldOut, neighbours: Neighbours, entries: Array
+def measure_recalls(
+    held_out: HeldOutRows, neighbours: Neighbours, entries: Array
 ) -> tuple[tuple[int, float, float], ...]:
     """Lengths of routing lists, ascending, and the share of the 10 and 100 nearest rows that each
     finds for rows that are held out. What a list found whole, a longer one is not asked for."""
-    found: list[tuple[int, float, float]] = []
-    shares = np.zeros((len(held.rows), 2))  # of each row's 10 and 100 nearest
-    left = np.ones(len(held.rows), bool)
+    results: list[tuple[int, float, float]] = []
+    shares = np.zeros((len(held_out.rows), 2))  # of each row's 10 and 100 nearest
+    rest = np.ones(len(held_out.rows), bool)
     for length in LENGTHS:
         k = min(_MOST, length)
-        some = held.only(left)
-        far = _far(some.view, some.rows, some.found(neighbours, entries, k, length))
+        part = held_out.subset(rest)
+        dists = _distances(part.view, part.rows, part.search(neighbours, entries, k, length))
         for column, few in enumerate((_FEW, k)):
-            shares[left, column] = _are_near(far[:, :few], some.far[:, [few - 1]]).mean(1)
+            shares[rest, column] = _are_near(dists[:, :few], part.distances[:, [few - 1]]).mean(1)
         of_few, of_most = shares.mean(0).tolist()
-        found.append((length, of_few, of_most if k == _MOST else 0.0))
+        results.append((length, of_few, of_most if k == _MOST else 0.0))
         if k == _MOST and of_few >= RECALL_ENOUGH and of_most >= _OF_MOST_ENOUGH:
             break
-        if length >= _LONG and of_few - found[-2][1] < _GAIN:
+        if length >= _LONG and of_few - results[-2][1] < _GAIN:
             break
-        left = left if k < _MOST else shares.min(1) < 1
-    return tuple(found)
+        rest = rest if k < _MOST else shares.min(1) < 1
+    return tuple(results)
 
 
-def _are_near(far: Array, limits: Array) -> Array:
+def _are_near(distances: Array, limits: Array) -> Array:
     """Whether distances are no more than the limits, but for what rounding adds: bool."""
-    near: Array = far <= limits + _CLOSE * np.abs(limits)
+    near: Array = distances <= limits + _CLOSE * np.abs(limits)
     return near
 
 
-def _far(view: IndexView, held: Array, found: Array) -> Array:
+def _distances(view: IndexView, rows: Array, hits: Array) -> Array:
     """Distances of found rows from those held out, float32 (held out, k); infinite for row -1."""
-    out = np.full(found.shape, np.inf, np.float32)
-    _distances(stored_bits(view.vectors), held, found, view.metric.number, view.storage.number, out)
+    out = np.full(hits.shape, np.inf, np.float32)
+    _measure(stored_bits(view.vectors), rows, hits, view.metric.number, view.storage.number, out)
     return out
 
 
 @kernel
-def _distances(
-    vectors: Array, held: Array, found: Array, metric: int, stored: int, out: Array
+def _measure(
+    vectors: Array, rows: Array, hits: Array, metric: int, stored: int, out: Array
 ) -> None:
     """To `out`, float32, the distances of the rows `found`, int64 of the same shape (held, k), from
     the rows `held`, int64; what is -1 is passed over. `vectors` are stored bits."""
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     query = np.empty(length, np.float32)
-    for i in range(len(held)):
-        load(start + held[i] * row_bytes, address(query), length, stored)
-        for place in range(found.shape[1]):
-            if found[i, place] >= 0:
-                at = start + found[i, place] * row_bytes
+    for i in range(len(rows)):
+        load(start + rows[i] * row_bytes, address(query), length, stored)
+        for place in range(hits.shape[1]):
+            if hits[i, place] >= 0:
+                at = start + hits[i, place] * row_bytes
                 out[i, place] = distance(at, address(query), length, metric, stored)
 
 
@@ -269,16 +273,16 @@ def _distances(
 def _hide(graph: Array, hidden: Array) -> None:
     """Take away edges to `hidden` rows, bool (rows,), in place."""
     for row in range(len(graph)):
-        kept = 0
+        count = 0
         for place in range(graph.shape[1]):
-            other = graph[row, place]
-            if not hidden[other]:
-                graph[row, kept] = other
-                kept += 1
-        graph[row, kept:] = row
+            neighbour = graph[row, place]
+            if not hidden[neighbour]:
+                graph[row, count] = neighbour
+                count += 1
+        graph[row, count:] = row
 
 
-def tried(
+def find_missed(
     view: IndexView, neighbours: Neighbours, random: np.random.Generator, part: int = 1,
     effort: Effort = _EFFORT,
 ) -> tuple[Array, float]:  # fmt: skip
@@ -291,31 +295,31 @@ def tried(
         return live, 0.0
     count = min(len(live), max(_SEARCHED_MIN, int(_SEARCHED_PER_ROOT * len(live) ** 0.5)) // part)
     rows = np.sort(random.choice(live, count, replace=False))
-    found = neighbours(view, view.vectors[rows].astype(np.float32), effort)[:, 0]
+    nearest = neighbours(view, view.vectors[rows].astype(np.float32), effort)[:, 0]
     bits = stored_bits(view.vectors)
-    missed = _missed(bits, rows, found, view.metric.number, view.storage.number)
+    missed = _are_missed(bits, rows, nearest, view.metric.number, view.storage.number)
     if view.chain is not None:  # a copy that rounding has moved is found where its node is
         heads = copies.heads(view.chain)
         rows = heads[rows]
-        missed &= (found < 0) | (heads[found] != rows)
+        missed &= (nearest < 0) | (heads[nearest] != rows)
     return rows[missed], int(missed.sum()) / count
 
 
-def lost(view: IndexView, rows: Array, neighbours: Neighbours, k: int) -> tuple[Array, Array]:
+def find_lost(view: IndexView, rows: Array, neighbours: Neighbours, k: int) -> tuple[Array, Array]:
     """Which of `rows` searches for them do not find, and the k rows that each found instead.
 
     All are nodes, int64; shapes (lost,) and (lost, k), -1 at the end of short lists.
     """
     queries = view.vectors[rows].astype(np.float32)
-    found = neighbours(view, queries, Effort(k=k, top_m=_EFFORT.top_m))
+    nearest = neighbours(view, queries, Effort(k=k, top_m=_EFFORT.top_m))
     bits = stored_bits(view.vectors)
-    are_lost = _missed(bits, rows, found[:, 0], view.metric.number, view.storage.number)
-    are_lost &= (found != rows[:, None]).all(1)
-    return rows[are_lost], found[are_lost]
+    are_lost = _are_missed(bits, rows, nearest[:, 0], view.metric.number, view.storage.number)
+    are_lost &= (nearest != rows[:, None]).all(1)
+    return rows[are_lost], nearest[are_lost]
 
 
 @kernel
-def _missed(vectors: Array, rows: Array, found: Array, metric: int, stored: int) -> Array:
+def _are_missed(vectors: Array, rows: Array, nearest: Array, metric: int, stored: int) -> Array:
     """Of each of `rows` whether it is nearer to itself than what was found for it, or nothing was.
 
     `vectors` are stored bits; `rows` and `found` are int64 (searched,), -1 where nothing was found.
@@ -324,10 +328,10 @@ def _missed(vectors: Array, rows: Array, found: Array, metric: int, stored: int)
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     query, out = np.empty(length, np.float32), np.empty(len(rows), np.bool_)
     for i in range(len(rows)):
-        own = start + rows[i] * row_bytes
-        load(own, address(query), length, stored)
-        out[i] = found[i] < 0
+        row_address = start + rows[i] * row_bytes
+        load(row_address, address(query), length, stored)
+        out[i] = nearest[i] < 0
         if not out[i]:
-            far = distance(start + found[i] * row_bytes, address(query), length, metric, stored)
-            out[i] = distance(own, address(query), length, metric, stored) < far
+            dist = distance(start + nearest[i] * row_bytes, address(query), length, metric, stored)
+            out[i] = distance(row_address, address(query), length, metric, stored) < dist
     return out

@@ -16,7 +16,7 @@ from workers.search.kernels.arrays import Array, address_of
 from workers.search.kernels.parallel import over_rows
 from workers.search.limits import SCANNED_ROWS_MAX
 from workers.search.walk import fields, steps
-from workers.search.walk.slots import SlotRows, Slots
+from workers.search.walk.slots import CpuSlots, SlotRows
 
 SLOTS_PER_THREAD = 2  # more would take turns in the first cache
 _FEEDS_PER_THREAD = 2  # each begins with empty slots and ends with some idle
@@ -24,7 +24,7 @@ _WHOLE = 1 << 60
 
 # Runs a search of several queries, whose rows and distances it fills in, both of shape (queries,
 # k); returns the extends and distances that it took, int64 (2,).
-Run = Callable[[ways.Search, Array, Array], Array]
+Run = Callable[[ways.PreparedSearch, Array, Array], Array]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ def feed(queries: Array, rows: Array, distances: Array, first: int, last: int) -
     return row
 
 
-def take(slots: SlotRows, slot: int, search: ways.Search, source: Array) -> bool:
+def take(slots: SlotRows, slot: int, search: ways.PreparedSearch, source: Array) -> bool:
     """Put a search of a feed's next query into a slot; False where the feed is at its end."""
     place = int(source[fields.FEED_NEXT])
     if place >= source[fields.FEED_LAST]:
@@ -65,7 +65,7 @@ def search_all(
 ) -> BulkHits:  # fmt: skip
     """The nearest rows of prepared queries; the effort is checked already."""
 
-    def run(search: ways.Search, rows: Array, distances: Array) -> Array:
+    def run(search: ways.PreparedSearch, rows: Array, distances: Array) -> Array:
         def part(first: int, last: int) -> Array:
             source = feed(search.query, rows, distances, first, last)
             run_feed(search, source, slots_per_thread)
@@ -87,22 +87,22 @@ def hits_of(
     rows = np.empty((len(queries), effort.k), np.int64)
     distances = np.empty((len(queries), effort.k), np.float32)
     extends, computed = run(search, rows, distances).tolist()
-    if len(short := search.way.too_short(rows)):
-        again = hits_of(run, effort, np.ascontiguousarray(queries[short]), view, view.count)
-        rows[short], distances[short] = again.rows, again.distances
-        extends, computed = extends + again.extends, computed + again.computed
+    if len(short := search.plan.too_short(rows)):
+        rescan = hits_of(run, effort, np.ascontiguousarray(queries[short]), view, view.count)
+        rows[short], distances[short] = rescan.rows, rescan.distances
+        extends, computed = extends + rescan.extends, computed + rescan.computed
     return BulkHits(rows, distances, extends, computed)
 
 
-def run_feed(search: ways.Search, source: Array, slot_count: int) -> None:
+def run_feed(search: ways.PreparedSearch, source: Array, slot_count: int) -> None:
     """All queries of a feed, on some slots of this thread."""
     top_m = int(search.row[fields.TOP_M])
-    slots = Slots(slot_count, top_m_max=top_m, k_max=search.way.k)
+    slots = CpuSlots(slot_count, top_m_max=top_m, k_max=search.plan.k)
     active = np.array([i for i in range(slot_count) if take(slots, i, search, source)], np.int64)
     finished = np.empty(slot_count, np.int64)
     while len(active):
-        ended, _ = steps.advance(
-            slots.fields, slots.top, slots.found, slots.visited, active, len(active), slots.tasks,
+        ended_count, _ = steps.advance(
+            slots.fields, slots.top, slots.hit_keys, slots.visited, active, len(active), slots.tasks,
             finished, _WHOLE, slots.attention,
         )  # fmt: skip
-        active = np.setdiff1d(active, finished[:ended])
+        active = np.setdiff1d(active, finished[:ended_count])

@@ -17,22 +17,24 @@ from schemas.rules.metadata import Metadata
 from workers.search.graph import density, entry_points, levels, links
 from workers.search.graph.build import GraphOf, own_graph
 from workers.search.index import bulk, inputs, ways
-from workers.search.index.audit import MANY, Neighbours, audited, lost, tried
+from workers.search.index.audit import MANY, Neighbours, audit_index, find_lost, find_missed
 from workers.search.index.query import Effort, ExternalId
 from workers.search.index.rows import Rows, check_ids
-from workers.search.index.view import Audit, IndexView
+from workers.search.index.view import IndexAudit, IndexView
 from workers.search.kernels import codes
-from workers.search.kernels.arrays import Array, gathered
+from workers.search.kernels.arrays import Array, gather_rows
 from workers.search.kernels.metrics import Metric, Storage
 from workers.search.limits import CANDIDATES, DEGREE, DEGREE_MAX
 from workers.search.metadata import parts
-from workers.search.metadata.columns import Columns
+from workers.search.metadata.columns import ColumnStore
 
 LINK_BATCH = 512  # rows that are linked together are compared each with each
 _LINK_TOP_M = 48  # 64 finds 0.006 more at 64 entries, nothing at 128, and takes 8 us a row more
 _ENTRIES_GROWN = 2  # times as many as the last audit left: they are chosen anew
 
-Linked = tuple[links.Links, codes.Codes | None, Audit]  # and what was measured of them
+LinkResult = tuple[
+    links.GraphLinks, codes.Codes | None, IndexAudit
+]  # and what was measured of them
 
 
 class Index:
@@ -51,13 +53,13 @@ class Index:
         self.degree, self.seed, self.threads = degree, seed, threads
         self.graph_of = graph_of  # of a build; rows that come later are linked on cores
         self.epoch = 0
-        empty = inputs.prepared(np.empty((0, dim), np.float32), dim, metric, storage)
-        self.rows = Rows(empty, [], Columns())
-        self.links = links.Kept(links.none(degree))
+        empty = inputs.prepare(np.empty((0, dim), np.float32), dim, metric, storage)
+        self.rows = Rows(empty, [], ColumnStore())
+        self.links = links.LinkHistory(links.no_links(degree))
         self.codes: codes.Codes | None = None  # of the rows that have edges
-        self.audit: Audit | None = None
-        self._searched_for = 0  # rows, by `lead_back`
-        self._led_back: Audit | None = None  # behind which that has been through all rows
+        self.audit: IndexAudit | None = None
+        self._relinked_rows = 0  # rows, by `lead_back`
+        self._relink_audit: IndexAudit | None = None  # behind which that has been through all rows
         self._view: IndexView | None = None
         self._lock = Lock()  # rows, and what points to them
         self._upkeep = Lock()  # link and compact, one at a time
@@ -68,11 +70,11 @@ class Index:
         metadata: Sequence[Metadata] | None = None, **settings: Any,
     ) -> "Index":  # fmt: skip
         """An index of `vectors`, shape (count, dim), all linked; by default row numbers are ids."""
-        given = inputs.numbers(vectors)
-        if given.ndim != 2:
-            raise WrongDimension(f"expected vectors in rows, found shape {given.shape}")
-        index = cls(given.shape[1], **settings)
-        index.upsert(range(len(given)) if ids is None else ids, given, metadata)
+        matrix = inputs.to_float32(vectors)
+        if matrix.ndim != 2:
+            raise WrongDimension(f"expected vectors in rows, found shape {matrix.shape}")
+        index = cls(matrix.shape[1], **settings)
+        index.upsert(range(len(matrix)) if ids is None else ids, matrix, metadata)
         index.link()
         return index
 
@@ -108,39 +110,41 @@ class Index:
     def upsert(
         self, ids: Sequence[ExternalId], vectors: Any,
         metadata: Sequence[Metadata] | None = None,
-        payloads: Sequence[bytes] | None = None, gone: Sequence[ExternalId] = (),
+        payloads: Sequence[bytes] | None = None, deleted_ids: Sequence[ExternalId] = (),
     ) -> None:  # fmt: skip
         """Add rows, in place of those that have these ids; all or, on an error, none.
 
         A payload is whatever the caller keeps beside a row. Rows that are `gone` go in the same
         step: no view has these and the new ones, or neither.
         """
-        stored = inputs.prepared(vectors, self.dim, self.metric, self.storage)
+        stored = inputs.prepare(vectors, self.dim, self.metric, self.storage)
         check_ids(ids, len(stored))
-        given = [{}] * len(stored) if metadata is None else metadata
-        if len(given) != len(stored):
-            raise InvalidRequest(f"expected {len(stored)} metadata, found {len(given)}", "metadata")
+        row_metadata = [{}] * len(stored) if metadata is None else metadata
+        if len(row_metadata) != len(stored):
+            raise InvalidRequest(
+                f"expected {len(stored)} metadata, found {len(row_metadata)}", "metadata"
+            )
         assert payloads is None or len(payloads) == len(stored), "a payload for each row"
         with self._lock:
-            columns = self.rows.columns_for(given, [*ids, *gone])
-            columns.check(given)
-            self.rows.use(columns)
-            for external in gone:
+            columns = self.rows.columns_for(row_metadata, [*ids, *deleted_ids])
+            columns.check(row_metadata)
+            self.rows.set_columns(columns)
+            for external in deleted_ids:
                 self.rows.delete(external)
-            self.rows.append(stored, ids, given, payloads)
-            self._changed()
+            self.rows.append(stored, ids, row_metadata, payloads)
+            self._publish_view()
 
     def delete(self, ids: Sequence[ExternalId]) -> int:
         """Delete rows; how many there were."""
         with self._lock:
             deleted = sum([self.rows.delete(external) for external in ids])
-            self._changed()
+            self._publish_view()
         return deleted
 
     def view(self) -> IndexView:
         """The index as it is now; never waits for those who change it."""
         if self._view is None:
-            self._view = self._seen()
+            self._view = self._make_view()
         return self._view
 
     def search(self, queries: Any, effort: Effort | None = None) -> tuple[Array, Array]:
@@ -150,15 +154,15 @@ class Index:
         last hit hold row -1 at infinity. `ids_of` names rows.
         """
         view, effort = self.view(), effort or Effort()
-        ways.way(effort, view)  # raises
-        prepared = inputs.prepared(queries, self.dim, self.metric)
-        found = bulk.search_all(effort, prepared, view, threads=self.threads)
-        return found.rows, self.metric.shown(found.distances)
+        ways.plan_search(effort, view)  # raises
+        prepared = inputs.prepare(queries, self.dim, self.metric)
+        hits = bulk.search_all(effort, prepared, view, threads=self.threads)
+        return hits.rows, self.metric.to_user_distances(hits.distances)
 
     def missed_share(self) -> float:
         """Of some rows, which are searched for now: who finds nothing as near as itself."""
         view = self.view()
-        return tried(view, self.searched, np.random.default_rng(self.seed))[1]
+        return find_missed(view, self.neighbours, np.random.default_rng(self.seed))[1]
 
     def ids_of(self, rows: Array) -> list[ExternalId]:
         """External ids of rows of the present view."""
@@ -177,22 +181,24 @@ class Index:
             loose = view.count - view.linked
             if loose == 0:
                 return 0
-            neighbours = neighbours or self.searched
+            neighbours = neighbours or self.neighbours
             is_new = loose > view.linked // 2
             if is_new:
-                made, coded, audit = self._made(view, view.count, neighbours)
+                new_links, coded, audit = self._build_links(view, view.count, neighbours)
             else:
-                made, coded, audit = self._grown(view, view.linked + min(loose, batch), neighbours)
+                new_links, coded, audit = self._grow_links(
+                    view, view.linked + min(loose, batch), neighbours
+                )
             with self._lock:
                 if is_new:
-                    self.links = links.Kept(made)
+                    self.links = links.LinkHistory(new_links)
                 else:
-                    self.links.publish(made)
+                    self.links.publish(new_links)
                 self.codes, self.audit = coded, audit
-                self._changed()
+                self._publish_view()
                 return self.loose
 
-    def lead_back(self, batch: int = LINK_BATCH, neighbours: Neighbours | None = None) -> bool:
+    def relink_lost(self, batch: int = LINK_BATCH, neighbours: Neighbours | None = None) -> bool:
         """Search for the next `batch` linked rows, and lead edges back to those that are not found;
         whether more are to be searched for.
 
@@ -201,22 +207,22 @@ class Index:
         """
         with self._upkeep:
             view, audit = self.view(), self.audit
-            if audit is None or audit is self._led_back or audit.missed_share <= MANY:
+            if audit is None or audit is self._relink_audit or audit.missed_share <= MANY:
                 return False
-            neighbours = neighbours or self.searched
-            first = self._searched_for if self._searched_for < view.linked else 0
+            neighbours = neighbours or self.neighbours
+            first = self._relinked_rows if self._relinked_rows < view.linked else 0
             last = min(view.linked, first + batch)
-            made = self._with_ways_back(view, first, last, neighbours)
+            new_links = self._link_lost_rows(view, first, last, neighbours)
             if is_over := last == view.linked:
-                linked = view.linked_part(made or view.links, view.codes)
+                linked = view.linked_part(new_links or view.links, view.codes)
                 now = replace(linked, alive=view.alive, is_walked=True).ready(view)
-                share = tried(now, neighbours, np.random.default_rng(self.seed))[1]
-                audit = self._led_back = replace(audit, missed_share=share)
+                share = find_missed(now, neighbours, np.random.default_rng(self.seed))[1]
+                audit = self._relink_audit = replace(audit, missed_share=share)
             with self._lock:
-                if made is not None:
-                    self.links.publish(made)
-                self._searched_for, self.audit = 0 if is_over else last, audit
-                self._changed()
+                if new_links is not None:
+                    self.links.publish(new_links)
+                self._relinked_rows, self.audit = 0 if is_over else last, audit
+                self._publish_view()
             return not is_over
 
     def compact(self) -> None:
@@ -225,156 +231,156 @@ class Index:
             view = self.view()
             live = view.live_rows()
             linked = live[live < view.linked]
-            vectors = gathered(view.vectors, live)
+            vectors = gather_rows(view.vectors, live)
             now = replace(view, vectors=vectors)
             if len(linked) < view.linked // 2:
-                made, coded, audit = self._made(now, len(linked), self.searched)
+                new_links, coded, audit = self._build_links(now, len(linked), self.neighbours)
             else:
                 kernel = (self.metric.number, self.storage.number)
-                graph, chain = links.compacted(
+                graph, chain = links.compact_links(
                     view.links, view.vectors, linked, *kernel, threads=self.threads
                 )
                 entries = self._entries(vectors[: len(linked)], graph, chain)
-                coded = codes.coded(vectors[: len(linked)], kernel[0], threads=self.threads)
-                made, audit = self._audited(
-                    now, links.Links.first(graph, entries, chain), coded, self.searched
+                coded = codes.encode_rows(vectors[: len(linked)], kernel[0], threads=self.threads)
+                new_links, audit = self._audit_links(
+                    now, links.GraphLinks.first(graph, entries, chain), coded, self.neighbours
                 )
-            old = self.rows.long_ones()
+            old = self.rows.large_objects()
             with self._lock:
                 self._replace(view, live, vectors)
-                self.links = links.Kept(made)
+                self.links = links.LinkHistory(new_links)
                 self.codes, self.audit = coded, audit
-                self._changed()
+                self._publish_view()
             del view, now
-            parts.let_go(old)
+            parts.release_gradually(old)
 
     def _replace(self, view: IndexView, live: Array, vectors: Array) -> None:
         """Put compacted rows in place, then what came and went since `view`."""
         old = self.rows
-        since = old.row_of
-        late = np.arange(view.count, old.count)
-        ids, payloads = parts.taken(old.ids, live), parts.taken(old.payloads, live)
-        columns = old.columns.taken(np.concatenate([live, late]))
+        row_of = old.row_of
+        late_rows = np.arange(view.count, old.count)
+        ids, payloads = parts.take(old.ids, live), parts.take(old.payloads, live)
+        columns = old.columns.take(np.concatenate([live, late_rows]))
         rows = Rows(vectors, ids, columns, payloads=payloads)
-        gone = []
+        deleted_names = []
         for first, last in parts.in_parts(len(live)):
             names = zip(live[first:last].tolist(), ids[first:last], strict=True)
-            gone += [name for row, name in names if since.get(name) != row]
-        for name in gone:
+            deleted_names += [name for row, name in names if row_of.get(name) != row]
+        for name in deleted_names:
             rows.delete(name)
         late_ids = old.ids[view.count :]
-        if len(late):
-            metadata: list[Metadata] = [{}] * len(late)
-            rows.append(old.vectors[late], late_ids, metadata, old.payloads[view.count :])
+        if len(late_rows):
+            metadata: list[Metadata] = [{}] * len(late_rows)
+            rows.append(old.vectors[late_rows], late_ids, metadata, old.payloads[view.count :])
         for name in late_ids:
-            if name not in since:
+            if name not in row_of:
                 rows.delete(name)
         self.rows = rows
 
-    def _made(self, view: IndexView, count: int, neighbours: Neighbours) -> Linked:
+    def _build_links(self, view: IndexView, count: int, neighbours: Neighbours) -> LinkResult:
         """The first `count` rows of a view, linked from nothing.
 
         Edges are left out where few are needed. By inner product their lengths do not tell whether
         they are, so rows that are held out do.
         """
         vectors, kernel = view.vectors[:count], (self.metric.number, self.storage.number)
-        own = {"seed": self.seed, "threads": self.threads}
-        coded = codes.coded(vectors, kernel[0], threads=self.threads)
+        options = {"seed": self.seed, "threads": self.threads}
+        coded = codes.encode_rows(vectors, kernel[0], threads=self.threads)
         with_few: Array | None = None
 
         def graph_of(distinct: Array) -> Array:
             nonlocal with_few
-            made = self.graph_of(distinct, self.degree, *kernel, **own)
-            few = density.thinned(made, distinct, kernel[1], threads=self.threads)
-            if few is made:
-                return made
-            with_few = levels.laid(few, distinct, kernel[1], **own)
-            return made if self.metric is Metric.INNER_PRODUCT else with_few
+            graph = self.graph_of(distinct, self.degree, *kernel, **options)
+            few = density.thin_edges(graph, distinct, kernel[1], threads=self.threads)
+            if few is graph:
+                return graph
+            with_few = levels.add_levels(few, distinct, kernel[1], **options)
+            return graph if self.metric is Metric.INNER_PRODUCT else with_few
 
-        def linked(graph_of: Callable[[Array], Array]) -> tuple[links.Links, Audit]:
-            made = links.built(vectors, self.degree, *kernel, graph_of, seed=self.seed)
-            return self._audited(view, made, coded, neighbours)
+        def linked(graph_of: Callable[[Array], Array]) -> tuple[links.GraphLinks, IndexAudit]:
+            new_links = links.build_links(vectors, self.degree, *kernel, graph_of, seed=self.seed)
+            return self._audit_links(view, new_links, coded, neighbours)
 
-        made, audit = linked(graph_of)
+        new_links, audit = linked(graph_of)
         if self.metric is Metric.INNER_PRODUCT and with_few is not None:
             few, audit_of_few = linked(lambda _: with_few)
             if audit_of_few.serves_as_well_as(audit):
                 return few, coded, audit_of_few
-        return made, coded, audit
+        return new_links, coded, audit
 
-    def _grown(self, view: IndexView, last: int, neighbours: Neighbours) -> Linked:
+    def _grow_links(self, view: IndexView, last: int, neighbours: Neighbours) -> LinkResult:
         """The first `last` rows of a view, some of which are linked."""
         before = self.audit
-        made = self._extended(view, last, neighbours)
-        if before is None or len(made.entries) > _ENTRIES_GROWN * before.entries:
-            entries = self._entries(view.vectors[:last], made.graph, made.chain)
-            made, before = made._replace(entries=entries), None
+        new_links = self._link_rows(view, last, neighbours)
+        if before is None or len(new_links.entries) > _ENTRIES_GROWN * before.entries:
+            entries = self._entries(view.vectors[:last], new_links.graph, new_links.chain)
+            new_links, before = new_links._replace(entries=entries), None
         elif before.is_old(last):
-            entries = entry_points.covering(made.entries, made.graph)
-            made = made._replace(entries=entries)
-        coded = codes.extended(
+            entries = entry_points.cover_components(new_links.entries, new_links.graph)
+            new_links = new_links._replace(entries=entries)
+        coded = codes.extend(
             view.codes, view.vectors[:last], self.metric.number, threads=self.threads
         )
         if before is None or before.is_old(last):
-            made, before = self._audited(view, made, coded, neighbours, before)
-        return made, coded, before
+            new_links, before = self._audit_links(view, new_links, coded, neighbours, before)
+        return new_links, coded, before
 
-    def _audited(
-        self, view: IndexView, made: links.Links, coded: codes.Codes | None,
-        neighbours: Neighbours, before: Audit | None = None,
-    ) -> tuple[links.Links, Audit]:  # fmt: skip
+    def _audit_links(
+        self, view: IndexView, new_links: links.GraphLinks, coded: codes.Codes | None,
+        neighbours: Neighbours, before: IndexAudit | None = None,
+    ) -> tuple[links.GraphLinks, IndexAudit]:  # fmt: skip
         """With the entry points that searches of a view's first rows need."""
-        now = view.linked_part(made, coded)
-        entries, audit = audited(
+        now = view.linked_part(new_links, coded)
+        entries, audit = audit_index(
             now, neighbours, seed=self.seed, before=before, threads=self.threads
         )
-        return made._replace(entries=entries), audit
+        return new_links._replace(entries=entries), audit
 
     def _entries(self, vectors: Array, graph: Array, chain: Array | None) -> Array:
         kernel = (self.metric.number, self.storage.number)
         return links.entries_of(vectors, graph, chain, *kernel, seed=self.seed)
 
-    def searched(self, view: IndexView, queries: Array, effort: Effort) -> Array:
+    def neighbours(self, view: IndexView, queries: Array, effort: Effort) -> Array:
         """Rows nearest to prepared queries, shape (queries, k). Blocks, on all threads."""
         return bulk.search_all(effort, queries, view, threads=self.threads).rows
 
-    def _extended(self, view: IndexView, last: int, neighbours: Neighbours) -> links.Links:
+    def _link_rows(self, view: IndexView, last: int, neighbours: Neighbours) -> links.GraphLinks:
         """With the next version of the graph."""
         kernel = (self.metric.number, self.storage.number)
         linked = view.linked_part(view.links._replace(chain=None), view.codes).ready(view)
         effort = Effort(k=int(self.degree * CANDIDATES), top_m=_LINK_TOP_M)
 
-        def found_for(rows: Array) -> Array:
+        def nearest_nodes(rows: Array) -> Array:
             return neighbours(linked, view.vectors[rows].astype(np.float32), effort)
 
         vectors = view.vectors[:last]
-        return links.extended(self.links, vectors, found_for, *kernel, threads=self.threads)
+        return links.extend_links(self.links, vectors, nearest_nodes, *kernel, threads=self.threads)
 
-    def _with_ways_back(
+    def _link_lost_rows(
         self, view: IndexView, first: int, last: int, neighbours: Neighbours
-    ) -> links.Links | None:
+    ) -> links.GraphLinks | None:
         """With edges to those of the rows `first` to `last` that searches lose; None: to none."""
         nodes = view.nodes_to_find(first, last)
         linked = view.linked_part(view.links._replace(chain=None), view.codes)
         linked = replace(linked, is_walked=True).ready(view)
-        missed, found = lost(linked, nodes, neighbours, self.degree // 2)
+        missed, nearest = find_lost(linked, nodes, neighbours, self.degree // 2)
         if not len(missed):
             return None
         kernel = (self.metric.number, self.storage.number)
-        return links.led_back(self.links, view.vectors, missed, found, *kernel)
+        return links.with_edges_to(self.links, view.vectors, missed, nearest, *kernel)
 
-    def _changed(self) -> None:
+    def _publish_view(self) -> None:
         """For those who hold the lock."""
         self.epoch += 1
-        self._view = self._seen()
+        self._view = self._make_view()
 
-    def _seen(self) -> IndexView:
+    def _make_view(self) -> IndexView:
         """A view of what there is."""
         rows, newest = self.rows, self.links.newest
-        made = IndexView(
+        view = IndexView(
             dim=self.dim, metric=self.metric, storage=self.storage, count=rows.count,
             linked=len(newest.graph), live=len(self), vectors=rows.vectors, **newest._asdict(),
             alive=rows.alive(), ids=rows.ids, columns=rows.columns, filters=rows.filters,
             epoch=self.epoch, codes=self.codes, audit=self.audit, payloads=rows.payloads,
         )  # fmt: skip
-        return made.ready(self._view)
+        return view.ready(self._view)

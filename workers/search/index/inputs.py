@@ -9,14 +9,14 @@ import numpy as np
 
 from schemas.errors import InvalidVector, WrongDimension
 from workers.search.kernels.arrays import Array, aligned
-from workers.search.kernels.distances import distance, padded
+from workers.search.kernels.distances import distance, padded_dim
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.memory import address
 from workers.search.kernels.metrics import INNER_PRODUCT, SINGLE, Metric, Storage
 from workers.search.limits import SQUARES_MAX
 
 
-def numbers(vectors: Any) -> Array:
+def to_float32(vectors: Any) -> Array:
     """What was given, as float32; raises InvalidVector."""
     try:
         return np.asarray(vectors, np.float32)
@@ -24,44 +24,44 @@ def numbers(vectors: Any) -> Array:
         raise InvalidVector(f"expected numbers in rows of one length: {error}") from error
 
 
-def prepared(vectors: Any, dim: int, metric: Metric, storage: Storage = Storage.FLOAT32) -> Array:
+def prepare(vectors: Any, dim: int, metric: Metric, storage: Storage = Storage.FLOAT32) -> Array:
     """Vectors as they are stored: shape (count, padded dim), aligned, zeros at the end of rows.
 
     `vectors` has shape (count, dim) or (dim,). Raises WrongDimension and InvalidVector.
     """
-    given = numbers(vectors)
-    if given.shape == (dim,) and metric is not Metric.COSINE and storage is Storage.FLOAT32:
-        out = np.zeros((1, padded(dim)), np.float32)
-        out[0, :dim] = given
+    matrix = to_float32(vectors)
+    if matrix.shape == (dim,) and metric is not Metric.COSINE and storage is Storage.FLOAT32:
+        out = np.zeros((1, padded_dim(dim)), np.float32)
+        out[0, :dim] = matrix
         if _squares(out) <= SQUARES_MAX:  # then all values are finite; the usual query
             return out
-    if given.ndim == 1:
-        given = given[None]
-    if given.ndim != 2 or given.shape[1] != dim:
+    if matrix.ndim == 1:
+        matrix = matrix[None]
+    if matrix.ndim != 2 or matrix.shape[1] != dim:
         raise WrongDimension(
             f"expected vectors of {dim} values, found shape {np.shape(vectors)}; "
             "use the model that the collection was built with"
         )
-    squares = np.einsum("ij,ij->i", given, given)
+    squares = np.einsum("ij,ij->i", matrix, matrix)
     if not (squares <= SQUARES_MAX).all():
-        _check(given, squares, metric)
-    shape = (len(given), padded(dim))
-    out = np.empty(shape, storage.value) if len(given) == 1 else aligned(*shape, storage.value)
+        _check(matrix, squares, metric)
+    shape = (len(matrix), padded_dim(dim))
+    out = np.empty(shape, storage.value) if len(matrix) == 1 else aligned(*shape, storage.value)
     out[:, dim:] = 0
     if metric is Metric.COSINE:
-        norms = np.linalg.norm(given.astype(np.float64), axis=1, keepdims=True)
-        given = (given / np.where(norms == 0, 1, norms)).astype(np.float32)
+        norms = np.linalg.norm(matrix.astype(np.float64), axis=1, keepdims=True)
+        matrix = (matrix / np.where(norms == 0, 1, norms)).astype(np.float32)
     with np.errstate(over="ignore"):
-        out[:, :dim] = given
+        out[:, :dim] = matrix
     if storage is Storage.FLOAT16 and not np.isfinite(out).all():
         raise InvalidVector("expected values within +-65504, found larger; store float32 instead")
     return out
 
 
-def _check(given: Array, squares: Array, metric: Metric) -> None:
+def _check(matrix: Array, squares: Array, metric: Metric) -> None:
     """Raise InvalidVector; `squares` are sums over rows."""
-    if not np.isfinite(given).all():
-        row = int(np.flatnonzero(~np.isfinite(given).all(axis=1))[0])
+    if not np.isfinite(matrix).all():
+        row = int(np.flatnonzero(~np.isfinite(matrix).all(axis=1))[0])
         raise InvalidVector(f"expected finite values, found NaN or infinity in vector {row}")
     if metric is not Metric.COSINE:
         row = int(np.flatnonzero(~(squares <= SQUARES_MAX))[0])

@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class SearchKind(StrEnum):
     """The class of a search: what the scheduler tells apart."""
 
     PREFILL = "prefill"

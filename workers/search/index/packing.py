@@ -22,16 +22,16 @@ def packed_ids(ids: list[ExternalId], count: int) -> tuple[Array, Array]:
     pieces = [np.empty(0, np.uint8)]
     for first, last in in_parts(count):
         part = ids[first:last]
-        table[0, first:last] = [kinds[type(each)] for each in part]
+        table[0, first:last] = [kinds[type(external)] for external in part]
         spelled = [
-            each.to_bytes(8, "little", signed=True)
-            if isinstance(each, int)
-            else each.encode()
-            if isinstance(each, str)
-            else each
-            for each in part
+            external.to_bytes(8, "little", signed=True)
+            if isinstance(external, int)
+            else external.encode()
+            if isinstance(external, str)
+            else external
+            for external in part
         ]
-        table[1, first:last] = [len(each) for each in spelled]
+        table[1, first:last] = [len(id_bytes) for id_bytes in spelled]
         pieces.append(np.frombuffer(b"".join(spelled), np.uint8))
     table[1] = np.cumsum(table[1])
     return table, np.concatenate(pieces)
@@ -42,7 +42,7 @@ def joined(items: list[bytes], count: int) -> tuple[Array, Array]:
     lengths, pieces = np.zeros(count, np.int64), [np.empty(0, np.uint8)]
     for first, last in in_parts(count):
         part = items[first:last]
-        lengths[first:last] = [len(each) for each in part]
+        lengths[first:last] = [len(payload) for payload in part]
         pieces.append(np.frombuffer(b"".join(part), np.uint8))
     return np.cumsum(lengths), np.concatenate(pieces)
 
@@ -50,9 +50,9 @@ def joined(items: list[bytes], count: int) -> tuple[Array, Array]:
 def labels_json(names: Mapping[str, list[str | bool]]) -> bytes:
     """Members of an object of lists, in ASCII."""
     lists = []
-    for field, known in names.items():
+    for field, labels in names.items():
         texts = [
-            json.dumps(known[first:last])[1:-1].encode() for first, last in in_parts(len(known))
+            json.dumps(labels[first:last])[1:-1].encode() for first, last in in_parts(len(labels))
         ]
         lists.append(b"%s: [%s]" % (json.dumps(field).encode(), b", ".join(texts)))
     return b", ".join(lists)

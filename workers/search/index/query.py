@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workers.search.index.kinds import Kind
+from workers.search.index.kinds import SearchKind
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.keys import rows_and_distances
 from workers.search.metadata.filters import Filter
@@ -34,12 +34,12 @@ class Query(Effort):
 
     vector: Any  # shape (dim,), anything that NumPy takes
     seeds: Sequence[int] | Array = ()  # `Answer.top` of the probe before
-    kind: Kind = Kind.DECODE
+    kind: SearchKind = SearchKind.DECODE
     deadline_ms: int | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Answer:
+class SearchAnswer:
     """The nearest rows that a search found, nearest first; equal distances by row."""
 
     rows: Array  # int64

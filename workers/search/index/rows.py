@@ -13,11 +13,11 @@ import numpy as np
 from schemas.errors import InvalidRequest
 from schemas.rules.metadata import Metadata
 from workers.search.index.query import ExternalId
-from workers.search.kernels.arrays import WORD_BITS, Array, aligned, packed
+from workers.search.kernels.arrays import WORD_BITS, Array, aligned, pack_bits
 from workers.search.limits import ROWS_MAX
-from workers.search.metadata.columns import Columns
+from workers.search.metadata.columns import ColumnStore
 from workers.search.metadata.filters import CompiledFilters
-from workers.search.metadata.parts import Table
+from workers.search.metadata.parts import ShardedDict
 
 _CAPACITY_MIN = 1_024
 ID_BYTES_MAX = 1_024
@@ -30,7 +30,7 @@ class Rows:
         self,
         vectors: Array,
         ids: list[ExternalId],
-        columns: Columns,
+        columns: ColumnStore,
         dead: Sequence[int] = (),
         payloads: list[bytes] | None = None,
     ) -> None:
@@ -38,18 +38,18 @@ class Rows:
         self.vectors, self.columns = vectors, columns
         self.ids, self.payloads = ids, [b""] * len(ids) if payloads is None else payloads
         assert len(self.payloads) == len(self.ids), "a payload for each row"
-        self._payload_bytes = sum(len(each) for each in self.payloads)
-        gone = set(dead)
-        self.row_of = Table[ExternalId]()
+        self._payload_bytes = sum(len(payload) for payload in self.payloads)
+        dead_rows = set(dead)
+        self.row_of = ShardedDict[ExternalId]()
         for row, name in enumerate(self.ids):
-            if row not in gone:
+            if row not in dead_rows:
                 self.row_of[name] = row
-        assert len(self.row_of) == len(self.ids) - len(gone), "a live id stands twice"
+        assert len(self.row_of) == len(self.ids) - len(dead_rows), "a live id stands twice"
         self.filters = CompiledFilters(columns)
-        self.dead_count = len(gone)
+        self.dead_count = len(dead_rows)
         mask = np.zeros(len(vectors), bool)
-        mask[list(gone)] = True
-        self._dead = packed(mask)
+        mask[list(dead_rows)] = True
+        self._dead = pack_bits(mask)
         self._alive: Array | None = None  # what it comes to, until it changes
 
     @property
@@ -62,7 +62,7 @@ class Rows:
         """Memory of vectors, metadata and payloads, with room for more rows."""
         return self.vectors.nbytes + self.columns.bytes_held + self._payload_bytes
 
-    def long_ones(self) -> list[list[Any] | Table[Any]]:
+    def large_objects(self) -> list[list[Any] | ShardedDict[Any]]:
         """All that holds an object for each row, or each label, for `parts.let_go`."""
         names, labels = self.columns.names.values(), self.columns.labels.values()
         return [self.ids, self.payloads, self.row_of, *names, *labels]
@@ -80,12 +80,12 @@ class Rows:
             raise InvalidRequest(f"expected at most {ROWS_MAX} rows; compact or shard the index")
         if count > len(self.vectors) or not self.vectors.flags.writeable:
             capacity = max(_CAPACITY_MIN, count, len(self.vectors) * 2)
-            grown = aligned(capacity, self.vectors.shape[1], self.vectors.dtype)
-            grown[:first] = self.vectors[:first]
-            self.vectors = grown
-            room = np.zeros(-(-capacity // WORD_BITS), np.uint32)
-            room[: len(self._dead)] = self._dead
-            self._dead, self._alive = room, None
+            larger = aligned(capacity, self.vectors.shape[1], self.vectors.dtype)
+            larger[:first] = self.vectors[:first]
+            self.vectors = larger
+            bits = np.zeros(-(-capacity // WORD_BITS), np.uint32)
+            bits[: len(self._dead)] = self._dead
+            self._dead, self._alive = bits, None
         self.vectors[first:count] = vectors
         self.columns.append(first, metadata, len(self.vectors))
         self.payloads += [b""] * len(ids) if payloads is None else payloads
@@ -95,19 +95,19 @@ class Rows:
             self.row_of[external] = row
             self.ids.append(external)
 
-    def columns_for(self, rows: Sequence[Metadata], leaving: Iterable[ExternalId]) -> Columns:
+    def columns_for(self, rows: Sequence[Metadata], leaving: Iterable[ExternalId]) -> ColumnStore:
         """The present columns, less those of which these rows have another kind, where no row that
         lives on when those `leaving` are gone has a value. Views keep the former ones.
         """
         if not (changed := self.columns.kinds_changed(rows)):
             return self.columns
-        gone = np.unpackbits(self._dead.view(np.uint8), bitorder="little")[: self.count] > 0
-        gone[[row for each in leaving if (row := self.row_of.get(each)) is not None]] = True
+        is_dead = np.unpackbits(self._dead.view(np.uint8), bitorder="little")[: self.count] > 0
+        is_dead[[row for name in leaving if (row := self.row_of.get(name)) is not None]] = True
         columns = self.columns
-        free = {each for each in changed if gone[columns.present(each, 0, self.count)].all()}
+        free = {field for field in changed if is_dead[columns.present(field, 0, self.count)].all()}
         return columns.without(free) if free else columns
 
-    def use(self, columns: Columns) -> None:
+    def set_columns(self, columns: ColumnStore) -> None:
         """From now on."""
         if columns is not self.columns:
             self.columns, self.filters = columns, CompiledFilters(columns)

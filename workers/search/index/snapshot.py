@@ -21,16 +21,16 @@ import numpy as np
 
 from schemas.errors import InvalidRequest, SnapshotError
 from workers.search.graph.build import GraphOf, own_graph
-from workers.search.graph.links import Kept, Links
+from workers.search.graph.links import GraphLinks, LinkHistory
 from workers.search.index import packing, snapshot_checks
 from workers.search.index.index import Index
 from workers.search.index.rows import Rows
-from workers.search.index.view import Audit, IndexView
+from workers.search.index.view import IndexAudit, IndexView
 from workers.search.kernels import codes
-from workers.search.kernels.arrays import Array, unpacked
+from workers.search.kernels.arrays import Array, unpack_bits
 from workers.search.kernels.metrics import Metric, Storage
-from workers.search.metadata.columns import Columns
-from workers.search.metadata.further import Further
+from workers.search.metadata.columns import ColumnStore
+from workers.search.metadata.further import ExtraValues
 
 MAGIC = b"TRIVIDX\n"
 VERSION, _READ = 4, (1, 2, 3, 4)  # payloads since 2, nodes of several rows 3, lists in metadata 4
@@ -94,11 +94,11 @@ def load(
     header, begin = _header(path)
     try:
         arrays = {
-            each["name"]: _section(path, begin, each, verify, mapped) for each in header["sections"]
+            part["name"]: _section(path, begin, part, verify, mapped) for part in header["sections"]
         }
         return _index(header, arrays, threads, graph_of)
     except _CRAFTED as error:
-        raise _refused(path, f"it does not make sense: {error!r}") from error
+        raise _unreadable(path, f"it does not make sense: {error!r}") from error
 
 
 def _arrays(view: IndexView) -> dict[str, Array]:
@@ -119,7 +119,7 @@ def _arrays(view: IndexView) -> dict[str, Array]:
     for name, columns in (("number", view.columns.numbers), ("code", view.columns.label_codes)):
         for field, column in columns.copy().items():
             arrays[f"{name}:{field}"] = column[: view.count]
-            if (further := view.columns.further.get(field)) is not None:
+            if (further := view.columns.extras.get(field)) is not None:
                 rows, values = further.arrays
                 last = np.searchsorted(rows, view.count)
                 arrays[f"{name}_rows:{field}"] = rows[:last]
@@ -131,7 +131,7 @@ def _dead(view: IndexView) -> Array:
     """Deleted rows, ascending."""
     if view.alive is None:
         return np.empty(0, np.int64)
-    return np.flatnonzero(~unpacked(view.alive, view.count))
+    return np.flatnonzero(~unpack_bits(view.alive, view.count))
 
 
 def _write(path: Path, header: bytes, arrays: list[Array]) -> None:
@@ -167,19 +167,19 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
     with path.open("rb") as file:
         head = file.read(_HEAD.size)
         if len(head) < _HEAD.size or head[:8] != MAGIC:
-            raise _refused(path, f"it does not begin with {MAGIC!r}")
+            raise _unreadable(path, f"it does not begin with {MAGIC!r}")
         _, version, length, digest = _HEAD.unpack(head)
         length = min(length, path.stat().st_size)
         if version not in _READ:
             raise Unfit(f"{path}: expected format version {VERSION}, found {version}")
         text = file.read(length)
     if len(text) < length or hashlib.sha256(text).digest() != digest:
-        raise _refused(path, "its header is damaged or cut off")
+        raise _unreadable(path, "its header is damaged or cut off")
     try:
         header: dict[str, Any] = json.loads(text)
         snapshot_checks.header(header)
     except _CRAFTED as error:
-        raise _refused(path, f"its header does not make sense: {error!r}") from error
+        raise _unreadable(path, f"its header does not make sense: {error!r}") from error
     return header, -(-(_HEAD.size + length) // _PAGE) * _PAGE
 
 
@@ -188,10 +188,10 @@ def _section(path: Path, begin: int, section: dict[str, Any], verify: bool, mapp
     first, size = begin + section["offset"], math.prod(shape) * dtype.itemsize
     if not size:
         return np.empty(shape, dtype)
-    found = path.stat().st_size
-    if found < first + size:
-        raise _refused(
-            path, f"expected {first + size} bytes up to section {section['name']}, found {found}"
+    actual = path.stat().st_size
+    if actual < first + size:
+        raise _unreadable(
+            path, f"expected {first + size} bytes up to section {section['name']}, found {actual}"
         )
     array: Array
     if mapped:
@@ -199,7 +199,7 @@ def _section(path: Path, begin: int, section: dict[str, Any], verify: bool, mapp
     else:
         array = np.fromfile(path, dtype, math.prod(shape), offset=first).reshape(shape)
     if verify and _sum(array) != section["sum"]:
-        raise _refused(path, f"the sum of section {section['name']} is wrong")
+        raise _unreadable(path, f"the sum of section {section['name']} is wrong")
     return array
 
 
@@ -211,7 +211,7 @@ def _index(
         header["dim"], metric=Metric(header["metric"]), storage=Storage(header["storage"]),
         degree=header["degree"], seed=header["seed"], threads=threads, graph_of=graph_of,
     )  # fmt: skip
-    columns = Columns()
+    columns = ColumnStore()
     for name, array in arrays.items():
         kind, _, field = name.partition(":")
         if kind == "number":
@@ -220,7 +220,7 @@ def _index(
             columns.label_codes[field] = np.array(array)
         elif kind in ("number_more", "code_more"):
             rows = arrays[f"{kind.removesuffix('more')}rows:{field}"]
-            columns.further[field] = Further(np.array(rows), np.array(array))
+            columns.extras[field] = ExtraValues(np.array(rows), np.array(array))
     for field, labels in header["labels"].items():
         columns.keep_labels(field, labels)
     ids = packing.unpacked_ids(arrays["ids"], arrays["id_bytes"])
@@ -228,13 +228,15 @@ def _index(
     snapshot_checks.ids(ids, dead)
     payloads = packing.unpacked_payloads(arrays)
     index.rows = Rows(arrays["vectors"], ids, columns, dead, payloads)
-    index.links = Kept(Links.first(arrays["graph"], arrays["entries"], arrays.get("chain")))
+    index.links = LinkHistory(
+        GraphLinks.first(arrays["graph"], arrays["entries"], arrays.get("chain"))
+    )
     linked = index.rows.vectors[: len(index.graph)]
-    index.codes = codes.coded(linked, index.metric.number, threads=threads)
-    if found := header.get("audit"):
-        efforts = tuple(tuple(each) for each in found.get("efforts", ()))
-        known = {each.name: found[each.name] for each in fields(Audit) if each.name in found}
-        index.audit = Audit(**{**known, "efforts": efforts})  # older ones said more
+    index.codes = codes.encode_rows(linked, index.metric.number, threads=threads)
+    if audit := header.get("audit"):
+        efforts = tuple(tuple(point) for point in audit.get("efforts", ()))
+        stats = {attr.name: audit[attr.name] for attr in fields(IndexAudit) if attr.name in audit}
+        index.audit = IndexAudit(**{**stats, "efforts": efforts})  # older ones said more
     index.epoch = header["epoch"]
     return index
 
@@ -244,7 +246,7 @@ def _sum(array: Array) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _refused(path: Path, why: str) -> SnapshotError:
+def _unreadable(path: Path, why: str) -> SnapshotError:
     return SnapshotError(
         f"{path} is no snapshot that can be read: {why}; take an older one, or rebuild the index"
     )

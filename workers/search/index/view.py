@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 
 from workers.search.graph import copies
-from workers.search.graph.links import Links
-from workers.search.graph.versions import Version
+from workers.search.graph.links import GraphLinks
+from workers.search.graph.versions import GraphVersion
 from workers.search.index.query import ExternalId
-from workers.search.kernels.arrays import Array, address_of, are_in, packed, unpacked
+from workers.search.kernels.arrays import Array, address_of, are_in, pack_bits, unpack_bits
 from workers.search.kernels.codes import Codes
 from workers.search.kernels.keys import NOWHERE
 from workers.search.kernels.metrics import Metric, Storage
-from workers.search.kernels.panels import PANEL_DIM_MAX, beside, panels
-from workers.search.metadata.columns import Columns
-from workers.search.metadata.filters import COMPILED_MAX, Allowed, CompiledFilters, Filter
+from workers.search.kernels.panels import PANEL_DIM_MAX, pad_to_panel, panels
+from workers.search.metadata.columns import ColumnStore
+from workers.search.metadata.filters import COMPILED_MAX, AllowedRows, CompiledFilters, Filter
 from workers.search.walk import fields
 
-WAYS_MAX = 64  # to search a view, that it remembers
+PLANS_MAX = 64  # to search a view, that it remembers
 LONG = 1_000_000  # comparisons of a filter, about 1 ms
 UNCALIBRATED = 128  # entries of the routing list for any recall, where none was measured
 _OF_ENTRIES: tuple[str, ...] = ("seeds", "entry_panels", "entry_vectors")
@@ -37,7 +37,7 @@ _COMPARED, _WITHIN = (16, 32, 64), 0.002  # lists of two graphs, and what is no 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Audit:
+class IndexAudit:
     """What the last rounds of `audit.py` found."""
 
     rows: int  # linked rows then
@@ -56,30 +56,30 @@ class Audit:
         """Whether so many linked rows want efforts to be measured again."""
         return rows > _GROWN_EFFORTS * self.calibrated
 
-    def found(self, length: int) -> float:
+    def recall_at(self, length: int) -> float:
         """Share of the 10 nearest that lists of this length found; 1 where that was not tried."""
-        return next((each[1] for each in self.efforts if each[0] == length), 1.0)
+        return next((point[1] for point in self.efforts if point[0] == length), 1.0)
 
-    def serves_as_well_as(self, full: "Audit") -> bool:
+    def serves_as_well_as(self, full: "IndexAudit") -> bool:
         """Whether this graph, of few edges, finds as much as the full one of the same rows."""
         return bool(self.efforts) and all(
-            self.found(length) >= full.found(length) - _WITHIN for length in _COMPARED
+            self.recall_at(length) >= full.recall_at(length) - _WITHIN for length in _COMPARED
         )
 
-    def top_m(self, recall: float, k: int, most: int) -> int:
+    def top_m(self, recall: float, k: int, limit: int) -> int:
         """The shortest routing list that has this recall of the k nearest, as far as is measured.
 
         The logarithm of what is missed against that of the length is close to a line.
         """
-        column, of = (1, 10) if k <= 10 else (2, 100)
-        points = [each for each in self.efforts if each[column] > 0]
+        column, measured_k = (1, 10) if k <= 10 else (2, 100)
+        points = [point for point in self.efforts if point[column] > 0]
         if not points:
-            return min(UNCALIBRATED, most)
-        missed = [-math.log(max(_LEAST_MISSED, 1 - each[column])) for each in points]
-        lengths = [math.log(each[0]) for each in points]
-        wanted = -math.log(max(_LEAST_MISSED, 1 - recall))
-        length = math.exp(np.interp(wanted, np.maximum.accumulate(missed), lengths))
-        return min(most, math.ceil(length * max(1.0, k / of)))
+            return min(UNCALIBRATED, limit)
+        missed = [-math.log(max(_LEAST_MISSED, 1 - point[column])) for point in points]
+        lengths = [math.log(point[0]) for point in points]
+        target = -math.log(max(_LEAST_MISSED, 1 - recall))
+        length = math.exp(np.interp(target, np.maximum.accumulate(missed), lengths))
+        return min(limit, math.ceil(length * max(1.0, k / measured_k)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,17 +97,17 @@ class IndexView:
     alive: Array | None  # bit set of live rows; None: all
     entries: Array  # rows where searches begin, int64
     chain: Array | None  # (linked, 1), uint32: what leads to equal rows; None: there are none
-    versions: tuple[Version, ...]  # that graph and chain are, where they are
+    versions: tuple[GraphVersion, ...]  # that graph and chain are, where they are
     ids: list[ExternalId]
-    columns: Columns
+    columns: ColumnStore
     filters: CompiledFilters  # over `columns`
     epoch: int
     codes: Codes | None = None  # of the linked rows
-    audit: Audit | None = None  # of the entry points; None: not made yet
+    audit: IndexAudit | None = None  # of the entry points; None: not made yet
     payloads: list[bytes] = field(default_factory=list)  # of all rows
     is_walked: bool = False  # by all searches, however few nodes there are
-    ways: dict[Any, Any] = field(default_factory=dict)  # of `ways.py`
-    _allowed: dict[str, Allowed] = field(default_factory=dict)
+    plans: dict[Any, Any] = field(default_factory=dict)  # of `ways.py`
+    _allowed: dict[str, AllowedRows] = field(default_factory=dict)
 
     @cached_property
     def nodes(self) -> Array | None:
@@ -116,7 +116,7 @@ class IndexView:
             return None
         if copies.node_count(self.chain, self.linked) > NODES_MAX:
             return None
-        return beside(copies.nodes(self.chain, self.linked))
+        return pad_to_panel(copies.nodes(self.chain, self.linked))
 
     @cached_property
     def node_panels(self) -> Array:
@@ -126,7 +126,7 @@ class IndexView:
     @cached_property
     def seeds(self) -> Array:
         """The entry points."""
-        return beside(self.entries)
+        return pad_to_panel(self.entries)
 
     @cached_property
     def entry_vectors(self) -> Array:
@@ -145,11 +145,11 @@ class IndexView:
         return np.ascontiguousarray(self.codes.codes[self.seeds])
 
     @cached_property
-    def entry_wild(self) -> Array | None:
+    def entry_outliers(self) -> Array | None:
         """Bit set of places in `seeds` whose rows pass whatever their codes say."""
-        if self.codes is None or self.codes.wild is None:
+        if self.codes is None or self.codes.outliers is None:
             return None
-        return packed(are_in(self.codes.wild, self.seeds))
+        return pack_bits(are_in(self.codes.outliers, self.seeds))
 
     @cached_property
     def template(self) -> Array:
@@ -177,29 +177,29 @@ class IndexView:
             row[fields.CODES], row[fields.CODE_BYTES] = (
                 address_of(self.codes.codes), self.codes.codes.shape[1]
             )  # fmt: skip
-            row[fields.RULER] = address_of(self.codes.ruler)
-            if self.codes.wild is not None:
-                row[fields.WILD] = address_of(self.codes.wild)
+            row[fields.QUANTIZER] = address_of(self.codes.quantizer)
+            if self.codes.outliers is not None:
+                row[fields.OUTLIERS] = address_of(self.codes.outliers)
             if row[fields.REPS_VECTORS]:
                 row[fields.REPS_CODES] = address_of(self.entry_codes)
-                if self.entry_wild is not None:
-                    row[fields.REPS_WILD] = address_of(self.entry_wild)
+                if self.entry_outliers is not None:
+                    row[fields.REPS_OUTLIERS] = address_of(self.entry_outliers)
         if self.alive is not None:
             row[fields.ALIVE] = address_of(self.alive)
         return row
 
     @property
-    def links(self) -> Links:
+    def links(self) -> GraphLinks:
         """Of the linked rows."""
-        return Links(self.graph, self.entries, self.chain, self.versions)
+        return GraphLinks(self.graph, self.entries, self.chain, self.versions)
 
-    def linked_part(self, links: Links, coded: Codes | None) -> "IndexView":
+    def linked_part(self, links: GraphLinks, coded: Codes | None) -> "IndexView":
         """Nothing but the first rows, deleted or not, with these links."""
         rows = len(links.graph)
         return replace(
             self, **links._asdict(), count=rows, linked=rows, live=rows, alive=None, ids=[],
-            columns=Columns(), codes=coded, ways={}, _allowed={},
-            filters=CompiledFilters(Columns()), payloads=[],
+            columns=ColumnStore(), codes=coded, ways={}, _allowed={},
+            filters=CompiledFilters(ColumnStore()), payloads=[],
         )  # fmt: skip
 
     def ready(self, before: "IndexView | None") -> "IndexView":
@@ -211,25 +211,25 @@ class IndexView:
             are_alike = before.linked == self.linked and before.chain is self.chain
             names = _OF_ENTRIES + (_OF_CODES if before.codes is self.codes else ())
             names += _OF_NODES if are_alike else ()
-            made = {name: before.__dict__[name] for name in names if name in before.__dict__}
-            self.__dict__.update(made)
+            cached = {name: before.__dict__[name] for name in names if name in before.__dict__}
+            self.__dict__.update(cached)
         assert len(self.template)
         assert self.nodes is None or len(self.node_panels)
         return self
 
     def takes_long(self, where: Filter) -> bool:
         """Whether `allowed` would hold up whoever else waits for this thread."""
-        return self.filters.compared(where, self.count) > LONG
+        return self.filters.comparisons(where, self.count) > LONG
 
-    def allowed(self, where: Filter) -> Allowed:
+    def allowed(self, where: Filter) -> AllowedRows:
         """A filter compiled for these rows; raises UnknownFilterField."""
         key = repr(where)
-        if (known := self._allowed.get(key)) is None:
-            known = self.filters.allowed(where, self.alive, self.count)
+        if (allowed := self._allowed.get(key)) is None:
+            allowed = self.filters.allowed(where, self.alive, self.count)
             while len(self._allowed) >= COMPILED_MAX:
                 self._allowed.pop(next(iter(self._allowed)), None)
-            self._allowed[key] = known
-        return known
+            self._allowed[key] = allowed
+        return allowed
 
     def nodes_to_find(self, first: int, last: int) -> Array:
         """Nodes among linked rows that live, or have copies: ascending, int64."""
@@ -246,4 +246,4 @@ class IndexView:
         """Rows that are not deleted, ascending, int64."""
         if self.alive is None:
             return np.arange(self.count)
-        return np.flatnonzero(unpacked(self.alive, self.count))
+        return np.flatnonzero(unpack_bits(self.alive, self.count))

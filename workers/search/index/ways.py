@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from schemas.errors import EmptyIndex, InvalidRequest
-from workers.search.index.query import Answer, Effort
-from workers.search.index.view import UNCALIBRATED, WAYS_MAX, IndexView
+from workers.search.index.query import Effort, SearchAnswer
+from workers.search.index.view import PLANS_MAX, UNCALIBRATED, IndexView
 from workers.search.kernels.arrays import Array, address_of
 from workers.search.kernels.keys import LIMIT
 from workers.search.limits import CORES_DIM_MAX, K_MAX, SCANNED_ROWS_MAX, TASKS_MAX, TOP_M_MAX
-from workers.search.metadata.filters import Allowed
+from workers.search.metadata.filters import AllowedRows
 from workers.search.walk import fields
 from workers.search.walk.results import SlotHits
 from workers.search.walk.slots import ROWS_A_STEP, SlotRows, fill, hash_places
@@ -49,45 +49,45 @@ _LIMITS = SearchLimits()
 _NO_ROWS: Array = np.empty(0, np.int64)
 
 
-class Way(NamedTuple):
+class SearchPlan(NamedTuple):
     """How searches of one effort go in one view; nothing of a request."""
 
     row: Array  # int64, `fields.COUNT`, without what is a request's own
-    place: int  # address_of of `row`
+    row_address: int  # address_of of `row`
     k: int
     top_m: int
-    wanted: int  # hits; where a walk finds fewer, all rows are scanned
+    min_hits: int  # hits; where a walk finds fewer, all rows are scanned
     extends: int  # about how many it takes
     exact: bool  # it scans all rows that it may return
     allowed: int  # live rows that it may return
-    where: Allowed | None
+    where: AllowedRows | None
 
     def too_short(self, rows: Array) -> Array:
         """Which of some searches found fewer hits than there are: places in `rows`, int64.
 
         `rows` has shape (searches, k), with -1 beyond the last hit. A scan finds all of them.
         """
-        return np.flatnonzero(rows[:, self.wanted - 1] < 0) if self.wanted else _NO_ROWS
+        return np.flatnonzero(rows[:, self.min_hits - 1] < 0) if self.min_hits else _NO_ROWS
 
 
 @dataclass(slots=True, eq=False)
-class Search:
+class PreparedSearch:
     """A search that is ready for a slot, with all that the slot will point to."""
 
     view: IndexView
-    way: Way
+    plan: SearchPlan
     query: Array  # (1 or more, padded dim), float32
     warm: Array | None = None
     warm_place: tuple[int, int] = (0, 0)  # its address_of and length
 
     def enter(self, slots: SlotRows, slot: int) -> None:
         """Fill in a slot's row."""
-        fill(slots.addresses[slot], self.way.place, self.query, *self.warm_place)
+        fill(slots.addresses[slot], self.plan.row_address, self.query, *self.warm_place)
 
     @property
     def row(self) -> Array:
         """Of a slot, int64, `fields.COUNT`."""
-        row = self.way.row.copy()
+        row = self.plan.row.copy()
         row[fields.QUERY] = address_of(self.query)
         row[fields.WARM], row[fields.WARM_COUNT] = self.warm_place
         return row
@@ -96,44 +96,44 @@ class Search:
 def search_of(
     effort: Effort, query: Array, view: IndexView, *, seeds: Any = (),
     scanned_rows_max: int = SCANNED_ROWS_MAX, top_m_max: int = TOP_M_MAX,
-) -> Search:  # fmt: skip
+) -> PreparedSearch:  # fmt: skip
     """A search of prepared queries (`metrics.prepared`); raises what `way` does."""
     limits = SearchLimits(scanned_rows_max=scanned_rows_max, top_m_max=top_m_max)
-    return new_search(view, way(effort, view, limits), query, seeds)
+    return new_search(view, plan_search(effort, view, limits), query, seeds)
 
 
-def way(effort: Effort, view: IndexView, limits: SearchLimits = _LIMITS) -> Way:
+def plan_search(effort: Effort, view: IndexView, limits: SearchLimits = _LIMITS) -> SearchPlan:
     """How searches of an effort go; raises InvalidRequest, UnknownFilterField or EmptyIndex."""
     if effort.where is not None:
-        return _way(effort, view, limits)
-    ways = view.ways
+        return _new_plan(effort, view, limits)
+    plans = view.plans
     key = (effort.k, effort.top_m, effort.recall, effort.width, effort.patience, limits)
-    known: Way | None = ways.get(key)
-    if known is None:
-        while len(ways) >= WAYS_MAX:
-            ways.pop(next(iter(ways)), None)
-        ways[key] = known = _way(effort, view, limits)
-    return known
+    plan: SearchPlan | None = plans.get(key)
+    if plan is None:
+        while len(plans) >= PLANS_MAX:
+            plans.pop(next(iter(plans)), None)
+        plans[key] = plan = _new_plan(effort, view, limits)
+    return plan
 
 
-def new_search(view: IndexView, way: Way, query: Array, seeds: Any = ()) -> Search:
+def new_search(view: IndexView, plan: SearchPlan, query: Array, seeds: Any = ()) -> PreparedSearch:
     """A search that goes that way, from rows that may be near if there are `seeds`."""
-    search = Search(view, way, query)
-    if len(seeds) and way.row[fields.REPS_COUNT]:
-        warm = np.asarray(seeds, np.int64)[: way.top_m]
+    search = PreparedSearch(view, plan, query)
+    if len(seeds) and plan.row[fields.REPS_COUNT]:
+        warm = np.asarray(seeds, np.int64)[: plan.top_m]
         search.warm = warm = np.ascontiguousarray(warm[(warm >= 0) & (warm < view.linked)])
         search.warm_place = address_of(warm), len(warm)
     return search
 
 
 def _check(effort: Effort, view: IndexView, limits: SearchLimits) -> None:
-    for name, value, most in (
+    for name, value, limit in (
         ("k", effort.k, limits.k_max),
         ("top_m", effort.top_m, limits.top_m_max),
         ("width", effort.width, limits.tasks_max // view.graph.shape[1]),
     ):
-        if not 1 <= value <= most:
-            raise InvalidRequest(f"expected {name} from 1 to {most}, found {value}", name)
+        if not 1 <= value <= limit:
+            raise InvalidRequest(f"expected {name} from 1 to {limit}, found {value}", name)
     if not 0 <= effort.recall < 1:
         raise InvalidRequest(f"expected recall from 0 to below 1, found {effort.recall}", "recall")
     if effort.patience < 0:
@@ -147,7 +147,7 @@ def _check(effort: Effort, view: IndexView, limits: SearchLimits) -> None:
         )
 
 
-def _way(effort: Effort, view: IndexView, limits: SearchLimits) -> Way:
+def _new_plan(effort: Effort, view: IndexView, limits: SearchLimits) -> SearchPlan:
     _check(effort, view, limits)
     row = view.template.copy()
     row[fields.K], row[fields.WIDTH] = effort.k, effort.width
@@ -161,25 +161,27 @@ def _way(effort: Effort, view: IndexView, limits: SearchLimits) -> Way:
         where = view.allowed(effort.where)
         row[fields.SCREENED], row[fields.ALLOWED] = 1, address_of(where.bits)
         allowed = where.count
-        longer = _longer(top_m, effort.k, where.count / view.count)
-        met = row[fields.REPS_COUNT] if row[fields.WHOLE] else longer * view.graph.shape[1]
-        if longer > limits.top_m_max or where.count <= _SCANNED_PER_MEASURED * met:
-            _list(row, where.rows)
+        longer = _longer_list(top_m, effort.k, where.count / view.count)
+        cost = row[fields.REPS_COUNT] if row[fields.WHOLE] else longer * view.graph.shape[1]
+        if longer > limits.top_m_max or where.count <= _SCANNED_PER_MEASURED * cost:
+            _scan_list(row, where.rows)
         elif not row[fields.WHOLE]:
             top_m = longer
     row[fields.TOP_M], row[fields.HASH_MASK] = top_m, hash_places(top_m) - 1
     row[fields.ENTRIES] = top_m if row[fields.WHOLE] else min(ENTRIES, top_m)
     is_small = view.count <= max(limits.scanned_rows_max, effort.k) and not row[fields.WHOLE]
     if view.linked == 0 or is_small:
-        _scan(row, view, where)
+        _scan_all(row, view, where)
     exact = bool(row[fields.LIST_COUNT] or row[fields.WHOLE] or not row[fields.REPS_COUNT])
     if allowed < view.count and not exact:
         row[fields.NEEDED] = min(effort.k, int(top_m * allowed / view.count / _MARGIN))
     loose = row[fields.LOOSE_LAST] - row[fields.LOOSE_FIRST]
     seeds = row[fields.LIST_COUNT] or row[fields.REPS_COUNT] + loose
     extends = -(-seeds // ROWS_A_STEP) + (0 if exact else top_m // effort.width + 3)
-    row[fields.WANTED] = wanted = 0 if exact else min(effort.k, allowed)
-    return Way(row, address_of(row), effort.k, top_m, wanted, int(extends), exact, allowed, where)
+    row[fields.WANTED] = min_hits = 0 if exact else min(effort.k, allowed)
+    return SearchPlan(
+        row, address_of(row), effort.k, top_m, min_hits, int(extends), exact, allowed, where
+    )
 
 
 def _are_few(nodes: Array, top_m: int, row: Array) -> bool:
@@ -201,30 +203,30 @@ def _top_m(effort: Effort, view: IndexView, limits: SearchLimits) -> int:
     return view.audit.top_m(effort.recall, effort.k, limits.top_m_max)
 
 
-def _longer(top_m: int, k: int, share: float) -> int:
+def _longer_list(top_m: int, k: int, share: float) -> int:
     """A routing list for a walk in which only this share of rows may be returned."""
     return math.ceil(max(top_m * share**-0.5, _MARGIN * k / share)) if share else top_m
 
 
-def _list(row: Array, rows: Array) -> None:
+def _scan_list(row: Array, rows: Array) -> None:
     row[fields.LIST], row[fields.LIST_COUNT] = address_of(rows), len(rows)
     row[fields.REPS_COUNT] = row[fields.LOOSE_LAST] = row[fields.LOOSE_FIRST] = 0
     row[fields.WARM_COUNT] = row[fields.NEEDED] = row[fields.CHAIN] = row[fields.WHOLE] = 0
 
 
-def _scan(row: Array, view: IndexView, where: Allowed | None) -> None:
-    _list(row, _NO_ROWS if where is None else where.rows)
+def _scan_all(row: Array, view: IndexView, where: AllowedRows | None) -> None:
+    _scan_list(row, _NO_ROWS if where is None else where.rows)
     if not row[fields.LIST_COUNT]:
         row[fields.LOOSE_LAST], row[fields.SCREENED] = view.count, 1
 
 
-def rescanned(search: Search, slots: SlotRows, slot: int) -> bool:
+def restart_as_scan(search: PreparedSearch, slots: SlotRows, slot: int) -> bool:
     """Whether a search that ended has too few hits, and was made a scan of all rows instead."""
     row = slots.fields[slot]
-    wanted = search.way.wanted
-    if not wanted or keys_of(slots, slot)[wanted - 1] < LIMIT:
+    min_hits = search.plan.min_hits
+    if not min_hits or keys_of(slots, slot)[min_hits - 1] < LIMIT:
         return False
-    _scan(row, search.view, search.way.where)
+    _scan_all(row, search.view, search.plan.where)
     row[fields.STATUS] = fields.FRESH
     return True
 
@@ -232,18 +234,18 @@ def rescanned(search: Search, slots: SlotRows, slot: int) -> bool:
 def keys_of(slots: SlotRows, slot: int) -> Array:
     """Keys of a slot's hits, ascending."""
     row = slots.fields[slot]
-    lists = slots.found if row[fields.SCREENED] or row[fields.CHAIN] else slots.top
-    found: Array = lists[slot, : row[fields.K]]
-    return found
+    lists = slots.hit_keys if row[fields.SCREENED] or row[fields.CHAIN] else slots.top
+    keys: Array = lists[slot, : row[fields.K]]
+    return keys
 
 
-def answer(search: Search, found: SlotHits) -> Answer:
+def answer(search: PreparedSearch, hits: SlotHits) -> SearchAnswer:
     """The answer of a search that is done."""
     view = search.view
-    rows, distances, top_keys, extends, computed, is_scan = found
-    return Answer(
+    rows, distances, top_keys, extends, computed, is_scan = hits
+    return SearchAnswer(
         rows=rows,
-        distances=view.metric.shown(distances),
+        distances=view.metric.to_user_distances(distances),
         extends=extends,
         computed=computed,
         exact=bool(is_scan),

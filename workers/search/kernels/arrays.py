@@ -16,20 +16,20 @@ WORD_BITS = 32  # of a bit set
 def aligned(rows: int, columns: int, dtype: Any) -> Array:
     """An uninitialised matrix, shape (rows, columns), that begins at a cache line."""
     size = rows * columns * np.dtype(dtype).itemsize
-    room = np.empty(size + LINE_BYTES, np.uint8)
-    first = -room.ctypes.data % LINE_BYTES
-    matrix: Array = room[first : first + size].view(dtype).reshape(rows, columns)
+    memory = np.empty(size + LINE_BYTES, np.uint8)
+    first = -memory.ctypes.data % LINE_BYTES
+    matrix: Array = memory[first : first + size].view(dtype).reshape(rows, columns)
     return matrix
 
 
-def gathered(matrix: Array, rows: Array) -> Array:
+def gather_rows(matrix: Array, rows: Array) -> Array:
     """Some rows of a matrix, int64, in one that is made by `aligned`."""
-    found = aligned(len(rows), matrix.shape[1], matrix.dtype)
-    found[:] = matrix[rows]
-    return found
+    out = aligned(len(rows), matrix.shape[1], matrix.dtype)
+    out[:] = matrix[rows]
+    return out
 
 
-def grown(matrix: Array, rows: int) -> Array:
+def grow(matrix: Array, rows: int) -> Array:
     """A matrix of more rows, of which the first are those of `matrix`, made by `aligned`.
 
     It shares their memory where there is room behind them. So of several matrices in one memory,
@@ -42,9 +42,9 @@ def grown(matrix: Array, rows: int) -> Array:
         if first + size <= memory.nbytes:
             longer: Array = memory[first : first + size].view(matrix.dtype).reshape(rows, -1)
             return longer
-    room = aligned(rows + rows // 2, matrix.shape[1], matrix.dtype)
-    room[: len(matrix)] = matrix
-    return room[:rows]
+    larger = aligned(rows + rows // 2, matrix.shape[1], matrix.dtype)
+    larger[: len(matrix)] = matrix
+    return larger[:rows]
 
 
 def address_of(array: Array) -> int:
@@ -62,14 +62,14 @@ def stored_bits(vectors: Array) -> Array:
     return vectors.view(np.uint16) if vectors.dtype == np.float16 else vectors
 
 
-def packed(mask: Array) -> Array:
+def pack_bits(mask: Array) -> Array:
     """The bit set of a mask, shape (rows,), bool."""
     whole = np.zeros(-(-len(mask) // 32) * 32, bool)
     whole[: len(mask)] = mask
     return np.packbits(whole, bitorder="little").view("<u4")
 
 
-def unpacked(bits: Array, count: int) -> Array:
+def unpack_bits(bits: Array, count: int) -> Array:
     """The first `count` bits of a bit set: shape (count,), bool."""
     return np.unpackbits(bits.view(np.uint8), count=count, bitorder="little").astype(bool)
 
@@ -83,8 +83,8 @@ def are_in(bits: Array, rows: Array) -> Array:
 def members(bits: Array) -> Array:
     """Rows in a bit set, ascending, int64."""
     words = np.flatnonzero(bits)
-    each = np.unpackbits(bits[words].view(np.uint8), bitorder="little").reshape(-1, WORD_BITS)
-    word, bit = np.nonzero(each)
+    word_bits = np.unpackbits(bits[words].view(np.uint8), bitorder="little").reshape(-1, WORD_BITS)
+    word, bit = np.nonzero(word_bits)
     rows: Array = words[word] * WORD_BITS + bit
     return rows
 
@@ -101,4 +101,4 @@ def all_but(dead: Array, count: int) -> Array:
     """The bit set of the first `count` rows without the dead ones, int64."""
     mask = np.ones(count, bool)
     mask[dead] = False
-    return packed(mask)
+    return pack_bits(mask)

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from workers.search.kernels.arrays import WORD_BITS, Array, aligned, grown, stored_bits
+from workers.search.kernels.arrays import WORD_BITS, Array, aligned, grow, stored_bits
 from workers.search.kernels.distances import SIMD_FLOATS, distance, load
 from workers.search.kernels.integers import SIMD_CODES, product_sum, square_sum
 from workers.search.kernels.jit import inlined, kernel
@@ -48,7 +48,7 @@ _LEVELS, _QUERY_LEVELS = 255, 2_047  # the latter of inner products
 _STEP, _ERROR, _RADIUS, _LEAST = 0, 1, 2, 3  # of a ruler, after the least values
 _CUT, _CUT_SHARE, _LIMIT = 4, 5, 6  # likewise: 1 where rows were cut, how many, error of wild ones
 _OF_ROW, _OF_CUT, _RADIUS_OF, _SIZE = range(4)  # told of a row: error, cut, length of code, length
-_TOLD = 4
+_STATS = 4
 _SCALE, _SHIFT, _BEYOND = 0, 1, 2  # of a coded query
 _HEADER_BYTES = 64
 CODED_QUERY_BYTES = _HEADER_BYTES + 2 * CODED_DIM_MAX
@@ -68,21 +68,21 @@ class Codes:
     """Codes of rows, and what they stand for."""
 
     codes: Array  # (rows, code bytes), uint8
-    ruler: Array  # (padded dim + SIMD_FLOATS,), float32
-    wild: Array | None = None  # bit set of rows that always pass; None: there are none
+    quantizer: Array  # (padded dim + SIMD_FLOATS,), float32
+    outliers: Array | None = None  # bit set of rows that always pass; None: there are none
 
     @property
     def bytes_held(self) -> int:
         """Memory of the codes."""
-        return self.codes.nbytes + (0 if self.wild is None else self.wild.nbytes)
+        return self.codes.nbytes + (0 if self.outliers is None else self.outliers.nbytes)
 
     @property
     def error(self) -> float:
         """The farthest that a row is from what its code stands for, if it is not wild or cut."""
-        return float(self.ruler[len(self.ruler) - SIMD_FLOATS + _ERROR])
+        return float(self.quantizer[len(self.quantizer) - SIMD_FLOATS + _ERROR])
 
 
-def coded(vectors: Array, metric: int, *, threads: int = 0) -> Codes | None:
+def encode_rows(vectors: Array, metric: int, *, threads: int = 0) -> Codes | None:
     """Codes of `vectors`, float32 or float16 (rows, padded dim); None where they would not help.
 
     `metric` is a number of `metrics.py`; `threads` 0: all cores.
@@ -95,68 +95,68 @@ def coded(vectors: Array, metric: int, *, threads: int = 0) -> Codes | None:
         return None
     constants = np.zeros(SIMD_FLOATS, np.float32)
     constants[_STEP], constants[_LEAST] = step, np.linalg.norm(low.astype(np.float64))
-    return _coded(vectors, np.concatenate([low, constants]), None, metric, threads)
+    return _encode_rows(vectors, np.concatenate([low, constants]), None, metric, threads)
 
 
 def _range(vectors: Array) -> tuple[Array, float]:
     """Where codes begin, float32 (padded dim,), and their step: of nearly all rows."""
-    least, most = (edge.astype(np.float32) for edge in (vectors.min(0), vectors.max(0)))
+    minimum, maximum = (edge.astype(np.float32) for edge in (vectors.min(0), vectors.max(0)))
     sample = vectors[:: max(1, len(vectors) // _SAMPLED_ROWS)].astype(np.float32)
     edge = int(len(sample) * _BEYOND_SHARE)
     places = (edge, len(sample) - 1 - edge)
     low, high = np.partition(sample, places, axis=0)[list(places)].astype(np.float64)
     margin = _MARGIN * (high - low)
-    low, high = np.maximum(least, low - margin), np.minimum(most, high + margin)
+    low, high = np.maximum(minimum, low - margin), np.minimum(maximum, high + margin)
     if not (high - low).max() > 0:
-        low, high = least.astype(np.float64), most.astype(np.float64)
+        low, high = minimum.astype(np.float64), maximum.astype(np.float64)
     step = max(float((high - low).max()) / _LEVELS, _STEP_MIN)
     centred = (low + high) / 2 - step * _LEVELS / 2
-    return np.maximum(least, centred).astype(np.float32), step
+    return np.maximum(minimum, centred).astype(np.float32), step
 
 
-def extended(known: Codes | None, vectors: Array, metric: int, *, threads: int = 0) -> Codes | None:
+def extend(base: Codes | None, vectors: Array, metric: int, *, threads: int = 0) -> Codes | None:
     """Codes of `vectors`, of whose first rows the codes are known.
 
     The ruler stays, unless many of the other rows fit it badly.
     """
-    if known is None:
-        return coded(vectors, metric, threads=threads)
-    return _coded(vectors, known.ruler, known, metric, threads) or coded(
+    if base is None:
+        return encode_rows(vectors, metric, threads=threads)
+    return _encode_rows(vectors, base.quantizer, base, metric, threads) or encode_rows(
         vectors, metric, threads=threads
     )
 
 
-def _coded(
-    vectors: Array, ruler: Array, known: Codes | None, metric: int, threads: int
+def _encode_rows(
+    vectors: Array, quantizer: Array, base: Codes | None, metric: int, threads: int
 ) -> Codes | None:
     """Codes by a ruler that has the least values and the step; None where new rows do not fit."""
     rows, length = vectors.shape
     first, code_bytes = 0, -(-length // SIMD_CODES) * SIMD_CODES
-    if known is None:
+    if base is None:
         codes = aligned(rows, code_bytes, np.uint8)
     else:
-        first, codes = len(known.codes), grown(known.codes, rows)
+        first, codes = len(base.codes), grow(base.codes, rows)
     codes[first:, length:] = 0
-    told = np.zeros((rows - first, _TOLD), np.float32)
+    row_stats = np.zeros((rows - first, _STATS), np.float32)
     if first < rows:
         stored = SINGLE if vectors.dtype == np.float32 else HALF
         over_rows(
-            _encode, rows - first, stored_bits(vectors), codes, ruler, first, stored, told,
+            _encode, rows - first, stored_bits(vectors), codes, quantizer, first, stored, row_stats,
             threads=threads,
         )  # fmt: skip
-    ruler = ruler.copy()
-    constants = ruler[length:]
-    was_cut = told[:, _OF_ROW] > told[:, _OF_CUT] * _WIDER
-    share = was_cut.mean() if len(told) else 0.0
-    if known is None:
-        constants[_CUT_SHARE], constants[_LIMIT] = share, _limit(told[:, _OF_ROW])
+    quantizer = quantizer.copy()
+    constants = quantizer[length:]
+    was_cut = row_stats[:, _OF_ROW] > row_stats[:, _OF_CUT] * _WIDER
+    share = was_cut.mean() if len(row_stats) else 0.0
+    if base is None:
+        constants[_CUT_SHARE], constants[_LIMIT] = share, _limit(row_stats[:, _OF_ROW])
     elif share > max(_RECODED, 2 * constants[_CUT_SHARE]):
         return None
-    wild = told[:, _OF_ROW] > (constants[_LIMIT] if metric == INNER_PRODUCT else np.inf)
+    outliers = row_stats[:, _OF_ROW] > (constants[_LIMIT] if metric == INNER_PRODUCT else np.inf)
     if metric == SQUARED_L2:
         constants[_CUT] = max(constants[_CUT], was_cut.any())
-    _widen(constants, told[~wild], metric)
-    return Codes(codes, ruler, _bits(known, first, wild))
+    _widen(constants, row_stats[~outliers], metric)
+    return Codes(codes, quantizer, _outlier_bits(base, first, outliers))
 
 
 def _limit(errors: Array) -> float:
@@ -164,43 +164,43 @@ def _limit(errors: Array) -> float:
     return float(min(errors.max(initial=0), _USUAL * np.quantile(errors, 1 - _WILD_SHARE)))
 
 
-def _widen(constants: Array, told: Array, metric: int) -> None:
+def _widen(constants: Array, row_stats: Array, metric: int) -> None:
     """Make a ruler's constants hold for these rows, too."""
-    error, radius, size = told[:, [_OF_ROW, _RADIUS_OF, _SIZE]].max(0, initial=0)
+    error, radius, size = row_stats[:, [_OF_ROW, _RADIUS_OF, _SIZE]].max(0, initial=0)
     if metric == SQUARED_L2:
-        error = told[:, _OF_CUT].max(initial=0)
+        error = row_stats[:, _OF_CUT].max(initial=0)
     else:
         error += _ROUNDED * size
     constants[_ERROR] = max(constants[_ERROR], error * _WIDER)
     constants[_RADIUS] = max(constants[_RADIUS], radius * _WIDER)
 
 
-def _bits(known: Codes | None, first: int, wild: Array) -> Array | None:
+def _outlier_bits(base: Codes | None, first: int, outliers: Array) -> Array | None:
     """The bit set of wild rows: those known, and of the rows from `first` on.
 
     It shares the memory of the known one, of which nobody reads the bits from `first` on.
     """
-    before = None if known is None else known.wild
-    if before is None and not wild.any():
+    before = None if base is None else base.outliers
+    if before is None and not outliers.any():
         return None
-    words = -(-(first + len(wild)) // WORD_BITS)
+    words = -(-(first + len(outliers)) // WORD_BITS)
     if before is None:
         bits = aligned(words, 1, np.uint32)
         bits[:] = 0
     else:
-        bits = grown(before[:, None], words)
+        bits = grow(before[:, None], words)
         bits[len(before) :] = 0
         if first % WORD_BITS:
             bits[first // WORD_BITS] &= np.uint32((1 << first % WORD_BITS) - 1)
-    rows = first + np.flatnonzero(wild)
+    rows = first + np.flatnonzero(outliers)
     np.bitwise_or.at(bits[:, 0], rows // WORD_BITS, np.uint32(1) << (rows % WORD_BITS).astype("u4"))
     return bits[:, 0]
 
 
 @kernel
 def _encode(
-    begin: int, end: int, vectors: Array, codes: Array, ruler: Array, first: int, stored: int,
-    told: Array,
+    begin: int, end: int, vectors: Array, codes: Array, quantizer: Array, first: int, stored: int,
+    row_stats: Array,
 ) -> None:  # fmt: skip
     """Write codes of some rows, uint8, counted from `first`, and to `told` what is told of each.
 
@@ -209,22 +209,22 @@ def _encode(
     """
     length = vectors.shape[1]
     exact = np.empty(length, np.float32)
-    least, step = np.float32(0), ruler[length + _STEP]
+    low, step = np.float32(0), quantizer[length + _STEP]
     for i in range(begin, end):
         load(address(vectors) + (first + i) * vectors.strides[0], address(exact), length, stored)
         size = radius = error = cut = 0.0
         for j in range(length):
-            above = exact[j] - ruler[j]
+            above = exact[j] - quantizer[j]
             level = np.floor(above / step + np.float32(0.5))
-            level = min(np.float32(_LEVELS), max(least, level))
+            level = min(np.float32(_LEVELS), max(low, level))
             codes[first + i, j] = np.uint8(level)
             near = level * step
             size += np.float64(exact[j]) ** 2
             radius += np.float64(near) ** 2
             error += np.float64(above - near) ** 2
-            cut += np.float64(min(np.float32(_LEVELS) * step, max(least, above)) - near) ** 2
-        told[i, _SIZE], told[i, _RADIUS_OF] = _length(size), _length(radius)
-        told[i, _OF_ROW], told[i, _OF_CUT] = _length(error), _length(cut)
+            cut += np.float64(min(np.float32(_LEVELS) * step, max(low, above)) - near) ** 2
+        row_stats[i, _SIZE], row_stats[i, _RADIUS_OF] = _length(size), _length(radius)
+        row_stats[i, _OF_ROW], row_stats[i, _OF_CUT] = _length(error), _length(cut)
 
 
 @inlined
@@ -233,17 +233,19 @@ def _length(square: Any) -> Any:
 
 
 @kernel
-def encode_query(query: int, ruler: int, length: int, metric: int, out: int, room: int) -> None:
+def encode_query(
+    query: int, quantizer: int, length: int, metric: int, out: int, scratch: int
+) -> None:
     """Write the code of a query to `out`, the address of CODED_QUERY_BYTES.
 
     Addresses of the query, float32 (length,), of the ruler, and of room for `length` float32.
     """
-    step, error = get_f32(ruler, length + _STEP), get_f32(ruler, length + _ERROR)
+    step, error = get_f32(quantizer, length + _STEP), get_f32(quantizer, length + _ERROR)
     low, high, unit = np.float32(-_LEVELS), np.float32(2 * _LEVELS), step
-    least, most = -_INFINITY, _INFINITY
-    if get_f32(ruler, length + _CUT) != 0:
+    floor, ceiling = -_INFINITY, _INFINITY
+    if get_f32(quantizer, length + _CUT) != 0:
         low, high = np.float32(0), np.float32(_LEVELS)
-        least, most = np.float32(0), np.float32(_LEVELS) * step
+        floor, ceiling = np.float32(0), np.float32(_LEVELS) * step
     if metric != SQUARED_L2:
         largest = np.float32(0)
         for i in range(length):
@@ -252,21 +254,21 @@ def encode_query(query: int, ruler: int, length: int, metric: int, out: int, roo
         low, high = np.float32(-_QUERY_LEVELS), np.float32(_QUERY_LEVELS)
     codes, begins = out + _HEADER_BYTES, np.float32(metric == SQUARED_L2)
     for i in range(length):
-        exact = min(most, max(least, get_f32(query, i) - begins * get_f32(ruler, i)))
+        exact = min(ceiling, max(floor, get_f32(query, i) - begins * get_f32(quantizer, i)))
         level = np.floor(min(high, max(low, exact / unit + np.float32(0.5))))
         put_i16(codes, i, np.int16(level))
-        put_f32(room, i, exact - level * unit)
+        put_f32(scratch, i, exact - level * unit)
     for i in range(length, -(-length // SIMD_CODES) * SIMD_CODES):
         put_i16(codes, i, np.int16(0))
-    missed = np.sqrt(_square(room, length)) * _WIDER
+    missed = np.sqrt(_square(scratch, length)) * _WIDER
     put_f32(out, _SCALE, step)
     put_f32(out, _BEYOND, error + missed)
     if metric != SQUARED_L2:
         size = np.sqrt(_square(query, length)) * _WIDER
-        most = size * error + missed * get_f32(ruler, length + _RADIUS)
+        beyond = size * error + missed * get_f32(quantizer, length + _RADIUS)
         put_f32(out, _SCALE, step * unit)
-        put_f32(out, _SHIFT, -distance(query, ruler, length, INNER_PRODUCT, SINGLE))
-        put_f32(out, _BEYOND, most + size * get_f32(ruler, length + _LEAST) * _ROUNDED)
+        put_f32(out, _SHIFT, -distance(query, quantizer, length, INNER_PRODUCT, SINGLE))
+        put_f32(out, _BEYOND, beyond + size * get_f32(quantizer, length + _LEAST) * _ROUNDED)
 
 
 @inlined
@@ -294,26 +296,26 @@ def code_limit(worst: Any, query: int, metric: int) -> Any:
 
 
 @inlined
-def sifted(rows: int, count: int, worst: Any, codes: int, code_bytes: int, wild: int, query: int,
+def prefilter(rows: int, count: int, worst: Any, codes: int, code_bytes: int, outliers: int, query: int,
            metric: int) -> int:  # fmt: skip
     """Drop those of `count` rows, int64 at an address, that are farther than `worst`.
 
     The first ones are left, in order; how many. `codes` is the address of uint8, `code_bytes` for
     each row, `wild` of the bit set of rows that always pass (0: none), `query` of a coded query.
     """
-    kept, limit = 0, code_limit(worst, query, metric)
-    if wild == 0:
+    total, limit = 0, code_limit(worst, query, metric)
+    if outliers == 0:
         for i in range(count):
             row = get_i64(rows, i)
-            put_i64(rows, kept, row)  # no branch: which are near enough cannot be predicted
-            kept += code_distance(codes + row * code_bytes, query, code_bytes, metric) <= limit
-        return kept
+            put_i64(rows, total, row)  # no branch: which are near enough cannot be predicted
+            total += code_distance(codes + row * code_bytes, query, code_bytes, metric) <= limit
+        return total
     for i in range(count):
         row = get_i64(rows, i)
-        put_i64(rows, kept, row)
+        put_i64(rows, total, row)
         near = code_distance(codes + row * code_bytes, query, code_bytes, metric) <= limit
-        kept += near | has_bit(wild, row)
-    return kept
+        total += near | has_bit(outliers, row)
+    return total
 
 
 @inlined

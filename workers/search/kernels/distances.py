@@ -22,7 +22,7 @@ from workers.search.kernels.jit import (
     variable,
 )
 from workers.search.kernels.metrics import HALF, INNER_PRODUCT, SINGLE, SQUARED_L2
-from workers.search.kernels.vectors import across
+from workers.search.kernels.vectors import sum_lanes
 
 SIMD_FLOATS = 16
 UNROLLED = 4  # independent sums, or each addition waits for the one before
@@ -32,7 +32,7 @@ _VECTOR = ir.VectorType(_F32, SIMD_FLOATS)
 _ZERO, _ZEROS = ir.Constant(_I64, 0), ir.Constant(_VECTOR, [0.0] * SIMD_FLOATS)
 
 
-def padded(dim: int) -> int:
+def padded_dim(dim: int) -> int:
     """`dim` rounded up to whole vectors."""
     return -(-dim // SIMD_FLOATS) * SIMD_FLOATS
 
@@ -59,10 +59,10 @@ def _accumulator(builder: Any, row: Any, query: Any, metric: int, stored: int) -
     of_row, of_query = _loader(builder, row, stored), _loader(builder, query, SINGLE)
 
     def add(total: Any, i: Any) -> Any:
-        left, right = of_row(i), of_query(i)
+        lhs, rhs = of_row(i), of_query(i)
         if metric == SQUARED_L2:
-            left = right = builder.fsub(left, right)
-        return builder.call(fma, [left, right, total])
+            lhs = rhs = builder.fsub(lhs, rhs)
+        return builder.call(fma, [lhs, rhs, total])
 
     return add
 
@@ -77,17 +77,17 @@ def _reduction(metric: int, stored: int) -> Any:
     def reduce(builder: Any, row: Any, query: Any, length: Any) -> Any:
         add = _accumulator(builder, row, query, metric, stored)
         sums = [variable(builder, _ZEROS) for _ in range(UNROLLED)]
-        one, several = (ir.Constant(_I64, SIMD_FLOATS * n) for n in (1, UNROLLED))
-        whole = builder.and_(length, ir.Constant(_I64, -several.constant))
-        with for_slice(builder, _ZERO, whole, several) as (i, _):
+        step, stride = (ir.Constant(_I64, SIMD_FLOATS * n) for n in (1, UNROLLED))
+        whole = builder.and_(length, ir.Constant(_I64, -stride.constant))
+        with for_slice(builder, _ZERO, whole, stride) as (i, _):
             for total in sums:
                 builder.store(add(builder.load(total), i), total)
-                i = builder.add(i, one)
-        with for_slice(builder, whole, length, one) as (i, _):
+                i = builder.add(i, step)
+        with for_slice(builder, whole, length, step) as (i, _):
             builder.store(add(builder.load(sums[0]), i), sums[0])
         first, second, third, fourth = map(builder.load, sums)
         halves = builder.fadd(builder.fadd(first, second), builder.fadd(third, fourth))
-        total = across(builder, halves, builder.fadd)
+        total = sum_lanes(builder, halves, builder.fadd)
         return builder.fneg(total) if metric == INNER_PRODUCT else total
 
     return reduce

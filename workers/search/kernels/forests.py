@@ -9,18 +9,18 @@ Row = int | np.int64
 
 
 @kernel
-def join(parent: Array, one: Row, two: Row) -> None:
+def join(parent: Array, first: Row, second: Row) -> None:
     """Put the sets of two members together; `parent` is int64, and a root the smallest of its set.
 
     Paths are halved on the way.
     """
-    while parent[one] != one:
-        parent[one] = parent[parent[one]]
-        one = parent[one]
-    while parent[two] != two:
-        parent[two] = parent[parent[two]]
-        two = parent[two]
-    if one < two:
-        parent[two] = one
+    while parent[first] != first:
+        parent[first] = parent[parent[first]]
+        first = parent[first]
+    while parent[second] != second:
+        parent[second] = parent[parent[second]]
+        second = parent[second]
+    if first < second:
+        parent[second] = first
     else:
-        parent[one] = two
+        parent[first] = second

@@ -12,7 +12,7 @@ from typing import Any
 from llvmlite import binding, ir
 
 from workers.search.kernels.jit import emitted, for_slice, insert_function, types, variable
-from workers.search.kernels.vectors import across
+from workers.search.kernels.vectors import sum_lanes
 
 SIMD_CODES = 64  # codes are padded to a multiple
 
@@ -31,24 +31,24 @@ class Pairing:
 
 
 PAIRINGS = [
-    each
-    for each in (
+    pairing
+    for pairing in (
         Pairing("avx512bw", 32, "llvm.x86.avx512.pmaddw.d.512"),
         Pairing("avx2", 16, "llvm.x86.avx2.pmadd.wd"),
     )
-    if binding.get_host_cpu_features().get(each.feature)
+    if binding.get_host_cpu_features().get(pairing.feature)
 ]
 _PLAIN_VALUES = 16
 
 
-def _products(builder: Any, left: Any, right: Any, pairing: Pairing | None) -> Any:
+def _products(builder: Any, lhs: Any, rhs: Any, pairing: Pairing | None) -> Any:
     """Products of all values, 32 bits each, or sums of pairs of them."""
     if pairing is not None:
-        kind = ir.FunctionType(_vector(_I32, pairing.values // 2), [left.type, right.type])
+        kind = ir.FunctionType(_vector(_I32, pairing.values // 2), [lhs.type, rhs.type])
         function = insert_function(builder.module, kind, pairing.name)
-        return builder.call(function, [left, right])
+        return builder.call(function, [lhs, rhs])
     wide = _vector(_I32, _PLAIN_VALUES)
-    return builder.mul(builder.sext(left, wide), builder.sext(right, wide))
+    return builder.mul(builder.sext(lhs, wide), builder.sext(rhs, wide))
 
 
 def sum_of(of_differences: bool, pairing: Pairing | None) -> Any:
@@ -58,11 +58,11 @@ def sum_of(of_differences: bool, pairing: Pairing | None) -> Any:
     `SIMD_CODES`, which are added at a time, to several independent sums.
     """
     values = pairing.values if pairing is not None else _PLAIN_VALUES
-    held = _vector(_I32, values // 2 if pairing is not None else values)
+    sum_type = _vector(_I32, values // 2 if pairing is not None else values)
 
     @emitted(types.int32, types.intp, types.intp, types.intp)
     def total(builder: Any, codes: Any, query: Any, length: Any) -> Any:
-        sums = [variable(builder, ir.Constant(held, [0] * held.count))
+        sums = [variable(builder, ir.Constant(sum_type, [0] * sum_type.count))
                 for _ in range(SIMD_CODES // values)]  # fmt: skip
         with for_slice(builder, _ZERO, length, ir.Constant(_I64, SIMD_CODES)) as (at, _):
             for part in sums:
@@ -70,16 +70,16 @@ def sum_of(of_differences: bool, pairing: Pairing | None) -> Any:
                 row = builder.zext(builder.load(place, align=1), _vector(_I16, values))
                 twice = builder.add(query, builder.add(at, at))
                 place = builder.inttoptr(twice, _vector(_I16, values).as_pointer())
-                other = builder.load(place, align=1)
+                query_part = builder.load(place, align=1)
                 if of_differences:
-                    row = other = builder.sub(row, other)
-                added = _products(builder, row, other, pairing)
+                    row = query_part = builder.sub(row, query_part)
+                added = _products(builder, row, query_part, pairing)
                 builder.store(builder.add(builder.load(part), added), part)
                 at = builder.add(at, ir.Constant(_I64, values))
-        found = [builder.load(part) for part in sums]
-        while len(found) > 1:
-            found = [builder.add(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
-        return across(builder, found[0], builder.add)
+        totals = [builder.load(part) for part in sums]
+        while len(totals) > 1:
+            totals = [builder.add(*pair) for pair in zip(totals[::2], totals[1::2], strict=True)]
+        return sum_lanes(builder, totals[0], builder.add)
 
     return total
 

@@ -29,8 +29,8 @@ _SEARCH = Path(__file__).parents[1]
 def sources_digest(search: Path = _SEARCH) -> str:
     """SHA-256 of all that kernels of other files may call, or take constants from."""
     digest = hashlib.sha256((search / "limits.py").read_bytes())
-    for room in ("kernels", "walk"):
-        for path in sorted((search / room).glob("*.py")):
+    for folder in ("kernels", "walk"):
+        for path in sorted((search / folder).glob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -57,7 +57,7 @@ def emitted(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]], Any
     once for each call in a kernel, and returns LLVM's value of the result; None where it is void.
     """
 
-    def made(write: Callable[..., Any]) -> Any:
+    def decorate(write: Callable[..., Any]) -> Any:
         def typed(context: Any, *_arguments: Any) -> Any:
             def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
                 written = write(builder, *values)
@@ -68,4 +68,4 @@ def emitted(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]], Any
         update_wrapper(typed, write)  # numba reads the parameters' names
         return numba.extending.intrinsic(typed)
 
-    return made
+    return decorate

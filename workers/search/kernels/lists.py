@@ -10,7 +10,7 @@ from typing import Any
 from llvmlite import ir
 
 from workers.search.kernels.jit import emitted, for_slice, insert_function, types, variable
-from workers.search.kernels.vectors import every
+from workers.search.kernels.vectors import splat
 
 _KEYS = 8  # of a vector
 _BIT, _I8, _I64 = ir.IntType(1), ir.IntType(8), ir.IntType(64)
@@ -19,8 +19,8 @@ _NUMBERS = ir.Constant(_VECTOR, list(range(_KEYS)))
 _ALIGNED, _ZERO = ir.Constant(ir.IntType(32), 8), ir.Constant(_I64, 0)
 
 
-def _every(builder: Any, value: Any) -> Any:
-    return every(builder, value, _KEYS)
+def _splat(builder: Any, value: Any) -> Any:
+    return splat(builder, value, _KEYS)
 
 
 def _masked_load(builder: Any, place: Any, mask: Any, otherwise: Any) -> Any:
@@ -44,32 +44,32 @@ def _place(builder: Any, keys: Any, i: Any) -> Any:
 @emitted(types.int64, types.intp, types.intp, types.uint64)
 def count_below(builder: Any, keys: Any, count: Any, key: Any) -> Any:
     """How many of `count` keys at an address come before `key`; lowest bits do not count."""
-    wanted, counts = _every(builder, key), _every(builder, count)
+    key_vector, counts = _splat(builder, key), _splat(builder, count)
     below = variable(builder, _ZERO)
     with for_slice(builder, _ZERO, count, ir.Constant(_I64, _KEYS)) as (i, _):
-        inside = builder.icmp_signed("<", builder.add(_NUMBERS, _every(builder, i)), counts)
+        inside = builder.icmp_signed("<", builder.add(_NUMBERS, _splat(builder, i)), counts)
         last = ir.Constant(_VECTOR, [-1] * _KEYS)
-        held = _masked_load(builder, _place(builder, keys, i), inside, last)
-        held = builder.and_(held, ir.Constant(_VECTOR, [-2] * _KEYS))
-        bits = builder.bitcast(builder.icmp_unsigned("<", held, wanted), _I8)
-        more = builder.zext(builder.ctpop(bits), _I64)
-        builder.store(builder.add(builder.load(below), more), below)
+        values = _masked_load(builder, _place(builder, keys, i), inside, last)
+        values = builder.and_(values, ir.Constant(_VECTOR, [-2] * _KEYS))
+        bits = builder.bitcast(builder.icmp_unsigned("<", values, key_vector), _I8)
+        bit_count = builder.zext(builder.ctpop(bits), _I64)
+        builder.store(builder.add(builder.load(below), bit_count), below)
     return builder.load(below)
 
 
 @emitted(types.void, types.intp, types.intp, types.intp)
 def move_up(builder: Any, keys: Any, count: Any, first: Any) -> None:
     """Move keys at an address one place up from `first` on; the last of `count` is lost."""
-    counts, firsts = _every(builder, count), _every(builder, first)
+    counts, firsts = _splat(builder, count), _splat(builder, first)
     whole = ir.Constant(_I64, -_KEYS)
     start = builder.and_(builder.sub(count, ir.Constant(_I64, 1)), whole)
     before = builder.sub(first, ir.Constant(_I64, _KEYS))
     with for_slice(builder, start, before, whole, inc=False) as (i, _):
-        places = builder.add(_NUMBERS, _every(builder, i))
+        places = builder.add(_NUMBERS, _splat(builder, i))
         inside = builder.and_(
             builder.icmp_signed("<", places, counts), builder.icmp_signed(">", places, firsts)
         )
         to = _place(builder, keys, i)
         source = builder.sub(to, ir.Constant(_I64, 8))
-        held = _masked_load(builder, source, inside, ir.Constant(_VECTOR, ir.Undefined))
-        _masked_store(builder, held, to, inside)
+        values = _masked_load(builder, source, inside, ir.Constant(_VECTOR, ir.Undefined))
+        _masked_store(builder, values, to, inside)

@@ -27,7 +27,7 @@ class Metric(StrEnum):
         """The metric as kernels know it: SQUARED_L2 or INNER_PRODUCT."""
         return SQUARED_L2 if self is Metric.SQEUCLIDEAN else INNER_PRODUCT
 
-    def shown(self, distances: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    def to_user_distances(self, distances: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
         """Distances of kernels as users see them, float32; perhaps the same array."""
         return distances + 1 if self is Metric.COSINE else distances
 

@@ -15,7 +15,7 @@ from llvmlite import ir
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.distances import SIMD_FLOATS
 from workers.search.kernels.jit import emitted, for_slice, insert_function, types, variable
-from workers.search.kernels.vectors import every
+from workers.search.kernels.vectors import splat
 
 PANEL_ROWS, GROUP = 2 * SIMD_FLOATS, 4
 
@@ -65,19 +65,19 @@ def nearer(
         for j in range(GROUP):
             place = builder.mul(i, ir.Constant(_I64, 4 * GROUP))
             place = builder.add(place, ir.Constant(_I64, 4 * j))
-            value = every(builder, builder.load(_at(builder, group, place, _F32)), SIMD_FLOATS)
+            value = splat(builder, builder.load(_at(builder, group, place, _F32)), SIMD_FLOATS)
             for half, total in zip(rows, sums[j], strict=True):
                 builder.store(builder.call(fma, [half, value, builder.load(total)]), total)
     twice = ir.Constant(_VECTOR, [-2.0] * SIMD_FLOATS)
     for j in range(GROUP):
         limit = builder.load(_at(builder, worst, ir.Constant(_I64, 4 * j), _F32))
-        limit = every(builder, limit, SIMD_FLOATS)
+        limit = splat(builder, limit, SIMD_FLOATS)
         for half, total in enumerate(sums[j]):
-            beside = _load(builder, lengths, ir.Constant(_I64, 4 * SIMD_FLOATS * half))
-            far = builder.call(fma, [builder.load(total), twice, beside])
+            squares = _load(builder, lengths, ir.Constant(_I64, 4 * SIMD_FLOATS * half))
+            dist = builder.call(fma, [builder.load(total), twice, squares])
             to = ir.Constant(_I64, 4 * (PANEL_ROWS * j + SIMD_FLOATS * half))
-            builder.store(far, _at(builder, out, to, _VECTOR)).align = 4
-            bits = builder.bitcast(builder.fcmp_ordered("<", far, limit), _LANES)
+            builder.store(dist, _at(builder, out, to, _VECTOR)).align = 4
+            bits = builder.bitcast(builder.fcmp_ordered("<", dist, limit), _LANES)
             to = ir.Constant(_I64, 4 * PANEL_ROWS * GROUP + 4 * j + SIMD_FLOATS // 8 * half)
             builder.store(bits, _at(builder, out, to, _LANES)).align = 2
 

@@ -42,19 +42,19 @@ def _call(builder: Any, name: str, result: Any, *values: Any) -> None:
 
 
 @emitted(types.void, types.int64, types.intp)
-def sleep(builder: Any, counter: Any, room: Any) -> None:
+def sleep(builder: Any, counter: Any, buffer: Any) -> None:
     """Wait until an event counter is not 0, unless it is one that never waits, and set it to 0; 8
     bytes of room, at an address."""
-    _call(builder, "read", _I64, builder.trunc(counter, _I32), room, ir.Constant(_I64, _BYTES))
+    _call(builder, "read", _I64, builder.trunc(counter, _I32), buffer, ir.Constant(_I64, _BYTES))
 
 
 @emitted(types.void, types.int64, types.intp)
-def wake(builder: Any, counter: Any, one: Any) -> None:
+def wake(builder: Any, counter: Any, amount: Any) -> None:
     """Add to an event counter what stands at an address."""
-    _call(builder, "write", _I64, builder.trunc(counter, _I32), one, ir.Constant(_I64, _BYTES))
+    _call(builder, "write", _I64, builder.trunc(counter, _I32), amount, ir.Constant(_I64, _BYTES))
 
 
 @emitted(types.void, types.intp)
-def read_clock(builder: Any, room: Any) -> None:
+def read_clock(builder: Any, buffer: Any) -> None:
     """Put the time into two int64 at an address: seconds, nanoseconds."""
-    _call(builder, "clock_gettime", _I32, ir.Constant(_I32, _MONOTONIC), room)
+    _call(builder, "clock_gettime", _I32, ir.Constant(_I32, _MONOTONIC), buffer)

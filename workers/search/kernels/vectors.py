@@ -8,14 +8,14 @@ from llvmlite import ir
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
-def every(builder: Any, value: Any, places: int) -> Any:
+def splat(builder: Any, value: Any, places: int) -> Any:
     """A vector of one value."""
     kind = ir.VectorType(value.type, places)
-    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_I64, 0))
-    return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(_I32, places), None))
+    lane = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_I64, 0))
+    return builder.shuffle_vector(lane, lane, ir.Constant(ir.VectorType(_I32, places), None))
 
 
-def across(builder: Any, vector: Any, add: Callable[[Any, Any], Any]) -> Any:
+def sum_lanes(builder: Any, vector: Any, add: Callable[[Any, Any], Any]) -> Any:
     """The sum of a vector's values, as a fixed tree; `add` is the builder's way to add them."""
     values = vector.type.count
     while values > 1:

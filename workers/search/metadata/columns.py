@@ -16,36 +16,36 @@ from schemas.errors import UnknownFilterField
 from schemas.rules.filters import Value, moment_us
 from schemas.rules.metadata import TENANT, Metadata, check_metadata, is_number, values_of
 from workers.search.kernels.arrays import Array
-from workers.search.metadata.further import Further, Holds
-from workers.search.metadata.parts import Table, in_parts, taken
+from workers.search.metadata.further import ExtraValues, ValueTest
+from workers.search.metadata.parts import ShardedDict, in_parts, take
 
 _NONE = -1  # the code of rows that have no label
 _NO_MOMENT = np.iinfo(np.int64).min  # of labels that are no dates
 _COMPARED_MAX = 16  # values that are compared one by one; more are sorted
 
 
-class Columns:
+class ColumnStore:
     """Values of up to `FIELDS_MAX` fields for a growing number of rows."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, Array] = {}
         self.label_codes: dict[str, Array] = {}
-        self.labels: dict[str, Table[str | bool]] = {}  # codes
+        self.labels: dict[str, ShardedDict[str | bool]] = {}  # codes
         self.names: dict[str, list[str | bool]] = {}  # labels by code
-        self.further: dict[str, Further] = {}  # numbers, or codes of labels
+        self.extras: dict[str, ExtraValues] = {}  # numbers, or codes of labels
         self._moments: dict[str, Array] = {}  # by code, of fields that have dates
 
     @property
     def bytes_held(self) -> int:
         """Memory of the values; texts of labels, which stand once, are not counted."""
         columns = [*self.numbers.values(), *self.label_codes.values(), *self._moments.values()]
-        further = [*self.further.values()]
-        return sum(each.nbytes for each in columns) + sum(each.bytes_held for each in further)
+        extras = [*self.extras.values()]
+        return sum(column.nbytes for column in columns) + sum(extra.bytes_held for extra in extras)
 
     @property
-    def further_count(self) -> int:
+    def extra_count(self) -> int:
         """Values beyond the first of each row, in the field that has most of them."""
-        return max((len(each.arrays[0]) for each in [*self.further.values()]), default=0)
+        return max((len(extra.arrays[0]) for extra in [*self.extras.values()]), default=0)
 
     def check(self, rows: Sequence[Metadata]) -> None:
         """Raise InvalidRequest where `append` could not keep these."""
@@ -55,94 +55,98 @@ class Columns:
 
     def kinds_changed(self, rows: Sequence[Metadata]) -> set[str]:
         """Fields that hold values of another kind than these rows have."""
-        found = set()
+        changed_fields = set()
         for row in rows:
-            for field, given in row.items():
-                for value in values_of(given)[:1]:
+            for field, raw_value in row.items():
+                for value in values_of(raw_value)[:1]:
                     if field in (self.label_codes if is_number(value) else self.numbers):
-                        found.add(field)
-        return found
+                        changed_fields.add(field)
+        return changed_fields
 
-    def without(self, fields: Container[str]) -> "Columns":
+    def without(self, fields: Container[str]) -> "ColumnStore":
         """The same values, but for these fields; only one of the two may grow from now on."""
-        out = Columns()
+        out = ColumnStore()
         for name in ("numbers", "label_codes", "labels", "names", "further", "_moments"):
-            held = getattr(self, name)
-            setattr(out, name, {field: each for field, each in held.items() if field not in fields})
+            by_field = getattr(self, name)
+            setattr(
+                out,
+                name,
+                {field: column for field, column in by_field.items() if field not in fields},
+            )
         return out
 
     def append(self, first: int, rows: Sequence[Metadata], capacity: int) -> None:
         """Values of rows `first` and on; `capacity` is how many rows may come before it grows."""
         for at, row in enumerate(rows, first):
-            for field, given in row.items():
-                for number, value in enumerate(values_of(given)):
+            for field, raw_value in row.items():
+                for number, value in enumerate(values_of(raw_value)):
                     if is_number(value):
-                        kept: Any = value
-                        column = self._grown(self.numbers, field, np.nan, np.float64, capacity)
+                        cell: Any = value
+                        column = self._grow(self.numbers, field, np.nan, np.float64, capacity)
                     else:
-                        kept = self._code(field, value)  # type: ignore[arg-type]  # a label
-                        column = self._grown(self.label_codes, field, _NONE, np.int32, capacity)
+                        cell = self._code(field, value)  # type: ignore[arg-type]  # a label
+                        column = self._grow(self.label_codes, field, _NONE, np.int32, capacity)
                     if number == 0:
-                        column[at] = kept
+                        column[at] = cell
                     else:
-                        if (further := self.further.get(field)) is None:
-                            further = Further(np.empty(0, np.int64), np.empty(0, column.dtype))
-                            self.further[field] = further
-                        further.add(at, kept)
+                        if (extra := self.extras.get(field)) is None:
+                            extra = ExtraValues(np.empty(0, np.int64), np.empty(0, column.dtype))
+                            self.extras[field] = extra
+                        extra.add(at, cell)
 
     def _code(self, field: str, label: str | bool) -> int:
         """Of a label, a new one too."""
         if (labels := self.labels.get(field)) is None:
-            self.names[field], self.labels[field] = [], (labels := Table())
+            self.names[field], self.labels[field] = [], (labels := ShardedDict())
         code: int | None = labels.get(label)
         if code is None:
             names = self.names[field]
             code = len(names)
-            self._know(field, [label], code)
+            self._add_dates(field, [label], code)
             names.append(label)
             labels[label] = code
         return code
 
     def keep_labels(self, field: str, labels: list[str | bool]) -> None:
         """All labels of a field, by code; the list is kept as it is."""
-        table = Table[str | bool]()
+        table = ShardedDict[str | bool]()
         for first, last in in_parts(len(labels)):
             part = labels[first:last]
-            self._know(field, part, first)
+            self._add_dates(field, part, first)
             for code, label in enumerate(part, first):
                 table[label] = code
         self.names[field], self.labels[field] = labels, table
 
-    def _know(self, field: str, labels: Sequence[str | bool], first: int) -> None:
+    def _add_dates(self, field: str, labels: Sequence[str | bool], first: int) -> None:
         """Which of the labels from code `first` on are dates."""
-        found = [moment_us(each) if isinstance(each, str) else None for each in labels]
-        count = first + len(found)
-        if field in self._moments or any(each is not None for each in found):
-            room = max(count, 2 * first)
-            moments = self._grown(self._moments, field, _NO_MOMENT, np.int64, count, room)
-            moments[first:count] = [_NO_MOMENT if each is None else each for each in found]
+        dates = [moment_us(label) if isinstance(label, str) else None for label in labels]
+        count = first + len(dates)
+        if field in self._moments or any(date is not None for date in dates):
+            length = max(count, 2 * first)
+            moments = self._grow(self._moments, field, _NO_MOMENT, np.int64, count, length)
+            moments[first:count] = [_NO_MOMENT if date is None else date for date in dates]
 
-    def _grown(
+    def _grow(
         self, columns: dict[str, Array], field: str, empty: Any, dtype: Any, capacity: int,
-        room: int = 0,
+        length: int = 0,
     ) -> Array:  # fmt: skip
         column = columns.get(field)
         if column is None or len(column) < capacity:
-            grown: Array = np.full(max(room, capacity), empty, dtype)
+            new_column: Array = np.full(max(length, capacity), empty, dtype)
             if column is not None:
-                grown[: len(column)] = column
-            columns[field] = column = grown
+                new_column[: len(column)] = column
+            columns[field] = column = new_column
         return column
 
-    def taken(self, rows: Array) -> "Columns":
+    def take(self, rows: Array) -> "ColumnStore":
         """The same for these rows only, in this order.
 
         Fields and labels that none of them has are forgotten: whoever replaces documents has new
         ones all the time.
         """
-        out = Columns()
-        further = {field: each.taken(rows) for field, each in self.further.items()}
-        out.further = {field: each for field, each in further.items() if len(each.arrays[0])}
+        out = ColumnStore()
+        extras = {field: extra.take(rows) for field, extra in self.extras.items()}
+        out.extras = {field: extra for field, extra in extras.items() if len(extra.arrays[0])}
         for field, column in self.numbers.items():
             numbers = _column(column, rows, np.nan)
             if not np.isnan(numbers).all():
@@ -150,17 +154,17 @@ class Columns:
         for field, column in self.label_codes.items():
             codes, names = _column(column, rows, _NONE), self.names[field]
             count = len(names)
-            beside = out.further.get(field)
-            every = codes if beside is None else np.concatenate([codes, beside.arrays[1]])
-            used = np.flatnonzero(np.bincount(every + 1, minlength=count + 1)[1:])
+            extra = out.extras.get(field)
+            all_codes = codes if extra is None else np.concatenate([codes, extra.arrays[1]])
+            used = np.flatnonzero(np.bincount(all_codes + 1, minlength=count + 1)[1:])
             if len(used):
                 renumbered = np.full(count + 1, _NONE, np.int32)
                 renumbered[used + 1] = np.arange(len(used))
                 out.label_codes[field] = renumbered[codes + 1]
-                if beside is not None:
-                    of, others = beside.arrays
-                    out.further[field] = Further(of, renumbered[others + 1])
-                out.keep_labels(field, taken(names, used))
+                if extra is not None:
+                    extra_rows, extra_codes = extra.arrays
+                    out.extras[field] = ExtraValues(extra_rows, renumbered[extra_codes + 1])
+                out.keep_labels(field, take(names, used))
         return out
 
     def equal(self, field: str, values: Sequence[Value], first: int, last: int) -> Array:
@@ -168,17 +172,17 @@ class Columns:
 
         Raises UnknownFilterField where no row has the field, or it holds values of another kind.
         """
-        wanted: list[Any]
+        targets: list[Any]
         if field in self.numbers:
-            wanted = [v for v in values if self._fits(field, v, number=True)]
+            targets = [v for v in values if self._fits(field, v, number=True)]
         else:
             labels = self._labels(field)
-            wanted = [
+            targets = [
                 labels[v]  # type: ignore[index]  # a label
                 for v in values
                 if self._fits(field, v, number=False) and v in labels
             ]
-        return self._rows(field, first, last, lambda part: _one_of(part, wanted))
+        return self._rows(field, first, last, lambda part: _one_of(part, targets))
 
     def between(
         self, field: str, low: float | None, high: float | None, first: int, last: int
@@ -203,13 +207,13 @@ class Columns:
         self._labels(field)
         moments = self._moments.get(field)
 
-        def holds(codes: Array) -> Array:
+        def matches(codes: Array) -> Array:
             if moments is None:
                 return np.zeros(len(codes), np.bool_)
-            found = np.where(codes < 0, _NO_MOMENT, moments[codes])
-            return _inside(found, low, high, found != _NO_MOMENT)
+            dates = np.where(codes < 0, _NO_MOMENT, moments[codes])
+            return _inside(dates, low, high, dates != _NO_MOMENT)
 
-        return self._rows(field, first, last, holds)
+        return self._rows(field, first, last, matches)
 
     def present(self, field: str, first: int, last: int) -> Array:
         """Which of rows `first` to `last` have a value: shape (rows,), bool; none of no field."""
@@ -220,14 +224,14 @@ class Columns:
         has: Array = _part(self.label_codes[field], first, last, _NONE) != _NONE
         return has
 
-    def _rows(self, field: str, first: int, last: int, holds: Holds) -> Array:
+    def _rows(self, field: str, first: int, last: int, matches: ValueTest) -> Array:
         """Which of rows `first` to `last` have a value for which it holds."""
         is_number = field in self.numbers
         column = self.numbers[field] if is_number else self.label_codes[field]
-        found = holds(_part(column, first, last, np.nan if is_number else _NONE))
-        if (further := self.further.get(field)) is not None:
-            further.mark(found, first, last, holds)
-        return found
+        mask = matches(_part(column, first, last, np.nan if is_number else _NONE))
+        if (extra := self.extras.get(field)) is not None:
+            extra.mark(mask, first, last, matches)
+        return mask
 
     def has_or_lacks(self, field: str, value: Value, row: int) -> bool:
         """Whether a row has this label in a field of labels, or none."""
@@ -236,17 +240,17 @@ class Columns:
         labels = self.labels.get(field)
         return bool(code == _NONE or (labels is not None and code == labels.get(value)))
 
-    def _labels(self, field: str) -> Table[str | bool]:
+    def _labels(self, field: str) -> ShardedDict[str | bool]:
         if field not in self.label_codes:
-            named = [*self.numbers, *self.label_codes]
-            known = ", ".join(sorted(each for each in named if each != TENANT)) or "none"
-            raise UnknownFilterField(f"no row has a field {field!r}; fields are: {known}")
+            fields = [*self.numbers, *self.label_codes]
+            names = ", ".join(sorted(name for name in fields if name != TENANT)) or "none"
+            raise UnknownFilterField(f"no row has a field {field!r}; fields are: {names}")
         return self.labels[field]
 
     def _fits(self, field: str, value: Value, *, number: bool) -> bool:
         if is_number(value) != number:
-            held = "numbers" if number else "labels"
-            raise UnknownFilterField(f"field {field!r} holds {held}, the filter has {value!r}")
+            kinds = "numbers" if number else "labels"
+            raise UnknownFilterField(f"field {field!r} holds {kinds}, the filter has {value!r}")
         return True
 
 
@@ -263,10 +267,10 @@ def _one_of(column: Array, values: Sequence[Any]) -> Array:
     """Which of a column's values are among these: bool."""
     if len(values) > _COMPARED_MAX:
         return np.isin(column, values)
-    found = np.zeros(len(column), np.bool_)
+    mask = np.zeros(len(column), np.bool_)
     for value in values:
-        found |= column == value
-    return found
+        mask |= column == value
+    return mask
 
 
 def _part(column: Array, first: int, last: int, empty: Any) -> Array:
@@ -279,6 +283,6 @@ def _part(column: Array, first: int, last: int, empty: Any) -> Array:
 
 def _column(column: Array, rows: Array, empty: Any) -> Array:
     out = np.full(len(rows), empty, column.dtype)
-    held = rows < len(column)
-    out[held] = column[rows[held]]
+    inside = rows < len(column)
+    out[inside] = column[rows[inside]]
     return out

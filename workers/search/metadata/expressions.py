@@ -5,36 +5,43 @@ import operator
 from collections.abc import Callable
 
 from schemas.rules import filters as said
-from workers.search.metadata.filters import Dated, Equal, Exists, Filter, OneOf, Range
+from workers.search.metadata.filters import (
+    DateRangeFilter,
+    EqualFilter,
+    ExistsFilter,
+    Filter,
+    OneOfFilter,
+    RangeFilter,
+)
 
 
 @functools.lru_cache(maxsize=256)
 def parse(text: str) -> Filter:
     """The filter of a JSON expression; raises InvalidRequest saying what was expected."""
-    return _made(said.parse(text))
+    return _filter_of(said.parse(text))
 
 
-def _made(condition: said.Condition) -> Filter:
+def _filter_of(condition: said.Condition) -> Filter:
     match condition:
         case said.OneOf(field, (value,)):
-            return Equal(field, value)
+            return EqualFilter(field, value)
         case said.OneOf(field, values):
-            return OneOf(field, values)
+            return OneOfFilter(field, values)
         case said.Between(field, low, high):
-            return Range(field, low, high)
+            return RangeFilter(field, low, high)
         case said.Dated(field, low, high):
-            return Dated(field, low, high)
+            return DateRangeFilter(field, low, high)
         case said.Exists(field):
-            return Exists(field)
+            return ExistsFilter(field)
         case said.Not(inner):
-            return ~_made(inner)
+            return ~_filter_of(inner)
         case said.All(parts, is_any):
-            return _joined(operator.or_ if is_any else operator.and_, [*map(_made, parts)])
+            return _join(operator.or_ if is_any else operator.and_, [*map(_filter_of, parts)])
 
 
-def _joined(join: Callable[[Filter, Filter], Filter], parts: list[Filter]) -> Filter:
+def _join(join: Callable[[Filter, Filter], Filter], parts: list[Filter]) -> Filter:
     """A tree of them all, as flat as can be: whoever walks it recurses."""
     if len(parts) == 1:
         return parts[0]
     middle = len(parts) // 2
-    return join(_joined(join, parts[:middle]), _joined(join, parts[middle:]))
+    return join(_join(join, parts[:middle]), _join(join, parts[middle:]))

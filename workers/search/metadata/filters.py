@@ -14,8 +14,15 @@ from typing import Any
 import numpy as np
 
 from schemas.rules.filters import Value
-from workers.search.kernels.arrays import WORD_BITS, Array, first_bits, members, packed, unpacked
-from workers.search.metadata.columns import Columns
+from workers.search.kernels.arrays import (
+    WORD_BITS,
+    Array,
+    first_bits,
+    members,
+    pack_bits,
+    unpack_bits,
+)
+from workers.search.metadata.columns import ColumnStore
 
 COMPILED_MAX = 64  # filters that are remembered
 _FEW = 256  # times as many rows as are allowed, where it is faster to look at words first
@@ -25,7 +32,7 @@ _NO_BITS: Array = np.empty(0, np.uint32)
 class Filter:
     """A condition on the metadata of a row."""
 
-    def mask(self, columns: Columns, first: int, last: int) -> Array:
+    def mask(self, columns: ColumnStore, first: int, last: int) -> Array:
         """Which of rows `first` to `last` it holds for; raises UnknownFilterField."""
         raise NotImplementedError
 
@@ -34,29 +41,29 @@ class Filter:
         """Values that each row is compared with."""
         return 1
 
-    def __and__(self, other: "Filter") -> "Filter":
-        return Joined(operator.and_, self, other)
+    def __and__(self, right: "Filter") -> "Filter":
+        return CombinedFilter(operator.and_, self, right)
 
-    def __or__(self, other: "Filter") -> "Filter":
-        return Joined(operator.or_, self, other)
+    def __or__(self, right: "Filter") -> "Filter":
+        return CombinedFilter(operator.or_, self, right)
 
     def __invert__(self) -> "Filter":
-        return Other(self)
+        return NotFilter(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Equal(Filter):
+class EqualFilter(Filter):
     """A field has a value."""
 
     field: str
     value: Value
 
-    def mask(self, columns: Columns, first: int, last: int) -> Array:
+    def mask(self, columns: ColumnStore, first: int, last: int) -> Array:
         return columns.equal(self.field, [self.value], first, last)
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class OneOf(Filter):
+class OneOfFilter(Filter):
     """A field has one of several values."""
 
     field: str
@@ -66,7 +73,7 @@ class OneOf(Filter):
         object.__setattr__(self, "field", field)
         object.__setattr__(self, "values", tuple(values))
 
-    def mask(self, columns: Columns, first: int, last: int) -> Array:
+    def mask(self, columns: ColumnStore, first: int, last: int) -> Array:
         return columns.equal(self.field, self.values, first, last)
 
     @property
@@ -75,64 +82,64 @@ class OneOf(Filter):
 
 
 @dataclass(frozen=True, slots=True)
-class Range(Filter):
+class RangeFilter(Filter):
     """A number is in [low, high]; None leaves a side open."""
 
     field: str
     low: float | None = None
     high: float | None = None
 
-    def mask(self, columns: Columns, first: int, last: int) -> Array:
+    def mask(self, columns: ColumnStore, first: int, last: int) -> Array:
         return columns.between(self.field, self.low, self.high, first, last)
 
 
 @dataclass(frozen=True, slots=True)
-class Dated(Filter):
+class DateRangeFilter(Filter):
     """A date is in [low, high], in microseconds since 1970; None leaves a side open."""
 
     field: str
     low: int | None = None
     high: int | None = None
 
-    def mask(self, columns: Columns, first: int, last: int) -> Array:
+    def mask(self, columns: ColumnStore, first: int, last: int) -> Array:
         return columns.dated(self.field, self.low, self.high, first, last)
 
 
 @dataclass(frozen=True, slots=True)
-class Exists(Filter):
+class ExistsFilter(Filter):
     """A field has a value; where no row has the field, it holds for none."""
 
     field: str
 
-    def mask(self, columns: Columns, first: int, last: int) -> Array:
+    def mask(self, columns: ColumnStore, first: int, last: int) -> Array:
         return columns.present(self.field, first, last)
 
 
 @dataclass(frozen=True, slots=True)
-class Joined(Filter):
+class CombinedFilter(Filter):
     """Two filters hold, or one of them, as `join` says: `operator.and_` or `operator.or_`."""
 
     join: Callable[[Any, Any], Any]
-    one: Filter
-    two: Filter
+    lhs: Filter
+    rhs: Filter
 
-    def mask(self, columns: Columns, first: int, last: int) -> Array:
-        one, two = self.one.mask(columns, first, last), self.two.mask(columns, first, last)
-        found: Array = self.join(one, two)
-        return found
+    def mask(self, columns: ColumnStore, first: int, last: int) -> Array:
+        lhs, rhs = self.lhs.mask(columns, first, last), self.rhs.mask(columns, first, last)
+        mask: Array = self.join(lhs, rhs)
+        return mask
 
     @property
     def values_count(self) -> int:
-        return self.one.values_count + self.two.values_count
+        return self.lhs.values_count + self.rhs.values_count
 
 
 @dataclass(frozen=True, slots=True)
-class Other(Filter):
+class NotFilter(Filter):
     """A filter does not hold."""
 
     inner: Filter
 
-    def mask(self, columns: Columns, first: int, last: int) -> Array:
+    def mask(self, columns: ColumnStore, first: int, last: int) -> Array:
         return ~self.inner.mask(columns, first, last)
 
     @property
@@ -141,7 +148,7 @@ class Other(Filter):
 
 
 @dataclass(frozen=True, eq=False)
-class Allowed:
+class AllowedRows:
     """A filter compiled for a view: the live rows that it allows."""
 
     bits: Array  # uint32, one bit a row
@@ -152,7 +159,7 @@ class Allowed:
     def rows(self) -> Array:
         """The allowed rows, ascending, int64."""
         if self.count * _FEW > self.total:
-            return np.flatnonzero(unpacked(self.bits, self.total))
+            return np.flatnonzero(unpack_bits(self.bits, self.total))
         return members(self.bits)
 
 
@@ -163,32 +170,32 @@ class CompiledFilters:
     compared. Any thread may call it.
     """
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: ColumnStore) -> None:
         self._columns = columns
-        self._known: dict[str, tuple[Array, int]] = {}  # bit sets, and of how many rows
+        self._bit_sets: dict[str, tuple[Array, int]] = {}  # bit sets, and of how many rows
 
-    def compared(self, where: Filter, count: int) -> int:
+    def comparisons(self, where: Filter, count: int) -> int:
         """Comparisons that `allowed` would take."""
-        known = self._known.get(repr(where), (None, 0))[1]
-        rows = max(0, count - known)
-        return where.values_count * (rows + rows * self._columns.further_count // max(1, count))
+        known_rows = self._bit_sets.get(repr(where), (None, 0))[1]
+        rows = max(0, count - known_rows)
+        return where.values_count * (rows + rows * self._columns.extra_count // max(1, count))
 
-    def allowed(self, where: Filter, alive: Array | None, count: int) -> Allowed:
+    def allowed(self, where: Filter, alive: Array | None, count: int) -> AllowedRows:
         """`where` for the first `count` rows; raises UnknownFilterField.
 
         `alive` is a bit set of at least as many, or None where all rows live.
         """
         key = repr(where)  # equal values of different kinds, as 1 and True, are different filters
-        bits, known = self._known.get(key, (_NO_BITS, 0))
-        if known < count:
-            whole = known // WORD_BITS  # words that stay as they are
-            new = packed(where.mask(self._columns, whole * WORD_BITS, count))
+        bits, known_rows = self._bit_sets.get(key, (_NO_BITS, 0))
+        if known_rows < count:
+            whole = known_rows // WORD_BITS  # words that stay as they are
+            new = pack_bits(where.mask(self._columns, whole * WORD_BITS, count))
             bits = np.concatenate([bits[:whole], new])
-            while len(self._known) >= COMPILED_MAX:
-                self._known.pop(next(iter(self._known)), None)
-            self._known[key] = bits, count
-        elif known > count:
+            while len(self._bit_sets) >= COMPILED_MAX:
+                self._bit_sets.pop(next(iter(self._bit_sets)), None)
+            self._bit_sets[key] = bits, count
+        elif known_rows > count:
             bits = first_bits(bits, count)
         if alive is not None:
             bits = bits & alive[: len(bits)]
-        return Allowed(bits, int(np.bitwise_count(bits).sum()), count)
+        return AllowedRows(bits, int(np.bitwise_count(bits).sum()), count)

@@ -7,11 +7,11 @@ import numpy as np
 
 from workers.search.kernels.arrays import Array
 
-Holds = Callable[[Array], Array]  # for which of some values, bool
+ValueTest = Callable[[Array], Array]  # for which of some values, bool
 _CAPACITY_MIN = 64
 
 
-class Further:
+class ExtraValues:
     """Values of rows beyond their first, in order of rows. One thread adds while others read."""
 
     def __init__(self, rows: Array, values: Array) -> None:
@@ -37,17 +37,17 @@ class Further:
         rows[self._count], values[self._count] = row, value
         self._count += 1
 
-    def mark(self, found: Array, first: int, last: int, holds: Holds) -> None:
+    def mark(self, mask: Array, first: int, last: int, matches: ValueTest) -> None:
         """Set `found`, bool of rows `first` to `last`, where it holds for one of these values."""
         rows, values = self.arrays
         begin, end = np.searchsorted(rows, (first, last))
-        found[rows[begin:end][holds(values[begin:end])] - first] = True
+        mask[rows[begin:end][matches(values[begin:end])] - first] = True
 
-    def taken(self, kept: Array) -> "Further":
+    def take(self, kept_rows: Array) -> "ExtraValues":
         """The same for these rows only, renumbered in this order."""
         rows, values = self.arrays
-        new = np.full(max(rows.max(initial=-1), kept.max(initial=-1)) + 1, -1)
-        new[kept] = np.arange(len(kept))
+        new = np.full(max(rows.max(initial=-1), kept_rows.max(initial=-1)) + 1, -1)
+        new[kept_rows] = np.arange(len(kept_rows))
         order = np.argsort(new[rows], kind="stable")
         order = order[new[rows][order] >= 0]
-        return Further(new[rows][order], values[order])
+        return ExtraValues(new[rows][order], values[order])

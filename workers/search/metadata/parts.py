@@ -20,7 +20,7 @@ Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
 
 
-class Table(MutableMapping[Key, int]):
+class ShardedDict(MutableMapping[Key, int]):
     """A dictionary that is never rebuilt as one; in no order when it is large."""
 
     def __init__(self) -> None:
@@ -33,8 +33,8 @@ class Table(MutableMapping[Key, int]):
         self._shards[hash(key) % len(self._shards)][key] = value
         if len(self._shards) == 1 and len(self._shards[0]) > _SHARDED_FROM:
             shards: list[dict[Key, int]] = [{} for _ in range(_SHARDS)]
-            for each, held in self._shards[0].items():
-                shards[hash(each) % _SHARDS][each] = held
+            for moved_key, moved_value in self._shards[0].items():
+                shards[hash(moved_key) % _SHARDS][moved_key] = moved_value
             self._shards = shards  # who reads meanwhile finds all in the old one
 
     def __delitem__(self, key: Key) -> None:
@@ -77,15 +77,15 @@ def in_parts(count: int) -> Iterator[tuple[int, int]]:
         time.sleep(_PAUSE_S)
 
 
-def taken(items: list[Item], rows: Array) -> list[Item]:
+def take(items: list[Item], rows: Array) -> list[Item]:
     """Those in these places, int64."""
-    found: list[Item] = []
+    out: list[Item] = []
     for first, last in in_parts(len(rows)):
-        found += [items[row] for row in rows[first:last].tolist()]
-    return found
+        out += [items[row] for row in rows[first:last].tolist()]
+    return out
 
 
-def let_go(holder: list[list[Any] | Table[Any]]) -> None:
+def release_gradually(holder: list[list[Any] | ShardedDict[Any]]) -> None:
     """Empty what is in `holder`, and it, once nobody else has it; after a second, leave it.
 
     Callers keep no other names of these lists and tables.
@@ -98,7 +98,7 @@ def let_go(holder: list[list[Any] | Table[Any]]) -> None:
             time.sleep(_LOOK_S)
         else:
             continue
-        if isinstance(items, Table):
+        if isinstance(items, ShardedDict):
             items.clear()
             continue
         while items:

@@ -20,16 +20,16 @@ from schemas.rules.ranks import candidates, depth_of
 from schemas.rules.sizes import RETRIEVAL_BYTES_MAX
 from workers.search.engine.engine import SearchEngine
 from workers.search.index.index import Index
-from workers.search.index.query import Answer, ExternalId, Query
+from workers.search.index.query import ExternalId, Query, SearchAnswer
 from workers.search.index.rows import Rows
 from workers.search.limits import K_MAX
 from workers.search.metadata import expressions
 from workers.search.metadata.filters import Filter
-from workers.search.words.index import Allowed, WordIndex, listed_or_none
-from workers.search.words.texts import unpacked
+from workers.search.words.index import AllowedPassages, WordIndex, listed_or_none
+from workers.search.words.texts import unpack
 
 Array = np.ndarray[Any, Any]
-Scored = Mapping[ExternalId, float]
+Scores = Mapping[ExternalId, float]
 _PASSAGE_BYTES_MAX = RETRIEVAL_BYTES_MAX * 3 // 4  # of all in one answer
 _REST_BYTES = 64  # of each, beside text, tokens and names
 
@@ -56,19 +56,23 @@ class TextSearches:
         mode = mode if request.vector else WORDS
         depth = min(depth_of(request.k) if mode == "hybrid" else request.k, K_MAX)
         query.k = depth if request.k <= K_MAX else request.k  # what is too much is refused there
-        scored: Scored = {}
+        word_scores: Scores = {}
         if mode == "vector":
             answer = await self._engine.search(index, query)
         else:
-            by_words = self._by_words(index, words, request.text, depth, query.where)
+            searching_words = self._by_words(index, words, request.text, depth, query.where)
             if mode == WORDS:
-                return _fields(request, mode, index, {}, await by_words)
-            answer, scored = await _both(self._engine.search(index, query), by_words)
-        return about(request, answer) | _fields(request, mode, index, _distances(answer), scored)
+                return _fields(request, mode, index, {}, await searching_words)
+            answer, word_scores = await _run_both(
+                self._engine.search(index, query), searching_words
+            )
+        return vector_fields(request, answer) | _fields(
+            request, mode, index, _distances(answer), word_scores
+        )
 
     async def _by_words(
         self, index: Index, words: WordIndex, text: str, depth: int, where: Filter | None
-    ) -> Scored:
+    ) -> Scores:
         if depth < 1:
             raise InvalidRequest(f"expected k from 1 to {K_MAX}, found {depth}", "k")
         if self._waiting >= self._waiting_max:
@@ -76,14 +80,14 @@ class TextSearches:
         self._waiting += 1
         try:
             searching = asyncio.get_running_loop().run_in_executor(
-                self._threads, _searched, index, words, text, depth, where
+                self._threads, _search_words, index, words, text, depth, where
             )
             return await searching
         finally:
             self._waiting -= 1
 
 
-async def _both(by_vector: Any, by_words: Any) -> tuple[Answer, Scored]:
+async def _run_both(by_vector: Any, by_words: Any) -> tuple[SearchAnswer, Scores]:
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(by_vector), group.create_task(by_words)]
@@ -92,14 +96,14 @@ async def _both(by_vector: Any, by_words: Any) -> tuple[Answer, Scored]:
     return tasks[0].result(), tasks[1].result()
 
 
-def _searched(
+def _search_words(
     index: Index, words: WordIndex, text: str, depth: int, where: Filter | None
-) -> Scored:
+) -> Scores:
     """Blocks."""
     return dict(words.search(text, depth, _allowed(index, where)))
 
 
-def _allowed(index: Index, where: Filter | None) -> Allowed | None:
+def _allowed(index: Index, where: Filter | None) -> AllowedPassages | None:
     if where is None:
         return None
     rows, view = index.rows, index.view()
@@ -107,22 +111,22 @@ def _allowed(index: Index, where: Filter | None) -> Allowed | None:
         rows, view = index.rows, index.view()
     allowed = view.allowed(where)
 
-    def holds(each: bytes) -> bool:
-        row = rows.row_of.get(each, allowed.total)
+    def is_allowed(row_id: bytes) -> bool:
+        row = rows.row_of.get(row_id, allowed.total)
         return row < allowed.total and bool(int(allowed.bits[row >> 5]) >> (row & 31) & 1)
 
     def listed() -> Sequence[bytes]:
-        named = (view.ids[row] for row in allowed.rows.tolist())
-        return [each for each in named if isinstance(each, bytes)]
+        ids = (view.ids[row] for row in allowed.rows.tolist())
+        return [row_id for row_id in ids if isinstance(row_id, bytes)]
 
-    return Allowed(holds, listed_or_none(allowed.count, listed))
+    return AllowedPassages(is_allowed, listed_or_none(allowed.count, listed))
 
 
-def _distances(answer: Answer) -> Scored:
+def _distances(answer: SearchAnswer) -> Scores:
     return dict(zip(answer.ids, answer.distances.tolist(), strict=True))
 
 
-def about(request: RetrievalRequest, answer: Answer) -> dict[str, Any]:
+def vector_fields(request: RetrievalRequest, answer: SearchAnswer) -> dict[str, Any]:
     """Fields of the hits of a search by a vector.
 
     A tenant is told nothing of where a search came by that it may not find.
@@ -140,36 +144,36 @@ def about(request: RetrievalRequest, answer: Answer) -> dict[str, Any]:
 
 
 def _fields(
-    request: RetrievalRequest, mode: str, index: Index, distances: Scored, words: Scored
+    request: RetrievalRequest, mode: str, index: Index, distances: Scores, words: Scores
 ) -> dict[str, Any]:
     rows = index.rows
-    row_of = {each: rows.row_of.get(each, -1) for each in (*distances, *words)}
-    row_of = {each: row for each, row in row_of.items() if row >= 0}  # else it is deleted by now
-    cosines: Scored = {}
+    row_of = {name: rows.row_of.get(name, -1) for name in (*distances, *words)}
+    row_of = {name: row for name, row in row_of.items() if row >= 0}  # else it is deleted by now
+    cosines: Scores = {}
     if mode != WORDS and row_of:
         cosines = _cosines(rows, row_of, unpack_vector(request.vector), index.dim)
-        row_of = {each: row for each, row in row_of.items() if cosines[each] >= request.min_score}
-    nearest = [each for each in distances if each in row_of]
-    by_words = [each for each in words if each in row_of]
-    found: dict[str, Any] = {
+        row_of = {name: row for name, row in row_of.items() if cosines[name] >= request.min_score}
+    nearest = [name for name in distances if name in row_of]
+    by_words = [name for name in words if name in row_of]
+    fields: dict[str, Any] = {
         "mode": mode,
         "document_ids": tuple(map(name_of, nearest)),
-        "distances": pack_vector([distances[each] for each in nearest]),
+        "distances": pack_vector([distances[name] for name in nearest]),
         "word_ids": tuple(map(name_of, by_words)),
-        "word_scores": pack_vector([words[each] for each in by_words]),
+        "word_scores": pack_vector([words[name] for name in by_words]),
     }
     if cosines:
-        found["cosines"] = pack_vector([cosines[each] for each in nearest])
-        found["word_cosines"] = pack_vector([cosines[each] for each in by_words])
+        fields["cosines"] = pack_vector([cosines[name] for name in nearest])
+        fields["word_cosines"] = pack_vector([cosines[name] for name in by_words])
     if mode == WORDS:
-        found["exact"] = True
+        fields["exact"] = True
     if request.wants_passages:
-        best = candidates(found["document_ids"], found["word_ids"], request.k)
-        found["passages"] = texts_of(best, rows, row_of)
-    return found
+        best = candidates(fields["document_ids"], fields["word_ids"], request.k)
+        fields["passages"] = texts_of(best, rows, row_of)
+    return fields
 
 
-def _cosines(rows: Rows, row_of: Mapping[ExternalId, int], query: Array, dim: int) -> Scored:
+def _cosines(rows: Rows, row_of: Mapping[ExternalId, int], query: Array, dim: int) -> Scores:
     """Similarities to the query, whatever the index measures."""
     vectors = rows.vectors[list(row_of.values())][:, :dim].astype(np.float64)
     norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(query.astype(np.float64))
@@ -181,17 +185,17 @@ def texts_of(
     names: Sequence[str], rows: Rows, row_of: Mapping[ExternalId, int]
 ) -> tuple[Passage, ...]:
     """Texts of hits, as many as fit, the first ones first."""
-    payloads = {name_of(each): rows.payloads[row] for each, row in row_of.items()}
-    found, room = [], _PASSAGE_BYTES_MAX
+    payloads = {name_of(name): rows.payloads[row] for name, row in row_of.items()}
+    passages, bytes_left = [], _PASSAGE_BYTES_MAX
     for name in names:
         if (payload := payloads.get(name)) is None:
             continue
-        room -= len(payload) + len(name) + _REST_BYTES
-        if room < 0:
+        bytes_left -= len(payload) + len(name) + _REST_BYTES
+        if bytes_left < 0:
             break
-        bare = Passage(passage_id=name, document_id=name)
-        found.append(replace(unpacked(payload).as_record(), passage_id=name) if payload else bare)
-    return tuple(found)
+        plain = Passage(passage_id=name, document_id=name)
+        passages.append(replace(unpack(payload).as_record(), passage_id=name) if payload else plain)
+    return tuple(passages)
 
 
 def name_of(row_id: ExternalId) -> str:
@@ -201,7 +205,7 @@ def name_of(row_id: ExternalId) -> str:
 
 def rows_allowed(request: RetrievalRequest, tenants: Filter | None) -> Filter | None:
     """What the asker allows, and what its tenant may see."""
-    asked = expressions.parse(request.filter) if request.filter else None
-    if asked is None or tenants is None:
-        return asked or tenants
-    return asked & tenants
+    request_filter = expressions.parse(request.filter) if request.filter else None
+    if request_filter is None or tenants is None:
+        return request_filter or tenants
+    return request_filter & tenants

@@ -23,23 +23,23 @@ from workers.search.index.query import ExternalId
 from workers.search.index.view import UNCALIBRATED
 from workers.search.kernels.metrics import Metric, Storage
 from workers.search.limits import CUDA_TOP_M_MAX, SCANNED_ROWS_MAX, TOP_M_MAX
-from workers.search.metadata.filters import Equal, Exists, Filter
-from workers.search.service.declared import Declarations
+from workers.search.metadata.filters import EqualFilter, ExistsFilter, Filter
+from workers.search.service.declared import CollectionDeclarations
 from workers.search.service.settings import RetrievalSettings
 from workers.search.words.changes import (
     AnyChange,
-    Change,
-    Failed,
+    DocumentChange,
+    Failures,
     PassagesChange,
-    grouped,
+    group_by_collection,
     metadata_of,
     texts_of,
 )
 from workers.search.words.index import WordIndex
-from workers.search.words.shelf import Shelf
+from workers.search.words.shelf import PassageStore
 from workers.search.words.texts import payload_of_text
 
-_TOLD_BYTES, _STATE_BYTES = FLEET_BYTES_MAX * 3 // 4, 112  # of a heartbeat; of each beside its name
+_BEAT_BYTES, _STATE_BYTES = FLEET_BYTES_MAX * 3 // 4, 112  # of a heartbeat; of each beside its name
 _DIMS_MAX = 10_000  # remembered of collections, most of which may have no documents
 
 
@@ -51,16 +51,16 @@ class Collections:
         self._graph_of = graph_of
         self.indexes: dict[str, Index] = {}
         self._from_files: frozenset[str] = frozenset()  # which no document changes
-        self.shelves: dict[str, Shelf] = {}
-        self.declared = Declarations()
-        self.turn = asyncio.Lock()  # of those who change something
+        self.stores: dict[str, PassageStore] = {}
+        self.declared = CollectionDeclarations()
+        self.change_lock = asyncio.Lock()  # of those who change something
         self.linked: asyncio.Event | None = None  # when some were; None while nobody links
         self.held_back_ms = 0.0  # for which the feeds of both topics had to wait, in all
-        self.since: dict[str, dict[str, dict[int, int]]] = {}  # by collection and topic
+        self.snapshot_offsets: dict[str, dict[str, dict[int, int]]] = {}  # by collection and topic
         self._dims: dict[str, int] = {}  # as this shard has told them
         self._dims_elsewhere: dict[str, int] = {}
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait while more rows are to be linked than searches are to scan."""
         while self.linked is not None and self.are_behind():
             began_s = time.monotonic()
@@ -70,10 +70,10 @@ class Collections:
 
     def are_behind(self) -> bool:
         """Whether rows come faster than they are linked; few are scanned anyway."""
-        held = list(self.indexes.values())
+        indexes = list(self.indexes.values())
         return any(
             index.loose > self._settings.loose_max and index.rows.count > SCANNED_ROWS_MAX
-            for index in held
+            for index in indexes
         )
 
     def serve_files(self, indexes: Mapping[str, Index]) -> None:
@@ -87,25 +87,25 @@ class Collections:
 
     def of_documents(self) -> dict[str, Index]:
         """Indexes by collection, without those that were read from files."""
-        held = list(self.indexes.items())
-        return {name: index for name, index in held if not self.is_from_file(name)}
+        pairs = list(self.indexes.items())
+        return {name: index for name, index in pairs if not self.is_from_file(name)}
 
     def clear(self) -> None:
         """Forget all documents, and what was declared."""
         for name in self.of_documents():
             del self.indexes[name]
-        self.shelves.clear()
-        self.since.clear()
+        self.stores.clear()
+        self.snapshot_offsets.clear()
         self.declared.clear()
 
     def has(self, topic: str, name: str, partition: int, offset: int) -> bool:
         """Whether a snapshot of the collection holds a record already."""
-        return offset < self.since.get(name, {}).get(topic, {}).get(partition, 0)
+        return offset < self.snapshot_offsets.get(name, {}).get(topic, {}).get(partition, 0)
 
-    def learn(self, made: CollectionMade, *, here: bool) -> None:
+    def learn(self, notice: CollectionMade, *, here: bool) -> None:
         """What the log says of a collection; of this shard, or of another or a former one."""
         dims = self._dims if here else self._dims_elsewhere
-        dims[made.collection] = made.dim
+        dims[notice.collection] = notice.dim
         if len(dims) > _DIMS_MAX:
             del dims[next(iter(dims))]
 
@@ -113,24 +113,24 @@ class Collections:
         """What an operator says; passages by another model than that go. Blocks."""
         self.declared.set(name, declared)
         bound = self.declared.embedder(name)
-        shelf = self.shelves.get(name)
-        if shelf is not None and bound and shelf.embedder not in ("", bound):
-            for document_id in shelf.with_passages():
-                self.indexes[name].delete(shelf.rows(document_id))
-                shelf.drop(document_id)
-            shelf.flush()
+        store = self.stores.get(name)
+        if store is not None and bound and store.embedder not in ("", bound):
+            for document_id in store.documents_with_passages():
+                self.indexes[name].delete(store.rows(document_id))
+                store.drop(document_id)
+            store.flush()
 
     def settle(self) -> None:
         """All that there was is read: from now on what has no documents binds nobody."""
-        self.since.clear()
+        self.snapshot_offsets.clear()
         self._dims_elsewhere.clear()
         for name in [name for name in self._dims if not self.indexes.get(name)]:
             del self._dims[name]
 
-    def untold(self) -> dict[str, int]:
+    def unpublished_dims(self) -> dict[str, int]:
         """Dimensions that the log does not tell yet."""
-        held = {name: index.dim for name, index in self.of_documents().items() if len(index)}
-        return {name: dim for name, dim in held.items() if self._dims.get(name) != dim}
+        dims = {name: index.dim for name, index in self.of_documents().items() if len(index)}
+        return {name: dim for name, dim in dims.items() if self._dims.get(name) != dim}
 
     def get(self, name: str, tenant: str = "") -> Index:
         """The index of a collection; raises UnknownCollection naming those there are.
@@ -139,23 +139,23 @@ class Collections:
         """
         index = self.indexes.get(name) if self.declared.allows(name, tenant) else None
         if index is None:
-            mine = (each for each in sorted(self.indexes) if self.declared.allows(each, tenant))
-            known = ", ".join(list(mine)[:10]) or "none yet"
+            names = (entry for entry in sorted(self.indexes) if self.declared.allows(entry, tenant))
+            listing = ", ".join(list(names)[:10]) or "none yet"
             raise UnknownCollection(
-                f"no collection {name!r:.200} on this shard; there are: {known}"
+                f"no collection {name!r:.200} on this shard; there are: {listing}"
             )
         return index
 
     def words(self, name: str) -> WordIndex:
         """Of the collection's passages."""
-        return self.shelves.setdefault(name, Shelf()).words
+        return self.stores.setdefault(name, PassageStore()).words
 
     @staticmethod
     def rows_for(tenant: str, index: Index) -> Filter | None:
         """Which rows a tenant may find, whatever it asks for; None: all."""
         if not tenant or TENANT not in index.rows.columns.label_codes:
             return None
-        return ~Exists(TENANT) | Equal(TENANT, tenant)
+        return ~ExistsFilter(TENANT) | EqualFilter(TENANT, tenant)
 
     def check_embedder(self, name: str, embedder: str) -> None:
         """Raise InvalidVector for a vector that is by another model than the collection's."""
@@ -168,30 +168,30 @@ class Collections:
 
     def embedder_of(self, name: str) -> str:
         """The model that a collection is bound to, empty for none."""
-        shelf = self.shelves.get(name)
-        return self.declared.embedder(name) or (shelf.embedder if shelf else "")
+        store = self.stores.get(name)
+        return self.declared.embedder(name) or (store.embedder if store else "")
 
     def states(self) -> tuple[CollectionState, ...]:
         """What is held, for the fleet: as much of it as a heartbeat has room for."""
-        told, room = [], _TOLD_BYTES
+        states, bytes_left = [], _BEAT_BYTES
         for name, index in sorted(self.indexes.items()):
             state = self._state(name, index)
-            room -= len(name.encode()) + len(state.embedder.encode()) + _STATE_BYTES
-            if room < 0:
+            bytes_left -= len(name.encode()) + len(state.embedder.encode()) + _STATE_BYTES
+            if bytes_left < 0:
                 break
-            told.append(state)
-        return tuple(told)
+            states.append(state)
+        return tuple(states)
 
     def _state(self, name: str, index: Index) -> CollectionState:
-        shelf, audit, recall = self.shelves.get(name), index.audit, self._settings.recall_of(name)
-        passages = shelf.passages if shelf else 0
-        most = TOP_M_MAX if self._settings.device == "cpu" else CUDA_TOP_M_MAX
-        measured = audit.top_m(recall, 10, most) if audit else UNCALIBRATED
+        store, audit, recall = self.stores.get(name), index.audit, self._settings.recall_of(name)
+        passages = store.passages if store else 0
+        top_m_max = TOP_M_MAX if self._settings.device == "cpu" else CUDA_TOP_M_MAX
+        measured = audit.top_m(recall, 10, top_m_max) if audit else UNCALIBRATED
         return CollectionState(
             name=name,
             dim=index.dim,
             metric=index.metric.value,
-            documents=max(0, len(index) - passages) + (shelf.documents if shelf else 0),
+            documents=max(0, len(index) - passages) + (store.documents if store else 0),
             missed_share=audit.missed_share if audit else 0.0,
             passages=passages,
             embedder=self.embedder_of(name)[:128],
@@ -203,84 +203,86 @@ class Collections:
             top_m=measured if recall else self._settings.top_m,
         )
 
-    def apply(self, changes: Iterable[Change]) -> Failed[Change]:
+    def apply(self, changes: Iterable[DocumentChange]) -> Failures[DocumentChange]:
         """Bring the indexes up to date, and return what could not be done; the last change of a
         document counts. Blocks.
         """
-        failed: Failed[Change] = []
+        failed: Failures[DocumentChange] = []
         for name, group in self._grouped(changes, failed):
-            shelf = self.shelves.setdefault(name, Shelf())
-            self._delete(name, shelf, [each for each in group if each.document is None])
-            self._texts(name, shelf, [each for each in group if each.is_text])
+            store = self.stores.setdefault(name, PassageStore())
+            self._delete(name, store, [change for change in group if change.document is None])
+            self._texts(name, store, [change for change in group if change.is_text])
             with_vectors = [
-                each
-                for each in group
-                if each.document is not None
-                and not each.is_text
-                and not shelf.is_newer(each.document_id, each.offset)
+                change
+                for change in group
+                if change.document is not None
+                and not change.is_text
+                and not store.is_newer(change.document_id, change.offset)
             ]
-            failed += self._tried(with_vectors, lambda some, name=name: self._add(name, some))
-            shelf.flush()
-            self._tidy(name)
+            failed += self._try_all(with_vectors, lambda part, name=name: self._add(name, part))
+            store.flush()
+            self._drop_empty_store(name)
         return failed
 
-    def apply_passages(self, changes: Iterable[PassagesChange]) -> Failed[PassagesChange]:
+    def apply_passages(self, changes: Iterable[PassagesChange]) -> Failures[PassagesChange]:
         """The same for what the embedding pool made of documents."""
-        failed: Failed[PassagesChange] = []
+        failed: Failures[PassagesChange] = []
         for name, group in self._grouped(changes, failed):
-            shelf = self.shelves.setdefault(name, Shelf())
+            store = self.stores.setdefault(name, PassageStore())
             counted = []
-            for each in group:
-                found = each.passages
-                if found is None:
-                    self._delete_rows(name, shelf.rows(each.document_id))
-                    shelf.drop(each.document_id)
-                elif shelf.takes(each.document_id, found.documents_offset, each.read_to) and not (
-                    self.declared.is_outdated(found)
-                ):
-                    counted.append(each)
-            failed += self._tried(counted, lambda some, name=name: self._shelve(name, some))
-            shelf.flush()
-            self._tidy(name)
+            for change in group:
+                record = change.passages
+                if record is None:
+                    self._delete_rows(name, store.rows(change.document_id))
+                    store.drop(change.document_id)
+                elif store.accepts(
+                    change.document_id, record.documents_offset, change.read_to
+                ) and not (self.declared.is_outdated(record)):
+                    counted.append(change)
+            failed += self._try_all(counted, lambda part, name=name: self._put_passages(name, part))
+            store.flush()
+            self._drop_empty_store(name)
         return failed
 
     def _grouped(
-        self, changes: Iterable[AnyChange], failed: Failed[AnyChange]
+        self, changes: Iterable[AnyChange], failed: Failures[AnyChange]
     ) -> Iterator[tuple[str, list[AnyChange]]]:
         """By collection; what one from an index file cannot take goes to those that failed."""
-        for name, group in grouped(changes).items():
+        for name, group in group_by_collection(changes).items():
             if self.is_from_file(name):
                 failed += [(change, _is_read_from_a_file(name)) for change in group]
             else:
                 yield name, group
 
-    def _tidy(self, name: str) -> None:
+    def _drop_empty_store(self, name: str) -> None:
         """A name that somebody wrote once costs nothing for ever."""
-        if name not in self.indexes and self.shelves[name].is_bare:
-            del self.shelves[name]
+        if name not in self.indexes and self.stores[name].is_empty:
+            del self.stores[name]
 
-    def _delete(self, name: str, shelf: Shelf, group: Sequence[Change]) -> None:
-        ended = [each for each in group if not shelf.is_newer(each.document_id, each.offset)]
-        rows: list[ExternalId] = [each.document_id for each in group]
-        rows += [row for each in ended for row in shelf.rows(each.document_id)]
+    def _delete(self, name: str, store: PassageStore, group: Sequence[DocumentChange]) -> None:
+        deletions = [
+            change for change in group if not store.is_newer(change.document_id, change.offset)
+        ]
+        rows: list[ExternalId] = [change.document_id for change in group]
+        rows += [row for change in deletions for row in store.rows(change.document_id)]
         self._delete_rows(name, rows)
-        for each in ended:
-            shelf.ends(each.document_id, each.offset)
+        for change in deletions:
+            store.end_document(change.document_id, change.offset)
 
-    def _texts(self, name: str, shelf: Shelf, group: Sequence[Change]) -> None:
-        for each in group:
-            if each.floor >= 0 and not shelf.is_newer(each.document_id, each.floor):
-                self._delete_rows(name, shelf.rows(each.document_id))
-                shelf.ends(each.document_id, each.floor)
-            shelf.lives(each.document_id)
-        self._delete_rows(name, [each.document_id for each in group])
+    def _texts(self, name: str, store: PassageStore, group: Sequence[DocumentChange]) -> None:
+        for change in group:
+            if change.floor >= 0 and not store.is_newer(change.document_id, change.floor):
+                self._delete_rows(name, store.rows(change.document_id))
+                store.end_document(change.document_id, change.floor)
+            store.add_document(change.document_id)
+        self._delete_rows(name, [change.document_id for change in group])
 
     def _delete_rows(self, name: str, rows: Sequence[ExternalId]) -> None:
         index = self.indexes.get(name)
         if rows and index is not None:
             index.delete(rows)
 
-    def _tried(self, group: Sequence[AnyChange], add: Any) -> Failed[AnyChange]:
+    def _try_all(self, group: Sequence[AnyChange], add: Any) -> Failures[AnyChange]:
         """All at once; one by one only where one of them is wrong."""
         if not group:
             return []
@@ -289,61 +291,61 @@ class Collections:
         except TriviumError as error:
             if len(group) == 1:
                 return [(group[0], error)]
-            return [each for change in group for each in self._tried([change], add)]
+            return [failure for change in group for failure in self._try_all([change], add)]
         return []
 
-    def _add(self, name: str, group: Sequence[Change]) -> None:
-        documents = [each.document for each in group if each.document is not None]
+    def _add(self, name: str, group: Sequence[DocumentChange]) -> None:
+        documents = [change.document for change in group if change.document is not None]
         vectors = [unpack_vector(document.vector) for document in documents]
-        shelf = self.shelves[name]
+        store = self.stores[name]
         index = self._index_for(name, vectors)
         index.upsert(
-            [each.document_id for each in group],
+            [change.document_id for change in group],
             vectors,
             [metadata_of(document.metadata, document.tenant) for document in documents],
-            [payload_of_text(each.document_id, each.text) for each in documents],
-            gone=[row for each in group for row in shelf.rows(each.document_id)],
+            [payload_of_text(document.document_id, document.text) for document in documents],
+            deleted_ids=[row for change in group for row in store.rows(change.document_id)],
         )
         self.indexes[name] = index
-        for each in group:
-            shelf.ends(each.document_id, each.offset)
+        for change in group:
+            store.end_document(change.document_id, change.offset)
 
-    def _shelve(self, name: str, group: Sequence[PassagesChange]) -> None:
-        shelf, bound = self.shelves[name], self.embedder_of(name)
-        records = [each.passages for each in group if each.passages is not None]
-        bound = bound or records[0].embedder
-        if others := [each.embedder for each in records if each.embedder != bound]:
+    def _put_passages(self, name: str, group: Sequence[PassagesChange]) -> None:
+        store, embedder = self.stores[name], self.embedder_of(name)
+        records = [change.passages for change in group if change.passages is not None]
+        embedder = embedder or records[0].embedder
+        if misfits := [record.embedder for record in records if record.embedder != embedder]:
             raise InvalidVector(
-                f"collection {name!r:.200} is embedded by {bound}, found passages by "
-                f"{others[0] or 'nobody'}"
+                f"collection {name!r:.200} is embedded by {embedder}, found passages by "
+                f"{misfits[0] or 'nobody'}"
             )
-        texts = {each.document_id: texts_of(each) for each in records}
-        gone: list[ExternalId] = [each.document_id for each in records]
-        gone += [row for each in records for row in shelf.rows(each.document_id)]
+        texts = {record.document_id: texts_of(record) for record in records}
+        deleted_ids: list[ExternalId] = [record.document_id for record in records]
+        deleted_ids += [row for record in records for row in store.rows(record.document_id)]
         if any(texts.values()):
-            vectors = [unpack_vector(chunk.vector) for each in records for chunk in each.chunks]
+            vectors = [unpack_vector(chunk.vector) for record in records for chunk in record.chunks]
             index = self._index_for(name, vectors)
-            flat = [text for each in records for text in texts[each.document_id]]
+            flat = [text for record in records for text in texts[record.document_id]]
             metadata = [
-                found
-                for each in records
-                for found in [metadata_of(each.metadata, each.tenant)] * len(each.chunks)
+                fields
+                for record in records
+                for fields in [metadata_of(record.metadata, record.tenant)] * len(record.chunks)
             ]
-            ids, payloads = [each.row_id for each in flat], [each.packed() for each in flat]
-            index.upsert(ids, vectors, metadata, payloads, gone)
+            ids, payloads = [text.row_id for text in flat], [text.pack() for text in flat]
+            index.upsert(ids, vectors, metadata, payloads, deleted_ids)
             self.indexes[name] = index
         else:
-            self._delete_rows(name, gone)
-        for each in records:
-            by_row = {text.row_id: text.text for text in texts[each.document_id]}
-            shelf.put(each.document_id, each.documents_offset, each.embedder, by_row)
+            self._delete_rows(name, deleted_ids)
+        for record in records:
+            by_row = {text.row_id: text.text for text in texts[record.document_id]}
+            store.put(record.document_id, record.documents_offset, record.embedder, by_row)
 
     def _index_for(self, name: str, vectors: Sequence[np.ndarray[Any, Any]]) -> Index:
         """The collection's, or a new one that is not kept yet; raises where they do not fit."""
         index = self.indexes.get(name)
         if index is None:
-            known = self._dims.get(name) or self._dims_elsewhere.get(name)
-            index = self._make(name, known or len(vectors[0]))
+            known_dim = self._dims.get(name) or self._dims_elsewhere.get(name)
+            index = self._make(name, known_dim or len(vectors[0]))
         elif not index:  # its dimension binds nobody
             index = self._make(name, len(vectors[0]))
         if any(len(vector) != index.dim for vector in vectors) and len(vectors) > 1:
@@ -368,13 +370,13 @@ class Collections:
 
     def _make_room(self, name: str) -> None:
         """Forget an empty collection where no other fits."""
-        others = self.indexes.keys() - {name}
-        if len(others) < self._settings.collections_max:
+        names = self.indexes.keys() - {name}
+        if len(names) < self._settings.collections_max:
             return
-        empty = next((other for other in sorted(others) if not len(self.indexes[other])), None)
+        empty = next((spare for spare in sorted(names) if not len(self.indexes[spare])), None)
         if empty is None:
             raise InvalidRequest(
-                f"{len(others)} collections are held already; raise [retrieval] collections_max"
+                f"{len(names)} collections are held already; raise [retrieval] collections_max"
             )
         del self.indexes[empty]
 

@@ -11,7 +11,7 @@ from schemas.records import CollectionDeclared, DocumentPassages
 DECLARED_MAX = 10_000
 
 
-class Declarations:
+class CollectionDeclarations:
     """By name of the collection; the last word counts."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Declarations:
             raise InvalidRequest(f"{DECLARED_MAX} collections are declared already; take some back")
         self._by_name[name] = declared
 
-    def every(self) -> Iterable[CollectionDeclared]:
+    def list_all(self) -> Iterable[CollectionDeclared]:
         """All of them."""
         return list(self._by_name.values())
 
@@ -44,9 +44,9 @@ class Declarations:
         declared = self._by_name.get(name)
         return declared.embedder if declared else ""
 
-    def is_outdated(self, found: DocumentPassages) -> bool:
+    def is_outdated(self, passages: DocumentPassages) -> bool:
         """Whether passages were made by a model that their collection was bound to before."""
-        declared = self._by_name.get(found.collection)
+        declared = self._by_name.get(passages.collection)
         if declared is None or not declared.embedder:
             return False
-        return found.embedder != declared.embedder and found.at_ms < declared.at_ms
+        return passages.embedder != declared.embedder and passages.at_ms < declared.at_ms

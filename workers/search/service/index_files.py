@@ -37,11 +37,11 @@ def read(settings: RetrievalSettings, place: ShardPlace, graph_of: GraphOf) -> d
 
 def _check_shards(settings: RetrievalSettings, place: ShardPlace) -> None:
     """Two shards with one file would find each row twice."""
-    for each in settings.index_files:
-        if SHARD_FIELD not in each:
+    for pair in settings.index_files:
+        if SHARD_FIELD not in pair:
             raise ConfigError(
                 f"retrieval.index_files: expected {SHARD_FIELD} in the path where there are "
-                f"{place.shards} shards, found {each!r}; `trivium index build --shards "
+                f"{place.shards} shards, found {pair!r}; `trivium index build --shards "
                 f"{place.shards}` writes a file for each"
             )
 
@@ -51,15 +51,15 @@ def _check(
 ) -> None:
     """Raise ConfigError where a file is not this shard's, or not what the settings say."""
     shard = header["notes"].get("shard", "0/1")
-    found = {"shard": shard, "metric": header["metric"], "storage": header["storage"]}
-    wanted = {
+    actual = {"shard": shard, "metric": header["metric"], "storage": header["storage"]}
+    expected = {
         "shard": str(place),
         "metric": settings.metric_of(name, default=header["metric"]),
         "storage": settings.storage_of(name, default=header["storage"]),
     }
-    for what, value in wanted.items():
-        if found[what] != value:
-            raise ConfigError(f"{path}: expected {what} {value} of {name}, found {found[what]}")
+    for what, value in expected.items():
+        if actual[what] != value:
+            raise ConfigError(f"{path}: expected {what} {value} of {name}, found {actual[what]}")
     if settings.width * header["degree"] > TASKS_MAX:
         raise ConfigError(
             f"{path}: expected a degree of at most {TASKS_MAX // settings.width} with "

@@ -21,14 +21,14 @@ from schemas.records import Hits, RetrievalRequest
 from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
 from schemas.topics import check_record
-from workers.search.index.kinds import Kind
+from workers.search.index.kinds import SearchKind
 from workers.search.service.responder import Responder
 from workers.search.service.settings import ShardPlace
 
-TOPICS = {"retrieval.prefill": Kind.PREFILL, "retrieval.decode": Kind.DECODE}
+TOPICS = {"retrieval.prefill": SearchKind.PREFILL, "retrieval.decode": SearchKind.DECODE}
 
 
-class TimeMean:
+class TimeWeightedMean:
     """The mean over time of a number that changes now and then."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -36,21 +36,21 @@ class TimeMean:
         self._began_s = self._since_s = clock_s()
         self._value, self._sum = 0, 0.0
 
-    def now(self, value: int) -> None:
+    def set_value(self, value: int) -> None:
         """It is this from now on."""
         at_s = self._clock_s()
         self._sum += self._value * (at_s - self._since_s)
         self._value, self._since_s = value, at_s
 
-    def taken(self) -> float:
+    def take_mean(self) -> float:
         """The mean since the last call."""
-        self.now(self._value)
-        found = self._sum / max(1e-9, self._since_s - self._began_s)
+        self.set_value(self._value)
+        mean = self._sum / max(1e-9, self._since_s - self._began_s)
         self._began_s, self._sum = self._since_s, 0.0
-        return found
+        return mean
 
 
-class Intake:
+class RetrievalIntake:
     """Retrievals under way; bounded, so that the rest waits in the log."""
 
     def __init__(
@@ -65,9 +65,9 @@ class Intake:
         self._codec = codec
         self._producer = producer
         self._responder = responder
-        self._room = asyncio.Semaphore(pending_max)
+        self._free_places = asyncio.Semaphore(pending_max)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.answering = TimeMean()  # of retrievals taken that have no hits yet
+        self.answering = TimeWeightedMean()  # of retrievals taken that have no hits yet
         self._answering = 0
         self.draining = False
         self.group = Group()
@@ -75,7 +75,7 @@ class Intake:
     async def take(self, topic: str, event: Any) -> None:
         """One record, from an agent. While the process ends it is not taken: whoever is next reads
         it again."""
-        await self._room.acquire()
+        await self._free_places.acquire()
         if self.draining or self.group.has_failed:
             await asyncio.Event().wait()
         await self.group.guarded(self._take(topic, event))
@@ -91,7 +91,7 @@ class Intake:
         except RecordError as error:
             await bury(self._producer, record, error)
             receipt.settle()
-            self._room.release()
+            self._free_places.release()
             return
 
         async def answer() -> None:
@@ -109,9 +109,9 @@ class Intake:
         self._count(1)
         task.add_done_callback(self._answered)
 
-    def _count(self, more: int) -> None:
-        self._answering += more
-        self.answering.now(self._answering)
+    def _count(self, delta: int) -> None:
+        self._answering += delta
+        self.answering.set_value(self._answering)
 
     async def _send(self, request: RetrievalRequest, hits: Hits) -> Ack:
         key = request.request_id or request.retrieval_id
@@ -119,7 +119,7 @@ class Intake:
 
     def _answered(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
-        self._room.release()
+        self._free_places.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             self.group.fail(error)
 

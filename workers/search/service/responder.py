@@ -15,13 +15,13 @@ from schemas.retrieval import CHECK, unpack_vector
 from schemas.rules.sizes import QUOTED_MAX, SEEDS_MAX
 from workers.search.engine.engine import SearchEngine
 from workers.search.index.index import Index
-from workers.search.index.kinds import Kind
-from workers.search.index.query import Answer, ExternalId, Query
-from workers.search.service.by_text import TextSearches, about, rows_allowed, texts_of
+from workers.search.index.kinds import SearchKind
+from workers.search.index.query import ExternalId, Query, SearchAnswer
+from workers.search.service.by_text import TextSearches, rows_allowed, texts_of, vector_fields
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings, ShardPlace
-from workers.search.service.tallies import Tallies
-from workers.search.words.quoted import changed
+from workers.search.service.tallies import RetrievalTallies
+from workers.search.words.quoted import changed_quotes
 
 log = logging.getLogger("trivium.retrieval")
 
@@ -43,34 +43,34 @@ class Responder:
         self._collections = collections
         self._settings = settings
         self._worker_id, self._place = worker_id, place
-        self.tallies = Tallies()
+        self.tallies = RetrievalTallies()
 
-    async def hits(self, request: RetrievalRequest, kind: Kind) -> Hits:
+    async def hits(self, request: RetrievalRequest, kind: SearchKind) -> Hits:
         """The hits, or the error that stands in their place; raises nothing."""
         began_s = time.perf_counter()
         hits = await self._hits(request, kind)
         if request.mode != CHECK:
-            self.tallies.of[kind].add(hits, 1_000 * (time.perf_counter() - began_s))
+            self.tallies.by_kind[kind].add(hits, 1_000 * (time.perf_counter() - began_s))
         return hits
 
-    async def _hits(self, request: RetrievalRequest, kind: Kind) -> Hits:
+    async def _hits(self, request: RetrievalRequest, kind: SearchKind) -> Hits:
         began_ms = wall_ms()
-        told: dict[str, Any] = {}
+        extras: dict[str, Any] = {}
         try:
             if request.deadline_ms <= began_ms:
                 raise DeadlineExceeded(
                     f"the deadline passed {began_ms - request.deadline_ms} ms before the retrieval "
                     "was read; give it more time"
                 )
-            told["changed"] = self._changed(request)
-            found = {"mode": CHECK} if request.mode == CHECK else await self._found(request, kind)
+            extras["changed"] = self._changed(request)
+            fields = {"mode": CHECK} if request.mode == CHECK else await self._search(request, kind)
         except TriviumError as error:
-            return self._record(request, began_ms, error=error.to_wire(), **told)
+            return self._record(request, began_ms, error=error.to_wire(), **extras)
         except Exception:
             log.exception("retrieval %s failed", request.retrieval_id)
-            broken = EngineFailed(f"the search failed; the log of {self._worker_id} says why")
-            return self._record(request, began_ms, error=broken.to_wire(), **told)
-        return self._record(request, began_ms, **found, **told)
+            failure = EngineFailed(f"the search failed; the log of {self._worker_id} says why")
+            return self._record(request, began_ms, error=failure.to_wire(), **extras)
+        return self._record(request, began_ms, **fields, **extras)
 
     def _changed(self, request: RetrievalRequest) -> tuple[str, ...]:
         """Of the quoted documents that are this shard's; told even where nothing is found."""
@@ -82,9 +82,9 @@ class Responder:
         index = self._collections.indexes.get(name)
         if not self._collections.declared.allows(name, tenant):
             index = None
-        return changed(request.quoted, index, tenant, self._place.shard, self._place.shards)
+        return changed_quotes(request.quoted, index, tenant, self._place.shard, self._place.shards)
 
-    async def _found(self, request: RetrievalRequest, kind: Kind) -> dict[str, Any]:
+    async def _search(self, request: RetrievalRequest, kind: SearchKind) -> dict[str, Any]:
         """Fields of the hits; raises a TriviumError."""
         collections, name = self._collections, request.collection
         index = collections.get(name, request.tenant)
@@ -99,7 +99,7 @@ class Responder:
         """In place of hits that nobody can send."""
         return self._record(request, wall_ms(), error=error.to_wire())
 
-    def _query(self, request: RetrievalRequest, kind: Kind, index: Index) -> Query:
+    def _query(self, request: RetrievalRequest, kind: SearchKind, index: Index) -> Query:
         if len(request.seeds) > SEEDS_MAX:
             raise InvalidRequest(
                 f"expected at most {SEEDS_MAX} seeds, found {len(request.seeds)}", "seeds"
@@ -124,7 +124,7 @@ class Responder:
         began_ms: int,
         *,
         error: WireError | None = None,
-        **found: Any,
+        **fields: Any,
     ) -> Hits:
         now_ms = wall_ms()
         return Hits(
@@ -138,20 +138,20 @@ class Responder:
             took_ms=max(0, now_ms - began_ms),  # wall clocks are set back
             at_ms=now_ms,
             embedded_ms=max(0.0, request.embedded_ms),
-            **found,
+            **fields,
         )
 
 
-def _fields(request: RetrievalRequest, index: Index, answer: Answer) -> dict[str, Any]:
+def _fields(request: RetrievalRequest, index: Index, answer: SearchAnswer) -> dict[str, Any]:
     """Of the hits of a search by a vector that the asker brought."""
-    found = about(request, answer)
+    fields = vector_fields(request, answer)
     if request.wants_passages:
         row_of = index.rows.row_of
-        rows = {each: row_of[each] for each in answer.ids if each in row_of}
-        found["passages"] = texts_of(found["document_ids"], index.rows, rows)
-    return found
+        rows = {row_id: row_of[row_id] for row_id in answer.ids if row_id in row_of}
+        fields["passages"] = texts_of(fields["document_ids"], index.rows, rows)
+    return fields
 
 
 def _rows(seeds: Sequence[str], row_of: Mapping[ExternalId, int]) -> list[int]:
-    found = (row_of.get(seed, row_of.get(seed.encode(errors="replace"))) for seed in seeds)
-    return [row for row in found if row is not None]
+    rows = (row_of.get(seed, row_of.get(seed.encode(errors="replace"))) for seed in seeds)
+    return [row for row in rows if row is not None]

@@ -126,19 +126,19 @@ class RetrievalSettings:
             )
         _check_named("metric", self.metrics, [*Metric])
         _check_named("storage", self.storages, [*Storage])
-        for each in self.recalls:
-            name, _, recall = each.partition("=")
+        for pair in self.recalls:
+            name, _, recall = pair.partition("=")
             if not name or not _is_recall(recall):
                 raise ConfigError(
                     "retrieval.recalls: expected collection=recall with a recall above 0 and below "
-                    f"1, found {each!r}"
+                    f"1, found {pair!r}"
                 )
-        for each in self.index_files:
-            name, _, path = each.partition("=")
+        for pair in self.index_files:
+            name, _, path = pair.partition("=")
             if not is_collection(name) or not path:
                 raise ConfigError(
                     "retrieval.index_files: expected collection=path with a collection of 1 to "
-                    f"{COLLECTION_CHARS_MAX} characters without a slash, found {each!r}"
+                    f"{COLLECTION_CHARS_MAX} characters without a slash, found {pair!r}"
                 )
         self.scheduler()  # raises
 
@@ -148,37 +148,37 @@ class RetrievalSettings:
 
     def metric_of(self, collection: str, default: str = "cosine") -> str:
         """What a collection's distances are."""
-        return _named(self.metrics).get(collection, default)
+        return _split_pairs(self.metrics).get(collection, default)
 
     def files(self, shard: int) -> Mapping[str, Path]:
         """Index files of a shard, by collection."""
-        named = _named(self.index_files)
-        return {name: Path(path.replace(SHARD_FIELD, str(shard))) for name, path in named.items()}
+        paths = _split_pairs(self.index_files)
+        return {name: Path(path.replace(SHARD_FIELD, str(shard))) for name, path in paths.items()}
 
     def storage_of(self, collection: str, default: str = "float32") -> str:
         """How a collection's vectors are kept."""
-        return _named(self.storages).get(collection, default)
+        return _split_pairs(self.storages).get(collection, default)
 
     def scheduler(self) -> SchedulerSettings:
         """The queues' part: what has the same name here."""
-        ours = {each.name for each in fields(self)}
-        shared = [each.name for each in fields(SchedulerSettings) if each.name in ours]
+        own_names = {field.name for field in fields(self)}
+        shared = [field.name for field in fields(SchedulerSettings) if field.name in own_names]
         return SchedulerSettings(**{name: getattr(self, name) for name in shared})
 
 
-def _check_named(what: str, pairs: Sequence[str], known: Sequence[str]) -> None:
-    for each in pairs:
-        name, _, value = each.partition("=")
-        if not name or value not in known:
+def _check_named(what: str, pairs: Sequence[str], choices: Sequence[str]) -> None:
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if not name or value not in choices:
             raise ConfigError(
                 f"retrieval.{what}s: expected collection={what} with a {what} of "
-                f"{', '.join(known)}, found {each!r}"
+                f"{', '.join(choices)}, found {pair!r}"
             )
 
 
 @cache
-def _named(pairs: tuple[str, ...]) -> Mapping[str, str]:
-    return dict(each.split("=", 1) for each in pairs)
+def _split_pairs(pairs: tuple[str, ...]) -> Mapping[str, str]:
+    return dict(pair.split("=", 1) for pair in pairs)
 
 
 def _is_recall(text: str) -> bool:
@@ -189,8 +189,8 @@ def _is_recall(text: str) -> bool:
 
 
 @cache
-def _recalls(named: tuple[str, ...]) -> Mapping[str, float]:
-    return {name: float(recall) for name, recall in _named(named).items()}
+def _recalls(pairs: tuple[str, ...]) -> Mapping[str, float]:
+    return {name: float(recall) for name, recall in _split_pairs(pairs).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +208,9 @@ class ShardPlace:
         """The shard that `text` names; raises ConfigError."""
         shard, slash, shards = text.partition("/")
         if slash and shard.isdecimal() and shards.isdecimal():
-            found = cls(int(shard), int(shards))
-            if found.shard < found.shards <= SHARDS_MAX:
-                return found
+            place = cls(int(shard), int(shards))
+            if place.shard < place.shards <= SHARDS_MAX:
+                return place
         raise ConfigError(
             f"--shard: expected SHARD/SHARDS with shards counted from 0, as in 0/2, and at most "
             f"{SHARDS_MAX} of them, found {text!r:.80}"

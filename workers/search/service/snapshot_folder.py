@@ -24,19 +24,19 @@ log = logging.getLogger("trivium.retrieval")
 class SnapshotFolder:
     """Of one shard's replicas, or of one worker; `kept` snapshots stay."""
 
-    def __init__(self, path: Path, writer: str, kept: int) -> None:
+    def __init__(self, path: Path, writer: str, max_snapshots: int) -> None:
         self.path = path
         self._writer = writer
-        self.kept = kept
+        self.max_snapshots = max_snapshots
 
-    def found(self) -> list[Path]:
+    def list_snapshots(self) -> list[Path]:
         """Whole snapshots, the newest first."""
         return sorted(self.path.glob(f"*{_WHOLE}"), reverse=True)
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
         """Where the files of a snapshot go; it is there when the block ends. Raises OSError."""
-        newest = max((_time_ms(each) for each in self.found()), default=0)
+        newest = max((_time_ms(snapshot) for snapshot in self.list_snapshots()), default=0)
         time_ms = max(wall_ms(), newest + 1)  # the former writer's clock may be ahead
         name = f"{time_ms:013d}-{secrets.token_hex(4)}.{self._writer}"
         partial = self.path / f"{name}{_PARTIAL}"
@@ -49,14 +49,14 @@ class SnapshotFolder:
         sync_folder(self.path)
         self._clean()
 
-    def put_aside(self, snapshot: Path, why: Exception) -> None:
+    def quarantine(self, snapshot: Path, why: Exception) -> None:
         """Let nobody read it again; it stays for whoever wants to know why."""
-        aside = snapshot.with_suffix(_ASIDE)
-        log.warning("a snapshot cannot be read, and is put aside as %s: %s", aside, why)
+        quarantine_path = snapshot.with_suffix(_ASIDE)
+        log.warning("a snapshot cannot be read, and is put aside as %s: %s", quarantine_path, why)
         with suppress(OSError):  # another reader did, or it is gone
-            snapshot.replace(aside)
+            snapshot.replace(quarantine_path)
 
-    def forget_own(self) -> None:
+    def remove_own_partials(self) -> None:
         """Remove what a former process of this worker left half written."""
         for partial in self.path.glob(f"*{_PARTIAL}"):
             if partial.stem.partition(".")[2] == self._writer:
@@ -64,14 +64,14 @@ class SnapshotFolder:
 
     def _clean(self) -> None:
         """Remove older snapshots, what nobody finished, and all that was put aside but the last."""
-        for snapshot in self.found()[self.kept :]:
+        for snapshot in self.list_snapshots()[self.max_snapshots :]:
             with suppress(OSError):  # another writer does
                 shutil.rmtree(snapshot.replace(snapshot.with_suffix(_PARTIAL)), ignore_errors=True)
         for partial in self.path.glob(f"*{_PARTIAL}"):
             if time.time() - _touched_s(partial) > _UNTOUCHED_S:
                 shutil.rmtree(partial, ignore_errors=True)
-        for aside in sorted(self.path.glob(f"*{_ASIDE}"))[:-1]:
-            shutil.rmtree(aside, ignore_errors=True)
+        for quarantine_path in sorted(self.path.glob(f"*{_ASIDE}"))[:-1]:
+            shutil.rmtree(quarantine_path, ignore_errors=True)
         for file in self.path.glob("*.index*"):  # of former releases, which had no folders
             with suppress(OSError):
                 file.unlink()
@@ -86,6 +86,6 @@ def _time_ms(snapshot: Path) -> int:
 def _touched_s(folder: Path) -> float:
     """When something was last written in it; now, where that cannot be told."""
     try:
-        return max(each.stat().st_mtime for each in (folder, *folder.iterdir()))
+        return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
     except OSError:
         return time.time()

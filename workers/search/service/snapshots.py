@@ -26,7 +26,7 @@ from workers.search.index.index import Index
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 from workers.search.service.snapshot_folder import SnapshotFolder
-from workers.search.words.shelf import Shelf
+from workers.search.words.shelf import PassageStore
 from workers.search.words.texts import passages_of
 
 Offsets = dict[str, dict[int, int]]  # by topic and partition
@@ -66,18 +66,20 @@ class Snapshots:
         """Fill the collections; where to read on, or None where nothing can be used. Blocks."""
         if not self._settings.snapshot_folder:
             return None
-        self._folder.forget_own()
+        self._folder.remove_own_partials()
         tried: set[Path] = set()
         while len(tried) <= _KEPT_SHARED:  # while this one is read, another writes new ones
-            if (found := next((p for p in self._folder.found() if p not in tried), None)) is None:
+            if (
+                path := next((p for p in self._folder.list_snapshots() if p not in tried), None)
+            ) is None:
                 break
-            tried.add(found)
+            tried.add(path)
             try:
-                return self._loaded(found)
+                return self._loaded(path)
             except (snapshot.Unfit, OSError) as error:
                 log.warning("a snapshot is not used: %s", error)
             except _DAMAGED as error:
-                self._folder.put_aside(found, error)
+                self._folder.quarantine(path, error)
         if tried:
             log.warning("no snapshot is used: documents are read from the log")
         return None
@@ -105,19 +107,19 @@ class Snapshots:
         if missing := set(notes["collections"]) - names:
             raise SnapshotError(f"{path} lacks collections: {', '.join(sorted(missing)):.200}")
         offsets = _offsets(notes["offsets"])
-        declared = [CollectionDeclared(**each) for each in notes["declared"]]
-        shelves = {name: shelf_of(index) for name, index in loaded.items()}
+        declared = [CollectionDeclared(**record) for record in notes["declared"]]
+        stores = {name: store_of(index) for name, index in loaded.items()}
         for name, embedder in embedders.items():
-            shelves[name].embedder = embedder
+            stores[name].embedder = embedder
         for name, waiting in notes["waiting"].items():
-            shelf = shelves.setdefault(name, Shelf())
+            store = stores.setdefault(name, PassageStore())
             for document_id in waiting:
-                shelf.lives(document_id)
+                store.add_document(document_id)
         self._collections.indexes.update(loaded)
-        self._collections.shelves.update(shelves)
-        self._collections.since.update(dict.fromkeys(loaded, offsets))
-        for each in declared:
-            self._collections.declared.set(each.collection, each)
+        self._collections.stores.update(stores)
+        self._collections.snapshot_offsets.update(dict.fromkeys(loaded, offsets))
+        for declaration in declared:
+            self._collections.declared.set(declaration.collection, declaration)
         return offsets
 
     def _check(self, path: Path, storage: str, notes: dict[str, Any]) -> None:
@@ -125,17 +127,17 @@ class Snapshots:
             raise snapshot.Unfit(f"{path} is of shard {notes.get('shard')}, not of {self._place}")
         if wall_ms() - notes["taken_ms"] > AGE_MAX_MS:
             raise snapshot.Unfit(f"{path} is older than {AGE_MAX_MS // HOUR_MS} hours")
-        known = self._settings.metric_of(notes["collection"])
-        if notes["metric"] != known:
-            raise snapshot.Unfit(f"{path} has the metric {notes['metric']}, the settings {known}")
-        known = self._settings.storage_of(notes["collection"])
-        if storage != known:
-            raise snapshot.Unfit(f"{path} has vectors of {storage}, the settings {known}")
+        setting = self._settings.metric_of(notes["collection"])
+        if notes["metric"] != setting:
+            raise snapshot.Unfit(f"{path} has the metric {notes['metric']}, the settings {setting}")
+        setting = self._settings.storage_of(notes["collection"])
+        if storage != setting:
+            raise snapshot.Unfit(f"{path} has vectors of {storage}, the settings {setting}")
 
     def save(self) -> None:
         """Write all collections as they are now. Blocks."""
         offsets = self._offsets()  # before all else is looked at: that holds all of these
-        indexes, shelves = self._collections.of_documents(), dict(self._collections.shelves)
+        indexes, stores = self._collections.of_documents(), dict(self._collections.stores)
         if not indexes:
             return
         shared = {
@@ -143,9 +145,9 @@ class Snapshots:
             "shard": str(self._place),
             "taken_ms": wall_ms(),
             "offsets": offsets,
-            "declared": [asdict(each) for each in self._collections.declared.every()],
+            "declared": [asdict(record) for record in self._collections.declared.list_all()],
             "waiting": {
-                name: waiting for name, shelf in shelves.items() if (waiting := shelf.waiting())
+                name: waiting for name, store in stores.items() if (waiting := store.waiting())
             },
         }
         with self._folder.writing() as folder:
@@ -153,7 +155,7 @@ class Snapshots:
                 notes = {
                     "collection": name,
                     "metric": index.metric.value,
-                    "embedder": held.embedder if (held := shelves.get(name)) else "",
+                    "embedder": store.embedder if (store := stores.get(name)) else "",
                     **shared,
                 }
                 file = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
@@ -175,22 +177,22 @@ class Snapshots:
             log.error("no snapshot was written to %s: %s", self._folder.path, error)
 
 
-def _offsets(found: Mapping[str, Any]) -> Offsets:
+def _offsets(by_topic: Mapping[str, Any]) -> Offsets:
     return {
         topic: {int(partition): int(at) for partition, at in by_partition.items()}
-        for topic, by_partition in found.items()
+        for topic, by_partition in by_topic.items()
     }
 
 
-def shelf_of(index: Index) -> Shelf:
+def store_of(index: Index) -> PassageStore:
     """What rows tell of the documents that they are passages of. Blocks."""
-    shelf, texts = Shelf(), {}
+    store, texts = PassageStore(), {}
     counts: dict[tuple[str, int], int] = {}  # of passages, by document and offset
-    for found in passages_of(index):
-        key = found.document_id, found.offset
+    for passage in passages_of(index):
+        key = passage.document_id, passage.offset
         counts[key] = counts.get(key, 0) + 1
-        texts[found.row_id] = found.text
+        texts[passage.row_id] = passage.text
     for (document_id, offset), count in counts.items():
-        shelf.known(document_id, offset, count)
-    shelf.words.compact(texts)
-    return shelf
+        store.restore(document_id, offset, count)
+    store.words.compact(texts)
+    return store

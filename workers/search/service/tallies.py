@@ -7,12 +7,12 @@ from schemas.errors import DeadlineExceeded
 from schemas.records import Hits, SearchTally
 from schemas.retrieval import WORDS
 from schemas.rules.buckets import SEARCH_MS, Buckets
-from workers.search.index.kinds import Kind
+from workers.search.index.kinds import SearchKind
 
 COMPLETED = "completed"
 
 
-class Tally:
+class KindTally:
     """Of one class."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Tally:
         if hits.error is None and hits.mode != WORDS:
             self._waits.add(hits.wait_ms)
 
-    def told(self, kind: Kind) -> SearchTally:
+    def to_record(self, kind: SearchKind) -> SearchTally:
         """For the fleet."""
         return SearchTally(
             kind=kind.value,
@@ -38,22 +38,25 @@ class Tally:
         )
 
 
-class Tallies:
+class RetrievalTallies:
     """Of all classes that are asked for."""
 
     def __init__(self) -> None:
-        self.of: Mapping[Kind, Tally] = {Kind.PREFILL: Tally(), Kind.DECODE: Tally()}
+        self.by_kind: Mapping[SearchKind, KindTally] = {
+            SearchKind.PREFILL: KindTally(),
+            SearchKind.DECODE: KindTally(),
+        }
 
     @property
     def searches(self) -> int:
         """All that were answered."""
-        return sum(tally.outcomes.total() for tally in self.of.values())
+        return sum(tally.outcomes.total() for tally in self.by_kind.values())
 
     @property
     def misses(self) -> int:
         """Those whose deadline had passed."""
-        return sum(tally.outcomes[DeadlineExceeded.code] for tally in self.of.values())
+        return sum(tally.outcomes[DeadlineExceeded.code] for tally in self.by_kind.values())
 
-    def told(self) -> tuple[SearchTally, ...]:
+    def to_records(self) -> tuple[SearchTally, ...]:
         """For the fleet."""
-        return tuple(tally.told(kind) for kind, tally in self.of.items())
+        return tuple(tally.to_record(kind) for kind, tally in self.by_kind.items())

@@ -23,24 +23,24 @@ from workers.search.kernels.arrays import Array
 from workers.search.limits import SCANNED_ROWS_MAX
 from workers.search.service.collections import Collections
 from workers.search.service.settings import LOOSE_MIN, RetrievalSettings
-from workers.search.words.shelf import Shelf
+from workers.search.words.shelf import PassageStore
 from workers.search.words.texts import passages_of
 
 log = logging.getLogger("trivium.retrieval")
 _STARVED_S = 0.1  # between looks whether the engine's lowest class is enough
-Searched = Callable[[IndexView, Array, Effort], Coroutine[Any, Any, Array]]  # an engine's
+AsyncNeighbours = Callable[[IndexView, Array, Effort], Coroutine[Any, Any, Array]]  # an engine's
 
 
 class Upkeep:
     """`finish` before the worker is ready, then `run` until cancelled."""
 
     def __init__(
-        self, settings: RetrievalSettings, collections: Collections, neighbours: Searched
+        self, settings: RetrievalSettings, collections: Collections, neighbours: AsyncNeighbours
     ) -> None:
         self._settings = settings
         self._collections = collections
         self._neighbours = neighbours
-        self._before: dict[str, int] = {}  # rows at the last look
+        self._last_counts: dict[str, int] = {}  # rows at the last look
 
     async def finish(self) -> None:
         """Link everything that there is, on all cores."""
@@ -52,33 +52,33 @@ class Upkeep:
         """Look now and then, and again at once where rows wait to be linked."""
         linked = self._collections.linked = self._collections.linked or asyncio.Event()
         while True:
-            looks = [
-                await self._look(name, index)
+            pending = [
+                await self._maintain(name, index)
                 for name, index in list(self._collections.indexes.items())
             ]
             linked.set()
-            if not any(looks):
+            if not any(pending):
                 await asyncio.sleep(self._settings.upkeep_interval_ms / 1000)
 
-    async def _look(self, name: str, index: Index) -> bool:
+    async def _maintain(self, name: str, index: Index) -> bool:
         """Whether rows were linked and more wait."""
         index.threads = 1  # the others are for searches
         count = index.rows.count
-        rests = self._before.get(name) == count
-        self._before[name] = count
-        goes_on = False
-        if self._needs_links(index) and (rests or index.loose >= LOOSE_MIN):
-            goes_on = await self._with_engine(name, index, index.link) and index.loose >= LOOSE_MIN
-        if not goes_on:
-            await self._with_engine(name, index, index.lead_back)
+        is_stable = self._last_counts.get(name) == count
+        self._last_counts[name] = count
+        has_more = False
+        if self._needs_links(index) and (is_stable or index.loose >= LOOSE_MIN):
+            has_more = await self._with_engine(name, index, index.link) and index.loose >= LOOSE_MIN
+        if not has_more:
+            await self._with_engine(name, index, index.relink_lost)
         if index.dead_share > self._settings.compact_share:
             await asyncio.to_thread(index.compact)
             log.info("%s: compacted from %d to %d rows", name, count, index.rows.count)
-        shelf = self._collections.shelves.get(name)
-        if shelf is not None and shelf.words.dead_share > self._settings.compact_share:
-            async with self._collections.turn:
-                await asyncio.to_thread(_compact_words, index, shelf)
-        return goes_on
+        store = self._collections.stores.get(name)
+        if store is not None and store.words.dead_share > self._settings.compact_share:
+            async with self._collections.change_lock:
+                await asyncio.to_thread(_compact_words, index, store)
+        return has_more
 
     async def _with_engine(
         self, name: str, index: Index, change: Callable[[int, Neighbours], Any]
@@ -92,12 +92,12 @@ class Upkeep:
         def neighbours(view: IndexView, queries: Array, effort: Effort) -> Array:
             if not rows_wait():
                 searching = self._neighbours(view, queries, effort)
-                found = asyncio.run_coroutine_threadsafe(searching, loop)
+                future = asyncio.run_coroutine_threadsafe(searching, loop)
                 while not rows_wait():
                     with suppress(TimeoutError):
-                        return found.result(_STARVED_S)
-                found.cancel()
-            return index.searched(view, queries, effort)
+                        return future.result(_STARVED_S)
+                future.cancel()
+            return index.neighbours(view, queries, effort)
 
         try:
             await asyncio.to_thread(change, LOOSE_MIN, neighbours)
@@ -111,5 +111,5 @@ class Upkeep:
         return index.loose > 0 and index.rows.count > SCANNED_ROWS_MAX
 
 
-def _compact_words(index: Index, shelf: Shelf) -> None:
-    shelf.words.compact({each.row_id: each.text for each in passages_of(index)})
+def _compact_words(index: Index, store: PassageStore) -> None:
+    store.words.compact({passage.row_id: passage.text for passage in passages_of(index)})

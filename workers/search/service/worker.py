@@ -34,13 +34,13 @@ from workers.agent_life import AgentLife
 from workers.search.cuda.batch import BatchSettings, sizes_up_to
 from workers.search.engine import backend
 from workers.search.engine.engine import EngineSettings, SearchEngine
-from workers.search.index.kinds import Kind
+from workers.search.index.kinds import SearchKind
 from workers.search.service import index_files
 from workers.search.service.collections import Collections
 from workers.search.service.feed.documents import DocumentFollower
 from workers.search.service.feed.passages import PassageFollower
 from workers.search.service.feed.refusals import is_first
-from workers.search.service.intake import TOPICS, Intake, begin_group, group_id
+from workers.search.service.intake import TOPICS, RetrievalIntake, begin_group, group_id
 from workers.search.service.responder import Responder
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 from workers.search.service.snapshots import AGE_MAX_MS, Offsets, Snapshots
@@ -128,7 +128,7 @@ class RetrievalWorker:
         """Make what belongs to one life."""
         self.membership = self._new_membership(self.membership.epoch)
         self._documents.membership = self._passages.membership = self.membership
-        self._intake = Intake(
+        self._intake = RetrievalIntake(
             self._log_settings,
             self._codec,
             self._producer,
@@ -235,8 +235,8 @@ class RetrievalWorker:
     def assigned(self, places: set[Place]) -> None:
         """The group gave it partitions; with the first it is ready."""
         self._intake.group.assigned(places)
-        own = sorted({partition for _, partition in places})
-        log.info("shard %s: serves partitions %s", self._place, own)
+        partitions = sorted({partition for _, partition in places})
+        log.info("shard %s: serves partitions %s", self._place, partitions)
         if self.membership.state is MemberState.STARTING:
             self.membership.set_state(MemberState.READY)
 
@@ -251,14 +251,14 @@ class RetrievalWorker:
     def _load_now(self) -> SearchLoad:
         load, now_ms = self.engine.load(), wall_ms()
         shares = (0.5, 0.95)
-        prefill = self.engine.waits_ms(Kind.PREFILL, shares, now_ms) or [0.0, 0.0]
-        decode = self.engine.waits_ms(Kind.DECODE, shares, now_ms) or [0.0, 0.0]
+        prefill = self.engine.waits_ms(SearchKind.PREFILL, shares, now_ms) or [0.0, 0.0]
+        decode = self.engine.waits_ms(SearchKind.DECODE, shares, now_ms) or [0.0, 0.0]
         return SearchLoad(
             running=load.running,
             parked=load.parked,
             occupancy=load.running / load.places,
-            waiting_prefill=load.waiting[Kind.PREFILL],
-            waiting_decode=load.waiting[Kind.DECODE],
+            waiting_prefill=load.waiting[SearchKind.PREFILL],
+            waiting_decode=load.waiting[SearchKind.DECODE],
             ms_per_extend=load.ms_per_extend,
             prefill_wait_ms_p50=prefill[0],
             prefill_wait_ms_p95=prefill[1],
@@ -270,12 +270,12 @@ class RetrievalWorker:
             misses_total=self.responder.tallies.misses,
             collections=self.collections.states(),
             behind=self._documents.behind + self._passages.behind,
-            tallies=self.responder.tallies.told(),
+            tallies=self.responder.tallies.to_records(),
             held_back_ms=round(self.collections.held_back_ms),
-            answering=self._intake.answering.taken(),
+            answering=self._intake.answering.take_mean(),
             unread=self._unread(),
-            documents_done=self._documents.done,
-            passages_done=self._passages.done,
+            documents_done=self._documents.applied_offsets,
+            passages_done=self._passages.applied_offsets,
             partitions=self._partitions(),
         )
 

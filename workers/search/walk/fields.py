@@ -43,12 +43,12 @@ row keeps the array alive until the slot has ended. On a CUDA device addresses a
     REPS_DIMS,  # dimensions of a panel
     REPS_VECTORS,  # address, as VECTORS: the entry points' vectors, side by side
     REPS_CODES,  # address, uint8: and their codes; 0: none
-    REPS_WILD,  # address of a bit set, uint32: which of them pass whatever their code says; 0: none
+    REPS_OUTLIERS,  # address of a bit set, uint32: which of them pass whatever their code says; 0: none
     WHOLE,  # 1 where all rows that others have edges to are entry points: nothing is walked
     CODES,  # address, uint8 (linked rows, CODE_BYTES); 0: none
-    WILD,  # address of a bit set, uint32: rows that pass whatever their code says; 0: none
+    OUTLIERS,  # address of a bit set, uint32: rows that pass whatever their code says; 0: none
     CODE_BYTES,  # of a row's code; 0: none
-    RULER,  # address, float32: what codes stand for (`codes.py`)
+    QUANTIZER,  # address, float32: what codes stand for (`codes.py`)
     # the request
     QUERY,  # address, float32 (LENGTH,)
     ALLOWED,  # address of a bit set, uint32: rows that the filter allows; 0: all

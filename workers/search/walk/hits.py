@@ -22,7 +22,7 @@ from workers.search.walk import fields
 
 
 @inlined
-def are_apart(f: int) -> bool:
+def has_hit_list(f: int) -> bool:
     """Whether a search that has ended has its hits in `found`, not in its routing list."""
     return bool(get_i64(f, fields.SCREENED) or get_i64(f, fields.CHAIN))
 
@@ -30,18 +30,18 @@ def are_apart(f: int) -> bool:
 @kernel
 def unfold(f: int, keys: int, hits: int) -> None:
     """Put the rows of the routing list and their copies into the hits, nearest first."""
-    k, chain, kept = get_i64(f, fields.K), get_i64(f, fields.CHAIN), 0
+    k, chain, count = get_i64(f, fields.K), get_i64(f, fields.CHAIN), 0
     for place in range(get_i64(f, fields.TOP_M)):
         key = get_u64(keys, place) & ~FLAG
-        if key >= LIMIT or (kept == k and key >= get_u64(hits, k - 1)):
+        if key >= LIMIT or (count == k and key >= get_u64(hits, k - 1)):
             break
-        while kept < k or key < get_u64(hits, k - 1):
-            at = min(kept, k - 1)
+        while count < k or key < get_u64(hits, k - 1):
+            at = min(count, k - 1)
             while at > 0 and get_u64(hits, at - 1) > key:  # copies of a row that is as far
                 put_u64(hits, at, get_u64(hits, at - 1))
                 at -= 1
             put_u64(hits, at, key)
-            kept = min(kept + 1, k)
+            count = min(count + 1, k)
             following = get_u32(chain, row_of(key))
             if following == NOWHERE:
                 break
@@ -49,7 +49,7 @@ def unfold(f: int, keys: int, hits: int) -> None:
 
 
 @kernel
-def doubt(f: int, keys: int, hits: int) -> None:
+def drop_chance_hits(f: int, keys: int, hits: int) -> None:
     """Forget hits that were met by chance: too few of them are nearer than the list's end."""
     needed = get_i64(f, fields.NEEDED)
     if needed and get_u64(hits, needed - 1) > get_u64(keys, get_i64(f, fields.TOP_M) - 1):
@@ -58,7 +58,7 @@ def doubt(f: int, keys: int, hits: int) -> None:
 
 
 @inlined
-def offer(f: int, hits: int, k: int, key: Any, chain: int) -> None:
+def insert_hit(f: int, hits: int, k: int, key: Any, chain: int) -> None:
     """Insert a row into the hits, and those that a chain leads to from there, at an address, 0 for
     none. They come in ascending order, so the first that is too far is the last."""
     while key < (get_u64(hits, k - 1) & ~FLAG):

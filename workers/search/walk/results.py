@@ -9,7 +9,7 @@ from workers.search.kernels.jit import kernel
 from workers.search.kernels.keys import LIMIT, distance_of, row_of
 from workers.search.kernels.memory import address, get_i64, get_u64, put_f32, put_i64, put_u64
 from workers.search.walk import fields
-from workers.search.walk.hits import are_apart
+from workers.search.walk.hits import has_hit_list
 from workers.search.walk.slots import SlotRows
 
 # Rows, nearest first, and distances as kernels give them; keys of the whole routing list; extends;
@@ -27,26 +27,26 @@ class SlotReader:
     def __init__(self, slots: SlotRows) -> None:
         self._rows = address_of(slots.fields), slots.fields.strides[0]
         self._top = address_of(slots.top), slots.top.strides[0]
-        self._found = address_of(slots.found), slots.found.strides[0]
+        self._hit_keys = address_of(slots.hit_keys), slots.hit_keys.strides[0]
         self.read([0])  # compile here, not in somebody's event loop
 
-    def read(self, ended: Sequence[int]) -> list[SlotHits | None]:
+    def read(self, ended_slots: Sequence[int]) -> list[SlotHits | None]:
         """What slots found, whose rows are cleared then; None, and as it was, of a walk that found
         fewer hits than are wanted."""
-        slots = np.array(ended, _INT64)
-        hits, entries = _room(*self._rows, slots)
+        slots = np.array(ended_slots, _INT64)
+        hits, entries = _count_space(*self._rows, slots)
         rows, distances = np.empty(hits, _INT64), np.empty(hits, _FLOAT32)
-        keys, told = np.empty(entries, _UINT64), np.empty((len(slots), _COLUMNS), _INT64)
-        _read_all(*self._rows, *self._top, *self._found, slots, rows, distances, keys, told)
+        keys, summary = np.empty(entries, _UINT64), np.empty((len(slots), _COLUMNS), _INT64)
+        _read_all(*self._rows, *self._top, *self._hit_keys, slots, rows, distances, keys, summary)
         return [
             (rows[first:last], distances[first:last], keys[begin:end], extends, computed, is_scan)
             if is_scan >= 0 else None
-            for first, last, begin, end, extends, computed, is_scan in told.tolist()
+            for first, last, begin, end, extends, computed, is_scan in summary.tolist()
         ]  # fmt: skip
 
 
 @kernel
-def _room(base: int, row_bytes: int, slots: Array) -> tuple[int, int]:
+def _count_space(base: int, row_bytes: int, slots: Array) -> tuple[int, int]:
     """How many hits and keys some slots can have in all; address and strides of slots' rows."""
     hits, entries = 0, 0
     for i in range(len(slots)):
@@ -58,8 +58,8 @@ def _room(base: int, row_bytes: int, slots: Array) -> tuple[int, int]:
 
 @kernel
 def _read_all(
-    base: int, row_bytes: int, top: int, top_bytes: int, found: int, found_bytes: int, slots: Array,
-    rows: Array, distances: Array, keys: Array, told: Array,
+    base: int, row_bytes: int, top: int, top_bytes: int, hits: int, hits_bytes: int, slots: Array,
+    rows: Array, distances: Array, keys: Array, summary: Array,
 ) -> None:  # fmt: skip
     """Copy out what slots have found: addresses and strides of their rows and lists.
 
@@ -68,17 +68,17 @@ def _read_all(
     """
     hit, key = 0, 0
     for i in range(len(slots)):
-        slot, t = slots[i], address(told) + i * told.strides[0]
+        slot, t = slots[i], address(summary) + i * summary.strides[0]
         put_i64(t, 0, hit)
         put_i64(t, 2, key)
         f, lists = base + slot * row_bytes, top + slot * top_bytes
-        _read(f, lists, found + slot * found_bytes, t, rows, distances, keys)
+        _read(f, lists, hits + slot * hits_bytes, t, rows, distances, keys)
         hit, key = get_i64(t, 1), get_i64(t, 3)
 
 
 @kernel
 def _read(
-    f: int, top: int, found: int, t: int, rows: Array, distances: Array, keys: Array
+    f: int, top: int, hit_keys: int, t: int, rows: Array, distances: Array, keys: Array
 ) -> None:  # fmt: skip
     """One slot: hits are copied out and its row is cleared, if there are hits enough.
 
@@ -91,8 +91,8 @@ def _read(
     while entries < get_i64(f, fields.TOP_M) and get_u64(top, entries) < LIMIT:
         put_u64(address(keys), begin + entries, get_u64(top, entries))
         entries += 1
-    source, most = (found, k) if are_apart(f) else (top, min(k, entries))
-    while hits < most and get_u64(source, hits) < LIMIT:
+    source, limit = (hit_keys, k) if has_hit_list(f) else (top, min(k, entries))
+    while hits < limit and get_u64(source, hits) < LIMIT:
         put_i64(address(rows), first + hits, row_of(get_u64(source, hits)))
         put_f32(address(distances), first + hits, distance_of(get_u64(source, hits)))
         hits += 1

@@ -12,8 +12,8 @@ from workers.search.kernels.keys import insert, key_of
 from workers.search.kernels.memory import add_i64, get_f32, get_i64, prefetch_row, put_i64
 from workers.search.kernels.panels import NEAREST_MAX, PANEL_ROWS, choose, measure
 from workers.search.walk import fields
-from workers.search.walk.hits import offer
-from workers.search.walk.sift import sifted_tasks
+from workers.search.walk.hits import insert_hit
+from workers.search.walk.sift import prefilter_tasks
 from workers.search.walk.slots import ROWS_A_STEP
 
 AHEAD = 6  # rows that are on their way from memory
@@ -37,10 +37,10 @@ def seed(f: int, keys: int, hits: int, tasks: int) -> None:
 
 
 @inlined
-def _scan(f: int, keys: int, hits: int, listed: int, last: int, done: int, room: int) -> None:
+def _scan(f: int, keys: int, hits: int, listed: int, last: int, done_field: int, size: int) -> None:
     """Measure the next rows of a list of `last`, int64 at an address, 0: those without edges."""
     vectors, row_bytes = get_i64(f, fields.VECTORS), get_i64(f, fields.ROW_BYTES)
-    first, offset = get_i64(f, done), get_i64(f, fields.LOOSE_FIRST)
+    first, offset = get_i64(f, done_field), get_i64(f, fields.LOOSE_FIRST)
     last = min(last, first + ROWS_A_STEP)
     query, length = get_i64(f, fields.QUERY), get_i64(f, fields.LENGTH)
     metric, stored = get_i64(f, fields.METRIC), get_i64(f, fields.STORED)
@@ -49,8 +49,8 @@ def _scan(f: int, keys: int, hits: int, listed: int, last: int, done: int, room:
         if listed and i + AHEAD < last:
             prefetch_row(vectors + get_i64(listed, i + AHEAD) * row_bytes, row_bytes)
         key = key_of(distance(vectors + row * row_bytes, query, length, metric, stored), row)
-        _take(f, keys, hits, room, key)
-    put_i64(f, done, last)
+        _insert(f, keys, hits, size, key)
+    put_i64(f, done_field, last)
     add_i64(f, fields.DISTANCES, last - first)
 
 
@@ -59,7 +59,7 @@ def _enter(f: int, keys: int, hits: int, tasks: int) -> None:
     """Measure the next entry points, whose vectors stand side by side, or in panels."""
     reps, first = get_i64(f, fields.REPS), get_i64(f, fields.REPS_DONE)
     last = min(get_i64(f, fields.REPS_COUNT), first + ROWS_A_STEP)
-    room, total = max(get_i64(f, fields.ENTRIES), get_i64(f, fields.WARM_COUNT)), last - first
+    size, total = max(get_i64(f, fields.ENTRIES), get_i64(f, fields.WARM_COUNT)), last - first
     query, length = get_i64(f, fields.QUERY), get_i64(f, fields.LENGTH)
     metric, stored = get_i64(f, fields.METRIC), get_i64(f, fields.STORED)
     panels = get_i64(f, fields.REPS_PANELS)
@@ -70,32 +70,32 @@ def _enter(f: int, keys: int, hits: int, tasks: int) -> None:
         at = panels + 4 * dims * first  # a step begins with a panel
         measure(at, (total + PANEL_ROWS - 1) // PANEL_ROWS, query, dims, metric, tasks)
         if (
-            room <= NEAREST_MAX
+            size <= NEAREST_MAX
             and get_i64(f, fields.SCREENED) == 0
             and get_i64(f, fields.WARM_COUNT) == 0
         ):
-            choose(tasks, total, reps + 8 * first, keys, room)
+            choose(tasks, total, reps + 8 * first, keys, size)
             return
         for i in range(total):
             key = key_of(get_f32(tasks, i), get_i64(reps, first + i))
-            _take(f, keys, hits, room, key)
+            _insert(f, keys, hits, size, key)
         return
     vectors, row_bytes = get_i64(f, fields.REPS_VECTORS), get_i64(f, fields.ROW_BYTES)
     for i in range(total):
         put_i64(tasks, i, first + i)
     if get_i64(f, fields.REPS_CODES):
-        total = sifted_tasks(f, keys, hits, room, tasks, total, fields.REPS_CODES)
+        total = prefilter_tasks(f, keys, hits, size, tasks, total, fields.REPS_CODES)
     for task in range(total):
         i = get_i64(tasks, task)
-        far = distance(vectors + i * row_bytes, query, length, metric, stored)
-        _take(f, keys, hits, room, key_of(far, get_i64(reps, i)))
+        dist = distance(vectors + i * row_bytes, query, length, metric, stored)
+        _insert(f, keys, hits, size, key_of(dist, get_i64(reps, i)))
 
 
 @inlined
-def _take(f: int, keys: int, hits: int, room: int, key: Any) -> None:
+def _insert(f: int, keys: int, hits: int, size: int, key: Any) -> None:
     """Insert a row into the lists that it is near enough for; no `room`: into the hits alone."""
     if get_i64(f, fields.SCREENED):
         k = get_i64(f, fields.K)
-        offer(f, hits, k, key, get_i64(f, fields.CHAIN) if room > 0 else 0)
-    if room > 0:
-        insert(keys, room, key)
+        insert_hit(f, hits, k, key, get_i64(f, fields.CHAIN) if size > 0 else 0)
+    if size > 0:
+        insert(keys, size, key)

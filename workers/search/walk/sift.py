@@ -1,6 +1,6 @@
 """Drops rows whose codes say that no list of their slot would take them (`kernels/codes.py`)."""
 
-from workers.search.kernels.codes import sifted
+from workers.search.kernels.codes import prefilter
 from workers.search.kernels.jit import inlined
 from workers.search.kernels.keys import LIMIT, distance_of
 from workers.search.kernels.memory import get_i64, get_u64
@@ -11,17 +11,17 @@ CODED_QUERY = 8 * TASKS_MAX  # where it stands behind a slot's tasks
 
 
 @inlined
-def sifted_tasks(
-    f: int, keys: int, hits: int, room: int, tasks: int, total: int, codes: int
+def prefilter_tasks(
+    f: int, keys: int, hits: int, size: int, tasks: int, total: int, codes: int
 ) -> int:  # fmt: skip
     """How many tasks are left; each is a row of the codes in a field, and of the wild ones in the
     field behind it."""
-    last = get_u64(keys, room - 1)
+    last = get_u64(keys, size - 1)
     if get_i64(f, fields.SCREENED):
         last = max(last, get_u64(hits, get_i64(f, fields.K) - 1))
     if last >= LIMIT:
         return total
-    return sifted(
+    return prefilter(
         tasks, total, distance_of(last), get_i64(f, codes), get_i64(f, fields.CODE_BYTES),
         get_i64(f, codes + 1), tasks + CODED_QUERY, get_i64(f, fields.METRIC),
     )  # fmt: skip

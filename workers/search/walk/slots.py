@@ -29,13 +29,13 @@ class SlotRows:
     where the routing list does not have them, are uint64 keys, ascending, a row for each slot.
     """
 
-    def __init__(self, top: Array, found: Array) -> None:
-        self.count, self.top, self.found = len(top), top, found
+    def __init__(self, top: Array, hit_keys: Array) -> None:
+        self.count, self.top, self.hit_keys = len(top), top, hit_keys
         self.fields: Array = np.zeros((self.count, fields.COUNT), np.int64)
         self.addresses = row_addresses(self.fields)
 
 
-class Slots(SlotRows):
+class CpuSlots(SlotRows):
     """Room for `count` searches on cores, of at most `top_m_max` routing entries and `k_max` hits.
 
     `visited` is uint32, a table of rows that a walk has met; `tasks` is int64, rows that a slot is
@@ -59,13 +59,13 @@ def hash_places(top_m: int) -> int:
 
 
 @kernel
-def fill(row: int, like: int, query: Array, warm: int, warm_count: int) -> None:
+def fill(row: int, template: int, query: Array, warm: int, warm_count: int) -> None:
     """Make a slot's row like another, for a search of the first row of `query`, float32.
 
     `row` and `like` are addresses of rows of `fields.COUNT` int64, `warm` of `warm_count` int64.
     """
     for field in range(fields.COUNT):
-        put_i64(row, field, get_i64(like, field))
+        put_i64(row, field, get_i64(template, field))
     put_i64(row, fields.QUERY, address(query))
     put_i64(row, fields.WARM, warm)
     put_i64(row, fields.WARM_COUNT, warm_count)

@@ -49,9 +49,9 @@ from workers.search.kernels.memory import (
     put_u64,
 )
 from workers.search.walk import fields
-from workers.search.walk.hits import are_apart, doubt, offer, unfold
+from workers.search.walk.hits import drop_chance_hits, has_hit_list, insert_hit, unfold
 from workers.search.walk.seeds import AHEAD, seed
-from workers.search.walk.sift import CODED_QUERY, sifted_tasks
+from workers.search.walk.sift import CODED_QUERY, prefilter_tasks
 
 _SCATTER, _40 = np.uint64(0x9E3779B97F4A7C15), np.uint64(40)
 _ROWS_AHEAD = 12  # of those that codes let through
@@ -60,7 +60,7 @@ _INFINITY = np.float32(np.inf)
 
 @kernel
 def advance(
-    rows: Array, top: Array, found: Array, visited: Array, active: Array, count: int, tasks: Array,
+    rows: Array, top: Array, hit_keys: Array, visited: Array, active: Array, count: int, tasks: Array,
     finished: Array, extends_max: int, attention: Array,
 ) -> tuple[int, int]:  # fmt: skip
     """Up to `extends_max` extends of the first `count` slots in `active`.
@@ -72,87 +72,87 @@ def advance(
     address of a slot's row, `keys` of its routing list, `hits` of its `found`, `seen` of its
     visited table and `tasks` of its tasks.
     """
-    ended, extends = 0, 0
+    ended_count, extends = 0, 0
     while extends < extends_max:
         extends += 1
         for i in range(count):
-            f, keys, hits, seen, work = _places(rows, top, found, visited, tasks, active[i])
+            f, keys, hits, table, work = _places(rows, top, hit_keys, visited, tasks, active[i])
             put_i64(f, fields.TASKS, -1)
             if get_i64(f, fields.STATUS) == fields.FRESH:
-                _clear(f, keys, hits, seen, work)
+                _clear(f, keys, hits, table, work)
             if get_i64(f, fields.STATUS) == fields.WALKING:
-                _expand(f, keys, seen, work)
+                _expand(f, keys, table, work)
             else:
                 seed(f, keys, hits, work)
-                _seeded(f, keys, seen)
+                _end_seeding(f, keys, table)
         for i in range(count):
-            f, keys, hits, seen, work = _places(rows, top, found, visited, tasks, active[i])
+            f, keys, hits, table, work = _places(rows, top, hit_keys, visited, tasks, active[i])
             if get_i64(f, fields.CODES) and get_i64(f, fields.TASKS) > 0:
-                _sift(f, keys, hits, work)
+                _prefilter(f, keys, hits, work)
         for i in range(count):
-            f, keys, hits, seen, work = _places(rows, top, found, visited, tasks, active[i])
+            f, keys, hits, table, work = _places(rows, top, hit_keys, visited, tasks, active[i])
             if get_i64(f, fields.TASKS) >= 0:
                 _merge(f, keys, hits, work)
             if get_i64(f, fields.STATUS) == fields.DONE:
                 if get_i64(f, fields.CHAIN) and get_i64(f, fields.SCREENED) == 0:
                     unfold(f, keys, hits)
-                doubt(f, keys, hits)
-                if not _fed(f, keys, hits):
-                    finished[ended] = active[i]
-                    ended += 1
-        if ended > 0 or attention[0] != 0:
+                drop_chance_hits(f, keys, hits)
+                if not _take_next_query(f, keys, hits):
+                    finished[ended_count] = active[i]
+                    ended_count += 1
+        if ended_count > 0 or attention[0] != 0:
             break
-    return ended, extends
+    return ended_count, extends
 
 
 @inlined
-def _places(rows: Array, top: Array, found: Array, visited: Array, tasks: Array, slot: int) -> Any:
+def _places(rows: Array, top: Array, hits: Array, visited: Array, tasks: Array, slot: int) -> Any:
     """Addresses of what a slot has: its row, and its row of each other array."""
     return (
         address(rows) + slot * rows.strides[0], address(top) + slot * top.strides[0],
-        address(found) + slot * found.strides[0], address(visited) + slot * visited.strides[0],
+        address(hits) + slot * hits.strides[0], address(visited) + slot * visited.strides[0],
         address(tasks) + slot * tasks.strides[0],
     )  # fmt: skip
 
 
 @kernel
-def _clear(f: int, keys: int, hits: int, seen: int, tasks: int) -> None:
+def _clear(f: int, keys: int, hits: int, table: int, tasks: int) -> None:
     """Make an admitted slot ready for its first step."""
     for i in range(get_i64(f, fields.TOP_M)):
         put_u64(keys, i, EMPTY)
     for i in range(get_i64(f, fields.K)):
         put_u64(hits, i, EMPTY)
     for i in range((get_i64(f, fields.HASH_MASK) + 1) >> 1):
-        put_u64(seen, i, EMPTY)
+        put_u64(table, i, EMPTY)
     for field in range(fields.NEXT, fields.LOOSE_DONE + 1):
         put_i64(f, field, 0)
     put_i64(f, fields.STATUS, fields.SEEDING)
     if get_i64(f, fields.CODES):
         encode_query(
-            get_i64(f, fields.QUERY), get_i64(f, fields.RULER), get_i64(f, fields.LENGTH),
+            get_i64(f, fields.QUERY), get_i64(f, fields.QUANTIZER), get_i64(f, fields.LENGTH),
             get_i64(f, fields.METRIC), tasks + CODED_QUERY, tasks,
         )  # fmt: skip
 
 
 @kernel
-def _fed(f: int, keys: int, hits: int) -> bool:
+def _take_next_query(f: int, keys: int, hits: int) -> bool:
     """Hand the slot's result to its feed and take the next query, if it has one."""
     feed, k = get_i64(f, fields.FEED), get_i64(f, fields.K)
     if feed == 0:
         return False
     source, limit = keys, get_i64(f, fields.TOP_M)
-    if are_apart(f):
+    if has_hit_list(f):
         source, limit = hits, k
     place = get_i64(f, fields.FEED_PLACE) * k
-    rows, far = get_i64(feed, fields.FEED_ROWS), get_i64(feed, fields.FEED_DISTANCES)
+    rows, distances = get_i64(feed, fields.FEED_ROWS), get_i64(feed, fields.FEED_DISTANCES)
     for i in range(k):
         key = get_u64(source, i) if i < limit else EMPTY
         if key >= LIMIT:
             put_i64(rows, place + i, -1)
-            put_f32(far, place + i, _INFINITY)
+            put_f32(distances, place + i, _INFINITY)
         else:
             put_i64(rows, place + i, row_of(key))
-            put_f32(far, place + i, distance_of(key))
+            put_f32(distances, place + i, distance_of(key))
     add_i64(feed, fields.FEED_EXTENDS, get_i64(f, fields.EXTENDS))
     add_i64(feed, fields.FEED_COMPUTED, get_i64(f, fields.DISTANCES))
     place = get_i64(feed, fields.FEED_NEXT)
@@ -167,7 +167,7 @@ def _fed(f: int, keys: int, hits: int) -> bool:
 
 
 @kernel
-def _seeded(f: int, keys: int, seen: int) -> None:
+def _end_seeding(f: int, keys: int, table: int) -> None:
     """Whether the slot has more lists, walks, or is done."""
     if get_i64(f, fields.LIST_COUNT) > 0:
         if get_i64(f, fields.LIST_DONE) >= get_i64(f, fields.LIST_COUNT):
@@ -187,14 +187,14 @@ def _seeded(f: int, keys: int, seen: int) -> None:
     for place in range(m):  # the walk has met these; what fell out of the list may come again
         key = get_u64(keys, place)
         if key < LIMIT:
-            _visit(seen, mask, np.uint32(row_of(key)))
+            _visit(table, mask, np.uint32(row_of(key)))
     _settle(f, keys, 0, m)
     if get_i64(f, fields.STATUS) != fields.DONE:
         put_i64(f, fields.STATUS, fields.WALKING)
 
 
 @kernel
-def _expand(f: int, keys: int, seen: int, tasks: int) -> None:
+def _expand(f: int, keys: int, table: int, tasks: int) -> None:
     """Mark the nearest unexpanded entries as expanded; their neighbours that are new are tasks."""
     m, width, degree = (
         get_i64(f, fields.TOP_M), get_i64(f, fields.WIDTH), get_i64(f, fields.DEGREE)
@@ -221,7 +221,7 @@ def _expand(f: int, keys: int, seen: int, tasks: int) -> None:
                     break
                 put_i64(tasks, total, np.int64(row))
                 prefetch_row(codes + np.int64(row) * code_bytes, code_bytes)  # none: no bytes
-                total += _visit(seen, np.uint64(mask), row)
+                total += _visit(table, np.uint64(mask), row)
         place += 1
     put_i64(f, fields.PLACE, place)
     put_i64(f, fields.TASKS, total)
@@ -240,10 +240,10 @@ def _request(f: int, tasks: int, count: int) -> None:
 
 
 @kernel
-def _sift(f: int, keys: int, hits: int, tasks: int) -> None:
+def _prefilter(f: int, keys: int, hits: int, tasks: int) -> None:
     """Drop the tasks whose codes say that no list would take them."""
     m, total = get_i64(f, fields.TOP_M), get_i64(f, fields.TASKS)
-    total = sifted_tasks(f, keys, hits, m, tasks, total, fields.CODES)
+    total = prefilter_tasks(f, keys, hits, m, tasks, total, fields.CODES)
     put_i64(f, fields.TASKS, total)
     _request(f, tasks, min(total, _ROWS_AHEAD))
 
@@ -263,7 +263,7 @@ def _merge(f: int, keys: int, hits: int, tasks: int) -> None:
         row = get_i64(tasks, i)
         key = key_of(distance(vectors + row * row_bytes, query, length, metric, stored), row)
         if screened:
-            offer(f, hits, k, key, get_i64(f, fields.CHAIN))
+            insert_hit(f, hits, k, key, get_i64(f, fields.CHAIN))
         at = insert(keys, m, key)
         if at >= 0:
             lowest = min(lowest, at)
@@ -276,11 +276,11 @@ def _merge(f: int, keys: int, hits: int, tasks: int) -> None:
 
 
 @inlined
-def _visit(seen: int, mask: Any, row: Any) -> bool:
+def _visit(table: int, mask: Any, row: Any) -> bool:
     """Whether a row is met for the first time, as far as the table tells."""
     place = np.intp(((np.uint64(row) * _SCATTER) >> _40) & mask)
-    new: bool = get_u32(seen, place) != row
-    put_u32(seen, place, row)
+    new: bool = get_u32(table, place) != row
+    put_u32(table, place, row)
     return new
 
 

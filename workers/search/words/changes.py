@@ -14,7 +14,7 @@ from workers.search.words.texts import PassageText
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class DocumentChange:
     """What happened to a document; none is left of it where `document` is None."""
 
     collection: str
@@ -23,7 +23,7 @@ class Change:
     offset: int = 0
     floor: int = -1  # where it was last no text, before it became text in the same batch
 
-    def after(self, before: "Change | None") -> "Change":
+    def after(self, before: "DocumentChange | None") -> "DocumentChange":
         """The same, where another change of the document comes before it in a batch."""
         if before is None or not self.is_text:
             return self
@@ -45,41 +45,41 @@ class PassagesChange:
     read_to: int = 0  # of `documents`, in the document's partition
 
 
-AnyChange = TypeVar("AnyChange", Change, PassagesChange)
-Failed = list[tuple[AnyChange, TriviumError]]
+AnyChange = TypeVar("AnyChange", DocumentChange, PassagesChange)
+Failures = list[tuple[AnyChange, TriviumError]]
 
 
-def grouped(changes: Iterable[AnyChange]) -> Mapping[str, list[AnyChange]]:
+def group_by_collection(changes: Iterable[AnyChange]) -> Mapping[str, list[AnyChange]]:
     """By collection; the last one of each document."""
-    last = {(each.collection, each.document_id): each for each in changes}
+    last = {(change.collection, change.document_id): change for change in changes}
     by_collection: dict[str, list[AnyChange]] = {}
     for change in last.values():
         by_collection.setdefault(change.collection, []).append(change)
     return by_collection
 
 
-def texts_of(found: Passages) -> list[PassageText]:
+def texts_of(passages: Passages) -> list[PassageText]:
     """What is kept of each passage."""
-    named = metadata_of(found.metadata)
-    source = next((named[each] for each in ("source", "path", "url") if each in named), "")
-    title = named.get("title", "")
+    metadata = metadata_of(passages.metadata)
+    source = next((metadata[field] for field in ("source", "path", "url") if field in metadata), "")
+    title = metadata.get("title", "")
     return [
         PassageText(
-            document_id=found.document_id,
+            document_id=passages.document_id,
             number=number,
             start=chunk.start,
             text=chunk.text,
             tokens=chunk.tokens,
-            title=_spelled(title),
-            source=_spelled(source),
-            offset=found.documents_offset,
-            content=found.content_hash,
+            title=_as_text(title),
+            source=_as_text(source),
+            offset=passages.documents_offset,
+            content=passages.content_hash,
         )
-        for number, chunk in enumerate(found.chunks)
+        for number, chunk in enumerate(passages.chunks)
     ]
 
 
-def _spelled(value: Value | list[Value]) -> str:
+def _as_text(value: Value | list[Value]) -> str:
     return ", ".join(map(str, values_of(value)))
 
 

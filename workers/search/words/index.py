@@ -14,7 +14,7 @@ from typing import Any
 
 import tantivy
 
-from workers.search.words.terms import terms_asked, terms_of
+from workers.search.words.terms import query_terms, terms_of
 
 TERMS_MAX = 64  # of a search: the rarest
 _HEAP_BYTES = 15_000_000  # of a writer, of which one is open only during a change
@@ -24,7 +24,7 @@ _GROWN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class AllowedPassages:
     """Which passages may be found: by a test, and as a list where they are few."""
 
     holds: Callable[[bytes], bool]
@@ -65,9 +65,9 @@ class WordIndex:
         state = self._state
         return 1 - len(state.number_of) / len(state.ids) if state.ids else 0.0
 
-    def change(self, gone: Iterable[bytes], texts: Mapping[bytes, str]) -> None:
+    def change(self, deleted_ids: Iterable[bytes], texts: Mapping[bytes, str]) -> None:
         """Take passages away and add others, in place of those that have these ids. Blocks."""
-        _write(self._state, gone, texts)
+        _write(self._state, deleted_ids, texts)
 
     def compact(self, texts: Mapping[bytes, str]) -> None:
         """Begin anew with these passages. Blocks; searches meanwhile find what there was."""
@@ -76,7 +76,7 @@ class WordIndex:
         self._state = state
 
     def search(
-        self, text: str, depth: int, allowed: Allowed | None = None
+        self, text: str, depth: int, allowed: AllowedPassages | None = None
     ) -> list[tuple[bytes, float]]:
         """The best passages for a text and their scores, equal scores in order of ids."""
         state = self._state
@@ -92,21 +92,21 @@ class WordIndex:
         while True:
             hits = searcher.search(query, limit, count=False).hits
             numbers = searcher.fast_field_values("number", [place for _, place in hits])
-            found = [
+            matches = [
                 (state.ids[number], round(score, _DIGITS))
                 for (score, _), number in zip(hits, numbers, strict=True)
                 if allowed is None or allowed.holds(state.ids[number])
             ]
             # What comes next may be as good as the last one that is wanted, with a smaller id.
             if len(hits) < limit or (
-                len(found) > depth and found[depth - 1][1] > round(hits[-1][0], _DIGITS)
+                len(matches) > depth and matches[depth - 1][1] > round(hits[-1][0], _DIGITS)
             ):
-                return sorted(found, key=lambda each: (-each[1], each[0]))[:depth]
+                return sorted(matches, key=lambda match: (-match[1], match[0]))[:depth]
             limit *= _GROWN
 
 
 def _query(searcher: Any, text: str) -> Any:
-    terms = terms_asked(text)
+    terms = query_terms(text)
     if len(terms) > TERMS_MAX:
         terms.sort(key=lambda term: (searcher.doc_freq("terms", term), term))
     parts = [
@@ -119,10 +119,10 @@ def _query(searcher: Any, text: str) -> Any:
 
 
 def _within(query: Any, state: _State, listed: Sequence[bytes]) -> Any:
-    numbers = [state.number_of[each] for each in listed if each in state.number_of]
+    numbers = [state.number_of[row_id] for row_id in listed if row_id in state.number_of]
     inside = tantivy.Query.term_set_query(_schema(), "number", numbers)
     must = [tantivy.Query.const_score_query(inside, 0.0), query]
-    return tantivy.Query.boolean_query([(tantivy.Occur.Must, each) for each in must])
+    return tantivy.Query.boolean_query([(tantivy.Occur.Must, clause) for clause in must])
 
 
 def listed_or_none(count: int, ids: Callable[[], Sequence[bytes]]) -> Sequence[bytes] | None:
@@ -130,8 +130,12 @@ def listed_or_none(count: int, ids: Callable[[], Sequence[bytes]]) -> Sequence[b
     return ids() if count <= _LISTED_MAX else None
 
 
-def _write(state: _State, gone: Iterable[bytes], texts: Mapping[bytes, str]) -> None:
-    dead = [state.number_of.pop(each) for each in {*gone, *texts} if each in state.number_of]
+def _write(state: _State, deleted_ids: Iterable[bytes], texts: Mapping[bytes, str]) -> None:
+    dead = [
+        state.number_of.pop(row_id)
+        for row_id in {*deleted_ids, *texts}
+        if row_id in state.number_of
+    ]
     if not dead and not texts:
         return
     if state.index is None:
@@ -139,10 +143,10 @@ def _write(state: _State, gone: Iterable[bytes], texts: Mapping[bytes, str]) -> 
     writer = state.index.writer(heap_size=_HEAP_BYTES, num_threads=1)
     for number in dead:
         writer.delete_documents_by_term("number", number)
-    for each, text in texts.items():
+    for row_id, text in texts.items():
         number = len(state.ids)
-        state.ids.append(each)
-        state.number_of[each] = number
+        state.ids.append(row_id)
+        state.number_of[row_id] = number
         writer.add_document(tantivy.Document(number=number, terms=" ".join(terms_of(text))))
     writer.commit()
     writer.wait_merging_threads()

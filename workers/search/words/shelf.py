@@ -17,7 +17,7 @@ _FLOORS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PassageSet:
     """The passages of a document."""
 
     offset: int  # of the document on `documents`
@@ -25,47 +25,47 @@ class Held:
 
 
 @dataclass(slots=True)
-class Shelf:
+class PassageStore:
     """Of one collection; rows are the index's."""
 
     words: WordIndex = field(default_factory=WordIndex)
     embedder: str = ""  # of the passages that are held
     documents: int = 0  # of which passages are held
     passages: int = 0
-    _live: dict[str, Held | None] = field(default_factory=dict)
+    _live: dict[str, PassageSet | None] = field(default_factory=dict)
     _floors: dict[str, int] = field(default_factory=dict)  # offsets of what was no text
-    _gone: set[bytes] = field(default_factory=set)
-    _added: dict[bytes, str] = field(default_factory=dict)
+    _deleted_ids: set[bytes] = field(default_factory=set)
+    _added_texts: dict[bytes, str] = field(default_factory=dict)
 
     @property
-    def is_bare(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether no document lives as text."""
         return not self._live
 
     def waiting(self) -> list[str]:
         """Documents that live as text, and of which no row tells."""
         live = list(self._live.items())
-        return [each for each, held in live if held is None or not held.count]
+        return [name for name, passages in live if passages is None or not passages.count]
 
-    def held(self, document_id: str) -> Held | None:
+    def passages_of(self, document_id: str) -> PassageSet | None:
         """What is held of a document."""
         return self._live.get(document_id)
 
     def rows(self, document_id: str) -> list[bytes]:
         """Ids of its passages."""
-        held = self._live.get(document_id)
-        return [row_id(document_id, number) for number in range(held.count if held else 0)]
+        passages = self._live.get(document_id)
+        return [row_id(document_id, number) for number in range(passages.count if passages else 0)]
 
-    def lives(self, document_id: str) -> None:
+    def add_document(self, document_id: str) -> None:
         """It is text, by its last record."""
         self._live.setdefault(document_id, None)
 
     def is_newer(self, document_id: str, offset: int) -> bool:
         """Whether passages are held that are newer than a record at this offset."""
-        held = self._live.get(document_id)
-        return held is not None and held.offset > offset
+        passages = self._live.get(document_id)
+        return passages is not None and passages.offset > offset
 
-    def ends(self, document_id: str, offset: int) -> None:
+    def end_document(self, document_id: str, offset: int) -> None:
         """It is no text any more, from this offset on; its passages are the caller's to drop."""
         self._drop(document_id)
         if document_id not in self._live and document_id not in self._floors:
@@ -76,7 +76,7 @@ class Shelf:
         if len(self._floors) > _FLOORS_MAX:
             del self._floors[next(iter(self._floors))]
 
-    def takes(self, document_id: str, offset: int, read_to: int) -> bool:
+    def accepts(self, document_id: str, offset: int, read_to: int) -> bool:
         """Whether passages of this offset count; `documents` was read up to `read_to`."""
         if offset <= self._floors.get(document_id, -1) or self.is_newer(document_id, offset):
             return False
@@ -85,9 +85,9 @@ class Shelf:
     def put(self, document_id: str, offset: int, embedder: str, texts: Mapping[bytes, str]) -> None:
         """Its passages are these and no others."""
         self._drop(document_id)
-        self._live[document_id] = Held(offset, len(texts))
+        self._live[document_id] = PassageSet(offset, len(texts))
         self._count(1, len(texts))
-        self._added |= texts
+        self._added_texts |= texts
         self.embedder = embedder if self.passages else ""
 
     def drop(self, document_id: str) -> None:
@@ -98,27 +98,27 @@ class Shelf:
 
     def _drop(self, document_id: str) -> None:
         rows = self.rows(document_id)
-        for each in rows:
-            self._added.pop(each, None)
-        self._gone.update(rows)
+        for passage_id in rows:
+            self._added_texts.pop(passage_id, None)
+        self._deleted_ids.update(rows)
         self._count(-1, -len(rows))
         self.embedder = self.embedder if self.passages else ""
 
-    def known(self, document_id: str, offset: int, count: int) -> None:
+    def restore(self, document_id: str, offset: int, count: int) -> None:
         """As a snapshot tells; words are told on their own."""
-        self._live[document_id] = Held(offset, count)
+        self._live[document_id] = PassageSet(offset, count)
         self._count(1, count)
 
     def _count(self, documents: int, passages: int) -> None:
         self.documents += documents if passages else 0
         self.passages += passages
 
-    def with_passages(self) -> Iterator[str]:
+    def documents_with_passages(self) -> Iterator[str]:
         """Documents of which passages are held."""
-        return iter([each for each, held in self._live.items() if held is not None])
+        return iter([name for name, passages in self._live.items() if passages is not None])
 
     def flush(self) -> None:
         """Words are found from now on as passages are. Blocks."""
-        gone, added = self._gone, self._added
-        self._gone, self._added = set(), {}
-        self.words.change(gone, added)
+        deleted_ids, added_texts = self._deleted_ids, self._added_texts
+        self._deleted_ids, self._added_texts = set(), {}
+        self.words.change(deleted_ids, added_texts)

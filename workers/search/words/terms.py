@@ -41,16 +41,16 @@ _SAME = {
 
 
 def _folds() -> dict[int, str | None]:
-    found: dict[int, str | None] = dict.fromkeys((*_HEBREW_POINTS, *_ARABIC_SIGNS))
-    found |= {ord(letter): same for letter, same in _SAME.items()}
+    folds: dict[int, str | None] = dict.fromkeys((*_HEBREW_POINTS, *_ARABIC_SIGNS))
+    folds |= {ord(letter): same for letter, same in _SAME.items()}
     for code in (*range(0x370, 0x400), *range(0x1F00, 0x2000)):  # Greek
         bare = unicodedata.normalize("NFD", chr(code))[0]
         if bare != chr(code) and bare.isalpha():
-            found[code] = bare
+            folds[code] = bare
     for code in range(0x660, 0x1E960):
         if (digit := unicodedata.decimal(chr(code), None)) is not None:
-            found[code] = str(digit)
-    return found
+            folds[code] = str(digit)
+    return folds
 
 
 _FOLDS = _folds()
@@ -62,23 +62,23 @@ def terms_of(text: str) -> list[str]:
     return _terms(text, singles=True)
 
 
-def terms_asked(text: str) -> list[str]:
+def query_terms(text: str) -> list[str]:
     """The terms of what is searched for, each once, in order."""
     return list(dict.fromkeys(_terms(text, singles=False)))
 
 
 def _terms(text: str, *, singles: bool) -> list[str]:
     if text.isascii():
-        return [each[:TERM_CHARS_MAX] for each in _PLAIN.findall(text.lower())]
-    found: list[str] = []
+        return [term[:TERM_CHARS_MAX] for term in _PLAIN.findall(text.lower())]
+    terms: list[str] = []
     for dense, sign, word in _TERM.findall(_folded(text)):
         if dense:
-            found += [dense[at : at + 2] for at in range(len(dense) - 1)]
+            terms += [dense[at : at + 2] for at in range(len(dense) - 1)]
             if singles or len(dense) == 1:
-                found += dense
+                terms += dense
         else:
-            found.append((sign or word)[:TERM_CHARS_MAX])
-    return found
+            terms.append((sign or word)[:TERM_CHARS_MAX])
+    return terms
 
 
 def _folded(text: str) -> str:

@@ -36,11 +36,11 @@ class PassageText:
         """Its id in the index: bytes, so that no document that came with a vector has it."""
         return row_id(self.document_id, self.number)
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """As bytes."""
-        named = (self.document_id, self.title, self.source, self.content)
-        names = [each[:NAME_CHARS_MAX] for each in named]
-        parts = [each.encode(errors="replace") for each in (*names, self.text)]
+        name_fields = (self.document_id, self.title, self.source, self.content)
+        names = [name[:NAME_CHARS_MAX] for name in name_fields]
+        parts = [part.encode(errors="replace") for part in (*names, self.text)]
         head = _HEAD.pack(_FORM, self.offset, self.number, self.start, *map(len, parts))
         return b"".join([head, *parts, self.tokens])
 
@@ -58,7 +58,7 @@ class PassageText:
         )
 
 
-def unpacked(payload: bytes) -> PassageText:
+def unpack(payload: bytes) -> PassageText:
     """Inverse of `packed`; raises ValueError for what nobody packed."""
     is_former = not payload.startswith(_FORM)
     try:
@@ -92,7 +92,7 @@ def payload_of_text(document_id: str, text: str) -> bytes:
         document_id=document_id, number=0, start=0, text=text, tokens=b"", title="", source="",
         offset=0, content="",
     )  # fmt: skip
-    return passage.packed()
+    return passage.pack()
 
 
 def row_id(document_id: str, number: int) -> bytes:
@@ -105,6 +105,6 @@ def passages_of(index: Index) -> Iterator[PassageText]:
     none.
     """
     rows = index.rows
-    for each, row in rows.row_of.items():
-        if isinstance(each, bytes) and (payload := rows.payloads[row]):
-            yield unpacked(payload)
+    for external, row in rows.row_of.items():
+        if isinstance(external, bytes) and (payload := rows.payloads[row]):
+            yield unpack(payload)

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from infra.bench.results import median, number
 from workers.search.cuda import feeds
-from workers.search.cuda.batch import Batch, BatchSettings
-from workers.search.cuda.device import Device, Launch, Memory
+from workers.search.cuda.batch import BatchSettings, DeviceBatch
+from workers.search.cuda.device import Device, DeviceMemory, Launch
 from workers.search.index import inputs
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
@@ -44,7 +44,7 @@ class Timed:
         self._device, self.multiprocessors = device, device.multiprocessors
         self.taken_ms: dict[str, list[float]] = {}
 
-    def memory(self, size_bytes: int) -> Memory:
+    def memory(self, size_bytes: int) -> DeviceMemory:
         return self._device.memory(size_bytes)
 
     def pinned(self, size_bytes: int) -> Array:
@@ -53,8 +53,8 @@ class Timed:
     def copy(self, target: int, source: int, size_bytes: int) -> None:
         self._device.copy(target, source, size_bytes)
 
-    def beside(self, launch: Launch) -> None:
-        self._device.beside(launch)
+    def run_now(self, launch: Launch) -> None:
+        self._device.run_now(launch)
 
     def graph(self, launches: Sequence[Launch]) -> "TimedGraph":
         return TimedGraph(self, tuple(launches))
@@ -87,9 +87,9 @@ def kernels(
     copied_ms = [device.copy_ms(_COPY_BYTES, _COPIES) for _ in range(_COPY_REPEATS)]
     copied = [2 * _COPY_BYTES * _COPIES / each / 1e6 for each in copied_ms]
     timed, view = Timed(device), index.view()
-    batch = Batch(timed, settings)
+    batch = DeviceBatch(timed, settings)
     some = queries[: _QUERIES_OF_A_PLACE * batch.places]
-    feeds.search_all(batch, effort, inputs.prepared(some, view.dim, view.metric), view)
+    feeds.search_all(batch, effort, inputs.prepare(some, view.dim, view.metric), view)
     walked_ms = sum(timed.taken_ms["walk"])
     total_ms = sum(map(sum, timed.taken_ms.values()))
     read_gb_per_s = batch.tasks * view.vectors.strides[0] / walked_ms / 1e6

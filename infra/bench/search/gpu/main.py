@@ -22,7 +22,7 @@ from infra.bench.search.options import Progress
 from infra.bench.search.systems import OURS, OperatingPoint, at_recall
 from schemas.errors import ConfigError
 from workers.search.cuda import builder, feeds
-from workers.search.cuda.batch import Batch, BatchSettings
+from workers.search.cuda.batch import BatchSettings, DeviceBatch
 from workers.search.cuda.cuvs_graph import Cagra
 from workers.search.cuda.launch import reason_against
 from workers.search.engine import backend
@@ -97,18 +97,18 @@ def _built(rows: Array, graph_of: GraphOf, seed: int) -> tuple[Index, float]:
     return Index.build(rows, seed=seed, degree=DEGREE, graph_of=timed), graph_s
 
 
-def agrees(scene: Scene, batch: Batch) -> dict[str, Any]:
+def agrees(scene: Scene, batch: DeviceBatch) -> dict[str, Any]:
     """Part 1: whether device and cores find the same rows at the same distances."""
     options, view = scene.options, scene.index.view()
     effort = Effort(k=K, top_m=64, width=options.width)
-    queries = inputs.prepared(scene.queries[: options.checked], view.dim, view.metric)
+    queries = inputs.prepare(scene.queries[: options.checked], view.dim, view.metric)
     cores = bulk.search_all(effort, queries, view)
     device = feeds.search_all(batch, effort, queries, view)
     same = (cores.rows == device.rows).all(1) & (cores.distances == device.distances).all(1)
     return {"queries": len(queries), "equal": int(same.sum())}
 
 
-def speed(scene: Scene, batch: Batch) -> dict[str, Any]:
+def speed(scene: Scene, batch: DeviceBatch) -> dict[str, Any]:
     """Part 2: queries per second of one call. Ours are in host memory, cuVS's on the device."""
     options = scene.options
     systems: dict[str, Search] = {OURS: _ours(scene, batch, scene.index)}
@@ -127,9 +127,9 @@ def speed(scene: Scene, batch: Batch) -> dict[str, Any]:
     return {"at_recall": _at_recalls(curves), "curves": _medians(curves), "graph_s": graph_s}
 
 
-def _ours(scene: Scene, batch: Batch, index: Index) -> Search:
+def _ours(scene: Scene, batch: DeviceBatch, index: Index) -> Search:
     options, view = scene.options, index.view()
-    prepared = inputs.prepared(scene.queries, view.dim, view.metric)
+    prepared = inputs.prepare(scene.queries, view.dim, view.metric)
 
     def search(top_m: int) -> Array:
         effort = Effort(k=K, top_m=top_m, width=options.width)
@@ -138,7 +138,7 @@ def _ours(scene: Scene, batch: Batch, index: Index) -> Search:
     return search
 
 
-def _add_cuvs(scene: Scene, batch: Batch, systems: dict[str, Search]) -> dict[str, float]:
+def _add_cuvs(scene: Scene, batch: DeviceBatch, systems: dict[str, Search]) -> dict[str, float]:
     """CAGRA with each number of random entry points on its own graph and on ours, and our engine on
     CAGRA's graph; the seconds that the graph took. Nothing where cuVS is missing.
     """
@@ -210,7 +210,7 @@ def _medians(curves: dict[str, list[list[OperatingPoint]]]) -> dict[str, Any]:
 def measure(options: GpuOptions, device: Stopwatch, progress: Progress) -> dict[str, Any]:
     """Figures by part."""
     scene = Scene.made(options, device, progress)
-    batch = Batch(device, options.batch)
+    batch = DeviceBatch(device, options.batch)
     figures: dict[str, Any] = {"device": device.name, "ids": agrees(scene, batch)}
     figures["speed"] = speed(scene, batch)
     progress("single searches, one after the other and from many callers")

@@ -38,7 +38,7 @@ from workers.search.service.feed.documents import DocumentFollower
 from workers.search.service.settings import RetrievalSettings
 from workers.search.service.upkeep import Upkeep
 from workers.search.service.worker import SWITCH_S
-from workers.search.words.changes import Change
+from workers.search.words.changes import DocumentChange
 
 SEARCH_SHARE = 0.7
 _CORES = 2
@@ -158,7 +158,7 @@ async def _measured(options: Options, progress: Progress) -> dict[str, Any]:
 
 
 async def _step(
-    options: Options, held: Collections, callers: _Callers, changes: Sequence[Change],
+    options: Options, held: Collections, callers: _Callers, changes: Sequence[DocumentChange],
     before: _Phase | None,
 ) -> tuple[dict[str, Any], _Phase]:  # fmt: skip
     """Rows come while callers ask, then these ask alone; also the latter."""
@@ -174,8 +174,8 @@ async def _step(
         for part in parts:
             await asyncio.sleep(began_s + fed / options.ingest_per_s - time.monotonic())
             fed += len(part)
-            await held.room()
-            async with held.turn:
+            await held.wait_for_room()
+            async with held.change_lock:
                 await asyncio.to_thread(held.apply, part)
     came = index.rows.count - count
     assert held.linked is not None
@@ -200,10 +200,10 @@ async def _step(
     }, alone
 
 
-def _changes(vectors: Array, first: int) -> list[Change]:
+def _changes(vectors: Array, first: int) -> list[DocumentChange]:
     """Documents as they are read from the log."""
     return [
-        Change(_NAME, str(number), Document(
+        DocumentChange(_NAME, str(number), Document(
             document_id=str(number), collection=_NAME, vector=pack_vector(vector), at_ms=0,
             metadata=f'{{"part": "{number % _LABELS}"}}',
         ))

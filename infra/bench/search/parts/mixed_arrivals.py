@@ -17,7 +17,7 @@ from infra.bench.results import median, percentiles
 from infra.bench.search.parts.mixed_servers import BATCH, THREADS, TOP_M, Server
 from schemas.errors import TriviumError
 from schemas.log.clock import wall_ms
-from workers.search.index.kinds import Kind
+from workers.search.index.kinds import SearchKind
 from workers.search.kernels.arrays import Array
 
 PREFILL_SHARE = 0.2
@@ -33,7 +33,7 @@ _SUMMED = ("prefill_misses", "errors", "decode_searches", "prefill_searches")
 class Cell:
     """One load on one server."""
 
-    took_ms: dict[Kind, list[float]] = field(default_factory=lambda: {k: [] for k in TOP_M})
+    took_ms: dict[SearchKind, list[float]] = field(default_factory=lambda: {k: [] for k in TOP_M})
     prefill_misses: int = 0
     errors: int = 0
     asked_per_s: float = 0.0
@@ -119,7 +119,7 @@ class Traffic:
             if not self._under_way:
                 self._none_left.set()
 
-    def _drawn(self) -> tuple[Array, Kind, int]:
+    def _drawn(self) -> tuple[Array, SearchKind, int]:
         if not self._drawn_ahead:  # many at once: one by one they cost a fifth of a search
             urgent = self._random.random(_DRAWN) < PREFILL_SHARE
             rows = self._random.integers(len(self._queries), size=_DRAWN)
@@ -128,21 +128,21 @@ class Traffic:
                 zip(rows.tolist(), urgent.tolist(), waits_ms.tolist(), strict=True)
             )
         row, is_urgent, wait_ms = self._drawn_ahead.pop()
-        return self._queries[row], Kind.PREFILL if is_urgent else Kind.DECODE, wait_ms
+        return self._queries[row], SearchKind.PREFILL if is_urgent else SearchKind.DECODE, wait_ms
 
     async def _one(
-        self, cell: Cell, counted_s: float, vector: Array, kind: Kind, wait_ms: int
+        self, cell: Cell, counted_s: float, vector: Array, kind: SearchKind, wait_ms: int
     ) -> None:
-        deadline_ms = wall_ms() + wait_ms if kind is Kind.PREFILL else None
+        deadline_ms = wall_ms() + wait_ms if kind is SearchKind.PREFILL else None
         try:
             await self._server.search(vector, kind, deadline_ms)
         except TriviumError:
-            cell.errors += kind is Kind.DECODE
-            cell.prefill_misses += kind is Kind.PREFILL
+            cell.errors += kind is SearchKind.DECODE
+            cell.prefill_misses += kind is SearchKind.PREFILL
             return
         took_ms = (time.perf_counter() - counted_s) * 1_000
         cell.took_ms[kind].append(took_ms)
-        cell.prefill_misses += kind is Kind.PREFILL and took_ms > wait_ms
+        cell.prefill_misses += kind is SearchKind.PREFILL and took_ms > wait_ms
 
     async def _timed(self, cell: Cell, work: list[Coroutine[Any, Any, None]]) -> Cell:
         used, places = self._server.places_used()

@@ -16,23 +16,23 @@ from workers.search.engine.core_lanes import CoreLanes
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index import inputs, ways
 from workers.search.index.index import Index
-from workers.search.index.kinds import Kind
+from workers.search.index.kinds import SearchKind
 from workers.search.index.query import Query
 from workers.search.kernels.arrays import Array
 from workers.search.walk.results import SlotReader
-from workers.search.walk.slots import Slots
+from workers.search.walk.slots import CpuSlots
 
 K, THREADS = 10, 2
 PLACES = EngineSettings().places  # that a lane of ours advances together
 BATCH = 12  # of static batches
 _ROOM = 16  # slots of a lane: a power of two, at least a batch
-TOP_M = {Kind.DECODE: 32, Kind.PREFILL: 128}
+TOP_M = {SearchKind.DECODE: 32, SearchKind.PREFILL: 128}
 
 
 class Server(Protocol):
     """Serves one search at a time to many callers."""
 
-    async def search(self, vector: Array, kind: Kind, deadline_ms: int | None) -> Array:
+    async def search(self, vector: Array, kind: SearchKind, deadline_ms: int | None) -> Array:
         """Rows of the nearest."""
 
     def places_used(self) -> tuple[int, int]:
@@ -47,12 +47,12 @@ class EngineAsItComes:
     def __init__(self, index: Index) -> None:
         self.index, self.engine = index, SearchEngine(EngineSettings(lanes=THREADS))
 
-    async def search(self, vector: Array, kind: Kind, deadline_ms: int | None) -> Array:
+    async def search(self, vector: Array, kind: SearchKind, deadline_ms: int | None) -> Array:
         query = Query(vector=vector, k=K, top_m=TOP_M[kind], kind=kind, deadline_ms=deadline_ms)
         return (await self.engine.search(self.index, query)).rows
 
     def places_used(self) -> tuple[int, int]:
-        figures = self.engine.figures()
+        figures = self.engine.stats()
         return figures.places_used, figures.extends * PLACES
 
     async def close(self) -> None:
@@ -61,7 +61,7 @@ class EngineAsItComes:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    search: ways.Search
+    search: ways.PreparedSearch
     reply: "asyncio.Future[Array]"
 
 
@@ -74,7 +74,7 @@ class StaticBatches:
 
     def __init__(self, index: Index) -> None:
         self._index = index
-        slots = Slots(THREADS * _ROOM, top_m_max=max(TOP_M.values()), k_max=K)
+        slots = CpuSlots(THREADS * _ROOM, top_m_max=max(TOP_M.values()), k_max=K)
         sizes = {"places": BATCH, "extends_max": EngineSettings().extends_max}
         self._slots, self._reader = slots, SlotReader(slots)
         self._lanes = CoreLanes(slots, THREADS, **sizes, name="static")
@@ -85,11 +85,11 @@ class StaticBatches:
         self._loop.add_reader(self._lanes.bell, self._hear)
         self._is_due = False
 
-    async def search(self, vector: Array, kind: Kind, deadline_ms: int | None) -> Array:
+    async def search(self, vector: Array, kind: SearchKind, deadline_ms: int | None) -> Array:
         view = self._index.view()
-        prepared = inputs.prepared(vector, view.dim, view.metric)
+        prepared = inputs.prepare(vector, view.dim, view.metric)
         query = Query(vector=vector, k=K, top_m=TOP_M[kind], kind=kind)
-        search = ways.new_search(view, ways.way(query, view), prepared)
+        search = ways.new_search(view, ways.plan_search(query, view), prepared)
         waiting = _Waiting(search, self._loop.create_future())
         self._waiting.append(waiting)
         if not self._is_due and not all(self._batches):
@@ -98,7 +98,7 @@ class StaticBatches:
         return await waiting.reply
 
     def places_used(self) -> tuple[int, int]:
-        figures = self._lanes.figures()
+        figures = self._lanes.stats()
         return figures.places_used, figures.extends * BATCH
 
     async def close(self) -> None:
@@ -117,7 +117,7 @@ class StaticBatches:
     def _hear(self) -> None:
         """Lanes go on with what waits before the batches that have ended are answered."""
         over = []
-        for slot in self._lanes.ended():
+        for slot in self._lanes.collect_ended():
             self._ended[slot // _ROOM].append(slot)
         for lane, ended in enumerate(self._ended):
             if ended and len(ended) == len(self._batches[lane]):
@@ -135,7 +135,7 @@ class StaticBatches:
 class Hnswlib:
     """One call per query. The length of the list belongs to an index, so there is one per class."""
 
-    def __init__(self, index: Any, efforts: dict[Kind, int], folder: Path) -> None:
+    def __init__(self, index: Any, efforts: dict[SearchKind, int], folder: Path) -> None:
         import hnswlib
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ class Hnswlib:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(THREADS)
 
-    async def search(self, vector: Array, kind: Kind, deadline_ms: int | None) -> Array:
+    async def search(self, vector: Array, kind: SearchKind, deadline_ms: int | None) -> Array:
         index = self._indexes[kind]
         return await self._loop.run_in_executor(self._threads, _one, index, vector)
 

@@ -23,7 +23,7 @@ from infra.bench.search.parts.mixed_servers import (
 )
 from infra.bench.search.systems import OURS
 from infra.processes import garbage
-from workers.search.index.kinds import Kind
+from workers.search.index.kinds import SearchKind
 
 _UNLOADED_PER_S, _WARM_UP_S = 100, 0.3
 DECODE_P99_MS = 3.0
@@ -39,7 +39,7 @@ def mixed(scene: Scene) -> tuple[dict[str, Any], list[Bar]]:
         OURS: lambda: EngineAsItComes(index),
         "static batches": lambda: StaticBatches(index),
     }
-    efforts: dict[Kind, int] = {}
+    efforts: dict[SearchKind, int] = {}
     if "hnswlib" in scene.names:
         peer = scene.system("hnswlib")
         efforts = _equal_efforts(scene)
@@ -50,7 +50,7 @@ def mixed(scene: Scene) -> tuple[dict[str, Any], list[Bar]]:
     return figures, _bars(figures)
 
 
-def _equal_efforts(scene: Scene) -> dict[Kind, int]:
+def _equal_efforts(scene: Scene) -> dict[SearchKind, int]:
     """The least effort with which hnswlib finds about as much as we do, by class."""
     queries, truth = scene.queries[:500], scene.truth[:500]
     efforts = {}

@@ -18,13 +18,13 @@ import numpy as np
 from infra.bench.results import Bar, at_least, percentiles
 from infra.bench.search.options import Options, Progress
 from workers.search.engine.queues import QueuedSearch
-from workers.search.engine.scheduler import Drop, Plan, Running, Scheduler, SchedulerSettings
-from workers.search.index.kinds import Kind
+from workers.search.engine.scheduler import Drop, Plan, Running, SchedulerSettings, SearchScheduler
+from workers.search.index.kinds import SearchKind
 from workers.search.service.settings import RetrievalSettings
 
 STEP_MS = 0.2
 PLACES, SLOTS = 8, 24
-EXTENDS = {Kind.DECODE: 20, Kind.PREFILL: 131}  # with routing lists of 16 and 128
+EXTENDS = {SearchKind.DECODE: 20, SearchKind.PREFILL: 131}  # with routing lists of 16 and 128
 DECODE_SLO_MS = 20.0  # the time between two probes of a sequence
 DEADLINE_MS = (35.0, 80.0)  # after arrival, uniform; alone a prefill search takes 26 ms
 _CALM = (0.44, 0.26)  # load of prefill, of decode
@@ -57,7 +57,7 @@ class InOrder:
         self._waiting: tuple[deque[QueuedSearch], deque[QueuedSearch]] = (deque(), deque())
 
     def arrive(self, item: QueuedSearch, now_ms: float) -> Drop | None:
-        behind = self._prefill_first and item.kind is not Kind.PREFILL
+        behind = self._prefill_first and item.kind is not SearchKind.PREFILL
         self._waiting[behind].append(item)
         return None
 
@@ -83,8 +83,10 @@ class _Slot:
 class Result:
     """What became of the searches of one run."""
 
-    taken_ms: dict[Kind, list[float]] = field(default_factory=lambda: {k: [] for k in EXTENDS})
-    misses: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(EXTENDS, 0))
+    taken_ms: dict[SearchKind, list[float]] = field(
+        default_factory=lambda: {k: [] for k in EXTENDS}
+    )
+    misses: dict[SearchKind, int] = field(default_factory=lambda: dict.fromkeys(EXTENDS, 0))
     places_used_ms: float = 0.0
     ended_ms: float = 0.0
 
@@ -99,13 +101,13 @@ def arrivals(seed: int, duration_ms: float, step: str) -> list[QueuedSearch]:
     phases = STEPS[step]
     phase_ms = duration_ms / len(phases)
     for number, loads in enumerate(phases):
-        for kind, load in zip((Kind.PREFILL, Kind.DECODE), loads, strict=True):
+        for kind, load in zip((SearchKind.PREFILL, SearchKind.DECODE), loads, strict=True):
             mean_ms = EXTENDS[kind] * STEP_MS / (load * PLACES)
             gaps = random.exponential(mean_ms, int(2 * phase_ms / mean_ms) + 20)
             times = number * phase_ms + np.cumsum(gaps)
             items += [
                 QueuedSearch(kind=kind, extends=EXTENDS[kind], arrived_ms=at_ms,
-                     deadline_ms=at_ms + wait if kind is Kind.PREFILL else math.inf)
+                     deadline_ms=at_ms + wait if kind is SearchKind.PREFILL else math.inf)
                 for at_ms, wait in zip(
                     times.tolist(), random.uniform(*DEADLINE_MS, len(times)).tolist(), strict=True
                 )
@@ -185,7 +187,7 @@ class Simulation:
     def _ended(self, item: QueuedSearch, now_ms: float) -> None:
         took_ms = now_ms - item.arrived_ms
         self.result.taken_ms[item.kind].append(took_ms)
-        if item.kind is Kind.PREFILL:
+        if item.kind is SearchKind.PREFILL:
             self.result.misses[item.kind] += now_ms > item.deadline_ms
         else:
             self.result.misses[item.kind] += took_ms > DECODE_SLO_MS
@@ -219,7 +221,7 @@ def ablation(options: Options, progress: Progress) -> tuple[dict[str, Any], list
             for number in range(options.sched_seeds):
                 queues: Queues = InOrder(prefill_first=name == PREFILL_FIRST)
                 if settings is not None:
-                    queues = Scheduler(settings)
+                    queues = SearchScheduler(settings)
                 items = arrivals(options.seed + number, options.sched_ms, step)
                 results.append(Simulation(queues).run(items))
             figures[name] = _figures(results)

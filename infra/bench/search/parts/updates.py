@@ -26,7 +26,7 @@ from workers.search.index import snapshot
 from workers.search.index.index import LINK_BATCH, Index
 from workers.search.index.query import Query
 from workers.search.kernels.arrays import Array
-from workers.search.metadata.filters import Equal
+from workers.search.metadata.filters import EqualFilter
 from workers.search.service.worker import SWITCH_S
 
 _DIM = 64  # of rows on a line
@@ -95,7 +95,7 @@ def _line(
 
 
 async def _stalls(index: Index) -> dict[str, dict[str, float]]:
-    engine, where = SearchEngine(), Equal("part", "3")
+    engine, where = SearchEngine(), EqualFilter("part", "3")
     query = Query(vector=np.full(_DIM, 7.0))
     await engine.search(index, query)
 

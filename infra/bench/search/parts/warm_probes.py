@@ -79,7 +79,7 @@ def warm(scene: Scene) -> tuple[dict[str, Any], list[Bar]]:
 
 def _cold(index: Index, queries: Array, truth: Array) -> list[dict[str, float]]:
     view = index.view()
-    prepared = inputs.prepared(queries, view.dim, view.metric)
+    prepared = inputs.prepare(queries, view.dim, view.metric)
     out = []
     for top_m in _COLD:
         hits = bulk.search_all(Effort(k=K, top_m=top_m), prepared, view)

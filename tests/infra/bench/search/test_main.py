@@ -17,8 +17,8 @@ from infra.bench.search.parts import mixed_traffic, scheduling, through_the_log
 from infra.bench.search.systems import OperatingPoint, at_rate, at_recall
 from schemas.settings import LogSettings
 from tests.long_leases import LONG_LEASES, long_leases
-from workers.search.engine.scheduler import Scheduler
-from workers.search.index.kinds import Kind
+from workers.search.engine.scheduler import SearchScheduler
+from workers.search.index.kinds import SearchKind
 from workers.search.service.settings import RetrievalSettings
 
 TOY = replace(
@@ -136,14 +136,16 @@ def test_the_simulation_ends_every_search_once_and_repeats_itself(step: str) -> 
         for _ in range(2):
             queues: scheduling.Queues = scheduling.InOrder(prefill_first=False)
             if settings is not None:
-                queues = Scheduler(settings)
+                queues = SearchScheduler(settings)
             results.append(scheduling.Simulation(queues).run(items))
         first, again = results
         assert first == again, name
         ended = {kind: len(taken) for kind, taken in first.taken_ms.items()}
-        assert ended[Kind.DECODE] == sum(item.kind is Kind.DECODE for item in items), name
+        assert ended[SearchKind.DECODE] == sum(item.kind is SearchKind.DECODE for item in items), (
+            name
+        )
         never = len(items) - sum(ended.values())
-        assert 0 <= never <= first.misses[Kind.PREFILL], name
+        assert 0 <= never <= first.misses[SearchKind.PREFILL], name
 
 
 def test_the_scheduler_that_is_measured_is_the_one_that_runs() -> None:
@@ -158,7 +160,7 @@ def test_the_scheduler_that_is_measured_is_the_one_that_runs() -> None:
         settings = variants[name]
         queues: scheduling.Queues = scheduling.InOrder(prefill_first=False)
         if settings is not None:
-            queues = Scheduler(replace(settings, ms_per_extend=scheduling.STEP_MS))
+            queues = SearchScheduler(replace(settings, ms_per_extend=scheduling.STEP_MS))
         missed[name] = scheduling.Simulation(queues).run(items).missed
     assert missed[USUAL] < missed[scheduling.HALF] / 2
     assert missed[USUAL] < missed[scheduling.IN_ORDER] / 2

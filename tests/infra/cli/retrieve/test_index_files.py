@@ -26,7 +26,7 @@ from tests.workers.search.service.library import (
     worker,
 )
 from workers.search.graph.build import own_graph
-from workers.search.index.kinds import Kind
+from workers.search.index.kinds import SearchKind
 from workers.search.service import index_files
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 
@@ -107,7 +107,7 @@ async def test_the_pool_searches_what_index_build_wrote(kafka: LogSettings, tmp_
                 vector=pack_vector(VECTORS[7]), deadline_ms=wall_ms() + 60_000, collection="books",
                 wants_passages=True,
             )  # fmt: skip
-            (passage,) = (await two.responder.hits(request, Kind.DECODE)).passages
+            (passage,) = (await two.responder.hits(request, SearchKind.DECODE)).passages
             assert (passage.document_id, passage.text) == ("d7", "text 7")
             even = await books.ids(VECTORS[7], filter='{"even": true}')
             assert all(int(name[1:]) % 2 == 0 for name in even)

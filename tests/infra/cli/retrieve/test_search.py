@@ -14,7 +14,7 @@ from schemas.settings import LogSettings
 from tests.workers.search.data import gaussian
 from workers.search.index import snapshot
 from workers.search.index.index import Index
-from workers.search.index.view import Audit
+from workers.search.index.view import IndexAudit
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings
 
@@ -27,7 +27,7 @@ def test_what_searches_miss_is_told(
     held = Collections(RetrievalSettings())
     held.indexes["books"] = index = Index.build(gaussian(100, 4), degree=8)
     snapshot.save(index, tmp_path / "index")
-    index.audit = Audit(rows=100, entries=9, rounds=1, missed_share=0.25)
+    index.audit = IndexAudit(rows=100, entries=9, rounds=1, missed_share=0.25)
     (state,) = held.states()
     assert state.missed_share == 0.25
     assert _collection(asdict(state)) == "books 100 (25.0% not found)"

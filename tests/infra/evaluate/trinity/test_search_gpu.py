@@ -4,7 +4,7 @@ from infra.evaluate.trinity.hardware import Index, SearchCosts
 from infra.evaluate.trinity.search_gpu import PLACES, SearchGpu
 from infra.simulator.log.clock import Clock
 from workers.search.engine.scheduler import Drop
-from workers.search.index.kinds import Kind
+from workers.search.index.kinds import SearchKind
 from workers.search.service.settings import RetrievalSettings
 
 HEAVY = SearchCosts(index=Index(width=64))  # a full GPU takes longer than the floor
@@ -19,7 +19,7 @@ class Asked:
         self.ended: dict[str, float] = {}
         self.refused: dict[str, Drop] = {}
 
-    def ask(self, name: str, kind: Kind, deadline_ms: float = 1e9) -> None:
+    def ask(self, name: str, kind: SearchKind, deadline_ms: float = 1e9) -> None:
         def done(why: Drop | None) -> None:
             self.ended[name] = self.clock.now_ms
             if why is not None:
@@ -35,7 +35,7 @@ class Asked:
 def test_a_lone_search_takes_its_extends() -> None:
     """(issue 12, 4)"""
     asked = Asked()
-    asked.ask("one", Kind.DECODE)
+    asked.ask("one", SearchKind.DECODE)
     asked.all_ended(1)
     assert asked.ended["one"] == HEAVY.index.extends * HEAVY.extend_ms(1)
     assert asked.gpu.busy_ms == asked.ended["one"]
@@ -46,9 +46,9 @@ def test_an_urgent_prefill_search_takes_the_place_of_a_decode_search() -> None:
     asked = Asked()
     asked.gpu.scheduler.ms_per_extend = HEAVY.extend_ms(PLACES)  # as it has measured
     for number in range(2 * PLACES):
-        asked.ask(f"d{number}", Kind.DECODE)
+        asked.ask(f"d{number}", SearchKind.DECODE)
     full_ms = HEAVY.index.extends * HEAVY.extend_ms(PLACES)
-    asked.clock.after(0.3 * full_ms, lambda: asked.ask("p", Kind.PREFILL, 1.5 * full_ms))
+    asked.clock.after(0.3 * full_ms, lambda: asked.ask("p", SearchKind.PREFILL, 1.5 * full_ms))
     asked.all_ended(2 * PLACES + 1)
     assert asked.ended["p"] < 1.5 * full_ms
     assert not asked.refused
@@ -58,7 +58,7 @@ def test_an_urgent_prefill_search_takes_the_place_of_a_decode_search() -> None:
 
 def test_what_is_too_late_is_refused_and_counted() -> None:
     asked = Asked()
-    asked.ask("late", Kind.PREFILL, deadline_ms=0.0)
+    asked.ask("late", SearchKind.PREFILL, deadline_ms=0.0)
     assert asked.refused == {"late": Drop.DEADLINE_PASSED}
     assert asked.gpu.dropped == 1
 
@@ -66,9 +66,9 @@ def test_what_is_too_late_is_refused_and_counted() -> None:
 def test_links_of_changed_documents_are_done_when_nobody_waits() -> None:
     asked = Asked()
     for number in range(PLACES):
-        asked.ask(f"link{number}", Kind.LINK)
-    asked.ask("d", Kind.DECODE)
+        asked.ask(f"link{number}", SearchKind.LINK)
+    asked.ask("d", SearchKind.DECODE)
     asked.all_ended(PLACES + 1)
     links = [ended for name, ended in asked.ended.items() if name != "d"]
     assert asked.ended["d"] <= max(links)
-    assert asked.gpu.searched[Kind.LINK] == PLACES
+    assert asked.gpu.searched[SearchKind.LINK] == PLACES

@@ -115,7 +115,7 @@ class EmulatedDevice:
     def copy(self, target: int, source: int, size_bytes: int) -> None:
         ctypes.memmove(target, source, size_bytes)
 
-    def beside(self, launch: Launch) -> None:
+    def run_now(self, launch: Launch) -> None:
         self.run([launch])
 
     def graph(self, launches: Sequence[Launch]) -> "EmulatedGraph":

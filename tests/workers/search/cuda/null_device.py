@@ -86,7 +86,7 @@ class NullDevice:
     def copy(self, target: int, source: int, size_bytes: int) -> None:
         ctypes.memmove(target, source, size_bytes)
 
-    def beside(self, launch: Launch) -> None:
+    def run_now(self, launch: Launch) -> None:
         """Graphs that are made up are not looked at."""
 
     def graph(self, launches: Sequence[Launch]) -> "NullGraph":

@@ -6,11 +6,11 @@ import numpy as np
 
 from tests.workers.search.data import gaussian
 from tests.workers.search.walk.reference import hits_of
-from workers.search.cuda.batch import Batch, BatchSettings
+from workers.search.cuda.batch import BatchSettings, DeviceBatch
 from workers.search.index import inputs, ways
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
-from workers.search.metadata.filters import Equal, OneOf, Range
+from workers.search.metadata.filters import EqualFilter, OneOfFilter, RangeFilter
 from workers.search.walk import fields
 from workers.search.walk.slots import ROWS_A_STEP
 
@@ -23,33 +23,37 @@ EFFORTS = [
     Effort(k=10, top_m=48, width=3),
     Effort(k=10, top_m=64, width=2, patience=3),
     Effort(k=30, top_m=16),
-    Effort(k=5, where=Equal("part", 3)),
-    Effort(k=5, top_m=24, where=~OneOf("part", [1, 2, 3])),
-    Effort(k=90, where=Range("part", 3, 3) & Equal("kind", "odd")),
+    Effort(k=5, where=EqualFilter("part", 3)),
+    Effort(k=5, top_m=24, where=~OneOfFilter("part", [1, 2, 3])),
+    Effort(k=90, where=RangeFilter("part", 3, 3) & EqualFilter("kind", "odd")),
 ]
 
 
 def searches(view: IndexView, effort: Effort, count: int = 6, **how: Any) -> list[Any]:
-    queries = inputs.prepared(gaussian(count, view.dim, seed=2), view.dim, view.metric)
+    queries = inputs.prepare(gaussian(count, view.dim, seed=2), view.dim, view.metric)
     return [
         ways.search_of(effort, np.ascontiguousarray(query[None]), view, **how) for query in queries
     ]
 
 
-def assign(batch: Batch, slot: int, search: ways.Search) -> None:
+def assign(batch: DeviceBatch, slot: int, search: ways.PreparedSearch) -> None:
     warm = np.empty(0, np.int64) if search.warm is None else search.warm
     batch.assign(slot, batch.copies.row(search.row, search), search.query[0], warm)
 
 
-def left(batch: Batch, slot: int, search: ways.Search) -> tuple[bytes, bytes, list[int]]:
+def left(
+    batch: DeviceBatch, slot: int, search: ways.PreparedSearch
+) -> tuple[bytes, bytes, list[int]]:
     """Rows, distances and counts that an ended slot left."""
     apart = search.row[fields.SCREENED] or search.row[fields.CHAIN]
-    lists = batch.found if apart else batch.top
-    rows, distances = hits_of(lists[slot, : search.way.k].copy())
+    lists = batch.hit_keys if apart else batch.top
+    rows, distances = hits_of(lists[slot, : search.plan.k].copy())
     return rows.tobytes(), distances.tobytes(), batch.counts[slot].tolist()
 
 
-def run(batch: Batch, wanted: list[Any], extends: int = 4) -> list[tuple[bytes, bytes, list[int]]]:
+def run(
+    batch: DeviceBatch, wanted: list[Any], extends: int = 4
+) -> list[tuple[bytes, bytes, list[int]]]:
     """What searches leave that are all begun at once."""
     for slot, search in enumerate(wanted):
         assign(batch, slot, search)

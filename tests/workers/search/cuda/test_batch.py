@@ -15,7 +15,7 @@ from tests.workers.search.cuda.running import EFFORTS, SIZES, assign, left, run,
 from tests.workers.search.data import clustered_index, gaussian, nearest
 from tests.workers.search.walk.reference import Reference
 from workers.search.cuda import feeds
-from workers.search.cuda.batch import Batch
+from workers.search.cuda.batch import DeviceBatch
 from workers.search.cuda.device import Device
 from workers.search.cuda.rings import DEPTH
 from workers.search.index import bulk, inputs, ways
@@ -33,7 +33,7 @@ def test_searches_equal_the_cpus_and_the_reference(
     device: Device, view: IndexView, effort: Effort, scanned_max: int
 ) -> None:
     wanted = searches(view, effort, scanned_rows_max=scanned_max)
-    for search, (rows, distances, counts) in zip(wanted, run(Batch(device, SIZES), wanted),
+    for search, (rows, distances, counts) in zip(wanted, run(DeviceBatch(device, SIZES), wanted),
                                                  strict=True):  # fmt: skip
         expected = Reference(search).run()
         assert (rows, distances) == (expected[0].tobytes(), expected[1].tobytes())
@@ -47,17 +47,17 @@ def test_walks_in_vain_are_told_alike(device: Device) -> None:
     """What is near the first query is deleted, so that its hits are a matter of chance: they are
     dropped, and the rest is scanned (issue 10, 31)."""
     index = clustered_index()
-    queries = inputs.prepared(gaussian(6, 20, seed=2), 20, Metric.SQEUCLIDEAN)
+    queries = inputs.prepare(gaussian(6, 20, seed=2), 20, Metric.SQEUCLIDEAN)
     index.delete(nearest(index.view().vectors[:, :20], queries[:1, :20], 500)[0].tolist())
     view, effort = index.view(), Effort(k=10, top_m=32)
     wanted = searches(view, effort, scanned_rows_max=0)
-    found = run(Batch(device, SIZES), wanted)
+    found = run(DeviceBatch(device, SIZES), wanted)
     for search, (rows, distances, _) in zip(wanted, found, strict=True):
         expected = Reference(search).run()
         assert (rows, distances) == (expected[0].tobytes(), expected[1].tobytes())
     assert (np.frombuffer(found[0][0], np.int64) == -1).all()
     cpu = bulk.search_all(effort, queries, view, scanned_rows_max=0)
-    gpu = feeds.search_all(Batch(device, SIZES), effort, queries, view, scanned_rows_max=0)
+    gpu = feeds.search_all(DeviceBatch(device, SIZES), effort, queries, view, scanned_rows_max=0)
     exact = bulk.search_all(effort, queries[:1], view, scanned_rows_max=view.count)
     assert cpu.rows.tobytes() == gpu.rows.tobytes()
     assert cpu.rows[0].tobytes() == exact.rows[0].tobytes()
@@ -69,7 +69,7 @@ def test_no_order_of_threads_or_blocks_changes_anything(order: int, view: IndexV
         wanted = searches(view, effort)
         plain, other = EmulatedDevice(), EmulatedDevice(order)
         sizes = replace(SIZES, threads=64)
-        assert run(Batch(other, sizes), wanted) == run(Batch(plain, SIZES), wanted)
+        assert run(DeviceBatch(other, sizes), wanted) == run(DeviceBatch(plain, SIZES), wanted)
         other.check()
 
 
@@ -79,7 +79,7 @@ def test_a_result_does_not_depend_on_what_runs_beside_it(
 ) -> None:
     """Random arrivals, parks, resumes, gives-up and turns under way."""
     random = np.random.default_rng(seed)
-    batch, free = Batch(device, SIZES), list(range(SIZES.slots))
+    batch, free = DeviceBatch(device, SIZES), list(range(SIZES.slots))
     held: dict[int, Any] = {}
     wanted = [
         (number, search)
@@ -89,7 +89,7 @@ def test_a_result_does_not_depend_on_what_runs_beside_it(
             for search in searches(view, effort, 4, scanned_rows_max=0, seeds=(3, 8, 40))
         )
     ]
-    alone = {n: run(Batch(device, SIZES), [search])[0] for n, search in wanted}
+    alone = {n: run(DeviceBatch(device, SIZES), [search])[0] for n, search in wanted}
     while wanted or held:
         while wanted and free and random.random() < 0.7:
             number, search = wanted.pop(int(random.integers(len(wanted))))
@@ -100,19 +100,21 @@ def test_a_result_does_not_depend_on_what_runs_beside_it(
             slot = int(random.choice(list(held)))
             batch.give_up(slot)
             wanted.append(held.pop(slot))
-            while batch.under_way:  # what it points to would go now
+            while batch.turns_in_flight:  # what it points to would go now
                 finish(batch, held, free, alone)
             free.append(slot)
         active = [slot for slot in held if random.random() < 0.8][: batch.places]
         batch.launch(active, int(random.integers(1, 8)))
-        if batch.under_way == DEPTH or random.random() < 0.3:
+        if batch.turns_in_flight == DEPTH or random.random() < 0.3:
             finish(batch, held, free, alone)
-    while batch.under_way:
+    while batch.turns_in_flight:
         finish(batch, held, free, alone)
     assert sorted(free) == list(range(SIZES.slots))
 
 
-def finish(batch: Batch, held: dict[int, Any], free: list[int], alone: dict[int, Any]) -> None:
+def finish(
+    batch: DeviceBatch, held: dict[int, Any], free: list[int], alone: dict[int, Any]
+) -> None:
     for slot in batch.collect():
         number, search = held.pop(slot)
         assert left(batch, slot, search) == alone[number]
@@ -140,7 +142,7 @@ def test_few_nodes_are_all_measured_alike(device: Device, monkeypatch: pytest.Mo
     assert view.nodes is not None
     for effort in EFFORTS:
         wanted = searches(view, effort)
-        found = run(Batch(device, SIZES), wanted)
+        found = run(DeviceBatch(device, SIZES), wanted)
         for search, (rows, distances, counts) in zip(wanted, found, strict=True):
             expected = Reference(search).run()
             assert (rows, distances) == (expected[0].tobytes(), expected[1].tobytes())

@@ -28,7 +28,7 @@ def test_neighbour_lists_equal_the_cpus(
     kind, drawn = (metric.number, storage.number), gaussian(150, dim)
     if metric is Metric.INNER_PRODUCT:
         drawn = (drawn + 3) * np.exp(gaussian(150, 1, seed=1))
-    vectors = inputs.prepared(drawn, dim, metric, storage)
+    vectors = inputs.prepare(drawn, dim, metric, storage)
     cpu = neighbours(vectors, 24, *kind, seed=3, threads=1)
     gpu = builder.neighbours(device, vectors, 24, *kind, seed=3, exact_rows_max=1_000 * exact)
     assert cpu.tobytes() == gpu.tobytes()
@@ -42,7 +42,7 @@ def test_no_order_of_threads_changes_a_neighbour_list(
     monkeypatch.setattr("workers.search.graph.knn.EXACT_ROWS_MAX", 0)
     monkeypatch.setattr(builder, "THREADS", 64)
     kind = (Metric.SQEUCLIDEAN.number, Storage.FLOAT32.number)
-    vectors = inputs.prepared(gaussian(150, 20), 20, Metric.SQEUCLIDEAN, Storage.FLOAT32)
+    vectors = inputs.prepare(gaussian(150, 20), 20, Metric.SQEUCLIDEAN, Storage.FLOAT32)
     cpu = neighbours(vectors, 24, *kind, seed=3, threads=1)
     device = EmulatedDevice(order)
     gpu = builder.neighbours(device, vectors, 24, *kind, seed=3, exact_rows_max=0)

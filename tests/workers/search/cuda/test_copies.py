@@ -5,16 +5,16 @@ import numpy as np
 from tests.workers.search.cuda.running import EFFORTS, SIZES, run, searches
 from tests.workers.search.data import clustered_index, gaussian
 from tests.workers.search.walk.reference import Reference
-from workers.search.cuda.batch import Batch
+from workers.search.cuda.batch import DeviceBatch
 from workers.search.cuda.device import Device
 from workers.search.index import ways
 from workers.search.index.query import Effort
-from workers.search.metadata.filters import Equal
+from workers.search.metadata.filters import EqualFilter
 from workers.search.walk import fields
 
 
 def test_a_device_holds_copies_of_what_lives_only(device: Device) -> None:
-    index, batch = clustered_index(1_200), Batch(device, SIZES)
+    index, batch = clustered_index(1_200), DeviceBatch(device, SIZES)
     first = searches(index.view(), EFFORTS[1], 1, scanned_rows_max=0)
     run(batch, first)
     known = len(batch.copies)
@@ -28,16 +28,16 @@ def test_a_device_holds_copies_of_what_lives_only(device: Device) -> None:
 
 def test_searches_that_go_one_way_share_a_row(device: Device) -> None:
     """A lane makes it once, not for every search (issue 15, 4)."""
-    index, batch = clustered_index(1_200), Batch(device, SIZES)
+    index, batch = clustered_index(1_200), DeviceBatch(device, SIZES)
     one, two = searches(index.view(), EFFORTS[1], 2, scanned_rows_max=0)
-    row = batch.copies.shared(one)
-    assert batch.copies.shared(two) is row
+    row = batch.copies.shared_row(one)
+    assert batch.copies.shared_row(two) is row
     assert row.tobytes() == batch.copies.row(one.way.row, one).tobytes()
-    filtered = searches(index.view(), Effort(k=3, where=Equal("part", 3)), 1)[0]
-    assert batch.copies.shared(filtered)[fields.ALLOWED] not in (0, row[fields.ALLOWED])
+    filtered = searches(index.view(), Effort(k=3, where=EqualFilter("part", 3)), 1)[0]
+    assert batch.copies.shared_row(filtered)[fields.ALLOWED] not in (0, row[fields.ALLOWED])
     index.upsert([9_000], gaussian(1, 20))
     later = searches(index.view(), EFFORTS[1], 1, scanned_rows_max=0)[0]
-    assert batch.copies.shared(later)[fields.LOOSE_LAST] == row[fields.LOOSE_LAST] + 1
+    assert batch.copies.shared_row(later)[fields.LOOSE_LAST] == row[fields.LOOSE_LAST] + 1
     for top_m in range(20, 96):  # more ways than are remembered
-        batch.copies.shared(ways.search_of(Effort(k=1, top_m=top_m), one.query, index.view()))
-    assert np.array_equal(batch.copies.shared(one), row)
+        batch.copies.shared_row(ways.search_of(Effort(k=1, top_m=top_m), one.query, index.view()))
+    assert np.array_equal(batch.copies.shared_row(one), row)

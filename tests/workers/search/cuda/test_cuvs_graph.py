@@ -12,7 +12,7 @@ import pytest
 from schemas.errors import ConfigError, EngineFailed
 from tests.workers.search.data import gaussian, nearest, overlapping, recall
 from workers.search.cuda import builder, cuvs_graph, feeds
-from workers.search.cuda.batch import Batch, BatchSettings
+from workers.search.cuda.batch import BatchSettings, DeviceBatch
 from workers.search.cuda.cuvs_graph import Cagra
 from workers.search.cuda.launch import CudaDevice, reason_against
 from workers.search.engine import backend
@@ -135,11 +135,11 @@ def test_both_engines_search_both_graphs(metric: Metric, storage: Storage) -> No
         queries = queries / np.linalg.norm(queries, axis=1, keepdims=True)
     truth = nearest(vectors, queries, 10)
     device = CudaDevice()
-    batch = Batch(device, BatchSettings())
+    batch = DeviceBatch(device, BatchSettings())
     for graph_of in (builder.graph_on(device), cuvs_graph.graph_on(device)):
         index = Index.build(vectors, metric=metric, storage=storage, graph_of=graph_of)
         view = index.view()
-        prepared = inputs.prepared(queries, view.dim, metric)
+        prepared = inputs.prepare(queries, view.dim, metric)
         ours = feeds.search_all(batch, Effort(k=10, top_m=128), prepared, view).rows
         assert recall(ours, truth) > 0.95
         name = "sqeuclidean" if metric is Metric.SQEUCLIDEAN else "inner_product"

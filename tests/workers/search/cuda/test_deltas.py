@@ -12,11 +12,11 @@ from tests.workers.search.cuda.running import SIZES, assign, left, searches
 from tests.workers.search.data import clustered_index, gaussian
 from tests.workers.search.walk.reference import Reference
 from workers.search.cuda import deltas, layout
-from workers.search.cuda.batch import Batch
+from workers.search.cuda.batch import DeviceBatch
 from workers.search.cuda.deltas import DeviceVersions
-from workers.search.cuda.device import Device, Graph, Launch, Memory
+from workers.search.cuda.device import Device, DeviceMemory, Graph, Launch
 from workers.search.cuda.rings import DEPTH
-from workers.search.graph.versions import CHANGES_MAX, Version, Versions
+from workers.search.graph.versions import CHANGES_MAX, GraphVersion, GraphVersions
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
@@ -33,7 +33,7 @@ EFFORT = Effort(k=5, top_m=24)
 class Counted:
     """Memory whose end is noticed."""
 
-    memory: Memory
+    memory: DeviceMemory
 
     @property
     def address(self) -> int:
@@ -48,7 +48,7 @@ class Counting:
         self.sent_bytes = self.held_bytes = self.held_bytes_max = 0
         self._there: dict[int, int] = {}
 
-    def memory(self, size_bytes: int) -> Memory:
+    def memory(self, size_bytes: int) -> DeviceMemory:
         memory = Counted(self._device.memory(size_bytes))
         self.held_bytes += size_bytes
         self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
@@ -64,8 +64,8 @@ class Counting:
             self.sent_bytes += size_bytes
         self._device.copy(target, source, size_bytes)
 
-    def beside(self, launch: Launch) -> None:
-        self._device.beside(launch)
+    def run_now(self, launch: Launch) -> None:
+        self._device.run_now(launch)
 
     def graph(self, launches: Sequence[Launch]) -> Graph:
         return self._device.graph(launches)
@@ -81,18 +81,18 @@ def there(device: Device, address: int, array: Array) -> bytes:
     return found.tobytes()
 
 
-def first_of(rows: int, seed: int = 0) -> Versions:
+def first_of(rows: int, seed: int = 0) -> GraphVersions:
     random = np.random.default_rng(seed)
-    return Versions(Version(random.integers(0, rows, (rows, DEGREE), np.uint32)))
+    return GraphVersions(GraphVersion(random.integers(0, rows, (rows, DEGREE), np.uint32)))
 
 
-def next_of(versions: Versions, random: np.random.Generator, changed: int, added: int) -> None:
+def next_of(versions: GraphVersions, random: np.random.Generator, changed: int, added: int) -> None:
     rows = len(versions.newest.array)
-    made = versions.begun(rows + added)
+    made = versions.begin(rows + added)
     some = random.choice(rows, changed, replace=False)
     made[some] = random.integers(0, rows, (changed, DEGREE), np.uint32)
     made[rows:] = random.integers(0, rows, (added, DEGREE), np.uint32)
-    versions.publish(versions.written(some))
+    versions.publish(versions.seal(some))
 
 
 @pytest.mark.parametrize("piece_words", [1 << 18, 100])
@@ -103,7 +103,7 @@ def test_each_version_is_there_as_long_as_it_is_read(
     """Read for any time, some never; changes of any size, sent in any pieces."""
     monkeypatch.setattr(deltas, "_PIECE_WORDS", piece_words)
     random, versions, on_device = np.random.default_rng(seed), first_of(200), DeviceVersions(device)
-    read: list[tuple[Version, int]] = []
+    read: list[tuple[GraphVersion, int]] = []
     for _ in range(60):
         changed, added = (int(random.integers(0, most)) for most in (40, 12))
         next_of(versions, random, changed, added)
@@ -171,8 +171,8 @@ def test_a_version_that_is_not_published_is_no_ground_for_the_next(device: Devic
     random, versions, on_device = np.random.default_rng(3), first_of(300), DeviceVersions(device)
     for _ in range(6):
         on_device.address(versions.newest)
-        versions.begun(310)[:] = 9
-        void = versions.written(np.arange(20))
+        versions.begin(310)[:] = 9
+        void = versions.seal(np.arange(20))
         on_device.address(void)
         del void
         next_of(versions, random, changed=5, added=2)
@@ -182,13 +182,13 @@ def test_a_version_that_is_not_published_is_no_ground_for_the_next(device: Devic
 
 def test_a_link_of_an_index_sends_what_it_changes(device: Device) -> None:
     counting = Counting(device)
-    index, batch = clustered_index(3_000), Batch(counting, SIZES)
+    index, batch = clustered_index(3_000), DeviceBatch(counting, SIZES)
     for number in range(4):
         index.upsert([f"new {number}"], gaussian(1, 20, seed=number))
         index.link()
         view = index.view()
         before = counting.sent_bytes
-        batch.copies.shared(searches(view, EFFORT, 1, scanned_rows_max=0)[0])
+        batch.copies.shared_row(searches(view, EFFORT, 1, scanned_rows_max=0)[0])
         sent = counting.sent_bytes - before
         changed = sum(len(rows) for _, rows in view.versions[0].changes[-2:])
         beside = view.seeds.nbytes + view.vectors.strides[0]
@@ -204,7 +204,7 @@ def test_any_history_is_searched_as_on_cores(
     """Searches of older views are under way while later ones reach the device."""
     monkeypatch.setattr("workers.search.metadata.parts._LOOKS", 1)  # they hold up a compaction
     random = np.random.default_rng(seed)
-    index, batch = grown(), Batch(device, SIZES)
+    index, batch = grown(), DeviceBatch(device, SIZES)
     held: dict[int, tuple[Any, Array]] = {}
     free, names = list(range(SIZES.slots)), 10_000
     for step in range(90):
@@ -228,12 +228,12 @@ def test_any_history_is_searched_as_on_cores(
             held[slot] = search, batch.copies.row(search.row, search)
         for search, row in held.values():
             assert_there(device, search.view, row)
-        if held and batch.under_way < DEPTH:
+        if held and batch.turns_in_flight < DEPTH:
             batch.launch(list(held)[: batch.places], 1)
-        if batch.under_way and random.random() < 0.6:
+        if batch.turns_in_flight and random.random() < 0.6:
             finish(batch, held, free)
-    while held or batch.under_way:
-        if held and batch.under_way < DEPTH:
+    while held or batch.turns_in_flight:
+        if held and batch.turns_in_flight < DEPTH:
             batch.launch(list(held)[: batch.places], 4)
         finish(batch, held, free)
 
@@ -253,7 +253,7 @@ def assert_there(device: Device, view: IndexView, row: Array) -> None:
         assert there(device, row[fields.CHAIN], view.chain) == view.chain.tobytes()
 
 
-def finish(batch: Batch, held: dict[int, Any], free: list[int]) -> None:
+def finish(batch: DeviceBatch, held: dict[int, Any], free: list[int]) -> None:
     for slot in batch.collect():
         search, _ = held.pop(slot)
         expected = Reference(search).run()

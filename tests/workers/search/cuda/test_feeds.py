@@ -6,14 +6,14 @@ import pytest
 from tests.workers.search.cuda.running import SIZES
 from tests.workers.search.data import gaussian, nearest, overlapping
 from workers.search.cuda import feeds
-from workers.search.cuda.batch import Batch
+from workers.search.cuda.batch import DeviceBatch
 from workers.search.cuda.device import Device
 from workers.search.index import bulk, inputs
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
 from workers.search.kernels.metrics import Metric, Storage
-from workers.search.metadata.filters import Equal
+from workers.search.metadata.filters import EqualFilter
 
 
 @pytest.mark.parametrize("storage", list(Storage))
@@ -22,9 +22,9 @@ def test_distances_are_the_cpus(device: Device, metric: Metric, storage: Storage
     for dim in (3, 64, 100, 200):
         index = Index.build(gaussian(90, dim), metric=metric, storage=storage)
         view = index.view()
-        queries = inputs.prepared(gaussian(4, dim, seed=1), dim, metric)
+        queries = inputs.prepare(gaussian(4, dim, seed=1), dim, metric)
         cpu = bulk.search_all(Effort(k=90), queries, view)
-        gpu = feeds.search_all(Batch(device, SIZES), Effort(k=90), queries, view)
+        gpu = feeds.search_all(DeviceBatch(device, SIZES), Effort(k=90), queries, view)
         assert cpu.rows.tobytes() == gpu.rows.tobytes()
         assert cpu.distances.tobytes() == gpu.distances.tobytes()
 
@@ -35,10 +35,10 @@ def test_codes_with_which_cores_leave_rows_out_change_nothing(
 ) -> None:
     view = Index.build(overlapping(1_500, 0, 96)[0], metric=metric, degree=16).view()
     assert view.codes is not None
-    queries = inputs.prepared(gaussian(8, 96, seed=4), 96, metric)
+    queries = inputs.prepare(gaussian(8, 96, seed=4), 96, metric)
     effort = Effort(k=10, top_m=40, width=2)
     cpu = bulk.search_all(effort, queries, view)
-    gpu = feeds.search_all(Batch(device, SIZES), effort, queries, view)
+    gpu = feeds.search_all(DeviceBatch(device, SIZES), effort, queries, view)
     assert cpu.rows.tobytes() == gpu.rows.tobytes()
     assert cpu.distances.tobytes() == gpu.distances.tobytes()
     assert cpu.extends == gpu.extends
@@ -47,8 +47,8 @@ def test_codes_with_which_cores_leave_rows_out_change_nothing(
 def test_ties_are_ordered_by_row(device: Device) -> None:
     vectors = np.repeat(np.round(gaussian(4, 6) * 4), 300, axis=0)
     view = Index.build(vectors).view()
-    queries = inputs.prepared(vectors[[0, 600]], 6, view.metric)
-    found = feeds.search_all(Batch(device, SIZES), Effort(k=20, top_m=64), queries, view)
+    queries = inputs.prepare(vectors[[0, 600]], 6, view.metric)
+    found = feeds.search_all(DeviceBatch(device, SIZES), Effort(k=20, top_m=64), queries, view)
     assert found.rows.tolist() == [list(range(20)), list(range(600, 620))]
     truth = ((vectors[found.rows] - vectors[[0, 600]][:, None]) ** 2).sum(2)
     assert found.distances.tobytes() == truth.astype(np.float32).tobytes()
@@ -58,8 +58,8 @@ def test_ties_are_ordered_by_row(device: Device) -> None:
 def test_small_indexes_are_searched_exactly(device: Device, rows: int) -> None:
     vectors, queries = gaussian(rows, 17), gaussian(5, 17, seed=1)
     view = Index.build(vectors).view()
-    prepared = inputs.prepared(queries, 17, view.metric)
-    found = feeds.search_all(Batch(device, SIZES), Effort(k=10), prepared, view)
+    prepared = inputs.prepare(queries, 17, view.metric)
+    found = feeds.search_all(DeviceBatch(device, SIZES), Effort(k=10), prepared, view)
     kept = min(rows, 10)
     assert found.rows[:, :kept].tolist() == nearest(vectors, queries, 10).tolist()
     assert (found.rows[:, kept:] == -1).all()
@@ -68,9 +68,9 @@ def test_small_indexes_are_searched_exactly(device: Device, rows: int) -> None:
 def test_a_walk_that_fills_its_table_loses_nothing(device: Device) -> None:
     """Beyond half of the visited table rows are not kept: they come again and are dropped."""
     index = Index.build(gaussian(3_000, 24), degree=120)
-    queries = inputs.prepared(gaussian(3, 24, seed=3), 24, index.metric)
+    queries = inputs.prepare(gaussian(3, 24, seed=3), 24, index.metric)
     effort = Effort(k=5, top_m=21, width=2)
-    found = feeds.search_all(Batch(device, SIZES), effort, queries, index.view())
+    found = feeds.search_all(DeviceBatch(device, SIZES), effort, queries, index.view())
     assert found.computed / len(queries) > 1_024
     cpu = bulk.search_all(effort, queries, index.view())
     assert found.rows.tobytes() == cpu.rows.tobytes()
@@ -82,21 +82,21 @@ def test_slots_go_on_with_the_next_feed(
 ) -> None:
     """Also where a feed has fewer queries than there are slots."""
     monkeypatch.setattr(feeds, "_CHUNK_QUERIES", chunk)
-    queries, effort = inputs.prepared(gaussian(150, 20, seed=5), 20, view.metric), Effort(k=7)
+    queries, effort = inputs.prepare(gaussian(150, 20, seed=5), 20, view.metric), Effort(k=7)
     cpu = bulk.search_all(effort, queries, view, threads=1)
-    batch = Batch(device, SIZES)
+    batch = DeviceBatch(device, SIZES)
     for _ in range(2):
         gpu = feeds.search_all(batch, effort, queries, view)
         assert gpu.rows.tobytes() == cpu.rows.tobytes()
         assert gpu.distances.tobytes() == cpu.distances.tobytes()
-        assert gpu.extends == cpu.extends and not batch.under_way
+        assert gpu.extends == cpu.extends and not batch.turns_in_flight
 
 
 def test_bulk_searches_equal_the_cpus(device: Device, view: IndexView) -> None:
-    queries = inputs.prepared(gaussian(40, 20, seed=5), 20, view.metric)
-    for effort in (Effort(k=7, top_m=32), Effort(k=40, top_m=20, where=~Equal("part", 3))):
+    queries = inputs.prepare(gaussian(40, 20, seed=5), 20, view.metric)
+    for effort in (Effort(k=7, top_m=32), Effort(k=40, top_m=20, where=~EqualFilter("part", 3))):
         cpu = bulk.search_all(effort, queries, view, threads=1)
-        gpu = feeds.search_all(Batch(device, SIZES), effort, queries, view)
+        gpu = feeds.search_all(DeviceBatch(device, SIZES), effort, queries, view)
         assert gpu.rows.tobytes() == cpu.rows.tobytes()
         assert gpu.distances.tobytes() == cpu.distances.tobytes()
 
@@ -113,12 +113,12 @@ def test_copies_are_found_as_on_cores(device: Device) -> None:
     index.link(batch=400)
     index.delete(range(0, 4_000, 7))
     view = index.view()
-    queries = inputs.prepared(distinct[:20] + gaussian(20, 20, seed=1) / 20, 20, index.metric)
-    batch = Batch(device, SIZES)
+    queries = inputs.prepare(distinct[:20] + gaussian(20, 20, seed=1) / 20, 20, index.metric)
+    batch = DeviceBatch(device, SIZES)
     for effort in (
         Effort(k=10, top_m=20),
         Effort(k=90, top_m=96, width=3),
-        Effort(k=5, top_m=16, where=~Equal("part", 3)),
+        Effort(k=5, top_m=16, where=~EqualFilter("part", 3)),
     ):
         cpu = bulk.search_all(effort, queries, view)
         gpu = feeds.search_all(batch, effort, queries, view)

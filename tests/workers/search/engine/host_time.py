@@ -23,7 +23,7 @@ from infra.bench.search import vectors
 from infra.processes import garbage
 from tests.workers.search.cuda.null_device import NullDevice
 from workers.search.cuda import feeds
-from workers.search.cuda.batch import Batch, BatchSettings
+from workers.search.cuda.batch import BatchSettings, DeviceBatch
 from workers.search.engine import backend
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index import inputs
@@ -63,7 +63,7 @@ async def _measure(options: HostOptions) -> dict[str, Any]:
     sizes = BatchSettings(dim_max=256)
     with patch.object(backend, "cuda_device", lambda *_: device):
         engine = SearchEngine(EngineSettings(device="cuda", cuda=sizes))
-    prepared = inputs.prepared(queries, _DIM, index.metric)
+    prepared = inputs.prepare(queries, _DIM, index.metric)
 
     async def one(vector: Array) -> None:
         await engine.search(index, Query(vector=vector, k=_EFFORT.k, top_m=_EFFORT.top_m))
@@ -82,7 +82,7 @@ async def _measure(options: HostOptions) -> dict[str, Any]:
         feeds.search_all(batch, _EFFORT, prepared, index.view())
 
     await asked_by(64)
-    batch, figures = Batch(device, sizes), dict[str, Any]()
+    batch, figures = DeviceBatch(device, sizes), dict[str, Any]()
     with garbage.spared():
         cpu_s = time.process_time()
         taken_us = [await _took_us(one, vector) for vector in queries[: options.lone]]

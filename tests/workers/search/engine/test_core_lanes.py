@@ -13,13 +13,13 @@ from workers.search.engine.core_lanes import CoreLanes
 from workers.search.index import ways
 from workers.search.index.query import Effort
 from workers.search.kernels.arrays import address_of
-from workers.search.walk.slots import Slots
+from workers.search.walk.slots import CpuSlots
 
 
 async def test_what_is_beyond_the_places_takes_over_without_the_owner() -> None:
     """Three searches, one place: never two together, and all end unheard (issue 15, 3)."""
     view = clustered_index(1_500).view()
-    slots = Slots(4, top_m_max=64, k_max=10)
+    slots = CpuSlots(4, top_m_max=64, k_max=10)
     lanes = CoreLanes(slots, 1, places=1, extends_max=64, name="test")
     wanted = [
         ways.search_of(Effort(top_m=64), query[None], view, scanned_rows_max=0)
@@ -28,19 +28,19 @@ async def test_what_is_beyond_the_places_takes_over_without_the_owner() -> None:
     for slot, search in enumerate(wanted):
         lanes.start(slot, search)
     block = lanes._blocks[0]
-    await until(lambda: block[lane_loop.ENDED] == 3)
-    figures = lanes.figures()
+    await until(lambda: block[lane_loop.ENDS_SENT] == 3)
+    figures = lanes.stats()
     assert figures.places_used == figures.extends > 3 * 64
-    assert lanes.ended() == [0, 1, 2], "in the order in which they were told"
+    assert lanes.collect_ended() == [0, 1, 2], "in the order in which they were told"
     lanes.close()
 
 
 async def test_an_ending_is_told_before_a_lane_sleeps_whose_other_searches_were_parked() -> None:
     """It waited for others to end with it, and what was to end was parked (issue 15, 3)."""
     lanes = CoreLanes(
-        Slots(4, top_m_max=64, k_max=10), 1, places=2, extends_max=64, name="test"
+        CpuSlots(4, top_m_max=64, k_max=10), 1, places=2, extends_max=64, name="test"
     )  # fmt: skip
-    lanes._blocks[0][[lane_loop._UNTOLD, lane_loop.ENDED]] = 1
+    lanes._blocks[0][[lane_loop._PENDING, lane_loop.ENDS_SENT]] = 1
     lanes.tell(0, lane_loop.PARK)  # of nothing: the lane looks up, and has nothing to do
 
     def rang() -> bool:
@@ -64,9 +64,9 @@ def lane() -> Any:
 
     def rings(ended: int, now_us: int, running: int, heard: int = 0) -> bool:
         block[lane_loop._RUNNING] = running
-        block[lane_loop.ENDED] += ended
-        block[lane_loop.HEARD] += heard
-        lane_loop._call_for(address_of(block), ended, now_us * 1_000)
+        block[lane_loop.ENDS_SENT] += ended
+        block[lane_loop.ENDS_READ] += heard
+        lane_loop._wake_owner_for(address_of(block), ended, now_us * 1_000)
         owner[lane_loop.CALLED] = 0
         try:
             return os.eventfd_read(bell) == 1

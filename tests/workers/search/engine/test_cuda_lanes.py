@@ -21,15 +21,15 @@ from workers.search.engine.cuda_lanes import CudaLanes
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index import inputs
 from workers.search.index.index import Index
-from workers.search.index.kinds import Kind
+from workers.search.index.kinds import SearchKind
 from workers.search.index.query import Effort, Query
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.metrics import Metric
-from workers.search.metadata.filters import Equal
+from workers.search.metadata.filters import EqualFilter
 from workers.search.service import upkeep
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings
-from workers.search.words.changes import Change
+from workers.search.words.changes import DocumentChange
 
 QUERIES = gaussian(60, 20, seed=6)
 SETTINGS = EngineSettings(device="cuda", cuda=SIZES, top_m_max=96, k_max=200)
@@ -63,11 +63,11 @@ async def test_answers_equal_the_cpus(
     engine: SearchEngine, cpu: SearchEngine, index: Index
 ) -> None:
     """Classes, filters, warm starts and scans side by side, more of them than there are slots."""
-    where = [None, Equal("part", 3), ~Equal("part", 4)]
+    where = [None, EqualFilter("part", 3), ~EqualFilter("part", 4)]
     queries = [
         Query(
             vector=vector, k=1 + i % 40, top_m=20 + i % 50, width=1 + i % 3, where=where[i % 3],
-            kind=list(Kind)[i % 3], seeds=(5, 6, 70) if i % 4 == 0 else (),
+            kind=list(SearchKind)[i % 3], seeds=(5, 6, 70) if i % 4 == 0 else (),
         )
         for i, vector in enumerate(QUERIES)
     ]  # fmt: skip
@@ -82,7 +82,7 @@ async def test_answers_equal_the_cpus(
         assert (one.exact, one.extends) == (two.exact, two.extends)
     assert_nothing_is_left(engine)
     assert engine.load().searches_total == len(queries)
-    assert engine.figures().extends > 0
+    assert engine.stats().extends > 0
 
 
 @pytest.mark.parametrize("together", [7, 64])
@@ -93,7 +93,7 @@ async def test_bulk_calls_equal_the_cpus(
     """Whether one slot takes all queries or several share them (issue 15, 4)."""
     monkeypatch.setattr(CudaLanes, "feed_queries", together)
     effort = Effort(k=7, top_m=32)
-    view, given = index.view(), inputs.prepared(QUERIES, 20, index.metric)
+    view, given = index.view(), inputs.prepare(QUERIES, 20, index.metric)
     ours, theirs = [await each.neighbours(view, given, effort) for each in (engine, cpu)]
     assert ours.tobytes() == theirs.tobytes()
     assert engine.load().searches_total == -(-len(QUERIES) // together)
@@ -104,7 +104,7 @@ async def test_a_few_searches_take_long_turns(engine: SearchEngine, index: Index
     """Whose launches are what a lone search waits for (issue 15, 4)."""
     for vector in QUERIES[:4]:
         await engine.search(index, Query(vector=vector, k=3, top_m=30))
-        assert engine.figures().extends % SIZES.steps[-1] == 0
+        assert engine.stats().extends % SIZES.steps[-1] == 0
 
 
 async def test_walks_that_find_too_little_become_scans(
@@ -161,7 +161,7 @@ async def test_searches_that_are_given_up_leave_nothing(engine: SearchEngine, in
         asyncio.ensure_future(engine.search(index, Query(vector=vector, k=5, top_m=64)))
         for vector in QUERIES
     ]
-    given = inputs.prepared(QUERIES, 20, index.metric)
+    given = inputs.prepare(QUERIES, 20, index.metric)
     bulk = asyncio.ensure_future(engine.neighbours(index.view(), given, Effort(k=5)))
     await asyncio.gather(*searches[:3])
     for each in (*searches[3:], bulk):
@@ -230,11 +230,11 @@ def names(vectors: Array) -> list[str]:
     return [f"d{number}" for number in range(len(vectors))]
 
 
-def documents(vectors: Array) -> list[Change]:
+def documents(vectors: Array) -> list[DocumentChange]:
     changes = []
     for name, vector in zip(names(vectors), vectors, strict=True):
         document = Document(
             document_id=name, collection="books", vector=pack_vector(vector), at_ms=0
         )
-        changes.append(Change("books", name, document))
+        changes.append(DocumentChange("books", name, document))
     return changes

@@ -23,9 +23,9 @@ from workers.search.engine.lane_loop import END, RUN
 from workers.search.engine.scheduler import SchedulerSettings
 from workers.search.index import inputs, view, ways
 from workers.search.index.index import Index
-from workers.search.index.kinds import Kind
+from workers.search.index.kinds import SearchKind
 from workers.search.index.query import Effort, Query
-from workers.search.metadata.filters import CompiledFilters, Equal, OneOf, Range
+from workers.search.metadata.filters import CompiledFilters, EqualFilter, OneOfFilter, RangeFilter
 
 QUERIES = gaussian(64, 20, seed=2)
 
@@ -44,7 +44,7 @@ async def engine() -> AsyncIterator[SearchEngine]:
 
 def assert_nothing_is_left(engine: SearchEngine) -> None:
     dispatcher = engine._dispatcher
-    held = dispatcher.held
+    held = dispatcher.occupancy
     assert held.in_places == len(held.parked) == len(dispatcher.scheduler) == 0
     assert held.active == [0] * dispatcher.lanes.count
     assert not dispatcher._slots.fields.any()
@@ -54,7 +54,7 @@ def assert_nothing_is_left(engine: SearchEngine) -> None:
 async def linked(engine: SearchEngine, index: Index, queries: Any, effort: Effort) -> Any:
     """Rows that the engine finds for an array of queries."""
     view = index.view()
-    given = inputs.prepared(queries, view.dim, view.metric)
+    given = inputs.prepare(queries, view.dim, view.metric)
     return await engine.neighbours(view, given, effort)
 
 
@@ -63,7 +63,7 @@ async def test_single_and_bulk_searches_agree(engine: SearchEngine, index: Index
     assert (await linked(engine, index, QUERIES, Effort(k=5))).tobytes() == rows.tobytes()
     answers = await asyncio.gather(
         *(
-            engine.search(index, Query(vector=query, k=5, kind=list(Kind)[i % 3]))
+            engine.search(index, Query(vector=query, k=5, kind=list(SearchKind)[i % 3]))
             for i, query in enumerate(QUERIES)
         )
     )  # fmt: skip
@@ -146,7 +146,7 @@ def held_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     slots: list[int] = []
     start, tell = CoreLanes.start, CoreLanes.tell
 
-    def started(lanes: CoreLanes, slot: int, search: ways.Search) -> None:
+    def started(lanes: CoreLanes, slot: int, search: ways.PreparedSearch) -> None:
         if slots:
             start(lanes, slot, search)
         else:
@@ -173,12 +173,12 @@ async def test_a_deadline_ends_a_search_that_runs_and_one_that_waits(
     await until(lambda: engine.load().running == 1)
     behind = asyncio.create_task(engine.search(index, Query(vector=QUERIES[0])))
     last = asyncio.create_task(engine.search(index, Query(vector=QUERIES[0], deadline_ms=1)))
-    await until(lambda: engine.load().waiting[Kind.DECODE] == 2)
+    await until(lambda: engine.load().waiting[SearchKind.DECODE] == 2)
     clock.now_ms = 1.0
     with pytest.raises(DeadlineExceeded, match="before the search had a slot"):
         await last
     assert not long.done()
-    assert engine.load().waiting[Kind.DECODE] == 1
+    assert engine.load().waiting[SearchKind.DECODE] == 1
     clock.now_ms = 2.0
     with pytest.raises(DeadlineExceeded, match="during the search"):
         await long
@@ -207,7 +207,7 @@ async def test_each_search_in_a_slot_ends_at_its_own_deadline(
         clock.now_ms = now_ms
         with pytest.raises(DeadlineExceeded, match="during the search"):
             await asked[over]
-    assert engine._dispatcher._late_ms == NEVER_MS and not asked[2].done()
+    assert engine._dispatcher._next_deadline_ms == NEVER_MS and not asked[2].done()
     await engine.close()
     with pytest.raises(EngineDead):
         await asked[2]
@@ -232,7 +232,9 @@ async def test_cancelling_the_caller_frees_the_slot(index: Index, held_up: list[
     engine = SearchEngine(EngineSettings(lanes=1, places=1, slots=1))
     query = Query(vector=QUERIES[0])
     many = [asyncio.create_task(engine.search(index, query)) for _ in range(3)]
-    await until(lambda: engine.load().running == 1 and engine.load().waiting[Kind.DECODE] == 2)
+    await until(
+        lambda: engine.load().running == 1 and engine.load().waiting[SearchKind.DECODE] == 2
+    )
     last = asyncio.create_task(engine.search(index, query))
     await asyncio.sleep(0)
     for task in many:
@@ -272,7 +274,7 @@ async def test_some_arrivals_go_to_lanes_at_once_and_urgent_ones_pass_the_others
     engine = SearchEngine(
         EngineSettings(lanes=1, places=16, slots=16, extends_max=1, scheduler=half)
     )
-    kinds = [Kind.DECODE] * 60 + [Kind.PREFILL] * 8
+    kinds = [SearchKind.DECODE] * 60 + [SearchKind.PREFILL] * 8
     asked = [
         asyncio.create_task(engine.search(index, Query(vector=QUERIES[0], kind=kind)))
         for kind in kinds
@@ -280,10 +282,10 @@ async def test_some_arrivals_go_to_lanes_at_once_and_urgent_ones_pass_the_others
     await asyncio.sleep(0)  # all have asked, and no turn was taken
     load = engine.load()
     assert load.running == 8
-    assert load.waiting[Kind.DECODE] == 52
-    assert load.waiting[Kind.PREFILL] == 8
+    assert load.waiting[SearchKind.DECODE] == 52
+    assert load.waiting[SearchKind.PREFILL] == 8
     await asyncio.sleep(0)  # one turn: the share of free places that is prefill's
-    assert engine.load().waiting[Kind.PREFILL] <= 4
+    assert engine.load().waiting[SearchKind.PREFILL] <= 4
     await asyncio.gather(*asked)
     assert_nothing_is_left(engine)
     await engine.close()
@@ -304,7 +306,13 @@ async def test_urgent_searches_park_others_and_change_nothing(index: Index) -> N
     engine = SearchEngine(
         EngineSettings(lanes=1, places=2, slots=8, extends_max=1, scheduler=scheduler)
     )
-    kinds = [Kind.DECODE, Kind.DECODE, Kind.LINK, Kind.PREFILL, Kind.PREFILL] * 8
+    kinds = [
+        SearchKind.DECODE,
+        SearchKind.DECODE,
+        SearchKind.LINK,
+        SearchKind.PREFILL,
+        SearchKind.PREFILL,
+    ] * 8
     answers = await asyncio.gather(
         *(
             engine.search(index, Query(vector=query, kind=kind, top_m=128))
@@ -313,7 +321,7 @@ async def test_urgent_searches_park_others_and_change_nothing(index: Index) -> N
     )  # fmt: skip
     rows, _ = index.search(QUERIES[: len(kinds)], Effort(top_m=128))
     assert np.array_equal(np.array([answer.rows for answer in answers]), rows)
-    waits = engine.waits_ms(Kind.PREFILL, [0.5, 0.95], 1 << 62, window_ms=1 << 62)
+    waits = engine.waits_ms(SearchKind.PREFILL, [0.5, 0.95], 1 << 62, window_ms=1 << 62)
     assert waits is not None
     assert_nothing_is_left(engine)
     await engine.close()
@@ -326,7 +334,7 @@ async def test_nothing_leaks_over_many_searches() -> None:
     first = weakref.ref(index.view())
     queries = gaussian(24_800, 8, seed=3)
     for turn in range(4):
-        effort = Effort(k=3, top_m=8, where=Equal("even", True) if turn % 2 else None)
+        effort = Effort(k=3, top_m=8, where=EqualFilter("even", True) if turn % 2 else None)
         await linked(engine, index, queries, effort)
         await asyncio.gather(*(engine.search(index, Query(vector=q)) for q in queries[:200]))
         index.upsert([turn], queries[turn : turn + 1], [{"even": True}])
@@ -356,7 +364,7 @@ async def test_a_filter_that_takes_long_is_compiled_beside_the_loop(
     engine: SearchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A list of values is compared with every row (issue 10, 24)."""
-    where = OneOf("n", range(4)) & ~(Equal("n", 2) | Range("n", low=3))
+    where = OneOfFilter("n", range(4)) & ~(EqualFilter("n", 2) | RangeFilter("n", low=3))
     assert where.values_count == 6
     threads, allowed = [], CompiledFilters.allowed
 

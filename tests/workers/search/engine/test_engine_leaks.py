@@ -10,10 +10,10 @@ from schemas.log.clock import wall_ms
 from tests.workers.search.data import clustered_index, gaussian
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.index import Index
-from workers.search.index.inputs import prepared
-from workers.search.index.kinds import Kind
+from workers.search.index.inputs import prepare
+from workers.search.index.kinds import SearchKind
 from workers.search.index.query import Effort, Query
-from workers.search.metadata.filters import Equal
+from workers.search.metadata.filters import EqualFilter
 
 ONE_BY_ONE, IN_BULK, TOGETHER = 12_000, 45_000, 100
 QUERIES = gaussian(TOGETHER, 20, seed=2)
@@ -22,8 +22,8 @@ QUERIES = gaussian(TOGETHER, 20, seed=2)
 async def one(engine: SearchEngine, index: Index, number: int) -> None:
     """A search that ends, is cancelled, is too late or is wrong, by its number."""
     vector = QUERIES[number % TOGETHER]
-    where = Equal("part", 3) if number % 3 == 0 else None
-    kind = Kind.PREFILL if number % 2 else Kind.DECODE
+    where = EqualFilter("part", 3) if number % 3 == 0 else None
+    kind = SearchKind.PREFILL if number % 2 else SearchKind.DECODE
     late = wall_ms() - 1 if number % 11 == 0 else None
     k = 0 if number % 13 == 0 else 5
     query = Query(vector=vector, k=k, top_m=16, where=where, kind=kind, deadline_ms=late)
@@ -44,7 +44,7 @@ async def test_memory_does_not_grow_over_many_searches() -> None:
     """Some 60 000 of them, through 8 slots."""
     index = clustered_index(1_500)
     engine = SearchEngine(EngineSettings(lanes=1, places=8, slots=8))
-    bulk = prepared(gaussian(IN_BULK // 9, 20, seed=4), 20, index.metric)
+    bulk = prepare(gaussian(IN_BULK // 9, 20, seed=4), 20, index.metric)
     await many(engine, index, ONE_BY_ONE // 3)
     await engine.neighbours(index.view(), bulk, Effort(k=3, top_m=8))
     gc.collect()

@@ -12,7 +12,7 @@ from tests.workers.search.data import overlapping
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.audit import Neighbours
 from workers.search.index.index import Index
-from workers.search.index.kinds import Kind
+from workers.search.index.kinds import SearchKind
 from workers.search.index.query import Query
 
 VECTORS, QUERIES = overlapping(3_000, 50, dim=16)
@@ -51,7 +51,7 @@ async def test_searches_are_answered_while_rows_are_linked_and_links_hold_few_pl
     truth, _ = Index.build(VECTORS[:2_500], degree=16).search(QUERIES)
     for query, _rows in zip(QUERIES, truth, strict=True):
         load = engine.load()
-        assert load.running + load.parked + load.waiting[Kind.LINK] <= 1, "one a lane"
+        assert load.running + load.parked + load.waiting[SearchKind.LINK] <= 1, "one a lane"
         answer = await engine.search(index, Query(vector=query))
         assert len(answer.rows) == 10
     assert await linking == 0

@@ -3,11 +3,11 @@
 from typing import Any
 
 from workers.deadlines import NEVER_MS
-from workers.search.engine.queues import BySlack, InOrder, QueuedSearch, Waiting
-from workers.search.index.kinds import Kind
+from workers.search.engine.queues import Fifo, QueuedSearch, SearchQueues, SlackQueue
+from workers.search.index.kinds import SearchKind
 
 
-def search(name: Any, kind: Kind = Kind.PREFILL, *, by_ms: float = NEVER_MS, extends: int = 1,
+def search(name: Any, kind: SearchKind = SearchKind.PREFILL, *, by_ms: float = NEVER_MS, extends: int = 1,
            arrived_ms: float = 0) -> QueuedSearch:  # fmt: skip
     return QueuedSearch(
         kind=kind,
@@ -20,7 +20,7 @@ def search(name: Any, kind: Kind = Kind.PREFILL, *, by_ms: float = NEVER_MS, ext
 
 
 def test_the_least_slack_changes_with_the_time_of_an_extend() -> None:
-    queue = BySlack()
+    queue = SlackQueue()
     short, long = search("short", by_ms=10, extends=1), search("long", by_ms=12, extends=9)
     queue.add(short)
     queue.add(long)
@@ -30,7 +30,7 @@ def test_the_least_slack_changes_with_the_time_of_an_extend() -> None:
 
 
 def test_equal_slack_goes_by_arrival_and_what_has_left_is_skipped() -> None:
-    queue, items = BySlack(), [search(i, by_ms=5) for i in range(4)]
+    queue, items = SlackQueue(), [search(i, by_ms=5) for i in range(4)]
     for item in items:
         queue.add(item)
     items[0].waits = False
@@ -44,7 +44,7 @@ def test_equal_slack_goes_by_arrival_and_what_has_left_is_skipped() -> None:
 
 def test_first_in_first_out_without_what_has_left() -> None:
     items = [search(i) for i in range(3)]
-    queue = InOrder(items)
+    queue = Fifo(items)
     items[0].waits = False
     assert queue.first() is items[1] and len(queue) == 2
     items[2].waits = False
@@ -53,25 +53,25 @@ def test_first_in_first_out_without_what_has_left() -> None:
 
 
 def test_each_class_waits_in_its_queue_until_it_is_taken() -> None:
-    waiting = Waiting()
-    items = {kind: search(kind, kind, by_ms=9 + i) for i, kind in enumerate(Kind)}
+    waiting = SearchQueues()
+    items = {kind: search(kind, kind, by_ms=9 + i) for i, kind in enumerate(SearchKind)}
     for item in items.values():
         item.waits = False
         waiting.add(item)
     assert len(waiting) == 3 and waiting.deadlines.next_ms() == 9
     taken: list[QueuedSearch] = []
     assert [waiting.take(waiting.decode, most, taken) for most in (0, 2)] == [0, 1]
-    assert taken == [items[Kind.DECODE]]
-    assert waiting.take_prefill(1.0) is items[Kind.PREFILL]
-    assert waiting.counts == {Kind.PREFILL: 0, Kind.DECODE: 0, Kind.LINK: 1}
-    assert waiting.cleared() == [items[Kind.LINK]] and not len(waiting)
+    assert taken == [items[SearchKind.DECODE]]
+    assert waiting.take_prefill(1.0) is items[SearchKind.PREFILL]
+    assert waiting.counts == {SearchKind.PREFILL: 0, SearchKind.DECODE: 0, SearchKind.LINK: 1}
+    assert waiting.drain() == [items[SearchKind.LINK]] and not len(waiting)
     assert waiting.deadlines.next_ms() == NEVER_MS, "who waits no longer has none"
 
 
 def test_the_oldest_may_be_a_late_one() -> None:
-    waiting = Waiting()
+    waiting = SearchQueues()
     assert waiting.oldest_ms() == (NEVER_MS, NEVER_MS)
-    late, decode = search("late", arrived_ms=3), search("d", Kind.DECODE, arrived_ms=2)
+    late, decode = search("late", arrived_ms=3), search("d", SearchKind.DECODE, arrived_ms=2)
     for item in (late, decode):
         waiting.add(item)
     waiting.prefill.pop(late)

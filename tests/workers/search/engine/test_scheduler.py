@@ -9,17 +9,23 @@ from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
 from workers.search.engine.queues import QueuedSearch
-from workers.search.engine.scheduler import Drop, Plan, Running, Scheduler, SchedulerSettings
-from workers.search.index.kinds import Kind
+from workers.search.engine.scheduler import Drop, Plan, Running, SchedulerSettings, SearchScheduler
+from workers.search.index.kinds import SearchKind
 
 
-def scheduler(**settings: float) -> Scheduler:
+def scheduler(**settings: float) -> SearchScheduler:
     defaults = {"ms_per_extend": 1.0, "park_after_ms": 5.0, "share": 0.5}
-    return Scheduler(SchedulerSettings(**{**defaults, **settings}))  # type: ignore[arg-type]
+    return SearchScheduler(SchedulerSettings(**{**defaults, **settings}))  # type: ignore[arg-type]
 
 
 def arrive(
-    to: Scheduler, kind: Kind, name: str, *, at_ms: float = 0, extends: int = 10, by_ms: float = 1e6
+    to: SearchScheduler,
+    kind: SearchKind,
+    name: str,
+    *,
+    at_ms: float = 0,
+    extends: int = 10,
+    by_ms: float = 1e6,
 ) -> QueuedSearch:
     item = QueuedSearch(
         kind=kind, extends=extends, arrived_ms=at_ms, deadline_ms=by_ms, search=name
@@ -28,12 +34,12 @@ def arrive(
     return item
 
 
-def prefill(to: Scheduler, name: str, by_ms: float = 1e6, extends: int = 10) -> QueuedSearch:
-    return arrive(to, Kind.PREFILL, name, extends=extends, by_ms=by_ms)
+def prefill(to: SearchScheduler, name: str, by_ms: float = 1e6, extends: int = 10) -> QueuedSearch:
+    return arrive(to, SearchKind.PREFILL, name, extends=extends, by_ms=by_ms)
 
 
-def decode(to: Scheduler, name: str) -> QueuedSearch:
-    return arrive(to, Kind.DECODE, name)
+def decode(to: SearchScheduler, name: str) -> QueuedSearch:
+    return arrive(to, SearchKind.DECODE, name)
 
 
 def names(plan: Plan) -> list[str]:
@@ -54,7 +60,7 @@ def test_slack_follows_the_measured_time_of_an_extend() -> None:
     prefill(to, "short", by_ms=100, extends=10)
     prefill(to, "long", by_ms=150, extends=90)
     for _ in range(100):
-        to.measured(1.0)
+        to.add_measurement(1.0)
     assert names(to.plan(0, 1, 1)) == ["long"]
 
 
@@ -117,19 +123,19 @@ def test_the_hopeless_are_dropped_where_that_is_wanted() -> None:
 
 def test_deadlines_that_passed_are_told() -> None:
     to = scheduler()
-    late, late_decode = prefill(to, "p", by_ms=20), arrive(to, Kind.DECODE, "d", by_ms=20)
+    late, late_decode = prefill(to, "p", by_ms=20), arrive(to, SearchKind.DECODE, "d", by_ms=20)
     plan = to.plan(30, 4, 4)
     assert {item.search for item, _ in plan.dropped} == {"p", "d"}
     assert {why for _, why in plan.dropped} == {Drop.DEADLINE_PASSED}
     assert not plan.admit and not len(to) and not late.waits and not late_decode.waits
-    gone = QueuedSearch(kind=Kind.DECODE, extends=1, arrived_ms=9, deadline_ms=9)
+    gone = QueuedSearch(kind=SearchKind.DECODE, extends=1, arrived_ms=9, deadline_ms=9)
     assert to.arrive(gone, 9) is Drop.DEADLINE_PASSED
 
 
 def test_a_deadline_counts_wherever_the_search_waits() -> None:
     to = scheduler()
     first, brief, last = (
-        arrive(to, Kind.DECODE, name, by_ms=by_ms)
+        arrive(to, SearchKind.DECODE, name, by_ms=by_ms)
         for name, by_ms in (("first", 1e6), ("brief", 20), ("last", 1e6))
     )
     plan = to.plan(19, 0, 9)
@@ -155,31 +161,34 @@ def test_what_has_left_is_forgotten() -> None:
     assert kept < 500
     assert to.plan(0, 9, 9).admit == [stays]
     decode(to, "waits"), prefill(to, "too")
-    assert {item.search for item in to.queues.cleared()} == {"waits", "too"} and not len(to)
+    assert {item.search for item in to.queues.drain()} == {"waits", "too"} and not len(to)
 
 
 def test_queues_are_bounded_by_class() -> None:
     to = scheduler(queue_max=2)
     for _ in range(2):
         decode(to, "d")
-    assert to.arrive(QueuedSearch(kind=Kind.DECODE, extends=1, arrived_ms=0), 0) is Drop.QUEUE_FULL
+    assert (
+        to.arrive(QueuedSearch(kind=SearchKind.DECODE, extends=1, arrived_ms=0), 0)
+        is Drop.QUEUE_FULL
+    )
     prefill(to, "p")
 
 
 @given(
-    kind=st.sampled_from(Kind), by_ms=st.sampled_from([0.0, 5.0, 1e6]),
+    kind=st.sampled_from(SearchKind), by_ms=st.sampled_from([0.0, 5.0, 1e6]),
     gather_min=st.sampled_from([1, 2]), drops_late=st.booleans(), others=st.integers(0, 1),
     places=st.integers(1, 3),
 )  # fmt: skip
 def test_who_passes_would_be_admitted_alone(
-    kind: Kind, by_ms: float, gather_min: int, drops_late: bool, others: int, places: int
+    kind: SearchKind, by_ms: float, gather_min: int, drops_late: bool, others: int, places: int
 ) -> None:
     to = scheduler(gather_min=gather_min, drops_late=drops_late)
     for _ in range(others):
         decode(to, "another")
     item = QueuedSearch(kind=kind, extends=10, arrived_ms=0, deadline_ms=by_ms, search="it")
-    passes = to.passes(item)
-    may_pass = gather_min == 1 and not drops_late and kind is not Kind.LINK and by_ms > 0
+    passes = to.admits_at_once(item)
+    may_pass = gather_min == 1 and not drops_late and kind is not SearchKind.LINK and by_ms > 0
     assert passes == (may_pass and not others)
     if passes:
         assert to.arrive(item, 0) is None
@@ -188,14 +197,14 @@ def test_who_passes_would_be_admitted_alone(
 
 def test_the_cancelled_leave_no_trace() -> None:
     to = scheduler()
-    items = [prefill(to, "p"), decode(to, "d"), arrive(to, Kind.LINK, "l")]
+    items = [prefill(to, "p"), decode(to, "d"), arrive(to, SearchKind.LINK, "l")]
     for item in items:
         to.queues.cancel(item)
     plan = to.plan(0, 9, 9)
     assert not plan.admit and not plan.dropped and not len(to)
 
 
-def running(slots: int, kind: Kind = Kind.DECODE, left: int = 50) -> list[Running]:
+def running(slots: int, kind: SearchKind = SearchKind.DECODE, left: int = 50) -> list[Running]:
     return [Running(slot=slot, kind=kind, extends_left=left + slot) for slot in range(slots)]
 
 
@@ -211,10 +220,10 @@ def test_links_are_parked_first_and_prefill_never() -> None:
     for i in range(4):
         prefill(to, f"p{i}", by_ms=20 + i)
     mixed = [
-        Running(slot=0, kind=Kind.PREFILL, extends_left=99),
-        Running(slot=1, kind=Kind.DECODE, extends_left=99),
-        Running(slot=2, kind=Kind.LINK, extends_left=30),
-        Running(slot=3, kind=Kind.DECODE, extends_left=99, may_park=False),
+        Running(slot=0, kind=SearchKind.PREFILL, extends_left=99),
+        Running(slot=1, kind=SearchKind.DECODE, extends_left=99),
+        Running(slot=2, kind=SearchKind.LINK, extends_left=30),
+        Running(slot=3, kind=SearchKind.DECODE, extends_left=99, may_park=False),
     ]
     assert to.plan(0, 0, 9, mixed).park == [2, 1]
 
@@ -238,7 +247,7 @@ def test_parking_needs_a_slot_for_the_newcomer(slots: int) -> None:
 def test_the_parked_resume_before_new_decode_searches() -> None:
     to = scheduler()
     decode(to, "new")
-    plan = to.plan(0, 1, 3, parked=[Running(slot=7, kind=Kind.DECODE, extends_left=3)])
+    plan = to.plan(0, 1, 3, parked=[Running(slot=7, kind=SearchKind.DECODE, extends_left=3)])
     assert plan.resume == [7] and not plan.admit
 
 
@@ -255,13 +264,16 @@ def test_gathering_ends_at_the_timeouts() -> None:
 
 
 Arrivals = st.lists(
-    st.tuples(st.sampled_from(list(Kind)), st.integers(1, 30), st.integers(1, 200)), max_size=40
+    st.tuples(st.sampled_from(list(SearchKind)), st.integers(1, 30), st.integers(1, 200)),
+    max_size=40,
 )
 
 
 @given(Arrivals, st.lists(st.tuples(st.integers(0, 4), st.integers(0, 20)), max_size=30), st.data())
 def test_nothing_is_lost_and_reserved_places_are_kept(
-    arrivals: Sequence[tuple[Kind, int, int]], turns: Sequence[tuple[int, int]], data: st.DataObject
+    arrivals: Sequence[tuple[SearchKind, int, int]],
+    turns: Sequence[tuple[int, int]],
+    data: st.DataObject,
 ) -> None:
     share = data.draw(st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]))
     to = scheduler(share=share)
@@ -275,7 +287,7 @@ def test_nothing_is_lost_and_reserved_places_are_kept(
     for places, later_ms in turns:
         now_ms += later_ms
         feasible = sum(
-            i.kind is Kind.PREFILL and i.slack_ms(now_ms, 1.0) >= 0 and i.deadline_ms > now_ms
+            i.kind is SearchKind.PREFILL and i.slack_ms(now_ms, 1.0) >= 0 and i.deadline_ms > now_ms
             for i in items
             if i.search not in seen
         )
@@ -283,11 +295,11 @@ def test_nothing_is_lost_and_reserved_places_are_kept(
         done = plan.admit + [item for item, _ in plan.dropped]
         assert not seen & {item.search for item in done}
         seen |= {item.search for item in done}
-        admitted_decodes = [i.search for i in plan.admit if i.kind is Kind.DECODE]
+        admitted_decodes = [i.search for i in plan.admit if i.kind is SearchKind.DECODE]
         assert admitted_decodes == sorted(admitted_decodes)
         assert not admitted_decodes or admitted_decodes[0] > last_decode
         last_decode = admitted_decodes[-1] if admitted_decodes else last_decode
-        prefills = sum(item.kind is Kind.PREFILL for item in plan.admit)
+        prefills = sum(item.kind is SearchKind.PREFILL for item in plan.admit)
         if places > 1:
             assert prefills >= min(feasible, math.ceil(share * places), places - 1)
         waiting = sum(i.deadline_ms > now_ms for i in items if i.search not in seen)
@@ -311,12 +323,12 @@ def test_what_runs_is_looked_at_only_where_somebody_may_be_urgent(extends_most: 
 
     def running(now_ms: float) -> Iterator[Running]:
         looked.append(now_ms)
-        yield Running(slot=3, kind=Kind.DECODE, extends_left=40)
+        yield Running(slot=3, kind=SearchKind.DECODE, extends_left=40)
 
     for now_ms in (0.0, 4.0):
-        plan = to.plan(now_ms, 0, 1, running(now_ms), extends_most=lambda: extends_most)
+        plan = to.plan(now_ms, 0, 1, running(now_ms), max_extends=lambda: extends_most)
         assert (plan.park, names(plan), plan.wake_ms) == ([], [], 5.0)
-    plan = to.plan(5.0, 0, 1, running(5.0), extends_most=lambda: extends_most)
+    plan = to.plan(5.0, 0, 1, running(5.0), max_extends=lambda: extends_most)
     assert (plan.park, names(plan)) == ([3], ["urgent at last"])
     assert looked == ([5.0] if extends_most == 40 else [0.0, 4.0, 5.0])
 
@@ -324,29 +336,29 @@ def test_what_runs_is_looked_at_only_where_somebody_may_be_urgent(extends_most: 
 @pytest.mark.parametrize(
     ("kind", "by_ms", "until_ms"),
     [
-        (Kind.DECODE, math.inf, math.inf),  # it waits for a place
-        (Kind.DECODE, 30, 30),  # it is dropped then
-        (Kind.PREFILL, 100, 5),  # it takes a place then
-        (Kind.PREFILL, 24, 0),  # it may have to at once
-        (Kind.PREFILL, 4, 0),  # it is late
+        (SearchKind.DECODE, math.inf, math.inf),  # it waits for a place
+        (SearchKind.DECODE, 30, 30),  # it is dropped then
+        (SearchKind.PREFILL, 100, 5),  # it takes a place then
+        (SearchKind.PREFILL, 24, 0),  # it may have to at once
+        (SearchKind.PREFILL, 4, 0),  # it is late
     ],
 )
 def test_until_when_a_plan_does_nothing_where_no_place_falls_free(
-    kind: Kind, by_ms: float, until_ms: float
+    kind: SearchKind, by_ms: float, until_ms: float
 ) -> None:
     to = scheduler(ms_per_extend=0.5)
     arrive(to, kind, "asked", extends=10, by_ms=by_ms)
-    assert to.rests_until_ms(0.0, lambda: 40) == until_ms
+    assert to.idle_until_ms(0.0, lambda: 40) == until_ms
     if until_ms:
-        running = [Running(slot=0, kind=Kind.DECODE, extends_left=40)]
+        running = [Running(slot=0, kind=SearchKind.DECODE, extends_left=40)]
         early = to.plan(until_ms - 1 if until_ms < math.inf else 1e9, 0, 1, running, (), lambda: 40)
         assert (early.admit, early.park, early.dropped) == ([], [], [])
 
 
 def test_links_that_run_make_room_at_once() -> None:
     to = scheduler()
-    arrive(to, Kind.LINK, "link")
-    assert to.rests_until_ms(0.0, lambda: 20) == 1e6
+    arrive(to, SearchKind.LINK, "link")
+    assert to.idle_until_ms(0.0, lambda: 20) == 1e6
     assert names(to.plan(0.0, 1, 1)) == ["link"]
     decode(to, "decode")
-    assert to.rests_until_ms(0.0, lambda: 20) == 0.0
+    assert to.idle_until_ms(0.0, lambda: 20) == 0.0

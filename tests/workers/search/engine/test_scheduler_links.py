@@ -5,21 +5,21 @@ from typing import Any
 import pytest
 
 from workers.search.engine.queues import QueuedSearch
-from workers.search.engine.scheduler import Running, Scheduler, SchedulerSettings
-from workers.search.index.kinds import Kind
+from workers.search.engine.scheduler import Running, SchedulerSettings, SearchScheduler
+from workers.search.index.kinds import SearchKind
 
-LINK = Running(slot=4, kind=Kind.LINK, extends_left=500)
+LINK = Running(slot=4, kind=SearchKind.LINK, extends_left=500)
 
 
-def scheduler() -> Scheduler:
+def scheduler() -> SearchScheduler:
     """With one link in a place, which is all there are."""
-    to = Scheduler(SchedulerSettings(ms_per_extend=1, park_after_ms=1_000))
-    arrive(to, Kind.LINK, "link")
+    to = SearchScheduler(SchedulerSettings(ms_per_extend=1, park_after_ms=1_000))
+    arrive(to, SearchKind.LINK, "link")
     assert names(to.plan(0, 1, 9).admit) == ["link"]
     return to
 
 
-def arrive(to: Scheduler, kind: Kind, name: str) -> None:
+def arrive(to: SearchScheduler, kind: SearchKind, name: str) -> None:
     assert to.arrive(QueuedSearch(kind=kind, extends=9, arrived_ms=0, search=name), 0) is None
 
 
@@ -27,8 +27,8 @@ def names(items: list[QueuedSearch]) -> list[Any]:
     return [item.search for item in items]
 
 
-@pytest.mark.parametrize("kind", [Kind.PREFILL, Kind.DECODE])
-def test_a_link_gives_its_place_at_once(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [SearchKind.PREFILL, SearchKind.DECODE])
+def test_a_link_gives_its_place_at_once(kind: SearchKind) -> None:
     to = scheduler()
     arrive(to, kind, "search")
     plan = to.plan(0, 0, 9, [LINK])
@@ -38,28 +38,28 @@ def test_a_link_gives_its_place_at_once(kind: Kind) -> None:
 def test_a_link_stays_where_there_is_room_for_others_or_no_slot() -> None:
     for places, slots in ((1, 9), (0, 0)):
         to = scheduler()
-        arrive(to, Kind.DECODE, "search")
+        arrive(to, SearchKind.DECODE, "search")
         assert to.plan(0, places, slots, [LINK]).park == []
 
 
 def test_a_parked_link_resumes_when_nobody_waits_and_is_not_parked_again() -> None:
     to = scheduler()
     for name in ("one", "two"):
-        arrive(to, Kind.DECODE, name)
+        arrive(to, SearchKind.DECODE, name)
     plan = to.plan(0, 0, 9, [LINK])
     assert (plan.park, names(plan.admit)) == ([4], ["one"])
-    parked = Running(slot=4, kind=Kind.LINK, extends_left=500, may_park=False)
+    parked = Running(slot=4, kind=SearchKind.LINK, extends_left=500, may_park=False)
     plan = to.plan(1, 1, 9, [], [parked])
     assert (plan.resume, names(plan.admit)) == ([], ["two"])
     assert to.plan(2, 1, 9, [], [parked]).resume == [4]
-    arrive(to, Kind.DECODE, "three")
+    arrive(to, SearchKind.DECODE, "three")
     assert to.plan(3, 0, 9, [parked]).park == []
 
 
 def test_links_wait_for_all_others() -> None:
-    to = Scheduler(SchedulerSettings(share=0.5))
-    arrive(to, Kind.LINK, "link")
-    for kind in (Kind.DECODE, Kind.PREFILL):
+    to = SearchScheduler(SchedulerSettings(share=0.5))
+    arrive(to, SearchKind.LINK, "link")
+    for kind in (SearchKind.DECODE, SearchKind.PREFILL):
         arrive(to, kind, kind)
     assert names(to.plan(0, 2, 9).admit) == ["prefill", "decode"]
     assert names(to.plan(0, 2, 9).admit) == ["link"]

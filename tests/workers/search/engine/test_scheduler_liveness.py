@@ -6,16 +6,16 @@ import pytest
 from tests.workers.search.data import clustered_index, gaussian
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.engine.queues import QueuedSearch
-from workers.search.engine.scheduler import Running, Scheduler, SchedulerSettings
-from workers.search.index.kinds import Kind
+from workers.search.engine.scheduler import Running, SchedulerSettings, SearchScheduler
+from workers.search.index.kinds import SearchKind
 from workers.search.index.query import Query
 
 PLACES, EXTENDS = 4, 60  # of a decode search
 MS_PER_EXTEND = 0.125
 
 
-@pytest.mark.parametrize("kind", [Kind.PREFILL, Kind.DECODE, Kind.LINK])
-async def test_a_search_alone_waits_for_no_timeout(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [SearchKind.PREFILL, SearchKind.DECODE, SearchKind.LINK])
+async def test_a_search_alone_waits_for_no_timeout(kind: SearchKind) -> None:
     """No time passes for this engine, so whoever waited for some would wait for ever."""
     never = SchedulerSettings(park_after_ms=1e9, share=0.5)
     engine = SearchEngine(EngineSettings(lanes=1, scheduler=never), clock_ms=lambda: 0.0)
@@ -30,13 +30,15 @@ class Engine:
     """Places that extend once a step, told by a scheduler; decode searches never run out."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
-        self.scheduler, self.step = Scheduler(settings), 0
-        self.left: dict[int, tuple[Kind, int]] = {}  # by slot: class, and extends that are left
+        self.scheduler, self.step = SearchScheduler(settings), 0
+        self.left: dict[
+            int, tuple[SearchKind, int]
+        ] = {}  # by slot: class, and extends that are left
         self.parked: list[int] = []
         self.were_parked: set[int] = set()
         self.admitted: list[tuple[int, QueuedSearch]] = []  # with the step
 
-    def arrive(self, kind: Kind) -> QueuedSearch:
+    def arrive(self, kind: SearchKind) -> QueuedSearch:
         item = QueuedSearch(kind=kind, extends=EXTENDS, arrived_ms=self.now_ms)
         self.scheduler.arrive(item, self.now_ms)
         return item
@@ -47,8 +49,8 @@ class Engine:
 
     def extend(self) -> None:
         """All that runs, once; then a plan."""
-        while self.scheduler.waiting(Kind.DECODE) < 8:
-            self.arrive(Kind.DECODE)
+        while self.scheduler.waiting(SearchKind.DECODE) < 8:
+            self.arrive(SearchKind.DECODE)
         for slot in set(self.left) - set(self.parked):
             kind, left = self.left[slot]
             self.left[slot] = (kind, left - 1)
@@ -74,7 +76,7 @@ class Engine:
             slot=slot, kind=kind, extends_left=left, may_park=slot not in self.were_parked
         )
 
-    def steps(self, kind: Kind) -> list[int]:
+    def steps(self, kind: SearchKind) -> list[int]:
         """When searches of a class were admitted."""
         return [step for step, item in self.admitted if item.kind is kind]
 
@@ -90,10 +92,10 @@ def test_prefill_waits_for_a_stated_number_of_extends_under_a_full_decode_queue(
         for _ in range(phase):
             engine.extend()
         began = engine.step
-        engine.arrive(Kind.PREFILL)
-        while not engine.steps(Kind.PREFILL):
+        engine.arrive(SearchKind.PREFILL)
+        while not engine.steps(SearchKind.PREFILL):
             engine.extend()
-        waited = engine.steps(Kind.PREFILL)[0] - began
+        waited = engine.steps(SearchKind.PREFILL)[0] - began
         assert waited <= park_after_ms / MS_PER_EXTEND + 1, "at the timeout, or one extend later"
 
 
@@ -103,8 +105,8 @@ def test_decode_waits_for_a_stated_number_of_extends_under_prefill_without_end(
 ) -> None:
     engine = Engine(SchedulerSettings(park_after_ms=0.0, share=share))
     for _ in range(50 * EXTENDS):
-        while engine.scheduler.waiting(Kind.PREFILL) < 8:
-            engine.arrive(Kind.PREFILL)
+        while engine.scheduler.waiting(SearchKind.PREFILL) < 8:
+            engine.arrive(SearchKind.PREFILL)
         engine.extend()
-    waits = np.diff([0, *engine.steps(Kind.DECODE), engine.step])
+    waits = np.diff([0, *engine.steps(SearchKind.DECODE), engine.step])
     assert waits.max() <= EXTENDS / (1 - share) + EXTENDS

@@ -12,7 +12,7 @@ DEGREE = 16
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 17, 500, 30_000])
 def test_edges_go_to_other_rows_once_each(rows: int) -> None:
-    made = build.optimised(neighbour_lists(overlapping(rows, 0, dim=12)[0]), DEGREE)
+    made = build.optimise_graph(neighbour_lists(overlapping(rows, 0, dim=12)[0]), DEGREE)
     assert made.shape == (rows, DEGREE) and made.dtype == np.uint32
     assert (made < rows).all()
     for row, edges in enumerate(made.tolist()):
@@ -25,7 +25,7 @@ def test_edges_go_to_other_rows_once_each(rows: int) -> None:
 def test_the_nearer_half_is_that_of_the_pruned_lists() -> None:
     """Edges with the fewest detours, ties by rank; the reverse edges come after."""
     keys = neighbour_lists(gaussian(300, 6))
-    made = build.optimised(keys, DEGREE)
+    made = build.optimise_graph(keys, DEGREE)
     near = [rows_and_distances(row[row < EMPTY])[0].tolist() for row in keys]
     for row, edges in enumerate(made.tolist()):
         detours = [sum(b in near[a] for a in near[row][:rank]) for rank, b in enumerate(near[row])]

@@ -22,32 +22,32 @@ def of_each(node_of: list[int], dtype: type = np.float32) -> Array:
 @pytest.mark.parametrize("metric", [SQUARED_L2, INNER_PRODUCT])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_the_first_of_equal_rows_is_found(dtype: type, metric: int) -> None:
-    assert copies.firsts(of_each(NODE_OF, dtype), metric).tolist() == NODE_OF
+    assert copies.first_equal(of_each(NODE_OF, dtype), metric).tolist() == NODE_OF
     zeros: Array = np.zeros((3, 16), dtype)
     zeros[1] = -zeros[1]
-    assert copies.firsts(zeros, SQUARED_L2).tolist() == [0, 1, 0]
-    assert copies.firsts(zeros[:0], SQUARED_L2).tolist() == []
+    assert copies.first_equal(zeros, SQUARED_L2).tolist() == [0, 1, 0]
+    assert copies.first_equal(zeros[:0], SQUARED_L2).tolist() == []
 
 
 def test_rows_whose_hashes_are_equal_are_compared() -> None:
     words = copies._words(of_each([0, 1, 2, 1]))
-    found = copies._grouped(words, np.zeros(4, np.uint64), np.arange(4))
+    found = copies._first_of_runs(words, np.zeros(4, np.uint64), np.arange(4))
     assert found.tolist() == [0, 1, 2, 3], "a copy may become a node, a node never a copy"
 
 
 def test_chains_ascend_and_grow() -> None:
-    chain = copies.chained(np.array(NODE_OF))
+    chain = copies.chain_of(np.array(NODE_OF))
     assert chain is not None
     end = NOWHERE
     assert chain[:, 0].tolist() == [2, 4, 5, end, end, end, end]
     assert copies.heads(chain).tolist() == NODE_OF
     assert copies.nodes(chain, 7).tolist() == [0, 1, 3, 6]
     assert copies.are_lone(chain).tolist() == [False] * 3 + [True] + [False] * 2 + [True]
-    longer = np.concatenate([chain, copies.unchained(4)])
+    longer = np.concatenate([chain, copies.empty_chain(4)])
     after = copies.append(longer, np.array([7, 9, 10]), np.array([3, 8, 0, 3]))
     assert after.tolist() == [3, 5, 7]
     assert copies.heads(longer).tolist() == [*NODE_OF, 3, 8, 0, 3]
-    assert copies.chained(np.arange(5)) is None
+    assert copies.chain_of(np.arange(5)) is None
     assert copies.nodes(None, 3).tolist() == [0, 1, 2]
 
 

@@ -9,17 +9,17 @@ from infra.bench.search.zoo.kinds import one_dimension
 from tests.workers.search.data import gaussian, nearest, neighbour_lists, recall
 from workers.search.graph import build, density
 from workers.search.index.index import Index
-from workers.search.index.inputs import prepared
+from workers.search.index.inputs import prepare
 from workers.search.index.query import Effort
-from workers.search.index.view import Audit
+from workers.search.index.view import IndexAudit
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.metrics import Metric, Storage
 
 
 def made(dim: int, rows: int = 2_000) -> tuple[Array, Array]:
     vectors = gaussian(rows, dim, seed=3)
-    stored = prepared(vectors, dim, Metric.SQEUCLIDEAN, Storage.FLOAT32)
-    return build.optimised(neighbour_lists(vectors, 32), 24), stored
+    stored = prepare(vectors, dim, Metric.SQEUCLIDEAN, Storage.FLOAT32)
+    return build.optimise_graph(neighbour_lists(vectors, 32), 24), stored
 
 
 def squares(vectors: Array, row: int, others: Array) -> Array:
@@ -29,7 +29,7 @@ def squares(vectors: Array, row: int, others: Array) -> Array:
 
 def test_what_is_left_out_is_nearly_reached_by_a_shorter_edge() -> None:
     graph, vectors = made(2)
-    thin = density.thinned(graph, vectors, Storage.FLOAT32.number)
+    thin = density.thin_edges(graph, vectors, Storage.FLOAT32.number)
     counts = (thin != np.arange(len(thin))[:, None]).sum(1)
     assert counts.min() >= 1 and counts.mean() < 12
     for row in range(0, len(graph), 37):
@@ -45,14 +45,14 @@ def test_what_is_left_out_is_nearly_reached_by_a_shorter_edge() -> None:
 
 def test_where_most_are_needed_all_stay() -> None:
     graph, vectors = made(40)
-    assert density.thinned(graph, vectors, Storage.FLOAT32.number) is graph
+    assert density.thin_edges(graph, vectors, Storage.FLOAT32.number) is graph
     empty = graph[:0]
-    assert density.thinned(empty, vectors[:0], Storage.FLOAT32.number) is empty
+    assert density.thin_edges(empty, vectors[:0], Storage.FLOAT32.number) is empty
 
 
 def test_any_number_of_threads_leaves_out_the_same() -> None:
     graph, vectors = made(3)
-    one, two = (density.thinned(graph, vectors, 0, threads=threads) for threads in (1, 3))
+    one, two = (density.thin_edges(graph, vectors, 0, threads=threads) for threads in (1, 3))
     assert one.tobytes() == two.tobytes() != graph.tobytes()
 
 
@@ -88,13 +88,13 @@ def test_points_on_a_line_need_no_entry_points_but_the_usual() -> None:
 def test_by_inner_product_rows_that_are_held_out_choose(
     are_enough: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    audits = list[Audit]()
+    audits = list[IndexAudit]()
 
-    def serves(few: Audit, full: Audit) -> bool:
+    def serves(few: IndexAudit, full: IndexAudit) -> bool:
         audits[:] = full, few
         return are_enough
 
-    monkeypatch.setattr(Audit, "serves_as_well_as", serves)
+    monkeypatch.setattr(IndexAudit, "serves_as_well_as", serves)
     vectors, queries = gaussian(6_000, 5, seed=5), gaussian(100, 5, seed=6)
     index = Index.build(vectors, metric=Metric.INNER_PRODUCT)
     edges = (index.graph != np.arange(6_000)[:, None]).sum(1).mean()
@@ -106,11 +106,11 @@ def test_by_inner_product_rows_that_are_held_out_choose(
     assert recall(found, exact) >= 0.95
 
 
-def audit(*shares: float) -> Audit:
+def audit(*shares: float) -> IndexAudit:
     efforts = tuple(
         (length, share, 0.0) for length, share in zip((16, 32, 64), shares, strict=True)
     )
-    return Audit(rows=1, entries=1, rounds=1, missed_share=0.0, calibrated=1, efforts=efforts)
+    return IndexAudit(rows=1, entries=1, rounds=1, missed_share=0.0, calibrated=1, efforts=efforts)
 
 
 def test_few_edges_serve_as_well_when_no_list_finds_less() -> None:

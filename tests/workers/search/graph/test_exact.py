@@ -7,7 +7,7 @@ import pytest
 
 from tests.workers.search.data import overlapping
 from workers.search.graph import exact
-from workers.search.graph.knn import even_spans, introduce
+from workers.search.graph.knn import even_spans, insert_peers
 from workers.search.index import inputs
 from workers.search.kernels.arrays import Array, stored_bits
 from workers.search.kernels.keys import EMPTY, rows_and_distances
@@ -18,7 +18,7 @@ def scanned(vectors: Array, count: int, metric: Metric, storage: Storage) -> Arr
     """Each row introduced to all others."""
     rows = np.arange(len(vectors))
     keys = np.full((len(rows), count), EMPTY, np.uint64)
-    introduce(
+    insert_peers(
         stored_bits(vectors), rows, np.tile(rows, len(rows)), even_spans(len(rows), len(rows)),
         keys, metric.number, storage.number,
     )  # fmt: skip
@@ -30,7 +30,7 @@ def scanned(vectors: Array, count: int, metric: Metric, storage: Storage) -> Arr
 @pytest.mark.parametrize("rows", [1, 2, 33, 200])
 def test_lists_are_those_of_a_scan(rows: int, storage: Storage, metric: Metric) -> None:
     drawn, _ = overlapping(rows, 0, dim=19)
-    vectors = inputs.prepared(drawn, 19, metric, storage)
+    vectors = inputs.prepare(drawn, 19, metric, storage)
     expected = scanned(vectors, 24, metric, storage)
     for threads in (1, 2):
         found = exact.neighbours(vectors, 24, metric.number, storage.number, threads=threads)
@@ -42,7 +42,7 @@ def test_nearest_others_are_those_of_a_scan(metric: Metric, monkeypatch: Any) ->
     """Rows stand in panels part by part, and 70 queries are more than a block."""
     monkeypatch.setattr(exact, "_PART_ROWS", 96)
     drawn, _ = overlapping(500, 0, dim=19)
-    vectors = inputs.prepared(drawn, 19, metric, Storage.FLOAT16)
+    vectors = inputs.prepare(drawn, 19, metric, Storage.FLOAT16)
     rows = np.arange(3, 500, 7)[:70]
     kernel = metric.number, Storage.FLOAT16.number
     listed = rows_and_distances(scanned(vectors, 499, metric, Storage.FLOAT16)[rows])[0]

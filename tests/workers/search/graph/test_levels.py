@@ -12,8 +12,8 @@ from workers.search.kernels.metrics import SINGLE
 
 def test_edges_of_all_levels_are_added_and_none_is_needless() -> None:
     graph, vectors = made(3)
-    thin = density.thinned(graph, vectors, SINGLE)
-    laid = levels.laid(thin, vectors, SINGLE, seed=1)
+    thin = density.thin_edges(graph, vectors, SINGLE)
+    laid = levels.add_levels(thin, vectors, SINGLE, seed=1)
     own = np.arange(len(thin))[:, None]
     before, after = (thin != own).sum(1), (laid != own).sum(1)
     assert (after >= before).all() and 0.15 < (after > before).mean() <= 0.25
@@ -32,14 +32,14 @@ def test_edges_of_all_levels_are_added_and_none_is_needless() -> None:
 
 def test_seeds_choose_samples_and_threads_change_nothing() -> None:
     graph, vectors = made(3)
-    thin = density.thinned(graph, vectors, SINGLE)
+    thin = density.thin_edges(graph, vectors, SINGLE)
     one, two, other = (
-        levels.laid(thin, vectors, SINGLE, seed=seed, threads=threads).tobytes()
+        levels.add_levels(thin, vectors, SINGLE, seed=seed, threads=threads).tobytes()
         for seed, threads in ((1, 1), (1, 3), (2, 1))
     )
     assert one == two != other
     few = thin[:50] % 50
-    assert levels.laid(few, vectors[:50], SINGLE, seed=1).tobytes() == few.tobytes()
+    assert levels.add_levels(few, vectors[:50], SINGLE, seed=1).tobytes() == few.tobytes()
 
 
 def test_rays_of_a_few_rows_each_are_found_by_short_lists() -> None:

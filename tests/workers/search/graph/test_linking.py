@@ -34,7 +34,7 @@ def test_lengths_are_those_of_the_edges(metric: Metric, storage: Storage) -> Non
     index.upsert(range(3_000, 3_400), vectors[3_000:])
     for batch in range(4):
         if batch == 2:
-            made = index._extended(index.view(), 3_300, index.searched)
+            made = index._link_rows(index.view(), 3_300, index.neighbours)
             assert len(made.graph) == 3_300
         index.link(100)
     graph, view = index.graph, index.view()

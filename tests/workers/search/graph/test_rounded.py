@@ -6,7 +6,7 @@ import pytest
 from tests.workers.search.data import gaussian
 from workers.search.graph import copies, rounded
 from workers.search.index.index import Index
-from workers.search.index.inputs import prepared
+from workers.search.index.inputs import prepare
 from workers.search.index.query import Effort
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.metrics import INNER_PRODUCT, SQUARED_L2, Metric, Storage
@@ -23,11 +23,11 @@ def scaled(groups: int, dim: int = 40) -> Array:
 
 
 def test_directions_in_several_lengths_are_copies_of_the_first() -> None:
-    unit = prepared(scaled(300), 40, Metric.COSINE)
+    unit = prepare(scaled(300), 40, Metric.COSINE)
     assert len(np.unique(unit, axis=0)) > 2 * 300
-    node_of = copies.firsts(unit, INNER_PRODUCT)
+    node_of = copies.first_equal(unit, INNER_PRODUCT)
     assert (node_of == np.arange(len(unit)) % 300).all()
-    assert len(np.unique(copies.firsts(unit, SQUARED_L2))) == len(np.unique(unit, axis=0))
+    assert len(np.unique(copies.first_equal(unit, SQUARED_L2))) == len(np.unique(unit, axis=0))
     assert not rounded.are_merged(unit.astype(np.float16), INNER_PRODUCT)
 
 
@@ -36,15 +36,17 @@ def test_what_is_farther_apart_than_rounding_is_no_copy(norm: float) -> None:
     near = np.tile(gaussian(1, 32, seed=5), (40, 1))
     near /= np.linalg.norm(near[0])
     near[:, 0] += np.arange(40) * 1e-5
-    assert (copies.firsts((near * norm).astype(np.float32), INNER_PRODUCT) == np.arange(40)).all()
+    assert (
+        copies.first_equal((near * norm).astype(np.float32), INNER_PRODUCT) == np.arange(40)
+    ).all()
 
 
 def test_no_copy_is_far_from_its_node_however_many_lie_between() -> None:
     """Each is equal to the next, the first not to the last."""
     random = np.random.default_rng(6)
-    rows = np.tile(prepared(gaussian(1, 32), 32, Metric.COSINE), (400, 1))
+    rows = np.tile(prepare(gaussian(1, 32), 32, Metric.COSINE), (400, 1))
     rows[:, 1] += random.permutation(400) * np.float32(1e-7)
-    node_of = copies.firsts(rows, INNER_PRODUCT)
+    node_of = copies.first_equal(rows, INNER_PRODUCT)
     assert 20 < len(np.unique(node_of)) < 400
     assert (node_of[node_of] == node_of).all() and (node_of <= np.arange(400)).all()
     far = np.linalg.norm(rows - rows[node_of], axis=1)
@@ -54,12 +56,12 @@ def test_no_copy_is_far_from_its_node_however_many_lie_between() -> None:
 def test_zeros_are_equal() -> None:
     rows = np.zeros((5, 16), np.float32)
     rows[2, 0] = 1e-30
-    assert copies.firsts(rows, INNER_PRODUCT).tolist() == [0, 0, 2, 0, 0]
+    assert copies.first_equal(rows, INNER_PRODUCT).tolist() == [0, 0, 2, 0, 0]
 
 
 @pytest.mark.parametrize("metric", [Metric.COSINE, Metric.INNER_PRODUCT])
 def test_they_are_found_as_scans_find_them_also_those_that_came_later(metric: Metric) -> None:
-    unit = prepared(scaled(600), 40, Metric.COSINE)[:, :40]
+    unit = prepare(scaled(600), 40, Metric.COSINE)[:, :40]
     given = unit if metric is Metric.INNER_PRODUCT else scaled(600)
     index = Index.build(given[:6_000], metric=metric, degree=16)
     index.upsert(range(6_000, len(given)), given[6_000:])
@@ -69,7 +71,7 @@ def test_they_are_found_as_scans_find_them_also_those_that_came_later(metric: Me
     assert copies.node_count(view.chain, view.linked) == 600
     queries = gaussian(50, 40, seed=8)
     found, far = index.search(queries, Effort(k=20, top_m=64))
-    exact = -(prepared(queries, 40, metric)[:, :40].astype(np.float64) @ unit.T)
+    exact = -(prepare(queries, 40, metric)[:, :40].astype(np.float64) @ unit.T)
     exact += metric is Metric.COSINE
     assert np.abs(np.take_along_axis(exact, found, 1) - far).max() < 5e-6 * np.abs(exact).max()
     best = np.sort(exact, axis=1)[:, 19:20]

@@ -5,7 +5,7 @@ import pytest
 
 from tests.workers.search.data import gaussian, overlapping
 from workers.search.graph.build import components
-from workers.search.graph.versions import CHANGES_MAX, Version, Versions
+from workers.search.graph.versions import CHANGES_MAX, GraphVersion, GraphVersions
 from workers.search.index.index import Index
 from workers.search.index.view import IndexView
 from workers.search.kernels.arrays import Array, address_of
@@ -13,12 +13,12 @@ from workers.search.kernels.arrays import Array, address_of
 DEGREE = 4
 
 
-def grown(versions: Versions, value: int, *, added: int = 10) -> Array:
+def grown(versions: GraphVersions, value: int, *, added: int = 10) -> Array:
     """A version that is written: new rows, and every third of the others, get one value."""
     before = len(versions.newest.array)
-    made, changed = versions.begun(before + added), np.arange(0, before, 3)
+    made, changed = versions.begin(before + added), np.arange(0, before, 3)
     made[before:] = made[changed] = value
-    versions.publish(versions.written(changed))
+    versions.publish(versions.seal(changed))
     return made
 
 
@@ -29,7 +29,7 @@ def stored(view: IndexView) -> tuple[bytes, bytes]:
 
 
 def test_each_version_is_the_former_with_what_was_changed() -> None:
-    versions = Versions(Version(np.zeros((100, DEGREE), np.uint32)))
+    versions = GraphVersions(GraphVersion(np.zeros((100, DEGREE), np.uint32)))
     expected = np.zeros((100, DEGREE), np.uint32)
     for value in range(1, 30):
         before = versions.newest.array.copy()
@@ -40,7 +40,7 @@ def test_each_version_is_the_former_with_what_was_changed() -> None:
 
 
 def test_two_buffers_take_turns_and_what_is_read_is_left_alone() -> None:
-    versions = Versions(Version(np.zeros((100, DEGREE), np.uint32)))
+    versions = GraphVersions(GraphVersion(np.zeros((100, DEGREE), np.uint32)))
     for value in range(3):  # until both have room
         grown(versions, value, added=1)
     places = []
@@ -57,15 +57,18 @@ def test_two_buffers_take_turns_and_what_is_read_is_left_alone() -> None:
 
 def test_a_version_knows_in_which_rows_it_differs_from_earlier_ones() -> None:
     random = np.random.default_rng(0)
-    versions, known = Versions(Version(np.zeros((100, DEGREE), np.uint32))), list[Version]()
+    versions, known = (
+        GraphVersions(GraphVersion(np.zeros((100, DEGREE), np.uint32))),
+        list[GraphVersion](),
+    )
     for value in range(1, 30):
         known.append(versions.newest)
         before = len(versions.newest.array)
         changed = random.choice(before, 5, replace=False)
         for _ in range(1 + value % 2):  # one that is not published is not part of the line
-            made = versions.begun(before + 3)
+            made = versions.begin(before + 3)
             made[before:] = made[changed] = value
-            version = versions.written(changed)
+            version = versions.seal(changed)
         versions.publish(version)
         for each in known[-CHANGES_MAX:]:
             rows = version.since(each.number)
@@ -75,15 +78,15 @@ def test_a_version_knows_in_which_rows_it_differs_from_earlier_ones() -> None:
             assert set(range(len(each.array), len(version.array))) <= set(rows.tolist())
         for each in known[:-CHANGES_MAX]:
             assert version.since(each.number) is None
-        assert version.line is known[0].line
+        assert version.lineage is known[0].lineage
 
 
 def test_a_version_that_is_never_published_leaves_no_trace() -> None:
-    versions = Versions(Version(np.zeros((100, DEGREE), np.uint32)))
+    versions = GraphVersions(GraphVersion(np.zeros((100, DEGREE), np.uint32)))
     for value in range(6):
         grown(versions, value, added=1)
         whole = versions.newest.array.tobytes()
-        versions.begun(200)[:] = 99
+        versions.begin(200)[:] = 99
         assert versions.newest.array.tobytes() == whole
     assert (grown(versions, 7) != 99).all()
 

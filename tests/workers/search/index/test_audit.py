@@ -11,7 +11,7 @@ from tests.workers.search.data import gaussian, overlapping
 from workers.search.index import audit, ways
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
-from workers.search.index.view import UNCALIBRATED, Audit, IndexView
+from workers.search.index.view import UNCALIBRATED, IndexAudit, IndexView
 from workers.search.kernels.arrays import Array, all_but
 from workers.search.kernels.metrics import Metric
 from workers.search.limits import TOP_M_MAX
@@ -31,7 +31,7 @@ def test_a_recall_that_is_aimed_at_is_met(name: str) -> None:
         effort = Effort(k=10, recall=aim)
         found, _ = index.search(queries, effort)
         assert truth.recall(vectors, queries, found, limits, kind.metric) >= aim - WITHIN
-        assert ways.way(effort, index.view()).top_m <= 128, "no more than is needed"
+        assert ways.plan_search(effort, index.view()).top_m <= 128, "no more than is needed"
 
 
 @pytest.mark.parametrize("metric", [Metric.SQEUCLIDEAN, Metric.INNER_PRODUCT])
@@ -44,9 +44,9 @@ def test_the_nearest_of_held_out_rows_are_chosen_as_by_a_scan(dim: int, metric: 
         view, linked=0, graph=view.graph[:0], entries=view.entries[:0], chain=None, codes=None,
         ways={}, live=3_000 - len(rows), alive=all_but(rows, 3_000),
     )  # fmt: skip
-    scanned = index.searched(loose, view.vectors[rows], Effort(k=100, top_m=100))
+    scanned = index.neighbours(loose, view.vectors[rows], Effort(k=100, top_m=100))
     for most in (10_000, 0):
-        found = audit.others(view, index.searched, most)(rows, 100)
+        found = audit.build_nearest_of(view, index.neighbours, most)(rows, 100)
         assert found.tolist() == scanned.tolist()
 
 
@@ -54,7 +54,7 @@ def test_hard_data_get_longer_lists_than_easy_ones() -> None:
     """Beyond 512 entries where 512 are not enough (issue 15, 1)."""
     easy = Index.build(overlapping(3_000, 0, dim=8)[0], degree=16).view()
     hard = Index.build(gaussian(6_000, 400), degree=8).view()
-    wanted = [ways.way(Effort(recall=0.99), view).top_m for view in (easy, hard)]
+    wanted = [ways.plan_search(Effort(recall=0.99), view).top_m for view in (easy, hard)]
     assert wanted[0] <= 64
     assert wanted[1] > 512
 
@@ -62,17 +62,17 @@ def test_hard_data_get_longer_lists_than_easy_ones() -> None:
 def test_lists_are_measured_again_when_there_are_many_more_rows() -> None:
     """Easy rows at first, hard ones later: the same recall wants a longer list (issue 15, 1)."""
     index = Index.build(overlapping(4_000, 0, dim=64)[0] * np.float32(0.01), degree=16)
-    before = ways.way(Effort(recall=0.95), index.view()).top_m
+    before = ways.plan_search(Effort(recall=0.95), index.view()).top_m
     index.upsert(range(10_000, 13_000), gaussian(3_000, 64))
     while index.loose:
         index.link()
     assert index.audit is not None and index.audit.calibrated == 7_000
-    assert ways.way(Effort(recall=0.95), index.view()).top_m > before
+    assert ways.plan_search(Effort(recall=0.95), index.view()).top_m > before
 
 
 def test_lengths_lie_on_a_line_between_those_that_were_tried() -> None:
     efforts = ((16, 0.9, 0.0), (64, 0.99, 0.0), (128, 0.999, 0.9))
-    found = Audit(rows=1, entries=1, rounds=1, missed_share=0.0, calibrated=1, efforts=efforts)
+    found = IndexAudit(rows=1, entries=1, rounds=1, missed_share=0.0, calibrated=1, efforts=efforts)
     assert [found.top_m(recall, 10, 512) for recall in (0.5, 0.9, 0.99)] == [16, 16, 64]
     assert found.top_m(1 - 10**-1.5, 10, 512) == 32
     assert found.top_m(0.9999, 10, 512) == 128
@@ -84,26 +84,26 @@ def test_longer_lists_are_tried_on_what_shorter_ones_did_not_find_whole() -> Non
 
     def neighbours(view: IndexView, queries: Array, effort: Effort) -> Array:
         asked[effort.top_m] = len(queries)
-        return index.searched(view, queries, effort)
+        return index.neighbours(view, queries, effort)
 
     view, random = index.view(), np.random.default_rng(0)
-    held = audit.HeldOut.of(view, audit.others(view, neighbours), random, 200, 100)
-    efforts = audit.recalls(held, neighbours, view.entries)
+    held = audit.HeldOutRows.draw(view, audit.build_nearest_of(view, neighbours), random, 200, 100)
+    efforts = audit.measure_recalls(held, neighbours, view.entries)
     counts = [asked[length] for length, *_ in efforts]
     assert counts[:4] == [200] * 4
     assert counts[4:] == sorted(counts[4:], reverse=True)
     assert counts[-1] < 200
     for length, few, most in efforts[3:]:
-        near = held.are_near(held.found(index.searched, view.entries, 100, length))
+        near = held.are_near(held.search(index.neighbours, view.entries, 100, length))
         assert abs(near.mean() - most) <= 0.002
-        near = held.are_near(held.found(index.searched, view.entries, 10, length))
+        near = held.are_near(held.search(index.neighbours, view.entries, 10, length))
         assert abs(near.mean() - few) <= 0.002
 
 
 def test_where_nothing_was_measured_any_recall_has_one_length() -> None:
     index = Index.build(gaussian(1_400, 8), degree=8)
     assert index.audit is not None and index.audit.efforts == ()
-    assert ways.way(Effort(recall=0.9), index.view()).top_m == UNCALIBRATED
+    assert ways.plan_search(Effort(recall=0.9), index.view()).top_m == UNCALIBRATED
 
 
 def test_a_recall_of_one_cannot_be_asked_for() -> None:

@@ -11,8 +11,8 @@ from tests.workers.search.data import gaussian, nearest, overlapping, recall
 from workers.search.graph import build
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
-from workers.search.kernels.arrays import unpacked
-from workers.search.metadata.filters import Equal, OneOf, Range
+from workers.search.kernels.arrays import unpack_bits
+from workers.search.metadata.filters import EqualFilter, OneOfFilter, RangeFilter
 
 VECTORS, QUERIES = overlapping(6_000, 200, dim=24)
 
@@ -89,7 +89,7 @@ def test_compaction_drops_the_dead_and_keeps_the_rest() -> None:
     after = recall(found_ids(index, Effort()), nearest(VECTORS, QUERIES, 10, alive))
     assert after >= before - 0.02
     part = alive & (np.arange(6_000) % 4 == 1)
-    found = found_ids(index, Effort(where=Equal("part", 1)))
+    found = found_ids(index, Effort(where=EqualFilter("part", 1)))
     assert recall(found, nearest(VECTORS, QUERIES, 10, part)) == 1
     assert view.count == 6_000  # who searches the old snapshot still can
 
@@ -154,21 +154,26 @@ def test_filters() -> None:
     numbers = np.arange(51)
     has = numbers < 50
     cases = [
-        (Equal("n", 3), numbers == 3),
-        (Equal("name", "x1"), has & (numbers % 5 == 1)),
-        (Equal("name", "unknown"), np.zeros(51, bool)),
-        (OneOf("name", ["x1", "x2"]), has & np.isin(numbers % 5, [1, 2])),
-        (Equal("even", True) & Range("n", 10, 12), np.isin(numbers, [10, 12])),
-        (Range("n", low=45), has & (numbers >= 45)),
-        (Range("n", high=4) | Equal("n", 9), (numbers <= 4) | (numbers == 9)),
-        (~Equal("even", True), ~(has & (numbers % 2 == 0))),
+        (EqualFilter("n", 3), numbers == 3),
+        (EqualFilter("name", "x1"), has & (numbers % 5 == 1)),
+        (EqualFilter("name", "unknown"), np.zeros(51, bool)),
+        (OneOfFilter("name", ["x1", "x2"]), has & np.isin(numbers % 5, [1, 2])),
+        (EqualFilter("even", True) & RangeFilter("n", 10, 12), np.isin(numbers, [10, 12])),
+        (RangeFilter("n", low=45), has & (numbers >= 45)),
+        (RangeFilter("n", high=4) | EqualFilter("n", 9), (numbers <= 4) | (numbers == 9)),
+        (~EqualFilter("even", True), ~(has & (numbers % 2 == 0))),
     ]  # fmt: skip
     for where, expected in cases:
         allowed = index.view().allowed(where)
-        assert unpacked(allowed.bits, 51).tolist() == expected.tolist(), where
+        assert unpack_bits(allowed.bits, 51).tolist() == expected.tolist(), where
         rows, _ = index.search(np.zeros(3), Effort(k=51, where=where))
         assert sorted(rows[rows >= 0].tolist()) == np.flatnonzero(expected).tolist()
-    for wrong in (Equal("x", 1), Equal("n", "text"), Equal("name", 1), Range("name", 1, 2)):
+    for wrong in (
+        EqualFilter("x", 1),
+        EqualFilter("n", "text"),
+        EqualFilter("name", 1),
+        RangeFilter("name", 1, 2),
+    ):
         with pytest.raises(UnknownFilterField, match="field|filter"):
             index.search(np.zeros(3), Effort(where=wrong))
 
@@ -181,15 +186,23 @@ def test_a_field_takes_another_kind_once_no_row_has_the_former_one() -> None:
     with pytest.raises(InvalidRequest, match="as others have it"):
         index.upsert([1], gaussian(1, 3), [{"v": 5}])
     assert index.ids_of(
-        np.flatnonzero(unpacked(index.view().allowed(Equal("v", "x")).bits, 3))
+        np.flatnonzero(unpack_bits(index.view().allowed(EqualFilter("v", "x")).bits, 3))
     ) == [1]
     index.upsert([1, 2], gaussian(2, 3), [{"v": 5}, {}])
-    assert index.ids_of(index.search(np.zeros(3), Effort(k=1, where=Equal("v", 5)))[0][0]) == [1]
+    assert index.ids_of(
+        index.search(np.zeros(3), Effort(k=1, where=EqualFilter("v", 5)))[0][0]
+    ) == [1]
     with pytest.raises(UnknownFilterField):
-        index.search(np.zeros(3), Effort(where=Equal("v", "x")))
-    assert unpacked(before.allowed(Equal("v", "x")).bits, 3).tolist() == [True, False, False]
-    index.upsert([9], gaussian(1, 3), [{"v": ["z", "w"]}], gone=[1])
-    assert index.ids_of(index.search(np.zeros(3), Effort(k=1, where=Equal("v", "w")))[0][0]) == [9]
+        index.search(np.zeros(3), Effort(where=EqualFilter("v", "x")))
+    assert unpack_bits(before.allowed(EqualFilter("v", "x")).bits, 3).tolist() == [
+        True,
+        False,
+        False,
+    ]
+    index.upsert([9], gaussian(1, 3), [{"v": ["z", "w"]}], deleted_ids=[1])
+    assert index.ids_of(
+        index.search(np.zeros(3), Effort(k=1, where=EqualFilter("v", "w")))[0][0]
+    ) == [9]
 
 
 def test_bad_documents_change_nothing() -> None:

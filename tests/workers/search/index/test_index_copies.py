@@ -12,9 +12,9 @@ from workers.search.graph import copies
 from workers.search.index import bulk, inputs, snapshot, ways
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
-from workers.search.kernels.arrays import unpacked
+from workers.search.kernels.arrays import unpack_bits
 from workers.search.kernels.metrics import Metric
-from workers.search.metadata.filters import Equal, Filter
+from workers.search.metadata.filters import EqualFilter, Filter
 
 DISTINCT, DIM = gaussian(2_000, 20), 20
 QUERIES = DISTINCT[:60] + 0.05 * gaussian(60, DIM, seed=1)
@@ -43,16 +43,16 @@ def index() -> Index:
 
 def is_exact(index: Index, effort: Effort, queries: Any = QUERIES) -> bool:
     """Whether all hits are those of a scan: the same rows, ties in order, each once."""
-    prepared = inputs.prepared(queries, DIM, index.metric)
+    prepared = inputs.prepare(queries, DIM, index.metric)
     view = index.view()
     walked = bulk.search_all(effort, prepared, view, scanned_rows_max=0)
     scanned = bulk.search_all(effort, prepared, view, scanned_rows_max=view.count)
-    assert not ways.way(effort, view, ways.SearchLimits(scanned_rows_max=0)).exact
+    assert not ways.plan_search(effort, view, ways.SearchLimits(scanned_rows_max=0)).exact
     assert walked.distances.tobytes() == scanned.distances.tobytes()
     return walked.rows.tobytes() == scanned.rows.tobytes()
 
 
-@pytest.mark.parametrize("where", [None, ~Equal("part", 1)], ids=["all", "filtered"])
+@pytest.mark.parametrize("where", [None, ~EqualFilter("part", 1)], ids=["all", "filtered"])
 def test_hits_are_the_copies_in_order_of_rows(index: Index, where: Filter | None) -> None:
     """Also where a node itself is deleted or excluded, and where most of the 200 are asked for."""
     assert index.view().chain is not None
@@ -72,8 +72,8 @@ def test_copies_take_no_places_of_the_routing_list(index: Index) -> None:
 
 def test_the_kernel_equals_the_reference_with_copies(index: Index) -> None:
     view = index.view()
-    for effort in (Effort(k=10, top_m=24), Effort(k=7, top_m=24, where=~Equal("part", 2))):
-        prepared = inputs.prepared(QUERIES[:8], DIM, index.metric)
+    for effort in (Effort(k=10, top_m=24), Effort(k=7, top_m=24, where=~EqualFilter("part", 2))):
+        prepared = inputs.prepare(QUERIES[:8], DIM, index.metric)
         for query in prepared:
             search = ways.search_of(effort, query[None], view, seeds=(5, 900, 3_999))
             rows, distances = Reference(search).run()
@@ -89,7 +89,7 @@ def test_compaction_keeps_a_node_while_one_of_its_rows_lives() -> None:
     index = made()
     view = index.view()
     assert view.alive is not None
-    live = np.flatnonzero(unpacked(view.alive, view.count))
+    live = np.flatnonzero(unpack_bits(view.alive, view.count))
     index.compact()
     chain = index.view().chain
     assert chain is not None

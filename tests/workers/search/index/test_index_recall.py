@@ -21,7 +21,7 @@ from workers.search.graph import build, copies
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.kernels.metrics import Metric, Storage
-from workers.search.metadata.filters import Equal
+from workers.search.metadata.filters import EqualFilter
 
 USUAL = Effort(k=1, top_m=64)
 
@@ -55,7 +55,10 @@ def test_filtered(hard: tuple[Index, np.ndarray, np.ndarray]) -> None:
     """A filter that two thirds of the rows pass is walked, one for a third is scanned or walked."""
     index, vectors, queries = hard
     parts = np.arange(len(vectors)) % 3
-    for where, allowed in ((~Equal("part", 0), parts != 0), (Equal("part", 0), parts == 0)):
+    for where, allowed in (
+        (~EqualFilter("part", 0), parts != 0),
+        (EqualFilter("part", 0), parts == 0),
+    ):
         found, _ = index.search(queries, Effort(k=10, top_m=64, where=where))
         assert recall(found, nearest(vectors, queries, 10, allowed)) >= 0.96
         assert allowed[found].all()
@@ -129,7 +132,7 @@ def lost_share(index: Index) -> float:
     """Of all live rows, those that searches for their vectors do not find."""
     view = index.view()
     live = view.live_rows()
-    found = index.searched(replace(view, is_walked=True, ways={}), view.vectors[live], USUAL)
+    found = index.neighbours(replace(view, is_walked=True, ways={}), view.vectors[live], USUAL)
     return float((found[:, 0] != live).mean())
 
 
@@ -159,12 +162,12 @@ def test_edges_are_led_back_to_rows_that_searches_lose(metric: Metric, times: in
     """Copies, too, which no edge may lead to (issue 28, 9)."""
     vectors = np.repeat(gaussian(2_000, 64), times, axis=0)
     index = Index.build(vectors, metric=metric)
-    assert not index.lead_back(), "where little is missed nothing is done"
+    assert not index.relink_lost(), "where little is missed nothing is done"
     lose(index, share=0.05)
     version, chain = index.links.newest.versions[0], index.view().chain
     index.delete(range(100))
     batches = 1
-    while index.lead_back(250):
+    while index.relink_lost(250):
         batches += 1
     assert batches == len(vectors) / 250
     assert index.audit is not None and index.audit.missed_share <= 0.005
@@ -173,7 +176,7 @@ def test_edges_are_led_back_to_rows_that_searches_lose(metric: Metric, times: in
     assert 0 < len(differ) < len(vectors)
     nodes = copies.nodes(chain, len(vectors))
     assert np.isin(newest.array[nodes], nodes).all()
-    assert not index.lead_back(), "once behind each audit"
+    assert not index.relink_lost(), "once behind each audit"
 
 
 def test_an_index_that_grew_finds_nearly_what_one_finds_that_was_built() -> None:

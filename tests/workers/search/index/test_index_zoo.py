@@ -15,7 +15,7 @@ from workers.search.index import audit, snapshot, ways
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.kernels.metrics import Metric
-from workers.search.metadata.filters import Range
+from workers.search.metadata.filters import RangeFilter
 
 USUAL = Effort(k=10, top_m=64)
 
@@ -64,7 +64,7 @@ def test_filters_that_exclude_what_is_near() -> None:
     index = Index.build(vectors, metadata=[{"place": float(each)} for each in place])
     beyond = queries[np.argsort(queries @ vectors[0])[-60:]]
     for share in (0.4, 0.55, 0.9):
-        effort = Effort(k=10, top_m=64, where=Range("place", None, share))
+        effort = Effort(k=10, top_m=64, where=RangeFilter("place", None, share))
         found, _ = index.search(beyond, effort)
         assert (place[found] <= share).all()
         assert recall(found, nearest(vectors, beyond, 10, place <= share)) >= 0.95
@@ -89,12 +89,12 @@ def test_a_filter_is_scanned_or_walked_by_what_costs_less() -> None:
     view = Index.build(vectors, metadata=metadata, degree=16).view()
     found = {}
     for allowed in (0, 100, 2_000, 5_000, 7_600):
-        effort = Effort(k=10, where=Range("place", 0, allowed - 1))
-        found[allowed] = ways.way(effort, view)
+        effort = Effort(k=10, where=RangeFilter("place", 0, allowed - 1))
+        found[allowed] = ways.plan_search(effort, view)
     assert [way.exact for way in found.values()] == [True, True, True, False, False]
-    crowded = Effort(k=100, where=Range("place", 0, 7_599))
-    assert not ways.way(crowded, view, ways.SearchLimits(top_m_max=211)).exact
-    assert ways.way(crowded, view, ways.SearchLimits(top_m_max=210)).exact
+    crowded = Effort(k=100, where=RangeFilter("place", 0, 7_599))
+    assert not ways.plan_search(crowded, view, ways.SearchLimits(top_m_max=211)).exact
+    assert ways.plan_search(crowded, view, ways.SearchLimits(top_m_max=210)).exact
 
 
 def islands(count: int, rows: int) -> np.ndarray:
@@ -128,10 +128,10 @@ def test_an_audit_mends_what_it_finds_and_says_what_is_left() -> None:
     (issue 10, 31)."""
     index = Index.build(islands(60, 50), degree=16)
     index.links.entries = np.arange(3)
-    index._changed()
+    index._publish_view()
     before = index.missed_share()
     assert before > 0.8
-    entries, found = audit.audited(index.view(), index.searched, seed=1)
+    entries, found = audit.audit_index(index.view(), index.neighbours, seed=1)
     assert len(entries) >= 60
     assert found.rounds >= 2
     assert found.missed_share <= audit.ENOUGH
@@ -144,12 +144,12 @@ def test_nearest_rows_that_held_out_ones_miss_become_entry_points_where_that_hel
     for vectors, helps in ((zoo.close_scales(4_000, 0)[0], True), (gaussian(2_000, 200), False)):
         index = Index.build(vectors, degree=16)
         index.links.entries = np.arange(0, len(vectors), 50)
-        index._changed()
+        index._publish_view()
         random = np.random.default_rng(0)
-        nearest_of = audit.others(index.view(), index.searched)
-        entries = audit.reached(index.view(), index.searched, nearest_of, random)
-        held = audit.HeldOut.of(index.view(), nearest_of, random, 200, 10)
-        shares = [held.share(index.searched, each) for each in (index.entries, entries)]
+        nearest_of = audit.build_nearest_of(index.view(), index.neighbours)
+        entries = audit.extend_entries(index.view(), index.neighbours, nearest_of, random)
+        held = audit.HeldOutRows.draw(index.view(), nearest_of, random, 200, 10)
+        shares = [held.recall(index.neighbours, each) for each in (index.entries, entries)]
         assert (len(entries) > len(index.entries)) == helps
         assert shares[0] < 0.9
         assert shares[1] >= (0.95 if helps else shares[0])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import InvalidVector, WrongDimension
-from workers.search.index.inputs import prepared
+from workers.search.index.inputs import prepare
 from workers.search.kernels.metrics import Metric, Storage
 
 WIDE = np.arange(1, 21, dtype=np.float32)
@@ -16,7 +16,7 @@ WIDE = np.arange(1, 21, dtype=np.float32)
 @pytest.mark.parametrize("storage", Storage)
 def test_rows_are_padded_with_zeros(metric: Metric, storage: Storage) -> None:
     for given, count in ((WIDE, 1), (np.stack([WIDE, -WIDE, 2 * WIDE]), 3)):
-        found = prepared(given, 20, metric, storage)
+        found = prepare(given, 20, metric, storage)
         assert found.shape == (count, 32) and found.dtype == storage.value
         assert not found[:, 20:].any()
         wanted = np.atleast_2d(given)
@@ -26,7 +26,7 @@ def test_rows_are_padded_with_zeros(metric: Metric, storage: Storage) -> None:
 
 
 def test_a_zero_vector_stays_zero() -> None:
-    assert not prepared(np.zeros((2, 20)), 20, Metric.COSINE).any()
+    assert not prepare(np.zeros((2, 20)), 20, Metric.COSINE).any()
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,11 @@ def test_what_has_no_distance_is_refused(
     given: Any, metric: Metric, error: type[Exception]
 ) -> None:
     with pytest.raises(error, match="expected"):
-        prepared(given, 20, metric)
+        prepare(given, 20, metric)
 
 
 def test_what_half_precision_cannot_hold_is_refused_and_large_directions_are_not() -> None:
     with pytest.raises(InvalidVector, match="65504"):
-        prepared(WIDE * 1e5, 20, Metric.SQEUCLIDEAN, Storage.FLOAT16)
-    large = prepared(WIDE.astype(np.float64) * 1e18, 20, Metric.COSINE, Storage.FLOAT16)
+        prepare(WIDE * 1e5, 20, Metric.SQEUCLIDEAN, Storage.FLOAT16)
+    large = prepare(WIDE.astype(np.float64) * 1e18, 20, Metric.COSINE, Storage.FLOAT16)
     assert np.isfinite(large).all()

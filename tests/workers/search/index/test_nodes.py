@@ -11,7 +11,7 @@ from workers.search.index import view as views
 from workers.search.index import ways
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
-from workers.search.metadata.filters import Equal
+from workers.search.metadata.filters import EqualFilter
 
 QUERIES = gaussian(30, 20, seed=7)
 
@@ -30,7 +30,7 @@ def built(rows: int = 1_800) -> Index:
 @pytest.mark.parametrize("k", [1, 10, 16, 17, 60])
 def test_all_are_found(k: int) -> None:
     index = built()
-    way = ways.way(Effort(k=k), index.view())
+    way = ways.plan_search(Effort(k=k), index.view())
     assert way.exact and way.top_m == k
     found = index.search(QUERIES, Effort(k=k))[0]
     assert found.tolist() == nearest(gaussian(1_800, 20), QUERIES, k).tolist()
@@ -39,8 +39,8 @@ def test_all_are_found(k: int) -> None:
 def test_a_short_list_is_walked_and_the_audit_tries_walks_alone() -> None:
     index = built()
     view = index.view()
-    assert ways.way(Effort(k=10, top_m=32), view).exact
-    short = ways.way(Effort(k=10, top_m=10), view)
+    assert ways.plan_search(Effort(k=10, top_m=32), view).exact
+    short = ways.plan_search(Effort(k=10, top_m=10), view)
     assert not short.exact and short.top_m == 10
     found = index.search(QUERIES, Effort(k=10, top_m=10))[0]
     assert recall(found, nearest(gaussian(1_800, 20), QUERIES, 10)) > 0.8
@@ -60,7 +60,7 @@ def test_filters_deletions_loose_rows_and_warm_starts() -> None:
     found = index.search(QUERIES, Effort(k=10))[0]
     assert found.tolist() == live[nearest(vectors[live], QUERIES, 10)].tolist()
     part = np.array([row for row in live if row >= 1_800 or row % 3 == 1])
-    found = index.search(QUERIES, Effort(k=10, where=Equal("part", 1)))[0]
+    found = index.search(QUERIES, Effort(k=10, where=EqualFilter("part", 1)))[0]
     assert found.tolist() == part[nearest(vectors[part], QUERIES, 10)].tolist()
 
 
@@ -84,7 +84,7 @@ def test_an_index_that_outgrows_it_is_walked_and_audited() -> None:
     while index.link():
         pass
     view = index.view()
-    assert view.nodes is None and not ways.way(Effort(), view).exact
+    assert view.nodes is None and not ways.plan_search(Effort(), view).exact
     assert index.audit.rows == 3_000
 
 

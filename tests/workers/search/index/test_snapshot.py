@@ -12,7 +12,7 @@ from workers.search.index import snapshot
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.kernels.metrics import Metric, Storage
-from workers.search.metadata.filters import Equal, Range
+from workers.search.metadata.filters import EqualFilter, RangeFilter
 
 IDS: list[Any] = [1, "uno", b"\x00\xff", -(2**63)]
 
@@ -35,7 +35,12 @@ def test_round_trip(tmp_path: Path, storage: Storage) -> None:
     again = snapshot.load(path)
     assert snapshot.info(path)["notes"] == {"offsets": [3, 4]}
     queries = gaussian(20, 9, seed=2)
-    for where in (None, Equal("language", "it"), Range("year", 2, 9), Equal("open", True)):
+    for where in (
+        None,
+        EqualFilter("language", "it"),
+        RangeFilter("year", 2, 9),
+        EqualFilter("open", True),
+    ):
         effort = Effort(k=5, where=where)
         for before, after in zip(
             index.search(queries, effort), again.search(queries, effort), strict=True

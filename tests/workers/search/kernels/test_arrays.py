@@ -6,35 +6,35 @@ from workers.search.kernels.arrays import (
     aligned,
     are_in,
     first_bits,
-    grown,
+    grow,
     members,
-    packed,
-    unpacked,
+    pack_bits,
+    unpack_bits,
 )
 
 
 def test_bit_sets() -> None:
     for count in (0, 1, 31, 32, 33, 100):
         mask = np.random.default_rng(count).random(count) < 0.5
-        assert unpacked(packed(mask), count).tolist() == mask.tolist()
-        assert members(packed(mask)).tolist() == np.flatnonzero(mask).tolist()
+        assert unpack_bits(pack_bits(mask), count).tolist() == mask.tolist()
+        assert members(pack_bits(mask)).tolist() == np.flatnonzero(mask).tolist()
         rows = np.arange(count)[::-3]
-        assert are_in(packed(mask), rows).tolist() == mask[rows].tolist()
+        assert are_in(pack_bits(mask), rows).tolist() == mask[rows].tolist()
         for first in range(0, count, 7):
-            assert first_bits(packed(mask), first).tolist() == packed(mask[:first]).tolist()
+            assert first_bits(pack_bits(mask), first).tolist() == pack_bits(mask[:first]).tolist()
 
 
 def test_a_matrix_grows_in_its_own_memory_where_there_is_room() -> None:
     """What shares it keeps its rows (issue 15, 2.3)."""
     first = aligned(10, 32, np.uint8)
     first[:] = 1
-    second = grown(first, 13)
+    second = grow(first, 13)
     assert not np.shares_memory(first, second) and (second[:10] == 1).all()
     second[10:] = 2
-    third = grown(second, 17)
+    third = grow(second, 17)
     third[13:] = 3
     assert np.shares_memory(second, third)
     assert second[:, 0].tolist() == [1] * 10 + [2] * 3
     assert third[:, 0].tolist() == [1] * 10 + [2] * 3 + [3] * 4
-    beyond = grown(third, 22)  # wherever the memory begins in its first line
+    beyond = grow(third, 22)  # wherever the memory begins in its first line
     assert not np.shares_memory(third, beyond) and (beyond[:17] == third).all()

@@ -14,12 +14,12 @@ from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
 from workers.search.kernels import codes
-from workers.search.kernels.arrays import stored_bits, unpacked
+from workers.search.kernels.arrays import stored_bits, unpack_bits
 from workers.search.kernels.distances import SIMD_FLOATS, distance
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.memory import address
 from workers.search.kernels.metrics import Metric, Storage
-from workers.search.metadata.filters import Equal
+from workers.search.metadata.filters import EqualFilter
 from workers.search.walk import fields
 
 Array = np.ndarray[Any, Any]
@@ -94,19 +94,19 @@ def test_a_code_is_beyond_the_limit_of_farther_rows_only(
     given, asked = _scenes()[scene]
     if storage is Storage.FLOAT16 and metric is not Metric.COSINE and scene in NOT_HALF:
         with pytest.raises(InvalidVector, match="store float32 instead"):
-            inputs.prepared(given, 140, metric, storage)
+            inputs.prepare(given, 140, metric, storage)
         return
-    vectors = inputs.prepared(given, 140, metric, storage)
-    known = codes.coded(vectors, metric.number)
+    vectors = inputs.prepare(given, 140, metric, storage)
+    known = codes.encode_rows(vectors, metric.number)
     assert known is not None
     far, coded_far = np.empty(len(given), np.float32), np.empty(len(given), np.int64)
     coded, room = np.zeros(codes.CODED_QUERY_BYTES, np.uint8), np.empty(144, np.float32)
     passing = np.zeros(len(given), bool)
-    if known.wild is not None:
-        passing = unpacked(known.wild, len(given))
+    if known.outliers is not None:
+        passing = unpack_bits(known.outliers, len(given))
         assert passing.mean() <= 0.02 and metric is not Metric.SQEUCLIDEAN
-    for query in inputs.prepared(asked, 140, metric):
-        _encode(query, known.ruler, metric.number, coded, room)
+    for query in inputs.prepare(asked, 140, metric):
+        _encode(query, known.quantizer, metric.number, coded, room)
         _of_codes(known.codes, coded, metric.number, coded_far)
         _of_vectors(stored_bits(vectors), query, metric.number, storage.number, far)
         for worst in np.sort(far)[:: len(far) // 20]:
@@ -123,39 +123,39 @@ def test_one_wild_row_does_not_make_codes_coarse(metric: Metric) -> None:
     wild[1_500] *= 100
     errors = []
     for given in (usual, wild):
-        known = codes.coded(inputs.prepared(given, 64, metric), metric.number)
+        known = codes.encode_rows(inputs.prepare(given, 64, metric), metric.number)
         assert known is not None
         errors.append(known.error)
         is_wild = given is wild and metric is Metric.INNER_PRODUCT
-        found = np.zeros(1) if known.wild is None else unpacked(known.wild, len(given))
+        found = np.zeros(1) if known.outliers is None else unpack_bits(known.outliers, len(given))
         assert np.flatnonzero(found).tolist() == ([1_500] if is_wild else [])
     assert errors[1] < 1.3 * errors[0]
 
 
 def test_wild_rows_of_codes_that_grow_are_those_of_each_version() -> None:
     """Versions share the words of their bit sets; a version that is never used leaves no trace."""
-    vectors = inputs.prepared(gaussian(2_200, 64, seed=1), 64, Metric.INNER_PRODUCT)
+    vectors = inputs.prepare(gaussian(2_200, 64, seed=1), 64, Metric.INNER_PRODUCT)
     vectors[[1_500, 2_031, 2_035, 2_190]] *= 100
     kernel = Metric.INNER_PRODUCT.number
-    known, versions = codes.coded(vectors[:2_000], kernel), []
+    known, versions = codes.encode_rows(vectors[:2_000], kernel), []
     for count in (2_030, 2_033, 2_080, 2_200):
-        codes.extended(known, vectors[: min(2_200, count + 6)], kernel)
-        known = codes.extended(known, vectors[:count], kernel)
-        assert known is not None and known.wild is not None
-        versions.append((known.wild, count))
+        codes.extend(known, vectors[: min(2_200, count + 6)], kernel)
+        known = codes.extend(known, vectors[:count], kernel)
+        assert known is not None and known.outliers is not None
+        versions.append((known.outliers, count))
     for bits, count in versions:
         expected = [row for row in (1_500, 2_031, 2_035, 2_190) if row < count]
-        assert set(expected) <= set(np.flatnonzero(unpacked(bits, count)).tolist())
-        assert unpacked(bits, count).mean() < 0.1
+        assert set(expected) <= set(np.flatnonzero(unpack_bits(bits, count)).tolist())
+        assert unpack_bits(bits, count).mean() < 0.1
 
 
 def test_codes_leave_most_rows_out() -> None:
     vectors, queries = overlapping(2_000, 1, dim=128)
-    known = codes.coded(inputs.prepared(vectors, 128, Metric.SQEUCLIDEAN), 0)
+    known = codes.encode_rows(inputs.prepare(vectors, 128, Metric.SQEUCLIDEAN), 0)
     assert known is not None
     coded, room = np.zeros(codes.CODED_QUERY_BYTES, np.uint8), np.empty(128, np.float32)
     coded_far, far = np.empty(2_000, np.int64), ((vectors - queries) ** 2).sum(1)
-    _encode(queries[0], known.ruler, 0, coded, room)
+    _encode(queries[0], known.quantizer, 0, coded, room)
     _of_codes(known.codes, coded, 0, coded_far)
     limit = _limit(queries[0], coded, np.sort(far)[100], 0)
     assert 101 <= (coded_far <= limit).sum() < 300
@@ -188,14 +188,14 @@ def test_searches_are_the_same_without_codes(metric: Metric, storage: Storage) -
     views.append(index.view())
     index.compact()
     views.append(index.view())
-    prepared = inputs.prepared(queries, 128, metric)
+    prepared = inputs.prepare(queries, 128, metric)
     for view in views:
         assert view.codes is not None
         assert len(view.codes.codes) == view.linked
         for effort in (
             Effort(k=10, top_m=32),
             Effort(k=5, top_m=64, width=3, patience=2),
-            Effort(k=20, top_m=24, where=~Equal("part", 0)),
+            Effort(k=20, top_m=24, where=~EqualFilter("part", 0)),
         ):
             assert _found(view, prepared, effort) == _found(_without(view), prepared, effort)
 
@@ -206,7 +206,7 @@ def test_searches_of_hard_vectors_are_the_same_without_codes(scene: str, metric:
     given, asked = _scenes()[scene]
     view = Index.build(given, metric=metric, degree=8).view()
     assert view.codes is not None
-    prepared = inputs.prepared(asked, 140, metric)
+    prepared = inputs.prepare(asked, 140, metric)
     for effort in (Effort(k=10, top_m=12), Effort(k=3, top_m=8, width=2, patience=2)):
         assert _found(view, prepared, effort) == _found(_without(view), prepared, effort)
 
@@ -214,7 +214,7 @@ def test_searches_of_hard_vectors_are_the_same_without_codes(scene: str, metric:
 def test_warm_searches_are_the_same_without_codes() -> None:
     vectors, queries = overlapping(2_000, 2, dim=96)
     view = Index.build(vectors).view()
-    prepared = inputs.prepared(queries, 96, Metric.SQEUCLIDEAN)
+    prepared = inputs.prepare(queries, 96, Metric.SQEUCLIDEAN)
     found = []
     for each in (view, _without(view)):
         search = ways.search_of(
@@ -228,30 +228,30 @@ def test_warm_searches_are_the_same_without_codes() -> None:
 
 def test_rows_that_the_ruler_does_not_fit_are_coded_anew() -> None:
     vectors = gaussian(600, 128, seed=1)
-    known = codes.coded(vectors[:300], 0)
+    known = codes.encode_rows(vectors[:300], 0)
     assert known is not None
-    more = codes.extended(known, np.concatenate([vectors[:300], 0.5 * vectors[:300]]), 0)
+    more = codes.extend(known, np.concatenate([vectors[:300], 0.5 * vectors[:300]]), 0)
     assert more is not None
     assert (more.codes[:300] == known.codes).all()
     wide = vectors.copy()
     wide[300:] *= 10
-    again = codes.extended(known, wide, 0)
+    again = codes.extend(known, wide, 0)
     assert again is not None
     assert again.error < 20 * known.error
     wide[300:] *= 2e13  # lengths beyond 1e15, values not: no bound may be cut short
-    far = codes.extended(known, wide, Metric.INNER_PRODUCT.number)
+    far = codes.extend(known, wide, Metric.INNER_PRODUCT.number)
     assert far is not None
     size = float(np.linalg.norm(wide.astype(np.float64), axis=1).max())
-    assert float(far.ruler[len(far.ruler) - SIMD_FLOATS + 2]) >= 0.99 * size
+    assert float(far.quantizer[len(far.quantizer) - SIMD_FLOATS + 2]) >= 0.99 * size
     wide[0, 0] = 1e20
-    assert codes.coded(wide, 0) is None
-    assert codes.extended(known, wide[:300], 0) is not None
+    assert codes.encode_rows(wide, 0) is None
+    assert codes.extend(known, wide[:300], 0) is not None
 
 
 @pytest.mark.parametrize(("dim", "coded"), [(16, False), (64, True), (4_096, True), (4_097, False)])
 def test_which_vectors_have_codes(dim: int, coded: bool) -> None:
-    vectors = inputs.prepared(gaussian(3, dim, seed=1), dim, Metric.SQEUCLIDEAN)
-    assert (codes.coded(vectors, 0) is not None) is coded
+    vectors = inputs.prepare(gaussian(3, dim, seed=1), dim, Metric.SQEUCLIDEAN)
+    assert (codes.encode_rows(vectors, 0) is not None) is coded
 
 
 def test_a_snapshot_has_codes(tmp_path: Any) -> None:
@@ -261,7 +261,7 @@ def test_a_snapshot_has_codes(tmp_path: Any) -> None:
     assert loaded is not None
     assert known is not None
     assert (loaded.codes == known.codes).all()
-    assert (loaded.ruler == known.ruler).all()
+    assert (loaded.quantizer == known.quantizer).all()
 
 
 @pytest.mark.parametrize("storage", Storage)
@@ -271,8 +271,8 @@ def test_neighbours_are_the_same_without_codes(
 ) -> None:
     monkeypatch.setattr(knn, "EXACT_ROWS_MAX", 0)
     given, _ = overlapping(3_000, 0, dim=136)
-    vectors = inputs.prepared(given, 136, metric, storage)
-    assert codes.coded(vectors, metric.number) is not None
+    vectors = inputs.prepare(given, 136, metric, storage)
+    assert codes.encode_rows(vectors, metric.number) is not None
     kernels = (metric.number, storage.number)
     found = knn.neighbours(vectors, 40, *kernels, threads=3)
     monkeypatch.setattr(codes, "coded", lambda *_, **__: None)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.workers.search.data import gaussian
 from workers.search.kernels.arrays import aligned
-from workers.search.kernels.distances import distance, padded
+from workers.search.kernels.distances import distance, padded_dim
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.keys import EMPTY, key_of
 from workers.search.kernels.memory import address
@@ -18,9 +18,9 @@ from workers.search.kernels.panels import (
     NEAREST_MAX,
     PANEL_DIM_MAX,
     PANEL_ROWS,
-    beside,
     choose,
     measure,
+    pad_to_panel,
     panels,
 )
 
@@ -59,7 +59,7 @@ def _keys(far: Array, rows: Array) -> Array:
 
 
 def stored(rows: int, dim: int, seed: int) -> Array:
-    out = aligned(rows, padded(dim), np.float32)
+    out = aligned(rows, padded_dim(dim), np.float32)
     out[:] = 0
     out[:, :dim] = gaussian(rows, dim, seed=seed)
     return out
@@ -86,7 +86,7 @@ def test_the_nearest_are_chosen_by_distance_then_row(
     values: list[float], room: int, seed: int
 ) -> None:
     random = np.random.default_rng(seed)
-    rows = beside(random.permutation(2**31 - 1 - np.arange(len(values))))
+    rows = pad_to_panel(random.permutation(2**31 - 1 - np.arange(len(values))))
     far = np.zeros(-(-len(values) // PANEL_ROWS) * PANEL_ROWS, np.float32)
     far[: len(values)] = values
     keys = np.full(room, EMPTY, np.uint64)
@@ -100,6 +100,6 @@ def test_the_nearest_are_chosen_by_distance_then_row(
 
 def test_rows_have_memory_for_a_whole_panel_behind_them() -> None:
     for count in (1, 16, 17):
-        rows = beside(np.arange(count) + 3)
+        rows = pad_to_panel(np.arange(count) + 3)
         assert rows.tolist() == list(range(3, 3 + count))
         assert rows.base is not None and len(rows.base) % PANEL_ROWS == 0

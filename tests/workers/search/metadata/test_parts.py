@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.search.metadata import parts
-from workers.search.metadata.parts import Table
+from workers.search.metadata.parts import ShardedDict
 
 KEYS = st.one_of(st.integers(0, 20), st.booleans(), st.text(max_size=1), st.binary(max_size=1))
 
 
 @given(st.lists(st.tuples(KEYS, st.booleans())), st.booleans())
 def test_a_table_is_a_dictionary(changes: list[tuple[object, bool]], is_large: bool) -> None:
-    table, expected = Table[object](), dict[object, int]()
+    table, expected = ShardedDict[object](), dict[object, int]()
     if is_large:
         for number in range(5_000):
             table[f"key {number}"] = expected[f"key {number}"] = number
@@ -34,16 +34,16 @@ def test_a_table_is_a_dictionary(changes: list[tuple[object, bool]], is_large: b
 def test_items_are_taken_by_their_places() -> None:
     items = [str(number) for number in range(9_000)]
     rows = np.random.default_rng(0).permutation(9_000)
-    assert parts.taken(items, rows) == [items[row] for row in rows]
+    assert parts.take(items, rows) == [items[row] for row in rows]
 
 
 def test_lists_are_let_go_where_nobody_else_has_them() -> None:
     watched = list(range(5_000))
-    table, held = Table[int](), Table[int]()
+    table, held = ShardedDict[int](), ShardedDict[int]()
     table[1] = held[1] = 2
     clears: list[int] = []
     table.clear = lambda: clears.append(1)  # type: ignore[method-assign]
     holder: list[Any] = [list(range(5_000)), watched, table, held]
     del table
-    parts.let_go(holder)
+    parts.release_gradually(holder)
     assert holder == [] and clears == [1] and len(watched) == 5_000 and len(held) == 1

@@ -27,14 +27,14 @@ from tests.workers.search.words.shelves import (
 )
 from tests.workers.search.words.test_index import drawn
 from workers.search.engine.engine import EngineSettings, SearchEngine
-from workers.search.index.kinds import Kind
-from workers.search.index.query import Answer
+from workers.search.index.kinds import SearchKind
+from workers.search.index.query import SearchAnswer
 from workers.search.service import by_text
 from workers.search.service.collections import Collections
 from workers.search.service.responder import Responder
 from workers.search.service.settings import RetrievalSettings, ShardPlace
-from workers.search.service.snapshots import shelf_of
-from workers.search.words.terms import terms_asked, terms_of
+from workers.search.service.snapshots import store_of
+from workers.search.words.terms import query_terms, terms_of
 from workers.search.words.texts import passages_of
 
 TEXTS = {name.decode(): each for name, each in drawn(400).items()}
@@ -71,7 +71,7 @@ class Pool:
         request = RetrievalRequest(
             retrieval_id="q", request_id="r", asker_id="a", reply_partition=0, asked_ms=0, **known
         )
-        every = [each.hits(request, Kind.PREFILL) for each in self.shards]
+        every = [each.hits(request, SearchKind.PREFILL) for each in self.shards]
         found = list(await asyncio.gather(*every))
         for each in found:
             check_hits(each)
@@ -117,7 +117,7 @@ def by_bm25(texts: Mapping[str, str], query: str) -> list[str]:
     counts = {each: Counter(terms_of(words)) for each, words in texts.items()}
     mean = sum(count.total() for count in counts.values()) / len(counts)
     scores: dict[str, float] = {}
-    for term in terms_asked(query):
+    for term in query_terms(query):
         having = [each for each, count in counts.items() if term in count]
         idf = math.log(1 + (len(counts) - len(having) + 0.5) / (len(having) + 0.5))
         for each in having:
@@ -295,7 +295,7 @@ async def test_what_cannot_be_searched_is_refused(
 def test_a_tenant_is_told_no_seeds_that_are_not_its_own() -> None:
     """A walk comes by rows of others; its routing list is not for tenants."""
     keys = (np.uint64(1 << 31) << np.uint64(32)) | (np.arange(2, dtype=np.uint64) << np.uint64(1))
-    answer = Answer(
+    answer = SearchAnswer(
         rows=np.array([0]), distances=np.zeros(1, np.float32), extends=1, computed=2, exact=False,
         top_keys=keys, names=[b"mine#0", "theirs"],
     )  # fmt: skip
@@ -304,7 +304,7 @@ def test_a_tenant_is_told_no_seeds_that_are_not_its_own() -> None:
             retrieval_id="q", request_id="", asker_id="a", reply_partition=0, collection="c",
             vector=b"", k=1, asked_ms=0, deadline_ms=0, tenant=tenant, wants_seeds=True,
         )  # fmt: skip
-        assert by_text.about(asked, answer)["seeds"] == seeds
+        assert by_text.vector_fields(asked, answer)["seeds"] == seeds
 
 
 async def test_quoted_documents_are_looked_at_with_a_search_without_one_and_where_it_fails() -> (
@@ -351,4 +351,4 @@ async def test_a_text_that_comes_with_its_vector_is_found_by_that_alone(pool: Po
     assert await pool.names("said", mode="words") == ["c#0"]
     held.words("c").compact({each.row_id: each.text for each in passages_of(held.indexes["c"])})
     assert await pool.names("said", mode="words") == ["c#0"]
-    assert shelf_of(held.indexes["c"]).documents == 1
+    assert store_of(held.indexes["c"]).documents == 1

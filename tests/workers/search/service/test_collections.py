@@ -10,14 +10,14 @@ from schemas.records import (
 from schemas.retrieval import pack_vector
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings
-from workers.search.words.changes import Change
+from workers.search.words.changes import DocumentChange
 
 
-def change(name: str, vector: Any, collection: str = "c", **fields: Any) -> Change:
+def change(name: str, vector: Any, collection: str = "c", **fields: Any) -> DocumentChange:
     document = Document(
         document_id=name, collection=collection, vector=pack_vector(vector), at_ms=0, **fields
     )
-    return Change(collection, name, document)
+    return DocumentChange(collection, name, document)
 
 
 def test_one_wrong_document_of_many_is_left_out_alone() -> None:
@@ -29,12 +29,17 @@ def test_one_wrong_document_of_many_is_left_out_alone() -> None:
         change("slash", [1, 1], "a/b"),
         change("second", [1, 1], "d"),
     ]
-    good = [change("a", [1, 0]), change("b", [0, 1]), change("a", [1, 1]), Change("c", "b", None)]
+    good = [
+        change("a", [1, 0]),
+        change("b", [0, 1]),
+        change("a", [1, 1]),
+        DocumentChange("c", "b", None),
+    ]
     failed = held.apply([good[0], *wrong, *good[1:]])
     assert {each.document_id for each, _ in failed} == {each.document_id for each in wrong}
     (state,) = held.states()
     assert (state.name, state.dim, state.documents) == ("c", 2, 1)
-    assert held.apply([Change("nowhere", "x", None)]) == []
+    assert held.apply([DocumentChange("nowhere", "x", None)]) == []
 
 
 def test_a_collection_tells_its_rows_memory_and_effort() -> None:
@@ -42,7 +47,7 @@ def test_a_collection_tells_its_rows_memory_and_effort() -> None:
     held = Collections(RetrievalSettings(recalls=("c=0.9",), top_m=50))
     many = np.random.default_rng(1).normal(size=(600, 64)).astype(np.float32)
     held.apply([change(f"a{i}", row) for i, row in enumerate(many)])
-    held.apply([Change("c", f"a{i}", None) for i in range(7)])
+    held.apply([DocumentChange("c", f"a{i}", None) for i in range(7)])
     held.apply([change("x", [1.0], "d")])
     c, d = held.states()
     assert (c.rows, c.dead_rows, c.loose_rows, c.documents) == (600, 7, 600, 593)
@@ -66,9 +71,9 @@ def test_an_empty_collection_makes_room_and_may_begin_anew() -> None:
     assert held.apply([change("a", [1, 0])]) == []
     ((_, error),) = held.apply([change("b", [1, 0, 0], "d")])
     assert "1 collections are held already; raise [retrieval] collections_max" in error.message
-    held.apply([Change("c", "a", None)])
+    held.apply([DocumentChange("c", "a", None)])
     assert held.apply([change("b", [1, 0, 0])]) == []
     assert [(state.name, state.dim) for state in held.states()] == [("c", 3)]
-    held.apply([Change("c", "b", None)])
+    held.apply([DocumentChange("c", "b", None)])
     assert held.apply([change("b", [1], "d")]) == []
     assert [(state.name, state.dim) for state in held.states()] == [("d", 1)]

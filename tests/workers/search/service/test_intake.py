@@ -2,21 +2,21 @@
 
 import pytest
 
-from workers.search.service.intake import TimeMean
+from workers.search.service.intake import TimeWeightedMean
 
 
 def test_a_mean_over_time_begins_anew_when_it_is_taken() -> None:
     now_s = 0.0
-    mean = TimeMean(lambda: now_s)
-    assert mean.taken() == 0
-    mean.now(4)
+    mean = TimeWeightedMean(lambda: now_s)
+    assert mean.take_mean() == 0
+    mean.set_value(4)
     now_s = 1.0
-    mean.now(0)
+    mean.set_value(0)
     now_s = 2.0
-    assert mean.taken() == pytest.approx(2)
+    assert mean.take_mean() == pytest.approx(2)
     now_s = 3.0
-    mean.now(3)
+    mean.set_value(3)
     now_s = 4.0
-    assert mean.taken() == pytest.approx(1.5)
+    assert mean.take_mean() == pytest.approx(1.5)
     now_s = 5.0
-    assert mean.taken() == pytest.approx(3)
+    assert mean.take_mean() == pytest.approx(3)

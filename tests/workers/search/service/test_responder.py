@@ -19,22 +19,22 @@ from schemas.records import (
 from schemas.retrieval import CHECK, pack_vector, unpack_vector
 from tests.workers.search.data import gaussian, nearest
 from workers.search.engine.engine import EngineSettings, SearchEngine
-from workers.search.index.kinds import Kind
+from workers.search.index.kinds import SearchKind
 from workers.search.service.collections import Collections
 from workers.search.service.responder import Responder
 from workers.search.service.settings import RetrievalSettings, ShardPlace
-from workers.search.words.changes import Change
+from workers.search.words.changes import DocumentChange
 
 SETTINGS = RetrievalSettings(metrics=("books=sqeuclidean", "films=inner_product"))
 BOOKS, FILMS = gaussian(1_400, 6), gaussian(30, 11, seed=1)
 
 
-def change(collection: str, name: str, vector: Any, **metadata: Any) -> Change:
+def change(collection: str, name: str, vector: Any, **metadata: Any) -> DocumentChange:
     document = Document(
         document_id=name, collection=collection, vector=pack_vector(vector), at_ms=0,
         metadata=json.dumps(metadata),
     )  # fmt: skip
-    return Change(collection, name, document)
+    return DocumentChange(collection, name, document)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ async def responder() -> AsyncIterator[Responder]:
     collections = Collections(SETTINGS)
     books = [change("books", f"b{i}", row, tenant=f"t{i % 3}") for i, row in enumerate(BOOKS)]
     films = [change("films", f"f{i}", row) for i, row in enumerate(FILMS)]
-    empty = [change("empty", "x", [1.0]), Change("empty", "x", None)]
+    empty = [change("empty", "x", [1.0]), DocumentChange("empty", "x", None)]
     assert collections.apply([*books, *films, empty[0]]) == []
     assert collections.apply([empty[1]]) == []
     collections.get("books").link()
@@ -62,12 +62,12 @@ def request(vector: Any = BOOKS[0], **fields: Any) -> RetrievalRequest:
 async def test_collections_of_several_dimensions_and_metrics_are_served_at_once(
     responder: Responder,
 ) -> None:
-    books = await responder.hits(request(BOOKS[7]), Kind.PREFILL)
+    books = await responder.hits(request(BOOKS[7]), SearchKind.PREFILL)
     assert list(books.document_ids) == [f"b{i}" for i in nearest(BOOKS, BOOKS[7:8], 5)[0]]
     assert unpack_vector(books.distances)[0] == 0 and not books.exact
     assert (books.retrieval_id, books.request_id, books.worker_id) == ("q", "r", "w")
     assert (books.shard, books.shards, books.collection) == (1, 4, "books")
-    films = await responder.hits(request(FILMS[3], collection="films"), Kind.DECODE)
+    films = await responder.hits(request(FILMS[3], collection="films"), SearchKind.DECODE)
     best = np.argsort(-FILMS @ FILMS[3])[:5]
     assert list(films.document_ids) == [f"f{i}" for i in best] and films.exact
     np.testing.assert_allclose(unpack_vector(films.distances), -(FILMS @ FILMS[3])[best], rtol=1e-5)
@@ -77,10 +77,10 @@ async def test_a_tenant_sees_its_own_documents_only(responder: Responder) -> Non
     for tenant in range(3):
         own = np.arange(len(BOOKS)) % 3 == tenant
         asked = request(BOOKS[1], filter=json.dumps({"tenant": f"t{tenant}"}))
-        found = await responder.hits(asked, Kind.DECODE)
+        found = await responder.hits(asked, SearchKind.DECODE)
         truth = nearest(BOOKS, BOOKS[1:2], 5, own)[0]
         assert list(found.document_ids) == [f"b{i}" for i in truth]
-    nobody = await responder.hits(request(filter='{"tenant": "t9"}'), Kind.DECODE)
+    nobody = await responder.hits(request(filter='{"tenant": "t9"}'), SearchKind.DECODE)
     assert nobody.error is None and nobody.document_ids == () and nobody.exact
 
 
@@ -90,17 +90,17 @@ async def test_a_filter_brings_all_that_it_allows_where_that_is_less_than_k(
     index = responder._collections.get("books")
     index.delete([f"b{i}" for i in range(1_000)])
     asked = request(k=300, filter='{"tenant": {"$in": ["t0", "t1"]}}')
-    found = await responder.hits(asked, Kind.DECODE)
+    found = await responder.hits(asked, SearchKind.DECODE)
     left = [i for i in range(1_000, 1_400) if i % 3 < 2]
     assert len(found.document_ids) == len(left)
     assert {int(name[1:]) for name in found.document_ids} == set(left)
 
 
 async def test_the_seeds_of_a_probe_begin_the_next(responder: Responder) -> None:
-    first = await responder.hits(request(wants_seeds=True), Kind.DECODE)
+    first = await responder.hits(request(wants_seeds=True), SearchKind.DECODE)
     assert set(first.document_ids) < set(first.seeds) and len(first.seeds) == SETTINGS.top_m
     seeds = (*first.seeds, "gone", "b")
-    warm = await responder.hits(request(seeds=seeds, top_m=16), Kind.DECODE)
+    warm = await responder.hits(request(seeds=seeds, top_m=16), SearchKind.DECODE)
     assert warm.document_ids == first.document_ids
     assert warm.distances_computed < first.distances_computed
 
@@ -126,24 +126,24 @@ BAD: list[tuple[dict[str, Any], type[errors.TriviumError], str]] = [
 async def test_what_cannot_be_answered_says_why(
     responder: Responder, fields: dict[str, Any], error: type[errors.TriviumError], said: str
 ) -> None:
-    found = await responder.hits(request(**{"vector": BOOKS[0], **fields}), Kind.DECODE)
+    found = await responder.hits(request(**{"vector": BOOKS[0], **fields}), SearchKind.DECODE)
     assert found.error is not None and found.document_ids == ()
     assert found.error.code == error.code
     with pytest.raises(errors.TriviumError, match=said):
         raise error(found.error.message)
     assert responder.tallies.searches == 1
     assert responder.tallies.misses == (error is errors.DeadlineExceeded)
-    again = await responder.hits(request(), Kind.DECODE)
+    again = await responder.hits(request(), SearchKind.DECODE)
     assert again.error is None and again.document_ids[0] == "b0"
 
 
 async def test_what_became_of_retrievals_is_counted_by_class(responder: Responder) -> None:
     """(issue 15, 2.4)"""
     for k in (1, 2, 0):
-        await responder.hits(request(k=k), Kind.PREFILL)
-    await responder.hits(request(deadline_ms=1), Kind.DECODE)
-    await responder.hits(request(mode=CHECK), Kind.DECODE)
-    prefill, decode = responder.tallies.told()
+        await responder.hits(request(k=k), SearchKind.PREFILL)
+    await responder.hits(request(deadline_ms=1), SearchKind.DECODE)
+    await responder.hits(request(mode=CHECK), SearchKind.DECODE)
+    prefill, decode = responder.tallies.to_records()
     assert (prefill.kind, prefill.outcomes) == ("prefill", {"completed": 2, "invalid_request": 1})
     assert (sum(prefill.waits), sum(prefill.times)) == (2, 3)
     assert prefill.took_ms > prefill.waited_ms >= 0
@@ -159,14 +159,14 @@ async def test_a_defect_in_a_search_is_hits_with_an_error_too(
         raise ZeroDivisionError
 
     monkeypatch.setattr(responder._engine, "search", broken)
-    found = await responder.hits(request(), Kind.DECODE)
+    found = await responder.hits(request(), SearchKind.DECODE)
     assert found.error is not None and found.error.code == errors.EngineFailed.code
     assert "the log of w says why" in found.error.message
 
 
 async def test_more_hits_than_documents_are_all_documents(responder: Responder) -> None:
     asked = dataclasses.replace(request(FILMS[0], collection="films"), k=400)
-    found = await responder.hits(asked, Kind.DECODE)
+    found = await responder.hits(asked, SearchKind.DECODE)
     assert sorted(found.document_ids) == sorted(f"f{i}" for i in range(30))
 
 
@@ -176,9 +176,9 @@ async def test_a_field_that_is_no_utf8_does_no_harm(responder: Responder) -> Non
         document_id="odd", collection="books", vector=pack_vector(BOOKS[0]), at_ms=0,
         metadata='{"\\ud800": "\\udfff"}',
     )  # fmt: skip
-    ((_, refused),) = responder._collections.apply([Change("books", "odd", odd)])
+    ((_, refused),) = responder._collections.apply([DocumentChange("books", "odd", odd)])
     assert "half of a pair" in refused.message and refused.message.isascii()
-    found = await responder.hits(request(filter='{"\\ud800": 1}'), Kind.DECODE)
+    found = await responder.hits(request(filter='{"\\ud800": 1}'), SearchKind.DECODE)
     assert found.error is not None and "\\ud800" in found.error.message
     assert Codec().decode(Codec().encode(found)) == found
 
@@ -186,10 +186,10 @@ async def test_a_field_that_is_no_utf8_does_no_harm(responder: Responder) -> Non
 async def test_patience_of_a_retrieval_ends_its_search_early(responder: Responder) -> None:
     """The routing list unchanged for so many extends is the end; without, the worker's setting
     counts (issue 10, 27)."""
-    patient = await responder.hits(request(top_m=256), Kind.DECODE)
-    hasty = await responder.hits(request(top_m=256, patience=1), Kind.DECODE)
+    patient = await responder.hits(request(top_m=256), SearchKind.DECODE)
+    hasty = await responder.hits(request(top_m=256, patience=1), SearchKind.DECODE)
     assert hasty.error is None
     assert hasty.extends < patient.extends / 2
     assert hasty.document_ids[0] == patient.document_ids[0] == "b0"
     responder._settings = dataclasses.replace(responder._settings, patience=1)
-    assert (await responder.hits(request(top_m=256), Kind.DECODE)).extends == hasty.extends
+    assert (await responder.hits(request(top_m=256), SearchKind.DECODE)).extends == hasty.extends

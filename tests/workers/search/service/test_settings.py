@@ -12,8 +12,8 @@ from workers.deadlines import NEVER_MS
 from workers.search.cuda.batch import sizes_up_to
 from workers.search.engine.engine import EngineSettings
 from workers.search.engine.queues import QueuedSearch
-from workers.search.engine.scheduler import Scheduler, SchedulerSettings
-from workers.search.index.kinds import Kind
+from workers.search.engine.scheduler import SchedulerSettings, SearchScheduler
+from workers.search.index.kinds import SearchKind
 from workers.search.kernels.metrics import Metric
 from workers.search.service import worker
 from workers.search.service.settings import RetrievalSettings, ShardPlace
@@ -122,8 +122,10 @@ def test_the_global_flush_ends_gathering() -> None:
     """With `gather_min`, a search waits for others to be admitted with, and at most
     `global_flush_ms` (issue 10, 27)."""
     settings = RetrievalSettings(gather_min=3, global_flush_ms=15)
-    queues = Scheduler(settings.scheduler())
-    queues.arrive(QueuedSearch(kind=Kind.DECODE, extends=10, arrived_ms=0, deadline_ms=NEVER_MS), 0)
+    queues = SearchScheduler(settings.scheduler())
+    queues.arrive(
+        QueuedSearch(kind=SearchKind.DECODE, extends=10, arrived_ms=0, deadline_ms=NEVER_MS), 0
+    )
     waits = queues.plan(0, 8, 8)
     assert (waits.admit, waits.wake_ms) == ([], 15)
     assert len(queues.plan(15, 8, 8).admit) == 1

@@ -24,7 +24,7 @@ def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
     for writer in ("mine", "also.mine", "gone"):
         (tmp_path / f"1-0.{writer}.partial").mkdir()
         (tmp_path / f"1-0.{writer}.partial" / "a.index").write_bytes(b"wh")
-    folder.forget_own()
+    folder.remove_own_partials()
     assert names(tmp_path) == ["also.mine.partial", "gone.partial"], "others may write them now"
     long_ago = time.time() - 2 * HOUR_S
     os.utime(tmp_path / "1-0.also.mine.partial", (long_ago, long_ago))

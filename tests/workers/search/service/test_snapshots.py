@@ -17,8 +17,8 @@ from workers.search.kernels.metrics import Metric
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 from workers.search.service.snapshots import Snapshots
-from workers.search.words.changes import Change
-from workers.search.words.shelf import Shelf
+from workers.search.words.changes import DocumentChange
+from workers.search.words.shelf import PassageStore
 
 PLACE = ShardPlace(0, 1)
 
@@ -90,7 +90,12 @@ def test_vectors_are_kept_as_a_setting_says_and_other_files_are_not_used(tmp_pat
     document = Document(
         document_id="a", collection="c", vector=pack_vector([1.0, 1.0 / 3]), at_ms=0
     )
-    mine.apply([Change("c", "a", document), Change("d", "a", replace(document, collection="d"))])
+    mine.apply(
+        [
+            DocumentChange("c", "a", document),
+            DocumentChange("d", "a", replace(document, collection="d")),
+        ]
+    )
     assert [mine.get(name).rows.vectors.dtype for name in ("c", "d")] == [np.float16, np.float32]
     private.snapshots("r", mine).save()
     again = Collections(private.settings)
@@ -239,7 +244,7 @@ def test_what_changes_while_a_snapshot_is_begun_is_in_it_or_read_again(
     collections = held(c=10)
 
     def offsets() -> Any:
-        collections.shelves.setdefault("c", Shelf()).lives("late")
+        collections.stores.setdefault("c", PassageStore()).add_document("late")
         collections.declared.set("c", CollectionDeclared(collection="c", tenants=["t"], at_ms=0))
         collections.indexes["d"] = built(5)
         return at(5)
@@ -247,6 +252,6 @@ def test_what_changes_while_a_snapshot_is_begun_is_in_it_or_read_again(
     replicas.snapshots("a", collections, offsets).save()
     found = Collections(replicas.settings)
     assert replicas.snapshots("b", found).load() == at(5)
-    assert found.shelves["c"].waiting() == ["late"]
+    assert found.stores["c"].waiting() == ["late"]
     assert not found.declared.allows("c", "other")
     assert set(found.indexes) == {"c", "d"}

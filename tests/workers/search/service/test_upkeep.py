@@ -15,14 +15,14 @@ from workers.search.index.audit import MANY
 from workers.search.service.collections import Collections
 from workers.search.service.settings import LOOSE_MIN, RetrievalSettings
 from workers.search.service.upkeep import Upkeep
-from workers.search.words.changes import Change
+from workers.search.words.changes import DocumentChange
 
 
-def change(name: str, vector: Any, collection: str = "c", **fields: Any) -> Change:
+def change(name: str, vector: Any, collection: str = "c", **fields: Any) -> DocumentChange:
     document = Document(
         document_id=name, collection=collection, vector=pack_vector(vector), at_ms=0, **fields
     )
-    return Change(collection, name, document)
+    return DocumentChange(collection, name, document)
 
 
 async def test_new_rows_are_linked_once_they_rest_and_deleted_ones_compacted() -> None:
@@ -40,7 +40,7 @@ async def test_new_rows_are_linked_once_they_rest_and_deleted_ones_compacted() -
     running = asyncio.create_task(upkeep.run())
     await until(lambda: index.loose == 0)
     assert engine.load().searches_total >= 50 / 8, "the engine searched for their neighbours"
-    held.apply([Change("c", str(i), None) for i in range(600)])
+    held.apply([DocumentChange("c", str(i), None) for i in range(600)])
     await until(lambda: index.rows.count == len(index) == 950)
     running.cancel()
     await engine.close()
@@ -90,7 +90,7 @@ async def test_rows_that_wait_are_linked_without_the_engine_and_the_feed_waits_f
     settings = RetrievalSettings(upkeep_interval_ms=1, loose_max=1_024)
     held, asked, over = Collections(settings), 0, asyncio.Event()
     held.apply([change(str(i), row) for i, row in enumerate(gaussian(2_500, 4))])
-    await held.room()  # at the start all rows are read, then linked
+    await held.wait_for_room()  # at the start all rows are read, then linked
     assert held.held_back_ms == 0
 
     async def starving(*_: Any) -> Any:
@@ -103,7 +103,7 @@ async def test_rows_that_wait_are_linked_without_the_engine_and_the_feed_waits_f
     await upkeep.finish()
     held.apply([change(f"new{i}", row) for i, row in enumerate(gaussian(1_030, 4, seed=1))])
     held.linked = asyncio.Event()
-    feed = asyncio.create_task(held.room())
+    feed = asyncio.create_task(held.wait_for_room())
     await asyncio.sleep(0)
     held.linked.set()  # somebody linked, not enough
     for _ in range(3):

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from workers.search.index.ways import Search
-from workers.search.kernels.arrays import stored_bits, unpacked
+from workers.search.index.ways import PreparedSearch
+from workers.search.kernels.arrays import stored_bits, unpack_bits
 from workers.search.kernels.distances import distance
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.keys import EMPTY, LIMIT, NOWHERE, key_of, rows_and_distances
@@ -34,7 +34,7 @@ def _keys(vectors: Array, rows: Array, query: Array, metric: int, stored: int) -
 class Reference:
     """A search of the first query of `search`; `run` gives rows and distances of its hits."""
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, search: PreparedSearch) -> None:
         self.view, self.row, self.query = search.view, search.row, search.query[0]
         self.search, self.extends = search, 0
         self.top: list[int] = []  # keys, ascending; their rows' flags are in `expanded`
@@ -45,9 +45,9 @@ class Reference:
     def run(self) -> tuple[Array, Array]:
         row = self.row
         if row[fields.LIST_COUNT]:
-            assert self.search.way.where is not None
-            assert self.search.way.where.rows is not None
-            self._measure(self.search.way.where.rows, 0)
+            assert self.search.plan.where is not None
+            assert self.search.plan.where.rows is not None
+            self._measure(self.search.plan.where.rows, 0)
             return self._hits()
         if row[fields.WARM_COUNT]:
             assert self.search.warm is not None
@@ -101,9 +101,9 @@ class Reference:
         return out
 
     def _may_return(self, row: int) -> bool:
-        where, view = self.search.way.where, self.view
+        where, view = self.search.plan.where, self.view
         sets = [view.alive, where.bits if where is not None else None]
-        return all(bits is None or bool(unpacked(bits, view.count)[row]) for bits in sets)
+        return all(bits is None or bool(unpack_bits(bits, view.count)[row]) for bits in sets)
 
     def _hits(self) -> tuple[Array, Array]:
         hits = self.found if self.row[fields.SCREENED] else self.top

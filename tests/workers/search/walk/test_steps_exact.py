@@ -10,7 +10,7 @@ from workers.search.index import bulk, inputs, ways
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.kernels.metrics import Metric, Storage
-from workers.search.metadata.filters import Equal, OneOf, Range
+from workers.search.metadata.filters import EqualFilter, OneOfFilter, RangeFilter
 
 SIZES = [1, 2, 3, 5, 31, 33, 127, 1_000]
 
@@ -129,24 +129,24 @@ def index() -> Index:
         Effort(k=10, top_m=48, width=3),
         Effort(k=10, top_m=64, width=2, patience=3),
         Effort(k=30, top_m=16),
-        Effort(k=5, where=Equal("part", 3)),
-        Effort(k=5, where=~OneOf("part", [1, 2, 3])),
-        Effort(k=200, where=Range("part", 3, 3) & Equal("kind", "odd")),
+        Effort(k=5, where=EqualFilter("part", 3)),
+        Effort(k=5, where=~OneOfFilter("part", [1, 2, 3])),
+        Effort(k=200, where=RangeFilter("part", 3, 3) & EqualFilter("kind", "odd")),
     ],
     ids=repr,
 )
 @pytest.mark.parametrize("scanned_max", [0, 10_000])
 def test_the_kernel_equals_the_reference(index: Index, effort: Effort, scanned_max: int) -> None:
     view = index.view()
-    queries = inputs.prepared(gaussian(6, 20, seed=2), 20, index.metric)
+    queries = inputs.prepare(gaussian(6, 20, seed=2), 20, index.metric)
     found = bulk.search_all(effort, queries, view, threads=1, scanned_rows_max=scanned_max)
     for i, query in enumerate(queries):
         admitted = ways.search_of(effort, query[None], view, scanned_rows_max=scanned_max)
         rows, distances = Reference(admitted).run()
-        if rows[min(effort.k, admitted.way.allowed) - 1] >= 0:
+        if rows[min(effort.k, admitted.plan.allowed) - 1] >= 0:
             assert rows.tolist() == found.rows[i].tolist()
             assert distances.tobytes() == found.distances[i].tobytes()
-        assert (found.rows[i] >= 0).sum() == min(effort.k, admitted.way.allowed)
+        assert (found.rows[i] >= 0).sum() == min(effort.k, admitted.plan.allowed)
 
 
 def test_rescans_are_exact(index: Index) -> None:

@@ -18,15 +18,15 @@ from workers.search.index import bulk, inputs, ways
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
 from workers.search.kernels.metrics import Metric
-from workers.search.metadata.filters import Equal, OneOf
+from workers.search.metadata.filters import EqualFilter, OneOfFilter
 from workers.search.walk import fields, steps
-from workers.search.walk.slots import Slots
+from workers.search.walk.slots import CpuSlots
 
 Array = np.ndarray[Any, Any]
 
 TOP_M_MAX, K_MAX = 96, 40
 DIMS = (20, 72)  # the longer ones have codes
-QUERIES = {dim: inputs.prepared(gaussian(12, dim, seed=4), dim, Metric.SQEUCLIDEAN) for dim in DIMS}
+QUERIES = {dim: inputs.prepare(gaussian(12, dim, seed=4), dim, Metric.SQEUCLIDEAN) for dim in DIMS}
 QUERY_COUNT = 12
 EFFORTS = st.builds(
     Effort,
@@ -34,7 +34,7 @@ EFFORTS = st.builds(
     top_m=st.sampled_from([8, 32, 64]),
     width=st.sampled_from([1, 2, 5]),
     patience=st.sampled_from([0, 0, 2]),
-    where=st.sampled_from([None, None, Equal("part", 3), ~OneOf("part", [0, 1])]),
+    where=st.sampled_from([None, None, EqualFilter("part", 3), ~OneOfFilter("part", [0, 1])]),
 )
 
 
@@ -66,7 +66,7 @@ class Wanted:
     warm: int  # another query, whose routing list this one begins with; -1: none
     scanned_rows_max: int
 
-    def admitted(self) -> ways.Search:
+    def admitted(self) -> ways.PreparedSearch:
         view = views()[self.view]
         queries = QUERIES[view.dim]
         seeds: Any = ()
@@ -83,8 +83,8 @@ class Batch:
     """Slots and what is in them."""
 
     def __init__(self, count: int) -> None:
-        self.slots = Slots(count, top_m_max=TOP_M_MAX, k_max=K_MAX)
-        self.held: dict[int, tuple[Wanted, ways.Search]] = {}
+        self.slots = CpuSlots(count, top_m_max=TOP_M_MAX, k_max=K_MAX)
+        self.held: dict[int, tuple[Wanted, ways.PreparedSearch]] = {}
 
     def admit(self, wanted: Wanted) -> None:
         slot = min(set(range(self.slots.count)) - set(self.held))
@@ -96,13 +96,13 @@ class Batch:
         """The searches that ended, and all that they left behind."""
         slots, finished = self.slots, np.empty(self.slots.count, np.int64)
         ended, _ = steps.advance(
-            slots.fields, slots.top, slots.found, slots.visited, np.array(active), len(active),
+            slots.fields, slots.top, slots.hit_keys, slots.visited, np.array(active), len(active),
             slots.tasks, finished, extends, slots.attention,
         )  # fmt: skip
         out = []
         for slot in finished[:ended].tolist():
             wanted, search = self.held[slot]
-            if ways.rescanned(search, slots, slot):
+            if ways.restart_as_scan(search, slots, slot):
                 continue
             del self.held[slot]
             row = slots.fields[slot]

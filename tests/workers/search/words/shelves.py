@@ -8,7 +8,7 @@ from schemas.records import Chunk, CollectionDeclared, Document, DocumentPassage
 from schemas.retrieval import pack_vector
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings
-from workers.search.words.changes import Change, PassagesChange
+from workers.search.words.changes import DocumentChange, PassagesChange
 
 EMBEDDER = "hash@1"
 
@@ -19,19 +19,19 @@ def vector_of(text: str, dim: int = 8) -> Any:
     return drawn.standard_normal(dim).astype(np.float32)
 
 
-def document(name: str, offset: int = 0, *, vector: Any = None, **fields: Any) -> Change:
+def document(name: str, offset: int = 0, *, vector: Any = None, **fields: Any) -> DocumentChange:
     fields = {"collection": "c", "at_ms": 0, **fields}
     data = b"" if vector is None else pack_vector(vector)
     found = Document(document_id=name, vector=data, **fields)
-    return Change(fields["collection"], name, found, offset)
+    return DocumentChange(fields["collection"], name, found, offset)
 
 
-def text(name: str, offset: int = 0, **fields: Any) -> Change:
+def text(name: str, offset: int = 0, **fields: Any) -> DocumentChange:
     return document(name, offset, text="some text", **fields)
 
 
-def gone(name: str, offset: int = 0, collection: str = "c") -> Change:
-    return Change(collection, name, None, offset)
+def gone(name: str, offset: int = 0, collection: str = "c") -> DocumentChange:
+    return DocumentChange(collection, name, None, offset)
 
 
 def chunks(*texts: str, dim: int = 8) -> tuple[Chunk, ...]:
@@ -71,7 +71,7 @@ def collections(**settings: Any) -> Collections:
 
 def rows(held: Collections, collection: str = "c") -> set[str]:
     """Ids of all rows, as the log has them; the words must agree."""
-    index, shelf = held.indexes.get(collection), held.shelves.get(collection)
+    index, shelf = held.indexes.get(collection), held.stores.get(collection)
     found = set(index.rows.row_of) if index is not None else set()
     by_words = set(shelf.words._state.number_of) if shelf is not None else set()
     assert {each for each in found if isinstance(each, bytes)} == by_words

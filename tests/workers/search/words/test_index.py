@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from workers.search.words import index as module
-from workers.search.words.index import Allowed, WordIndex, listed_or_none
-from workers.search.words.terms import terms_asked, terms_of
+from workers.search.words.index import AllowedPassages, WordIndex, listed_or_none
+from workers.search.words.terms import query_terms, terms_of
 
 WORDS = [f"w{each}" for each in range(60)] + ["渡轮码头", "Straße", "كتاب", "⛴"]
 
@@ -38,7 +38,7 @@ def scores(texts: Mapping[bytes, str], query: str) -> dict[bytes, float]:
     counts = {each: Counter(terms_of(text)) for each, text in texts.items()}
     mean = sum(count.total() for count in counts.values()) / len(counts)
     found: dict[bytes, float] = {}
-    for term in terms_asked(query):
+    for term in query_terms(query):
         having = [each for each, count in counts.items() if term in count]
         idf = math.log(1 + (len(counts) - len(having) + 0.5) / (len(having) + 0.5))
         for each in having:
@@ -107,7 +107,7 @@ def test_a_filter_is_filled_up_however_few_it_allows(monkeypatch: pytest.MonkeyP
         for most in (0, 2_000):
             monkeypatch.setattr(module, "_LISTED_MAX", most)
             listed = listed_or_none(len(allowed), lambda: allowed)  # noqa: B023  # called at once
-            found = index.search("w0 w1", 10, Allowed(holds, listed))
+            found = index.search("w0 w1", 10, AllowedPassages(holds, listed))
             assert [each for each, _ in found] == wanted
 
 

@@ -11,14 +11,14 @@ from tests.workers.search.words.shelves import (
     vector_of,
 )
 from workers.search.service.collections import Collections
-from workers.search.words.quoted import changed
+from workers.search.words.quoted import changed_quotes
 
 
 def ask(held: Collections, *quoted: str, tenant: str = "", shard: int = 0, shards: int = 1) -> str:
     """Names of what changed of documents quoted as `name=content`."""
     pairs = (each.split("=") for each in quoted)
     asked = [Quoted(document_id=name, content=content) for name, content in pairs]
-    return " ".join(changed(asked, held.indexes.get("c"), tenant, shard, shards))
+    return " ".join(changed_quotes(asked, held.indexes.get("c"), tenant, shard, shards))
 
 
 def put(held: Collections, name: str, content: str, offset: int, tenant: str = "") -> None:

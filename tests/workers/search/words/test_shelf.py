@@ -21,7 +21,7 @@ from tests.workers.search.words.shelves import (
     text,
     vector_of,
 )
-from workers.search.words.changes import Change, PassagesChange
+from workers.search.words.changes import DocumentChange, PassagesChange
 
 V = vector_of("v")
 
@@ -39,7 +39,7 @@ def test_all_passages_of_a_document_change_together() -> None:
     assert rows(held) == {"b#0"}, "an empty text has no passages"
     held.apply_passages([no_passages("b")])
     assert rows(held) == set() and held.embedder_of("c") == ""
-    assert held.shelves["c"].documents == held.shelves["c"].passages == 0
+    assert held.stores["c"].documents == held.stores["c"].passages == 0
 
 
 def test_a_document_that_becomes_a_vector_and_back() -> None:
@@ -101,7 +101,7 @@ EVENTS = st.lists(st.sampled_from(["text", "vector", "gone"]), min_size=1, max_s
 
 @given(EVENTS, st.data())
 def test_any_interleaving_of_both_topics_ends_the_same(kinds: list[str], data: Any) -> None:
-    documents: list[Change] = []
+    documents: list[DocumentChange] = []
     embedded: list[PassagesChange] = []
     for offset, kind in enumerate(kinds):
         if kind == "text":
@@ -189,20 +189,20 @@ def test_names_that_nothing_is_left_of_cost_nothing() -> None:
         held.apply([gone("a", 1, collection=name)])
         held.apply_passages([no_passages("a", collection=name)])
         held.apply([text("a", 2, collection=name)])
-        assert held.shelves[name].words._state.index is None
+        assert held.stores[name].words._state.index is None
         held.apply([gone("a", 3, collection=name)])
-    assert held.shelves == {} == held.indexes
+    assert held.stores == {} == held.indexes
     held.apply([document(f"d{number}", number, vector=V) for number in range(50)])
-    assert held.shelves["c"]._floors == {}, "nor do documents that were never text"
+    assert held.stores["c"]._floors == {}, "nor do documents that were never text"
 
 
 def test_texts_that_wait_for_passages_are_known() -> None:
     held = collections()
     held.apply([text("a", 1), text("b", 2), text("c", 3)])
     held.apply_passages([passages("a", "x", offset=1, read_to=9), passages("b", offset=2)])
-    assert held.shelves["c"].waiting() == ["b", "c"]
+    assert held.stores["c"].waiting() == ["b", "c"]
     held.apply([gone("c", 4)])
-    assert held.shelves["c"].waiting() == ["b"]
+    assert held.stores["c"].waiting() == ["b"]
 
 
 def test_tenants_are_told_the_same_of_what_is_not_theirs_and_of_what_is_not_there() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.search.words.terms import TERM_CHARS_MAX, terms_asked, terms_of
+from workers.search.words.terms import TERM_CHARS_MAX, query_terms, terms_of
 
 
 def test_words_are_folded_and_cut_at_what_is_no_letter() -> None:
@@ -54,19 +54,19 @@ def test_what_some_write_and_others_do_not_makes_no_other_term(asked: str, writt
 
 def test_scripts_without_spaces_become_pairs() -> None:
     assert terms_of("渡轮码头") == ["渡轮", "轮码", "码头", "渡", "轮", "码", "头"]
-    assert terms_asked("渡轮码头") == ["渡轮", "轮码", "码头"]
-    assert terms_asked("猫") == ["猫"] and "猫" in terms_of("黒い猫です")
-    assert terms_asked("7号码头 ferry") == ["7", "号码", "码头", "ferry"]
-    assert set(terms_asked("ท่าเรือ")) <= set(terms_of("ไปท่าเรือ"))
+    assert query_terms("渡轮码头") == ["渡轮", "轮码", "码头"]
+    assert query_terms("猫") == ["猫"] and "猫" in terms_of("黒い猫です")
+    assert query_terms("7号码头 ferry") == ["7", "号码", "码头", "ferry"]
+    assert set(query_terms("ท่าเรือ")) <= set(terms_of("ไปท่าเรือ"))
 
 
 def test_an_emoji_is_a_term() -> None:
     assert terms_of("ferry⛴️ 👍🏽!") == ["ferry", "⛴", "👍"]
-    assert terms_asked("⛴") == ["⛴"]
+    assert query_terms("⛴") == ["⛴"]
 
 
 def test_what_is_long_is_cut_off_and_asked_for_once() -> None:
     assert terms_of("é" + "a" * 99) == ["é" + "a" * (TERM_CHARS_MAX - 1)]
     assert terms_of("a" * 99) == ["a" * TERM_CHARS_MAX]
-    assert terms_asked("b a b A") == ["b", "a"]
+    assert query_terms("b a b A") == ["b", "a"]
     assert terms_of("\ud800 x") == ["x"], "half of a pair is no letter"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.workers.search.words.shelves import record
 from workers.search.words.changes import texts_of
-from workers.search.words.texts import PassageText, unpacked
+from workers.search.words.texts import PassageText, unpack
 
 
 def packed_formerly(text: PassageText) -> bytes:
@@ -18,11 +18,11 @@ def packed_formerly(text: PassageText) -> bytes:
 def test_passages_are_kept_as_they_are() -> None:
     metadata = '{"title": "Zeiten", "path": "a/b.md"}'
     found = texts_of(record("d", "zwölf", "", offset=7, metadata=metadata, content_hash="h1"))
-    assert [unpacked(each.packed()) for each in found] == found
+    assert [unpack(each.pack()) for each in found] == found
     passage = found[0].as_record()
     assert (passage.content, passage.title, passage.source) == ("h1", "Zeiten", "a/b.md")
     with pytest.raises(ValueError, match="expected a passage"):
-        unpacked(b"\xff" * 12)
+        unpack(b"\xff" * 12)
 
 
 def test_a_title_that_is_a_list_reads_as_one() -> None:
@@ -33,6 +33,6 @@ def test_a_title_that_is_a_list_reads_as_one() -> None:
 def test_passages_of_older_snapshots_are_still_read() -> None:
     """Issue 12, 3: in place of the content they tell the offset, which changes with it."""
     text = texts_of(record("d", "zwölf", offset=7))[0]
-    found = unpacked(packed_formerly(text))
+    found = unpack(packed_formerly(text))
     assert found.content == "offset 7"
     assert found.text == "zwölf" and found.tokens == text.tokens and found.number == 0

@@ -20,13 +20,13 @@ from schemas.log.clock import wall_ms
 from schemas.records import CollectionDeclared, CollectionMade, Document
 from schemas.rules.sizes import DIM_MAX, REST_BYTES_MAX
 from schemas.topics import check_record, collection_key, declaration_key, document_key
-from workers.search.service.feed.follower import BUGS, Follower
-from workers.search.words.changes import Change, Failed, names_of
+from workers.search.service.feed.follower import BUGS, FeedFollower
+from workers.search.words.changes import DocumentChange, Failures, names_of
 
 log = logging.getLogger("trivium.retrieval")
 
 
-class DocumentFollower(Follower[Change]):
+class DocumentFollower(FeedFollower[DocumentChange]):
     """`start` rebuilds, `run` follows until cancelled."""
 
     topic = "documents"
@@ -54,73 +54,73 @@ class DocumentFollower(Follower[Change]):
             self._settings, "documents", [0], client_id=f"{self.membership.member_id}-made"
         )
         async with reader.reading({0: offsets[0]} if offsets else "earliest"):
-            every = reader.by_time(await reader.end_offsets())
-            made = [record async for record in every if (record.key or b"").startswith(b"/")]
-        for record in reversed(made):  # of several the oldest counts: later ones follow in time
+            stream = reader.by_time(await reader.end_offsets())
+            records = [record async for record in stream if (record.key or b"").startswith(b"/")]
+        for record in reversed(records):  # of several the oldest counts: later ones follow in time
             with suppress(RecordError, *BUGS):  # buried where it is read with all others
                 if not _is_declaration(record):
-                    self._learned(record)
-        for record in filter(_is_declaration, made):  # of several the last counts
+                    self._learn_dimension(record)
+        for record in filter(_is_declaration, records):  # of several the last counts
             with suppress(TriviumError, *BUGS):
                 await self._declare(record)
 
-    def _learned(self, record: ConsumerRecord) -> bool:
+    def _learn_dimension(self, record: ConsumerRecord) -> bool:
         """Whether a record is no document, but says what a collection is; raises RecordError."""
         if not (record.key or b"").startswith(b"/"):
             return False
         if record.value:
-            made, place = self._codec.decode(record.value), self._place
-            if not isinstance(made, CollectionMade) or not 0 < made.dim <= DIM_MAX:
+            notice, place = self._codec.decode(record.value), self._place
+            if not isinstance(notice, CollectionMade) or not 0 < notice.dim <= DIM_MAX:
                 raise RecordError(
-                    f"documents: expected a collection's dimension, found {made!r:.200}"
+                    f"documents: expected a collection's dimension, found {notice!r:.200}"
                 )
-            self._check_key(record, collection_key(made.collection, made.shard, made.shards))
-            here = (made.shard, made.shards) == (place.shard, place.shards)
-            self._collections.learn(made, here=here)
+            self._check_key(record, collection_key(notice.collection, notice.shard, notice.shards))
+            here = (notice.shard, notice.shards) == (place.shard, place.shards)
+            self._collections.learn(notice, here=here)
         return True
 
     async def _declare(self, record: ConsumerRecord) -> None:
         """What an operator says of a collection; raises RecordError or InvalidRequest."""
         try:
-            name, said = (record.key or b"").decode().removeprefix(declaration_key("")), None
+            name, declaration = (record.key or b"").decode().removeprefix(declaration_key("")), None
         except UnicodeDecodeError as error:
             raise RecordError(f"documents: expected a key in UTF-8: {error}") from error
         if record.value:
-            said = self._codec.decode(record.value)
-            if not isinstance(said, CollectionDeclared):
-                raise RecordError(f"documents: expected a declaration, found {said!r:.200}")
-            self._check_key(record, declaration_key(said.collection))
+            declaration = self._codec.decode(record.value)
+            if not isinstance(declaration, CollectionDeclared):
+                raise RecordError(f"documents: expected a declaration, found {declaration!r:.200}")
+            self._check_key(record, declaration_key(declaration.collection))
             if len(record.value) > REST_BYTES_MAX:
                 raise RecordError(
                     f"documents: expected a declaration of at most {REST_BYTES_MAX} bytes, found "
                     f"{len(record.value)}"
                 )
-        async with self._collections.turn:
-            await asyncio.to_thread(self._collections.declare, name, said)
+        async with self._collections.change_lock:
+            await asyncio.to_thread(self._collections.declare, name, declaration)
 
     async def _tell_dimensions(self) -> None:
         """Write down what new collections are; once more with the next documents if it fails."""
-        if not (untold := self._collections.untold()) or not self._is_first():
+        if not (untold := self._collections.unpublished_dims()) or not self._is_first():
             return
         place = self._place
         for name, dim in untold.items():
-            made = CollectionMade(
+            notice = CollectionMade(
                 collection=name, dim=dim, shard=place.shard, shards=place.shards, at_ms=wall_ms()
             )
             key = collection_key(name, place.shard, place.shards)
             try:
-                await (await self._producer.send("documents", made, key=key, partition=0))
+                await (await self._producer.send("documents", notice, key=key, partition=0))
             except (TriviumError, KafkaError) as error:
                 log.warning("%s: its dimension is written later: %s", name, error)
                 return
-            self._collections.learn(made, here=True)
+            self._collections.learn(notice, here=True)
 
-    async def _change(self, record: ConsumerRecord) -> Change | None:
+    async def _change(self, record: ConsumerRecord) -> DocumentChange | None:
         if _is_declaration(record):
             if self._is_live:
                 await self._declare(record)
             return None
-        if self._learned(record):
+        if self._learn_dimension(record):
             return None
         if record.value:
             document = self._codec.decode(record.value)
@@ -131,14 +131,14 @@ class DocumentFollower(Follower[Change]):
                     f"{document!r:.200}"
                 )
             self._check_key(record, document_key(document.collection, document.document_id))
-            kept = None if document.deleted else document
-            return Change(document.collection, document.document_id, kept, record.offset)
-        return Change(*names_of("documents", record.key), None, record.offset)
+            content = None if document.deleted else document
+            return DocumentChange(document.collection, document.document_id, content, record.offset)
+        return DocumentChange(*names_of("documents", record.key), None, record.offset)
 
-    def _done(self, changes: Sequence[Change]) -> Failed[Change]:
+    def _apply_changes(self, changes: Sequence[DocumentChange]) -> Failures[DocumentChange]:
         return self._collections.apply(changes)
 
-    def _after(self, before: Change | None, change: Change) -> Change:
+    def _after(self, before: DocumentChange | None, change: DocumentChange) -> DocumentChange:
         return change.after(before)
 
 

@@ -24,7 +24,7 @@ from schemas.settings import LogSettings
 from workers.search.service.collections import Collections
 from workers.search.service.feed.refusals import Refusals, is_first
 from workers.search.service.settings import ShardPlace
-from workers.search.words.changes import AnyChange, Failed
+from workers.search.words.changes import AnyChange, Failures
 
 log = logging.getLogger("trivium.retrieval")
 # What one record may raise that nobody foresaw; all others are of memory, disks and devices.
@@ -34,7 +34,7 @@ BUGS = (
 )  # fmt: skip
 
 
-class Follower(ABC, Generic[AnyChange]):
+class FeedFollower(ABC, Generic[AnyChange]):
     """`start` rebuilds, `run` follows until cancelled."""
 
     topic: str
@@ -73,7 +73,7 @@ class Follower(ABC, Generic[AnyChange]):
         """
 
     @abstractmethod
-    def _done(self, changes: Sequence[AnyChange]) -> Failed[AnyChange]:
+    def _apply_changes(self, changes: Sequence[AnyChange]) -> Failures[AnyChange]:
         """Bring the collections up to date; what could not be done. Blocks."""
 
     def _after(self, before: AnyChange | None, change: AnyChange) -> AnyChange:
@@ -119,7 +119,7 @@ class Follower(ABC, Generic[AnyChange]):
         return self._reader.behind(self.offsets)
 
     @property
-    def done(self) -> tuple[int, ...]:
+    def applied_offsets(self) -> tuple[int, ...]:
         """By partition: the offset before which all is applied, or buried."""
         waiting = self.refusals.first_waiting()
         return tuple(
@@ -139,14 +139,14 @@ class Follower(ABC, Generic[AnyChange]):
                 change = await self._change(record)
             except (RecordError, InvalidRequest, *BUGS) as error:
                 if self._place.shard == 0:
-                    self.refusals.add(record, _told(error))
+                    self.refusals.add(record, _as_trivium_error(error))
                 continue
             if change is not None and self._is_wanted(change, record):
                 key = (change.collection, change.document_id)
                 before = changes.pop(key, None)  # it stands where it was written last
                 changes[key] = (self._after(before and before[0], change), record)
-        await self._collections.room()
-        async with self._collections.turn:
+        await self._collections.wait_for_room()
+        async with self._collections.change_lock:
             work = asyncio.to_thread(self._tried, [change for change, _ in changes.values()])
             self._applying = asyncio.ensure_future(work)
             failed = await asyncio.shield(self._applying)
@@ -156,16 +156,16 @@ class Follower(ABC, Generic[AnyChange]):
                 self.offsets[record.partition] = record.offset + 1
         await self.refusals.keep_bound()
 
-    def _tried(self, changes: Sequence[AnyChange]) -> Failed[AnyChange]:
+    def _tried(self, changes: Sequence[AnyChange]) -> Failures[AnyChange]:
         """What could not be done; where one change fails as nobody foresaw, the others are done.
 
         The worker would end otherwise, and again at every start. Blocks.
         """
         try:
-            return self._done(changes)
+            return self._apply_changes(changes)
         except BUGS as error:
             if len(changes) == 1:
-                return [(changes[0], _told(error))]
+                return [(changes[0], _as_trivium_error(error))]
             middle = len(changes) // 2
             failed = self._tried(changes[:middle])
             return failed + self._tried(changes[middle:])
@@ -177,14 +177,14 @@ class Follower(ABC, Generic[AnyChange]):
             self.topic, change.collection, record.partition, record.offset
         )
 
-    def _check_key(self, record: ConsumerRecord, wanted: str) -> None:
-        if record.key != (key := wanted.encode()):
+    def _check_key(self, record: ConsumerRecord, expected: str) -> None:
+        if record.key != (key := expected.encode()):
             raise RecordError(
                 f"{self.topic}: expected the key {key!r:.200}, found {record.key!r:.200}"
             )
 
 
-def _told(error: Exception) -> TriviumError:
+def _as_trivium_error(error: Exception) -> TriviumError:
     """An error as the dead letters tell it; a fault of ours is logged with its place."""
     if isinstance(error, TriviumError):
         return error

@@ -13,11 +13,11 @@ from schemas.errors import RecordError
 from schemas.records import DocumentPassages
 from schemas.rules.sizes import CHUNKS_MAX, check_size
 from schemas.topics import check_record, document_key
-from workers.search.service.feed.follower import Follower
-from workers.search.words.changes import Failed, PassagesChange, names_of
+from workers.search.service.feed.follower import FeedFollower
+from workers.search.words.changes import Failures, PassagesChange, names_of
 
 
-class PassageFollower(Follower[PassagesChange]):
+class PassageFollower(FeedFollower[PassagesChange]):
     """`start` once documents are read, `run` until cancelled."""
 
     topic = "passages"
@@ -32,22 +32,22 @@ class PassageFollower(Follower[PassagesChange]):
         read_to = self._read_to().get(record.partition, 0)
         if not record.value:
             return PassagesChange(*names_of("passages", record.key), None, read_to)
-        found = self._codec.decode(record.value)
-        check_record("passages", found)
-        assert isinstance(found, DocumentPassages)
-        check_size(found, len(record.value))
-        self._check_key(record, document_key(found.collection, found.document_id))
-        if len(found.chunks) > CHUNKS_MAX:
+        output = self._codec.decode(record.value)
+        check_record("passages", output)
+        assert isinstance(output, DocumentPassages)
+        check_size(output, len(record.value))
+        self._check_key(record, document_key(output.collection, output.document_id))
+        if len(output.chunks) > CHUNKS_MAX:
             raise RecordError(
-                f"passages: expected at most {CHUNKS_MAX} of a document, found {len(found.chunks)}"
+                f"passages: expected at most {CHUNKS_MAX} of a document, found {len(output.chunks)}"
             )
-        for chunk in found.chunks:
+        for chunk in output.chunks:
             if len(chunk.vector) % 4 or not chunk.vector or len(chunk.tokens) % 4:
                 raise RecordError(
                     "passages: expected vectors of float32 and tokens of int32, found "
                     f"{len(chunk.vector)} and {len(chunk.tokens)} bytes"
                 )
-        return PassagesChange(found.collection, found.document_id, found, read_to)
+        return PassagesChange(output.collection, output.document_id, output, read_to)
 
-    def _done(self, changes: Sequence[PassagesChange]) -> Failed[PassagesChange]:
+    def _apply_changes(self, changes: Sequence[PassagesChange]) -> Failures[PassagesChange]:
         return self._collections.apply_passages(changes)

@@ -65,10 +65,10 @@ class Refusals:
 
     def first_waiting(self) -> dict[int, int]:
         """By partition, the offset of the first that is not buried yet."""
-        found: dict[int, int] = {}
+        first: dict[int, int] = {}
         for record, _ in self._waiting.values():
-            found[record.partition] = min(record.offset, found.get(record.partition, record.offset))
-        return found
+            first[record.partition] = min(record.offset, first.get(record.partition, record.offset))
+        return first
 
     async def run(self) -> None:
         """Look when there is something, until it is buried."""
@@ -110,9 +110,9 @@ class Refusals:
 
 
 def _origin(record: ConsumerRecord) -> Any:
-    told = dict(record.headers)
+    headers = dict(record.headers)
     names = ("x-dlq-partition", "x-dlq-offset", "x-dlq-timestamp")
-    return tuple((told.get(name) or b"").decode(errors="replace") for name in names)
+    return tuple((headers.get(name) or b"").decode(errors="replace") for name in names)
 
 
 def is_first(

@@ -4,7 +4,7 @@ import asyncio
 
 from infra.bench.search.parts.mixed_servers import BATCH, EngineAsItComes, StaticBatches
 from tests.workers.search.data import clustered_index, gaussian
-from workers.search.index.kinds import Kind
+from workers.search.index.kinds import SearchKind
 
 QUERIES = gaussian(6 * BATCH, 20, seed=6)
 
@@ -12,7 +12,7 @@ QUERIES = gaussian(6 * BATCH, 20, seed=6)
 async def test_static_batches_find_what_the_engine_finds_batch_by_batch() -> None:
     """(issue 15, 3)"""
     index = clustered_index(2_000)
-    kinds = [Kind.PREFILL if i % 5 == 0 else Kind.DECODE for i in range(len(QUERIES))]
+    kinds = [SearchKind.PREFILL if i % 5 == 0 else SearchKind.DECODE for i in range(len(QUERIES))]
     found, orders = [], list[int]()
     engine, static = EngineAsItComes(index), StaticBatches(index)
     for server in (engine, static):

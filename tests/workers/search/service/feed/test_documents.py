@@ -20,7 +20,7 @@ from schemas.topics import collection_key, document_key
 from workers.search.service.collections import Collections
 from workers.search.service.feed.documents import DocumentFollower
 from workers.search.service.settings import RetrievalSettings, ShardPlace
-from workers.search.words.changes import Change
+from workers.search.words.changes import DocumentChange
 
 CODEC = Codec()
 SETTINGS = LogSettings(document_partitions=3)
@@ -198,7 +198,7 @@ async def test_a_dimension_outlives_the_documents_that_fixed_it(
     monkeypatch.setattr(DocumentFollower, "history_batch", batch)
     held = Collections(RetrievalSettings())
     await read(log_of((1, 10, "a", GOOD), (2, 20, "bad", BAD)), 0, monkeypatch, held)
-    assert held.untold() == {"c": 4}
+    assert held.unpublished_dims() == {"c": 4}
     log = log_of((2, 20, "bad", BAD), (0, 30, "a", GOOD), (1, 31, "b", GOOD))
     made = CollectionMade(collection="c", dim=4, shard=0, shards=1, at_ms=40)
     key = collection_key("c", 0, 1).encode()
@@ -211,10 +211,12 @@ async def test_a_dimension_outlives_the_documents_that_fixed_it(
     for seed in range(20):
         again = Collections(RetrievalSettings())
         assert await read(log, seed, monkeypatch, again) == ({"c": (4, 2)}, ["c/bad"])
-        assert again.untold() == {}
-        again.apply([Change("c", name, None) for name in ("a", "b")])
-        again.apply([Change("c", "new", document_of("new", BAD))])
-        assert again.untold() == {"c": 3}, "without documents it takes the dimension of the next"
+        assert again.unpublished_dims() == {}
+        again.apply([DocumentChange("c", name, None) for name in ("a", "b")])
+        again.apply([DocumentChange("c", "new", document_of("new", BAD))])
+        assert again.unpublished_dims() == {"c": 3}, (
+            "without documents it takes the dimension of the next"
+        )
 
 
 async def test_the_first_replica_writes_dimensions_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +236,7 @@ async def test_the_first_replica_writes_dimensions_down(monkeypatch: pytest.Monk
 
     held = Collections(RetrievalSettings())
     change = feed_of(held, producer := Producer())
-    held.apply([Change("c", "a", document_of("a", GOOD))])
+    held.apply([DocumentChange("c", "a", document_of("a", GOOD))])
     first = False
     monkeypatch.setattr(change, "_is_first", lambda: first)
 

@@ -66,7 +66,7 @@ def contents(running: RetrievalWorker) -> tuple[dict[bytes | int | str, bytes], 
     have words.
     """
     rows = running.collections.indexes["books"].rows
-    words = running.collections.shelves["books"].words
+    words = running.collections.stores["books"].words
     return {each: rows.payloads[row][8:] for each, row in rows.row_of.items()}, len(words)
 
 
@@ -152,7 +152,7 @@ async def test_edits_with_restarts_between_give_what_a_fresh_build_gives(
             async with worker(kafka, "r", settings=saving) as running:
                 assert running.collections.declared.allows("books", "t")
                 await edit()
-                assert running.collections.since == {}
+                assert running.collections.snapshot_offsets == {}
                 async with worker(kafka, f"fresh{life}") as fresh:
                     await edit()
                     await _embedded(shelf)
