@@ -21,7 +21,7 @@ from workers.tasks import Tasks, close
 log = logging.getLogger("trivium.worker")
 
 
-class Intake(Protocol):
+class AgentIntake(Protocol):
     """What agents hand their events to."""
 
     group: Group
@@ -31,14 +31,14 @@ class Intake(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class AgentLife:
+class AgentSession:
     """`serve`, `drain` where it is to end well, and `close` in any case."""
 
     settings: LogSettings
     membership: Membership
     producer: LogProducer
     app: Any  # of Faust
-    intake: Intake
+    intake: AgentIntake
     give_up: Callable[[], Awaitable[None]]  # what is under way
     drain_timeout_ms: int
     close_timeout_ms: int

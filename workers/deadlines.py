@@ -18,9 +18,9 @@ _STALE_MIN = 64  # fewer are not worth a sweep
 class Deadlines(Generic[Item]):
     """Of any number of items; `concerns` says whether one still has to end."""
 
-    def __init__(self, concerns: Callable[[Item], bool]) -> None:
+    def __init__(self, is_pending: Callable[[Item], bool]) -> None:
         self._heap: list[tuple[float, int, Item]] = []
-        self._concerns = concerns
+        self._is_pending = is_pending
         self._serial = 0  # equal deadlines are kept in the order of their coming
         self._swept_at = _STALE_MIN
 
@@ -33,7 +33,7 @@ class Deadlines(Generic[Item]):
         if deadline_ms == NEVER_MS:
             return
         if len(self._heap) >= self._swept_at:
-            self._heap = [entry for entry in self._heap if self._concerns(entry[2])]
+            self._heap = [entry for entry in self._heap if self._is_pending(entry[2])]
             heapify(self._heap)
             self._swept_at = 2 * len(self._heap) + _STALE_MIN
         self._serial += 1
@@ -42,11 +42,11 @@ class Deadlines(Generic[Item]):
     def next_ms(self) -> float:
         """The earliest deadline; `NEVER_MS` where there is none."""
         heap = self._heap
-        while heap and not self._concerns(heap[0][2]):
+        while heap and not self._is_pending(heap[0][2]):
             heappop(heap)
         return heap[0][0] if heap else NEVER_MS
 
-    def passed(self, now_ms: float) -> Iterator[Item]:
+    def pop_expired(self, now_ms: float) -> Iterator[Item]:
         """Items whose deadline has passed, earliest first; each once."""
         while self.next_ms() <= now_ms:
             yield heappop(self._heap)[2]

@@ -69,19 +69,19 @@ def _cores(environ: Mapping[str, str]) -> list[int] | None:
 
 def differences(environ: Mapping[str, str]) -> list[str]:
     """Those that were read here otherwise than this environment has them."""
-    mine, wanted = read_early(imported_with), read_early(environ)
-    return sorted({name for name, _ in mine.items() ^ wanted.items()})
+    server_vars, child_vars = read_early(imported_with), read_early(environ)
+    return sorted({name for name, _ in server_vars.items() ^ child_vars.items()})
 
 
-class Process(process.BaseProcess):
+class ForkProcess(process.BaseProcess):
     """A child of a process that was forked."""
 
     _start_method = "spawn"
 
     @staticmethod
     def _Popen(child: Any) -> Any:
-        if others := differences(os.environ):
-            log.warning("%s is not forked, but spawned: other %s", child.name, ", ".join(others))
+        if conflicts := differences(os.environ):
+            log.warning("%s is not forked, but spawned: other %s", child.name, ", ".join(conflicts))
         else:
             try:
                 return Popen(child)
@@ -96,10 +96,10 @@ class Process(process.BaseProcess):
             atexit._run_exitfuncs()  # noqa: SLF001  # which a spawned one does, and a fork does not
 
 
-class Context(context.SpawnContext):
+class ForkContext(context.SpawnContext):
     """What starts such children; locks and queues are those of spawned ones."""
 
-    Process = Process  # type: ignore[assignment]
+    Process = ForkProcess  # type: ignore[assignment]
 
 
 class Popen(popen_forkserver.Popen):
@@ -121,13 +121,13 @@ class Popen(popen_forkserver.Popen):
         begin = Beginning({**about, "start_method": "spawn"}, dict(os.environ), files, os.getpgrp())
         context.set_spawning_popen(self)
         try:
-            message = _pickled(begin, child)
+            message = _pickle_items(begin, child)
         finally:
             context.set_spawning_popen(None)
         tracker = trackers.getfd()
         assert tracker is not None, "asking for it starts it"
-        self._forked = Forked(address, message, self._files, tracker)
-        self.pid, self.sentinel = self._forked.pid, self._forked.ended
+        self._forked = ForkedProcess(address, message, self._files, tracker)
+        self.pid, self.sentinel = self._forked.pid, self._forked.end_fd
         self.finalizer = util.Finalize(self, self._forked.close)
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
@@ -136,7 +136,7 @@ class Popen(popen_forkserver.Popen):
         return self.returncode
 
 
-class Forked:
+class ForkedProcess:
     """A process that a server forked for this one; raises OSError or EOFError where it does not."""
 
     def __init__(
@@ -144,7 +144,7 @@ class Forked:
     ) -> None:
         self.status, status = os.pipe()
         data, self._alive = os.pipe()  # its end tells the child that this process is gone
-        self.ended = -1  # becomes readable; a pidfd, unless it had ended before it was known
+        self.end_fd = -1  # becomes readable; a pidfd, unless it had ended before it was known
         try:
             with socket.socket(socket.AF_UNIX) as server:
                 server.connect(server_address)
@@ -154,7 +154,7 @@ class Forked:
             if not wait([self.status], ANSWER_S):
                 raise TimeoutError(f"no answer in {ANSWER_S:g} s")
             self.pid = forkserver.read_signed(self.status)
-            self.ended = _end_of(self.pid, self.status)
+            self.end_fd = _end_of(self.pid, self.status)
             with open(os.dup(self._alive), "wb") as child:
                 child.write(message)
         except BaseException:
@@ -167,7 +167,7 @@ class Forked:
 
     def exit_code(self, patience_s: float = ANSWER_S) -> int:
         """Once it has ended; minus the signal that ended it. To be asked once."""
-        wait([self.ended])
+        wait([self.end_fd])
         try:
             if not wait([self.status], patience_s):
                 return _UNKNOWN_EXIT
@@ -184,10 +184,10 @@ class Forked:
 
     def close(self) -> None:
         """Let go of it: a command ends with that."""
-        for end in (self.status, self._alive, self.ended):
+        for end in (self.status, self._alive, self.end_fd):
             if end >= 0:
                 os.close(end)
-        self.status = self._alive = self.ended = -1
+        self.status = self._alive = self.end_fd = -1
 
 
 def _end_of(pid: int, status: int) -> int:
@@ -206,7 +206,7 @@ def forked_command(
     umask: int,
     *,
     has_children: bool,
-) -> Forked:
+) -> ForkedProcess:
     """`python -m MODULE ...`, forked, with these three files, and a listening socket as the fourth,
     if there is one; it leads a process group, and a session where it asks the server for no
     children, which could not join its group there.
@@ -216,7 +216,7 @@ def forked_command(
     group = _OWN_GROUP if has_children else _OWN_SESSION
     numbers = {number: number for number in range(len(files))}  # the fourth is `LISTEN_FILE`
     begin = Beginning(about, dict(environ), numbers, group)
-    return Forked(server_address, _pickled(begin, Command(umask)), files, files[0])
+    return ForkedProcess(server_address, _pickle_items(begin, Command(umask)), files, files[0])
 
 
 class Beginning:
@@ -301,8 +301,8 @@ def _end_with(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _pickled(*what: object) -> bytes:
-    found = BytesIO()
-    for each in what:
-        dump(each, found)
-    return found.getvalue()
+def _pickle_items(*items: object) -> bytes:
+    buffer = BytesIO()
+    for item in items:
+        dump(item, buffer)
+    return buffer.getvalue()

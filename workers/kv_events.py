@@ -30,13 +30,13 @@ class KvEventsPublisher:
         self,
         blocks: BlockLog,
         producer: LogProducer,
-        me: WorkerIdentity,
+        identity: WorkerIdentity,
         is_valid: Callable[[], bool],
         settings: WorkerSettings,
     ) -> None:
         self._blocks = blocks
         self._producer = producer
-        self._me = me
+        self._identity = identity
         self._is_valid = is_valid
         self._settings = settings
         self._seq = 0
@@ -62,10 +62,10 @@ class KvEventsPublisher:
 
     def _snapshot(self) -> list[KvEvents]:
         self._blocks.take()  # is part of it
-        parts = list(self._parts(self._blocks.held())) or [[]]
+        parts = list(self._parts(self._blocks.snapshot())) or [[]]
         last = len(parts) - 1
         return [
-            self._events(stored=part, snapshot=n == 0, more=n < last)
+            self._events(stored=part, snapshot=n == 0, has_more=n < last)
             for n, part in enumerate(parts)
         ]
 
@@ -86,17 +86,17 @@ class KvEventsPublisher:
         stored: Sequence[int] = (),
         removed: Sequence[int] = (),
         snapshot: bool = False,
-        more: bool = False,
+        has_more: bool = False,
     ) -> KvEvents:
         self._seq += 1
         return KvEvents(
-            worker_id=self._me.worker_id,
-            epoch=self._me.epoch,
+            worker_id=self._identity.worker_id,
+            epoch=self._identity.epoch,
             seq=self._seq - 1,
             at_ms=wall_ms(),
             block_size=self._blocks.block_size,
             snapshot=snapshot,
-            more=more,
+            more=has_more,
             stored=prefix.pack(stored),
             removed=prefix.pack(removed),
         )
@@ -110,4 +110,4 @@ class KvEventsPublisher:
             await asyncio.gather(*acks)
         except (BrokerUnavailable, KafkaError) as error:
             self._snapshot_wanted = True
-            log.warning("%s: KV events not sent: %s", self._me.worker_id, error)
+            log.warning("%s: KV events not sent: %s", self._identity.worker_id, error)

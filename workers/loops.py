@@ -23,11 +23,11 @@ from schemas.records import AssignRoles, CancelWork, Retrieved, WarmPrefix, Work
 from schemas.rules.sizes import check_size
 from workers.config import WorkerSettings
 from workers.llm.engine import Engine, Output
-from workers.llm.frames import Frames, HeldReport
-from workers.llm.held import HeldRequests
+from workers.llm.frames import FrameReport, Frames
+from workers.llm.held import ActiveRequests
 from workers.llm.pacing import Intervals, Pacing
 from workers.llm.probing.jobs import ProbingJobs
-from workers.llm.warm import warm
+from workers.llm.warm import warm_prefix
 from workers.outbox import ReportOutbox
 from workers.probes import Prober
 
@@ -45,7 +45,7 @@ class Loops:
         engine: Engine,
         probing: ProbingJobs,
         prober: Prober,
-        held: HeldRequests,
+        requests: ActiveRequests,
         frames: Frames,
         outbox: ReportOutbox,
         settings: WorkerSettings,
@@ -58,8 +58,8 @@ class Loops:
         self._engine = engine
         self._probing = probing
         self._prober = prober
-        prober.answer, outbox.on_written = self._found, self._written
-        self._held = held
+        prober.on_result, outbox.on_written = self._take_result, self._record_written
+        self._requests = requests
         self._outbox = outbox
         self._settings = settings
         self._assign = assign
@@ -87,7 +87,7 @@ class Loops:
 
     async def _read(self, reader: AssignedReader) -> None:
         while True:
-            await self._outbox.room()
+            await self._outbox.wait_for_space()
             records = await reader.batch(max_records=self._settings.read_records_max)
             await self._membership.stands()
             for record in records:
@@ -102,14 +102,14 @@ class Loops:
             check_size(order, len(record.value))
             if isinstance(order, Work):
                 if order.probes is not None:
-                    self._prober.want()
-                self._held.take(order, record.headers, wall_ms())
+                    self._prober.request_lease()
+                self._requests.take(order, record.headers, wall_ms())
             elif isinstance(order, CancelWork):
-                self._held.cancel(order, wall_ms())
+                self._requests.cancel(order, wall_ms())
             elif isinstance(order, AssignRoles):
                 self._assign(order)
             elif isinstance(order, WarmPrefix):
-                warm(order, self._engine, self._held, wall_ms())
+                warm_prefix(order, self._engine, self._requests, wall_ms())
             else:
                 expected = "Work, CancelWork, AssignRoles or WarmPrefix"
                 raise RecordError(f"expected {expected}, found {type(order).__name__}")
@@ -120,24 +120,24 @@ class Loops:
         """Take the engine's outputs step by step, and send their tokens at once."""
         while True:
             outputs, now_ms = await self._outputs(), wall_ms()
-            self._held.step(self._probing.step(outputs, now_ms), now_ms)
+            self._requests.step(self._probing.step(outputs, now_ms), now_ms)
             if len(self._probing):
                 self._watch_deadlines()
             await self.flush()
 
-    def _found(self, found: Retrieved, seeds: Sequence[str]) -> None:
+    def _take_result(self, result: Retrieved, seeds: Sequence[str]) -> None:
         """A search of an answer has ended."""
         now_ms = wall_ms()
-        self._say(self._probing.found(found, seeds, now_ms), now_ms)
+        self._emit(self._probing.take_result(result, seeds, now_ms), now_ms)
 
-    def _written(self, record: Retrieved) -> None:
+    def _record_written(self, record: Retrieved) -> None:
         """What became of a search is in the log."""
         now_ms = wall_ms()
-        self._say(self._probing.written(record, now_ms), now_ms)
+        self._emit(self._probing.record_written(record, now_ms), now_ms)
 
-    def _say(self, outputs: Sequence[Output], now_ms: int) -> None:
+    def _emit(self, outputs: Sequence[Output], now_ms: int) -> None:
         if outputs:
-            self._held.step(outputs, now_ms)
+            self._requests.step(outputs, now_ms)
             self._acknowledged.set()  # to be sent
         self._watch_deadlines()
 
@@ -151,7 +151,7 @@ class Loops:
 
     async def flush(self, *, at_once: bool = False) -> None:
         """Send what is due of the frames."""
-        due = self._pacing.due(self._now_ms(), len(self._held), at_once=at_once)
+        due = self._pacing.due(self._now_ms(), len(self._requests), at_once=at_once)
         self._arm()
         if due is None:
             return
@@ -181,14 +181,14 @@ class Loops:
         self._alarm, self._pacing.alarm_ms = None, None
         self._acknowledged.set()
 
-    def _frame_acknowledged(self, partition: int, reports: Sequence[HeldReport], ack: Ack) -> None:
+    def _frame_acknowledged(self, partition: int, reports: Sequence[FrameReport], ack: Ack) -> None:
         if ack.cancelled() or self._broken.done():
             return
         error = ack.exception()
         if error is not None:  # nor may the partition's next frame leave: it would leave a gap
             self._broken.set_exception(BrokerUnavailable(f"a token frame was not written: {error}"))
             return
-        self._pacing.acknowledged(partition)
+        self._pacing.mark_acknowledged(partition)
         self._acknowledged.set()
         for record, headers in reports:
             self._outbox.add(record, headers)
@@ -204,19 +204,19 @@ class Loops:
         """Raise what went wrong in a callback."""
         await self._broken
 
-    async def settled(self) -> None:
+    async def wait_settled(self) -> None:
         """Wait until all frames, phases and outcomes are in the log."""
         await self.flush(at_once=True)
-        while not self._pacing.settled:
+        while not self._pacing.is_settled:
             await self._acknowledged.wait()
             self._acknowledged.clear()
             await self.flush(at_once=True)
-        await self._outbox.flushed()
+        await self._outbox.wait_flushed()
 
     def _due_ms(self) -> int | None:
         """When something happens by time alone: a deadline, or a search that is late."""
-        due = (self._held.next_deadline_ms, self._probing.alarm_ms)
-        return min((each for each in due if each is not None), default=None)
+        due = (self._requests.next_deadline_ms, self._probing.alarm_ms)
+        return min((deadline_ms for deadline_ms in due if deadline_ms is not None), default=None)
 
     def _watch_deadlines(self) -> None:
         due_ms = self._due_ms()
@@ -234,6 +234,6 @@ class Loops:
                     await self._rearm.wait()
             except TimeoutError:
                 now_ms = wall_ms()
-                self._held.step(self._probing.wake(now_ms), now_ms)
-                self._held.expire(now_ms)
+                self._requests.step(self._probing.wake(now_ms), now_ms)
+                self._requests.expire(now_ms)
                 await self.flush()

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from schemas.errors import BrokerUnavailable, RecordTooLarge
 from schemas.log.clients import Ack, Headers, LogProducer
 from schemas.records import Outcome, Phase, Retrieved
-from workers.llm.reports import Report, Reports
+from workers.llm.reports import PendingReport, Reports
 
 GATHER_S = 0.02  # so long outcomes wait for others
 
@@ -28,17 +28,17 @@ class ReportOutbox:
     def __init__(
         self,
         producer: LogProducer,
-        stands: Callable[[], Awaitable[None]],
+        wait_until_valid: Callable[[], Awaitable[None]],
         *,
         pending_max: int,
         tries_max: int,
     ) -> None:
         self.on_written: Callable[[Retrieved], None] = lambda record: None
         self._producer = producer
-        self._stands = stands
+        self._wait_until_valid = wait_until_valid
         self._reports = Reports(pending_max=pending_max, tries_max=tries_max)
         self._changed = asyncio.Event()
-        self._room = asyncio.Event()
+        self._has_space = asyncio.Event()
         self._flushed = asyncio.Event()
         self._gathering: asyncio.TimerHandle | None = None
         self._update()
@@ -54,28 +54,28 @@ class ReportOutbox:
             self._changed.set()
         elif self._gathering is None:
             loop = asyncio.get_running_loop()
-            self._gathering = loop.call_later(GATHER_S, self._gathered)
+            self._gathering = loop.call_later(GATHER_S, self._end_gathering)
         self._update()
 
-    def _gathered(self) -> None:
+    def _end_gathering(self) -> None:
         self._gathering = None
         self._changed.set()
 
     def _update(self) -> None:
-        for event, wanted in (
-            (self._room, self._reports.has_room),
+        for event, is_true in (
+            (self._has_space, self._reports.has_space),
             (self._flushed, not len(self._reports)),
         ):
-            if wanted:
+            if is_true:
                 event.set()
             else:
                 event.clear()
 
-    async def room(self) -> None:
+    async def wait_for_space(self) -> None:
         """Wait until fewer than the most records are pending; who makes more asks first."""
-        await self._room.wait()
+        await self._has_space.wait()
 
-    async def flushed(self) -> None:
+    async def wait_flushed(self) -> None:
         """Wait until everything was acknowledged."""
         await self._flushed.wait()
 
@@ -86,15 +86,15 @@ class ReportOutbox:
             self._changed.clear()
             while self._reports.is_due:
                 self._check()
-                await self._stands()
+                await self._wait_until_valid()
                 await self._send(self._reports.next())
             self._check()
 
     def _check(self) -> None:
-        if self._reports.given_up is not None:
-            raise self._reports.given_up
+        if self._reports.fatal_error is not None:
+            raise self._reports.fatal_error
 
-    async def _send(self, report: Report) -> None:
+    async def _send(self, report: PendingReport) -> None:
         record, (topic, key) = report.record, report.address
         try:
             ack = await self._producer.send(
@@ -105,31 +105,31 @@ class ReportOutbox:
                 headers=report.headers,
             )
         except RecordTooLarge as error:
-            self._reports.too_large(report, error)
+            self._reports.shrink(report, error)
         except BrokerUnavailable as error:
             self._failed(report, error)
         else:
-            ack.add_done_callback(lambda done: self._acknowledged(report, done))
+            ack.add_done_callback(lambda future: self._acknowledged(report, future))
 
-    def _acknowledged(self, report: Report, ack: Ack) -> None:
+    def _acknowledged(self, report: PendingReport, ack: Ack) -> None:
         if ack.cancelled():
             return  # the producer was closed
         error = ack.exception()
         if error is not None:
             self._failed(report, error)
             return
-        self._reports.acknowledged(report)
+        self._reports.mark_acknowledged(report)
         self._update()
         if isinstance(report.record, Retrieved):
             self.on_written(report.record)
 
-    def _failed(self, report: Report, error: BaseException) -> None:
-        pause_ms = self._reports.failed(report, error)
+    def _failed(self, report: PendingReport, error: BaseException) -> None:
+        pause_ms = self._reports.record_failure(report, error)
         if pause_ms is None:
             self._changed.set()
             return
         asyncio.get_running_loop().call_later(pause_ms / 1000, self._retry, report)
 
-    def _retry(self, report: Report) -> None:
+    def _retry(self, report: PendingReport) -> None:
         self._reports.retry(report)
         self._changed.set()

@@ -18,7 +18,7 @@ from schemas.log.membership import Membership, OnRecord
 from schemas.records import Grant, Heartbeat, Load, MemberKind, Registration, Role
 from workers import credits
 from workers.llm.engine import Engine, EngineLoad, KnowsPeers
-from workers.llm.held import HeldRequests
+from workers.llm.held import ActiveRequests
 from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.probing.stalls import StalledShare
 
@@ -32,7 +32,7 @@ class _Offer:
     """What the worker serves with, once its engine is up."""
 
     engine: Engine
-    held: HeldRequests
+    requests: ActiveRequests
     stalls: StalledShare
     capacities: Mapping[Role, int]
 
@@ -53,12 +53,12 @@ class Presence:
     def serve(
         self,
         engine: Engine,
-        held: HeldRequests,
+        requests: ActiveRequests,
         probing: ProbingJobs,
         capacities: Mapping[Role, int],
     ) -> None:
         """The engine is up: offer its capacity by role, and tell it of its peers if it asks."""
-        self._offer = _Offer(engine, held, StalledShare(probing, WINDOW_S), capacities)
+        self._offer = _Offer(engine, requests, StalledShare(probing, WINDOW_S), capacities)
         if isinstance(engine, KnowsPeers):
             engine.set_peer_metadata(self.peer_metadata)
         for member in self.membership.view.members.values():
@@ -78,15 +78,19 @@ class Presence:
         if capability is None or offer is None:
             return
         if isinstance(offer.engine, KnowsPeers):
-            offer.engine.saw_worker(record.member_id, record.epoch, capability.engine_id)
+            offer.engine.observe_worker(record.member_id, record.epoch, capability.engine_id)
 
     def load(self) -> Load:
         """What the engine is doing; the rate is over the last seconds."""
         if self._offer is None:
             return Load()
-        found, held, now_s = self._offer.engine.load(), self._offer.held, self._clock_s()
-        load = load_of(found, held, self._rate(found.tokens_total, now_s))
-        stalled = self._offer.stalls.sample(now_s, held.decoding)
+        engine_load, requests, now_s = (
+            self._offer.engine.load(),
+            self._offer.requests,
+            self._clock_s(),
+        )
+        load = load_of(engine_load, requests, self._rate(engine_load.tokens_total, now_s))
+        stalled = self._offer.stalls.sample(now_s, requests.decoding)
         return load if stalled is None else replace(load, stalled_share=stalled)
 
     def _rate(self, tokens_total: int, now_s: float) -> float:
@@ -117,7 +121,7 @@ class Presence:
         member = self.membership.view.members.get(worker_id)
         return 0 if member is None else member.epoch
 
-    def apart_ms(self, worker_id: str) -> int:
+    def clock_offset_ms(self, worker_id: str) -> int:
         """By how much the clock of another member differs from this one's, as measured."""
         return self.membership.view.apart_ms(worker_id, self.membership.member_id)
 
@@ -145,20 +149,20 @@ class Presence:
             log.warning("%s: no heartbeat: %s", self.membership.member_id, error)
 
 
-def load_of(found: EngineLoad, held: HeldRequests, tokens_per_s: float) -> Load:
+def load_of(engine_load: EngineLoad, requests: ActiveRequests, tokens_per_s: float) -> Load:
     """What a heartbeat tells of an engine and of the prompts that wait in front of it."""
-    gate = held.prefill_gate
+    gate = requests.prefill_gate
     return Load(
-        running=found.running,
-        waiting=found.waiting + len(gate),
-        queued_tokens=found.queued_tokens + gate.tokens,
+        running=engine_load.running,
+        waiting=engine_load.waiting + len(gate),
+        queued_tokens=engine_load.queued_tokens + gate.tokens,
         tokens_per_s=tokens_per_s,
-        prefill_tokens_per_s=found.prefill_tokens_per_s,
-        step_ms=found.step_ms,
-        kv_blocks_used=found.kv_blocks_used,
-        kv_blocks_total=found.kv_blocks_total,
-        kv_bytes_sent=found.kv_bytes_sent,
-        kv_bytes_received=found.kv_bytes_received,
-        requests_total=held.requests_total,
-        tokens_total=found.tokens_total,
+        prefill_tokens_per_s=engine_load.prefill_tokens_per_s,
+        step_ms=engine_load.step_ms,
+        kv_blocks_used=engine_load.kv_blocks_used,
+        kv_blocks_total=engine_load.kv_blocks_total,
+        kv_bytes_sent=engine_load.kv_bytes_sent,
+        kv_bytes_received=engine_load.kv_bytes_received,
+        requests_total=requests.requests_total,
+        tokens_total=engine_load.tokens_total,
     )

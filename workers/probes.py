@@ -19,10 +19,10 @@ from schemas.log.retrieval.leased import LeasedAsker
 from schemas.log.retrieval.told import retrieved_of
 from schemas.records import Retrieved
 from schemas.retrieval import Found
-from workers.llm.probing.answer import ProbeAsk, failed
+from workers.llm.probing.answer import ProbeAsk, failed_result
 
 log = logging.getLogger("trivium.worker")
-Answer = Callable[[Retrieved, Sequence[str]], None]
+OnResult = Callable[[Retrieved, Sequence[str]], None]
 
 
 class Prober:
@@ -30,18 +30,20 @@ class Prober:
 
     def __init__(self, make: Callable[[Membership], Asker], membership: Membership) -> None:
         """`make` is given a membership that has leased a partition of `hits`."""
-        self.answer: Answer = lambda found, seeds: None  # is told what was found, and warm seeds
+        self.on_result: OnResult = lambda result, seeds: (
+            None
+        )  # is told what was found, and warm seeds
         self._leased = LeasedAsker(make, membership)
-        self._is_wanted = asyncio.Event()
+        self._needs_lease = asyncio.Event()
         self._asks: set[asyncio.Task[None]] = set()
 
-    def want(self) -> None:
+    def request_lease(self) -> None:
         """Work has come whose answer may search."""
-        self._is_wanted.set()
+        self._needs_lease.set()
 
     async def run(self) -> None:
         """Lease a partition once it is wanted, and hand hits to those who wait."""
-        await self._is_wanted.wait()
+        await self._needs_lease.wait()
         await self._leased.run()
 
     def ask(self, ask: ProbeAsk) -> None:
@@ -53,30 +55,30 @@ class Prober:
     async def _search(self, ask: ProbeAsk) -> None:
         seeds: Sequence[str] = ()
         try:
-            found = await self._found(ask)
-            record, seeds = _record(ask, found), found.seeds
+            result = await self._query(ask)
+            record, seeds = _record(ask, result), result.seeds
         except TriviumError as error:
-            record = failed(ask, error.to_wire(), wall_ms())
+            record = failed_result(ask, error.to_wire(), wall_ms())
         except Exception:
             log.exception("%s: a probe failed over a bug", ask.work.request_id)
             bug = TriviumError("the probe failed; report this")
-            record = failed(ask, bug.to_wire(), wall_ms())
-        self.answer(record, seeds)
+            record = failed_result(ask, bug.to_wire(), wall_ms())
+        self.on_result(record, seeds)
 
-    async def _found(self, ask: ProbeAsk) -> Found:
+    async def _query(self, ask: ProbeAsk) -> Found:
         asker, probes = self._leased.asker, ask.work.probes
         assert probes is not None and probes.retrieval.probing is not None
         if asker is None:
             raise NotReady("this worker has no partition of hits (log.asker_partitions)")
-        wanted = probes.retrieval
+        retrieval = probes.retrieval
         return await asker.search_text(
             ask.text,
-            collection=wanted.collection,
+            collection=retrieval.collection,
             k=ask.k,
             deadline_ms=ask.deadline_ms,
             kind="decode",
-            mode=cast(Literal["hybrid", "vector", "words"], wanted.mode),  # it says if not
-            filter=wanted.filter,
+            mode=cast(Literal["hybrid", "vector", "words"], retrieval.mode),  # it says if not
+            filter=retrieval.filter,
             min_score=probes.retrieval.probing.min_score,
             tenant=probes.tenant,
             seeds=ask.seeds,
@@ -89,10 +91,10 @@ class Prober:
         await ended(*self._asks)
 
 
-def _record(ask: ProbeAsk, found: Found) -> Retrieved:
+def _record(ask: ProbeAsk, result: Found) -> Retrieved:
     """What was found, for the answer to choose from."""
     return retrieved_of(
-        found,
+        result,
         request_id=ask.work.request_id,
         session_id=ask.work.session_id,
         router_id=ask.work.worker_id,

@@ -45,39 +45,41 @@ class RoleOrders:
 
     def __init__(
         self,
-        me: WorkerIdentity,
+        identity: WorkerIdentity,
         capability: Capability,
         follow: Callable[[Sequence[Role]], Awaitable[None]],
     ) -> None:
-        self._me = me
+        self._identity = identity
         self._capability = capability
         self._follow = follow
-        self._wanted: Sequence[Role] | None = None
-        self._came = asyncio.Event()
+        self._next_roles: Sequence[Role] | None = None
+        self._order_arrived = asyncio.Event()
 
     def take(self, order: AssignRoles) -> None:
         """Keep the order for `run`; one for another life, or that cannot be followed, is void."""
-        me = self._me
-        if (order.worker_id, order.worker_epoch) != (me.worker_id, me.epoch):
+        identity = self._identity
+        if (order.worker_id, order.worker_epoch) != (identity.worker_id, identity.epoch):
             return
         try:
             check_roles(order.roles, self._capability)
         except ConfigError as error:
-            log.warning("%s: an order of roles is ignored: %s", me.worker_id, error.message)
+            log.warning("%s: an order of roles is ignored: %s", identity.worker_id, error.message)
             return
-        self._wanted = tuple(dict.fromkeys(order.roles))
-        self._came.set()
+        self._next_roles = tuple(dict.fromkeys(order.roles))
+        self._order_arrived.set()
 
     async def run(self) -> None:
         """Follow orders one after the other; what came in between is skipped."""
         while True:
-            await self._came.wait()
-            self._came.clear()
-            roles = self._wanted
+            await self._order_arrived.wait()
+            self._order_arrived.clear()
+            roles = self._next_roles
             assert roles is not None
             try:
                 await self._follow(roles)
             except LeaseError as error:
-                log.warning("%s: roles stay as they are: %s", self._me.worker_id, error.message)
+                log.warning(
+                    "%s: roles stay as they are: %s", self._identity.worker_id, error.message
+                )
                 continue
-            log.info("%s: is now %s", self._me.worker_id, " and ".join(roles))
+            log.info("%s: is now %s", self._identity.worker_id, " and ".join(roles))

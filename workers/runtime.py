@@ -68,7 +68,7 @@ async def run_worker(
             client_id=f"{worker_id}-{topic}",
             committed_group=f"{topic}-workers",
         ),
-        asker=lambda membership: Asker(log_settings, codec, durable, membership),
+        retrieval_client=lambda membership: Asker(log_settings, codec, durable, membership),
     )
     settings = ServingSettings(log=log_settings, worker=worker, model=model)
     await WorkerProcess(clients, settings, roles, worker_id=worker_id).run(engine, stop)
@@ -122,11 +122,11 @@ class WorkerProcess:
         """The engine, of an earlier life or started now; None: stopped meanwhile."""
         if self._engine is not None:
             if isinstance(self._engine, KnowsPeers):
-                self._engine.begin_life(self._epoch)
+                self._engine.begin_epoch(self._epoch)
         elif not callable(source):
             self._engine = source
         else:
-            await tasks.unless(stop, self._start(source(self._epoch)))
+            await tasks.run_unless(stop, self._start(source(self._epoch)))
         return self._engine
 
     async def _start(self, engine: Awaitable[Engine]) -> None:

@@ -27,9 +27,9 @@ from workers.config import WorkerSettings
 from workers.kv_events import KvEventsPublisher
 from workers.llm.engine import Engine
 from workers.llm.frames import Frames
-from workers.llm.held import HeldRequests, Limits
+from workers.llm.held import ActiveRequests, RequestLimits
 from workers.llm.probing.jobs import ProbingJobs
-from workers.llm.probing.triggers import installed
+from workers.llm.probing.triggers import installed_triggers
 from workers.llm.stream import WorkerIdentity
 from workers.loops import Loops
 from workers.outbox import ReportOutbox
@@ -49,7 +49,7 @@ class LogClients:
     tokens: LogProducer
     membership: Callable[[OnRecord, Sequence[Role], int], Membership]  # roles, former epoch
     reader: Callable[[str, int], AssignedReader]  # of a topic and partition
-    asker: Callable[[Membership], Asker]  # of a member with a lease on `hits`
+    retrieval_client: Callable[[Membership], Asker]  # of a member with a lease on `hits`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,28 +79,28 @@ class Serving:
         self._presence = presence
         self._membership = membership = presence.membership
         self._engine = engine
-        self._capability = replace(engine.capability, triggers=tuple(installed()))
-        self._me = WorkerIdentity(worker_id=membership.member_id, epoch=membership.epoch)
+        self._capability = replace(engine.capability, triggers=tuple(installed_triggers()))
+        self._identity = WorkerIdentity(worker_id=membership.member_id, epoch=membership.epoch)
         self._tasks = tasks.Tasks()
         self.readers: dict[str, AssignedReader] = {}
-        frames = Frames(self._me.worker_id)
+        frames = Frames(self._identity.worker_id)
         self._outbox = ReportOutbox(
             clients.durable,
             membership.stands,
             pending_max=settings.worker.reports_pending_max,
             tries_max=settings.worker.report_tries_max,
         )
-        self._prober = Prober(clients.asker, membership)
+        self._prober = Prober(clients.retrieval_client, membership)
         self._probing = ProbingJobs(
             engine,
             self._prober.ask,
             self._outbox.add,
             model_len=engine.capability.max_model_len,
         )
-        self._held = HeldRequests(
-            self._probing, self._me, self._limits(), frames, self._outbox.add, presence
+        self._requests = ActiveRequests(
+            self._probing, self._identity, self._limits(), frames, self._outbox.add, presence
         )
-        self._orders = RoleOrders(self._me, self._capability, self._assign)
+        self._orders = RoleOrders(self._identity, self._capability, self._assign)
         self._loops = Loops(
             codec=clients.codec,
             durable=clients.durable,
@@ -109,16 +109,16 @@ class Serving:
             engine=engine,
             probing=self._probing,
             prober=self._prober,
-            held=self._held,
+            requests=self._requests,
             frames=frames,
             outbox=self._outbox,
             settings=settings.worker,
             assign=self._orders.take,
         )
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> RequestLimits:
         settings, held_max = self._settings.worker, self._held_max(self.roles)
-        return Limits(
+        return RequestLimits(
             roles=frozenset(self.roles),
             model=self._settings.model.served_name,
             held_max=held_max,
@@ -144,7 +144,7 @@ class Serving:
             await self._tasks.until(stop.wait())
             await self._drain()
         except EngineDead as error:
-            log.error("%s: %s", self._me.worker_id, error.message)
+            log.error("%s: %s", self._identity.worker_id, error.message)
             await self._give_back_if_possible(error.to_wire())
             raise
 
@@ -162,7 +162,7 @@ class Serving:
 
     async def _open(self) -> None:
         capacities = self._capacities(self.roles)
-        self._presence.serve(self._engine, self._held, self._probing, capacities)
+        self._presence.serve(self._engine, self._requests, self._probing, capacities)
         self._tasks.spawn("outbox", self._outbox.run())
         self._tasks.spawn("roles", self._orders.run())
         self._tasks.spawn("probes", self._prober.run())
@@ -185,7 +185,7 @@ class Serving:
         publisher = KvEventsPublisher(
             blocks,
             self._clients.tokens,
-            self._me,
+            self._identity,
             self._membership.is_valid,
             self._settings.worker,
         )
@@ -214,38 +214,38 @@ class Serving:
         self._take(roles)
 
     def _take(self, roles: Collection[Role]) -> None:
-        self._held.assign(roles, self._held_max(roles))
+        self._requests.assign(roles, self._held_max(roles))
 
     async def _drain(self) -> None:
         """Take no more, finish what is held, wait for handed-over KV, give the rest back."""
-        held, worker_id = self._held, self._me.worker_id
-        log.info("%s: draining %d requests", worker_id, len(held))
-        held.draining = True
+        requests, worker_id = self._requests, self._identity.worker_id
+        log.info("%s: draining %d requests", worker_id, len(requests))
+        requests.draining = True
         self._membership.set_state(MemberState.DRAINING)
         try:
             async with asyncio.timeout(self._settings.worker.drain_timeout_ms / 1000):
                 await self._presence.try_beat()
-                await self._tasks.until(self._finished())
+                await self._tasks.until(self._wait_finished())
         except TimeoutError:
-            log.warning("%s: %d requests left after the drain", worker_id, len(held))
+            log.warning("%s: %d requests left after the drain", worker_id, len(requests))
         await self._give_back(WorkerRefused(f"worker {worker_id} is shutting down").to_wire())
 
-    async def _finished(self) -> None:
+    async def _wait_finished(self) -> None:
         """Wait until nothing is held, and all KV that was handed over is read or has expired."""
-        held, empty = self._held, asyncio.Event()
-        held.on_empty = empty.set
-        if len(held):
+        requests, empty = self._requests, asyncio.Event()
+        requests.on_empty = empty.set
+        if len(requests):
             await empty.wait()
         # Engines have no event for it, hence the look now and then.
-        while wall_ms() < held.kv_until_ms and self._engine.load().kv_handles_held:  # noqa: ASYNC110
+        while wall_ms() < requests.kv_until_ms and self._engine.load().kv_handles_held:  # noqa: ASYNC110
             await asyncio.sleep(HEARTBEAT_MS / 1000)
 
     async def _give_back(self, error: WireError) -> None:
         """Report what is held as failed, and wait until all reports are in the log."""
-        self._held.give_back(error, wall_ms())
+        self._requests.give_back(error, wall_ms())
         try:
             async with asyncio.timeout(self._settings.log.request_timeout_ms / 1000):
-                await self._tasks.until(self._loops.settled(), ("outbox", "watch"))
+                await self._tasks.until(self._loops.wait_settled(), ("outbox", "watch"))
         except TimeoutError:
             raise BrokerUnavailable("the last phases and outcomes were not acknowledged") from None
         self.is_settled = True
@@ -254,13 +254,13 @@ class Serving:
         try:
             await self._give_back(error)
         except TriviumError as failure:  # the router finds out by the missing heartbeats
-            log.error("%s: %s", self._me.worker_id, failure.message)
+            log.error("%s: %s", self._identity.worker_id, failure.message)
 
     async def abandon(self) -> None:
         """Abort what is held and end all tasks: what was not said must not be said later, for
         another worker may do this one's work by now.
         """
-        self._held.abandon()
+        self._requests.abandon()
         await self._tasks.cancel()
         await self._prober.stop()
         self._presence.withdraw()

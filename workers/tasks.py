@@ -20,7 +20,7 @@ class Tasks:
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._ended = asyncio.Event()  # one of them, or what `until` waits for
+        self._wakeup = asyncio.Event()  # one of them, or what `until` waits for
 
     @property
     def names(self) -> list[str]:
@@ -30,7 +30,7 @@ class Tasks:
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Start a task and keep it."""
         task = self._tasks[name] = asyncio.create_task(work, name=name)
-        task.add_done_callback(lambda _: self._ended.set())
+        task.add_done_callback(lambda _: self._wakeup.set())
 
     async def until(self, goal: Coroutine[Any, Any, Result], names: Sequence[str] = ()) -> Result:
         """Await the goal; raises what ended one of the tasks (or of the named ones) before it.
@@ -38,17 +38,17 @@ class Tasks:
         Tasks that start meanwhile count as well.
         """
         aim = asyncio.create_task(goal)
-        aim.add_done_callback(lambda _: self._ended.set())
+        aim.add_done_callback(lambda _: self._wakeup.set())
         try:
             while True:
-                self._ended.clear()
+                self._wakeup.clear()
                 for name, task in self._tasks.items():
                     if task.done() and (not names or name in names):
                         task.result()
                         raise EngineDead(f"the task {name!r} ended unexpectedly")
                 if aim.done():
                     return aim.result()
-                await self._ended.wait()
+                await self._wakeup.wait()
         finally:
             await ended(aim)
 
@@ -61,7 +61,7 @@ class Tasks:
         await ended(*self._tasks.values())
 
 
-async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+async def run_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     """Whether the work was done before `stop` was set; if not, it is cancelled.
 
     Raises what the work raises.

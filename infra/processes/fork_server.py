@@ -94,7 +94,7 @@ class ForkServer:
 
     def fork(
         self, command: Sequence[str], environ: Mapping[str, str], files: Sequence[int]
-    ) -> forks.Forked | None:
+    ) -> forks.ForkedProcess | None:
         """`python -m MODULE ...` with these three files, in a process group that it leads. A fourth
         is a listening socket, as systemd passes one on.
 

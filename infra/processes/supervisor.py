@@ -22,7 +22,7 @@ from infra.processes import tether
 from infra.processes.fork_server import ForkServer, readable
 from infra.processes.identity import PRIVATE
 from schemas.state_folder import private_folder
-from workers.forks import ANSWER_S, Forked
+from workers.forks import ANSWER_S, ForkedProcess
 
 BACKOFF_S, BACKOFF_MAX_S = 0.5, 10.0
 STABLE_S = 30.0  # after so long a life the backoff starts anew
@@ -57,7 +57,7 @@ class Process:
         self.changed = asyncio.Event()  # set at every start and end
         self.stopping = False
         self._task: asyncio.Task[None] | None = None
-        self._child: subprocess.Popen[bytes] | Forked | None = None
+        self._child: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._end = -1  # a pidfd of it, or what else is readable then
         self._log_start = 0  # where the lives of this process begin in its log
 
@@ -141,7 +141,9 @@ class Process:
                 spec.command, spec.env, files, spec.forks, listener=spec.listener
             )
         self.pid = child.pid
-        self._end = os.dup(child.ended) if isinstance(child, Forked) else os.pidfd_open(child.pid)
+        self._end = (
+            os.dup(child.end_fd) if isinstance(child, ForkedProcess) else os.pidfd_open(child.pid)
+        )
         self.changed.set()
 
     async def _ended(self) -> None:
@@ -154,7 +156,7 @@ class Process:
             os.close(self._end)
         with contextlib.suppress(ProcessLookupError):  # before the wait: the id is still ours
             os.killpg(group, signal.SIGKILL)
-        if isinstance(child, Forked):
+        if isinstance(child, ForkedProcess):
             with contextlib.suppress(TimeoutError):  # its server tells how it ended, if it can
                 async with asyncio.timeout(ANSWER_S):
                     await readable(child.status)
@@ -176,7 +178,7 @@ def started(
     forks: ForkServer | None,
     *,
     listener: socket.socket | None = None,
-) -> subprocess.Popen[bytes] | Forked:
+) -> subprocess.Popen[bytes] | ForkedProcess:
     """A process that leads a group and is asked to end when this thread ends; forked if it can be.
 
     It reads the first of the files and writes to the second. It finds the listener as if systemd

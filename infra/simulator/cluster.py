@@ -214,7 +214,7 @@ class Cluster:
     def _hashes(self, job: Job) -> list[int]:
         """What a job is about."""
         request_id = job.request_id.rpartition(".")[0]
-        plain = job.prompt_tokens[: len(job.prompt_tokens) - job.said]
+        plain = job.prompt_tokens[: len(job.prompt_tokens) - job.prior_tokens]
         return self.clients.hashes(request_id, plain, self.setup.block_tokens)
 
     def run(self, conversations: Sequence[Conversation]) -> None:

@@ -36,7 +36,7 @@ from schemas.log.registry import make_codec
 from schemas.records import MemberKind, MemberState, Role
 from schemas.state_folder import home
 from streams.gateway.http.listener import listen
-from workers.models.folder import resolved
+from workers.models.folder import resolve_model
 
 READY_TIMEOUT_S = 240.0
 _USUAL_S = {"vllm": 25.0, "sim": 8.0}  # by engine, on two cores that have nothing else to do
@@ -354,7 +354,7 @@ class Stack:
             self.waits_for = what
 
         given, engine = self.settings.model, self.settings.worker.engine
-        model = await asyncio.to_thread(resolved, given, engine, told=told)
+        model = await asyncio.to_thread(resolve_model, given, engine, told=told)
         self.settings = dataclasses.replace(self.settings, model=model)
         self.waits_for = ""
 

@@ -115,7 +115,7 @@ def test_jobs_are_taken_or_refused(tokens: list[int], sampling: Sampling, name: 
 @given(st.lists(forged(PARAMS), min_size=1, max_size=4), st.integers(0, 2))
 def test_the_simulated_engine_uses_no_forged_handle(found: list[KvHandle], kind: int) -> None:
     rules = HandleRules(32)
-    rules.saw("prefill-0", 5, "engine-p")
+    rules.observe_epoch("prefill-0", 5, "engine-p")
     for kv in [*found, found[0]]:
         use = (rules.use, rules.use_promise, rules.use_target)[kind]
         before = dict(rules._used)

@@ -146,6 +146,6 @@ def test_orders_of_roles_are_followed_or_void(roles: list[Role], name: str, epoc
 
     orders = RoleOrders(WorkerIdentity(worker_id=WORKER, epoch=EPOCH), capability(), follow)
     orders.take(AssignRoles(worker_id=name, worker_epoch=epoch, roles=roles, at_ms=0))
-    if orders._wanted is not None:
-        assert (name, epoch) == (WORKER, EPOCH) and lease_topics(orders._wanted)
-        assert len(orders._wanted) == len(set(roles))
+    if orders._next_roles is not None:
+        assert (name, epoch) == (WORKER, EPOCH) and lease_topics(orders._next_roles)
+        assert len(orders._next_roles) == len(set(roles))

@@ -31,7 +31,7 @@ from tests.streams.gateway.samples import chat, completion
 from workers.embed.chunking import Span
 from workers.embed.content import Cutting, passages_of
 from workers.embed.embedders.served import ServedTokens
-from workers.llm.probing.passages import chosen, put_in
+from workers.llm.probing.passages import choose_passages, insert_tokens
 
 Way = Callable[[InProcessGateway, Steered, str], Awaitable[Sequence[int]]]
 NAME_CHARS = 64  # of what is refused beyond
@@ -187,11 +187,11 @@ async def _with(gateway: InProcessGateway, passage: Passage, *, cited: bool) -> 
     context = with_context(plain, retrieved("r1", passage))
     assert len(context.told.citations) == cited and context.told.left_out == (not cited)
     assert wish.probing is not None
-    kept, left_out = chosen(
-        wish.probing, [passage], (), reserved=wish.reserved, tokens_max=999, room_tokens=9_999
+    kept, left_out = choose_passages(
+        wish.probing, [passage], (), reserved=wish.reserved, tokens_max=999, space_tokens=9_999
     )
     assert len(kept) == cited and left_out == (not cited)
-    probed = put_in(wish.probing, kept)
+    probed = insert_tokens(wish.probing, kept)
     return [*unpack_tokens(context.request.prompt_tokens), *unpack_tokens(probed)]
 
 

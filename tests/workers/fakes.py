@@ -117,10 +117,10 @@ class FakeKvEngine(FakeEngine):
     def set_peer_metadata(self, peer_metadata: PeerMetadata) -> None:
         self.lookups.append(peer_metadata)
 
-    def saw_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
+    def observe_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
         self.seen.append((worker_id, epoch, engine_id))
 
-    def begin_life(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         self.lives.append(epoch)
 
 
@@ -366,7 +366,7 @@ def clients(log: FakeLog) -> tuple[LogClients, list[FakeMembership]]:
         tokens=producers[1],
         membership=membership,
         reader=reader,
-        asker=lambda membership: cast(Asker, FakeAsker(log)),
+        retrieval_client=lambda membership: cast(Asker, FakeAsker(log)),
     )
     return bundle, made
 

@@ -8,10 +8,10 @@ def test_what_has_passed_comes_earliest_first_and_once() -> None:
     for at_ms, item in ((30, "late"), (10, "early"), (20, "one"), (20, "two")):
         kept.add(at_ms, item)
     assert kept.next_ms() == 10
-    assert list(kept.passed(9)) == []
-    assert list(kept.passed(20)) == ["early", "one", "two"]
+    assert list(kept.pop_expired(9)) == []
+    assert list(kept.pop_expired(20)) == ["early", "one", "two"]
     assert kept.next_ms() == 30
-    assert list(kept.passed(100)) == ["late"] and kept.next_ms() == NEVER_MS
+    assert list(kept.pop_expired(100)) == ["late"] and kept.next_ms() == NEVER_MS
 
 
 def test_what_has_ended_is_skipped_and_what_ends_meanwhile_too() -> None:
@@ -21,7 +21,7 @@ def test_what_has_ended_is_skipped_and_what_ends_meanwhile_too() -> None:
         kept.add(at_ms, item)
     open_items.remove("a")
     found = []
-    for item in kept.passed(9):
+    for item in kept.pop_expired(9):
         found.append(item)
         open_items.discard("c")
     assert found == ["b"]

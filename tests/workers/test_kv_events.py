@@ -51,7 +51,7 @@ def known(worker: RunningWorker) -> Known:
 
 async def started(worker: RunningWorker, *blocks: int) -> BlockLog:
     log = worker.engine.block_log = BlockLog(16, 100)
-    log.stored(blocks)
+    log.add(blocks)
     await worker.start()
     await worker.ready()
     await until(lambda: worker.log.of(KvEvents) != [])
@@ -68,8 +68,8 @@ async def test_it_begins_with_a_snapshot_and_goes_on_with_changes() -> None:
     blocks = await started(worker, 1, 2)
     (first,) = worker.log.of(KvEvents)
     assert (first.seq, first.snapshot, first.more) == (0, True, False)
-    blocks.stored([3])
-    blocks.removed([1])
+    blocks.add([3])
+    blocks.discard([1])
     await until(lambda: known(worker).blocks == {2, 3})
     assert known(worker).snapshots == 1
     assert [entry[:3] for entry in worker.log.sent if entry[0] == "prefixes"][-1] == (
@@ -100,8 +100,8 @@ async def test_parts_are_bounded() -> None:
         (2, False, False),
     ]
     assert known(worker).blocks == {1, 2, 3, 4, 5}
-    blocks.cleared()
-    blocks.stored([7, 8, 9])
+    blocks.clear()
+    blocks.add([7, 8, 9])
     await until(lambda: known(worker).blocks == {7, 8, 9})
     assert all(len(p.stored) + len(p.removed) <= 16 for p in worker.log.of(KvEvents))
     await ended(worker)
@@ -134,7 +134,7 @@ async def test_a_batch_that_fails_makes_the_next_one_a_snapshot(
         worker.log.refusing.add("prefixes")
     else:
         worker.log.errors["prefixes"] = deque([KafkaTimeoutError()])
-    blocks.stored([2])
+    blocks.add([2])
     await until(lambda: "KV events not sent" in caplog.text)
     worker.log.refusing.clear()
     await until(lambda: known(worker).snapshots == 2)
@@ -146,7 +146,7 @@ async def test_a_send_that_hangs_holds_no_token_up() -> None:
     worker = RunningWorker(**QUICK)
     blocks = await started(worker, 1)
     worker.log.held_acks["prefixes"] = []
-    blocks.stored([2])
+    blocks.add([2])
     await until(lambda: worker.log.held_acks["prefixes"] != [])
     await worker.held(work())
     worker.engine.say(out(ids=[5], text="a"))
@@ -160,7 +160,7 @@ async def test_a_worker_in_doubt_of_its_lease_says_nothing() -> None:
     worker = RunningWorker(**QUICK)
     blocks = await started(worker, 1)
     worker.membership.valid = False
-    blocks.stored([2])
+    blocks.add([2])
     await pass_time(1)
     assert known(worker).blocks == {1}
     await ended(worker)

@@ -30,7 +30,7 @@ async def sent(*records: Phase | Outcome) -> list[Any]:
     for record in records:
         outbox.add(record)
     sending = asyncio.ensure_future(outbox.run())
-    flushed = asyncio.ensure_future(outbox.flushed())
+    flushed = asyncio.ensure_future(outbox.wait_flushed())
     await asyncio.wait([sending, flushed], return_when=asyncio.FIRST_COMPLETED)
     flushed.cancel()
     if sending.done():
@@ -52,7 +52,7 @@ async def test_nothing_is_said_while_the_lease_is_in_doubt() -> None:
     outbox = ReportOutbox(producer, stands, pending_max=9, tries_max=1)  # type: ignore[arg-type]  # a fake
     outbox.add(replace(example("trivium.Outcome"), kv=None))
     sending = asyncio.ensure_future(outbox.run())
-    flushed = asyncio.ensure_future(outbox.flushed())
+    flushed = asyncio.ensure_future(outbox.wait_flushed())
     await asyncio.wait(
         [flushed, asyncio.ensure_future(asked.wait())], return_when="FIRST_COMPLETED"
     )
@@ -78,16 +78,16 @@ async def test_outcomes_leave_together_and_no_phase_waits_for_them() -> None:
     outbox.add(outcome)
     await asyncio.sleep(0)
     assert log.sent == []
-    await outbox.flushed()
+    await outbox.wait_flushed()
     assert len(log.sent) == 2
     assert loop.time() == pytest.approx(began_s + GATHER_S)
     outbox.add(outcome)
     outbox.add(phase)  # which stands behind it
-    await outbox.flushed()
+    await outbox.wait_flushed()
     assert loop.time() == pytest.approx(began_s + GATHER_S)
     assert [type(record) for *_, record, _ in log.sent[2:]] == [Outcome, Phase]
     outbox.add(example("trivium.Outcome"))  # the next turn may use its KV
-    await outbox.flushed()
+    await outbox.wait_flushed()
     assert loop.time() == pytest.approx(began_s + GATHER_S)
     sending.cancel()
 

@@ -23,7 +23,7 @@ from tests.workers.fakes import (
 )
 from tests.workers.running_worker import RunningWorker, running_worker
 from workers.llm.engine import Engine
-from workers.llm.probing.triggers import installed
+from workers.llm.probing.triggers import installed_triggers
 
 
 async def test_it_joins_when_its_engine_is_up() -> None:
@@ -44,7 +44,7 @@ async def test_it_joins_when_its_engine_is_up() -> None:
     await worker.ready()
     await until(lambda: len(worker.membership.beats) > 1)
     published = worker.membership.published
-    assert published == replace(worker.engine.capability, triggers=tuple(installed()))
+    assert published == replace(worker.engine.capability, triggers=tuple(installed_triggers()))
     assert (worker.log.readers["prefill"].partition, worker.decode.partition) == (1, 2)
     assert worker.decode.started_at == "latest"
     worker.stop.set()

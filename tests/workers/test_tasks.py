@@ -31,9 +31,9 @@ async def test_work_that_is_done_before_the_stop_counts() -> None:
     async def work() -> None:
         done.append(await soon("done"))
 
-    assert await tasks.unless(stop, work()) is True and done == ["done"]
+    assert await tasks.run_unless(stop, work()) is True and done == ["done"]
     with pytest.raises(ConfigError):
-        await tasks.unless(stop, fails())
+        await tasks.run_unless(stop, fails())
 
 
 async def test_a_stop_ends_work_that_is_under_way() -> None:
@@ -46,7 +46,7 @@ async def test_a_stop_ends_work_that_is_under_way() -> None:
         finally:
             ended.set()
 
-    assert await tasks.unless(stop, work()) is False and ended.is_set()
+    assert await tasks.run_unless(stop, work()) is False and ended.is_set()
 
 
 async def test_whoever_waits_takes_the_work_along() -> None:
@@ -59,7 +59,7 @@ async def test_whoever_waits_takes_the_work_along() -> None:
         finally:
             ended.set()
 
-    waiting = asyncio.create_task(tasks.unless(asyncio.Event(), work()))
+    waiting = asyncio.create_task(tasks.run_unless(asyncio.Event(), work()))
     await begun.wait()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

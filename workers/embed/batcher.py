@@ -16,17 +16,17 @@ from schemas.errors import EngineFailed
 from schemas.retrieval import Vector
 from schemas.rules.letters import plain_letters
 from workers.embed.embedders.protocol import Embedder, Text
-from workers.embed.scheduler import Item, Job, Scheduler, Urgency
+from workers.embed.scheduler import EmbedItem, EmbedJob, EmbedScheduler, Urgency
 
 log = logging.getLogger("trivium.embedding")
 _SMOOTH = 0.2  # of a new figure in the mean
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _PendingEmbed:
     vectors: Vector
     missing: int
-    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.Future())
+    completion: asyncio.Future[None] = field(default_factory=lambda: asyncio.Future())
 
 
 class Batcher:
@@ -35,9 +35,9 @@ class Batcher:
     def __init__(self, embedder: Embedder, batch_tokens: int) -> None:
         self.embedder = embedder
         self.ms_per_text = 0.0
-        self._scheduler = Scheduler(batch_tokens)
-        self._asked: dict[Job, _Asked] = {}
-        self._wanted = asyncio.Event()
+        self._scheduler = EmbedScheduler(batch_tokens)
+        self._pending: dict[EmbedJob, _PendingEmbed] = {}
+        self._work_added = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "embed")
 
     @property
@@ -49,18 +49,18 @@ class Batcher:
         self, texts: Sequence[Text], tokens: Sequence[int], urgency: Urgency, tenant: str = ""
     ) -> Vector:
         """A vector in each row; raises EngineFailed where a text cannot be embedded."""
-        job = Job(texts, tokens, urgency, tenant)
-        asked = _Asked(np.zeros((len(texts), self.embedder.dim), np.float32), len(texts))
+        job = EmbedJob(texts, tokens, urgency, tenant)
+        pending = _PendingEmbed(np.zeros((len(texts), self.embedder.dim), np.float32), len(texts))
         if texts:
-            self._asked[job] = asked
+            self._pending[job] = pending
             self._scheduler.add(job)
-            self._wanted.set()
+            self._work_added.set()
             try:
-                await asked.done
+                await pending.completion
             finally:
                 job.dropped = True
-                self._asked.pop(job, None)
-        return asked.vectors
+                self._pending.pop(job, None)
+        return pending.vectors
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -68,11 +68,11 @@ class Batcher:
         while True:
             items = self._scheduler.batch()
             if not items:
-                self._wanted.clear()
-                await self._wanted.wait()
+                self._work_added.clear()
+                await self._work_added.wait()
                 continue
             began_s = time.monotonic()
-            rows = await loop.run_in_executor(self._thread, self._embedded, items)
+            rows = await loop.run_in_executor(self._thread, self._embed_items, items)
             self._deliver(items, rows)
             ms = (time.monotonic() - began_s) * 1000 / len(items)
             self.ms_per_text += (ms - self.ms_per_text) * (_SMOOTH if self.ms_per_text else 1)
@@ -81,30 +81,30 @@ class Batcher:
         """Wait for the batch under way."""
         self._thread.shutdown()
 
-    def _embedded(self, items: list[Item]) -> list[Vector | Exception]:
+    def _embed_items(self, items: list[EmbedItem]) -> list[Vector | Exception]:
         """Where a batch fails each text is tried alone: one that is at fault fails alone."""
         try:
             return list(self.embedder.embed([_plain(item.text) for item in items]))
         except Exception as error:
             if len(items) == 1:
                 return [error]
-        return [row for item in items for row in self._embedded([item])]
+        return [row for item in items for row in self._embed_items([item])]
 
-    def _deliver(self, items: list[Item], rows: list[Vector | Exception]) -> None:
+    def _deliver(self, items: list[EmbedItem], rows: list[Vector | Exception]) -> None:
         for item, row in zip(items, rows, strict=True):
-            asked = self._asked.get(item.job)
-            if asked is None or asked.done.done():
+            pending = self._pending.get(item.job)
+            if pending is None or pending.completion.done():
                 continue
             if isinstance(row, Exception):
                 item.job.dropped = True
                 log.warning("a text cannot be embedded: %s: %s", type(row).__name__, row)
                 failed = EngineFailed(f"the embedder failed: {type(row).__name__}: {row}")
-                asked.done.set_exception(failed)
+                pending.completion.set_exception(failed)
                 continue
-            asked.vectors[item.number] = row
-            asked.missing -= 1
-            if not asked.missing:
-                asked.done.set_result(None)
+            pending.vectors[item.number] = row
+            pending.missing -= 1
+            if not pending.missing:
+                pending.completion.set_result(None)
 
 
 def _plain(text: Text) -> Text:

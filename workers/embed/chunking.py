@@ -50,19 +50,19 @@ class Piece:
     block_end: int = 0
 
 
-def counted(text: str, token_starts: Sequence[int]) -> list[int]:
+def split_long_tokens(text: str, token_starts: Sequence[int]) -> list[int]:
     """Where tokens begin, and where they would in what a tokenizer takes for one though it is long,
     since it knows nothing of it: encoded bytes, or a script that it was not made for.
     """
-    found = list(token_starts)
+    starts = list(token_starts)
     for start, end in pairwise((*token_starts, len(text))):
         if end - start > _UNSPACED_KNOWN_CHARS_MAX:
             run = text[start:end].rstrip()
             is_unspaced = _IS_UNSPACED.match(run)
             if len(run) > (_UNSPACED_KNOWN_CHARS_MAX if is_unspaced else _KNOWN_CHARS_MAX):
                 step = 1 if is_unspaced else _TOKEN_CHARS
-                found += range(start + step, start + len(run), step)
-    return sorted(found)
+                starts += range(start + step, start + len(run), step)
+    return sorted(starts)
 
 
 def tokens_of(token_starts: Sequence[int], span: Span) -> int:
@@ -77,10 +77,10 @@ class _Tokens:
         self._starts = starts
         self.max, self.overlap = tokens_max, overlap
 
-    def cuts(self, start: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+    def cuts(self, start: int, end: int, tokens_max: int) -> Iterator[tuple[int, int]]:
         """The span in parts of so many tokens at most."""
         first = bisect_left(self._starts, start + 1)
-        for number in range(first + most - 1, bisect_left(self._starts, end), most):
+        for number in range(first + tokens_max - 1, bisect_left(self._starts, end), tokens_max):
             if (cut := self._starts[number]) > start:
                 yield start, cut
                 start = cut
@@ -93,40 +93,40 @@ class _Tokens:
 def cut(text: str, token_starts: Sequence[int], *, tokens_max: int, overlap: int) -> list[Span]:
     """The passages in order; none for a text of nothing but spaces."""
     tokens = _Tokens(token_starts, tokens_max, overlap)
-    found: list[Span] = []
-    held: list[Piece] = []
+    spans: list[Span] = []
+    passage: list[Piece] = []
     for piece in _pieces(text, tokens):
-        if held and _begins_anew(held, piece, tokens):
-            found.append(Span(held[0].start, held[-1].end))
-            held = [] if piece.is_heading else _tail(held, piece, tokens)
-        held.append(piece)
-    if held:
-        found.append(Span(held[0].start, held[-1].end))
-    return found
+        if passage and _starts_passage(passage, piece, tokens):
+            spans.append(Span(passage[0].start, passage[-1].end))
+            passage = [] if piece.is_heading else _tail(passage, piece, tokens)
+        passage.append(piece)
+    if passage:
+        spans.append(Span(passage[0].start, passage[-1].end))
+    return spans
 
 
-def _begins_anew(held: list[Piece], piece: Piece, tokens: _Tokens) -> bool:
-    start = held[0].start
+def _starts_passage(passage: list[Piece], piece: Piece, tokens: _Tokens) -> bool:
+    start = passage[0].start
     if tokens.between(start, piece.end) > tokens.max:
         return True
     if piece.is_heading:
-        return not all(each.is_heading for each in held)
+        return not all(packed_piece.is_heading for packed_piece in passage)
     torn = piece.block_end and tokens.between(start, piece.block_end) > tokens.max
     fits_alone = tokens.between(piece.start, piece.block_end) <= tokens.max
-    half_full = 2 * tokens.between(start, held[-1].end) >= tokens.max
+    half_full = 2 * tokens.between(start, passage[-1].end) >= tokens.max
     return bool(torn and fits_alone and half_full)
 
 
-def _tail(held: list[Piece], piece: Piece, tokens: _Tokens) -> list[Piece]:
+def _tail(passage: list[Piece], piece: Piece, tokens: _Tokens) -> list[Piece]:
     """The last pieces that fit into the overlap, and into the bound together with the next."""
-    kept: list[Piece] = []
-    for last in reversed(held[1:]):
-        if last.is_heading or tokens.between(last.start, held[-1].end) > tokens.overlap:
+    tail: list[Piece] = []
+    for last in reversed(passage[1:]):
+        if last.is_heading or tokens.between(last.start, passage[-1].end) > tokens.overlap:
             break
         if tokens.between(last.start, piece.end) > tokens.max:
             break
-        kept.insert(0, last)
-    return kept
+        tail.insert(0, last)
+    return tail
 
 
 def _pieces(text: str, tokens: _Tokens) -> Iterator[Piece]:
@@ -143,41 +143,43 @@ def _pieces(text: str, tokens: _Tokens) -> Iterator[Piece]:
 
 def _blocks(text: str) -> Iterator[tuple[int, int, str]]:
     """Start, end and kind: heading, text, code."""
-    begun, fence = -1, ""
+    block_start, fence = -1, ""
     for line in _LINE.finditer(text):
         start, end, words = line.start(), line.end(), line.group()
         mark = _FENCE.match(words)
         if fence:  # ended by one that is as long, with nothing behind it
             if mark and mark.group(1).startswith(fence) and not words[mark.end() :].strip():
-                yield begun, end, "code"
-                begun, fence = -1, ""
+                yield block_start, end, "code"
+                block_start, fence = -1, ""
             continue
         is_heading = bool(_HEADING.match(words))
-        if begun >= 0 and (mark or is_heading or not words.strip()):
-            yield begun, start, "text"
-            begun = -1
+        if block_start >= 0 and (mark or is_heading or not words.strip()):
+            yield block_start, start, "text"
+            block_start = -1
         if mark:
-            begun, fence = start, mark.group(1)
+            block_start, fence = start, mark.group(1)
         elif is_heading:
             yield start, end, "heading"
-        elif begun < 0 and words.strip():
-            begun = start
-    if begun >= 0:
-        yield begun, len(text), "code" if fence else "text"
+        elif block_start < 0 and words.strip():
+            block_start = start
+    if block_start >= 0:
+        yield block_start, len(text), "code" if fence else "text"
 
 
 def _parts(text: str, start: int, end: int, kind: str) -> Iterator[Piece]:
     """Sentences, items of a list, or lines of code."""
-    lines = [(start + m.start(), start + m.end()) for m in _LINE.finditer(text[start:end])]
+    lines = [
+        (start + match.start(), start + match.end()) for match in _LINE.finditer(text[start:end])
+    ]
     if kind == "code":
         yield from (_trimmed(text, *line) for line in lines if text[slice(*line)].strip())
         return
     marks = [at for at, line_end in lines if _ITEM.match(text[at:line_end])]
-    marks += [start + found.end() for found in _SENTENCE_END.finditer(text[start:end])]
+    marks += [start + match.end() for match in _SENTENCE_END.finditer(text[start:end])]
     edges = sorted({start, end, *marks})
-    for one, other in zip(edges, edges[1:], strict=False):
-        if text[one:other].strip():
-            yield _trimmed(text, one, other)
+    for edge, next_edge in zip(edges, edges[1:], strict=False):
+        if text[edge:next_edge].strip():
+            yield _trimmed(text, edge, next_edge)
 
 
 def _whole(
@@ -188,15 +190,15 @@ def _whole(
     if tokens.between(piece.start, piece.end) <= tokens.max:
         yield Piece(piece.start, piece.end, is_heading)
         return
-    most = tokens.overlap or tokens.max
-    begun, last = piece.start, piece.start
+    limit = tokens.overlap or tokens.max
+    run_start, last = piece.start, piece.start
     for word in PARTS.finditer(text, piece.start, piece.end):
         for first, end in tokens.cuts(*word.span(), tokens.max):
-            if last > begun and tokens.between(begun, end) > most:
-                yield Piece(begun, last)
-                begun = first
+            if last > run_start and tokens.between(run_start, end) > limit:
+                yield Piece(run_start, last)
+                run_start = first
             last = end
-    yield Piece(begun, last)
+    yield Piece(run_start, last)
 
 
 def _trimmed(text: str, start: int, end: int) -> Piece:

@@ -30,7 +30,7 @@ class Cutting:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PassagesRef:
     """What is known of a document's passages that are on the log."""
 
     content_hash: str
@@ -38,7 +38,7 @@ class Held:
     offset: int  # of their record in its partition of passages
 
 
-class Verdict(Enum):
+class DocumentAction(Enum):
     """What a document asks for."""
 
     NOTHING = "nothing"
@@ -47,14 +47,16 @@ class Verdict(Enum):
     EMBED = "embed"
 
 
-def verdict(document: Document | None, cutting: Cutting, held: Held | None) -> Verdict:
+def choose_action(
+    document: Document | None, cutting: Cutting, ref: PassagesRef | None
+) -> DocumentAction:
     """None stands for a deleted document. One with a ready vector needs no passages."""
     if document is None or document.deleted or document.vector or not document.text:
-        return Verdict.DROP if held else Verdict.NOTHING
-    if held is None or held.content_hash != content_hash(document.text, cutting):
-        return Verdict.EMBED
-    same = held.facts_hash == facts_hash(document.tenant, document.metadata)
-    return Verdict.NOTHING if same else Verdict.KEEP
+        return DocumentAction.DROP if ref else DocumentAction.NOTHING
+    if ref is None or ref.content_hash != content_hash(document.text, cutting):
+        return DocumentAction.EMBED
+    same = ref.facts_hash == facts_hash(document.tenant, document.metadata)
+    return DocumentAction.NOTHING if same else DocumentAction.KEEP
 
 
 def check_text(document: Document) -> None:
@@ -105,9 +107,9 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def held_of(record: DocumentPassages, offset: int) -> Held:
+def passages_ref(record: DocumentPassages, offset: int) -> PassagesRef:
     """What is kept of a record in memory."""
-    return Held(record.content_hash, facts_hash(record.tenant, record.metadata), offset)
+    return PassagesRef(record.content_hash, facts_hash(record.tenant, record.metadata), offset)
 
 
 def passages_of(

@@ -25,25 +25,25 @@ from schemas.retrieval import Vector
 from schemas.settings import LogSettings
 from schemas.topics import check_record, document_key
 from workers.embed.batcher import Batcher
-from workers.embed.chunking import Span, counted, cut, tokens_of
+from workers.embed.chunking import Span, cut, split_long_tokens, tokens_of
 from workers.embed.content import (
     Cutting,
+    DocumentAction,
     Tokens,
-    Verdict,
     check_spans,
     check_text,
+    choose_action,
     content_hash,
-    held_of,
     passages_of,
-    verdict,
+    passages_ref,
 )
-from workers.embed.known import Declarations, KnownPassages
+from workers.embed.known import ChunkingDeclarations, PassageCatalog
 from workers.embed.scheduler import Urgency
 
 Result = TypeVar("Result")
-Embedded = tuple[list[Span], Vector]  # a vector for each passage
-_LEFT_CHARS_MAX = 4 << 20  # of texts that go on though nobody waits for them any more
-_WRITTEN_S = 10.0  # the longest that a lost partition's last writes are waited for
+EmbeddedSpans = tuple[list[Span], Vector]  # a vector for each passage
+_IDLE_CHARS_MAX = 4 << 20  # of texts that go on though nobody waits for them any more
+_WRITE_TIMEOUT_S = 10.0  # the longest that a lost partition's last writes are waited for
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Totals:
 class _Text:
     """One that is being embedded, or is, for whoever asks next."""
 
-    task: "asyncio.Task[Embedded]"
+    task: "asyncio.Task[EmbeddedSpans]"
     chars: int
     askers: int = 0
 
@@ -73,8 +73,8 @@ class Unfinished:
         self._texts: dict[str, _Text] = {}
 
     async def result(
-        self, content: str, chars: int, embed: Callable[[], Coroutine[None, None, Embedded]]
-    ) -> Embedded:
+        self, content: str, chars: int, embed: Callable[[], Coroutine[None, None, EmbeddedSpans]]
+    ) -> EmbeddedSpans:
         """Of what is under way already, or of what `embed` begins; raises what that raises."""
         text = self._texts.pop(content, None) or _Text(asyncio.create_task(embed()), chars)
         self._texts[content] = text
@@ -88,10 +88,10 @@ class Unfinished:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
-        left = {content: text for content, text in self._texts.items() if not text.askers}
-        chars = sum(text.chars for text in left.values())
-        for content, text in left.items():
-            if chars <= _LEFT_CHARS_MAX:
+        idle_texts = {content: text for content, text in self._texts.items() if not text.askers}
+        chars = sum(text.chars for text in idle_texts.values())
+        for content, text in idle_texts.items():
+            if chars <= _IDLE_CHARS_MAX:
                 return
             text.task.cancel()
             del self._texts[content]
@@ -111,15 +111,15 @@ class DocumentWork:
         codec: Codec,
         producer: LogProducer,
         batcher: Batcher,
-        known: KnownPassages,
-        declarations: Declarations,
+        catalog: PassageCatalog,
+        declarations: ChunkingDeclarations,
         tokens: Tokens | None,
         totals: Totals,
         membership: Membership,
         unfinished: Unfinished,
     ) -> None:
         self._settings, self._codec, self._producer = settings, codec, producer
-        self._batcher, self._known, self._declarations = batcher, known, declarations
+        self._batcher, self._catalog, self._declarations = batcher, catalog, declarations
         self._tokens, self._totals, self._membership = tokens, totals, membership
         self._unfinished = unfinished
         self._loading: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -130,7 +130,7 @@ class DocumentWork:
         """These partitions, and no others, are this worker's; documents wait until it knows what
         their passages are. Fails where that cannot be read."""
         self._loading.cancel()
-        self._loading = asyncio.ensure_future(self._known.load(partitions))
+        self._loading = asyncio.ensure_future(self._catalog.load(partitions))
         return self._loading
 
     async def give_up(self) -> None:
@@ -138,7 +138,7 @@ class DocumentWork:
         self._loading.cancel()
         self._loading = asyncio.get_running_loop().create_future()
         if self._writes:
-            await asyncio.wait(self._writes, timeout=_WRITTEN_S)
+            await asyncio.wait(self._writes, timeout=_WRITE_TIMEOUT_S)
 
     async def handle(self, record: ConsumerRecord) -> None:
         """Done when the broker has what follows; raises RecordError and EngineFailed for a
@@ -146,53 +146,57 @@ class DocumentWork:
         key = record.key or b""
         if key.startswith(b"/"):
             return  # it says something of a collection
-        before = self._last.get(key)
-        mine = self._last[key] = asyncio.get_running_loop().create_future()
+        previous_change = self._last.get(key)
+        change = self._last[key] = asyncio.get_running_loop().create_future()
         try:
-            if before is not None:
-                await asyncio.wait([before])
+            if previous_change is not None:
+                await asyncio.wait([previous_change])
             await asyncio.shield(self._loading)
             await self._follow(record, key)
         finally:
-            mine.set_result(None)
-            if self._last.get(key) is mine:
+            change.set_result(None)
+            if self._last.get(key) is change:
                 del self._last[key]
 
     async def _follow(self, record: ConsumerRecord, key: bytes) -> None:
         try:
-            document = self._decoded(record, key)
+            document = self._decode(record, key)
         except RecordError:
             if self._others_bury():
                 return
             raise
         cutting = self._declarations.cutting(document.collection if document else "")
-        held = self._known.of(record.partition, key)
-        wanted = verdict(document, cutting, held)
+        ref = self._catalog.get(record.partition, key)
+        action = choose_action(document, cutting, ref)
         self._totals.documents += document is not None and bool(document.text)
-        if wanted is Verdict.DROP:
+        if action is DocumentAction.DROP:
             await self._write(record, key, None)
-        if document is None or wanted is Verdict.DROP:
+        if document is None or action is DocumentAction.DROP:
             return
-        if wanted is Verdict.NOTHING:
+        if action is DocumentAction.NOTHING:
             self._totals.unchanged += bool(document.text)
             return
         check_text(document)
         self._declarations.check(document.collection)
-        if wanted is Verdict.KEEP and (kept := await self._kept(record, key, document)):
-            await self._write(record, key, kept, [KEPT])
+        if action is DocumentAction.KEEP and (
+            passages := await self._refresh_facts(record, key, document)
+        ):
+            await self._write(record, key, passages, [KEPT])
         else:
-            await self._write(record, key, await self._made(record, document, cutting))
+            await self._write(record, key, await self._make_passages(record, document, cutting))
 
-    def _decoded(self, record: ConsumerRecord, key: bytes) -> Document | None:
+    def _decode(self, record: ConsumerRecord, key: bytes) -> Document | None:
         if not record.value:
             return None
         document = self._codec.decode(record.value)
         check_record("documents", document)
         if not isinstance(document, Document):
             raise RecordError(f"documents: expected a document, found {document!r:.200}")
-        wanted = document_key(document.collection, document.document_id).encode()
-        if key != wanted:
-            raise RecordError(f"documents: expected the key {wanted!r:.200}, found {key!r:.200}")
+        expected_key = document_key(document.collection, document.document_id).encode()
+        if key != expected_key:
+            raise RecordError(
+                f"documents: expected the key {expected_key!r:.200}, found {key!r:.200}"
+            )
         return document
 
     def _others_bury(self) -> bool:
@@ -200,11 +204,11 @@ class DocumentWork:
         living = self._membership.view.living(MemberKind.WORKER, wall_ms())
         return any(member.registration.search is not None for member in living)
 
-    async def _kept(
+    async def _refresh_facts(
         self, record: ConsumerRecord, key: bytes, document: Document
     ) -> DocumentPassages | None:
         """The passages as they are, with the document's new facts."""
-        old = await self._known.read(record.partition, key)
+        old = await self._catalog.read(record.partition, key)
         if old is None:
             return None
         self._totals.unchanged += 1
@@ -217,12 +221,12 @@ class DocumentWork:
             at_ms=wall_ms(),
         )
 
-    async def _made(
+    async def _make_passages(
         self, record: ConsumerRecord, document: Document, cutting: Cutting
     ) -> DocumentPassages:
         content = content_hash(document.text, cutting)
         spans, vectors = await self._unfinished.result(
-            content, len(document.text), lambda: self._embedded(document, cutting)
+            content, len(document.text), lambda: self._embed_document(document, cutting)
         )
         self._totals.chunks += len(spans)
         return await _in_thread(
@@ -237,7 +241,7 @@ class DocumentWork:
             )
         )
 
-    async def _embedded(self, document: Document, cutting: Cutting) -> Embedded:
+    async def _embed_document(self, document: Document, cutting: Cutting) -> EmbeddedSpans:
         spans, tokens = await _in_thread(lambda: self._cut(document, cutting))
         check_spans(document, spans)
         texts = [document.text[span.start : span.end] for span in spans]
@@ -245,7 +249,9 @@ class DocumentWork:
         return spans, await self._batcher.embed(texts, tokens, urgency, tenant)
 
     def _cut(self, document: Document, cutting: Cutting) -> tuple[list[Span], list[int]]:
-        starts = counted(document.text, self._batcher.embedder.token_starts(document.text))
+        starts = split_long_tokens(
+            document.text, self._batcher.embedder.token_starts(document.text)
+        )
         spans = cut(
             document.text, starts, tokens_max=cutting.chunk_tokens, overlap=cutting.chunk_overlap
         )
@@ -259,24 +265,26 @@ class DocumentWork:
         headers: Headers = (),
     ) -> None:
         await self._membership.stands()
-        writing = asyncio.ensure_future(self._written(record.partition, key, passages, headers))
+        writing = asyncio.ensure_future(
+            self._send_passages(record.partition, key, passages, headers)
+        )
         self._writes.add(writing)
         writing.add_done_callback(self._writes.discard)
         await asyncio.shield(writing)
 
-    async def _written(
+    async def _send_passages(
         self, partition: int, key: bytes, passages: DocumentPassages | None, headers: Headers
     ) -> None:
         if passages is None:
             topic = self._settings.topic_prefix + "passages"
             await (await self._producer.send_raw(topic, None, key=key, partition=partition))
-            self._known.put(partition, key, None)
+            self._catalog.put(partition, key, None)
             return
-        sent = await self._producer.send(
+        ack = await self._producer.send(
             "passages", passages, key=key.decode(), partition=partition, headers=headers
         )
-        acknowledged = await sent
-        self._known.put(partition, key, held_of(passages, int(acknowledged.offset)))
+        acknowledged = await ack
+        self._catalog.put(partition, key, passages_ref(passages, int(acknowledged.offset)))
 
 
 async def _in_thread(work: Callable[[], Result]) -> Result:

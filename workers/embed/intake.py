@@ -22,19 +22,19 @@ from schemas.log.faust.receipts import Receipt
 Handle = Callable[[ConsumerRecord], Awaitable[None]]
 
 
-class Intake:
+class EmbeddingIntake:
     """Records under way, of each topic at most so many; the rest waits in the log."""
 
     def __init__(
         self,
         producer: LogProducer,
         handles: Mapping[str, Handle],
-        under_way_max: Mapping[str, int],
+        in_flight_max: Mapping[str, int],
         falls: Falls,
     ) -> None:
         self._producer = producer
         self._handles = handles
-        self._rooms = {topic: asyncio.Semaphore(under_way_max[topic]) for topic in handles}
+        self._slots = {topic: asyncio.Semaphore(in_flight_max[topic]) for topic in handles}
         self._tasks: dict[str, set[asyncio.Task[None]]] = {topic: set() for topic in handles}
         self._falls = falls
         self._turn = asyncio.Lock()  # held while a record is taken, or one is done alone
@@ -45,7 +45,7 @@ class Intake:
         """One record, from an agent. While the process ends it is not taken: whoever is next reads
         it again."""
         with self.group.full():
-            await self._rooms[topic].acquire()
+            await self._slots[topic].acquire()
             await self._turn.acquire()
         try:
             if self.draining or self.group.has_failed:
@@ -61,24 +61,26 @@ class Intake:
         self.group.records_read += 1
         receipt = self.group.receipts.open(place, event.ack)
         falls = await self._falls.begin(place, record.offset)
-        if falls and (others := self._all()):
+        if falls and (running_tasks := self._all()):
             with self.group.full():
-                await asyncio.wait(others)
-        task = asyncio.create_task(self._done(topic, record, receipt, falls))
+                await asyncio.wait(running_tasks)
+        task = asyncio.create_task(self._process(topic, record, receipt, falls))
         self._tasks[topic].add(task)
 
-        def ended(task: "asyncio.Task[None]") -> None:
+        def on_task_done(task: "asyncio.Task[None]") -> None:
             self._tasks[topic].discard(task)
-            self._rooms[topic].release()
+            self._slots[topic].release()
             if not task.cancelled() and (error := task.exception()) is not None:
                 self.group.fail(error)
 
-        task.add_done_callback(ended)
+        task.add_done_callback(on_task_done)
         if falls:
             with self.group.full():
                 await asyncio.wait([task])
 
-    async def _done(self, topic: str, record: ConsumerRecord, receipt: Receipt, falls: int) -> None:
+    async def _process(
+        self, topic: str, record: ConsumerRecord, receipt: Receipt, falls: int
+    ) -> None:
         try:
             if falls >= FALLS_MAX:
                 raise fallen(falls)

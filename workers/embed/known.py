@@ -16,55 +16,57 @@ from schemas.log.slices import in_slices
 from schemas.records import CollectionDeclared, DocumentPassages
 from schemas.settings import LogSettings
 from schemas.topics import declaration_key
-from workers.embed.content import Cutting, Held, held_of
+from workers.embed.content import Cutting, PassagesRef, passages_ref
 from workers.embed.settings import EmbeddingSettings
 
 log = logging.getLogger("trivium.embedding")
 
 
-class KnownPassages:
+class PassageCatalog:
     """By partition and key; `load` before a partition's documents are looked at."""
 
     def __init__(self, settings: LogSettings, codec: Codec, client_id: str) -> None:
         self._settings, self._codec = settings, codec
         self._client_id = f"{client_id}-passages"
-        self._held: dict[int, dict[bytes, Held]] = {}
+        self._refs: dict[int, dict[bytes, PassagesRef]] = {}
 
-    def of(self, partition: int, key: bytes) -> Held | None:
+    def get(self, partition: int, key: bytes) -> PassagesRef | None:
         """What the log has of a document."""
-        return self._held[partition].get(key)
+        return self._refs[partition].get(key)
 
     def count(self) -> int:
         """Documents."""
-        return sum(map(len, self._held.values()))
+        return sum(map(len, self._refs.values()))
 
-    def put(self, partition: int, key: bytes, held: Held | None) -> None:
+    def put(self, partition: int, key: bytes, ref: PassagesRef | None) -> None:
         """Written by this worker."""
-        known = self._held.get(partition)
-        if known is None:
+        refs = self._refs.get(partition)
+        if refs is None:
             return
-        known.pop(key, None)
-        if held is not None:
-            known[key] = held
+        refs.pop(key, None)
+        if ref is not None:
+            refs[key] = ref
 
     async def load(self, partitions: set[int]) -> None:
         """Forget all others, and read these to their present end, those that are new."""
-        self._held = {each: kept for each, kept in self._held.items() if each in partitions}
-        new = sorted(partitions - self._held.keys())
+        self._refs = {
+            partition: refs for partition, refs in self._refs.items() if partition in partitions
+        }
+        new = sorted(partitions - self._refs.keys())
         if not new:
             return
-        found: dict[int, dict[bytes, Held]] = {each: {} for each in new}
+        loaded_refs: dict[int, dict[bytes, PassagesRef]] = {partition: {} for partition in new}
         reader = AssignedReader(self._settings, "passages", new, client_id=self._client_id)
         async with reader.reading("earliest"):
             async for batch in reader.until(await reader.end_offsets()):
                 async for record in in_slices(batch):
-                    self._fold(found[record.partition], record)
-        self._held |= found
+                    self._fold(loaded_refs[record.partition], record)
+        self._refs |= loaded_refs
         log.info("partitions %s: %d documents have passages", new, self.count())
 
-    def _fold(self, found: dict[bytes, Held], record: ConsumerRecord) -> None:
+    def _fold(self, refs: dict[bytes, PassagesRef], record: ConsumerRecord) -> None:
         key = record.key or b""
-        found.pop(key, None)
+        refs.pop(key, None)
         if not record.value:
             return
         try:
@@ -73,24 +75,24 @@ class KnownPassages:
             log.warning("passages[%d] %d: %s", record.partition, record.offset, error)
             return
         if isinstance(passages, DocumentPassages):
-            found[key] = held_of(passages, record.offset)
+            refs[key] = passages_ref(passages, record.offset)
 
     async def read(self, partition: int, key: bytes) -> DocumentPassages | None:
         """The passages themselves; None where the log does not have that record any more."""
-        held = self.of(partition, key)
-        if held is None:
+        ref = self.get(partition, key)
+        if ref is None:
             return None
         reader = AssignedReader(self._settings, "passages", [partition], client_id=self._client_id)
-        async with reader.reading({partition: held.offset}):
+        async with reader.reading({partition: ref.offset}):
             batch = await reader.batch(max_records=1, timeout_ms=self._settings.request_timeout_ms)
         for record in batch:
-            if record.offset == held.offset and record.key == key and record.value:
+            if record.offset == ref.offset and record.key == key and record.value:
                 passages = self._codec.decode(record.value)
                 return passages if isinstance(passages, DocumentPassages) else None
         return None
 
 
-class Declarations:
+class ChunkingDeclarations:
     """`start` reads what there is, `run` follows until cancelled."""
 
     def __init__(
@@ -99,7 +101,7 @@ class Declarations:
         """`tokens_max` are the most of a passage that the embedder sees."""
         self._codec = codec
         self._default, self._tokens_max = default, tokens_max
-        self._told: dict[str, CollectionDeclared] = {}
+        self._declarations: dict[str, CollectionDeclared] = {}
         self._reader = AssignedReader(settings, "documents", [0], client_id=f"{client_id}-declared")
 
     async def start(self) -> None:
@@ -119,20 +121,20 @@ class Declarations:
 
     def cutting(self, collection: str) -> Cutting:
         """How this collection's texts are cut."""
-        told, usual = self._told.get(collection), self._default
-        tokens, overlap = usual.chunk_tokens, usual.chunk_overlap
-        if told is not None:
-            tokens = told.chunk_tokens if told.chunk_tokens > 0 else tokens
-            overlap = told.chunk_overlap if told.chunk_overlap >= 0 else overlap
+        declaration, default = self._declarations.get(collection), self._default
+        tokens, overlap = default.chunk_tokens, default.chunk_overlap
+        if declaration is not None:
+            tokens = declaration.chunk_tokens if declaration.chunk_tokens > 0 else tokens
+            overlap = declaration.chunk_overlap if declaration.chunk_overlap >= 0 else overlap
         tokens = min(tokens, self._tokens_max)
-        return Cutting(tokens, min(overlap, tokens // 2), usual.embedder, usual.tokenizer)
+        return Cutting(tokens, min(overlap, tokens // 2), default.embedder, default.tokenizer)
 
     def check(self, collection: str) -> None:
         """Raise RecordError for a collection that is bound to another embedder."""
-        told = self._told.get(collection)
-        if told is not None and told.embedder not in ("", self._default.embedder):
+        declaration = self._declarations.get(collection)
+        if declaration is not None and declaration.embedder not in ("", self._default.embedder):
             raise RecordError(
-                f"collection {collection}: it is bound to the embedder {told.embedder}, found "
+                f"collection {collection}: it is bound to the embedder {declaration.embedder}, found "
                 f"{self._default.embedder} here; embed it with the former, or declare another"
             )
 
@@ -143,14 +145,14 @@ class Declarations:
                 continue
             name = key.removeprefix(declaration_key(""))
             if not record.value:
-                self._told.pop(name, None)
+                self._declarations.pop(name, None)
                 continue
             try:
-                told = self._codec.decode(record.value)
+                declaration = self._codec.decode(record.value)
             except RecordError:
                 continue
-            if isinstance(told, CollectionDeclared) and told.collection == name:
-                self._told[name] = told
+            if isinstance(declaration, CollectionDeclared) and declaration.collection == name:
+                self._declarations[name] = declaration
 
 
 def default_cutting(settings: EmbeddingSettings, embedder: str, tokenizer: str) -> Cutting:

@@ -23,7 +23,7 @@ from schemas.topics import check_record
 from workers.embed.batcher import Batcher
 from workers.embed.documents import Totals
 from workers.embed.embedders.protocol import Text
-from workers.embed.known import Declarations
+from workers.embed.known import ChunkingDeclarations
 from workers.embed.scheduler import Urgency
 
 TOPIC = "embeddings"
@@ -41,7 +41,7 @@ class QueryWork:
         codec: Codec,
         producer: LogProducer,
         batcher: Batcher,
-        declarations: Declarations,
+        declarations: ChunkingDeclarations,
         totals: Totals,
         worker_id: str,
     ) -> None:
@@ -97,7 +97,7 @@ class QueryWork:
             async with asyncio.timeout((request.deadline_ms - wall_ms()) / 1000):
                 vectors = await self._batcher.embed(
                     [request.text],
-                    [_tokens_about(request.text)],
+                    [_estimate_tokens(request.text)],
                     Urgency.QUERY,
                     request.tenant,
                 )
@@ -108,7 +108,7 @@ class QueryWork:
 
     async def _answer(self, request: EmbedRequest) -> None:
         try:
-            answer = await self._embedded(request)
+            answer = await self._embed(request)
         except TriviumError as error:
             answer = self._reply(request, error=error)
         await (
@@ -117,7 +117,7 @@ class QueryWork:
             )
         )
 
-    async def _embedded(self, request: EmbedRequest) -> Embedded:
+    async def _embed(self, request: EmbedRequest) -> Embedded:
         late_ms = wall_ms() - request.deadline_ms
         if late_ms >= 0:
             raise DeadlineExceeded(f"the deadline passed {late_ms} ms before the texts were read")
@@ -129,33 +129,33 @@ class QueryWork:
             async with asyncio.timeout(-late_ms / 1000):
                 vectors = await self._batcher.embed(
                     texts,
-                    [_tokens_about(text) for text in texts],
+                    [_estimate_tokens(text) for text in texts],
                     Urgency.CALL,
                     request.tenant,
                 )
         except TimeoutError:
             raise DeadlineExceeded(f"{len(texts)} texts: not embedded in {-late_ms} ms") from None
         self._totals.queries += len(texts)
-        tokens = await asyncio.to_thread(self._counted, texts)
+        tokens = await asyncio.to_thread(self._count_tokens, texts)
         return self._reply(request, vectors=vectors.astype("<f4").tobytes(), tokens=tokens)
 
     def _check_tokens(self, texts: Sequence[Sequence[int]]) -> None:
         vocab = self._batcher.embedder.vocab
         for number, text in enumerate(texts):
             if not text or min(text) < 0 or max(text) >= vocab:
-                found = f"{min(text)} to {max(text)}" if text else "none"
+                id_range = f"{min(text)} to {max(text)}" if text else "none"
                 raise InvalidRequest(
                     f"input.{number}: expected token ids of {self._batcher.embedder.name}, from 0 "
-                    f"to {vocab - 1}, found {found}; those of another model's tokenizer mean "
+                    f"to {vocab - 1}, found {id_range}; those of another model's tokenizer mean "
                     "something else here, so send texts (LangChain: "
                     "check_embedding_ctx_length=False)",
                     "input",
                 )
 
-    def _counted(self, texts: Sequence[Text]) -> int:
+    def _count_tokens(self, texts: Sequence[Text]) -> int:
         embedder = self._batcher.embedder
-        tokens = (embedder.token_starts(t) if isinstance(t, str) else t for t in texts)
-        return sum(min(embedder.tokens_max, len(each)) for each in tokens)
+        tokens = (embedder.token_starts(text) if isinstance(text, str) else text for text in texts)
+        return sum(min(embedder.tokens_max, len(token_list)) for token_list in tokens)
 
     def _reply(
         self,
@@ -177,5 +177,5 @@ class QueryWork:
         )
 
 
-def _tokens_about(text: Text) -> int:
+def _estimate_tokens(text: Text) -> int:
     return len(text) // _CHARS_PER_TOKEN + 2 if isinstance(text, str) else len(text)

@@ -24,7 +24,7 @@ class Urgency(IntEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class EmbedJob:
     """Texts that one asker waits for; `tokens` has a number for each."""
 
     texts: Sequence[Text]
@@ -35,10 +35,10 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class EmbedItem:
     """One text of a job."""
 
-    job: Job
+    job: EmbedJob
     number: int
 
     @property
@@ -46,13 +46,15 @@ class Item:
         return self.job.texts[self.number]
 
 
-class Scheduler:
+class EmbedScheduler:
     """Texts that wait, and batches of them with at most so many tokens."""
 
     def __init__(self, batch_tokens: int) -> None:
         self._batch_tokens = batch_tokens
         # By tenant, who is next first.
-        self._lines: dict[Urgency, dict[str, deque[Item]]] = {each: {} for each in Urgency}
+        self._lines: dict[Urgency, dict[str, deque[EmbedItem]]] = {
+            urgency: {} for urgency in Urgency
+        }
         self._streaks = dict.fromkeys(Urgency, 0)
 
     @property
@@ -60,12 +62,12 @@ class Scheduler:
         """Texts."""
         return sum(len(line) for lines in self._lines.values() for line in lines.values())
 
-    def add(self, job: Job) -> None:
+    def add(self, job: EmbedJob) -> None:
         """Its texts wait from now on."""
         line = self._lines[job.urgency].setdefault(job.tenant, deque())
-        line.extend(Item(job, number) for number in range(len(job.texts)))
+        line.extend(EmbedItem(job, number) for number in range(len(job.texts)))
 
-    def batch(self) -> list[Item]:
+    def batch(self) -> list[EmbedItem]:
         """The next texts, all of one class: as many as fit, at least one; none where none wait."""
         for lines in self._lines.values():
             for tenant, line in list(lines.items()):
@@ -76,30 +78,34 @@ class Scheduler:
         if not waiting:
             return []
         chosen = next(
-            (each for each in waiting if self._streaks[each] < STREAK_MAX or each is waiting[-1]),
+            (
+                candidate
+                for candidate in waiting
+                if self._streaks[candidate] < STREAK_MAX or candidate is waiting[-1]
+            ),
         )
         for urgency in Urgency:
             if urgency <= chosen:
                 self._streaks[urgency] = 0 if urgency < chosen else self._streaks[urgency] + 1
-        return self._taken(self._lines[chosen])
+        return self._take_batch(self._lines[chosen])
 
-    def _taken(self, lines: dict[str, deque[Item]]) -> list[Item]:
+    def _take_batch(self, lines: dict[str, deque[EmbedItem]]) -> list[EmbedItem]:
         """One text of each tenant in turn, as long as they fit."""
-        found: list[Item] = []
+        items: list[EmbedItem] = []
         tokens = 0
         while lines:
             tenant, line = next(iter(lines.items()))
             tokens += line[0].job.tokens[line[0].number]
-            if found and tokens > self._batch_tokens:
+            if items and tokens > self._batch_tokens:
                 break
-            found.append(line.popleft())
+            items.append(line.popleft())
             _skip_dropped(line)
             del lines[tenant]
             if line:
                 lines[tenant] = line  # behind those of others
-        return found
+        return items
 
 
-def _skip_dropped(line: deque[Item]) -> None:
+def _skip_dropped(line: deque[EmbedItem]) -> None:
     while line and line[0].job.dropped:
         line.popleft()

@@ -27,13 +27,13 @@ from schemas.log.patience import outlive
 from schemas.records import EmbedCapability, EmbedLoad, MemberKind, MemberState, Registration, Role
 from schemas.settings import LogSettings
 from workers import tasks
-from workers.agent_life import AgentLife
+from workers.agent_life import AgentSession
 from workers.embed.batcher import Batcher
 from workers.embed.content import Tokens
 from workers.embed.documents import DocumentWork, Totals, Unfinished
 from workers.embed.embedders.protocol import Embedder
-from workers.embed.intake import Intake
-from workers.embed.known import Declarations, KnownPassages, default_cutting
+from workers.embed.intake import EmbeddingIntake
+from workers.embed.known import ChunkingDeclarations, PassageCatalog, default_cutting
 from workers.embed.queries import TOPIC, QueryWork
 from workers.embed.settings import EmbeddingSettings
 
@@ -41,7 +41,7 @@ log = logging.getLogger("trivium.embedding")
 DOCUMENTS = "documents"
 _STALL_MS = 60_000  # lag without progress for so long ends a life; a long document takes seconds
 _BUFFERED_MAX = 64  # records that Faust holds for each agent; the rest stays in the log
-_SIGNS = 2  # tokens that a model puts around a text
+_SPECIAL_TOKENS = 2  # tokens that a model puts around a text
 
 
 class EmbeddingWorker:
@@ -91,17 +91,19 @@ class EmbeddingWorker:
         """Make what belongs to one life."""
         log_settings, codec, name = self._log_settings, self._codec, self._worker_id
         self.membership = self._new_membership(self.membership.epoch)
-        self.known = KnownPassages(log_settings, codec, name)
-        seen_max = self.batcher.embedder.tokens_max - _SIGNS
-        self._declarations = Declarations(log_settings, codec, name, self._cutting, seen_max)
+        self.catalog = PassageCatalog(log_settings, codec, name)
+        seen_max = self.batcher.embedder.tokens_max - _SPECIAL_TOKENS
+        self._declarations = ChunkingDeclarations(
+            log_settings, codec, name, self._cutting, seen_max
+        )
         self._documents = DocumentWork(
-            log_settings, codec, self._producer, self.batcher, self.known, self._declarations,
+            log_settings, codec, self._producer, self.batcher, self.catalog, self._declarations,
             self._tokens, self.totals, self.membership, self._unfinished,
         )  # fmt: skip
         queries = QueryWork(
             log_settings, codec, self._producer, self.batcher, self._declarations, self.totals, name
         )
-        self._intake = Intake(
+        self._intake = EmbeddingIntake(
             self._producer,
             {TOPIC: queries.handle, DOCUMENTS: self._documents.handle},
             {TOPIC: self._settings.queries_max, DOCUMENTS: self._settings.documents_max},
@@ -118,7 +120,7 @@ class EmbeddingWorker:
         add_agents(app, prefix, "embedding", (TOPIC, DOCUMENTS), self._intake)
         follow_rebalances(app, prefix, self)
         self._falls.begin_life(app)
-        self._life = AgentLife(
+        self._session = AgentSession(
             settings=log_settings, membership=self.membership, producer=self._producer,
             app=app, intake=self._intake, give_up=self._give_up,
             drain_timeout_ms=self._settings.drain_timeout_ms,
@@ -140,14 +142,14 @@ class EmbeddingWorker:
         try:
             await self._join()
             self._serve()
-            await self._life.tasks.until(stop.wait())
-            await self._life.drain()
+            await self._session.tasks.until(stop.wait())
+            await self._session.drain()
             await self._falls.forgive()
         except (BrokerUnavailable, KafkaError, OSError):
             await self._falls.forgive()
             raise
         finally:
-            await self._life.close(declarations=self._declarations.stop)
+            await self._session.close(declarations=self._declarations.stop)
 
     async def _join(self) -> None:
         embedder = self.batcher.embedder
@@ -157,14 +159,14 @@ class EmbeddingWorker:
         self.membership.embedding_source = self._load_now
         await self._producer.start()
         await self.membership.join()
-        self._life.tasks.spawn("membership", self.membership.run())
+        self._session.tasks.spawn("membership", self.membership.run())
         await self._declarations.start()
         await begin_now(self._log_settings, embedding_group(self._log_settings), [TOPIC])
 
     def _serve(self) -> None:
-        self._life.tasks.spawn("steady", self._steady.watch())
-        self._life.tasks.spawn("declarations", self._declarations.run())
-        self._life.serve(_STALL_MS)
+        self._session.tasks.spawn("steady", self._steady.watch())
+        self._session.tasks.spawn("declarations", self._declarations.run())
+        self._session.serve(_STALL_MS)
 
     def assigned(self, places: set[Place]) -> None:
         """The group gave it partitions; with the first it is ready."""

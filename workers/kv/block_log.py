@@ -18,39 +18,39 @@ class BlockLog:
     def __init__(self, block_size: int, blocks_max: int) -> None:
         self.block_size = block_size
         self._blocks_max = blocks_max
-        self._held: dict[int, None] = {}  # the oldest first
+        self._hashes: dict[int, None] = {}  # the oldest first
         self._stored: dict[int, None] = {}  # held, and not told yet
         self._removed: dict[int, None] = {}  # told, and no longer held
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._hashes)
 
-    def stored(self, hashes: Iterable[int]) -> None:
+    def add(self, hashes: Iterable[int]) -> None:
         """These blocks can be found now; those known already change nothing."""
         for block in hashes:
-            if block in self._held:
+            if block in self._hashes:
                 continue
-            if len(self._held) >= self._blocks_max:
-                self._remove(next(iter(self._held)))
-            self._held[block] = None
+            if len(self._hashes) >= self._blocks_max:
+                self._remove(next(iter(self._hashes)))
+            self._hashes[block] = None
             if block in self._removed:
                 del self._removed[block]
             else:
                 self._stored[block] = None
 
-    def removed(self, hashes: Iterable[int]) -> None:
+    def discard(self, hashes: Iterable[int]) -> None:
         """These blocks were evicted; unknown ones change nothing."""
         for block in hashes:
-            if block in self._held:
+            if block in self._hashes:
                 self._remove(block)
 
-    def cleared(self) -> None:
+    def clear(self) -> None:
         """The whole cache was dropped."""
-        for block in list(self._held):
+        for block in list(self._hashes):
             self._remove(block)
 
     def _remove(self, block: int) -> None:
-        del self._held[block]
+        del self._hashes[block]
         if block in self._stored:
             del self._stored[block]
         else:
@@ -63,6 +63,6 @@ class BlockLog:
         self._stored.clear()
         return changes
 
-    def held(self) -> list[int]:
+    def snapshot(self) -> list[int]:
         """Every hash that is held now, the oldest first."""
-        return list(self._held)
+        return list(self._hashes)

@@ -91,9 +91,9 @@ def card_of(regions: "np.ndarray[Any, Any]", name: str, agent: bytes) -> Card:
     return Card(addresses, regions[:, 0].nbytes, block_count, name, agent)
 
 
-def pieces_of(one: Card, other: Card) -> int:
+def pieces_of(ours: Card, peer: Card) -> int:
     """Into how many pieces a block falls on its way between these two."""
-    return max(len(one.regions), len(other.regions))
+    return max(len(ours.regions), len(peer.regions))
 
 
 def elements(blocks: Sequence[int], pieces: int, block_count: int) -> "np.ndarray[Any, Any]":
@@ -111,16 +111,16 @@ def in_order(local: Sequence[int], remote: Sequence[int]) -> tuple[list[int], li
     Raises ValueError where one side has more.
     """
     pairs = sorted(zip(local, remote, strict=True))
-    return [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
+    return [local_block for local_block, _ in pairs], [remote_block for _, remote_block in pairs]
 
 
 def spans(
-    ours: Card, local: Sequence[int], theirs: Card, remote: Sequence[int]
+    ours: Card, local: Sequence[int], peer: Card, remote: Sequence[int]
 ) -> Iterator[tuple[int, int, int]]:
     """(our address, their address, bytes) of what moves; contiguous blocks are merged."""
     local, remote = in_order(local, remote)
-    pieces = pieces_of(ours, theirs)
-    for our, their in zip(ours.rows(pieces), theirs.rows(pieces), strict=True):
+    pieces = pieces_of(ours, peer)
+    for our, their in zip(ours.rows(pieces), peer.rows(pieces), strict=True):
         ends: tuple[int, int] | None = None
         start = (0, 0, 0)
         for ours_at, theirs_at in zip(local, remote, strict=True):

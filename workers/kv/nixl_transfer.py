@@ -26,7 +26,7 @@ import numpy as np
 from schemas.errors import ConfigError
 from workers.kv.layout import Card, card_of, elements, in_order, pieces_of
 from workers.kv.network import LOOPBACK, ucx_variables, variables
-from workers.kv.transfer import Move, MoveEnd, Polled, checked_card
+from workers.kv.transfer import BlockMove, MoveEnd, PollResult, checked_card
 
 _log = logging.getLogger(__name__)
 _MEMORY = "DRAM"
@@ -37,7 +37,7 @@ _ABSENT_MAX = 1_024  # unreachable peers remembered; the oldest is tried again a
 class _Flight:
     """A posted move. NIXL may touch the local blocks until it is done, however late."""
 
-    move: Move
+    move: BlockMove
     transfer: Any
     ends_at_s: float
     reported: bool = False
@@ -88,30 +88,30 @@ class NixlTransfer:
         self._peers: dict[str, _Peer] = {}
         self._absent: dict[str, _Absence] = {}
         self._flights: dict[int, _Flight] = {}
-        self._ended: list[MoveEnd] = []
+        self._ends: list[MoveEnd] = []
         self._warm_up()
 
     def metadata(self) -> bytes:
         return self._metadata
 
-    def move(self, move: Move) -> None:
+    def move(self, move: BlockMove) -> None:
         try:
             card = checked_card(move, self._card)
             peer = self._peer(move.engine_id, card)
             if not move.remote_blocks:
                 self._agent.send_notif(peer.agent, move.notice)
-                self._ended.append(MoveEnd(move.tag))
+                self._ends.append(MoveEnd(move.tag))
                 return
-            transfer = self._described(move, peer, card)
+            transfer = self._make_transfer(move, peer, card)
             state = self._agent.transfer(transfer)
         except Exception as error:  # the bindings raise their own kinds, and say nothing of which
-            self._lost(move, str(error))
+            self._fail_move(move, str(error))
             return
         flight = _Flight(move, transfer, time.monotonic() + move.timeout_s)
         self._flights[move.tag] = flight
         self._progress(flight, state)
 
-    def poll(self) -> Polled:
+    def poll(self) -> PollResult:
         for flight in list(self._flights.values()):
             try:
                 state = self._agent.check_xfer_state(flight.transfer)
@@ -120,10 +120,10 @@ class NixlTransfer:
                 state = "ERR"
             self._progress(flight, state)
         arrived = self._agent.get_new_notifs().values()
-        polled = Polled(
-            self._ended, [notice for notices in arrived for notice in notices if notice]
+        polled = PollResult(
+            self._ends, [notice for notices in arrived for notice in notices if notice]
         )
-        self._ended = []
+        self._ends = []
         return polled
 
     def forget(self, engine_id: str) -> None:
@@ -134,7 +134,7 @@ class NixlTransfer:
         if self._agent is None:
             return
         for flight in self._flights.values():
-            self._released(flight)
+            self._release(flight)
         self._flights.clear()
         for engine_id in list(self._peers):
             self._disconnect(engine_id)
@@ -162,21 +162,21 @@ class NixlTransfer:
     def _warm_up(self) -> None:
         """Pay for what UCX sets up with the first connection of all."""
         name = f"{self._card.name}/warm-up"
-        other = self._new_agent(name)
-        self._agent.add_remote_agent(other.get_agent_metadata())
+        peer = self._new_agent(name)
+        self._agent.add_remote_agent(peer.get_agent_metadata())
         self._agent.send_notif(name, b"")
         for _ in range(10):
-            other.get_new_notifs()
+            peer.get_new_notifs()
             self._agent.get_new_notifs()
         self._agent.remove_remote_agent(name)
 
     def _peer(self, engine_id: str, card: Card) -> _Peer:
         peer = self._peers.get(engine_id)
         if peer is None:
-            peer = self._peers[engine_id] = self._connected(engine_id, card)
+            peer = self._peers[engine_id] = self._connect(engine_id, card)
         return peer
 
-    def _connected(self, engine_id: str, card: Card) -> _Peer:
+    def _connect(self, engine_id: str, card: Card) -> _Peer:
         absence, now_s = self._absent.pop(engine_id, None), time.monotonic()
         if absence is not None and now_s < absence.until_s:
             self._absent[engine_id] = absence
@@ -192,7 +192,7 @@ class NixlTransfer:
             raise
         return _Peer(name.decode() if isinstance(name, bytes) else str(name))
 
-    def _described(self, move: Move, peer: _Peer, card: Card) -> Any:
+    def _make_transfer(self, move: BlockMove, peer: _Peer, card: Card) -> Any:
         pieces = pieces_of(self._card, card)
         if pieces not in self._prepared:
             self._prepared[pieces] = self._list("NIXL_INIT_AGENT", self._card, pieces)
@@ -221,21 +221,21 @@ class NixlTransfer:
             if not flight.reported and time.monotonic() >= flight.ends_at_s:
                 flight.reported = True
                 late = f"not done within {flight.move.timeout_s} s"
-                self._ended.append(MoveEnd(tag, late, settled=False))
+                self._ends.append(MoveEnd(tag, late, settled=False))
             return
         del self._flights[tag]
-        self._released(flight)
+        self._release(flight)
         if state == "DONE":
-            self._ended.append(MoveEnd(tag))
+            self._ends.append(MoveEnd(tag))
         else:
-            self._lost(flight.move, f"the {flight.move.direction.value} failed")
+            self._fail_move(flight.move, f"the {flight.move.direction.value} failed")
 
-    def _lost(self, move: Move, error: str) -> None:
+    def _fail_move(self, move: BlockMove, error: str) -> None:
         """The peer may be gone: drop its connection, so that the next move makes a new one."""
         self._disconnect(move.engine_id)
-        self._ended.append(MoveEnd(move.tag, f"engine {move.engine_id}: {error}"))
+        self._ends.append(MoveEnd(move.tag, f"engine {move.engine_id}: {error}"))
 
-    def _released(self, flight: _Flight) -> None:
+    def _release(self, flight: _Flight) -> None:
         try:
             self._agent.release_xfer_handle(flight.transfer)
         except Exception as error:  # still active; the agent's own end frees it

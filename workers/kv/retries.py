@@ -33,7 +33,7 @@ class Retries(Generic[Move]):
         """How often it has failed so far."""
         return self._failures.get(move, 0)
 
-    def failed(self, move: Move, now_s: float) -> bool:
+    def record_failure(self, move: Move, now_s: float) -> bool:
         """It has failed once more; whether it waits now for another try."""
         failures = self._failures[move] = self.tries(move) + 1
         if failures >= self._tries_max:
@@ -47,13 +47,13 @@ class Retries(Generic[Move]):
 
     def due(self, now_s: float) -> list[Move]:
         """Those whose pause is over; they wait no more."""
-        found = []
+        moves = []
         while self._queue and self._queue[0][0] <= now_s:
             _, serial, move = heapq.heappop(self._queue)
             if self._waiting.get(move) == serial:
                 del self._waiting[move]
-                found.append(move)
-        return found
+                moves.append(move)
+        return moves
 
     def forget(self, move: Move) -> None:
         """It was made, or nobody wants it any more."""

@@ -26,7 +26,7 @@ class Direction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class BlockMove:
     """Blocks to read from a peer, or to write there.
 
     With no blocks only the notice is left; with an empty notice too, it only connects.
@@ -56,10 +56,10 @@ class MoveEnd:
 
 
 @dataclass(slots=True)
-class Polled:
+class PollResult:
     """What happened since the last poll."""
 
-    ended: list[MoveEnd] = field(default_factory=list)
+    ends: list[MoveEnd] = field(default_factory=list)
     notices: list[bytes] = field(default_factory=list)
 
 
@@ -69,10 +69,10 @@ class KvTransfer(Protocol):
     def metadata(self) -> bytes:
         """The card that peers need to reach this arena, a few hundred bytes."""
 
-    def move(self, move: Move) -> None:
+    def move(self, move: BlockMove) -> None:
         """Begin. Never raises; failure arrives as an end."""
 
-    def poll(self) -> Polled:
+    def poll(self) -> PollResult:
         """Make progress, also for peers that read and write here."""
 
     def forget(self, engine_id: str) -> None:
@@ -82,7 +82,7 @@ class KvTransfer(Protocol):
         """Free everything; moves in flight are abandoned."""
 
 
-def checked_card(move: Move, ours: Card) -> Card:
+def checked_card(move: BlockMove, ours: Card) -> Card:
     """The peer's card; raises ValueError when it cannot be what the move means."""
     card = Card.unpack(move.card)
     card.check(move.engine_id, ours)
@@ -97,16 +97,16 @@ class NoTransfer:
     """Of an engine that has none: every move fails."""
 
     def __init__(self) -> None:
-        self._ended: list[MoveEnd] = []
+        self._ends: list[MoveEnd] = []
 
     def metadata(self) -> bytes:
         return b""
 
-    def move(self, move: Move) -> None:
-        self._ended.append(MoveEnd(move.tag, "this engine has no KV transfer"))
+    def move(self, move: BlockMove) -> None:
+        self._ends.append(MoveEnd(move.tag, "this engine has no KV transfer"))
 
-    def poll(self) -> Polled:
-        polled, self._ended = Polled(self._ended), []
+    def poll(self) -> PollResult:
+        polled, self._ends = PollResult(self._ends), []
         return polled
 
     def forget(self, engine_id: str) -> None:
@@ -125,20 +125,20 @@ class MemoryTransfer:
         self.engine_id = engine_id
         self.regions = regions
         self.card = card_of(regions, engine_id, b"")
-        self.moves: list[Move] = []  # to be made
+        self.moves: list[BlockMove] = []  # to be made
         self.notices: list[bytes] = []  # that peers have left
         self.peers[engine_id] = self
 
     def metadata(self) -> bytes:
         return self.card.pack()
 
-    def move(self, move: Move) -> None:
+    def move(self, move: BlockMove) -> None:
         self.moves.append(move)
 
-    def poll(self) -> Polled:
+    def poll(self) -> PollResult:
         moves, self.moves = self.moves, []
         notices, self.notices = self.notices, []
-        return Polled([MoveEnd(move.tag, self.make(move)) for move in moves], notices)
+        return PollResult([MoveEnd(move.tag, self.make(move)) for move in moves], notices)
 
     def forget(self, engine_id: str) -> None:
         """Nothing is kept of a peer."""
@@ -146,16 +146,16 @@ class MemoryTransfer:
     def close(self) -> None:
         self.peers.pop(self.engine_id, None)
 
-    def make(self, move: Move) -> str:
+    def make(self, move: BlockMove) -> str:
         """Copy the blocks and leave the notice; returns why not, or ""."""
         try:
-            theirs = checked_card(move, self.card)
+            peer_card = checked_card(move, self.card)
         except ValueError as error:
             return str(error)
         peer = self.peers.get(move.engine_id)
         if peer is None:
             return f"engine {move.engine_id} is gone"
-        for our, their, count in spans(self.card, move.local_blocks, theirs, move.remote_blocks):
+        for our, their, count in spans(self.card, move.local_blocks, peer_card, move.remote_blocks):
             to, source = (our, their) if move.direction is Direction.READ else (their, our)
             ctypes.memmove(to, source, count)
         if move.notice:

@@ -7,34 +7,38 @@ A replica's work is a decode job without KV, so it has no module of its own. Pur
 from schemas.records import Outcome, Phase, StreamEnd
 from workers.llm.engine import Output
 from workers.llm.prefill import whole_or_failed
-from workers.llm.stream import HeldStream, WorkerIdentity, kv_received
+from workers.llm.stream import ActiveRequest, WorkerIdentity, kv_received_phase
 
 
-def row(stream: HeldStream, output: Output, text: str, seq: int, chars: int) -> None:
+def append_row(stream: ActiveRequest, output: Output, text: str, seq: int, chars: int) -> None:
     """Append an output that repeats what prefill has sent, or that has log-probabilities.
 
     Decode generates from its own first token on, so the gateway is to compare that with prefill's.
     It waits here for the first token that is new, and costs no frame of its own.
     """
-    ids, said = [*stream.repeated_ids, *output.token_ids], stream.repeated_text + text
+    ids, full_text = [*stream.repeated_ids, *output.token_ids], stream.repeated_text + text
     logprobs = [*stream.repeated_logprobs, *output.logprobs]
     is_new = seq + len(output.token_ids) > stream.first_seq or chars + len(text) > stream.first_char
     if stream.repeats and not is_new and not output.finish_reason:
-        stream.repeated_ids, stream.repeated_text, stream.repeated_logprobs = ids, said, logprobs
+        stream.repeated_ids, stream.repeated_text, stream.repeated_logprobs = (
+            ids,
+            full_text,
+            logprobs,
+        )
         return
     first_seq, first_char = seq - len(stream.repeated_ids), chars - len(stream.repeated_text)
     later, stream.repeats = stream.repeats, False
     stream.repeated_ids, stream.repeated_text, stream.repeated_logprobs = (), "", ()
-    if not ids and not said:
+    if not ids and not full_text:
         return
     stream.columns.row(
-        stream.request_id, stream.attempt, first_seq, first_char, ids, said, later=later
+        stream.request_id, stream.attempt, first_seq, first_char, ids, full_text, later=later
     )
     if logprobs:
         stream.columns.add_logprobs(stream.request_id, logprobs)
 
 
-def received(stream: HeldStream, output: Output, now_ms: int) -> Phase | None:
+def received_phase(stream: ActiveRequest, output: Output, now_ms: int) -> Phase | None:
     """The phase that says that the KV arrived, the first time.
 
     Prefill has none: it tells the bytes when it is done, of a pair what it read and what it wrote.
@@ -49,11 +53,11 @@ def received(stream: HeldStream, output: Output, now_ms: int) -> Phase | None:
         return None
     stream.kv_reported = True
     stream.kv_bytes = output.kv_bytes
-    return kv_received(stream, output.transfer_ms, now_ms)
+    return kv_received_phase(stream, output.transfer_ms, now_ms)
 
 
 def finish(
-    stream: HeldStream, output: Output, me: WorkerIdentity, now_ms: int
+    stream: ActiveRequest, output: Output, identity: WorkerIdentity, now_ms: int
 ) -> Phase | tuple[StreamEnd, Outcome]:
     """The record of the last output of a decode job."""
-    return whole_or_failed(stream, output, me, now_ms, output.kv)
+    return whole_or_failed(stream, output, identity, now_ms, output.kv)

@@ -62,7 +62,7 @@ class Job:
     orchestration: Orchestration = Orchestration.NONE
     kv_target: KvHandle | None = None
     work: Work | None = None
-    said: int = 0
+    prior_tokens: int = 0
     cache_scope: str = ""  # it shares cached blocks with jobs of the same scope alone
 
     @property
@@ -70,13 +70,13 @@ class Job:
         """Prefill writes the KV into decode's blocks, while both have the job."""
         return is_paired(self.orchestration)
 
-    def over(self, end_ids: Container[int]) -> "Output | None":
+    def early_end(self, end_ids: Container[int]) -> "Output | None":
         """The end of the answer, where it stands in what was said of it already.
 
         `end_ids` are the model's own ends. Nothing counts as one among the first `min_tokens`.
         """
-        sampling, said = self.sampling, self.said
-        if not 0 < said > sampling.min_tokens:
+        sampling, prior_tokens = self.sampling, self.prior_tokens
+        if not 0 < prior_tokens > sampling.min_tokens:
             return None
         last = self.prompt_tokens[-1]
         by_model = last in end_ids and not sampling.ignore_eos
@@ -87,13 +87,13 @@ class Job:
 
 
 @frozen
-class Probed:
+class ProbeTotals:
     """What searches have done to an answer so far."""
 
     probes: int
     retrieved_tokens: int
     stalled_ms: float
-    told: StreamRetrieved | None = None  # what was put in now, for its reader to hear
+    notice: StreamRetrieved | None = None  # what was put in now, for its reader to hear
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class Output:
     kv_bytes: int = 0
     transfer_ms: float = 0.0
     kv_missed: WireError | None = None
-    probed: Probed | None = None  # set by `workers/llm/probing/`, by no engine
+    probe_totals: ProbeTotals | None = None  # set by `workers/llm/probing/`, by no engine
 
     @staticmethod
     def failed(request_id: str, error: TriviumError) -> "Output":
@@ -208,8 +208,8 @@ class KnowsPeers(Protocol):
     def set_peer_metadata(self, peer_metadata: PeerMetadata) -> None:
         """How to find a peer; called before its first job, and again in each life."""
 
-    def saw_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
+    def observe_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
         """The fleet knows this worker in this epoch; KV of an earlier one must be refused."""
 
-    def begin_life(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """Its own worker has lost its lease and joined again; what it held was aborted."""

@@ -29,7 +29,7 @@ from schemas.rules.sizes import FRAME_BYTES_MAX
 
 _ROW_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES = 64, 5, 24  # beside its texts, at most
 _CHAR_BYTES = 4
-HeldReport = tuple[Outcome | Phase, Headers]
+FrameReport = tuple[Outcome | Phase, Headers]
 
 
 @frozen
@@ -38,7 +38,7 @@ class OutgoingFrame:
 
     partition: int
     frame: TokenFrame
-    reports: Sequence[HeldReport]
+    reports: Sequence[FrameReport]
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class _Row:
         return _ROW_BYTES + tokens + _CHAR_BYTES * chars + _LOGPROB_BYTES * parts
 
 
-class Columns:
+class FrameColumns:
     """The rows of one gateway partition since its last frame."""
 
     def __init__(self, partition: int, frames: "Frames") -> None:
@@ -87,9 +87,9 @@ class Columns:
         self._closed: list[_Row] = []  # rows that nothing joins any more; they go first
         self._first: dict[str, _Row] = {}
         self._starts: list[StreamStart] = []
-        self._told: list[StreamRetrieved] = []
+        self._notices: list[StreamRetrieved] = []
         self._ends: list[StreamEnd] = []
-        self._reports: list[HeldReport] = []
+        self._reports: list[FrameReport] = []
 
     @property
     def streams(self) -> int:
@@ -140,11 +140,11 @@ class Columns:
         """A stream begins on this worker; told with its first row, or whatever leaves before."""
         self._starts.append(start)
 
-    def tell(self, told: StreamRetrieved) -> None:
+    def add_notice(self, notice: StreamRetrieved) -> None:
         """What was put into an answer; goes before its later tokens, in front of them or alone."""
         if not self.dirty:
             self._frames.touch(self)
-        self._told.append(told)
+        self._notices.append(notice)
         self._urge()
 
     def add_logprobs(self, request_id: str, tokens: Sequence[TokenLogprob]) -> None:
@@ -160,7 +160,7 @@ class Columns:
         """A phase that others must not act on before the tokens so far are in the log."""
         self._last(phase.request_id, (phase, headers))
 
-    def _last(self, request_id: str, report: HeldReport) -> None:
+    def _last(self, request_id: str, report: FrameReport) -> None:
         if not self.dirty:
             self._frames.touch(self)
         self._close(request_id)
@@ -178,10 +178,10 @@ class Columns:
         fit = _fit(rows)
         rest = rows[fit:]
         ends, reports = ([], []) if rest else (self._ends, self._reports)
-        frame = _frame(worker_id, now_ms, rows[:fit], self._starts, ends, self._told)
+        frame = _frame(worker_id, now_ms, rows[:fit], self._starts, ends, self._notices)
         batch = OutgoingFrame(partition=self.partition, frame=frame, reports=reports)
         if rest:
-            self._closed, self._first, self._starts, self._told = rest, {}, [], []
+            self._closed, self._first, self._starts, self._notices = rest, {}, [], []
             self._urge()
         else:
             self._reset()
@@ -193,10 +193,10 @@ def _fit(rows: Sequence[_Row]) -> int:
     """How many of the rows go into one frame; at least one."""
     if len(rows) < 2:
         return len(rows)
-    left = FRAME_BYTES_MAX
+    bytes_left = FRAME_BYTES_MAX
     for number, row in enumerate(rows):
-        left -= row.bytes_max()
-        if left < 0 < number:
+        bytes_left -= row.bytes_max()
+        if bytes_left < 0 < number:
             return number
     return len(rows)
 
@@ -207,7 +207,7 @@ def _frame(
     rows: Sequence[_Row],
     starts: Sequence[StreamStart],
     ends: Sequence[StreamEnd],
-    told: Sequence[StreamRetrieved],
+    notices: Sequence[StreamRetrieved],
 ) -> TokenFrame:
     columns = [(row.request_id, row.attempt, row.seq, row.char, row.ids, row.text) for row in rows]
     lists = map(list, zip(*columns, strict=True)) if columns else ([],) * 6
@@ -234,7 +234,7 @@ def _frame(
         ],
         ends=ends,
         starts=starts,
-        retrieved=told,
+        retrieved=notices,
     )
 
 
@@ -243,18 +243,18 @@ class Frames:
 
     def __init__(self, worker_id: str) -> None:
         self._worker_id = worker_id
-        self._columns: dict[int, Columns] = {}
-        self._touched: list[Columns] = []
+        self._columns: dict[int, FrameColumns] = {}
+        self._touched: list[FrameColumns] = []
         self.urgent = False  # something among it must leave at once
 
-    def columns(self, partition: int) -> Columns:
+    def columns(self, partition: int) -> FrameColumns:
         """The columns of one gateway partition; streams keep the reference."""
-        found = self._columns.get(partition)
-        if found is None:
-            found = self._columns[partition] = Columns(partition, self)
-        return found
+        columns = self._columns.get(partition)
+        if columns is None:
+            columns = self._columns[partition] = FrameColumns(partition, self)
+        return columns
 
-    def touch(self, columns: Columns) -> None:
+    def touch(self, columns: FrameColumns) -> None:
         """Note that columns have something to send."""
         columns.dirty = True
         self._touched.append(columns)
@@ -277,16 +277,16 @@ class Frames:
         """One frame per gateway partition that has something, in the order of first touch; with
         `urgent_only`, of what must leave at once, while later tokens go on waiting.
         """
-        batches, kept = [], []
+        batches, rest = [], []
         for columns in self._touched:
             if columns.partition in busy or (urgent_only and not columns.urgent):
-                kept.append(columns)
+                rest.append(columns)
                 continue
             batches.append(columns.take(self._worker_id, now_ms, later=not urgent_only))
             if columns.dirty:
-                kept.append(columns)
-        self._touched = kept
-        self.urgent = any(columns.urgent for columns in kept)
+                rest.append(columns)
+        self._touched = rest
+        self.urgent = any(columns.urgent for columns in rest)
         return batches
 
     def clear(self) -> None:

@@ -46,21 +46,21 @@ from workers.llm.engine import Job, Jobs, Output
 from workers.llm.frames import Frames
 from workers.llm.prefill_gate import PrefillGate
 from workers.llm.stream import (
-    HeldStream,
+    ActiveRequest,
     WorkerIdentity,
-    allocated,
-    ended,
-    failed,
-    kv_missed,
-    started,
+    allocated_phase,
+    failed_phase,
+    kv_missed_phase,
+    outcome_of,
+    stream_start,
 )
 
-Report = Callable[[Phase, Headers], None]
+OnReport = Callable[[Phase, Headers], None]
 _BIT = {WorkPhase.PREFILL: 1, WorkPhase.DECODE: 2}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RequestLimits:
     """What this worker takes; more than `held_max` at once is refused."""
 
     roles: frozenset[Role]
@@ -77,17 +77,17 @@ class Limits:
         return Role.DECODE in self.roles or Role.REPLICA in self.roles
 
 
-class HeldRequests:
+class ActiveRequests:
     """All requests on this worker; `report` takes the phases that are due, `frames` the tokens."""
 
     def __init__(
         self,
         engine: Jobs,
-        me: WorkerIdentity,
-        limits: Limits,
+        identity: WorkerIdentity,
+        limits: RequestLimits,
         frames: Frames,
-        report: Report,
-        known: peers.Peers,
+        report: OnReport,
+        peer_view: peers.Peers,
     ) -> None:
         self.draining = False
         self.requests_total = 0
@@ -95,14 +95,16 @@ class HeldRequests:
         self.on_empty: Callable[[], None] = lambda: None
         self.prefill_gate = PrefillGate(engine, limits.prefill_running_max)
         self._engine = engine
-        self._me = me
+        self._identity = identity
         self._limits = limits
         self._frames = frames
         self._report = report
-        self._known = known
-        self._streams: dict[str, HeldStream] = {}  # by job id
+        self._peer_view = peer_view
+        self._streams: dict[str, ActiveRequest] = {}  # by job id
         self._jobs: dict[str, str] = {}  # request id to job id
-        self._seen: dict[str, tuple[int, int]] = {}  # request id to attempt and its phases' bits
+        self._attempts: dict[
+            str, tuple[int, int]
+        ] = {}  # request id to attempt and its phases' bits
         self._deadlines = Deadlines[str](self._streams.__contains__)  # of job ids
 
     def __len__(self) -> int:
@@ -114,7 +116,7 @@ class HeldRequests:
         return sum(
             1
             for stream in self._streams.values()
-            if stream.seq > stream.said and not stream.prefill
+            if stream.seq > stream.prior_tokens and not stream.prefill
         )
 
     @property
@@ -126,14 +128,14 @@ class HeldRequests:
         """Other roles from now on; what is held is finished all the same."""
         self._limits = dataclasses.replace(self._limits, roles=frozenset(roles), held_max=held_max)
 
-    def is_mine(self, order: Work | WarmPrefix) -> bool:
+    def is_addressed_here(self, order: Work | WarmPrefix) -> bool:
         """Whether an order is for this life."""
-        me = self._me
-        return (order.worker_id, order.worker_epoch) == (me.worker_id, me.epoch)
+        identity = self._identity
+        return (order.worker_id, order.worker_epoch) == (identity.worker_id, identity.epoch)
 
     def take(self, work: Work, headers: Headers, now_ms: int) -> None:
         """Start the work, or say why not; work for another life or seen before is ignored."""
-        if not self.is_mine(work) or not self._new(work):
+        if not self.is_addressed_here(work) or not self._is_new(work):
             return
         older = self._jobs.get(work.request_id)
         if older is not None:  # a higher attempt voids it; its reports would be void as well
@@ -156,16 +158,18 @@ class HeldRequests:
         self.requests_total += 1
         self.prefill_gate.add(self._job(stream, prompt_tokens, now_ms))
 
-    def _job(self, stream: HeldStream, prompt_tokens: Sequence[int], now_ms: int) -> Job:
-        work, me = stream.work, self._me
-        fault = peers.kv_fault(work, me, now_ms, self._known)
+    def _job(self, stream: ActiveRequest, prompt_tokens: Sequence[int], now_ms: int) -> Job:
+        work, identity = stream.work, self._identity
+        fault = peers.kv_fault(work, identity, now_ms, self._peer_view)
         kv = None if fault else work.kv
-        if kv is None and not stream.prefill and work.prefill_worker == me.worker_id:
+        if kv is None and not stream.prefill and work.prefill_worker == identity.worker_id:
             self._engine.abort(stream.job_id)  # no longer to be kept for a peer
         if fault:
             stream.work = dataclasses.replace(work, kv=None)
-        if fault and not stream.prefill and work.kv and work.kv.worker_id != me.worker_id:
-            missed = kv_missed(stream, KvUnavailable(f"{stream.job_id}: {fault}").to_wire(), now_ms)
+        if fault and not stream.prefill and work.kv and work.kv.worker_id != identity.worker_id:
+            missed = kv_missed_phase(
+                stream, KvUnavailable(f"{stream.job_id}: {fault}").to_wire(), now_ms
+            )
             self._report(missed, stream.headers)
         return Job(
             request_id=stream.job_id,
@@ -177,47 +181,51 @@ class HeldRequests:
             orchestration=work.orchestration,
             kv_target=work.kv_target,
             work=work if work.probes is not None and not stream.prefill else None,
-            said=work.said,
+            prior_tokens=work.said,
             cache_scope=work.cache_scope,
         )
 
-    def _new(self, work: Work) -> bool:
-        attempt, phases = self._seen.get(work.request_id, (0, 0))
+    def _is_new(self, work: Work) -> bool:
+        attempt, phases = self._attempts.get(work.request_id, (0, 0))
         bit = _BIT[work.phase]
         if work.attempt < attempt or (work.attempt == attempt and phases & bit):
             return False
-        self._seen.pop(work.request_id, None)
-        self._seen[work.request_id] = (
+        self._attempts.pop(work.request_id, None)
+        self._attempts[work.request_id] = (
             work.attempt,
             bit | (phases if work.attempt == attempt else 0),
         )
-        if len(self._seen) > self._limits.seen_max:
-            del self._seen[next(iter(self._seen))]
+        if len(self._attempts) > self._limits.seen_max:
+            del self._attempts[next(iter(self._attempts))]
         return True
 
     def _check(self, work: Work, now_ms: int) -> None:
-        limits, me = self._limits, self._me.worker_id
+        limits, worker_id = self._limits, self._identity.worker_id
         if not limits.takes(work.phase):
-            raise WorkerRefused(f"worker {me} runs no {work.phase}; request {work.request_id}")
+            raise WorkerRefused(
+                f"worker {worker_id} runs no {work.phase}; request {work.request_id}"
+            )
         if self.draining:
-            raise WorkerRefused(f"worker {me} is draining; request {work.request_id}")
+            raise WorkerRefused(f"worker {worker_id} is draining; request {work.request_id}")
         if len(self._streams) >= limits.held_max:
             raise WorkerRefused(
-                f"worker {me} holds {len(self._streams)} requests, its most; "
+                f"worker {worker_id} holds {len(self._streams)} requests, its most; "
                 f"request {work.request_id}"
             )
         if work.model != limits.model:
-            raise UnknownModel(f"worker {me} serves {limits.model}, found {work.model}")
+            raise UnknownModel(f"worker {worker_id} serves {limits.model}, found {work.model}")
         if not 0 <= work.gateway_partition < limits.gateway_partitions:
             raise InvalidRequest(
                 f"gateway_partition: expected 0 to {limits.gateway_partitions - 1}, found "
                 f"{work.gateway_partition}; request {work.request_id}"
             )
         if work.deadline_ms > now_ms:
-            peers.check_promise(work, self._me, now_ms, self._known)
+            peers.check_promise(work, self._identity, now_ms, self._peer_view)
 
-    def _stream(self, work: Work, headers: Headers, prompt_tokens: int, now_ms: int) -> HeldStream:
-        return HeldStream(
+    def _stream(
+        self, work: Work, headers: Headers, prompt_tokens: int, now_ms: int
+    ) -> ActiveRequest:
+        return ActiveRequest(
             work=work,
             job_id=f"{work.request_id}.{work.attempt}",
             columns=self._frames.columns(work.gateway_partition),
@@ -230,21 +238,21 @@ class HeldRequests:
             first_char=work.first_char,
             first_token_ms=work.first_token_ms,
             cached_tokens=work.cached_tokens,
-            said=work.said,
+            prior_tokens=work.said,
             seq=work.said,
             chars=work.said_chars,
             repeats=work.first_seq > work.said or work.first_char > work.said_chars,
         )
 
-    def _hold(self, stream: HeldStream) -> None:
+    def _hold(self, stream: ActiveRequest) -> None:
         self._streams[stream.job_id] = stream
         self._jobs[stream.request_id] = stream.job_id
         self._deadlines.add(stream.work.deadline_ms, stream.job_id)
 
-    def _drop(self, stream: HeldStream) -> None:
+    def _drop(self, stream: ActiveRequest) -> None:
         del self._streams[stream.job_id]
         del self._jobs[stream.request_id]
-        self.prefill_gate.left(stream.job_id)
+        self.prefill_gate.release(stream.job_id)
         if not self._streams:
             self.on_empty()
 
@@ -255,49 +263,49 @@ class HeldRequests:
             stream = streams.get(output.request_id)
             if stream is None:  # ended here already
                 continue
-            if output.probed is not None:
-                stream.take(output.probed)
+            if output.probe_totals is not None:
+                stream.take(output.probe_totals)
             token_ids, text, seq, chars = output.token_ids, output.text, stream.seq, stream.chars
-            if seq == stream.said:
-                self._first(stream, output, now_ms)
+            if seq == stream.prior_tokens:
+                self._begin_stream(stream, output, now_ms)
                 if stream.prefill and text:
                     text = prefill.decided_text(stream, output)
             if token_ids or text:
                 stream.seq = seq + len(token_ids)
                 stream.chars = chars + len(text)
                 if stream.repeats or output.logprobs:
-                    decode.row(stream, output, text, seq, chars)
+                    decode.append_row(stream, output, text, seq, chars)
                 else:
                     stream.columns.row(
                         stream.request_id, stream.attempt, seq, chars, token_ids, text
                     )
             if output.kv_bytes:
-                received = decode.received(stream, output, now_ms)
+                received = decode.received_phase(stream, output, now_ms)
                 if received is not None:
                     self._report(received, stream.headers)
             if output.finish_reason:
                 self._finish(stream, output, now_ms)
 
-    def _first(self, stream: HeldStream, output: Output, now_ms: int) -> None:
+    def _begin_stream(self, stream: ActiveRequest, output: Output, now_ms: int) -> None:
         if stream.prefill or stream.paired or stream.work.kv is None:
             stream.cached_tokens = output.cached_tokens  # otherwise the prefill worker's stands
         if output.kv is not None and not output.finish_reason:
-            self._report(allocated(stream, self._me, output.kv, now_ms), stream.headers)
+            self._report(allocated_phase(stream, self._identity, output.kv, now_ms), stream.headers)
         if output.kv_missed is not None:
-            self._report(kv_missed(stream, output.kv_missed, now_ms), stream.headers)
+            self._report(kv_missed_phase(stream, output.kv_missed, now_ms), stream.headers)
         if output.token_ids:
-            self.prefill_gate.left(stream.job_id)
-            stream.columns.start(started(stream, self._me))
+            self.prefill_gate.release(stream.job_id)
+            stream.columns.start(stream_start(stream, self._identity))
             stream.first_token_ms = stream.first_token_ms or now_ms
 
-    def _finish(self, stream: HeldStream, output: Output, now_ms: int) -> None:
+    def _finish(self, stream: ActiveRequest, output: Output, now_ms: int) -> None:
         if output.error is not None and output.error.code == DeadlineExceeded.code:
             self._expire(stream, now_ms)
             return
         if stream.repeats:  # an end as early as this says something else than prefill's token
-            decode.row(stream, output, "", stream.seq, stream.chars)
+            decode.append_row(stream, output, "", stream.seq, stream.chars)
         by_phase = prefill if stream.prefill else decode
-        record = by_phase.finish(stream, output, self._me, now_ms)
+        record = by_phase.finish(stream, output, self._identity, now_ms)
         self._drop(stream)
         if not isinstance(record, Phase):
             self._end(stream, record)
@@ -309,7 +317,7 @@ class HeldRequests:
         # Decode goes on after the tokens sent here: they must not come later, or never.
         stream.columns.report(record, stream.headers)
 
-    def _end(self, stream: HeldStream, records: tuple[StreamEnd, Outcome]) -> None:
+    def _end(self, stream: ActiveRequest, records: tuple[StreamEnd, Outcome]) -> None:
         stream.columns.end(*records, stream.headers)
 
     def cancel(self, order: CancelWork, now_ms: int) -> None:
@@ -317,14 +325,14 @@ class HeldRequests:
 
         A void order says nothing to anybody: the attempt was ended elsewhere.
         """
-        if order.worker_id != self._me.worker_id:
+        if order.worker_id != self._identity.worker_id:
             return
         job_id = f"{order.request_id}.{order.attempt}"
         stream = self._streams.get(job_id)
         if stream is not None:
             self._drop(stream)
             if stream.ends_request and not order.void:
-                self._end(stream, ended(stream, self._me, OutcomeKind.CANCELLED, now_ms))
+                self._end(stream, outcome_of(stream, self._identity, OutcomeKind.CANCELLED, now_ms))
         self._engine.abort(job_id)
 
     @property
@@ -335,19 +343,21 @@ class HeldRequests:
 
     def expire(self, now_ms: int) -> None:
         """End every request whose deadline has passed."""
-        for job_id in self._deadlines.passed(now_ms):
+        for job_id in self._deadlines.pop_expired(now_ms):
             self._engine.abort(job_id)
             self._expire(self._streams[job_id], now_ms)
 
-    def _expire(self, stream: HeldStream, now_ms: int) -> None:
+    def _expire(self, stream: ActiveRequest, now_ms: int) -> None:
         late_ms = now_ms - stream.work.deadline_ms
         error = DeadlineExceeded(
             f"request {stream.request_id}: the deadline passed {late_ms} ms ago in "
-            f"{stream.work.phase} on {self._me.worker_id} after {stream.seq} tokens"
+            f"{stream.work.phase} on {self._identity.worker_id} after {stream.seq} tokens"
         ).to_wire()
         self._drop(stream)
         if stream.ends_request:
-            self._end(stream, ended(stream, self._me, OutcomeKind.EXPIRED, now_ms, error=error))
+            self._end(
+                stream, outcome_of(stream, self._identity, OutcomeKind.EXPIRED, now_ms, error=error)
+            )
 
     def give_back(self, error: WireError, now_ms: int) -> None:
         """Every request as a failed phase, for the router to place again."""
@@ -355,7 +365,7 @@ class HeldRequests:
         for stream in list(self._streams.values()):
             self._drop(stream)
             self._engine.abort(stream.job_id)
-            self._report(failed(stream, error, now_ms), stream.headers)
+            self._report(failed_phase(stream, error, now_ms), stream.headers)
 
     def abandon(self) -> None:
         """Stop everything and say nothing: another worker may hold the requests already."""

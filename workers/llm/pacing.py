@@ -40,17 +40,17 @@ class Pacing:
         self._unacknowledged: set[int] = set()  # gateway partitions of whose last frame it is so
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Everything is in the log."""
         return not self._unacknowledged and not self._frames.pending()
 
-    def due(self, now_ms: float, held: int, *, at_once: bool = False) -> Due | None:
+    def due(self, now_ms: float, request_count: int, *, at_once: bool = False) -> Due | None:
         """What `take` may be asked for, `held` requests being on this worker; None: nothing. With
         `at_once` nothing waits for the interval.
         """
         if not self._frames.pending(self._unacknowledged):
             return None
-        if at_once or not self._may_wait(now_ms, held):
+        if at_once or not self._may_wait(now_ms, request_count):
             return Due.ALL
         return Due.URGENT if self._frames.urgent else None
 
@@ -61,11 +61,11 @@ class Pacing:
         self._unacknowledged.update([batch.partition for batch in batches])
         return batches
 
-    def acknowledged(self, partition: int) -> None:
+    def mark_acknowledged(self, partition: int) -> None:
         """The partition's last frame is in the log."""
         self._unacknowledged.discard(partition)
 
-    def _may_wait(self, now_ms: float, held: int) -> bool:
+    def _may_wait(self, now_ms: float, request_count: int) -> bool:
         """Whether later tokens of many streams are pending, too soon after their last frame.
 
         The more streams, the longer they wait: their cost per token falls with every one that joins
@@ -75,7 +75,7 @@ class Pacing:
         if now_ms < self._next_ms and self._frames.streams > intervals.at_once_max:
             self.alarm_ms = self._next_ms
             return True
-        longer = max(1.0, held / _INTERVAL_STREAMS)
-        most_ms = max(intervals.shortest_ms, intervals.longest_ms)
-        self._next_ms = now_ms + min(intervals.shortest_ms * longer, most_ms)
+        longer = max(1.0, request_count / _INTERVAL_STREAMS)
+        longest_ms = max(intervals.shortest_ms, intervals.longest_ms)
+        self._next_ms = now_ms + min(intervals.shortest_ms * longer, longest_ms)
         return False

@@ -21,19 +21,19 @@ class Peers(Protocol):
     def epoch_of(self, worker_id: str) -> int:
         """The latest epoch; 0 where it is unknown."""
 
-    def apart_ms(self, worker_id: str) -> int:
+    def clock_offset_ms(self, worker_id: str) -> int:
         """By how much its clock differs from this one's."""
 
 
-def kv_fault(work: Work, me: WorkerIdentity, now_ms: int, known: Peers) -> str:
+def kv_fault(work: Work, identity: WorkerIdentity, now_ms: int, peer_view: Peers) -> str:
     """Why a handle must not be fetched, so that the prompt is computed in place; "" if it may.
 
     For prefill it is what the session's decode worker kept, for decode what prefill computed.
     """
-    return "" if work.kv is None else _fault(work.kv, me, now_ms, known)
+    return "" if work.kv is None else _fault(work.kv, identity, now_ms, peer_view)
 
 
-def check_promise(work: Work, me: WorkerIdentity, now_ms: int, known: Peers) -> None:
+def check_promise(work: Work, identity: WorkerIdentity, now_ms: int, peer_view: Peers) -> None:
     """Raise KvUnavailable where paired work names no peer that can keep its promise."""
     if not is_paired(work.orchestration):
         return
@@ -41,26 +41,26 @@ def check_promise(work: Work, me: WorkerIdentity, now_ms: int, known: Peers) -> 
     promise = work.kv_target if work.phase is WorkPhase.PREFILL else work.kv
     fault = f"expected {name}, found none"
     if promise is not None:
-        fault = _fault(promise, me, now_ms, known)
+        fault = _fault(promise, identity, now_ms, peer_view)
     if fault:
         raise KvUnavailable(
-            f"request {work.request_id}, {work.phase} of {work.orchestration} on {me.worker_id}: "
+            f"request {work.request_id}, {work.phase} of {work.orchestration} on {identity.worker_id}: "
             f"{fault}"
         )
 
 
-def _fault(kv: KvHandle, me: WorkerIdentity, now_ms: int, known: Peers) -> str:
+def _fault(kv: KvHandle, identity: WorkerIdentity, now_ms: int, peer_view: Peers) -> str:
     """What is wrong with a handle; empty if nothing."""
-    if kv.worker_id == me.worker_id:
+    if kv.worker_id == identity.worker_id:
         return "the peer is this worker itself"
     if kv.expires_at_ms <= now_ms:
         return f"the promise of {kv.worker_id} ended {now_ms - kv.expires_at_ms} ms ago"
-    latest, apart_ms = known.epoch_of(kv.worker_id), known.apart_ms(kv.worker_id)
+    latest, offset_ms = peer_view.epoch_of(kv.worker_id), peer_view.clock_offset_ms(kv.worker_id)
     if kv.worker_epoch < latest:
         return f"{kv.worker_id} lives in epoch {latest}, the promise is of {kv.worker_epoch}"
-    if apart_ms > CLOCK_MARGIN_MS:
+    if offset_ms > CLOCK_MARGIN_MS:
         return (
-            f"the clock of {kv.worker_id} differs by {apart_ms} ms, at most {CLOCK_MARGIN_MS} are "
+            f"the clock of {kv.worker_id} differs by {offset_ms} ms, at most {CLOCK_MARGIN_MS} are "
             "taken; keep the hosts' clocks by NTP"
         )
     return ""

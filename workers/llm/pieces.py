@@ -19,15 +19,15 @@ def texts_of(
     """What each token adds to the text; joined they are the output's."""
     window = list(before[-_CONTEXT_TOKENS:])
     whole = len(window)
-    while (known := decode(window[:whole])).endswith(_INCOMPLETE):
+    while (prior_text := decode(window[:whole])).endswith(_INCOMPLETE):
         whole -= 1  # this token's text comes with a later one
     pieces: list[str] = []
     for token in output.token_ids:
         window.append(token)
         text = decode(window)
-        is_whole = text.startswith(known) and not text.endswith(_INCOMPLETE)
-        pieces.append(text[len(known) :] if is_whole else "")
-        known = text if is_whole else known
+        is_whole = text.startswith(prior_text) and not text.endswith(_INCOMPLETE)
+        pieces.append(text[len(prior_text) :] if is_whole else "")
+        prior_text = text if is_whole else prior_text
     if "".join(pieces) == output.text:
         return pieces
     return [""] * (len(pieces) - 1) + [output.text]  # text lags its tokens as it may always

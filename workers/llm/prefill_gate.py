@@ -31,20 +31,20 @@ class PrefillGate:
             self._engine.add(job)
             return
         self._waiting[job.request_id] = job
-        self._go_on()
+        self._admit()
 
-    def left(self, job_id: str) -> None:
+    def release(self, job_id: str) -> None:
         """This prompt is computed, or given up; unless it is no prefill job."""
         if self._running_max:
             self._running.discard(job_id)
             self._waiting.pop(job_id, None)
-            self._go_on()
+            self._admit()
 
     def clear(self) -> None:
         """Forget what waits; everything is being given up."""
         self._waiting.clear()
 
-    def _go_on(self) -> None:
+    def _admit(self) -> None:
         while self._waiting and len(self._running) < self._running_max:
             job_id = next(iter(self._waiting))
             self._running.add(job_id)

@@ -18,7 +18,7 @@ RETRY_MS = 100  # times the tries so far
 
 
 @dataclass(slots=True, eq=False)
-class Report:
+class PendingReport:
     """One record; its tries are counted here."""
 
     record: Phase | Outcome | Retrieved
@@ -37,9 +37,9 @@ class Reports:
     """The queue; a report is pending from `add` until it is acknowledged."""
 
     def __init__(self, *, pending_max: int, tries_max: int) -> None:
-        self.given_up: BrokerUnavailable | None = None
+        self.fatal_error: BrokerUnavailable | None = None
         self._pending_max, self._tries_max = pending_max, tries_max
-        self._queue: deque[Report] = deque()
+        self._queue: deque[PendingReport] = deque()
         self._pending = 0
 
     def __len__(self) -> int:
@@ -47,49 +47,49 @@ class Reports:
         return self._pending
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Fewer than the most are pending: only then new work is begun."""
         return self._pending < self._pending_max
 
     def add(self, record: Phase | Outcome | Retrieved, headers: Headers) -> None:
         """One more, behind all others."""
         self._pending += 1
-        self._queue.append(Report(record, headers))
+        self._queue.append(PendingReport(record, headers))
 
     @property
     def is_due(self) -> bool:
         """Whether `next` has one to send."""
         return bool(self._queue)
 
-    def next(self) -> Report:
+    def next(self) -> PendingReport:
         """The next to send."""
         report = self._queue.popleft()
         report.tries += 1
         return report
 
-    def acknowledged(self, report: Report) -> None:
+    def mark_acknowledged(self, report: PendingReport) -> None:
         """It is in the log."""
         self._pending -= 1
 
-    def too_large(self, report: Report, error: RecordTooLarge) -> None:
+    def shrink(self, report: PendingReport, error: RecordTooLarge) -> None:
         """Say instead what can travel, in the same place; raises the error where nothing can."""
         if isinstance(report.record, Retrieved) or report.record.kv is None:
             raise error
         report.record = without_kv(report.record, error)
         self._queue.appendleft(report)
 
-    def failed(self, report: Report, error: BaseException) -> int | None:
+    def record_failure(self, report: PendingReport, error: BaseException) -> int | None:
         """It was not taken: after how many ms to `retry` it. None: that was its last try."""
         if report.tries < self._tries_max:
             return RETRY_MS * report.tries
         record = report.record
-        self.given_up = BrokerUnavailable(
+        self.fatal_error = BrokerUnavailable(
             f"{type(record).__name__} of request {record.request_id} not sent after "
             f"{report.tries} tries: {error}"
         )
         return None
 
-    def retry(self, report: Report) -> None:
+    def retry(self, report: PendingReport) -> None:
         """Its pause is over."""
         self._queue.append(report)
 

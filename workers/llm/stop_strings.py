@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from schemas.records import Sampling
 
 
-def decided(text: str, sampling: Sampling) -> str:
+def certain_text(text: str, sampling: Sampling) -> str:
     """The part of a first token's text that no later token can take back.
 
     An engine that stops after one token no longer holds back what may begin a stop string; decode
@@ -26,26 +26,26 @@ class StopText:
     def __init__(self, stops: Sequence[str], *, include_stop: bool) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._include_stop = include_stop
-        self._held = ""
-        self.matched = ""
+        self._buffer = ""
+        self.matched_stop = ""
 
     def feed(self, piece: str, *, may_stop: bool = True) -> str:
         """Text that is now certain; `matched` is set when a stop string ended the answer."""
-        text = self._held + piece
+        text = self._buffer + piece
         if may_stop:
-            found = [(text.find(stop), stop) for stop in self._stops]
-            found = [(at, stop) for at, stop in found if at >= 0]
-            if found:
-                at, self.matched = min(found, key=lambda pair: (pair[0], len(pair[1])))
-                self._held = ""
-                return text[: at + len(self.matched) if self._include_stop else at]
+            matches = [(text.find(stop), stop) for stop in self._stops]
+            matches = [(at, stop) for at, stop in matches if at >= 0]
+            if matches:
+                at, self.matched_stop = min(matches, key=lambda pair: (pair[0], len(pair[1])))
+                self._buffer = ""
+                return text[: at + len(self.matched_stop) if self._include_stop else at]
         keep = self._undecided(text)
-        self._held = text[len(text) - keep :]
+        self._buffer = text[len(text) - keep :]
         return text[: len(text) - keep]
 
     def flush(self) -> str:
         """What was held back; the answer ended without a stop string."""
-        text, self._held = self._held, ""
+        text, self._buffer = self._buffer, ""
         return text
 
     def _undecided(self, text: str) -> int:

@@ -23,10 +23,10 @@ from schemas.records import (
 )
 from schemas.rules.pairs import is_paired
 from schemas.rules.phases import phase_of
-from workers.llm.engine import Probed
-from workers.llm.frames import Columns
+from workers.llm.engine import ProbeTotals
+from workers.llm.frames import FrameColumns
 
-NOTHING = Probed(probes=0, retrieved_tokens=0, stalled_ms=0.0)
+NOTHING = ProbeTotals(probes=0, retrieved_tokens=0, stalled_ms=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +38,12 @@ class WorkerIdentity:
 
 
 @dataclass(slots=True, kw_only=True)
-class HeldStream:
+class ActiveRequest:
     """One phase of a request on this worker; `seq` and `chars` count from the answer's start."""
 
     work: Work
     job_id: str  # the request's id inside the engine: attempts must not meet there
-    columns: Columns
+    columns: FrameColumns
     headers: Headers
     prompt_tokens: int
     started_ms: int
@@ -52,7 +52,7 @@ class HeldStream:
     first_seq: int  # tokens and characters before these were sent by the prefill worker as well
     first_char: int
     first_token_ms: int
-    said: int = 0  # tokens before this one are of earlier attempts, and stand in the prompt
+    prior_tokens: int = 0  # tokens before this one are of earlier attempts, and stand in the prompt
     seq: int = 0
     chars: int = 0
     cached_tokens: int = 0
@@ -63,7 +63,7 @@ class HeldStream:
     repeated_ids: Sequence[int] = ()
     repeated_text: str = ""
     repeated_logprobs: Sequence[TokenLogprob] = ()
-    probed: Probed | None = None  # what searches have done to the answer
+    probe_totals: ProbeTotals | None = None  # what searches have done to the answer
     prefill: bool = field(init=False)
     paired: bool = field(init=False)  # prefill and decode hold the attempt at the same time
 
@@ -71,11 +71,11 @@ class HeldStream:
         self.prefill = self.work.phase is WorkPhase.PREFILL
         self.paired = is_paired(self.work.orchestration)
 
-    def take(self, probed: Probed) -> None:
+    def take(self, probe_totals: ProbeTotals) -> None:
         """What a search has done; the reader hears of what it put in, before any later token."""
-        self.probed = probed
-        if probed.told is not None:
-            self.columns.tell(probed.told)
+        self.probe_totals = probe_totals
+        if probe_totals.notice is not None:
+            self.columns.add_notice(probe_totals.notice)
 
     @property
     def ends_request(self) -> bool:
@@ -83,7 +83,7 @@ class HeldStream:
         return not (self.prefill and self.paired)
 
 
-def _phase(stream: HeldStream, kind: PhaseKind, now_ms: int, **more: Any) -> Phase:
+def _phase(stream: ActiveRequest, kind: PhaseKind, now_ms: int, **fields: Any) -> Phase:
     """A phase of the stream, with what all tell of the prompt; `more` are fields of Phase."""
     return phase_of(
         stream.work,
@@ -92,22 +92,28 @@ def _phase(stream: HeldStream, kind: PhaseKind, now_ms: int, **more: Any) -> Pha
         now_ms,
         prompt_tokens=stream.prompt_tokens,
         cached_tokens=stream.cached_tokens,
-        **more,
+        **fields,
     )
 
 
-def failed(stream: HeldStream, error: WireError, now_ms: int) -> Phase:
+def failed_phase(stream: ActiveRequest, error: WireError, now_ms: int) -> Phase:
     """The worker gives the request back; the router places it again or ends it."""
     return _phase(stream, PhaseKind.FAILED, now_ms, kv_bytes=stream.kv_bytes, error=error)
 
 
-def allocated(stream: HeldStream, me: WorkerIdentity, kv: KvHandle, now_ms: int) -> Phase:
+def allocated_phase(
+    stream: ActiveRequest, identity: WorkerIdentity, kv: KvHandle, now_ms: int
+) -> Phase:
     """Decode has blocks for the prompt, into which a peer is to write."""
-    return _phase(stream, PhaseKind.KV_ALLOCATED, now_ms, kv=mine(kv, me))
+    return _phase(stream, PhaseKind.KV_ALLOCATED, now_ms, kv=with_identity(kv, identity))
 
 
-def handed_over(
-    stream: HeldStream, me: WorkerIdentity, kv: KvHandle | None, transfer_ms: float, now_ms: int
+def handover_phase(
+    stream: ActiveRequest,
+    identity: WorkerIdentity,
+    kv: KvHandle | None,
+    transfer_ms: float,
+    now_ms: int,
 ) -> Phase:
     """Prefill is done: its KV waits for a peer, or lies there already."""
     return _phase(
@@ -118,12 +124,12 @@ def handed_over(
         sent_chars=stream.chars,
         kv_bytes=stream.kv_bytes,
         transfer_ms=transfer_ms,
-        kv=None if kv is None else mine(kv, me),
+        kv=None if kv is None else with_identity(kv, identity),
         kv_read_bytes=stream.kv_read_bytes,
     )
 
 
-def kv_received(stream: HeldStream, transfer_ms: float, now_ms: int) -> Phase:
+def kv_received_phase(stream: ActiveRequest, transfer_ms: float, now_ms: int) -> Phase:
     """The prompt's KV has arrived."""
     return _phase(
         stream,
@@ -134,14 +140,14 @@ def kv_received(stream: HeldStream, transfer_ms: float, now_ms: int) -> Phase:
     )
 
 
-def kv_missed(stream: HeldStream, error: WireError, now_ms: int) -> Phase:
+def kv_missed_phase(stream: ActiveRequest, error: WireError, now_ms: int) -> Phase:
     """The prompt's KV did not come, and the prompt is computed here."""
     return _phase(stream, PhaseKind.KV_MISSED, now_ms, error=error)
 
 
-def started(stream: HeldStream, me: WorkerIdentity) -> StreamStart:
+def stream_start(stream: ActiveRequest, identity: WorkerIdentity) -> StreamStart:
     """How and where the stream is run, as far as this worker knows."""
-    prefill_worker, decode_worker = _who(stream, me)
+    prefill_worker, decode_worker = _worker_ids(stream, identity)
     return StreamStart(
         request_id=stream.request_id,
         attempt=stream.attempt,
@@ -152,9 +158,9 @@ def started(stream: HeldStream, me: WorkerIdentity) -> StreamStart:
     )
 
 
-def ended(
-    stream: HeldStream,
-    me: WorkerIdentity,
+def outcome_of(
+    stream: ActiveRequest,
+    identity: WorkerIdentity,
     kind: OutcomeKind,
     now_ms: int,
     *,
@@ -169,9 +175,9 @@ def ended(
     has, which may be more than this attempt has repeated so far.
     """
     whole = kind is OutcomeKind.COMPLETED
-    prefill_worker, decode_worker = _who(stream, me)
-    probed = stream.probed or NOTHING
-    prompt_tokens = stream.prompt_tokens - stream.said
+    prefill_worker, decode_worker = _worker_ids(stream, identity)
+    totals = stream.probe_totals or NOTHING
+    prompt_tokens = stream.prompt_tokens - stream.prior_tokens
     both: dict[str, Any] = {
         "request_id": stream.request_id,
         "attempt": stream.attempt,
@@ -184,9 +190,9 @@ def ended(
         "prefill_worker": prefill_worker,
         "decode_worker": decode_worker,
         "kv_bytes": stream.kv_bytes,
-        "probes": probed.probes,
-        "retrieved_tokens": probed.retrieved_tokens,
-        "stalled_ms": probed.stalled_ms,
+        "probes": totals.probes,
+        "retrieved_tokens": totals.retrieved_tokens,
+        "stalled_ms": totals.stalled_ms,
         "first_token_ms": stream.first_token_ms,
         "worker_ms": float(max(0, now_ms - stream.started_ms)),
     }
@@ -198,27 +204,27 @@ def ended(
     )
     outcome = Outcome(
         session_id=stream.work.session_id,
-        written_by=me.worker_id,
+        written_by=identity.worker_id,
         completion_tokens=max(stream.seq, stream.first_seq),
         arrived_ms=stream.work.arrived_ms,
         ended_ms=now_ms,
-        kv=None if kv is None else mine(kv, me),
+        kv=None if kv is None else with_identity(kv, identity),
         orchestration=stream.work.orchestration,
         **both,
     )
     return end, outcome
 
 
-def mine(kv: KvHandle, me: WorkerIdentity) -> KvHandle:
+def with_identity(kv: KvHandle, identity: WorkerIdentity) -> KvHandle:
     """A handle with this worker's name and epoch, because an engine knows neither."""
-    return replace(kv, worker_id=me.worker_id, worker_epoch=me.epoch)
+    return replace(kv, worker_id=identity.worker_id, worker_epoch=identity.epoch)
 
 
-def _who(stream: HeldStream, me: WorkerIdentity) -> tuple[str, str]:
+def _worker_ids(stream: ActiveRequest, identity: WorkerIdentity) -> tuple[str, str]:
     """Prefill and decode worker, as far as this one knows them."""
     work = stream.work
     if stream.prefill:
-        return me.worker_id, "" if work.kv_target is None else work.kv_target.worker_id
+        return identity.worker_id, "" if work.kv_target is None else work.kv_target.worker_id
     if work.kv is None:  # the prompt was computed in place
-        return me.worker_id, me.worker_id
-    return work.prefill_worker or work.kv.worker_id, me.worker_id
+        return identity.worker_id, identity.worker_id
+    return work.prefill_worker or work.kv.worker_id, identity.worker_id

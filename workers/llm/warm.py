@@ -9,12 +9,12 @@ from typing import Protocol
 from schemas.records import Capability, Sampling, WarmPrefix, WorkPhase
 from schemas.rules.tokens import token_array
 from workers.llm.engine import EngineLoad, Job, Jobs
-from workers.llm.held import HeldRequests
+from workers.llm.held import ActiveRequests
 
 _ONE_TOKEN = Sampling(max_tokens=1, temperature=0.0)
 
 
-class Loaded(Jobs, Protocol):
+class WarmableEngine(Jobs, Protocol):
     """What of an engine says whether it has time."""
 
     capability: Capability
@@ -23,11 +23,17 @@ class Loaded(Jobs, Protocol):
         """Current figures."""
 
 
-def warm(order: WarmPrefix, engine: Loaded, held: HeldRequests, now_ms: int) -> None:
+def warm_prefix(
+    order: WarmPrefix, engine: WarmableEngine, requests: ActiveRequests, now_ms: int
+) -> None:
     """Compute it, unless others would wait for that: where there is a queue, or a drain."""
-    load, most = engine.load(), engine.capability.running_max
-    is_busy = load.waiting or len(held.prefill_gate) or max(load.running, len(held)) >= most
-    if is_busy or held.draining or not held.is_mine(order):
+    load, running_max = engine.load(), engine.capability.running_max
+    is_busy = (
+        load.waiting
+        or len(requests.prefill_gate)
+        or max(load.running, len(requests)) >= running_max
+    )
+    if is_busy or requests.draining or not requests.is_addressed_here(order):
         return
     if order.deadline_ms <= now_ms or order.model != engine.capability.model:
         return

@@ -18,23 +18,23 @@ from pathlib import Path
 from schemas.errors import ConfigError
 
 FORM = "bf16"  # part of the folder's name: whoever changes what is written changes it, too
-_DONE_S = 600.0
+_TIMEOUT_S = 600.0
 
 
-def converted(source: Path, target: Path) -> Path:
+def convert_gguf(source: Path, target: Path) -> Path:
     """`target`, made of the GGUF file if it is not there yet; raises ConfigError."""
     if target.exists():
         return target
     command = [sys.executable, "-m", "workers.models.conversion", str(source), str(target)]
     env = {**os.environ, "HF_HUB_OFFLINE": "1"}
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=env, timeout=_DONE_S
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=env, timeout=_TIMEOUT_S
         )
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"{target}: not written after {_DONE_S:.0f} s") from error
-    if done.returncode:
-        raise ConfigError(f"{source}: not converted: {done.stderr.strip()[-1_000:]}")
+        raise ConfigError(f"{target}: not written after {_TIMEOUT_S:.0f} s") from error
+    if result.returncode:
+        raise ConfigError(f"{source}: not converted: {result.stderr.strip()[-1_000:]}")
     return target
 
 

@@ -20,26 +20,28 @@ TINY = "tiny"
 DEFAULTS = {"vllm": SMOLLM2, "sim": SIM_MODEL}  # by engine
 
 
-def resolved(
-    model: ModelSettings, engine: str, *, told: Callable[[str], None] = lambda _: None
+def resolve_model(
+    model: ModelSettings, engine: str, *, report: Callable[[str], None] = lambda _: None
 ) -> ModelSettings:
     """What every process of a deployment is told: a path to load, and the name in the API."""
-    named = replace(model, path=model.path or DEFAULTS[engine])
-    return replace(named, path=model_folder(named, told=told), name=named.served_name)
+    chosen_model = replace(model, path=model.path or DEFAULTS[engine])
+    return replace(
+        chosen_model, path=model_folder(chosen_model, report=report), name=chosen_model.served_name
+    )
 
 
-def model_folder(model: ModelSettings, *, told: Callable[[str], None] = lambda _: None) -> str:
+def model_folder(model: ModelSettings, *, report: Callable[[str], None] = lambda _: None) -> str:
     """A folder or name as configured; "tiny", "sim" and a wheel's are made if they are not there
     yet, and `told` hears of what takes long. Raises ConfigError.
 
     Every process of a deployment gets the same string, which KV connectors compare.
     """
     if model.path == SIM_MODEL:
-        return str(_made(home() / "models", SIM_MODEL, make_sim_model))
+        return str(_make_once(home() / "models", SIM_MODEL, make_sim_model))
     if model.path == TINY:
         return str(make_tiny_model(home() / "models"))
     if model.path in WHEELS:
-        return str(wheel_folder(model.path, told=told))
+        return str(wheel_folder(model.path, report=report))
     return model.path
 
 
@@ -50,10 +52,10 @@ def make_tiny_model(folder: Path) -> Path:
     """
     from workers.models.tiny import version, write_tiny_model  # and numpy, which few need for it
 
-    return _made(folder, f"{TINY}-{version()}", write_tiny_model)
+    return _make_once(folder, f"{TINY}-{version()}", write_tiny_model)
 
 
-def _made(folder: Path, name: str, write: Callable[[Path], object]) -> Path:
+def _make_once(folder: Path, name: str, write: Callable[[Path], object]) -> Path:
     """Written beside its place and then renamed: other processes may do the same, or read it."""
     target = folder.absolute() / name
     if target.exists():

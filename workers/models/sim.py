@@ -41,12 +41,12 @@ def make_tokenizer() -> Tokenizer:
     vocabulary = {token: number for number, token in enumerate([*special, *alphabet])}
     merges: list[tuple[str, str]] = []
     for word in dict.fromkeys(WORDS):
-        left = "Ġ"
+        prefix = "Ġ"
         for letter in word:
-            if left + letter not in vocabulary:
-                vocabulary[left + letter] = len(vocabulary)
-                merges.append((left, letter))
-            left += letter
+            if prefix + letter not in vocabulary:
+                vocabulary[prefix + letter] = len(vocabulary)
+                merges.append((prefix, letter))
+            prefix += letter
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -107,9 +107,9 @@ def _train_tokenizer(text: str) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(text.split("\n\n"), trainer)
-    found = tokenizer.get_vocab_size()
-    if found != VOCAB:
-        raise ValueError(f"{CORPUS.name}: expected text for {VOCAB} tokens, found {found}")
+    token_count = tokenizer.get_vocab_size()
+    if token_count != VOCAB:
+        raise ValueError(f"{CORPUS.name}: expected text for {VOCAB} tokens, found {token_count}")
     return tokenizer
 
 

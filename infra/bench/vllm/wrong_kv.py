@@ -29,7 +29,7 @@ from schemas.log.clock import wall_ms
 from schemas.records import KvHandle, Role, Sampling, WorkPhase
 from schemas.settings import ModelSettings
 from workers.llm.engine import Job, Output
-from workers.llm.vllm.check import PREFIX_KEY, PREFIX_MARK, checked_params
+from workers.llm.vllm.check import PREFIX_KEY, PREFIX_MARK, check_params
 
 MODEL_LEN_MAX, PROMPT_TOKENS, TOKENS = 1_024, 130, 16
 LEASE_S, MARGIN_MS = 15, 5_000
@@ -236,7 +236,7 @@ def _unchecked(engine: Any) -> Iterator[None]:
 
 class _Open:
     def use(self, kv: KvHandle, _prompt: object, _now_ms: int) -> dict[str, Any]:
-        params = checked_params(kv)
+        params = check_params(kv)
         return {name: params[name] for name in params.keys() - {PREFIX_KEY, PREFIX_MARK}}
 
 

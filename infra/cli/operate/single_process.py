@@ -279,12 +279,12 @@ def _default_id(kind: str) -> str:
 
 def _with_model_folder(settings: "Settings") -> "Settings":
     """The model's folder made or found, and its name kept."""
-    from workers.models.folder import resolved
+    from workers.models.folder import resolve_model
 
     def told(what: str) -> None:
         logging.getLogger("trivium").info("%s", what)
 
-    model = resolved(settings.model, settings.worker.engine, told=told)
+    model = resolve_model(settings.model, settings.worker.engine, report=told)
     return dataclasses.replace(settings, model=model)
 
 

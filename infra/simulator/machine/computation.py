@@ -53,7 +53,7 @@ class Computation:
         work = self.job.work
         plain = self.prompt_tokens if work is None else token_count(work.prompt_tokens)
         later = self.job.prompt_tokens[plain:]  # what was put in has numbers of its own
-        self.before = self.job.said + sum(1 for token in later if token < VOCABULARY)
+        self.before = self.job.prior_tokens + sum(1 for token in later if token < VOCABULARY)
 
     def say(self, tokens: int, finish_reason: str = "", kv: KvHandle | None = None) -> Output:
         """The answer up to so many tokens, as far as it was not said."""

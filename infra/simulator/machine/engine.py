@@ -63,7 +63,10 @@ class TimedEngine:
     def add(self, job: Job) -> None:
         """Take a job."""
         computation = Computation(
-            job, self._hashes(job), len(job.prompt_tokens), job.sampling.max_tokens - job.said
+            job,
+            self._hashes(job),
+            len(job.prompt_tokens),
+            job.sampling.max_tokens - job.prior_tokens,
         )
         most = self.state.cache.blocks_max
         if self.state.blocks_of(computation) <= most:

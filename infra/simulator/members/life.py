@@ -15,14 +15,14 @@ from schemas.records import CancelWork, Outcome, Phase, Retrieved, TokenFrame, W
 from workers.config import WorkerSettings
 from workers.llm.engine import Output
 from workers.llm.frames import Frames, OutgoingFrame
-from workers.llm.held import HeldRequests, Limits
+from workers.llm.held import ActiveRequests, RequestLimits
 from workers.llm.pacing import Intervals, Pacing
 from workers.llm.peers import Peers
 from workers.llm.probing.answer import ProbeAsk
 from workers.llm.probing.jobs import ProbingJobs
-from workers.llm.reports import Report, Reports
+from workers.llm.reports import PendingReport, Reports
 from workers.llm.stream import WorkerIdentity
-from workers.llm.warm import warm
+from workers.llm.warm import warm_prefix
 
 _SETTINGS = WorkerSettings()
 _INTERVALS = Intervals(
@@ -50,7 +50,7 @@ class Life:
         self,
         me: WorkerIdentity,
         clock: Clock,
-        limits: Limits,
+        limits: RequestLimits,
         make_engine: Callable[[Callable[[], None]], TimedEngine],
         known: Peers,
         ports: Ports,
@@ -70,7 +70,7 @@ class Life:
             lambda ask: ports.probe(ask, self._found),
             lambda record: self._reports.add(record, ()),
         )
-        self.held = HeldRequests(self.probing, me, limits, frames, self._reports.add, known)
+        self.held = ActiveRequests(self.probing, me, limits, frames, self._reports.add, known)
         self._me, self._clock, self._ports = me, clock, ports
         self._at_work = False
         self._expiry_ms: int | None = None  # when deadlines are looked at
@@ -94,7 +94,7 @@ class Life:
         """So does a prompt's beginning, to be computed."""
         is_known = f"warm.{order.request_id}" in self.engine.state.computations
         if self.alive and not is_known and not self._clock.defers(lambda: self.warm(order)):
-            warm(order, self.engine, self.held, int(self._clock.now_ms))
+            warm_prefix(order, self.engine, self.held, int(self._clock.now_ms))
             self._go_on()
 
     def drain(self) -> None:
@@ -130,7 +130,7 @@ class Life:
             now_ms = int(self._clock.now_ms)
             self.held.step(self.probing.step(engine.drain(), now_ms), now_ms)
         self._at_work = False
-        if not self._pacing.settled:
+        if not self._pacing.is_settled:
             self._send_frames()
         while reports.is_due:
             self._send_report(reports.next())
@@ -142,11 +142,11 @@ class Life:
     def _found(self, found: Retrieved, seeds: Sequence[str]) -> None:
         """A search of an answer has ended."""
         if not self._clock.defers(lambda: self._found(found, seeds)):
-            self._say(lambda now_ms: self.probing.found(found, seeds, now_ms))
+            self._say(lambda now_ms: self.probing.take_result(found, seeds, now_ms))
 
     def _written(self, record: Retrieved) -> None:
         """What became of a search stands in the log."""
-        self._say(lambda now_ms: self.probing.written(record, now_ms))
+        self._say(lambda now_ms: self.probing.record_written(record, now_ms))
 
     def _say(self, outputs: Callable[[int], Sequence[Output]]) -> None:
         if self.alive:
@@ -179,7 +179,7 @@ class Life:
             self._go_on()
 
     def _in_log(self, batch: OutgoingFrame) -> None:
-        self._pacing.acknowledged(batch.partition)
+        self._pacing.mark_acknowledged(batch.partition)
         for record, headers in batch.reports:
             self._reports.add(record, headers)
 
@@ -188,13 +188,13 @@ class Life:
         if self.alive:
             self._go_on()
 
-    def _send_report(self, report: Report) -> None:
+    def _send_report(self, report: PendingReport) -> None:
         try:
             self._ports.report(report.record)
         except RecordTooLarge as error:
-            self._reports.too_large(report, error)
+            self._reports.shrink(report, error)
         else:
-            self._reports.acknowledged(report)  # nobody asks how many are not
+            self._reports.mark_acknowledged(report)  # nobody asks how many are not
             record = report.record
             if isinstance(record, Retrieved):
                 self._clock.after(self._ports.ack_ms, lambda: self._written(record))

@@ -27,7 +27,7 @@ class Known:
         member = self._view.members.get(worker_id)
         return 0 if member is None else member.epoch
 
-    def apart_ms(self, worker_id: str) -> int:
+    def clock_offset_ms(self, worker_id: str) -> int:
         """By how much its clock differs."""
         return self._view.apart_ms(worker_id, self._me)
 

@@ -19,7 +19,7 @@ from schemas.records import Passage, Probing, Retrieval, Retrieved
 from schemas.rules.tokens import pack_tokens
 from streams.core.effects import Ask
 from streams.core.requests.context import quoted_in
-from workers.llm.probing.answer import ProbeAsk, failed
+from workers.llm.probing.answer import ProbeAsk, failed_result
 
 SHARE = 0.6  # of requests that want something found
 BY_MS = 150  # after their arrival
@@ -92,7 +92,7 @@ class Searches:
             return  # nobody answers
         after_ms = draw.uniform(5.0, 60.0) if kind < 0.8 else draw.uniform(60.0, LATE_MS)
         error = UnknownCollection("handbook: no such collection").to_wire()
-        found = failed(ask, error, int(self._clock.now_ms + after_ms))
+        found = failed_result(ask, error, int(self._clock.now_ms + after_ms))
         if draw.random() > 0.15:
             count = int(draw.integers(0, 3))
             passages = tuple(_passage(draw) for _ in range(count))

@@ -12,7 +12,7 @@ from schemas.records import Role, Work
 from schemas.settings import LogSettings
 from workers import credits
 from workers.config import WorkerSettings
-from workers.llm.held import Limits
+from workers.llm.held import RequestLimits
 from workers.llm.peers import Peers
 from workers.llm.stream import WorkerIdentity
 
@@ -90,9 +90,9 @@ class SimWorker:
         """Die."""
         self.life.end()
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> RequestLimits:
         held_max = 2 * sum(self.capacities.values())
-        return Limits(
+        return RequestLimits(
             roles=frozenset(self.roles),
             model=MODEL,
             held_max=held_max,

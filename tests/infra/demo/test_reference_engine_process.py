@@ -20,7 +20,7 @@ from schemas.settings import ModelSettings
 from tests.streams.builders import request
 from tests.waiting import until
 from workers.config import WorkerSettings
-from workers.models.folder import resolved
+from workers.models.folder import resolve_model
 
 FAST = {"sim": {"profile": "instant"}}
 
@@ -31,7 +31,7 @@ def stories(*names: str) -> list[Story]:
 
 
 def reference(tmp_path: Path, path: str = "") -> ReferenceEngine:
-    model = ModelSettings(path=path) if path else resolved(ModelSettings(), "sim")
+    model = ModelSettings(path=path) if path else resolve_model(ModelSettings(), "sim")
     settings = Settings(worker=WorkerSettings(engine="sim"), model=model)
     return ReferenceEngine(Stack(settings, StackPlan(), folder=tmp_path))
 

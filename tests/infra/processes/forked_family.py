@@ -29,7 +29,7 @@ def main(file: str, *variables: str) -> None:
     """The child gets these variables, NAME=VALUE, too."""
     tell(file)
     os.environ |= dict(each.split("=") for each in variables)
-    child = forks.Context().Process(target=tell, args=(file,), daemon=True)
+    child = forks.ForkContext().Process(target=tell, args=(file,), daemon=True)
     child.start()
     child.join()
     print("its child ended with", child.exitcode, flush=True)

@@ -8,7 +8,7 @@ from infra.simulator.checkers.contexts import Contexts
 from infra.simulator.checkers.probes import Probed
 from infra.simulator.checkers.repeats import Repeats
 from tests.infra.simulator.storms import weathered
-from workers.llm.stream import HeldStream
+from workers.llm.stream import ActiveRequest
 
 
 def probed(seed: int) -> Counter[str]:
@@ -27,7 +27,7 @@ def test_every_invariant_holds_while_answers_search() -> None:
 
 
 def test_a_worker_that_does_not_tell_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HeldStream, "take", lambda self, probed: None)
+    monkeypatch.setattr(ActiveRequest, "take", lambda self, probed: None)
     with pytest.raises(AssertionError, match="not told"):
         for seed in range(4):
             probed(seed)

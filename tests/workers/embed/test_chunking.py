@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.embed.chunking import Span, counted, cut
+from workers.embed.chunking import Span, cut, split_long_tokens
 from workers.embed.embedders.hashed import HashEmbedder
 
 STARTS = HashEmbedder().token_starts
@@ -104,7 +104,7 @@ def test_what_a_model_knows_nothing_of_is_cut_by_its_characters(
     text: str, longest: int, seen: Callable[[str], Sequence[int]]
 ) -> None:
     """(issue 28, 8) One token to its tokenizer, it was one passage, too long for any prompt."""
-    starts = counted(text, seen(text))
+    starts = split_long_tokens(text, seen(text))
     spans = cut(text, starts, tokens_max=100, overlap=20)
     assert spans[-1].end == len(text) and len(spans) > 1
     assert max(span.end - span.start for span in spans) <= longest
@@ -114,7 +114,7 @@ def test_what_a_model_knows_nothing_of_is_cut_by_its_characters(
 
 def test_words_that_a_model_knows_are_counted_as_it_does() -> None:
     text = "An antidisestablishmentarian   sentence,\n\n" + " " * 99 + "and more."
-    assert counted(text, STARTS(text)) == STARTS(text)
+    assert split_long_tokens(text, STARTS(text)) == STARTS(text)
 
 
 def test_a_longer_fence_holds_shorter_ones() -> None:

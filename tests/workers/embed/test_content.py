@@ -12,13 +12,13 @@ from schemas.rules.sizes import CHUNKS_MAX, DOCUMENT_CHARS_MAX
 from workers.embed.chunking import Span
 from workers.embed.content import (
     Cutting,
-    Verdict,
+    DocumentAction,
     check_spans,
     check_text,
+    choose_action,
     content_hash,
-    held_of,
     passages_of,
-    verdict,
+    passages_ref,
 )
 
 CUTTING = Cutting(100, 20, "hash@1", "")
@@ -49,23 +49,23 @@ def test_a_record_holds_all_passages_with_vectors_and_tokens() -> None:
 def test_the_same_content_embeds_nothing_and_other_facts_keep_the_vectors() -> None:
     """Issue 12, 2: the same content again embeds nothing."""
     first = document(metadata='{"a": 1}')
-    held = held_of(made(first), offset=7)
+    held = passages_ref(made(first), offset=7)
     assert held.offset == 7
     cases = [
-        (first, held, Verdict.NOTHING),
-        (first, None, Verdict.EMBED),
-        (document(metadata='{"a": 2}'), held, Verdict.KEEP),
-        (document(metadata='{"a": 1}', tenant="t"), held, Verdict.KEEP),
-        (document("Pier 8. Noon.", metadata='{"a": 1}'), held, Verdict.EMBED),
-        (None, held, Verdict.DROP),
-        (None, None, Verdict.NOTHING),
-        (document(deleted=True), held, Verdict.DROP),
-        (document("", vector=b"1234"), held, Verdict.DROP),
-        (document("text", vector=b"1234"), None, Verdict.NOTHING),
-        (document(""), None, Verdict.NOTHING),
+        (first, held, DocumentAction.NOTHING),
+        (first, None, DocumentAction.EMBED),
+        (document(metadata='{"a": 2}'), held, DocumentAction.KEEP),
+        (document(metadata='{"a": 1}', tenant="t"), held, DocumentAction.KEEP),
+        (document("Pier 8. Noon.", metadata='{"a": 1}'), held, DocumentAction.EMBED),
+        (None, held, DocumentAction.DROP),
+        (None, None, DocumentAction.NOTHING),
+        (document(deleted=True), held, DocumentAction.DROP),
+        (document("", vector=b"1234"), held, DocumentAction.DROP),
+        (document("text", vector=b"1234"), None, DocumentAction.NOTHING),
+        (document(""), None, DocumentAction.NOTHING),
     ]
     for of, known, wanted in cases:
-        assert verdict(of, CUTTING, known) is wanted, (of, known)
+        assert choose_action(of, CUTTING, known) is wanted, (of, known)
 
 
 def test_whatever_passages_follow_from_is_in_their_hash() -> None:

@@ -295,7 +295,7 @@ async def test_a_worker_that_lost_its_lease_goes_on_with_the_same_model(
 ) -> None:
     async with bookshelf(kafka) as books, worker(kafka, "e") as running:
         former = running.membership
-        running._life.tasks.spawn("cut", _lost())
+        running._session.tasks.spawn("cut", _lost())
         await until(lambda: running.membership is not former)
         await books.put("ferry", FERRY)
         await books.shows("ferry", *FERRY_CUT)

@@ -9,48 +9,48 @@ from workers.kv.block_log import BlockLog
 
 def test_changes_are_told_once() -> None:
     blocks = BlockLog(16, 8)
-    blocks.stored([1, 2, 3])
-    blocks.stored([2])
+    blocks.add([1, 2, 3])
+    blocks.add([2])
     assert blocks.take() == ([], [1, 2, 3])
     assert blocks.take() == ([], [])
-    blocks.removed([2, 9])
-    blocks.stored([4])
+    blocks.discard([2, 9])
+    blocks.add([4])
     assert blocks.take() == ([2], [4])
-    assert (blocks.held(), len(blocks), blocks.block_size) == ([1, 3, 4], 3, 16)
+    assert (blocks.snapshot(), len(blocks), blocks.block_size) == ([1, 3, 4], 3, 16)
 
 
 @pytest.mark.parametrize("told", [True, False])
 def test_what_came_and_went_in_between_is_not_told(told: bool) -> None:
     blocks = BlockLog(16, 8)
-    blocks.stored([1])
+    blocks.add([1])
     if told:
         blocks.take()
-    blocks.removed([1])
-    blocks.stored([1])
+    blocks.discard([1])
+    blocks.add([1])
     assert blocks.take() == ([], [] if told else [1])
-    blocks.stored([2])
-    blocks.removed([2])
+    blocks.add([2])
+    blocks.discard([2])
     assert blocks.take() == ([], [])
 
 
 def test_a_cleared_cache_is_told_as_removed_and_can_fill_again() -> None:
     blocks = BlockLog(16, 8)
-    blocks.stored([1, 2])
+    blocks.add([1, 2])
     blocks.take()
-    blocks.stored([3])
-    blocks.cleared()
-    blocks.stored([2])
+    blocks.add([3])
+    blocks.clear()
+    blocks.add([2])
     assert blocks.take() == ([1], [])
-    assert blocks.held() == [2]
+    assert blocks.snapshot() == [2]
 
 
 def test_beyond_the_bound_the_oldest_is_taken_for_removed() -> None:
     blocks = BlockLog(16, 2)
-    blocks.stored([1, 2])
+    blocks.add([1, 2])
     blocks.take()
-    blocks.stored([3])
-    assert blocks.held() == [2, 3]
-    blocks.removed([1])  # when the engine evicts it at last
+    blocks.add([3])
+    assert blocks.snapshot() == [2, 3]
+    blocks.discard([1])  # when the engine evicts it at last
     assert blocks.take() == ([1], [3])
 
 
@@ -73,13 +73,13 @@ def test_whoever_applies_the_changes_knows_what_is_held(
         assert max(len(removed), len(stored)) <= blocks_max
         known.difference_update(removed)
         known.update(stored)
-        assert known == set(blocks.held())
+        assert known == set(blocks.snapshot())
 
     for what, block in steps:
         if what == "take":
             apply()
         elif what == "cleared":
-            blocks.cleared()
+            blocks.clear()
         else:
             getattr(blocks, what)([block])
         assert len(blocks) <= blocks_max

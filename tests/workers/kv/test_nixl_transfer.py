@@ -22,7 +22,14 @@ from tests.workers.kv.sockets import listening
 from workers.kv.layout import Card, card_of, spans
 from workers.kv.network import ucx_variables, variables
 from workers.kv.nixl_transfer import NixlTransfer
-from workers.kv.transfer import Direction, KvTransfer, MemoryTransfer, Move, MoveEnd, Polled
+from workers.kv.transfer import (
+    BlockMove,
+    Direction,
+    KvTransfer,
+    MemoryTransfer,
+    MoveEnd,
+    PollResult,
+)
 
 needs_nixl = pytest.mark.skipif(find_spec("nixl") is None, reason="needs the package nixl")
 
@@ -65,8 +72,8 @@ def move_of(
     local: list[int],
     tag: int = 1,
     direction: Direction = READ,
-) -> Move:
-    return Move(
+) -> BlockMove:
+    return BlockMove(
         tag=tag,
         engine_id=peer,
         card=card,
@@ -78,16 +85,16 @@ def move_of(
     )
 
 
-async def ends_of(*transfers: KvTransfer, notices: int = 0, ends: int = 1) -> Polled:
+async def ends_of(*transfers: KvTransfer, notices: int = 0, ends: int = 1) -> PollResult:
     """Poll until so many fetches ended and notices came, on whichever side."""
-    total = Polled()
+    total = PollResult()
 
     def enough() -> bool:
         for transfer in transfers:
             polled = transfer.poll()
-            total.ended += polled.ended
+            total.ends += polled.ends
             total.notices += polled.notices
-        return len(total.ended) >= ends and len(total.notices) >= notices
+        return len(total.ends) >= ends and len(total.notices) >= notices
 
     await until(enough)
     return total
@@ -126,7 +133,7 @@ def test_blocks_arrive_where_they_should(pair: tuple[Made, Made], direction: Dir
     before = theirs.copy()
     mover.move(move_of("holder", holder.metadata(), remote, local, direction=direction))
     polled = run(ends_of(mover, holder, notices=1))
-    assert polled.ended == [MoveEnd(1)]
+    assert polled.ends == [MoveEnd(1)]
     assert polled.notices == [b"done"]
     assert (ours[0, local] == theirs[0, remote]).all()
     if direction is READ:
@@ -159,7 +166,7 @@ def test_blocks_are_transposed_between_degrees(
         given, taken = (remote, local) if direction is READ else (local, remote)
         target[taken] = source[given]
     polled = run(ends_of(mover, holder, notices=len(moves), ends=len(moves)))
-    assert not any(end.error for end in polled.ended)
+    assert not any(end.error for end in polled.ends)
     read, unread = (ours, theirs) if direction is READ else (theirs, ours)
     assert (whole(read, range(BLOCKS)) == target).all()
     assert (whole(unread, range(BLOCKS)) == source).all()
@@ -174,7 +181,7 @@ def test_a_whole_arena_moves_at_once(kind: Callable[[str, Any], KvTransfer], ran
     mover, holder = kind(f"all-{ranks}", ours), kind(f"all-holder-{ranks}", theirs)
     blocks = list(range(BLOCKS))
     mover.move(move_of(f"all-holder-{ranks}", holder.metadata(), blocks, blocks))
-    assert run(ends_of(mover, holder)).ended == [MoveEnd(1)]
+    assert run(ends_of(mover, holder)).ends == [MoveEnd(1)]
     assert (ours == theirs).all()
     mover.close()
     holder.close()
@@ -184,7 +191,7 @@ def test_notice_alone_needs_no_blocks(pair: tuple[Made, Made]) -> None:
     (mover, ours), (holder, _) = pair
     mover.move(move_of("holder", holder.metadata(), [], []))
     polled = run(ends_of(mover, holder, notices=1))
-    assert polled.ended == [MoveEnd(1)]
+    assert polled.ends == [MoveEnd(1)]
     assert not ours.any()
 
 
@@ -193,17 +200,19 @@ def test_notices_may_be_long(pair: tuple[Made, Made]) -> None:
     (mover, _), (holder, _) = pair
     notice = bytes(range(256)) * 200
     mover.move(
-        Move(tag=1, engine_id="holder", card=holder.metadata(), notice=notice, timeout_s=PATIENCE_S)
+        BlockMove(
+            tag=1, engine_id="holder", card=holder.metadata(), notice=notice, timeout_s=PATIENCE_S
+        )
     )
     assert run(ends_of(mover, holder, notices=1)).notices == [notice]
 
 
 def test_connecting_alone_leaves_no_notice(pair: tuple[Made, Made]) -> None:
     (mover, _), (holder, _) = pair
-    mover.move(Move(tag=1, engine_id="holder", card=holder.metadata(), timeout_s=PATIENCE_S))
+    mover.move(BlockMove(tag=1, engine_id="holder", card=holder.metadata(), timeout_s=PATIENCE_S))
     mover.move(move_of("holder", holder.metadata(), [], [], 2))
     polled = run(ends_of(mover, holder, notices=1, ends=2))
-    assert polled.ended == [MoveEnd(1), MoveEnd(2)]
+    assert polled.ends == [MoveEnd(1), MoveEnd(2)]
     assert polled.notices == [b"done"]
 
 
@@ -211,7 +220,7 @@ def test_peer_that_was_forgotten_is_connected_again(pair: tuple[Made, Made]) -> 
     (mover, ours), (holder, theirs) = pair
     for tag in (1, 2):
         mover.move(move_of("holder", holder.metadata(), [tag], [tag], tag))
-        assert run(ends_of(mover, holder)).ended == [MoveEnd(tag)]
+        assert run(ends_of(mover, holder)).ends == [MoveEnd(tag)]
         mover.forget("holder")
     assert (ours[0, 1:3] == theirs[0, 1:3]).all()
 
@@ -221,8 +230,8 @@ def test_many_moves_at_once(pair: tuple[Made, Made]) -> None:
     for tag in range(20):
         mover.move(move_of("holder", holder.metadata(), [tag * 2], [63 - tag], tag))
     polled = run(ends_of(mover, holder, notices=20, ends=20))
-    assert sorted(end.tag for end in polled.ended) == list(range(20))
-    assert not any(end.error for end in polled.ended)
+    assert sorted(end.tag for end in polled.ends) == list(range(20))
+    assert not any(end.error for end in polled.ends)
     assert (ours[0, 63 - np.arange(20)] == theirs[0, np.arange(20) * 2]).all()
 
 
@@ -242,7 +251,7 @@ def test_what_cannot_be_read_ends_with_an_error(
     (mover, _), (holder, _) = pair
     found = holder.metadata() if card is None else card
     mover.move(move_of(peer, found, blocks, [1]))
-    (end,) = run(ends_of(mover)).ended
+    (end,) = run(ends_of(mover)).ends
     assert error in end.error
     assert end.settled
 
@@ -262,7 +271,7 @@ def test_arenas_that_do_not_fit_are_not_read(
 ) -> None:
     (mover, _), _ = pair
     mover.move(move_of("holder", card.pack(), [1], [1]))
-    (end,) = run(ends_of(mover)).ended
+    (end,) = run(ends_of(mover)).ends
     assert error in end.error
 
 
@@ -311,7 +320,7 @@ def test_peer_that_is_not_reached_is_tried_again_after_pauses_that_double(
 
     def failed() -> str:
         mover.move(move_of("holder", card, [1], [1]))
-        (end,) = mover.poll().ended
+        (end,) = mover.poll().ends
         return end.error
 
     assert "not reached" not in failed()
@@ -373,7 +382,7 @@ def test_another_process_is_read(holders: Callable[[str], Any]) -> None:
     ours = regions_of(1)
     mover = NixlTransfer("mover", ours)
     mover.move(move_of("holder", card, [*range(8), 60], [*range(8, 16), 3]))
-    assert run(ends_of(mover)).ended == [MoveEnd(1)]
+    assert run(ends_of(mover)).ends == [MoveEnd(1)]
     assert run(beside(mover, process.stdout.readline)) == "done\n"
     assert (ours[0, [*range(8, 16), 3]] == regions_of(1, first=1_000)[0, [*range(8), 60]]).all()
     mover.close()
@@ -387,17 +396,17 @@ def test_process_that_died_is_an_error_and_the_next_one_is_read(
     mover = NixlTransfer("mover", ours)
     process, card = holders("holder-1")
     mover.move(move_of("holder-1", card, [1], [1]))
-    assert run(ends_of(mover)).ended == [MoveEnd(1)]
+    assert run(ends_of(mover)).ends == [MoveEnd(1)]
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     for tag in (2, 3):  # the known connection breaks, then a new one is refused
         mover.move(move_of("holder-1", card, [2], [2], tag))
-        (end,) = run(ends_of(mover)).ended
+        (end,) = run(ends_of(mover)).ends
         assert (end.tag, bool(end.error)) == (tag, True)
     assert not ours[0, 2].any()
     _, card = holders("holder-2")
     mover.move(move_of("holder-2", card, [2], [2], 4))
-    assert run(ends_of(mover)).ended == [MoveEnd(4)]
+    assert run(ends_of(mover)).ends == [MoveEnd(4)]
     mover.forget("holder-2")
     mover.close()
 
@@ -414,7 +423,7 @@ def test_blocks_that_are_neighbours_on_both_sides_move_as_one(
     arenas = regions_of(ranks[0]), regions_of(ranks[1], first=1_000)
     mover, holder = (NixlTransfer(*each) for each in zip(("mover", "holder"), arenas, strict=True))
     counts: list[int] = []
-    release = mover._released
+    release = mover._release
 
     def released(flight: Any) -> None:
         counts.append(mover._agent.get_xfer_telemetry(flight.transfer).descCount)
@@ -430,7 +439,7 @@ def test_blocks_that_are_neighbours_on_both_sides_move_as_one(
     ours, theirs = Card.unpack(mover.metadata()), Card.unpack(holder.metadata())
     for tag, (local, remote, whole_blocks) in enumerate(cases):
         mover.move(move_of("holder", holder.metadata(), remote, local, tag))
-        assert run(ends_of(mover, holder, notices=1)).ended == [MoveEnd(tag)]
+        assert run(ends_of(mover, holder, notices=1)).ends == [MoveEnd(tag)]
         expected = len(list(spans(ours, local, theirs, remote)))
         assert counts[tag] == expected
         if ranks[0] == ranks[1]:  # else pieces lie apart on the side of fewer ranks

@@ -6,7 +6,7 @@ from workers.kv.retries import Retries
 def test_pauses_double_until_the_tries_are_spent() -> None:
     retries = Retries[str](4, 0.5)
     now_s, waited = 10.0, []
-    while retries.failed("a", now_s):
+    while retries.record_failure("a", now_s):
         assert "a" in retries and len(retries) == 1
         pause_s = next(at / 2 for at in range(1, 100) if retries.due(now_s + at / 2))
         waited.append(pause_s)
@@ -17,10 +17,10 @@ def test_pauses_double_until_the_tries_are_spent() -> None:
 
 def test_what_is_forgotten_is_tried_no_more_and_begins_anew() -> None:
     retries = Retries[str](2, 1.0)
-    assert retries.failed("a", 0.0) and retries.failed("b", 0.5)
+    assert retries.record_failure("a", 0.0) and retries.record_failure("b", 0.5)
     retries.forget("a")
     assert retries.due(9.0) == ["b"]
-    assert retries.failed("a", 9.0)
-    assert not retries.failed("b", 9.0)
+    assert retries.record_failure("a", 9.0)
+    assert not retries.record_failure("b", 9.0)
     assert retries.due(9.5) == []
     assert retries.due(10.0) == ["a"]

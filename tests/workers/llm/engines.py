@@ -133,7 +133,7 @@ def job(
         kv=kv,
         kv_target=kv_target,
         orchestration=orchestration,
-        said=said,
+        prior_tokens=said,
         cache_scope=cache_scope,
     )
 

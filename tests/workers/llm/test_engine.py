@@ -28,7 +28,7 @@ def test_an_answer_is_over_behind_its_end(
     said: list[int], fields: dict[str, Any], expected: tuple[str, str] | None
 ) -> None:
     one = job([1, END, *said], said=len(said), **{"ignore_eos": False, **fields})
-    output = one.over({END})
+    output = one.early_end({END})
     assert (output and (output.finish_reason, output.stop_reason)) == expected
     if output is not None:
         assert output.request_id == one.request_id and not output.token_ids

@@ -240,12 +240,12 @@ def test_what_was_put_into_an_answer_leaves_at_once_and_once() -> None:
     columns = frames.columns(0)
     told = StreamRetrieved(request_id="r1", collection="c", probe=1, seq=4)
     columns.row("r1", 1, 3, 3, [7], "a")
-    columns.tell(told)
+    columns.add_notice(told)
     assert frames.urgent
     (batch,) = frames.take(1, urgent_only=True)
     assert (batch.frame.retrieved, batch.frame.token_ids) == ([told], [])
     big = "x" * (FRAME_BYTES_MAX // 8)
-    columns.tell(told)
+    columns.add_notice(told)
     for number in range(4):
         columns.row(f"r{number}", 1, 4, 4, [8], big)
     parts = [frames.take(number)[0].frame for number in (2, 3)]

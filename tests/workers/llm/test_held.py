@@ -220,7 +220,7 @@ def test_an_answer_goes_on_behind_what_earlier_attempts_have_sent() -> None:
     """Rows count from there; what its reader is told of the prompt is without it (issue 14, 1)."""
     worker = WorkerInMemory(4, 64, Role.REPLICA)
     worker.work(prompt_tokens=pack_tokens([1, 2, 3, 8, 9]), said=2, said_chars=5)
-    assert worker.engine.jobs[0].said == 2
+    assert worker.engine.jobs[0].prior_tokens == 2
     worker.step(out(ids=[5], text="a", cached_tokens=4))
     worker.step(out(ids=[6], text="bc", finish_reason="stop"))
     (batch,) = worker.frames.take(NOW_MS)

@@ -31,19 +31,19 @@ class Sending:
 
 def test_nothing_is_due_of_nothing() -> None:
     sending = Sending()
-    assert sending.pacing.due(0.0, 0) is None and sending.pacing.settled
+    assert sending.pacing.due(0.0, 0) is None and sending.pacing.is_settled
 
 
 def test_the_next_frame_waits_for_the_last_ones_acknowledgement() -> None:
     sending = Sending()
     sending.later("a")
-    assert sending.leaves(0.0) == ["a"] and not sending.pacing.settled
+    assert sending.leaves(0.0) == ["a"] and not sending.pacing.is_settled
     sending.later("a", seq=2)
     assert sending.leaves(1.0) == []
-    sending.pacing.acknowledged(0)
+    sending.pacing.mark_acknowledged(0)
     assert sending.leaves(2.0) == ["a"]
-    sending.pacing.acknowledged(0)
-    assert sending.pacing.settled
+    sending.pacing.mark_acknowledged(0)
+    assert sending.pacing.is_settled
 
 
 @pytest.mark.parametrize(("held", "interval_ms"), [(5, 10.0), (128, 20.0), (1_000, 32.0)])
@@ -52,7 +52,7 @@ def test_later_tokens_of_many_streams_wait_for_an_interval(held: int, interval_m
     sending = Sending()
     sending.later(*MANY)
     assert sending.leaves(100.0, held) == MANY
-    sending.pacing.acknowledged(0)
+    sending.pacing.mark_acknowledged(0)
     sending.later(*MANY, seq=2)
     assert sending.leaves(101.0, held) == []
     assert sending.pacing.alarm_ms == 100.0 + interval_ms
@@ -63,12 +63,12 @@ def test_what_is_urgent_leaves_alone_meanwhile() -> None:
     sending = Sending()
     sending.later(*MANY)
     sending.leaves(0.0)
-    sending.pacing.acknowledged(0)
+    sending.pacing.mark_acknowledged(0)
     sending.later(*MANY, seq=2)
     sending.later("new", seq=0)
     assert sending.pacing.due(1.0, 6) is Due.URGENT
     assert sending.leaves(1.0, 6) == ["new"]
-    sending.pacing.acknowledged(0)
+    sending.pacing.mark_acknowledged(0)
     assert sending.leaves(1.0, 6) == [] and sending.leaves(1.0, 6, at_once=True) == MANY
 
 
@@ -77,5 +77,5 @@ def test_few_streams_never_wait() -> None:
     for number in range(1, 4):
         sending.later(*MANY, seq=number)
         assert sending.leaves(float(number)) == MANY
-        sending.pacing.acknowledged(0)
+        sending.pacing.mark_acknowledged(0)
     assert sending.pacing.alarm_ms is None

@@ -25,7 +25,7 @@ class Known:
     def epoch_of(self, worker_id: str) -> int:
         return self.epoch
 
-    def apart_ms(self, worker_id: str) -> int:
+    def clock_offset_ms(self, worker_id: str) -> int:
         return self.apart
 
 

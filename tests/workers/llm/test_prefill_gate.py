@@ -71,7 +71,7 @@ def test_an_engine_that_could_compute_all_at_once_computes_one() -> None:
         while len(times) < 3:
             for output in await engine.outputs():
                 times.append(round(wall_ms() - began_ms))
-                gate.left(output.request_id)
+                gate.release(output.request_id)
         assert times == [10, 20, 30]
         await engine.close()
 

@@ -31,17 +31,17 @@ def test_what_searches_found_goes_where_its_session_lies_and_must_fit() -> None:
     report = found.next()
     assert report.address == ("phases", record.session_id)
     with pytest.raises(RecordTooLarge):
-        found.too_large(report, RecordTooLarge("no"))
+        found.shrink(report, RecordTooLarge("no"))
 
 
 def test_what_is_pending_leaves_no_room_for_new_work() -> None:
     found = reports(pending_max=2)
     for number in range(2):
-        assert found.has_room
+        assert found.has_space
         found.add(replace(PHASE, request_id=str(number)), ())
-    assert not found.has_room
-    found.acknowledged(found.next())
-    assert found.has_room
+    assert not found.has_space
+    found.mark_acknowledged(found.next())
+    assert found.has_space
 
 
 def test_a_report_that_fails_is_sent_again_after_growing_pauses_and_then_given_up() -> None:
@@ -49,11 +49,11 @@ def test_a_report_that_fails_is_sent_again_after_growing_pauses_and_then_given_u
     found.add(PHASE, ())
     for tries in (1, 2):
         report = found.next()
-        assert found.failed(report, OSError("no")) == tries * RETRY_MS
-        assert not found.is_due and found.given_up is None
+        assert found.record_failure(report, OSError("no")) == tries * RETRY_MS
+        assert not found.is_due and found.fatal_error is None
         found.retry(report)
-    assert found.failed(found.next(), OSError("no broker")) is None
-    assert isinstance(found.given_up, BrokerUnavailable)
-    assert PHASE.request_id in found.given_up.message and "3 tries: no broker" in str(
-        found.given_up
+    assert found.record_failure(found.next(), OSError("no broker")) is None
+    assert isinstance(found.fatal_error, BrokerUnavailable)
+    assert PHASE.request_id in found.fatal_error.message and "3 tries: no broker" in str(
+        found.fatal_error
     )

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.records import Sampling
-from workers.llm.stop_strings import StopText, decided
+from workers.llm.stop_strings import StopText, certain_text
 
 
 def shown(pieces: list[str], stops: list[str], *, include_stop: bool = False) -> tuple[str, str]:
@@ -13,8 +13,8 @@ def shown(pieces: list[str], stops: list[str], *, include_stop: bool = False) ->
     text, out = StopText(stops, include_stop=include_stop), ""
     for piece in pieces:
         out += text.feed(piece)
-        if text.matched:
-            return out, text.matched
+        if text.matched_stop:
+            return out, text.matched_stop
     return out + text.flush(), ""
 
 
@@ -49,7 +49,7 @@ def test_text_that_may_become_a_stop_is_held_back() -> None:
 def test_stop_is_not_honoured_before_it_may() -> None:
     text = StopText(["b"], include_stop=False)
     assert text.feed("ab", may_stop=False) == "ab"
-    assert not text.matched
+    assert not text.matched_stop
 
 
 @given(st.lists(st.text("ab", max_size=3), max_size=12), st.lists(st.text("ab", min_size=1)))
@@ -77,4 +77,4 @@ def test_first_text_keeps_what_may_become_a_stop_string(
     text: str, stop: tuple[str, ...], include: bool, expected: str
 ) -> None:
     sampling = Sampling(max_tokens=8, stop=stop, include_stop=include)
-    assert decided(text, sampling) == expected
+    assert certain_text(text, sampling) == expected

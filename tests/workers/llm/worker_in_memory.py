@@ -16,7 +16,7 @@ from schemas.records import (
 from tests.schemas.examples import TRACEPARENT
 from tests.workers.fakes import EPOCH, MODEL, WORKER, FakeEngine, work
 from workers.llm.frames import Frames
-from workers.llm.held import HeldRequests, Limits
+from workers.llm.held import ActiveRequests, RequestLimits
 from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.stream import WorkerIdentity
 
@@ -47,7 +47,7 @@ class WorkerInMemory:
         self.frames = Frames(WORKER)
         self.phases: list[Phase] = []
         self.headers: list[Headers] = []
-        limits = Limits(
+        limits = RequestLimits(
             roles=frozenset(roles or (Role.PREFILL, Role.DECODE)),
             model=MODEL,
             held_max=held_max,
@@ -56,7 +56,7 @@ class WorkerInMemory:
             prefill_running_max=at_once,
         )
         identity = WorkerIdentity(worker_id=WORKER, epoch=EPOCH)
-        self.held = HeldRequests(
+        self.held = ActiveRequests(
             self.probing,
             identity,
             limits,
@@ -68,7 +68,7 @@ class WorkerInMemory:
     def epoch_of(self, worker_id: str) -> int:
         return self.epochs.get(worker_id, 0)
 
-    def apart_ms(self, worker_id: str) -> int:
+    def clock_offset_ms(self, worker_id: str) -> int:
         return self.clocks_ms.get(worker_id, 0)
 
     def _report(self, phase: Phase, headers: Headers) -> None:

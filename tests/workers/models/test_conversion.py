@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import ConfigError
-from workers.models.conversion import converted, lock_file, write_once
+from workers.models.conversion import convert_gguf, lock_file, write_once
 
 _STUCK = """
 import sys, threading
@@ -73,5 +73,5 @@ def test_what_is_no_model_is_refused_with_its_name(tmp_path: Path) -> None:
     source = tmp_path / "broken.gguf"
     source.write_bytes(b"nothing")
     with pytest.raises(ConfigError, match=r"broken\.gguf: not converted: "):
-        converted(source, tmp_path / "a")
+        convert_gguf(source, tmp_path / "a")
     assert not (tmp_path / "a").exists()

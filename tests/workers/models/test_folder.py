@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from schemas.settings import ModelSettings
-from workers.models.folder import model_folder, resolved
+from workers.models.folder import model_folder, resolve_model
 
 
 @pytest.mark.parametrize(("name", "file"), [("tiny", "model.safetensors"), ("sim", "config.json")])
@@ -26,11 +26,11 @@ def test_an_engine_has_a_model_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("TRIVIUM_HOME", str(tmp_path))
     kept = tmp_path / "models" / "smollm2-135m-instruct-0.1.2-bf16"
     kept.mkdir(parents=True)
-    real = resolved(ModelSettings(), "vllm")
+    real = resolve_model(ModelSettings(), "vllm")
     assert (real.path, real.served_name) == (str(kept), "smollm2-135m-instruct")
     assert real.max_model_len == 2_048
-    sim = resolved(ModelSettings(), "sim")
+    sim = resolve_model(ModelSettings(), "sim")
     assert (Path(sim.path).name, sim.served_name) == ("sim", "sim")
-    tiny = resolved(ModelSettings(path="tiny", name="shown"), "vllm")
+    tiny = resolve_model(ModelSettings(path="tiny", name="shown"), "vllm")
     assert (Path(tiny.path).name.partition("-")[0], tiny.served_name) == ("tiny", "shown")
-    assert resolved(real, "vllm") == real, "again, as processes of a stack do"
+    assert resolve_model(real, "vllm") == real, "again, as processes of a stack do"

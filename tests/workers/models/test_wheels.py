@@ -39,10 +39,10 @@ def test_a_model_in_gguf_gets_a_folder_of_its_own_once(
     monkeypatch.setenv("TRIVIUM_HOME", str(tmp_path))
     monkeypatch.setattr(wheels, "converted", converted)
     told: list[str] = []
-    folder = model_folder(ModelSettings(path=SMOLLM2), told=told.append)
+    folder = model_folder(ModelSettings(path=SMOLLM2), report=told.append)
     assert folder == str(tmp_path / "models" / "smollm2-135m-instruct-0.1.2-bf16")
     assert told == ["smollm2-135m-instruct is unpacked, once: about half a minute"]
-    assert model_folder(ModelSettings(path=SMOLLM2), told=told.append) == folder
+    assert model_folder(ModelSettings(path=SMOLLM2), report=told.append) == folder
     assert len(told) == len(asked) == 1
     assert asked[0][0].suffix == ".gguf" and asked[0][0].exists()
 

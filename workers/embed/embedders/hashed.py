@@ -29,7 +29,7 @@ class HashEmbedder:
 
     def token_starts(self, text: str) -> Sequence[int]:
         """One token for each word and each sign."""
-        return [found.start() for found in TOKENS.finditer(text)]
+        return [match.start() for match in TOKENS.finditer(text)]
 
     def embed(self, texts: Sequence[Text]) -> Vector:
         """Roots of counts, with a sign for each feature, so that what collides cancels out."""
@@ -50,4 +50,4 @@ def _features(text: Text) -> Counter[str]:
         words = [word for word in TOKENS.findall(plain) if word.isalnum()]
     else:
         words = [f"#{token_id}" for token_id in text]
-    return Counter(words) + Counter(f"{one} {other}" for one, other in pairwise(words))
+    return Counter(words) + Counter(f"{word} {next_word}" for word, next_word in pairwise(words))

@@ -31,7 +31,7 @@ if is_hidden:
     del sys.modules["sklearn"]
 
 _LAYERS = ("Transformer", "Pooling", "Normalize")
-_WAYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
+_POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
 
 
 class SentenceEmbedder:
@@ -39,7 +39,7 @@ class SentenceEmbedder:
 
     def __init__(self, folder: Path, name: str, *, threads: int, batch_tokens: int) -> None:
         self.name = name
-        self._way = pooling_of(folder)
+        self._pooling = pooling_of(folder)
         torch.set_num_threads(threads)
         try:
             self._model: Any = AutoModel.from_pretrained(folder, local_files_only=True)
@@ -51,8 +51,8 @@ class SentenceEmbedder:
         config = self._model.config
         self.dim = int(config.hidden_size)
         self.vocab = int(config.vocab_size)
-        told = _read(folder / "sentence_bert_config.json").get("max_seq_length")
-        self.tokens_max = int(told or getattr(config, "max_position_embeddings", 512))
+        max_length = _read(folder / "sentence_bert_config.json").get("max_seq_length")
+        self.tokens_max = int(max_length or getattr(config, "max_position_embeddings", 512))
         for tokenizer in (self._plain, self._bounded):
             tokenizer.no_padding()
         self._plain.no_truncation()
@@ -61,22 +61,22 @@ class SentenceEmbedder:
 
     def token_starts(self, text: str) -> Sequence[int]:
         """By the model's tokenizer, without the signs that it puts around a text."""
-        found: list[int] = []
+        starts: list[int] = []
         for begin, end in slices(text):
             # The form for batches leaves the interpreter to others meanwhile.
             (encoding,) = self._plain.encode_batch([text[begin:end]], add_special_tokens=False)
-            found += [begin + start for start, _ in encoding.offsets]
-        return found
+            starts += [begin + start for start, _ in encoding.offsets]
+        return starts
 
     def embed(self, texts: Sequence[Text]) -> Vector:
         """In batches of like lengths."""
-        ids = [each or [0] for each in self._ids(texts)]
+        ids = [text_ids or [0] for text_ids in self._token_ids(texts)]
         vectors = np.zeros((len(texts), self.dim), np.float32)
-        for numbers in groups([len(each) for each in ids], self._batch_tokens):
-            vectors[numbers] = self._computed([ids[number] for number in numbers])
+        for numbers in groups([len(text_ids) for text_ids in ids], self._batch_tokens):
+            vectors[numbers] = self._compute([ids[number] for number in numbers])
         return vectors
 
-    def _ids(self, texts: Sequence[Text]) -> list[list[int]]:
+    def _token_ids(self, texts: Sequence[Text]) -> list[list[int]]:
         words = [text for text in texts if isinstance(text, str)]
         encoded = iter(self._bounded.encode_batch_fast(words))
         return [
@@ -84,25 +84,25 @@ class SentenceEmbedder:
             for text in texts
         ]
 
-    def _computed(self, ids: list[list[int]]) -> Vector:
+    def _compute(self, ids: list[list[int]]) -> Vector:
         longest = max(map(len, ids))
-        padded = torch.tensor([each + [0] * (longest - len(each)) for each in ids])
-        lengths = torch.tensor([len(each) for each in ids])
+        padded = torch.tensor([text_ids + [0] * (longest - len(text_ids)) for text_ids in ids])
+        lengths = torch.tensor([len(text_ids) for text_ids in ids])
         mask = (torch.arange(longest) < lengths[:, None]).long()
         with torch.inference_mode():
             states = self._model(input_ids=padded, attention_mask=mask).last_hidden_state
-            if self._way == "mean":
-                found = (states * mask[..., None]).sum(1) / lengths[:, None]
+            if self._pooling == "mean":
+                vectors = (states * mask[..., None]).sum(1) / lengths[:, None]
             else:
-                found = states[:, 0]
-            rows: Vector = torch.nn.functional.normalize(found, dim=1).numpy()
+                vectors = states[:, 0]
+            rows: Vector = torch.nn.functional.normalize(vectors, dim=1).numpy()
         return rows
 
 
 def pooling_of(folder: Path) -> str:
     """How a model's token vectors become one; raises ConfigError for a way that is not here."""
     layers = _read(folder / "modules.json") or []
-    kinds = [str(each.get("type", "")).rpartition(".")[2] for each in layers]
+    kinds = [str(layer.get("type", "")).rpartition(".")[2] for layer in layers]
     if not kinds:
         raise ConfigError(
             f"embedding.model: expected the folder of a sentence-transformers model, found no "
@@ -113,18 +113,22 @@ def pooling_of(folder: Path) -> str:
             f"embedding.model: {folder}: expected the layers {', '.join(_LAYERS)}, found "
             f"{', '.join(unknown)}"
         )
-    pooling = [each["path"] for each, kind in zip(layers, kinds, strict=True) if kind == "Pooling"]
-    told = _read(folder / pooling[0] / "config.json") if pooling else {}
-    set_ = [
-        name for name, value in told.items() if name.startswith("pooling_mode") and value is True
+    pooling = [
+        layer["path"] for layer, kind in zip(layers, kinds, strict=True) if kind == "Pooling"
     ]
-    if len(set_) == 1 and set_[0] in _WAYS:
-        return _WAYS[set_[0]]
-    mode = told.get("pooling_mode")  # as newer folders say it
+    pooling_config = _read(folder / pooling[0] / "config.json") if pooling else {}
+    set_ = [
+        name
+        for name, value in pooling_config.items()
+        if name.startswith("pooling_mode") and value is True
+    ]
+    if len(set_) == 1 and set_[0] in _POOLINGS:
+        return _POOLINGS[set_[0]]
+    mode = pooling_config.get("pooling_mode")  # as newer folders say it
     if mode in ("mean", "cls"):
         return "mean" if mode == "mean" else "first"
     raise ConfigError(
-        f"embedding.model: {folder}: expected one pooling, {' or '.join(_WAYS)}, found "
+        f"embedding.model: {folder}: expected one pooling, {' or '.join(_POOLINGS)}, found "
         f"{', '.join(set_) or mode or 'none'}"
     )
 
@@ -132,13 +136,13 @@ def pooling_of(folder: Path) -> str:
 def groups(lengths: Sequence[int], tokens_max: int) -> list[list[int]]:
     """Numbers of texts, put together by length: in each group the longest times their count is
     within the bound, or one text is alone."""
-    found: list[list[int]] = []
+    batches: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
-        if found and lengths[found[-1][0]] * (len(found[-1]) + 1) <= tokens_max:
-            found[-1].append(number)
+        if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= tokens_max:
+            batches[-1].append(number)
         else:
-            found.append([number])
-    return found
+            batches.append([number])
+    return batches
 
 
 def _read(file: Path) -> Any:

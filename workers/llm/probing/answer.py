@@ -29,11 +29,11 @@ from schemas.records import (
 from schemas.rules.citations import told_of_probe
 from schemas.rules.sizes import PASSAGES_MAX, PROBES_MAX
 from schemas.rules.tokens import token_count
-from workers.llm.engine import Job, Output, Probed
+from workers.llm.engine import Job, Output, ProbeTotals
 from workers.llm.pieces import split
 from workers.llm.probing.parts import Parts
-from workers.llm.probing.passages import around_tokens, chosen, put_in
-from workers.llm.probing.triggers import LAST_TOKENS, Seen, trigger_of
+from workers.llm.probing.passages import around_tokens, choose_passages, insert_tokens
+from workers.llm.probing.triggers import LAST_TOKENS, TriggerInput, trigger_of
 from workers.llm.stop_strings import StopText
 
 TEXT_CHARS = 200  # of the answer, in what is searched for
@@ -90,13 +90,13 @@ class ProbedAnswer:
         self._logprobs: deque[float] = deque(maxlen=LAST_TOKENS)
         stops = job.sampling.stop
         self._stops = StopText(stops, include_stop=job.sampling.include_stop) if stops else None
-        self._known = set(self._probes.known)
+        self._passage_ids = set(self._probes.known)
         before = [insert.tokens for insert in self._probes.put_in if insert.tokens]
         around = len(before) * around_tokens(probing)
         self._tokens_left = probing.tokens_max - sum(map(token_count, before)) + around
         self._seeds: Sequence[str] = ()
         self._ask: ProbeAsk | None = None  # the search under way, or whose place has not come
-        self._found: Retrieved | None = None  # what it found
+        self._result: Retrieved | None = None  # what it found
         self._reached_ms: int | None = None  # since when its place is reached
         self._record: Retrieved | None = None  # what is not in the log yet
         self._waiting: deque[tuple[Output, int]] = deque()  # with when they came
@@ -121,17 +121,17 @@ class ProbedAnswer:
         """The present job said something."""
         if output.finish_reason in ("abort", "error"):  # what waits will never be said
             return [replace(output, request_id=self._whole.request_id)]
-        self._waiting += [(each, now_ms) for each in self._split(output)]
+        self._waiting += [(part, now_ms) for part in self._split(output)]
         return self._leave(now_ms)
 
-    def found(self, found: Retrieved, seeds: Sequence[str], now_ms: int) -> list[Output]:
+    def take_result(self, result: Retrieved, seeds: Sequence[str], now_ms: int) -> list[Output]:
         """A search has ended, in whatever way."""
-        if self._ask is None or self._found is not None or found.probe != self._ask.probe:
+        if self._ask is None or self._result is not None or result.probe != self._ask.probe:
             return []
-        self._found = found
+        self._result = result
         self._seeds = seeds if self._probing.is_warm else ()
-        if self._reached_ms is not None or not self._new_passages(found)[0]:
-            self._decide(found, now_ms)
+        if self._reached_ms is not None or not self._new_passages(result)[0]:
+            self._decide(result, now_ms)
         return self._leave(now_ms)
 
     def wake(self, now_ms: int) -> list[Output]:
@@ -142,19 +142,19 @@ class ProbedAnswer:
             f"{self._work.request_id}: probe {self._ask.probe} found nothing in time; decoding "
             f"waited {self._probing.stall_ms} ms"
         )
-        return self.found(failed(self._ask, late.to_wire(), now_ms), (), now_ms)
+        return self.take_result(failed_result(self._ask, late.to_wire(), now_ms), (), now_ms)
 
-    def written(self, record: Retrieved, now_ms: int) -> list[Output]:
+    def record_written(self, record: Retrieved, now_ms: int) -> list[Output]:
         """What was written is in the log."""
         if self._record is None or record.probe != self._record.probe:
             return []
-        self._record, said = None, []
+        self._record, ready_outputs = None, []
         if record.tokens:
             news = replace(
                 self._totals(), told=told_of_probe(record, self._probes.retrieval.collection)
             )
-            said.append(Output(request_id=self._whole.request_id, probed=news))
-        return said + self._leave(now_ms)
+            ready_outputs.append(Output(request_id=self._whole.request_id, probe_totals=news))
+        return ready_outputs + self._leave(now_ms)
 
     # What leaves
 
@@ -168,23 +168,23 @@ class ProbedAnswer:
         return split(output, self._actions.texts(before, output))
 
     def _leave(self, now_ms: int) -> list[Output]:
-        said: list[Output] = []
+        ready_outputs: list[Output] = []
         while self._waiting and not self._is_held(self._waiting[0][0]):
             output, made_ms = self._waiting.popleft()
             since_ms = max(min(self._due_ms, made_ms), self._left_ms)
             if output.token_ids and now_ms > since_ms:
-                self._stalled_ms += 0 if said else now_ms - since_ms
+                self._stalled_ms += 0 if ready_outputs else now_ms - since_ms
                 self._has_news = True
-            said.append(self._said(output, now_ms))
-            if said[-1].finish_reason:
+            ready_outputs.append(self._emit(output, now_ms))
+            if ready_outputs[-1].finish_reason:
                 self._waiting.clear()
             elif output.finish_reason:
-                self._parts.put_in_again()
+                self._parts.insert_due()
                 self._has_news = True
                 self._actions.go_on(self._parts.next_job())
             else:
                 self._look(output, now_ms)
-        return said
+        return ready_outputs
 
     def _is_held(self, output: Output) -> bool:
         if self._reached_ms is not None:
@@ -194,24 +194,26 @@ class ProbedAnswer:
             beyond > self._record.seq or bool(output.finish_reason)
         )
 
-    def _said(self, output: Output, now_ms: int) -> Output:
+    def _emit(self, output: Output, now_ms: int) -> Output:
         ids, sampling = output.token_ids, self._whole.sampling
         if ids:
             self._first_ms, self._left_ms = self._first_ms or now_ms, now_ms
             self._due_ms = math.inf
-        self._parts.said(ids)
+        self._parts.extend(ids)
         self._text = (self._text + output.text)[-TEXT_CHARS:]
-        self._logprobs.extend(each.logprob for each in output.logprobs)
+        self._logprobs.extend(token.logprob for token in output.logprobs)
         text, finish, stop_reason = output.text, output.finish_reason, output.stop_reason
         if self._parts.is_over(finish):
             finish = ""
         if self._stops is not None:
             text = self._stops.feed(text, may_stop=self._parts.seq > sampling.min_tokens)
-            if self._stops.matched:
-                finish, stop_reason = "stop", self._stops.matched
+            if self._stops.matched_stop:
+                finish, stop_reason = "stop", self._stops.matched_stop
             elif finish:
                 text += self._stops.flush()
-        keeps_kv = bool(finish) and finish == output.finish_reason and not self._parts.put_in_tokens
+        keeps_kv = (
+            bool(finish) and finish == output.finish_reason and not self._parts.inserted_tokens
+        )
         if finish and not keeps_kv:  # the next turn's prompt has not what was put in
             self._actions.stop()
         news, self._has_news = self._totals() if self._has_news else None, False
@@ -226,10 +228,10 @@ class ProbedAnswer:
             probed=news,
         )
 
-    def _totals(self) -> Probed:
-        return Probed(
+    def _totals(self) -> ProbeTotals:
+        return ProbeTotals(
             probes=self._decided,
-            retrieved_tokens=self._parts.put_in_tokens,
+            retrieved_tokens=self._parts.inserted_tokens,
             stalled_ms=self._stalled_ms,
         )
 
@@ -239,17 +241,17 @@ class ProbedAnswer:
         """Whether to search, and whether the place of a search has come."""
         if self._parts.is_repeating or self._record is not None:
             return
-        if self._ask is None and self._may_ask() and self._trigger.asks(self._seen()):
+        if self._ask is None and self._may_ask() and self._trigger.asks(self._progress()):
             self._begin_search(now_ms)
-        if self._ask is not None and output.text and self._trigger.is_place(self._seen()):
+        if self._ask is not None and output.text and self._trigger.is_place(self._progress()):
             self._reached_ms = now_ms
-            if self._found is None:
+            if self._result is None:
                 self.alarm_ms = now_ms + self._probing.stall_ms
             else:
-                self._decide(self._found, now_ms)
+                self._decide(self._result, now_ms)
 
-    def _seen(self) -> Seen:
-        return Seen(
+    def _progress(self) -> TriggerInput:
+        return TriggerInput(
             tokens=self._parts.seq - self._last,
             asked_tokens=0 if self._ask is None else self._parts.seq - self._ask.seq,
             text=self._text,
@@ -258,21 +260,21 @@ class ProbedAnswer:
 
     def _may_ask(self) -> bool:
         probing = self._probing
-        has_room = self._tokens_left > 0 and self._parts.room() > around_tokens(probing)
+        has_room = self._tokens_left > 0 and self._parts.insert_space() > around_tokens(probing)
         is_last = self._decided >= min(probing.probes_max, PROBES_MAX)
-        return has_room and not is_last and probing.lookahead < self._parts.left
+        return has_room and not is_last and probing.lookahead < self._parts.tokens_left
 
     def _begin_search(self, now_ms: int) -> None:
         probing, query = self._probing, self._probes.retrieval.query
         ahead_ms = probing.lookahead * self._pace_ms()
         by_ms = now_ms + math.ceil(ahead_ms) + max(1, probing.stall_ms)
-        self._found = None
+        self._result = None
         self._ask = ProbeAsk(
             work=self._work,
             probe=self._decided + 1,
             seq=self._parts.seq,
             text=f"{query} {self._text}".strip(),
-            k=min(probing.k + len(self._known), PASSAGES_MAX),
+            k=min(probing.k + len(self._passage_ids), PASSAGES_MAX),
             seeds=self._seeds,
             asked_ms=now_ms,
             deadline_ms=min(by_ms, self._work.deadline_ms),
@@ -284,52 +286,52 @@ class ProbedAnswer:
         busy_ms = self._left_ms - self._first_ms - self._stalled_ms
         return max(0.0, busy_ms / (self._parts.seq - 1)) if self._parts.seq > 1 else 0.0
 
-    def _new_passages(self, found: Retrieved) -> tuple[tuple[Passage, ...], int]:
+    def _new_passages(self, result: Retrieved) -> tuple[tuple[Passage, ...], int]:
         """Those that are put in, and how many are left out."""
-        if found.error is not None:
+        if result.error is not None:
             return (), 0
-        return chosen(
-            *(self._probing, found.passages, self._known),
+        return choose_passages(
+            *(self._probing, result.passages, self._passage_ids),
             reserved=self._probes.retrieval.reserved,
             tokens_max=self._tokens_left,
-            room_tokens=self._parts.room(),
+            space_tokens=self._parts.insert_space(),
         )
 
-    def _decide(self, found: Retrieved, now_ms: int) -> None:
+    def _decide(self, result: Retrieved, now_ms: int) -> None:
         """Have the log hear what comes of a search, and go on with it."""
         ask, is_reached = self._ask, self._reached_ms is not None
         assert ask is not None
-        passages, left_out = self._new_passages(found)
+        passages, left_out = self._new_passages(result)
         due_ms = float(now_ms)
         if self._waiting:
             due_ms = self._waiting[0][1]
         elif self._reached_ms is not None and passages:
             due_ms = self._reached_ms + self._pace_ms()
         self._record = record = replace(
-            found,
+            result,
             attempt=self._work.attempt,
             seq=self._parts.seq
             if is_reached
             else max(self._parts.seq, ask.seq + self._probing.lookahead),
-            tokens=put_in(self._probing, passages),
+            tokens=insert_tokens(self._probing, passages),
             passages=passages,
-            left_out=found.left_out + left_out,
+            left_out=result.left_out + left_out,
             stalled_ms=max(0.0, now_ms - due_ms),
             at_ms=now_ms,
         )
         self._decided, self._last, self._has_news = ask.probe, record.seq, True
-        self._ask = self._found = self._reached_ms = self.alarm_ms = None
+        self._ask = self._result = self._reached_ms = self.alarm_ms = None
         if passages:
-            self._known.update(each.passage_id for each in passages)
-            self._tokens_left -= sum(token_count(each.tokens) for each in passages)
+            self._passage_ids.update(passage.passage_id for passage in passages)
+            self._tokens_left -= sum(token_count(passage.tokens) for passage in passages)
             self._waiting.clear()
             self._due_ms = due_ms
-            self._parts.put_in(record.tokens)
+            self._parts.insert(record.tokens)
             self._actions.go_on(self._parts.next_job())
         self._actions.write(record)
 
 
-def failed(ask: ProbeAsk, error: WireError, now_ms: int) -> Retrieved:
+def failed_result(ask: ProbeAsk, error: WireError, now_ms: int) -> Retrieved:
     """A search that found nothing, and why."""
     return Retrieved(
         request_id=ask.work.request_id,

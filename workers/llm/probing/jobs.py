@@ -63,13 +63,19 @@ class ProbingJobs:
     @property
     def stalled_ms(self) -> float:
         """How long decoding stood still for searches, all answers together."""
-        return self._stalled_ms + sum(each.answer.stalled_ms for each in self._answers.values())
+        return self._stalled_ms + sum(
+            running.answer.stalled_ms for running in self._answers.values()
+        )
 
     def add(self, job: Job) -> None:
         """Take a job."""
         probes = None if job.work is None else job.work.probes
-        wishes = None if probes is None else probes.retrieval.probing
-        if wishes is None or job.sampling.structured is not None or job.request_id in self._answers:
+        probing = None if probes is None else probes.retrieval.probing
+        if (
+            probing is None
+            or job.sampling.structured is not None
+            or job.request_id in self._answers
+        ):
             self.engine.add(job)
             return
         running = _Running(self, job)
@@ -101,46 +107,48 @@ class ProbingJobs:
         """What one engine step produced, as far as it may be said."""
         if not self._answers:
             return outputs
-        said: list[Output] = []
+        ready_outputs: list[Output] = []
         for output in outputs:
             running = self._running.get(output.request_id)
             if running is not None:
-                said += self._seen(running, running.answer.take(output, now_ms))
+                ready_outputs += self._settle(running, running.answer.take(output, now_ms))
             elif output.request_id not in self._answers:  # else of a job that was given up
-                said.append(output)
-        return said
+                ready_outputs.append(output)
+        return ready_outputs
 
-    def found(self, found: Retrieved, seeds: Sequence[str], now_ms: int) -> list[Output]:
+    def take_result(self, result: Retrieved, seeds: Sequence[str], now_ms: int) -> list[Output]:
         """A search has ended; what may be said now."""
-        running = self._of(found)
+        running = self._running_of(result)
         if running is None:
             return []
-        return self._seen(running, running.answer.found(found, seeds, now_ms))
+        return self._settle(running, running.answer.take_result(result, seeds, now_ms))
 
-    def written(self, record: Retrieved, now_ms: int) -> list[Output]:
+    def record_written(self, record: Retrieved, now_ms: int) -> list[Output]:
         """A record is in the log; what may be said now."""
-        running = self._of(record)
+        running = self._running_of(record)
         return (
-            [] if running is None else self._seen(running, running.answer.written(record, now_ms))
+            []
+            if running is None
+            else self._settle(running, running.answer.record_written(record, now_ms))
         )
 
-    def _of(self, record: Retrieved) -> _Running | None:
+    def _running_of(self, record: Retrieved) -> _Running | None:
         return self._answers.get(f"{record.request_id}.{record.attempt}")
 
     @property
     def alarm_ms(self) -> int | None:
         """When `wake` has to be called next."""
-        alarms = (each.answer.alarm_ms for each in self._answers.values())
+        alarms = (running.answer.alarm_ms for running in self._answers.values())
         return min((alarm for alarm in alarms if alarm is not None), default=None)
 
     def wake(self, now_ms: int) -> list[Output]:
         """Time has passed; what may be said now."""
-        said: list[Output] = []
+        ready_outputs: list[Output] = []
         for running in list(self._answers.values()):
-            said += self._seen(running, running.answer.wake(now_ms))
-        return said
+            ready_outputs += self._settle(running, running.answer.wake(now_ms))
+        return ready_outputs
 
-    def _seen(self, running: _Running, said: list[Output]) -> list[Output]:
-        if said and said[-1].finish_reason and running.base_id in self._answers:
+    def _settle(self, running: _Running, ready_outputs: list[Output]) -> list[Output]:
+        if ready_outputs and ready_outputs[-1].finish_reason and running.base_id in self._answers:
             self._forget(running)
-        return said
+        return ready_outputs

@@ -20,59 +20,59 @@ class Parts:
     """`next_job` for the first and every further one; `seq` counts tokens of the answer alone."""
 
     def __init__(
-        self, whole: Job, again: Sequence[Insert], model_len: int, *, wants_logprobs: bool
+        self, whole: Job, inserts: Sequence[Insert], model_len: int, *, wants_logprobs: bool
     ) -> None:
         """`again` is put in again; `model_len` is how many tokens a job may have, 0: any number."""
         self.seq = 0
-        self.put_in_tokens = 0
+        self.inserted_tokens = 0
         self._whole, self._model_len = whole, model_len
         self._wants_logprobs = wants_logprobs
-        self._again = deque(_sound(again))
+        self._inserts = deque(_valid_inserts(inserts))
         self._tokens = array("i", whole.prompt_tokens)  # with the answer, and what was put in
-        self._said_from = len(self._tokens)
+        self._answer_start = len(self._tokens)
         self._jobs = 0
 
     @property
     def is_repeating(self) -> bool:
         """Whether something is still to be put in again."""
-        return bool(self._again)
+        return bool(self._inserts)
 
     @property
     def answer(self) -> Sequence[int]:
         """How the answer ends: what was said since something was put in."""
-        return self._tokens[self._said_from :]
+        return self._tokens[self._answer_start :]
 
     @property
-    def left(self) -> int:
+    def tokens_left(self) -> int:
         """Tokens that the answer may still have."""
         return self._whole.sampling.max_tokens - self.seq
 
-    def room(self) -> int:
+    def insert_space(self) -> int:
         """Tokens that may be put in, so that there is room for the rest of the answer."""
         if not self._model_len:
             return MANY
-        return self._model_len - len(self._tokens) - self.left
+        return self._model_len - len(self._tokens) - self.tokens_left
 
-    def said(self, token_ids: Sequence[int]) -> None:
+    def extend(self, token_ids: Sequence[int]) -> None:
         """The answer goes on."""
         self.seq += len(token_ids)
         self._tokens.extend(token_ids)
 
-    def put_in(self, packed: bytes) -> None:
+    def insert(self, packed: bytes) -> None:
         """Tokens that are not the answer's."""
         self._tokens.extend(token_array(packed))
-        self._said_from = len(self._tokens)
-        self.put_in_tokens += token_count(packed)
+        self._answer_start = len(self._tokens)
+        self.inserted_tokens += token_count(packed)
 
     def is_over(self, finish_reason: str) -> bool:
         """Whether a job ended only because something is to be put in there again."""
-        is_there = bool(self._again) and self.seq == self._again[0].at
-        return is_there and finish_reason == "length" and self.left > 0
+        is_there = bool(self._inserts) and self.seq == self._inserts[0].at
+        return is_there and finish_reason == "length" and self.tokens_left > 0
 
-    def put_in_again(self) -> None:
+    def insert_due(self) -> None:
         """What earlier attempts have put in here."""
-        while self._again and self._again[0].at == self.seq:
-            self.put_in(self._again.popleft().tokens)
+        while self._inserts and self._inserts[0].at == self.seq:
+            self.insert(self._inserts.popleft().tokens)
 
     def next_job(self) -> Job:
         """All tokens so far, and the rest of the answer."""
@@ -91,9 +91,9 @@ class Parts:
 
     def _sampling(self) -> Sampling:
         """Stop strings are looked for elsewhere: they may stand across two jobs."""
-        sampling, limit = self._whole.sampling, self.left
-        if self._again:
-            limit = min(limit, self._again[0].at - self.seq)
+        sampling, limit = self._whole.sampling, self.tokens_left
+        if self._inserts:
+            limit = min(limit, self._inserts[0].at - self.seq)
         wants = self._wants_logprobs and sampling.logprobs is None
         return replace(
             sampling,
@@ -104,7 +104,11 @@ class Parts:
         )
 
 
-def _sound(inserts: Sequence[Insert]) -> list[Insert]:
+def _valid_inserts(inserts: Sequence[Insert]) -> list[Insert]:
     """In the order of their places; what stands before any token, or is empty, is not put in."""
-    sound = (i for i in inserts if i.at > 0 and i.tokens and not len(i.tokens) % 4)
+    sound = (
+        insert
+        for insert in inserts
+        if insert.at > 0 and insert.tokens and not len(insert.tokens) % 4
+    )
     return sorted(sound, key=lambda insert: insert.at)

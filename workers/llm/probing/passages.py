@@ -11,36 +11,36 @@ def around_tokens(probing: Probing) -> int:
     return token_count(probing.lead) + token_count(probing.trail)
 
 
-def chosen(
+def choose_passages(
     probing: Probing,
-    found: Sequence[Passage],
-    known: Container[str],
+    passages: Sequence[Passage],
+    known_ids: Container[str],
     *,
     reserved: bytes,
     tokens_max: int,
-    room_tokens: int,
+    space_tokens: int,
 ) -> tuple[tuple[Passage, ...], int]:
     """The best that are new and fit: whole ones of `tokens_max` tokens together, none of them
     `reserved`, and in `room_tokens` with what stands around them; and how many new ones do not."""
-    left, room, left_out = tokens_max, room_tokens - around_tokens(probing), 0
-    kept: list[Passage] = []
-    for passage in found:
-        if len(kept) >= probing.k:
+    tokens_left, space, left_out = tokens_max, space_tokens - around_tokens(probing), 0
+    selection: list[Passage] = []
+    for passage in passages:
+        if len(selection) >= probing.k:
             break
         needed = token_count(passage.tokens)
-        joined = needed + (token_count(probing.joint) if kept else 0)
-        fits = needed <= left and joined <= room
-        if passage.passage_id in known:
+        joined = needed + (token_count(probing.joint) if selection else 0)
+        fits = needed <= tokens_left and joined <= space
+        if passage.passage_id in known_ids:
             continue
         if fits and may_be_put_in(passage.tokens, reserved):
-            kept.append(passage)
-            left, room = left - needed, room - joined
+            selection.append(passage)
+            tokens_left, space = tokens_left - needed, space - joined
         else:
             left_out += 1
-    return tuple(kept), left_out
+    return tuple(selection), left_out
 
 
-def put_in(probing: Probing, passages: Sequence[Passage]) -> bytes:
+def insert_tokens(probing: Probing, passages: Sequence[Passage]) -> bytes:
     """Their tokens, as they go into the answer; none for none."""
     if not passages:
         return b""

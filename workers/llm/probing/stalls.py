@@ -21,8 +21,8 @@ class StalledShare:
         samples.append((now_s, probing.stalled_ms, self._decode_ms, probing.asked_total))
         while len(samples) > 2 and now_s - samples[1][0] >= self._window_s:
             samples.popleft()
-        _, stalled_ms, decode_ms, asked = samples[0]
-        if probing.asked_total == asked and not len(probing):
+        _, stalled_ms, decode_ms, first_total = samples[0]
+        if probing.asked_total == first_total and not len(probing):
             return None
         passed_ms = self._decode_ms - decode_ms
         return min(1.0, (probing.stalled_ms - stalled_ms) / passed_ms) if passed_ms else 0.0

@@ -27,7 +27,7 @@ LAST_TOKENS = 6
 
 
 @frozen
-class Seen:
+class TriggerInput:
     """An answer so far, as triggers see it."""
 
     tokens: int  # since the place of the last probe, or the answer's start
@@ -41,10 +41,10 @@ class Trigger(Protocol):
 
     wants_logprobs: bool
 
-    def asks(self, seen: Seen) -> bool:
+    def asks(self, progress: TriggerInput) -> bool:
         """Whether to search now, no search being under way."""
 
-    def is_place(self, seen: Seen) -> bool:
+    def is_place(self, progress: TriggerInput) -> bool:
         """Whether what is found goes in here, a search being under way."""
 
 
@@ -56,18 +56,18 @@ class Every:
     def __init__(self, probing: Probing) -> None:
         self._every, self._ahead = probing.every, probing.lookahead
 
-    def asks(self, seen: Seen) -> bool:
-        return seen.tokens >= self._every - self._ahead
+    def asks(self, progress: TriggerInput) -> bool:
+        return progress.tokens >= self._every - self._ahead
 
-    def is_place(self, seen: Seen) -> bool:
-        return seen.tokens >= self._every
+    def is_place(self, progress: TriggerInput) -> bool:
+        return progress.tokens >= self._every
 
 
 class SentenceEnd(Every):
     """Likewise, but at the first sentence end from there on."""
 
-    def is_place(self, seen: Seen) -> bool:
-        return super().is_place(seen) and _SENTENCE_END.search(seen.text) is not None
+    def is_place(self, progress: TriggerInput) -> bool:
+        return super().is_place(progress) and _SENTENCE_END.search(progress.text) is not None
 
 
 class Uncertain:
@@ -78,16 +78,16 @@ class Uncertain:
     def __init__(self, probing: Probing) -> None:
         self._every, self._ahead = probing.every, probing.lookahead
 
-    def asks(self, seen: Seen) -> bool:
-        if seen.tokens < self._every - self._ahead or len(seen.logprobs) < LAST_TOKENS:
+    def asks(self, progress: TriggerInput) -> bool:
+        if progress.tokens < self._every - self._ahead or len(progress.logprobs) < LAST_TOKENS:
             return False
-        return sum(map(math.exp, seen.logprobs)) / len(seen.logprobs) < _UNCERTAIN_BELOW
+        return sum(map(math.exp, progress.logprobs)) / len(progress.logprobs) < _UNCERTAIN_BELOW
 
-    def is_place(self, seen: Seen) -> bool:
-        return seen.asked_tokens >= self._ahead
+    def is_place(self, progress: TriggerInput) -> bool:
+        return progress.asked_tokens >= self._ahead
 
 
-class Guarded:
+class GuardedTrigger:
     """A trigger whose mistakes end the probes of its answer, and nothing else."""
 
     def __init__(self, make: Callable[[Probing], Trigger], probing: Probing) -> None:
@@ -101,18 +101,18 @@ class Guarded:
         except Exception as error:  # whatever a stranger's code does
             self._give_up(error)
 
-    def asks(self, seen: Seen) -> bool:
+    def asks(self, progress: TriggerInput) -> bool:
         """As the trigger says; never once it has failed."""
         try:
-            return self._trigger is not None and bool(self._trigger.asks(seen))
+            return self._trigger is not None and bool(self._trigger.asks(progress))
         except Exception as error:
             self._give_up(error)
             return False
 
-    def is_place(self, seen: Seen) -> bool:
+    def is_place(self, progress: TriggerInput) -> bool:
         """Likewise; a search under way then comes to its end here."""
         try:
-            return self._trigger is None or bool(self._trigger.is_place(seen))
+            return self._trigger is None or bool(self._trigger.is_place(progress))
         except Exception as error:
             self._give_up(error)
             return True
@@ -123,12 +123,16 @@ class Guarded:
 
 
 @cache
-def installed() -> Mapping[str, Callable[[Probing], Trigger]]:
+def installed_triggers() -> Mapping[str, Callable[[Probing], Trigger]]:
     """All that can be loaded, by name; looked up once per process. What cannot be is logged."""
-    found: dict[str, Callable[[Probing], Trigger]] = {}
+    triggers: dict[str, Callable[[Probing], Trigger]] = {}
     points = sorted(entry_points(group=GROUP), key=lambda point: (not _is_ours(point), point.name))
     for point in points:
-        if point.name in found or len(found) == TRIGGERS_MAX or len(point.name) > TRIGGER_CHARS_MAX:
+        if (
+            point.name in triggers
+            or len(triggers) == TRIGGERS_MAX
+            or len(point.name) > TRIGGER_CHARS_MAX
+        ):
             log.error(
                 "trigger %s of %s: expected at most %d names of at most %d characters, each once; "
                 "it is left out",
@@ -142,10 +146,10 @@ def installed() -> Mapping[str, Callable[[Probing], Trigger]]:
             kind = point.load()
             if not all(hasattr(kind, name) for name in ("wants_logprobs", "asks", "is_place")):
                 raise TypeError("expected a class with wants_logprobs, asks and is_place")
-            found[point.name] = kind
+            triggers[point.name] = kind
         except Exception as error:  # whatever a stranger's module does
             log.error("trigger %s is left out: %s: %s", point.name, type(error).__name__, error)
-    return found
+    return triggers
 
 
 def _is_ours(point: EntryPoint) -> bool:
@@ -156,7 +160,7 @@ def _is_ours(point: EntryPoint) -> bool:
 def trigger_of(probing: Probing) -> Trigger:
     """The trigger of the name. Gateways refuse what a decode worker has not; where it is here no
     more, or not yet, the answer searches as is usual."""
-    kind = installed().get(probing.trigger)
+    kind = installed_triggers().get(probing.trigger)
     if kind is None:
         log.warning("trigger %s is not installed here; every is used", probing.trigger)
-    return Guarded(kind or Every, probing)
+    return GuardedTrigger(kind or Every, probing)

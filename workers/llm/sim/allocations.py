@@ -17,11 +17,11 @@ from workers.llm.sim.run import SimRun, Stage
 from workers.llm.sim.settings import SimSettings
 
 Target = Callable[[SimRun, int, int], KvHandle]  # run, valid tokens, expiry
-Ended = Callable[[SimRun, WireError | None], None]
+OnRunEnd = Callable[[SimRun, WireError | None], None]
 
 
 @dataclass(slots=True)
-class _Awaited:
+class _ExpectedWrite:
     run: SimRun
     target: KvHandle
     give_up_at_ms: int
@@ -29,7 +29,7 @@ class _Awaited:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Quarantine:
     blocks: list[int]
     release_at_ms: int
 
@@ -45,22 +45,22 @@ class Allocations:
         block_bytes: int,
         *,
         target: Target,
-        ended: Ended,
+        on_end: OnRunEnd,
     ) -> None:
         self._settings, self._blocks, self._moves = settings, blocks, moves
-        self._block_bytes, self._target, self._ended = block_bytes, target, ended
-        self._awaited: dict[str, _Awaited] = {}
-        self._kept: dict[str, _Kept] = {}
+        self._block_bytes, self._target, self._on_end = block_bytes, target, on_end
+        self._pending: dict[str, _ExpectedWrite] = {}
+        self._quarantines: dict[str, _Quarantine] = {}
         self.bytes_received = 0
         self.bytes_read = 0  # by peers, of what was valid here
 
     def __len__(self) -> int:
-        return len(self._awaited)
+        return len(self._pending)
 
     @property
     def quarantined(self) -> int:
         """Blocks that a peer may still write to though nobody wants it."""
-        return sum(len(kept.blocks) for kept in self._kept.values())
+        return sum(len(quarantine.blocks) for quarantine in self._quarantines.values())
 
     def begin(self, run: SimRun, now_ms: int) -> KvHandle | None:
         """Open the job's blocks; the target for its peer, or None when there is no room yet."""
@@ -75,7 +75,7 @@ class Allocations:
         ttl_ms = settings.handle_ttl_ms - settings.handle_margin_ms
         target = self._target(run, run.cached_tokens, min(kv.expires_at_ms, now_ms + ttl_ms))
         give_up_at_ms = target.expires_at_ms + settings.handle_margin_ms
-        self._awaited[run.request_id] = _Awaited(run, target, give_up_at_ms)
+        self._pending[run.request_id] = _ExpectedWrite(run, target, give_up_at_ms)
         if run.job.orchestration is Orchestration.CONCURRENT:
             notice = Notice(kind=NoticeKind.WANT, key=run.request_id, target=target)
             self._moves.tell(kv.engine_id, kv.params, notice.pack())
@@ -83,78 +83,82 @@ class Allocations:
 
     def abandon(self, run: SimRun) -> None:
         """The run ends before its KV came."""
-        awaited = self._awaited.pop(run.request_id, None)
-        if awaited is None:
+        pending = self._pending.pop(run.request_id, None)
+        if pending is None:
             if run.stage is Stage.WAITING:
-                self._unwant(run, self._target(run, 0, 0))
+                self._send_unwanted(run, self._target(run, 0, 0))
             return
-        self._unwant(run, awaited.target)
-        if not awaited.is_dropped:
-            release_at_ms = awaited.give_up_at_ms + self._settings.transfer_timeout_ms
+        self._send_unwanted(run, pending.target)
+        if not pending.is_dropped:
+            release_at_ms = pending.give_up_at_ms + self._settings.transfer_timeout_ms
             blocks = self._blocks.detach(run.table, 0)
-            self._kept[run.request_id] = _Kept(blocks, release_at_ms)
+            self._quarantines[run.request_id] = _Quarantine(blocks, release_at_ms)
 
-    def wrote(self, notice: Notice) -> None:
+    def on_written(self, notice: Notice) -> None:
         """The peer has written, and will not again."""
-        awaited = self._awaited.pop(notice.key, None)
-        if awaited is None:
+        pending = self._pending.pop(notice.key, None)
+        if pending is None:
             self._release(notice.key)
             return
-        run = awaited.run
+        run = pending.run
         missing = run.digest.blocks - run.table.matched
         if notice.kv_bytes != missing * self._block_bytes:
             error = KvUnavailable(
                 f"{notice.key}: expected {missing} blocks, found {notice.kv_bytes} bytes written"
             )
-            self._ended(run, error.to_wire())
+            self._on_end(run, error.to_wire())
             return
         run.kv_bytes = notice.kv_bytes
         self.bytes_received += notice.kv_bytes
-        self._ended(run, None)
+        self._on_end(run, None)
 
-    def read(self, notice: Notice) -> bool:
+    def on_read(self, notice: Notice) -> bool:
         """The peer has read what was valid here; whether the notice was about a job here."""
-        is_known = notice.key in self._awaited or notice.key in self._kept
+        is_known = notice.key in self._pending or notice.key in self._quarantines
         self.bytes_read += notice.kv_bytes if is_known else 0
         return is_known
 
-    def dropped(self, notice: Notice) -> None:
+    def on_dropped(self, notice: Notice) -> None:
         """The peer will not write; its error, if it has one, is this job's too."""
-        awaited = self._awaited.get(notice.key)
-        if awaited is None:
+        pending = self._pending.get(notice.key)
+        if pending is None:
             self._release(notice.key)
             return
-        awaited.is_dropped = True
+        pending.is_dropped = True
         if notice.error is not None:
-            self._ended(awaited.run, notice.error)
+            self._on_end(pending.run, notice.error)
 
-    def lost(self, engine_id: str) -> None:
+    def on_peer_lost(self, engine_id: str) -> None:
         """A peer is gone, so nothing will come from it."""
-        for awaited in self._awaited.values():
-            kv = awaited.run.job.kv
+        for pending in self._pending.values():
+            kv = pending.run.job.kv
             if kv is not None and kv.engine_id == engine_id:
-                self._fail(awaited, KvUnavailable(f"{awaited.run.request_id}: its peer is gone"))
+                self._fail(pending, KvUnavailable(f"{pending.run.request_id}: its peer is gone"))
 
     def poll(self, now_ms: int) -> None:
         """Give up on peers that are late, and release what is safe by now."""
-        for awaited in self._awaited.values():
-            if now_ms >= awaited.give_up_at_ms:
-                late = KvUnavailable(f"{awaited.run.request_id}: no KV came in time")
-                self._fail(awaited, late)
-        safe = [key for key, kept in self._kept.items() if now_ms >= kept.release_at_ms]
+        for pending in self._pending.values():
+            if now_ms >= pending.give_up_at_ms:
+                late = KvUnavailable(f"{pending.run.request_id}: no KV came in time")
+                self._fail(pending, late)
+        safe = [
+            key
+            for key, quarantine in self._quarantines.items()
+            if now_ms >= quarantine.release_at_ms
+        ]
         for key in safe:
             self._release(key)
 
-    def _fail(self, awaited: _Awaited, error: TriviumError) -> None:
-        self._ended(awaited.run, error.to_wire())
+    def _fail(self, pending: _ExpectedWrite, error: TriviumError) -> None:
+        self._on_end(pending.run, error.to_wire())
 
-    def _unwant(self, run: SimRun, target: KvHandle) -> None:
+    def _send_unwanted(self, run: SimRun, target: KvHandle) -> None:
         kv = run.job.kv
         assert kv is not None
         notice = Notice(kind=NoticeKind.UNWANTED, key=run.request_id, target=target)
         self._moves.tell(kv.engine_id, kv.params, notice.pack())
 
     def _release(self, key: str) -> None:
-        kept = self._kept.pop(key, None)
-        if kept is not None:
-            self._blocks.release(kept.blocks)
+        quarantine = self._quarantines.pop(key, None)
+        if quarantine is not None:
+            self._blocks.release(quarantine.blocks)

@@ -16,7 +16,7 @@ from workers.llm.sim.settings import SimSettings
 from workers.llm.sim.vocabulary import Vocabulary
 
 
-class Answers:
+class RunningAnswers:
     """All running answers; one `step` gives each of them a token."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Answers:
         self._remove(self._batch.rows.index(run))
 
     def _advance(self, first: int) -> tuple[list[Output], list[SimRun]]:
-        drawn = self._batch.step(first)
+        draws = self._batch.step(first)
         rows = self._batch.rows[first:] if first else self._batch.rows
         ids, texts = self._vocabulary.ids, self._vocabulary.texts
         outputs = [
@@ -66,35 +66,35 @@ class Answers:
                 text=texts[pick],
                 cached_tokens=run.cached_tokens,
             )
-            for run, pick in zip(rows, drawn.picks, strict=True)
+            for run, pick in zip(rows, draws.picks, strict=True)
         ]
-        care = set(drawn.due)
+        care = set(draws.due)
         if self._writers:
             care.update(i + first for i, run in enumerate(rows) if run.writer is not None)
-        ended: list[int] = []
+        finished_rows: list[int] = []
         for i in care:
             at = i - first
-            output = self._looked_at(i, drawn.picks[at], int(drawn.raw[at]), outputs[at])
+            output = self._inspect(i, draws.picks[at], int(draws.raw[at]), outputs[at])
             outputs[at] = output
             if output.finish_reason:
-                ended.append(i)
-        self._batch.settle([i for i in drawn.due if self._goes_on(i, outputs[i - first])])
-        runs = [self._batch.rows[i] for i in ended]
-        for i in sorted(ended, reverse=True):
+                finished_rows.append(i)
+        self._batch.settle([i for i in draws.due if self._goes_on(i, outputs[i - first])])
+        runs = [self._batch.rows[i] for i in finished_rows]
+        for i in sorted(finished_rows, reverse=True):
             self._remove(i)
         return outputs, runs
 
-    def _looked_at(self, i: int, pick: int, raw: int, plain: Output) -> Output:
+    def _inspect(self, i: int, pick: int, raw: int, plain: Output) -> Output:
         """The output of a row that reached an event or has a writer."""
-        run, drawn = self._batch.rows[i], self._batch.drawn(i)
+        run, token_count = self._batch.rows[i], self._batch.token_count(i)
         finish, stop, text, token_ids = "", None, plain.text, plain.token_ids
         if run.writer is not None:
-            text, stop = run.writer.feed(pick, drawn)
-            token_ids = (run.writer.said(pick, drawn)[0],)
+            text, stop = run.writer.feed(pick, token_count)
+            token_ids = (run.writer.latest_token(pick, token_count)[0],)
         if stop is not None or pick == self._vocabulary.size:
             finish = "stop"
-        elif drawn >= run.limit:
-            finish = "stop" if run.by_itself else "length"
+        elif token_count >= run.limit:
+            finish = "stop" if run.ends_itself else "length"
         if not finish and run.writer is None:
             return plain
         if finish and run.writer is not None:
@@ -106,7 +106,7 @@ class Answers:
             request_id=run.request_id,
             token_ids=token_ids,
             text=text,
-            logprobs=run.writer.logprobs(pick, raw, drawn) if run.writer is not None else (),
+            logprobs=run.writer.logprobs(pick, raw, token_count) if run.writer is not None else (),
             finish_reason=finish,
             stop_reason=stop or "",
             cached_tokens=run.cached_tokens,

@@ -40,7 +40,7 @@ class BatchRow:
     min_tokens: int
     seed: int
     ignore_end: bool
-    said: int = 0  # so many
+    prior_tokens: int = 0  # so many
     script: Sequence[int] = ()  # tokens that are said in place of drawn ones; `limit` at least
 
 
@@ -48,7 +48,7 @@ AnyRow = TypeVar("AnyRow", bound=BatchRow)
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class StepDraws:
     """One step: vocabulary index and raw draw per row stepped, and the rows at an event."""
 
     picks: list[int]
@@ -87,13 +87,13 @@ class RunningBatch(Generic[AnyRow]):
         state = self._arena.state(row.table.blocks, tail_tokens)
         a["folded"][i], a["chain"][i], a["tail"][i] = state
         a["place"][i] = (row.prompt_tokens + 1) * int(STRIDE) & MASK
-        a["seed"][i], a["drawn"][i] = row.seed, row.said
-        a["may_end"][i] = not row.ignore_end and row.min_tokens <= row.said
+        a["seed"][i], a["drawn"][i] = row.seed, row.prior_tokens
+        a["may_end"][i] = not row.ignore_end and row.min_tokens <= row.prior_tokens
         self.rows.append(row)
         self._scripted += bool(row.script)
         if not tail_tokens:
             self._blocks.grow(row.table)  # the answer's first token opens a block
-        a["event"][i] = self._next_event(row, row.said)
+        a["event"][i] = self._next_event(row, row.prior_tokens)
 
     def leave(self, i: int) -> None:
         """Remove a row; the last one moves into its place. The table stays the caller's."""
@@ -104,42 +104,42 @@ class RunningBatch(Generic[AnyRow]):
         for column in self._a.values():
             column[i] = column[last]
 
-    def drawn(self, i: int) -> int:
+    def token_count(self, i: int) -> int:
         """Answer tokens of a row so far."""
         return int(self._a["drawn"][i])
 
-    def step(self, first: int = 0) -> Drawn:
+    def step(self, first: int = 0) -> StepDraws:
         """Draw one token for the rows from `first` on."""
         a, rows = self._a, slice(first, len(self.rows))
-        tail, drawn, place = a["tail"][rows], a["drawn"][rows], a["place"][rows]
-        drawn += 1
+        tail, token_counts, place = a["tail"][rows], a["drawn"][rows], a["place"][rows]
+        token_counts += 1
         state = a["folded"][rows] + tail * _FOLD
-        raw = mix_all(state ^ (a["seed"][rows] * drawn.view(np.uint64)))
+        raw = mix_all(state ^ (a["seed"][rows] * token_counts.view(np.uint64)))
         picks = (raw % self._size).view(np.int64)
-        due = drawn >= a["event"][rows]
+        due = token_counts >= a["event"][rows]
         if self._end_every:
-            ended = ((raw >> _S40) % self._end_every == 0) & a["may_end"][rows]
-            picks[ended] = self._end
-            due |= ended
+            end_mask = ((raw >> _S40) % self._end_every == 0) & a["may_end"][rows]
+            picks[end_mask] = self._end
+            due |= end_mask
         token_ids = self._token_ids[picks]
         if self._scripted:
             for i, row in enumerate(self.rows[rows]):
                 if row.script:
-                    token_ids[i] = row.script[drawn[i] - 1]
+                    token_ids[i] = row.script[token_counts[i] - 1]
         tail += (token_ids + _ONE) * mix_all(place)
         place += STRIDE
-        return Drawn(picks.tolist(), raw, (np.flatnonzero(due) + first).tolist())
+        return StepDraws(picks.tolist(), raw, (np.flatnonzero(due) + first).tolist())
 
     def settle(self, due: list[int]) -> None:
         """Fill blocks that these rows completed and find their next events; none has ended."""
         size, full = self._arena.block_tokens, []
         for i in due:
-            row, drawn = self.rows[i], self.drawn(i)
-            if not (row.prompt_tokens + drawn - row.said) % size:
+            row, token_count = self.rows[i], self.token_count(i)
+            if not (row.prompt_tokens + token_count - row.prior_tokens) % size:
                 full.append(i)
-            if drawn >= row.min_tokens and not row.ignore_end:
+            if token_count >= row.min_tokens and not row.ignore_end:
                 self._a["may_end"][i] = True
-            self._a["event"][i] = self._next_event(row, drawn)
+            self._a["event"][i] = self._next_event(row, token_count)
         if full:
             self._fill(np.array(full))
 
@@ -150,16 +150,16 @@ class RunningBatch(Generic[AnyRow]):
         ids = [table.blocks[-1] for table in tables]
         values = a["chain"][rows] + a["tail"][rows]
         arena.write(ids, values)
-        held = arena.read(ids)
-        a["folded"][rows] = mix_all(a["folded"][rows] + held * _FOLD)
-        a["chain"][rows] = held
+        contents = arena.read(ids)
+        a["folded"][rows] = mix_all(a["folded"][rows] + contents * _FOLD)
+        a["chain"][rows] = contents
         a["tail"][rows] = 0
         for table, block, value in zip(tables, ids, values.tolist(), strict=True):
             self._blocks.remember(block, value, table.salt)
             self._blocks.grow(table)
 
-    def _next_event(self, row: AnyRow, drawn: int) -> int:
+    def _next_event(self, row: AnyRow, token_count: int) -> int:
         size = self._arena.block_tokens
-        filled = (row.prompt_tokens + drawn - row.said) % size
-        event = min(row.limit, drawn + size - filled)
-        return min(event, row.min_tokens) if drawn < row.min_tokens else event
+        filled = (row.prompt_tokens + token_count - row.prior_tokens) % size
+        event = min(row.limit, token_count + size - filled)
+        return min(event, row.min_tokens) if token_count < row.min_tokens else event

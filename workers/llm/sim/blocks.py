@@ -19,7 +19,7 @@ from workers.llm.sim.arena import MASK
 
 # Of how many cached blocks neighbours are chosen, for each that is needed; at most so large a share
 # of all, beyond those needed: what was used lately stays.
-_LOOKED_AT, _LOOKED_AT_SHARE = 4, 0.125
+_SCAN_FACTOR, _SCAN_SHARE = 4, 0.125
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +74,7 @@ class FreeBlocks:
         start = behind + 1 if behind >= 0 and behind + 1 in self._end_of else -1
         while count:
             if start < 0:
-                start = self._fitting(count)
+                start = self._find_fit(count)
             end = self._remove(start)
             last = min(end, start + count)
             if last < end:
@@ -83,7 +83,7 @@ class FreeBlocks:
             count -= last - start
             start = -1
 
-    def _fitting(self, count: int) -> int:
+    def _find_fit(self, count: int) -> int:
         """Where the shortest stretch of at least so many begins, else the longest."""
         at = min(bisect_left(self._lengths, count), len(self._lengths) - 1)
         return next(iter(self._starts[self._lengths[at]]))
@@ -116,15 +116,15 @@ def neighbours(blocks: Iterable[int], count: int) -> list[int]:
     in_order = sorted(blocks)
     starts = [at for at, block in enumerate(in_order) if not at or block - in_order[at - 1] != 1]
     ends = [*starts[1:], len(in_order)]
-    stretches = sorted(zip(starts, ends, strict=True), key=lambda each: each[1] - each[0])
+    stretches = sorted(zip(starts, ends, strict=True), key=lambda bounds: bounds[1] - bounds[0])
     for start, end in stretches:
         if end - start >= count:
             return in_order[end - count : end]
-    found: list[int] = []
-    while len(found) < count:
+    selection: list[int] = []
+    while len(selection) < count:
         start, end = stretches.pop()
-        found += in_order[max(start, end - count + len(found)) : end]
-    return found
+        selection += in_order[max(start, end - count + len(selection)) : end]
+    return selection
 
 
 class BlockManager:
@@ -154,15 +154,15 @@ class BlockManager:
         """Blocks that a new table could still be promised."""
         return len(self._free) + len(self._cached) - self._reserved
 
-    def matched(self, hashes: Sequence[int], salt: int = 0) -> list[int]:
+    def find_prefix(self, hashes: Sequence[int], salt: int = 0) -> list[int]:
         """Blocks of the longest known prefix of this hash chain; takes no references."""
-        found = []
+        blocks = []
         for value in hashes:
             block = self._by_hash.get((value + salt) & MASK)
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def open(
         self, hashes: Sequence[int], blocks_now: int, blocks_max: int, salt: int = 0
@@ -172,7 +172,7 @@ class BlockManager:
 
         None when there is not enough room; nothing is changed then.
         """
-        prefix = self.matched(hashes, salt)[:blocks_now]
+        prefix = self.find_prefix(hashes, salt)[:blocks_now]
         idle = sum(1 for block in prefix if not self._references[block])
         if blocks_max - len(prefix) + idle > self.available:
             return None
@@ -206,14 +206,14 @@ class BlockManager:
         if value not in self._by_hash and self._hash_of[block] is None:
             self._by_hash[value] = block
             self._hash_of[block] = value
-            self._log.stored((value,))
+            self._log.add((value,))
 
     def detach(self, table: BlockTable, first: int) -> list[int]:
         """Take the blocks from `first` on out of a table; their references pass to the caller."""
         assert not table.closed
-        taken = table.blocks[first:]
+        blocks = table.blocks[first:]
         del table.blocks[first:]
-        return taken
+        return blocks
 
     def close(self, table: BlockTable) -> None:
         """Give everything back that the table holds or was promised."""
@@ -248,8 +248,8 @@ class BlockManager:
         """
         if len(self._free) >= count:
             return
-        looked_at = min(_LOOKED_AT * count, count + int(_LOOKED_AT_SHARE * len(self._cached)))
-        for block in neighbours([*islice(self._cached, looked_at), *self._free], count):
+        scan_count = min(_SCAN_FACTOR * count, count + int(_SCAN_SHARE * len(self._cached)))
+        for block in neighbours([*islice(self._cached, scan_count), *self._free], count):
             if block in self._cached:
                 self._evict(block)
 
@@ -261,4 +261,4 @@ class BlockManager:
         self._hash_of[block] = None
         self._free.add(block)
         self.evictions_total += 1
-        self._log.removed((value,))
+        self._log.discard((value,))

@@ -25,11 +25,11 @@ from workers.kv.nixl_transfer import NixlTransfer
 from workers.kv.transfer import KvTransfer, MemoryTransfer, NoTransfer
 from workers.llm.engine import EngineLoad, Job, Output, PeerMetadata
 from workers.llm.pieces import texts_of
-from workers.llm.sim.answers import Answers
+from workers.llm.sim.answers import RunningAnswers
 from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.exchange import KvExchange
-from workers.llm.sim.handles import Owner
+from workers.llm.sim.handles import EngineOwner
 from workers.llm.sim.run import SimRun, make_run
 from workers.llm.sim.schedule import Schedule
 from workers.llm.sim.settings import SimSettings
@@ -82,7 +82,7 @@ async def start(
     )
     block_log = BlockLog(settings.block_size, settings.kv_blocks)
     blocks = BlockManager(settings.kv_blocks, block_log)
-    owner = Owner(worker_id=worker_id, worker_epoch=worker_epoch, engine_id=engine_id)
+    owner = EngineOwner(worker_id=worker_id, worker_epoch=worker_epoch, engine_id=engine_id)
     exchange = KvExchange(settings, owner, blocks, arena, transfer)
     return SimEngine(settings, capability, vocabulary, blocks, block_log, arena, exchange)
 
@@ -112,7 +112,7 @@ class SimEngine:
             blocks,
             arena,
             exchange,
-            Answers(settings, blocks, arena, vocabulary),
+            RunningAnswers(settings, blocks, arena, vocabulary),
             emit=self._emit,
             die=self._die,
             is_backed_up=lambda: len(self._ready) >= settings.backlog_steps_max,
@@ -122,12 +122,12 @@ class SimEngine:
         if job.request_id in self._schedule.runs:  # delivered twice; the one that runs will answer
             _log.warning("request %s: already here", job.request_id)
             return
-        over = job.over(self._vocabulary.end_ids)
-        if over is not None:
-            self._emit([over])
+        end = job.early_end(self._vocabulary.end_ids)
+        if end is not None:
+            self._emit([end])
             return
         try:
-            self._schedule.take(self._checked(job))
+            self._schedule.take(self._make_run(job))
         except TriviumError as error:
             if job.is_paired:
                 self.exchange.reject(job, error)
@@ -152,7 +152,7 @@ class SimEngine:
         return texts_of(self._vocabulary.text, before, output)
 
     def load(self) -> EngineLoad:
-        return self._schedule.figures()
+        return self._schedule.current_load()
 
     def set_peer_metadata(self, peer_metadata: PeerMetadata) -> None:
         """How to find a peer's `Capability.nixl_metadata`. Without it handles carry it themselves,
@@ -160,13 +160,13 @@ class SimEngine:
         """
         self.exchange.set_peer_metadata(peer_metadata)
 
-    def saw_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
+    def observe_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
         """The fleet knows this worker in this epoch; KV of an earlier one is refused."""
-        self.exchange.saw(worker_id, epoch, engine_id)
+        self.exchange.observe_worker(worker_id, epoch, engine_id)
 
-    def begin_life(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """Its worker has lost its lease and joined again; what it held was aborted."""
-        self.exchange.begin_life(epoch)
+        self.exchange.begin_epoch(epoch)
 
     async def close(self) -> None:
         if self._dead is None:
@@ -181,14 +181,14 @@ class SimEngine:
         self._dead.__cause__ = error
         self._wake()
 
-    def _checked(self, job: Job) -> SimRun:
+    def _make_run(self, job: Job) -> SimRun:
         """The job's run; raises what is wrong with it."""
         problem = self._problem(job)
         if problem is not None:
             raise problem
-        room = self.capability.max_model_len - len(job.prompt_tokens)
+        space = self.capability.max_model_len - len(job.prompt_tokens)
         digest = self._arena.digest(job.prompt_tokens)
-        run = make_run(job, digest, self._settings, self._vocabulary, room)
+        run = make_run(job, digest, self._settings, self._vocabulary, space)
         if run.blocks_max(self._settings.block_size) > self._settings.kv_blocks:
             raise PromptTooLong(
                 f"{job.request_id}: expected to fit {self._settings.kv_blocks} blocks"
@@ -205,9 +205,9 @@ class SimEngine:
         if not job.prompt_tokens:
             return InvalidRequest(f"{job.request_id}: expected a prompt of at least one token")
         if len(job.prompt_tokens) >= longest:
-            found = len(job.prompt_tokens)
+            token_count = len(job.prompt_tokens)
             return PromptTooLong(
-                f"{job.request_id}: expected under {longest} tokens, found {found}"
+                f"{job.request_id}: expected under {longest} tokens, found {token_count}"
             )
         if sampling.max_tokens < 1:
             return InvalidRequest(f"{job.request_id}: expected max_tokens of at least 1")

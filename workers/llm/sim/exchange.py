@@ -16,7 +16,7 @@ from workers.llm.engine import EngineLoad, Job, PeerMetadata
 from workers.llm.sim.allocations import Allocations
 from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
-from workers.llm.sim.handles import HandleRules, Owner, Pinned
+from workers.llm.sim.handles import EngineOwner, HandleRules, PinnedPrompt
 from workers.llm.sim.moves import Moves, Moving
 from workers.llm.sim.notices import Notice, NoticeKind
 from workers.llm.sim.pushes import Pushes
@@ -30,28 +30,28 @@ class KvExchange:
     def __init__(
         self,
         settings: SimSettings,
-        owner: Owner,
+        owner: EngineOwner,
         blocks: BlockManager,
         arena: KvArena,
         transfer: KvTransfer,
     ) -> None:
         self._settings, self._owner, self._blocks, self._arena = settings, owner, blocks, arena
         # by `engine_request_id`, in order of expiry, for the time to live is one constant
-        self._held: dict[str, Pinned] = {}
+        self._pins: dict[str, PinnedPrompt] = {}
         self._rules = HandleRules(settings.block_size)
         self._moves = Moves(settings, blocks, transfer)
         size = arena.block_bytes
         self.allocations = Allocations(
-            settings, blocks, self._moves, size, target=self._target, ended=self._end
+            settings, blocks, self._moves, size, target=self._target, on_end=self._end
         )
-        self.pushes = Pushes(settings, blocks, self._moves, self._rules, size, ended=self._end)
+        self.pushes = Pushes(settings, blocks, self._moves, self._rules, size, on_end=self._end)
         self._fetching: dict[str, SimRun] = {}
-        self._ended: list[tuple[SimRun, WireError | None]] = []
+        self._ends: list[tuple[SimRun, WireError | None]] = []
         self._serial = 0
         self._bytes_read = self._bytes_fetched = 0
         self.expired_total = 0
 
-    def figures(self, load: EngineLoad) -> EngineLoad:
+    def add_transfers(self, load: EngineLoad) -> EngineLoad:
         """The load with what moves here; bytes of peers are those of reads and of writes."""
         return replace(
             load,
@@ -59,7 +59,7 @@ class KvExchange:
             kv_bytes_received=self._bytes_fetched
             + self.allocations.bytes_received
             + self.pushes.bytes_read,
-            kv_handles_held=len(self._held),
+            kv_handles_held=len(self._pins),
             extra={
                 "fetching": len(self._fetching),
                 "awaiting": len(self.allocations),
@@ -74,26 +74,26 @@ class KvExchange:
     @property
     def is_urgent(self) -> bool:
         """Something moves, or will as soon as a peer says so."""
-        return self._moves.busy or bool(self.allocations)
+        return self._moves.is_busy or bool(self.allocations)
 
     @property
     def is_busy(self) -> bool:
         """Peers may want something."""
-        kept = self.allocations.quarantined
-        return bool(self.is_urgent or self._held or self.pushes or kept)
+        quarantine_size = self.allocations.quarantined
+        return bool(self.is_urgent or self._pins or self.pushes or quarantine_size)
 
     def hold(self, run: SimRun, now_ms: int) -> KvHandle:
         """Keep a computed prompt for its peer; the table passes to the exchange."""
         self._serial += 1
         key = f"{run.request_id}-{self._serial:x}"
         release_at_ms = now_ms + self._settings.handle_ttl_ms
-        self._held[key] = Pinned(run.request_id, run.table, release_at_ms)
+        self._pins[key] = PinnedPrompt(run.request_id, run.table, release_at_ms)
         expires_at_ms = release_at_ms - self._settings.handle_margin_ms
         return self._handle(run, key, run.prompt_tokens, expires_at_ms)
 
     def release(self, request_id: str) -> None:
         """Drop what is held for a request."""
-        for key in [key for key, held in self._held.items() if held.request_id == request_id]:
+        for key in [key for key, pin in self._pins.items() if pin.request_id == request_id]:
             self._drop(key)
 
     def refusal(self, run: SimRun, now_ms: int) -> TriviumError | None:
@@ -121,7 +121,7 @@ class KvExchange:
             error = self.pushes.refusal(job)
             error = error or self._rules.use_target(kv, run.prompt_tokens, now_ms)
         if error is None:
-            self.saw(kv.worker_id, kv.worker_epoch, kv.engine_id)
+            self.observe_worker(kv.worker_id, kv.worker_epoch, kv.engine_id)
         return error
 
     def reject(self, job: Job, error: TriviumError) -> None:
@@ -137,19 +137,19 @@ class KvExchange:
         """From now on handles leave the metadata out, since peers find it in the fleet."""
         self._moves.peer_metadata = peer_metadata
 
-    def begin_life(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """Handles are of this epoch from now on; those of earlier ones keep their blocks until
         their time is up, for a peer may be reading.
         """
         self._owner.worker_epoch = epoch
 
-    def saw(self, worker_id: str, epoch: int, engine_id: str) -> None:
+    def observe_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
         """A peer lives in this epoch; its earlier engine is forgotten, and KV of it refused."""
-        gone = self._rules.saw(worker_id, epoch, engine_id)
-        if gone is None or engine_id == self._owner.engine_id:
+        former_engine = self._rules.observe_epoch(worker_id, epoch, engine_id)
+        if former_engine is None or engine_id == self._owner.engine_id:
             return
-        if gone:
-            self._lost(gone)
+        if former_engine:
+            self._drop_peer(former_engine)
         find = self._moves.peer_metadata
         if self._settings.warm_up and find is not None and find(engine_id):
             self._moves.tell(engine_id, b"", b"")
@@ -180,40 +180,40 @@ class KvExchange:
 
     def poll(self, now_s: float, now_ms: int) -> Sequence[tuple[SimRun, WireError | None]]:
         """Progress; the runs whose KV moved or will not, with the error."""
-        while self._held and next(iter(self._held.values())).release_at_ms <= now_ms:
-            self.expired_total += self._drop(next(iter(self._held)))
+        while self._pins and next(iter(self._pins.values())).release_at_ms <= now_ms:
+            self.expired_total += self._drop(next(iter(self._pins)))
         for notice in self._moves.poll(now_s, now_ms):
-            self._heard(notice)
+            self._on_notice(notice)
         self.allocations.poll(now_ms)
         self.pushes.poll(now_ms)
-        ended, self._ended = self._ended, []
-        return ended
+        ends, self._ends = self._ends, []
+        return ends
 
     def close(self) -> None:
         """Free the transfer; moves under way are abandoned."""
         self._moves.transfer.close()
 
-    def _lost(self, engine_id: str) -> None:
+    def _drop_peer(self, engine_id: str) -> None:
         """A peer is gone for good: drop its connection, and wait for it no more."""
         self._moves.transfer.forget(engine_id)
-        self.allocations.lost(engine_id)
+        self.allocations.on_peer_lost(engine_id)
 
     def _end(self, run: SimRun, error: WireError | None) -> None:
-        self._ended.append((run, error))
+        self._ends.append((run, error))
 
-    def _heard(self, notice: Notice) -> None:
+    def _on_notice(self, notice: Notice) -> None:
         match notice.kind:
             case NoticeKind.READ:
-                if not self.allocations.read(notice) and self._drop(notice.key):
+                if not self.allocations.on_read(notice) and self._drop(notice.key):
                     self._bytes_read += notice.kv_bytes
             case NoticeKind.WANT:
-                self.pushes.wanted(notice)
+                self.pushes.on_want(notice)
             case NoticeKind.WROTE:
-                self.allocations.wrote(notice)
+                self.allocations.on_written(notice)
             case NoticeKind.UNWANTED:
-                self.pushes.unwanted(notice)
+                self.pushes.on_unwanted(notice)
             case NoticeKind.DROPPED:
-                self.allocations.dropped(notice)
+                self.allocations.on_dropped(notice)
 
     def _handle(self, run: SimRun | None, key: str, tokens: int, expires_at_ms: int) -> KvHandle:
         """Where a run's prompt lies; without a run, whom to answer."""
@@ -254,20 +254,20 @@ class KvExchange:
             local=local,
             notice=data,
             refusal=partial(self._rules.why_stale, kv),
-            then=partial(self._fetched, run),
+            on_end=partial(self._fetched, run),
         )
         self._moves.begin(run.moving, now_s, now_ms)
 
     def _copy(self, run: SimRun, kv: KvHandle) -> None:
         """A handle of this very engine: copy what the prefix cache lacks."""
         matched, blocks = run.table.matched, run.digest.blocks
-        known = self._held.get(kv.engine_request_id)
-        held = known.table.blocks[:blocks] if known is not None else []
-        if tuple(held) != tuple(kv.block_ids):
-            error = "it has other blocks" if held else "it is held no more"
+        pin = self._pins.get(kv.engine_request_id)
+        source_blocks = pin.table.blocks[:blocks] if pin is not None else []
+        if tuple(source_blocks) != tuple(kv.block_ids):
+            error = "it has other blocks" if source_blocks else "it is held no more"
             self._fetched(run, error)
             return
-        self._arena.copy(held[matched:], run.table.blocks[matched:blocks])
+        self._arena.copy(source_blocks[matched:], run.table.blocks[matched:blocks])
         self._drop(kv.engine_request_id)
         self._fetched(run, "")
 
@@ -275,19 +275,19 @@ class KvExchange:
         del self._fetching[run.request_id]
         moving = run.moving
         if not error:
-            run.transfer_ms = moving.took_ms if moving is not None else 0.0
+            run.transfer_ms = moving.duration_ms if moving is not None else 0.0
             self._bytes_fetched += run.kv_bytes
             self._end(run, None)
             return
         if moving is not None and not moving.is_settled:
-            moving.kept = self._blocks.detach(run.table, run.table.matched)
+            moving.blocks_to_release = self._blocks.detach(run.table, run.table.matched)
         self._blocks.close(run.table)
         run.kv_bytes = 0
         self._end(run, KvUnavailable(f"{run.request_id}: KV not read: {error}").to_wire())
 
     def _drop(self, key: str) -> bool:
         """Give up one; False where it is unknown, so that a repeated release is harmless."""
-        held = self._held.pop(key, None)
-        if held is not None:
-            self._blocks.close(held.table)
-        return held is not None
+        pin = self._pins.pop(key, None)
+        if pin is not None:
+            self._blocks.close(pin.table)
+        return pin is not None

@@ -13,7 +13,7 @@ _USED_MAX = 16_384  # handles remembered as used; far more than can be alive at 
 
 
 @dataclass(slots=True, kw_only=True)
-class Owner:
+class EngineOwner:
     """Whose engine this is; it may outlive an epoch of its worker."""
 
     worker_id: str
@@ -22,7 +22,7 @@ class Owner:
 
 
 @dataclass(slots=True)
-class Pinned:
+class PinnedPrompt:
     """One prompt's KV, pinned until its peer has read it or its time is up."""
 
     request_id: str
@@ -67,13 +67,13 @@ class HandleRules:
 
     def misfit(self, target: KvHandle, prompt_tokens: int) -> TriviumError | None:
         """Why a prompt cannot be written to these blocks, if so."""
-        blocks, found = -(-prompt_tokens // self._block_size), len(target.block_ids)
-        if found == blocks and not target.tokens % self._block_size:
+        blocks, block_count = -(-prompt_tokens // self._block_size), len(target.block_ids)
+        if block_count == blocks and not target.tokens % self._block_size:
             if 0 <= target.tokens <= prompt_tokens:
                 return None
         return KvUnavailable(
             f"{target.engine_request_id}: expected {blocks} blocks for {prompt_tokens} tokens, "
-            f"found {found}, of which {target.tokens} tokens are valid"
+            f"found {block_count}, of which {target.tokens} tokens are valid"
         )
 
     def stale(self, kv: KvHandle, now_ms: int) -> TriviumError | None:
@@ -94,17 +94,17 @@ class HandleRules:
         error = self.stale(kv, now_ms)
         return str(error) if error is not None else ""
 
-    def saw(self, worker_id: str, epoch: int, engine_id: str) -> str | None:
+    def observe_epoch(self, worker_id: str, epoch: int, engine_id: str) -> str | None:
         """A worker lives in this epoch; returns the engine of its last one, to be forgotten.
 
         "" when there was none, None when this is no news. A worker that lost its lease has the same
         engine again, but what it was doing is over.
         """
-        latest, known = self._epochs.get(worker_id, (0, ""))
-        if epoch < latest or (epoch, engine_id) == (latest, known):
+        latest, former_engine = self._epochs.get(worker_id, (0, ""))
+        if epoch < latest or (epoch, engine_id) == (latest, former_engine):
             return None
         self._epochs[worker_id] = (epoch, engine_id)
-        return known
+        return former_engine
 
     def _use(self, kv: KvHandle, now_ms: int) -> TriviumError | None:
         if kv.block_size != self._block_size:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workers.kv.retries import Retries
-from workers.kv.transfer import Direction, KvTransfer, Move, MoveEnd
+from workers.kv.transfer import BlockMove, Direction, KvTransfer, MoveEnd
 from workers.llm.engine import PeerMetadata
 from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.notices import Notice
@@ -25,7 +25,7 @@ def always(_now_ms: int) -> str:
     return ""
 
 
-def ignored(_error: str) -> None:
+def ignore(_error: str) -> None:
     """The `then` of what nobody waits for."""
 
 
@@ -45,11 +45,11 @@ class Moving:
     local: Sequence[int] = ()
     notice: bytes = b""
     refusal: Callable[[int], str] = always
-    then: Callable[[str], None] = ignored
-    settled: Callable[[str], None] = ignored
-    kept: Sequence[int] = ()  # blocks to release when it has settled
+    on_end: Callable[[str], None] = ignore
+    on_settled: Callable[[str], None] = ignore
+    blocks_to_release: Sequence[int] = ()  # blocks to release when it has settled
     since_s: float = 0.0
-    took_ms: float = 0.0
+    duration_ms: float = 0.0
     is_over: bool = False  # `then` was called, or nobody waits
     is_settled: bool = False
 
@@ -62,7 +62,7 @@ class Moves:
     def __init__(self, settings: SimSettings, blocks: BlockManager, transfer: KvTransfer) -> None:
         self.transfer = transfer
         self._settings, self._blocks = settings, blocks
-        self._flying: dict[int, Moving] = {}
+        self._in_flight: dict[int, Moving] = {}
         self._retries = Retries[Moving](
             settings.transfer_tries_max, settings.transfer_retry_ms / 1_000
         )
@@ -71,9 +71,9 @@ class Moves:
         self.failures_total = 0
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a move is under way or waits for its next try."""
-        return bool(self._flying or self._retries)
+        return bool(self._in_flight or self._retries)
 
     def begin(self, moving: Moving, now_s: float, now_ms: int) -> None:
         """Post a move; a refusal comes at once."""
@@ -84,23 +84,23 @@ class Moves:
         """Leave a notice with a peer; with an empty one, only connect."""
         self._post(Moving(engine_id=engine_id, params=params, notice=notice), 0)
 
-    def abandon(self, moving: Moving, kept: Sequence[int]) -> None:
+    def abandon(self, moving: Moving, blocks: Sequence[int]) -> None:
         """Nobody waits for it any more; these blocks are released once it has settled."""
         assert not moving.is_settled
-        moving.is_over, moving.kept = True, kept
+        moving.is_over, moving.blocks_to_release = True, blocks
         if moving in self._retries:
             self._settle(moving, "abandoned")
 
     def poll(self, now_s: float, now_ms: int) -> list[Notice]:
         """Progress; the notices that peers left."""
         self._now_s = now_s
-        polled = self.transfer.poll()
-        for end in polled.ended:
+        poll_result = self.transfer.poll()
+        for end in poll_result.ends:
             self._take(end, now_ms)
         for moving in self._retries.due(now_s):
             self._post(moving, now_ms)
         notices = []
-        for data in polled.notices:
+        for data in poll_result.notices:
             try:
                 notices.append(Notice.unpack(data))
             except ValueError as error:
@@ -113,13 +113,13 @@ class Moves:
             self._settle(moving, refusal)
             return
         self._serial += 1
-        self._flying[self._serial] = moving
-        found = self.peer_metadata(moving.engine_id) if self.peer_metadata else None
+        self._in_flight[self._serial] = moving
+        metadata = self.peer_metadata(moving.engine_id) if self.peer_metadata else None
         self.transfer.move(
-            Move(
+            BlockMove(
                 tag=self._serial,
                 engine_id=moving.engine_id,
-                card=found or moving.params,
+                card=metadata or moving.params,
                 direction=moving.direction,
                 remote_blocks=moving.remote,
                 local_blocks=moving.local,
@@ -129,14 +129,14 @@ class Moves:
         )
 
     def _take(self, end: MoveEnd, now_ms: int) -> None:
-        moving = self._flying[end.tag]
+        moving = self._in_flight[end.tag]
         self.failures_total += bool(end.error)
         if not end.settled:
             self._end(moving, end.error)
             return
-        del self._flying[end.tag]
+        del self._in_flight[end.tag]
         error = end.error
-        if error and not moving.is_over and self._retries.failed(moving, self._now_s):
+        if error and not moving.is_over and self._retries.record_failure(moving, self._now_s):
             return
         if not error and moving.direction is Direction.READ:
             error = moving.refusal(now_ms)  # by now the blocks may have been others
@@ -146,15 +146,15 @@ class Moves:
         if moving.is_over:
             return
         moving.is_over = True
-        moving.took_ms = (self._now_s - moving.since_s) * 1_000
+        moving.duration_ms = (self._now_s - moving.since_s) * 1_000
         if error:
             _log.warning("KV %s, engine %s: %s", moving.direction, moving.engine_id, error)
-        moving.then(error)
+        moving.on_end(error)
 
     def _settle(self, moving: Moving, error: str) -> None:
         moving.is_settled = True
         self._retries.forget(moving)
         self._end(moving, error)
-        self._blocks.release(moving.kept)
-        moving.kept = ()
-        moving.settled(error)
+        self._blocks.release(moving.blocks_to_release)
+        moving.blocks_to_release = ()
+        moving.on_settled(error)

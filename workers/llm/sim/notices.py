@@ -43,12 +43,12 @@ class Notice:
     def unpack(cls, data: bytes) -> "Notice":
         """Raises ValueError for anything that `pack` did not make."""
         try:
-            found = _NOTICES.validate_json(data)
-            if found.target is None and found.kind in (NoticeKind.WANT, NoticeKind.UNWANTED):
+            notice = _NOTICES.validate_json(data)
+            if notice.target is None and notice.kind in (NoticeKind.WANT, NoticeKind.UNWANTED):
                 raise ValueError("no target")
         except ValueError as error:  # pydantic's, too
             raise ValueError(f"notice: expected one of a simulated engine: {error}") from error
-        return found
+        return notice
 
 
 _NOTICES = TypeAdapter(Notice)

@@ -45,10 +45,10 @@ class Pushes:
         rules: HandleRules,
         block_bytes: int,
         *,
-        ended: Callable[[SimRun, WireError | None], None],
+        on_end: Callable[[SimRun, WireError | None], None],
     ) -> None:
         self._settings, self._blocks, self._moves, self._rules = settings, blocks, moves, rules
-        self._block_bytes, self._ended = block_bytes, ended
+        self._block_bytes, self._on_end = block_bytes, on_end
         self._open: dict[str, _Push] = {}
         self._computed: dict[str, _Push] = {}  # those that wait for their peer, oldest first
         self._ready: deque[_Push] = deque()  # those that wait for a place in the batch
@@ -103,11 +103,11 @@ class Pushes:
             notice=notice.pack(),
             refusal=partial(self._rules.why_stale, target),
         )
-        moving.then = partial(self._read, run, moving, valid * size)
+        moving.on_end = partial(self._on_read, run, moving, valid * size)
         self._moves.begin(moving, now_s, now_ms)
         return True
 
-    def computed(self, run: SimRun, now_ms: int) -> None:
+    def on_computed(self, run: SimRun, now_ms: int) -> None:
         """The run's KV is there; its first token is on its way."""
         push = self._open[run.request_id]
         push.give_up_at_ms = now_ms + self._settings.handle_ttl_ms
@@ -133,11 +133,11 @@ class Pushes:
             notice=notice.pack(),
             refusal=partial(self._rules.why_stale, target),
         )
-        moving.then = partial(self._written, run, moving, kv_bytes)
+        moving.on_end = partial(self._on_written, run, moving, kv_bytes)
         self._moves.begin(moving, now_s, now_ms)
         return run
 
-    def wanted(self, notice: Notice) -> None:
+    def on_want(self, notice: Notice) -> None:
         """The peer has allocated."""
         want, push = notice.target, self._open.get(notice.key)
         assert want is not None
@@ -150,7 +150,7 @@ class Pushes:
             if len(self._wants) > _WANTS_MAX:
                 del self._wants[next(iter(self._wants))]
 
-    def unwanted(self, notice: Notice) -> None:
+    def on_unwanted(self, notice: Notice) -> None:
         """The peer gave up; a write under way is left to end."""
         assert notice.target is not None
         push = self._open.get(notice.key)
@@ -161,9 +161,9 @@ class Pushes:
                 self._note_over(notice.key, error)
                 self._tell_dropped(notice.key, notice.target, None)
         elif not self._is_writing(push.run):
-            self._ended(push.run, error)
+            self._on_end(push.run, error)
 
-    def done(self, run: SimRun) -> None:
+    def finish(self, run: SimRun) -> None:
         """Written; the job is over."""
         del self._open[run.request_id]
         self._note_over(run.request_id, None)
@@ -181,10 +181,10 @@ class Pushes:
         if moving is None or moving.is_settled:
             self._tell_dropped(run.request_id, push.target, error)
             return
-        moving.settled = partial(self._settled, push, moving, error)
+        moving.on_settled = partial(self._on_settled, push, moving, error)
         is_read = moving.direction is Direction.READ
-        kept = self._blocks.detach(run.table, run.table.matched if is_read else 0)
-        self._moves.abandon(moving, kept)
+        blocks = self._blocks.detach(run.table, run.table.matched if is_read else 0)
+        self._moves.abandon(moving, blocks)
 
     def poll(self, now_ms: int) -> None:
         """Give up on peers that never asked."""
@@ -196,12 +196,12 @@ class Pushes:
             ttl_ms = self._settings.handle_ttl_ms
             key = push.run.request_id
             late = KvUnavailable(f"{key}: decode did not ask for its KV within {ttl_ms} ms")
-            self._ended(push.run, late.to_wire())
+            self._on_end(push.run, late.to_wire())
 
     def _allocate(self, push: _Push, want: KvHandle) -> None:
         """Take the peer's blocks for the job's target, if the peer is who it should be."""
-        asked = push.target
-        is_same = (asked.worker_id, asked.worker_epoch, asked.engine_id) == (
+        target = push.target
+        is_same = (target.worker_id, target.worker_epoch, target.engine_id) == (
             want.worker_id,
             want.worker_epoch,
             want.engine_id,
@@ -211,31 +211,36 @@ class Pushes:
         push.target, push.is_allocated = want, True
         misfit = self._rules.misfit(want, push.run.prompt_tokens)
         if misfit is not None:
-            self._ended(push.run, misfit.to_wire())
+            self._on_end(push.run, misfit.to_wire())
         if self._computed.pop(push.run.request_id, None) is not None:
             self._ready.append(push)
 
-    def _read(self, run: SimRun, moving: Moving, valid_tokens: int, error: str) -> None:
+    def _on_read(self, run: SimRun, moving: Moving, valid_tokens: int, error: str) -> None:
         if not moving.is_settled:  # the blocks may still be written to, so they cannot be computed
             late = KvUnavailable(f"{run.request_id}: the decode worker's KV was not read: {error}")
-            self._ended(run, late.to_wire())
+            self._on_end(run, late.to_wire())
             return
         if not error:
-            run.kv_bytes, run.transfer_ms = len(moving.local) * self._block_bytes, moving.took_ms
+            run.kv_bytes, run.transfer_ms = (
+                len(moving.local) * self._block_bytes,
+                moving.duration_ms,
+            )
             self.bytes_read += run.kv_bytes
             run.cached_tokens = valid_tokens
-        self._ended(run, None)
+        self._on_end(run, None)
 
-    def _written(self, run: SimRun, moving: Moving, kv_bytes: int, error: str) -> None:
+    def _on_written(self, run: SimRun, moving: Moving, kv_bytes: int, error: str) -> None:
         if error:
             failed = KvUnavailable(f"{run.request_id}: its KV was not written: {error}")
-            self._ended(run, failed.to_wire())
+            self._on_end(run, failed.to_wire())
             return
-        run.kv_bytes, run.transfer_ms = kv_bytes, moving.took_ms
+        run.kv_bytes, run.transfer_ms = kv_bytes, moving.duration_ms
         self.bytes_sent += kv_bytes
-        self._ended(run, None)
+        self._on_end(run, None)
 
-    def _settled(self, push: _Push, moving: Moving, error: WireError | None, failed: str) -> None:
+    def _on_settled(
+        self, push: _Push, moving: Moving, error: WireError | None, failed: str
+    ) -> None:
         """After the end of an abandoned job: unless it wrote after all, the peer waits to hear."""
         if failed or moving.direction is Direction.READ:
             self._tell_dropped(push.run.request_id, push.target, error)

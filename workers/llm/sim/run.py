@@ -37,7 +37,7 @@ class SimRun(BatchRow):
     job: Job
     digest: Digest
     writer: Writer | None
-    by_itself: bool  # the limit is the answer's own end, not max_tokens
+    ends_itself: bool  # the limit is the answer's own end, not max_tokens
     stage: Stage = Stage.WAITING
     cached_tokens: int = 0
     kv_bytes: int = 0
@@ -58,26 +58,26 @@ class SimRun(BatchRow):
 
     def blocks_max(self, block_size: int) -> int:
         """Blocks that the job can come to hold."""
-        answer = 1 if self.job.phase is WorkPhase.PREFILL else self.limit - self.said
+        answer = 1 if self.job.phase is WorkPhase.PREFILL else self.limit - self.prior_tokens
         return (self.prompt_tokens + answer - 1) // block_size + 1
 
 
 def make_run(
-    job: Job, digest: Digest, settings: SimSettings, vocabulary: Vocabulary, room_tokens: int
+    job: Job, digest: Digest, settings: SimSettings, vocabulary: Vocabulary, space_tokens: int
 ) -> SimRun:
     """Start of a job whose answer has room for so many tokens."""
     sampling = job.sampling
-    limit = min(sampling.max_tokens, room_tokens + job.said)
-    own = settings.answer_tokens if not sampling.ignore_eos else 0
+    limit = min(sampling.max_tokens, space_tokens + job.prior_tokens)
+    own_limit = settings.answer_tokens if not sampling.ignore_eos else 0
     script = _script(job, digest, vocabulary)
     if script:
-        own = len(script) if len(script) <= limit else 0
+        own_limit = len(script) if len(script) <= limit else 0
     seed = mix((sampling.seed or 0) % (1 << 64)) | 1 if sampling.temperature > 0 else 0
     return SimRun(
         table=BlockTable(),
         prompt_tokens=len(job.prompt_tokens),
-        limit=min(limit, own) if own else limit,
-        said=job.said,
+        limit=min(limit, own_limit) if own_limit else limit,
+        prior_tokens=job.prior_tokens,
         script=[token_id for token_id, _ in script],
         min_tokens=sampling.min_tokens,
         seed=seed,
@@ -86,7 +86,7 @@ def make_run(
         job=job,
         digest=digest,
         writer=Writer(sampling, vocabulary, script) if Writer.is_needed(sampling) else None,
-        by_itself=bool(own) and (own < limit or bool(script)),
+        ends_itself=bool(own_limit) and (own_limit < limit or bool(script)),
     )
 
 
@@ -96,8 +96,8 @@ def _script(job: Job, digest: Digest, vocabulary: Vocabulary) -> Script:
     if sampling.structured is None:
         return ()
     # With a validator of schemas, which no other answer needs.
-    from workers.llm.sim.forms.form import drawn_text
+    from workers.llm.sim.forms.form import draw_text
 
-    drawn = (sampling.seed or 0) if sampling.temperature > 0 else 0
-    seed = mix((drawn + digest.tail + sum(digest.chain[-1:])) & MASK)
-    return vocabulary.script(drawn_text(sampling.structured, seed))
+    base_seed = (sampling.seed or 0) if sampling.temperature > 0 else 0
+    seed = mix((base_seed + digest.tail + sum(digest.chain[-1:])) & MASK)
+    return vocabulary.script(draw_text(sampling.structured, seed))

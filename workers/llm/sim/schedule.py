@@ -17,7 +17,7 @@ from schemas.log.clock import wall_ms
 from schemas.records import Orchestration, WireError, WorkPhase
 from workers.deadlines import Deadlines
 from workers.llm.engine import EngineLoad, Output
-from workers.llm.sim.answers import Answers
+from workers.llm.sim.answers import RunningAnswers
 from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.exchange import KvExchange
@@ -38,7 +38,7 @@ class Schedule:
         blocks: BlockManager,
         arena: KvArena,
         exchange: KvExchange,
-        answers: Answers,
+        answers: RunningAnswers,
         *,
         emit: Callable[[list[Output]], None],
         die: Callable[[Exception], None],
@@ -89,7 +89,7 @@ class Schedule:
         self._emit([Output(request_id=run.request_id, finish_reason="abort")])
         self._admit(self._loop.time())
 
-    def figures(self) -> EngineLoad:
+    def current_load(self) -> EngineLoad:
         """Current load."""
         load = replace(
             self.load,
@@ -102,7 +102,7 @@ class Schedule:
                 "evictions_total": self._blocks.evictions_total,
             },
         )
-        return self._exchange.figures(load)
+        return self._exchange.add_transfers(load)
 
     def close(self) -> None:
         """Stop all timers; what the jobs hold goes with the engine."""
@@ -184,9 +184,9 @@ class Schedule:
     def _compute(self, run: SimRun, now_s: float) -> None:
         run.stage = Stage.PREFILLING
         ends_at_s = now_s + self._settings.prefill_s(run.prompt_tokens, run.cached_tokens)
-        run.timer = self._loop.call_at(ends_at_s, self._fatal, self._prefilled, run, ends_at_s)
+        run.timer = self._loop.call_at(ends_at_s, self._fatal, self._finish_prefill, run, ends_at_s)
 
-    def _prefilled(self, run: SimRun, at_s: float) -> None:
+    def _finish_prefill(self, run: SimRun, at_s: float) -> None:
         self._prefilling -= 1
         first = run.cached_tokens // self._settings.block_size
         blocks = run.table.blocks[first : run.digest.blocks]
@@ -206,7 +206,7 @@ class Schedule:
             if not output.finish_reason:
                 self._answers.leave(run)
             run.stage = Stage.HOLDING
-            self._exchange.pushes.computed(run, wall_ms())
+            self._exchange.pushes.on_computed(run, wall_ms())
             output = replace(output, finish_reason="", stop_reason="")
         elif output.finish_reason:
             self._end(run)
@@ -235,12 +235,12 @@ class Schedule:
             (now_s - self._step_from_s) * 1_000 - self.load.step_ms
         )
         if len(self._answers) and not self._is_backed_up():
-            outputs, ended = self._answers.step()
+            outputs, finished_runs = self._answers.step()
             self.load.tokens_total += len(outputs)
-            for run in ended:
+            for run in finished_runs:
                 self._end(run)
             self._emit(outputs)
-            if ended:
+            if finished_runs:
                 self._admit(at_s)
         if len(self._answers):
             self._plan_step(at_s if now_s - at_s < _LATE_S else now_s)
@@ -249,8 +249,8 @@ class Schedule:
         now_s, now_ms = self._loop.time(), wall_ms()
         for run, error in self._exchange.poll(time.monotonic(), now_ms):
             if run.stage is not Stage.ENDED:
-                self._moved(run, error, now_s)
-        for run in self._deadlines.passed(now_ms):
+                self._on_kv_end(run, error, now_s)
+        for run in self._deadlines.pop_expired(now_ms):
             late_ms = now_ms - run.job.deadline_ms
             late = DeadlineExceeded(f"{run.request_id}: {late_ms} ms past its deadline")
             self._drop(run)
@@ -261,7 +261,7 @@ class Schedule:
         delay_s = _POLL_MOVING_S if self._exchange.is_urgent else delay_s
         self._poll_timer = self._loop.call_later(delay_s, self._fatal, self._poll)
 
-    def _moved(self, run: SimRun, error: WireError | None, now_s: float) -> None:
+    def _on_kv_end(self, run: SimRun, error: WireError | None, now_s: float) -> None:
         """A run's KV has moved, or will not."""
         if error is not None and run.job.is_paired:
             self._drop(run, error)
@@ -270,7 +270,7 @@ class Schedule:
             self._compute(run, now_s)
         elif run.stage is Stage.WRITING:
             self._transferring -= 1
-            self._exchange.pushes.done(run)
+            self._exchange.pushes.finish(run)
             self._end(run)
             self._emit([_handover(run)])
         elif error is None:

@@ -69,7 +69,9 @@ class SimSettings:
     def orchestrations(self) -> tuple[Orchestration, ...]:
         """What an engine with these settings can do."""
         can = () if self.transfer == "none" else Orchestration
-        return tuple(each for each in can if each is not Orchestration.NONE)
+        return tuple(
+            orchestration for orchestration in can if orchestration is not Orchestration.NONE
+        )
 
     def prefill_s(self, tokens: int, cached_tokens: int) -> float:
         """How long computing a prompt takes."""

@@ -42,9 +42,9 @@ class Vocabulary:
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Of drawn tokens, or of a script's."""
-        known = {token[0]: text for token, text in zip(self.ids, self.texts, strict=True)}
-        if known.keys() >= set(token_ids):
-            return "".join(known[token] for token in token_ids)
+        token_texts = {token[0]: text for token, text in zip(self.ids, self.texts, strict=True)}
+        if token_texts.keys() >= set(token_ids):
+            return "".join(token_texts[token] for token in token_ids)
         return str(self.tokenizer.decode(list(token_ids)))
 
     def script(self, text: str) -> Script:
@@ -67,18 +67,20 @@ def load_vocabulary(path: str, size_max: int) -> Vocabulary:
         raise ConfigError(f"{path}: expected the end-of-sequence token {end!r} in tokenizer.json")
     special = set(tokenizer.get_added_tokens_decoder())
     pieces = _pieces(tokenizer, [i for i in range(tokenizer.get_vocab_size()) if i not in special])
-    known = {" " + word for word in WORDS}
-    words = [pair for pair in pieces if pair[1] in known]
-    drawn = (words if len(words) >= _WORDS_MIN else pieces)[:size_max]
-    if len(drawn) < 2:
-        raise ConfigError(f"{path}: expected at least 2 printable tokens, found {len(drawn)}")
-    ids = [token_id for token_id, _ in drawn] + [end_id]
-    texts = [text for _, text in drawn]
+    spaced_words = {" " + word for word in WORDS}
+    words = [pair for pair in pieces if pair[1] in spaced_words]
+    drawable_tokens = (words if len(words) >= _WORDS_MIN else pieces)[:size_max]
+    if len(drawable_tokens) < 2:
+        raise ConfigError(
+            f"{path}: expected at least 2 printable tokens, found {len(drawable_tokens)}"
+        )
+    ids = [token_id for token_id, _ in drawable_tokens] + [end_id]
+    texts = [text for _, text in drawable_tokens]
     return Vocabulary(
         ids=tuple((token_id,) for token_id in ids),
         texts=(*texts, ""),
         special_texts=(*texts, end),
-        size=len(drawn),
+        size=len(drawable_tokens),
         tokenizer=tokenizer,
     )
 
@@ -125,38 +127,38 @@ class Writer:
         asks = sampling.logprobs is not None or sampling.structured is not None
         return bool(sampling.stop or sampling.stop_token_ids or asks)
 
-    def said(self, pick: int, drawn: int) -> tuple[int, str, str]:
+    def latest_token(self, pick: int, token_count: int) -> tuple[int, str, str]:
         """Id and text of the latest token, and its text with special tokens spelled out."""
-        if self._script and drawn < len(self._script):
-            token_id, text = self._script[drawn - 1]
+        if self._script and token_count < len(self._script):
+            token_id, text = self._script[token_count - 1]
             return token_id, text, text
         if self._script:
             pick = self._vocabulary.size
-        known = self._vocabulary
-        return known.ids[pick][0], known.texts[pick], known.special_texts[pick]
+        vocabulary = self._vocabulary
+        return vocabulary.ids[pick][0], vocabulary.texts[pick], vocabulary.special_texts[pick]
 
-    def feed(self, pick: int, drawn: int) -> tuple[str, str | None]:
+    def feed(self, pick: int, token_count: int) -> tuple[str, str | None]:
         """The text that may be shown, and the reason to stop, if any."""
-        token_id, said, special = self.said(pick, drawn)
-        may_stop = drawn > self._sampling.min_tokens
+        token_id, plain_text, special = self.latest_token(pick, token_count)
+        may_stop = token_count > self._sampling.min_tokens
         if token_id in self._stop_ids and may_stop:
             piece = special if self._sampling.include_stop else ""
             return self._text.feed(piece, may_stop=False) + self._text.flush(), str(token_id)
-        text = self._text.feed(said, may_stop=may_stop)
-        return text, self._text.matched or None
+        text = self._text.feed(plain_text, may_stop=may_stop)
+        return text, self._text.matched_stop or None
 
     def flush(self) -> str:
         """Text held back; the answer has ended."""
         return self._text.flush()
 
-    def logprobs(self, pick: int, raw: int, drawn: int) -> Sequence[TokenLogprob]:
+    def logprobs(self, pick: int, raw: int, token_count: int) -> Sequence[TokenLogprob]:
         """The drawn token and rivals that share what probability it leaves."""
         count = self._sampling.logprobs
         if count is None:
             return ()
         size = self._vocabulary.size + 1
         share = 0.35 + 0.6 * mix(raw) / _UNIT
-        token_id, _, token = self.said(pick, drawn)
+        token_id, _, token = self.latest_token(pick, token_count)
         chosen = TopLogprob(token_id=token_id, token=token, logprob=math.log(share))
         rivals_count = max(0, min(count, size) - 1)
         first = pick + 1 + mix((raw + 1) & MASK) % (size - rivals_count)

@@ -80,11 +80,11 @@ def token_logprobs(
     token_ids: Sequence[int], positions: Sequence[Any] | None, top: int
 ) -> tuple[TokenLogprob, ...]:
     """vLLM's log-probabilities of some tokens, with at most `top` rivals each, likeliest first."""
-    found = []
+    logprobs = []
     for token_id, entries in zip(token_ids, positions or (), strict=False):
         ranked = sorted(entries.items(), key=lambda item: item[1].rank)
         chosen = entries[token_id]
-        found.append(
+        logprobs.append(
             TokenLogprob(
                 token_id=token_id,
                 token=chosen.decoded_token or "",
@@ -97,7 +97,7 @@ def token_logprobs(
                 ),
             )
         )
-    return tuple(found)
+    return tuple(logprobs)
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class Meter:
     in order, so where several end in one step they may be swapped; their sum is exact.
     """
 
-    heard: Callable[[], None] | None = None  # called after a step that ended transfers
+    on_transfers: Callable[[], None] | None = None  # called after a step that ended transfers
     figures: EngineFigures = field(default_factory=EngineFigures)
     # called with a request's id, its blocks, and how many tokens in them are valid
     allocated: Callable[[str, list[int], int], None] | None = None
@@ -207,8 +207,8 @@ class Meter:
             else:
                 figures.kv_bytes_sent += transfer.kv_bytes
                 self.writes.append(transfer)
-        if moves and self.heard is not None:
-            self.heard()
+        if moves and self.on_transfers is not None:
+            self.on_transfers()
         for name, tries, why in stats.get("missed", ()):
             if len(self.missed) >= _PENDING_MAX:  # of requests that had ended
                 del self.missed[next(iter(self.missed))]

@@ -108,8 +108,8 @@ def job_problem(job: Job, *, max_model_len: int, vocab_size: int) -> TriviumErro
         return PromptTooLong(f"{name}: expected under {max_model_len} tokens, found {len(tokens)}")
     low, high = min(tokens), max(tokens)
     if low < 0 or high >= vocab_size:
-        found = low if low < 0 else high
-        return InvalidRequest(f"{name}: expected tokens below {vocab_size}, found {found}")
+        token_id = low if low < 0 else high
+        return InvalidRequest(f"{name}: expected tokens below {vocab_size}, found {token_id}")
     if job.sampling.max_tokens < 1:
         return InvalidRequest(f"{name}: expected max_tokens of at least 1")
     if job.sampling.min_tokens > job.sampling.max_tokens:
@@ -126,14 +126,14 @@ def rest_of(job: Job) -> Job:
     Nor can the draws that it took be taken again; what is drawn next follows from the seed and the
     place, and is the same wherever an answer goes on there.
     """
-    if not job.said:
+    if not job.prior_tokens:
         return job
     sampling, seed = job.sampling, job.sampling.seed
     rest = replace(
         sampling,
-        max_tokens=sampling.max_tokens - job.said,
-        min_tokens=max(0, sampling.min_tokens - job.said),
-        seed=None if seed is None else crc32(f"{seed}.{job.said}".encode()),
+        max_tokens=sampling.max_tokens - job.prior_tokens,
+        min_tokens=max(0, sampling.min_tokens - job.prior_tokens),
+        seed=None if seed is None else crc32(f"{seed}.{job.prior_tokens}".encode()),
     )
     return replace(job, sampling=rest)
 
@@ -146,13 +146,13 @@ class HandleGate:
         self._used: dict[tuple[str, str], None] = {}
         self._epochs: dict[str, int] = {}
 
-    def saw(self, worker_id: str, epoch: int) -> None:
+    def observe_epoch(self, worker_id: str, epoch: int) -> None:
         """A worker lives in this epoch; KV of its earlier ones is refused."""
         self._epochs[worker_id] = max(epoch, self._epochs.get(worker_id, 0))
 
     def use(self, kv: KvHandle, prompt: Sequence[int], now_ms: int) -> dict[str, Any]:
         """Mark the handle as used and return vLLM's parameters; raises where it must not be."""
-        params = checked_params(kv, self._mode)
+        params = check_params(kv, self._mode)
         self._check_size(kv, len(prompt), params)
         _check_mark(kv, prompt, params)
         self._claim(kv, now_ms)
@@ -160,7 +160,7 @@ class HandleGate:
 
     def use_kept(self, kv: KvHandle, prompt: Sequence[int], now_ms: int) -> dict[str, Any]:
         """The same for a decode engine's KV of a conversation that the prompt goes on with."""
-        params = checked_params(kv, self._mode, is_kept=True)
+        params = check_params(kv, self._mode, is_kept=True)
         if kv.tokens >= len(prompt):
             raise KvUnavailable(
                 f"{kv.engine_request_id}: expected KV of fewer than {len(prompt)} tokens, "
@@ -183,10 +183,10 @@ class HandleGate:
             )
         if peer is None:
             raise KvUnavailable(f"{name}: expected to know engine {kv.engine_id} from the fleet")
-        found = _read(PeerParams, name, peer)
+        params = _read(PeerParams, name, peer)
         self._claim(kv, now_ms)
         return {
-            **found,
+            **params,
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "remote_engine_id": kv.engine_id,
@@ -203,15 +203,15 @@ class HandleGate:
         self._check_life(target, now_ms)
         if job.orchestration is not Orchestration.DECODE_FIRST:
             return
-        tokens, size, found = len(job.prompt_tokens), self._block_size, len(target.block_ids)
+        tokens, size, block_count = len(job.prompt_tokens), self._block_size, len(target.block_ids)
         if (
-            (target.block_size, found) != (size, -(-tokens // size))
+            (target.block_size, block_count) != (size, -(-tokens // size))
             or not 0 <= target.tokens < tokens
             or target.tokens % size
         ):
             raise KvUnavailable(
                 f"{target.engine_request_id}: expected room for {tokens} tokens in blocks of "
-                f"{size}, found {found} of {target.block_size}, of which {target.tokens} tokens "
+                f"{size}, found {block_count} of {target.block_size}, of which {target.tokens} tokens "
                 "are valid"
             )
 
@@ -224,11 +224,11 @@ class HandleGate:
         name = kv.engine_request_id
         if peer is None:
             raise KvUnavailable(f"{name}: expected to know engine {kv.engine_id} from the fleet")
-        found = _read(PeerParams, name, peer)
+        params = _read(PeerParams, name, peer)
         _check_mark(kv, prompt[: kv.tokens], _read(TargetParams, name, kv.params))
         self._claim(kv, now_ms)
         return {
-            **found,
+            **params,
             "do_remote_prefill": False,
             "do_remote_decode": True,
             "remote_engine_id": kv.engine_id,
@@ -243,11 +243,14 @@ class HandleGate:
             raise KvUnavailable(
                 f"{name}: expected blocks of {self._block_size} tokens, found {kv.block_size}"
             )
-        blocks, found = -(-tokens // self._block_size), [*map(len, params["remote_block_ids"])]
-        if kv.tokens != tokens or found != [blocks]:
+        blocks, group_sizes = (
+            -(-tokens // self._block_size),
+            [*map(len, params["remote_block_ids"])],
+        )
+        if kv.tokens != tokens or group_sizes != [blocks]:
             raise KvUnavailable(
                 f"{name}: expected {tokens} tokens in one group of {blocks} blocks, "
-                f"found {kv.tokens} in groups of {found!r:.200}"
+                f"found {kv.tokens} in groups of {group_sizes!r:.200}"
             )
 
     def _check_life(self, kv: KvHandle, now_ms: int) -> None:
@@ -267,7 +270,7 @@ class HandleGate:
         key = (kv.engine_id, kv.engine_request_id)
         if key in self._used:
             raise KvUnavailable(f"{kv.engine_request_id}: already used once")
-        self.saw(kv.worker_id, kv.worker_epoch)
+        self.observe_epoch(kv.worker_id, kv.worker_epoch)
         self._used[key] = None
         if len(self._used) > _USED_MAX:
             del self._used[next(iter(self._used))]
@@ -278,7 +281,7 @@ def prefix_mark(tokens: Sequence[int], key: str) -> str:
     return blake2b(pack_tokens(tokens), key=key.encode()[:64], digest_size=32).hexdigest()
 
 
-def marked(params: dict[str, Any], tokens: Sequence[int]) -> dict[str, Any]:
+def add_mark(params: dict[str, Any], tokens: Sequence[int]) -> dict[str, Any]:
     """The parameters, and of which tokens the KV is."""
     key = secrets.token_hex(16)
     return {**params, PREFIX_KEY: key, PREFIX_MARK: prefix_mark(tokens, key)}
@@ -291,14 +294,14 @@ def _check_mark(kv: KvHandle, tokens: Sequence[int], params: dict[str, Any]) -> 
         raise KvUnavailable(f"{kv.engine_request_id}: expected KV of the prompt's own tokens")
 
 
-def checked_params(kv: KvHandle, mode: str = "pull", *, is_kept: bool = False) -> dict[str, Any]:
+def check_params(kv: KvHandle, mode: str = "pull", *, is_kept: bool = False) -> dict[str, Any]:
     """The handle's `kv_transfer_params`, every field of the right type and none left over.
 
     KV is a prompt's that prefill computed, or kept by decode for the conversation's next turn.
     """
     name = kv.engine_request_id
     params = _read(KeptParams if is_kept else KvParams, name, kv.params)
-    for field, wanted in {
+    for field, expected in {
         "do_remote_prefill": not is_kept,
         "do_remote_decode": is_kept,
         "transfer_mode": mode,
@@ -306,8 +309,8 @@ def checked_params(kv: KvHandle, mode: str = "pull", *, is_kept: bool = False) -
         "remote_request_id": kv.engine_request_id,
         "remote_num_tokens": kv.tokens,
     }.items():
-        if params[field] != wanted:
-            raise KvUnavailable(f"{name}: expected {field} {wanted!r}, found {params[field]!r}")
+        if params[field] != expected:
+            raise KvUnavailable(f"{name}: expected {field} {expected!r}, found {params[field]!r}")
     return params
 
 

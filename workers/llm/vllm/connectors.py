@@ -40,7 +40,7 @@ from workers.llm.vllm.check import READ_NOTICE, TELLS_BLOCKS, UNTIL_MS, request_
 
 _REACH_S = 1.0  # a peer that does not take a connection for so long is not there
 _OURS = ("is_read", "missed", "retried", "allocated")
-_writing = threading.RLock()  # a write is begun by one thread, blocks are given up by another
+_write_lock = threading.RLock()  # a write is begun by one thread, blocks are given up by another
 log = logging.getLogger(__name__)
 
 
@@ -64,29 +64,29 @@ class KvStats(NixlKVConnectorStats):  # type: ignore[misc]  # vLLM has no types 
         return super().is_empty() and not any(self.data[name] for name in _OURS)
 
 
-class _Reading:
+class _ReadMixin:
     """Mixed into the side of a connector that moves KV; called by vLLM's engine at each step."""
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)  # type: ignore[call-arg]
-        self.again = retries_of(vllm_config)
+        self.read_retries = retries_of(vllm_config)
         self.xfer_stats = KvStats()
         self._until_ms: dict[str, int] = {}
         self._read_from: dict[str, Any] = {}  # the peer's blocks, which vLLM replaces by others
         self._why: dict[str, str] = {}
-        self._left: set[str] = set()  # requests that ended before their KV came
+        self._ended_names: set[str] = set()  # requests that ended before their KV came
 
     def start_load_kv(self, metadata: Any) -> None:
         """Begin what is due."""
         self._until_ms |= metadata.until_ms
         super().start_load_kv(metadata)  # type: ignore[misc]
-        for name in self.again.due(time.monotonic()):
+        for name in self.read_retries.due(time.monotonic()):
             if name in self._recving_metadata:  # type: ignore[attr-defined]
                 self._try_again(name)
 
     def leave(self, names: Collection[str]) -> None:
         """Requests that ended: what they wait for is tried no more."""
-        self._left |= self._recving_metadata.keys() & names  # type: ignore[attr-defined]
+        self._ended_names |= self._recving_metadata.keys() & names  # type: ignore[attr-defined]
 
     def _is_late(self, name: str) -> bool:
         until_ms = self._until_ms.get(name)
@@ -109,90 +109,92 @@ class _Reading:
             pass
         return super()._nixl_handshake(host, port, *args, **kwargs)  # type: ignore[misc]
 
-    def _log_failure(self, failure_type: str, req_id: str | None, **known: Any) -> None:
+    def _log_failure(self, failure_type: str, req_id: str | None, **details: Any) -> None:
         if req_id is not None:
-            error = known.get("error")
+            error = details.get("error")
             self._why[req_id] = failure_type + ("" if error is None else f": {error}")
-        super()._log_failure(failure_type, req_id, **known)  # type: ignore[misc]
+        super()._log_failure(failure_type, req_id, **details)  # type: ignore[misc]
 
     def _pop_done_transfers(self, transfers: Any) -> tuple[set[str], set[str]]:
         """What moves no more and what has failed; what is tried again is neither."""
         reads = self._recving_transfers  # type: ignore[attr-defined]
         self.xfer_stats.is_reading = transfers is reads
-        done, failed = super()._pop_done_transfers(transfers)  # type: ignore[misc]
+        done_names, failed = super()._pop_done_transfers(transfers)  # type: ignore[misc]
         if transfers is not reads:
-            return done, failed
+            return done_names, failed
         failures, failed_peers = self._recv_failures, self._failed_recv_reqs  # type: ignore[attr-defined]
         with contextlib.suppress(queue.Empty):
             while True:
                 failures.add(failed_peers.get_nowait())
-        failures |= failed | {name for name in done if self._is_late(name)}
-        failures |= {name for name in self._left if name in self.again}
+        failures |= failed | {name for name in done_names if self._is_late(name)}
+        failures |= {name for name in self._ended_names if name in self.read_retries}
         for name in tuple(failures):
             if name in transfers or name not in self._recving_metadata:  # type: ignore[attr-defined]
                 continue
-            is_wanted = name not in self._left and not self._is_late(name)
-            if is_wanted and self.again.failed(name, time.monotonic()):
+            is_wanted = name not in self._ended_names and not self._is_late(name)
+            if is_wanted and self.read_retries.record_failure(name, time.monotonic()):
                 self.xfer_stats.data["retried"].append(1)
                 failures.discard(name)
-                done.discard(name)
+                done_names.discard(name)
             else:
-                self._missed(name)
-        ended = (done | failures) - transfers.keys()
-        for name in ended:
+                self._record_miss(name)
+        settled_names = (done_names | failures) - transfers.keys()
+        for name in settled_names:
             self._forget(name)
-        return done, failures & ended
+        return done_names, failures & settled_names
 
-    def _missed(self, name: str) -> None:
+    def _record_miss(self, name: str) -> None:
         why = self._why.get(name, "")
         if self._is_late(name):
             why = f"its time was over; {why}" if why else "its time was over"
-        missed = [name, self.again.tries(name), why or "unknown"]
+        missed = [name, self.read_retries.tries(name), why or "unknown"]
         self.xfer_stats.data["missed"].append(missed)
 
     def _forget(self, name: str) -> None:
-        self.again.forget(name)
-        self._left.discard(name)
-        for known in (self._until_ms, self._read_from, self._why):
-            known.pop(name, None)
+        self.read_retries.forget(name)
+        self._ended_names.discard(name)
+        for table in (self._until_ms, self._read_from, self._why):
+            table.pop(name, None)
 
 
-class PullWorker(_Reading, NixlPullConnectorWorker):  # type: ignore[misc]  # no types
+class PullWorker(_ReadMixin, NixlPullConnectorWorker):  # type: ignore[misc]  # no types
     """Of a connector that pulls: decode engines read."""
 
 
-class PushWorker(_Reading, NixlPushConnectorWorker, NixlPullConnectorWorker):  # type: ignore[misc]
+class PushWorker(_ReadMixin, NixlPushConnectorWorker, NixlPullConnectorWorker):  # type: ignore[misc]
     """Of one that pushes: prefill engines write, and read what decode engines have."""
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
-        self.write_again = retries_of(vllm_config)
+        self.write_retries = retries_of(vllm_config)
         self._to_write: dict[str, tuple[Any, dict[str, Any]]] = {}
-        self._told: dict[str, dict[str, Any]] = {}  # what prefill engines are told of allocations
+        self._sent_registrations: dict[
+            str, dict[str, Any]
+        ] = {}  # what prefill engines are told of allocations
 
     def start_load_kv(self, metadata: Any) -> None:
-        self._told |= metadata.push_registrations
+        self._sent_registrations |= metadata.push_registrations
         super().start_load_kv(metadata)
         for name, meta in metadata.reqs_to_recv.items():
             if meta.remote.block_ids:
                 self._read_blocks_for_req(name, meta)
         while not self._ready_requests.empty():
             self._read_blocks_for_req(*self._ready_requests.get_nowait())
-        for name in self.write_again.due(time.monotonic()):
+        for name in self.write_retries.due(time.monotonic()):
             if name in self._to_write:
                 self._deferred_push_inbox.put((name, *self._to_write[name]))
                 self._push_writer_wake.set()
 
     def _try_again(self, name: str) -> None:
-        if name in self._told:
-            self._reg_send_inbox.put((name, self._told[name]))
+        if name in self._sent_registrations:
+            self._reg_send_inbox.put((name, self._sent_registrations[name]))
             self._push_writer_wake.set()
         else:
             super()._try_again(name)
 
     def _forget(self, name: str) -> None:
         super()._forget(name)
-        self._told.pop(name, None)
+        self._sent_registrations.pop(name, None)
 
     def _ensure_handshake(self, *args: Any, notif_agents_only: bool = False, **sizes: Any) -> Any:
         """Whole, also with an engine that is only told something: the roles may change, and vLLM
@@ -202,13 +204,13 @@ class PushWorker(_Reading, NixlPushConnectorWorker, NixlPullConnectorWorker):  #
 
     def _get_new_notifs(self) -> Any:
         """vLLM's, without notices of reads, for it would take them for those of writes."""
-        kept = []
+        notices = []
         with contextlib.suppress(queue.Empty):
             while True:
                 notice = self._pending_completion_notifs.get_nowait()
                 if not notice.startswith(READ_NOTICE.encode()):
-                    kept.append(notice)
-        for notice in kept:
+                    notices.append(notice)
+        for notice in notices:
             self._pending_completion_notifs.put(notice)
         return super()._get_new_notifs()
 
@@ -220,7 +222,7 @@ class PushWorker(_Reading, NixlPushConnectorWorker, NixlPullConnectorWorker):  #
         super()._handle_push_reg_notif(notif)
 
     def _do_start_push_kv(self, request_id: str, blocks: Any, registration: Any) -> None:
-        with _writing:
+        with _write_lock:
             until_ms = registration.get(UNTIL_MS)
             if until_ms is not None and time.time() * 1_000 >= until_ms:
                 log.warning("%s: not written: its decode engine waits no more", request_id)
@@ -231,29 +233,29 @@ class PushWorker(_Reading, NixlPushConnectorWorker, NixlPullConnectorWorker):  #
                 super()._do_start_push_kv(request_id, blocks, registration)
 
     def _pop_done_transfers(self, transfers: Any) -> tuple[set[str], set[str]]:
-        done, failed = super()._pop_done_transfers(transfers)
+        done_names, failed = super()._pop_done_transfers(transfers)
         if transfers is not self._sending_transfers:
-            return done, failed
+            return done_names, failed
         for name in failed | self._send_failures:
             is_wanted = name in self._to_write and name in self._reqs_to_process
             if name in transfers or not is_wanted:
                 continue
-            if self.write_again.failed(name, time.monotonic()):
+            if self.write_retries.record_failure(name, time.monotonic()):
                 self.xfer_stats.data["retried"].append(1)
-                for names in (done, failed, self._send_failures):
+                for names in (done_names, failed, self._send_failures):
                     names.discard(name)
-        return done, failed
+        return done_names, failed
 
     def get_transfer_results(self) -> Any:
         results = super().get_transfer_results()
         for name in results.finished_sending:
             self._to_write.pop(name, None)
             self._why.pop(name, None)
-            self.write_again.forget(name)
+            self.write_retries.forget(name)
         return results
 
 
-class _Scheduling:
+class _TimesMixin:
     """Mixed into the side of a connector that knows requests: tells the other one their times."""
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
@@ -261,7 +263,9 @@ class _Scheduling:
         params = {name: request.kv_transfer_params for name, (request, *_) in waiting}
         meta = super().build_connector_meta(scheduler_output)  # type: ignore[misc]
         meta.until_ms = {
-            name: each[UNTIL_MS] for name, each in params.items() if each and UNTIL_MS in each
+            name: kv_params[UNTIL_MS]
+            for name, kv_params in params.items()
+            if kv_params and UNTIL_MS in kv_params
         }
         return meta
 
@@ -270,11 +274,11 @@ class _Scheduling:
         return None
 
 
-class PullScheduler(_Scheduling, NixlPullConnectorScheduler):  # type: ignore[misc]  # no types
+class PullScheduler(_TimesMixin, NixlPullConnectorScheduler):  # type: ignore[misc]  # no types
     """Of a connector that pulls."""
 
 
-class PushScheduler(_Scheduling, NixlPushConnectorScheduler):  # type: ignore[misc]  # no types
+class PushScheduler(_TimesMixin, NixlPushConnectorScheduler):  # type: ignore[misc]  # no types
     """Of one that pushes."""
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
@@ -283,13 +287,13 @@ class PushScheduler(_Scheduling, NixlPushConnectorScheduler):  # type: ignore[mi
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
         """vLLM's; or how much a prefill can read from the decode engine that it will write to."""
-        found = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        matches = super().get_num_new_matched_tokens(request, num_computed_tokens)
         params = request.kv_transfer_params or {}
         if params.get("do_remote_decode") and params.get("remote_block_ids"):
             count = params["remote_num_tokens"] - num_computed_tokens
             if count >= max(1, self.kv_recompute_threshold):
                 return count, True
-        return found
+        return matches
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external)
@@ -309,11 +313,11 @@ class PushScheduler(_Scheduling, NixlPushConnectorScheduler):  # type: ignore[mi
                 self._allocated.data["allocated"].append([name, list(ids), valid])
 
     def stats(self) -> KvStats | None:
-        found: KvStats = self._allocated.clone_and_reset()
-        return found
+        stats: KvStats = self._allocated.clone_and_reset()
+        return stats
 
 
-class _Connector:
+class _ConnectorMixin:
     """Mixed into both; vLLM's own constructors make the parts that are replaced here."""
 
     parts: tuple[type, type]
@@ -323,11 +327,11 @@ class _Connector:
             raise ValueError("expected decode_context_parallel_size 1")
         nixl.NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
         of_scheduler, of_worker = self.parts
-        made = vllm_config, self.engine_id, kv_cache_config  # type: ignore[attr-defined]
+        arguments = vllm_config, self.engine_id, kv_cache_config  # type: ignore[attr-defined]
         if role is KVConnectorRole.SCHEDULER:
-            self.connector_scheduler = of_scheduler(*made)
+            self.connector_scheduler = of_scheduler(*arguments)
         else:
-            self.connector_worker = of_worker(*made)
+            self.connector_worker = of_worker(*arguments)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         self.connector_worker.leave(finished_req_ids)
@@ -343,13 +347,13 @@ class _Connector:
         return KvStats(data=data) if data is not None else KvStats()
 
 
-class NixlConnector(_Connector, nixl.NixlPullConnector):  # type: ignore[misc]  # no types
+class NixlConnector(_ConnectorMixin, nixl.NixlPullConnector):  # type: ignore[misc]  # no types
     """Decode engines read."""
 
     parts = PullScheduler, PullWorker
 
 
-class NixlPushConnector(_Connector, nixl.NixlPushConnector):  # type: ignore[misc]  # no types
+class NixlPushConnector(_ConnectorMixin, nixl.NixlPushConnector):  # type: ignore[misc]  # no types
     """Prefill engines write."""
 
     parts = PushScheduler, PushWorker
@@ -364,7 +368,7 @@ class KvRelease:
         Blocks that are being written to a peer are freed by the write's end.
         """
         connector = _worker()
-        with _writing:
+        with _write_lock:
             if connector._reqs_to_send.get(engine_request_id) is None:  # noqa: SLF001  # no call
                 return False
             if engine_request_id in getattr(connector, "_sending_transfers", ()):
@@ -388,8 +392,8 @@ class KvRelease:
 
     def unsent_kv(self, engine_request_ids: Sequence[str]) -> list[str]:
         """Which of these have blocks that no peer has yet."""
-        kept = _worker()._reqs_to_process  # noqa: SLF001  # there is no call for it
-        return [name for name in engine_request_ids if name in kept]
+        active_ids = _worker()._reqs_to_process  # noqa: SLF001  # there is no call for it
+        return [name for name in engine_request_ids if name in active_ids]
 
 
 def _worker() -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from schemas.errors import EngineFailed, KvUnavailable
 from schemas.log.clock import wall_ms
 from workers.llm.engine import Output
-from workers.llm.stop_strings import decided
+from workers.llm.stop_strings import certain_text
 from workers.llm.vllm.handover import Handover, Releases
 from workers.llm.vllm.receive import Receiver
 from workers.llm.vllm.runs import VllmRun
@@ -41,23 +41,21 @@ class KvEndings:
             failed = EngineFailed(f"{name}: vLLM ended it with {reason!r}")
             return replace(output, finish_reason="error", error=failed.to_wire())
         if run.hands_over and (run.job.is_paired or reason == "length"):
-            return self._handed_over(run, output, kv_params)
+            return self._hand_over(run, output, kv_params)
         kv = None
         if kv_params and not run.hands_over and self._receiver.keeps_now:
             tokens = [*run.job.prompt_tokens, *run.tokens]
-            kv = self._handover.kept(name, kv_params, tokens, wall_ms())
+            kv = self._handover.answer_handle(name, kv_params, tokens, wall_ms())
         if kv_params and kv is None:  # nobody will ask for it; vLLM holds it all the same
             self._releases.begin(str(kv_params.get("remote_request_id", "")))
         return replace(output, kv=kv)
 
-    def _handed_over(
-        self, run: VllmRun, output: Output, kv_params: dict[str, Any] | None
-    ) -> Output:
+    def _hand_over(self, run: VllmRun, output: Output, kv_params: dict[str, Any] | None) -> Output:
         job = run.job
         if not kv_params:
             error = KvUnavailable(f"{job.request_id}: prefill ended without a KV handle")
             return replace(output, finish_reason="error", error=error.to_wire())
-        text = decided(output.text, job.sampling)
+        text = certain_text(output.text, job.sampling)
         if self._settings.kv_transfer == "push":
             lease_ms = self._settings.kv_lease_s * 1_000 - self._settings.handle_margin_ms
             self._writes.begin(
@@ -73,6 +71,6 @@ class KvEndings:
 
     def quarantine(self, run: VllmRun) -> None:
         """A peer may still write into the blocks of a run that ended without a token."""
-        if run.awaited_ms and not run.begun:
+        if run.awaited_ms and not run.has_begun:
             until_ms = run.awaited_ms + self._settings.handle_margin_ms
-            self._releases.later(run.job.request_id, (until_ms - wall_ms()) / 1_000)
+            self._releases.begin_later(run.job.request_id, (until_ms - wall_ms()) / 1_000)

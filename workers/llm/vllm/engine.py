@@ -45,7 +45,7 @@ from workers.llm.vllm.check import HandleGate, job_problem, rest_of
 from workers.llm.vllm.endings import KvEndings
 from workers.llm.vllm.handover import Handover, Releases
 from workers.llm.vllm.receive import Receiver
-from workers.llm.vllm.runs import Mailbox, Runs, VllmRun
+from workers.llm.vllm.runs import ActiveRuns, Mailbox, VllmRun
 from workers.llm.vllm.settings import VllmSettings
 from workers.llm.vllm.writes import Writes
 
@@ -83,7 +83,7 @@ class VllmEngine:
         self._releases = Releases(launched.llm)
         self._writes = Writes(launched.llm, launched.meter, handover, self._releases, self._put)
         self._endings = KvEndings(settings, handover, self._receiver, self._releases, self._writes)
-        self._runs = Runs(
+        self._runs = ActiveRuns(
             running_max=settings.running_max,
             first_token_timeout_s=settings.first_token_timeout_ms / 1_000,
             progress_timeout_s=settings.progress_timeout_ms / 1_000,
@@ -109,12 +109,12 @@ class VllmEngine:
             raise
 
     def add(self, job: Job) -> None:
-        name, over, job = job.request_id, job.over(self._launched.end_ids), rest_of(job)
+        name, end, job = job.request_id, job.early_end(self._launched.end_ids), rest_of(job)
         if name in self._runs.active or name in self._writes:  # delivered twice; one will answer
             log.warning("request %s: already here", name)
             return
-        if over is not None:
-            self._put(over)
+        if end is not None:
+            self._put(end)
             return
         max_tokens = min(
             job.sampling.max_tokens, self.capability.max_model_len - len(job.prompt_tokens)
@@ -126,7 +126,7 @@ class VllmEngine:
         if error is not None:
             self._put(Output.failed(name, error))
             return
-        if job.said:
+        if job.prior_tokens:
             run.repeated_chars = repeated_chars(self._decoder(job), job.prompt_tokens)
         self._receiver.prepare(run, now_ms)
         self._runs.add(run, now_s)
@@ -135,7 +135,7 @@ class VllmEngine:
         run.task = self._loop.create_task(self._serve(run))
 
     def _problem(self, run: VllmRun, now_ms: int) -> TriviumError | None:
-        job, known = run.job, self.capability.orchestrations
+        job, orchestrations = run.job, self.capability.orchestrations
         error = self._dead or job_problem(
             job, max_model_len=self.capability.max_model_len, vocab_size=self._launched.vocab_size
         )
@@ -143,10 +143,10 @@ class VllmEngine:
             return error
         if run.hands_over and not self._launched.has_transfer:
             return KvUnavailable(f"{job.request_id}: this engine has no KV transfer")
-        if job.is_paired and job.orchestration not in known:
-            expected = " or ".join(known) or "none"
-            found = job.orchestration.value
-            return KvUnavailable(f"{job.request_id}: expected {expected}, found {found}")
+        if job.is_paired and job.orchestration not in orchestrations:
+            expected = " or ".join(orchestrations) or "none"
+            orchestration = job.orchestration.value
+            return KvUnavailable(f"{job.request_id}: expected {expected}, found {orchestration}")
         if run.hands_over and job.kv_target is not None:
             try:
                 self._receiver.gate.check_target(job, now_ms)
@@ -167,7 +167,7 @@ class VllmEngine:
         if run is not None:
             self._end(run, Output(request_id=request_id, finish_reason="abort"))
         self._writes.abort(request_id)
-        self._releases.begin(self._handover.taken_back(request_id))
+        self._releases.begin(self._handover.take_back(request_id))
 
     def texts(self, before: Sequence[int], output: Output) -> list[str]:
         decode = self._llm.get_tokenizer().decode
@@ -183,32 +183,34 @@ class VllmEngine:
         """How to find a peer engine's `Capability.nixl_metadata`, say in the fleet."""
         self._receiver.peer_metadata = peer_metadata
 
-    def saw_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
+    def observe_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
         """The fleet knows this worker in this epoch; KV of an earlier one is refused."""
-        self._receiver.gate.saw(worker_id, epoch)
+        self._receiver.gate.observe_epoch(worker_id, epoch)
 
-    def begin_life(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """Its worker has lost its lease and joined again; what it held was aborted."""
-        self._handover.begin_life(epoch)
+        self._handover.begin_epoch(epoch)
 
     def load(self) -> EngineLoad:
         figures, runs = self._meter.figures, self._runs
-        begun = sum(run.begun for run in runs)
-        held = self._handover.held(wall_ms(), figures.kv_usage)
-        is_idle = not (runs.active or held or self._writes.paired or self._releases.quarantined)
+        running = sum(run.has_begun for run in runs)
+        handle_count = self._handover.count_handles(wall_ms(), figures.kv_usage)
+        is_idle = not (
+            runs.active or handle_count or self._writes.paired_count or self._releases.quarantined
+        )
         usage = 0.0 if is_idle else figures.kv_usage
         counts = self._receiver.counts
         return EngineLoad(
-            running=begun + self._writes.paired,
-            waiting=len(runs.active) - begun,
-            queued_tokens=sum(len(run.job.prompt_tokens) for run in runs if not run.begun),
+            running=running + self._writes.paired_count,
+            waiting=len(runs.active) - running,
+            queued_tokens=sum(len(run.job.prompt_tokens) for run in runs if not run.has_begun),
             prefill_tokens_per_s=figures.prefill_tokens_per_s,
             step_ms=figures.step_ms,
             kv_blocks_used=round(usage * self._launched.kv_blocks),
             kv_blocks_total=self._launched.kv_blocks,
             kv_bytes_sent=figures.kv_bytes_sent,
             kv_bytes_received=figures.kv_bytes_received + counts["written_bytes"],
-            kv_handles_held=held,
+            kv_handles_held=handle_count,
             tokens_total=self._counts["tokens"],
             extra={
                 "kv_handles_total": self._handover.total,
@@ -293,7 +295,7 @@ class VllmEngine:
     def _take(self, run: VllmRun, result: Any) -> None:
         job, part, now_s = run.job, result.outputs[0], time.monotonic()
         kv_bytes, transfer_ms, missed = 0, 0.0, None
-        if not run.begun:
+        if not run.has_begun:
             self._runs.begin(run, now_s)
             kv_bytes, transfer_ms = self._receiver.arrival(run, result.num_cached_tokens or 0)
             if run.missed is not None and job.phase is WorkPhase.DECODE:
@@ -327,7 +329,7 @@ class VllmEngine:
     def _allocated(self, name: str, blocks: Sequence[int], tokens: int) -> None:
         """A job has its blocks, into which a peer is to write."""
         run = self._runs.active.get(name)
-        if run is not None and not run.begun and run.awaited_ms:
+        if run is not None and not run.has_begun and run.awaited_ms:
             target = self._handover.target(run.job, blocks, tokens, run.awaited_ms)
             self._put(Output(request_id=name, kv=target, cached_tokens=tokens))
 
@@ -366,7 +368,7 @@ class VllmEngine:
         self._endings.quarantine(run)
         self._meter.prefills.pop(run.job.request_id, None)
         self._meter.missed.pop(run.job.request_id, None)
-        if not any(other.source for other in self._runs):
+        if not any(run.source for run in self._runs):
             self._meter.reads.clear()  # of requests that were aborted before their first token
         if run.deadline is not None:
             run.deadline.cancel()

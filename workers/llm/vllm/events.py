@@ -70,8 +70,12 @@ class Translation:
     def __init__(self, block_log: BlockLog, blocks_max: int) -> None:
         self._log, self._blocks_max = block_log, blocks_max
         self._next = 0
-        self._held: dict[Name, tuple[int, int]] = {}  # our hash, and the position of its end
-        self._gone: dict[Name, tuple[int, int]] = {}  # a block may follow one that is gone
+        self._cached_blocks: dict[
+            Name, tuple[int, int]
+        ] = {}  # our hash, and the position of its end
+        self._evicted_blocks: dict[
+            Name, tuple[int, int]
+        ] = {}  # a block may follow one that is gone
         self._copies: Counter[Name] = Counter()  # of held blocks, beyond the first
         self.gaps = 0
 
@@ -99,53 +103,53 @@ class Translation:
         previous, position = salt, 0
         if event.parent_block_hash is not None:
             parent = event.parent_block_hash
-            found = self._held.get(parent) or self._gone.get(parent)
-            if found is None:
+            parent_block = self._cached_blocks.get(parent) or self._evicted_blocks.get(parent)
+            if parent_block is None:
                 return
-            previous, position = found
+            previous, position = parent_block
         for number, name in enumerate(event.block_hashes):
             tokens = event.token_ids[number * size : (number + 1) * size]
             previous = extend(previous, tokens, position)
             position += size
-            self._gone.pop(name, None)
-            if name in self._held:
+            self._evicted_blocks.pop(name, None)
+            if name in self._cached_blocks:
                 self._copies[name] += 1  # requests that ran at once filled a block each
-            self._held[name] = previous, position
-            self._log.stored((previous,))
-        while len(self._held) > self._blocks_max:
-            self._retire(next(iter(self._held)))
+            self._cached_blocks[name] = previous, position
+            self._log.add((previous,))
+        while len(self._cached_blocks) > self._blocks_max:
+            self._retire(next(iter(self._cached_blocks)))
 
     def _remove(self, event: BlockRemoved) -> None:
         if _is_ours(event):
             for name in event.block_hashes:
                 if self._copies[name] > 0:
                     self._copies[name] -= 1
-                elif name in self._held:
+                elif name in self._cached_blocks:
                     self._retire(name)
 
     def _retire(self, name: Name) -> None:
-        known = self._held.pop(name)
+        block = self._cached_blocks.pop(name)
         del self._copies[name]
-        self._log.removed((known[0],))
-        self._gone[name] = known
-        if len(self._gone) > self._blocks_max:
-            del self._gone[next(iter(self._gone))]
+        self._log.discard((block[0],))
+        self._evicted_blocks[name] = block
+        if len(self._evicted_blocks) > self._blocks_max:
+            del self._evicted_blocks[next(iter(self._evicted_blocks))]
 
     def _clear(self) -> None:
-        self._gone |= self._held
-        self._held.clear()
+        self._evicted_blocks |= self._cached_blocks
+        self._cached_blocks.clear()
         self._copies.clear()
-        while len(self._gone) > self._blocks_max:
-            del self._gone[next(iter(self._gone))]
-        self._log.cleared()
+        while len(self._evicted_blocks) > self._blocks_max:
+            del self._evicted_blocks[next(iter(self._evicted_blocks))]
+        self._log.clear()
 
 
 def _salt_of(event: BlockStored) -> int | None:
     """Of the scope that shares the blocks, which vLLM calls their cache salt: it stands beside the
     first block of a prompt. None for what is no plain text.
     """
-    first, *others = event.extra_keys or (None,)
-    if any(others):
+    first, *rest = event.extra_keys or (None,)
+    if any(rest):
         return None
     if not first:
         return 0

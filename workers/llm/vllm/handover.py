@@ -15,7 +15,7 @@ from typing import Any
 
 from schemas.records import Capability, KvHandle
 from workers.llm.engine import Job
-from workers.llm.vllm.check import marked
+from workers.llm.vllm.check import add_mark
 from workers.llm.vllm.settings import VllmSettings
 
 _TRIES, _PAUSE_S = 5, 0.05
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Pinned:
+class PinnedKv:
     """KV of one prompt or conversation."""
 
     engine_request_id: str
@@ -38,7 +38,7 @@ class Handover:
     ) -> None:
         self._settings, self._capability = settings, capability
         self._worker_id, self._worker_epoch = worker_id, worker_epoch
-        self._held: dict[str, Pinned] = {}
+        self._pins: dict[str, PinnedKv] = {}
         self.total = 0
 
     def handle(
@@ -46,9 +46,9 @@ class Handover:
     ) -> KvHandle:
         """The handle for what vLLM returned with a finished prefill of this prompt."""
         lease_ms = self._settings.kv_lease_s * 1_000
-        return self._made(request_id, marked(params, prompt), now_ms, lease_ms)
+        return self._make_handle(request_id, add_mark(params, prompt), now_ms, lease_ms)
 
-    def kept(
+    def answer_handle(
         self, request_id: str, params: dict[str, Any], tokens: Sequence[int], now_ms: int
     ) -> KvHandle | None:
         """The handle for a finished answer; `tokens` are the prompt's and its own.
@@ -59,8 +59,10 @@ class Handover:
         blocks = len(params["remote_block_ids"][0])
         if not 0 < count <= len(tokens) or blocks != -(-count // block_size):
             return None
-        named = marked(params, tokens[:count])
-        return self._made(request_id, named, now_ms, self._settings.keep_decoded_kv_ms)
+        marked_params = add_mark(params, tokens[:count])
+        return self._make_handle(
+            request_id, marked_params, now_ms, self._settings.keep_decoded_kv_ms
+        )
 
     def target(
         self, job: Job, block_ids: Sequence[int], tokens: int, expires_at_ms: int
@@ -77,16 +79,16 @@ class Handover:
             block_size=self._capability.block_size,
             block_ids=tuple(block_ids),
             expires_at_ms=expires_at_ms,
-            params=json.dumps(marked({}, job.prompt_tokens[:tokens])).encode(),
+            params=json.dumps(add_mark({}, job.prompt_tokens[:tokens])).encode(),
         )
 
-    def _made(
+    def _make_handle(
         self, request_id: str, params: dict[str, Any], now_ms: int, lease_ms: int
     ) -> KvHandle:
         lease_ends_ms = now_ms + lease_ms
         engine_request_id = str(params["remote_request_id"])
         self._prune(now_ms)
-        self._held[request_id] = Pinned(engine_request_id, lease_ends_ms)
+        self._pins[request_id] = PinnedKv(engine_request_id, lease_ends_ms)
         self.total += 1
         return KvHandle(
             worker_id=self._worker_id,
@@ -100,26 +102,26 @@ class Handover:
             params=json.dumps(params).encode(),
         )
 
-    def begin_life(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """Handles are of this epoch from now on."""
         self._worker_epoch = epoch
 
-    def taken_back(self, request_id: str) -> str:
+    def take_back(self, request_id: str) -> str:
         """The engine's id of what is held for a request, which is no longer; "" if nothing is."""
-        held = self._held.pop(request_id, None)
-        return held.engine_request_id if held else ""
+        pin = self._pins.pop(request_id, None)
+        return pin.engine_request_id if pin else ""
 
-    def held(self, now_ms: int, kv_usage: float) -> int:
+    def count_handles(self, now_ms: int, kv_usage: float) -> int:
         """How many handles may still be read, at most."""
         if not kv_usage:
-            self._held.clear()
+            self._pins.clear()
         self._prune(now_ms)
-        return len(self._held)
+        return len(self._pins)
 
     def _prune(self, now_ms: int) -> None:
-        ended = [name for name, held in self._held.items() if held.lease_ends_ms <= now_ms]
-        for name in ended:
-            del self._held[name]
+        expired_ids = [name for name, pin in self._pins.items() if pin.lease_ends_ms <= now_ms]
+        for name in expired_ids:
+            del self._pins[name]
 
 
 class Releases:
@@ -135,7 +137,7 @@ class Releases:
         if engine_request_id:
             self._start("release_kv", engine_request_id)
 
-    def later(self, request_id: str, delay_s: float) -> None:
+    def begin_later(self, request_id: str, delay_s: float) -> None:
         """Free blocks of an ended request that a peer may still write until then."""
         if request_id not in self._timers:
             timer = self._loop.call_later(max(0.0, delay_s), self._give_up, request_id)
@@ -165,10 +167,10 @@ class Releases:
     async def _release(self, method: str, name: str) -> None:
         for _ in range(_TRIES):  # the compute process knows of it one step after the last output
             try:
-                found = await self._llm.collective_rpc(method, args=(name,))
+                results = await self._llm.collective_rpc(method, args=(name,))
             except Exception as error:
                 log.warning("%s: KV not released: %r", name, error)
                 return
-            if any(found):
+            if any(results):
                 return
             await asyncio.sleep(_PAUSE_S)

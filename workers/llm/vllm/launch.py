@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Launched:
+class LaunchedEngine:
     """A running engine and what the adapter needs to know of it."""
 
     llm: Any
@@ -66,7 +66,7 @@ class Launched:
 
 def launch(
     settings: VllmSettings, model: ModelSettings, *, engine_id: str, has_transfer: bool
-) -> Launched:
+) -> LaunchedEngine:
     """Start the engine's processes; returns when they are ready."""
     meter = Meter()
     # For this user alone, and gone with the engine: vLLM leaves its sockets where they are.
@@ -76,7 +76,7 @@ def launch(
         with _environment:  # else it may be another engine's
             variables = environment(settings, side_channel_port=port if has_transfer else 0)
         variables["VLLM_RPC_BASE_PATH"] = sockets.name
-        llm = _constructed(args, settings, meter, variables)
+        llm = _construct_llm(args, settings, meter, variables)
     meter.listen(llm.output_processor)
     config = llm.vllm_config
     capability = Capability(
@@ -92,7 +92,7 @@ def launch(
         tensor_parallel=config.parallel_config.tensor_parallel_size,
         kv_bytes_per_token=_bytes_per_token(config),
     )
-    return Launched(
+    return LaunchedEngine(
         llm=llm,
         meter=meter,
         capability=capability,
@@ -152,45 +152,45 @@ def engine_args(
 
 
 def _connector_config(settings: VllmSettings) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    config: dict[str, Any] = {
         "kv_lease_duration": settings.kv_lease_s,
         TRIES_MAX: settings.transfer_tries_max,
         RETRY_MS: settings.transfer_retry_ms,
     }
     if settings.keep_decoded_kv_ms:
-        found["bidirectional_kv_xfer"] = True
-        found["decoder_kv_blocks_ttl"] = settings.keep_decoded_kv_ms / 1_000
-    return found
+        config["bidirectional_kv_xfer"] = True
+        config["decoder_kv_blocks_ttl"] = settings.keep_decoded_kv_ms / 1_000
+    return config
 
 
 def environment(settings: VllmSettings, *, side_channel_port: int) -> dict[str, str]:
     """Variables where vLLM has no argument for it; port 0 where no KV moves."""
-    found = {
+    variables = {
         **preload.SILENT,
         OWNER_VARIABLE: str(os.getpid()),
         NICE_VARIABLE: str(settings.nice),
         **ucx_variables(settings.kv_devices),
     }
     for name, value in _UNLESS_SET.items():
-        found[name] = os.environ.get(name, value)
+        variables[name] = os.environ.get(name, value)
     if settings.cpu_bind:
-        found[BIND_VARIABLE] = settings.cpu_bind
+        variables[BIND_VARIABLE] = settings.cpu_bind
     if settings.spin_ms >= 0:
-        found[SPIN_VARIABLE] = str(settings.spin_ms)
+        variables[SPIN_VARIABLE] = str(settings.spin_ms)
     if current_platform.is_cpu():
-        found |= preload.eager(settings)
+        variables |= preload.eager(settings)
     if side_channel_port:
-        found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
-        found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(side_channel_port)
-    return found
+        variables["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
+        variables["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(side_channel_port)
+    return variables
 
 
-def end(launched: Launched, timeout_s: float) -> None:
+def end(launched: LaunchedEngine, timeout_s: float) -> None:
     """Stop the engine's processes; those that do not go in time are killed."""
     launched.llm.shutdown(timeout=timeout_s)
 
 
-def forget(launched: Launched) -> None:
+def forget(launched: LaunchedEngine) -> None:
     """Drop what is left in this process after `end`; on the event loop, whose sockets these are."""
     resources = launched.llm.engine_core.resources
     if "output_queue_task" in vars(resources):  # else no request ever came, and it was done
@@ -209,7 +209,7 @@ def _engine_config(args: AsyncEngineArgs, settings: VllmSettings) -> VllmConfig:
     return config
 
 
-def _constructed(
+def _construct_llm(
     args: AsyncEngineArgs, settings: VllmSettings, meter: Meter, variables: Mapping[str, str]
 ) -> Any:
     """Run the constructor in a thread of its own, and hold the environment until it has spawned.
@@ -221,10 +221,10 @@ def _constructed(
 
     def construct() -> None:
         try:
-            made = _engine_config(args, settings)
+            config = _engine_config(args, settings)
             quiet = args.disable_log_stats
             result.append(
-                AsyncLLM.from_vllm_config(made, stat_loggers=loggers, disable_log_stats=quiet)
+                AsyncLLM.from_vllm_config(config, stat_loggers=loggers, disable_log_stats=quiet)
             )
         except BaseException as error:  # raised again where it was asked for
             result.append(error)
@@ -261,10 +261,10 @@ def _bytes_per_token(config: Any) -> int:
 
 def _end_ids(processor: Any) -> frozenset[int]:
     """The tokens at which vLLM ends an answer by itself."""
-    found = processor.generation_config_fields.get("eos_token_id") or ()
-    own = processor.renderer.get_eos_token_id()
-    ids = {found} if isinstance(found, int) else {*found}
-    return frozenset(ids if own is None else ids | {own})
+    config_ids = processor.generation_config_fields.get("eos_token_id") or ()
+    tokenizer_id = processor.renderer.get_eos_token_id()
+    ids = {config_ids} if isinstance(config_ids, int) else {*config_ids}
+    return frozenset(ids if tokenizer_id is None else ids | {tokenizer_id})
 
 
 def _peer_metadata(config: Any, variables: Mapping[str, str]) -> bytes:

@@ -242,15 +242,15 @@ def keeping_draws(sample: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(sample)
     def sample_keeping(self: Any, *args: Any, **kwargs: Any) -> Any:
-        batch, kept = self.input_batch, dict[int, Any]()
+        batch, generators = self.input_batch, dict[int, Any]()
         dropped = self.discard_request_mask.np[: batch.num_reqs]
         for row in list(batch.generators):
             if row < len(dropped) and dropped[row]:
-                kept[row] = batch.generators.pop(row)
+                generators[row] = batch.generators.pop(row)
         try:
             return sample(self, *args, **kwargs)
         finally:
-            batch.generators.update(kept)
+            batch.generators.update(generators)
 
     sample_keeping.keeps = True  # type: ignore[attr-defined]  # marks the replacement
     return sample_keeping
@@ -265,7 +265,7 @@ def fork_children() -> None:
 
     for starter in (utils, multiproc_executor):
         assert callable(starter.get_mp_context)
-        starter.get_mp_context = forks.Context
+        starter.get_mp_context = forks.ForkContext
 
 
 def watch(owner_pid: int) -> None:

@@ -47,15 +47,15 @@ def is_on_cpu() -> bool:
 
 def environment(environ: Mapping[str, str], settings: VllmSettings) -> dict[str, str]:
     """The environment of processes with this one, as vLLM will have made it."""
-    found = {**UNLESS_SET, **environ, **SILENT, **_OF_VLLM, **eager(settings)}
-    found["NUMEXPR_MAX_THREADS"] = str(len(os.sched_getaffinity(0)))
-    preloaded = [found.get("LD_PRELOAD", ""), _library("torch", "lib/libgomp*.so*")]
+    variables = {**UNLESS_SET, **environ, **SILENT, **_OF_VLLM, **eager(settings)}
+    variables["NUMEXPR_MAX_THREADS"] = str(len(os.sched_getaffinity(0)))
+    preloaded = [variables.get("LD_PRELOAD", ""), _library("torch", "lib/libgomp*.so*")]
     if "libgomp" in preloaded[0]:
         preloaded.pop()
-    found["LD_PRELOAD"] = ":".join(
+    variables["LD_PRELOAD"] = ":".join(
         filter(None, [_library("vllm", "libs/libtcmalloc*"), *preloaded])
     )
-    return found
+    return variables
 
 
 def _library(package: str, pattern: str) -> str:

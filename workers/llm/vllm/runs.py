@@ -37,7 +37,7 @@ class VllmRun:
     missed: TriviumError | None = None  # why it does not have that
     awaited_ms: int = 0  # until when a peer may write KV into its blocks; 0: none does
     tokens: list[int] = field(default_factory=list)  # generated, where its KV is to be kept
-    begun: bool = False
+    has_begun: bool = False
     cached_tokens: int = 0
     task: asyncio.Task[None] | None = None
     deadline: asyncio.TimerHandle | None = None
@@ -51,7 +51,7 @@ class VllmRun:
 
 
 @dataclass(slots=True)
-class Runs:
+class ActiveRuns:
     """Active runs in order of arrival."""
 
     running_max: int
@@ -76,7 +76,7 @@ class Runs:
 
     def begin(self, run: VllmRun, now_s: float) -> None:
         """Its first token came."""
-        run.begun = True
+        run.has_begun = True
         self._move(run, now_s)
 
     def remove(self, run: VllmRun, now_s: float) -> None:
@@ -86,11 +86,11 @@ class Runs:
 
     def _move(self, run: VllmRun, now_s: float) -> None:
         """The queue moved for all that came after this run."""
-        for other in reversed(self.active.values()):
-            if other is run:
+        for later_run in reversed(self.active.values()):
+            if later_run is run:
                 return
-            if not other.begun:
-                other.clock_s = now_s
+            if not later_run.has_begun:
+                later_run.clock_s = now_s
 
     def stalled(
         self, now_s: float, reported_s: float, kv_usage: float
@@ -101,19 +101,21 @@ class Runs:
         silence_s = now_s - max(reported_s, self.since_s)
         if silence_s >= self.progress_timeout_s:
             return [(run, f"the engine was silent for {silence_s:.1f} s") for run in self]
-        found = []
+        failures = []
         quiet_s = now_s - max(self.token_s, self.since_s)
         if quiet_s >= self.progress_timeout_s:
-            found += [(run, f"no token for {quiet_s:.1f} s") for run in self if run.begun]
+            failures += [(run, f"no token for {quiet_s:.1f} s") for run in self if run.has_begun]
         for older, run in enumerate(self):
-            if run.begun:
+            if run.has_begun:
                 continue
             if older >= self.running_max or kv_usage > _KV_FULL or run.awaited_ms:
                 run.clock_s = now_s
             waited_s = now_s - run.clock_s
             if waited_s >= self.first_token_timeout_s:
-                found.append((run, f"no first token in {waited_s:.1f} s with nothing in the way"))
-        return found
+                failures.append(
+                    (run, f"no first token in {waited_s:.1f} s with nothing in the way")
+                )
+        return failures
 
 
 class Mailbox:
@@ -134,19 +136,19 @@ class Mailbox:
         outputs, self._outputs = self._outputs, []
         merged: dict[str, Output] = {}
         for output in outputs:
-            known = merged.get(output.request_id)
-            if known is None:
+            previous = merged.get(output.request_id)
+            if previous is None:
                 merged[output.request_id] = output
-            elif known.finish_reason or any(
+            elif previous.finish_reason or any(
                 later.request_id == output.request_id for later in self._outputs
             ):
                 self._outputs.append(output)
             else:
-                merged[output.request_id] = _joined(known, output)
+                merged[output.request_id] = _join_outputs(previous, output)
         return list(merged.values())
 
 
-def _joined(first: Output, second: Output) -> Output:
+def _join_outputs(first: Output, second: Output) -> Output:
     return replace(
         second,
         token_ids=(*first.token_ids, *second.token_ids),

@@ -14,7 +14,7 @@ _ORCHESTRATIONS = {
     "pull": (Orchestration.PREFILL_FIRST,),
     "push": (Orchestration.PREFILL_FIRST, Orchestration.DECODE_FIRST, Orchestration.CONCURRENT),
 }
-_KEEP_LEAST_MS = 5_000  # vLLM reads nothing that expires sooner
+_KEEP_MIN_MS = 5_000  # vLLM reads nothing that expires sooner
 CPU_STEP_TOKENS = 256  # under a second; vLLM's 2 048 take seconds, and no prompt sooner is ready
 
 
@@ -68,14 +68,14 @@ class VllmSettings:
 
     def step_tokens_max(self, *, is_cpu: bool) -> int:
         """Of one step, at least a token of each request; 0 for vLLM's own."""
-        wanted = self.step_tokens or (CPU_STEP_TOKENS if is_cpu else 0)
-        return max(wanted, self.running_max) if wanted else 0
+        step_tokens = self.step_tokens or (CPU_STEP_TOKENS if is_cpu else 0)
+        return max(step_tokens, self.running_max) if step_tokens else 0
 
     def _check_keeping(self) -> None:
-        least = max(_KEEP_LEAST_MS, self.handle_margin_ms)
-        if self.keep_decoded_kv_ms <= least:
+        limit_ms = max(_KEEP_MIN_MS, self.handle_margin_ms)
+        if self.keep_decoded_kv_ms <= limit_ms:
             raise ConfigError(
-                f"vllm.keep_decoded_kv_ms: expected 0 or more than {least} ms, "
+                f"vllm.keep_decoded_kv_ms: expected 0 or more than {limit_ms} ms, "
                 f"found {self.keep_decoded_kv_ms} ms"
             )
         if self.kv_transfer != "pull":
@@ -91,11 +91,11 @@ class VllmSettings:
     def extra_args(self) -> dict[str, Any]:
         """`extra`, read."""
         try:
-            found = json.loads(self.extra)
+            arguments = json.loads(self.extra)
         except ValueError as error:
             raise ConfigError(
                 f"vllm.extra: expected a JSON object, found {self.extra!r}"
             ) from error
-        if not isinstance(found, dict):
+        if not isinstance(arguments, dict):
             raise ConfigError(f"vllm.extra: expected a JSON object, found {self.extra!r}")
-        return found
+        return arguments

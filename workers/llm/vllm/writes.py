@@ -42,18 +42,18 @@ class Writes:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, PendingWrite] = {}
         self._asking: asyncio.Task[None] | None = None
-        self._heard = False
-        meter.heard = self._look
+        self._has_news = False
+        meter.heard = self._on_transfers
 
     def __contains__(self, request_id: str) -> bool:
         """Whether a paired job waits for its write."""
-        found = self._waiting.get(request_id)
-        return found is not None and found.is_paired
+        write = self._waiting.get(request_id)
+        return write is not None and write.is_paired
 
     @property
-    def paired(self) -> int:
+    def paired_count(self) -> int:
         """How many paired jobs wait for their write."""
-        return sum(each.is_paired for each in self._waiting.values())
+        return sum(write.is_paired for write in self._waiting.values())
 
     def begin(
         self, request_id: str, engine_request_id: str, *, is_paired: bool, limit_s: float
@@ -62,13 +62,13 @@ class Writes:
         self._forget(request_id)
         limit = self._loop.call_later(max(0.0, limit_s), self._give_up, request_id)
         self._waiting[request_id] = PendingWrite(engine_request_id, is_paired, limit)
-        self._look()  # the write may have ended already
+        self._on_transfers()  # the write may have ended already
 
     def abort(self, request_id: str) -> None:
         """The job is given up."""
-        found = self._forget(request_id)
-        if found is not None and found.is_paired:
-            self._releases.begin(found.engine_request_id)
+        write = self._forget(request_id)
+        if write is not None and write.is_paired:
+            self._releases.begin(write.engine_request_id)
             self._put(Output(request_id=request_id, finish_reason="abort"))
 
     def cancel(self) -> None:
@@ -79,39 +79,41 @@ class Writes:
             self._asking.cancel()
 
     def _forget(self, request_id: str) -> PendingWrite | None:
-        found = self._waiting.pop(request_id, None)
-        if found is not None:
-            found.limit.cancel()
-        return found
+        write = self._waiting.pop(request_id, None)
+        if write is not None:
+            write.limit.cancel()
+        return write
 
-    def _look(self) -> None:
+    def _on_transfers(self) -> None:
         """Some write ended: find out whose."""
-        self._heard = True
+        self._has_news = True
         if self._waiting and (self._asking is None or self._asking.done()):
             self._asking = self._loop.create_task(self._ask())
 
     async def _ask(self) -> None:
-        while self._heard and self._waiting:
-            self._heard = False
-            asked = {each.engine_request_id: name for name, each in self._waiting.items()}
+        while self._has_news and self._waiting:
+            self._has_news = False
+            request_ids = {write.engine_request_id: name for name, write in self._waiting.items()}
             try:
-                answers = await self._llm.collective_rpc("unsent_kv", args=(list(asked),))
+                answers = await self._llm.collective_rpc("unsent_kv", args=(list(request_ids),))
             except Exception as error:
                 log.warning("writes of KV: %r", error)
                 return
-            for engine_request_id in asked.keys() - {name for each in answers for name in each}:
-                self._written(asked[engine_request_id])
+            for engine_request_id in request_ids.keys() - {
+                name for names in answers for name in names
+            }:
+                self._finish(request_ids[engine_request_id])
 
-    def _written(self, request_id: str) -> None:
-        found = self._forget(request_id)
-        if found is None:  # given up meanwhile
+    def _finish(self, request_id: str) -> None:
+        write = self._forget(request_id)
+        if write is None:  # given up meanwhile
             return
-        self._handover.taken_back(request_id)
+        self._handover.take_back(request_id)
         transfers = self._meter.writes
         transfer = transfers.popleft() if transfers else None
         if not self._waiting:
             transfers.clear()  # of prompts that were given up
-        if found.is_paired:
+        if write.is_paired:
             output = Output(
                 request_id=request_id,
                 finish_reason="handover",
@@ -121,8 +123,8 @@ class Writes:
             self._put(output)
 
     def _give_up(self, request_id: str) -> None:
-        found = self._forget(request_id)
-        if found is not None and found.is_paired:
-            self._releases.begin(found.engine_request_id)
+        write = self._forget(request_id)
+        if write is not None and write.is_paired:
+            self._releases.begin(write.engine_request_id)
             late = KvUnavailable(f"{request_id}: its decode engine took no KV in time")
             self._put(Output.failed(request_id, late))

@@ -276,7 +276,7 @@ class SearchScheduler:
     def _drop_expired(self, plan: Plan, now_ms: float) -> None:
         """End what waited past its deadline; put what cannot meet it any more behind the others."""
         if self.queues.deadlines.next_ms() <= now_ms:
-            for late in self.queues.deadlines.passed(now_ms):
+            for late in self.queues.deadlines.pop_expired(now_ms):
                 self.queues.mark_left(late)
                 plan.dropped.append((late, Drop.DEADLINE_PASSED))
         while self.queues.counts[_PREFILL]:

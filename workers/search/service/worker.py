@@ -30,7 +30,7 @@ from schemas.records import (
 )
 from schemas.settings import LogSettings
 from workers import tasks
-from workers.agent_life import AgentLife
+from workers.agent_life import AgentSession
 from workers.search.cuda.batch import BatchSettings, sizes_up_to
 from workers.search.engine import backend
 from workers.search.engine.engine import EngineSettings, SearchEngine
@@ -145,7 +145,7 @@ class RetrievalWorker:
         prefix = self._log_settings.topic_prefix
         add_agents(app, prefix, "retrieval", tuple(TOPICS), self._intake)
         follow_rebalances(app, prefix, self)
-        self._life = AgentLife(
+        self._life = AgentSession(
             settings=self._log_settings, membership=self.membership, producer=self._producer,
             app=app, intake=self._intake, give_up=self._intake.cancel,
             drain_timeout_ms=self._settings.drain_timeout_ms,
@@ -166,7 +166,7 @@ class RetrievalWorker:
         self._begin()
         try:
             await self._join()
-            if not await self._life.tasks.until(tasks.unless(stop, self._load())):
+            if not await self._life.tasks.until(tasks.run_unless(stop, self._load())):
                 return
             self._serve()
             await self._life.tasks.until(stop.wait())

@@ -58,8 +58,8 @@ async def searched(
         )
         while asks:
             ask = asks.pop()
-            hear(probing.found(found(ask, *finds(ask)), (), wall_ms()))
+            hear(probing.take_result(found(ask, *finds(ask)), (), wall_ms()))
         while records:
             result.records.append(record := records.pop())
-            hear(probing.written(record, wall_ms()))
+            hear(probing.record_written(record, wall_ms()))
     return result

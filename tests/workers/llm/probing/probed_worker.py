@@ -47,12 +47,12 @@ class Probed(WorkerInMemory):
     ) -> None:
         self.now_ms += after_ms
         record = found(self.asks[-1], *passages, **more)
-        self.held.step(self.probing.found(record, seeds, self.now_ms), self.now_ms)
+        self.held.step(self.probing.take_result(record, seeds, self.now_ms), self.now_ms)
 
     def write(self, after_ms: int = 0) -> None:
         """The last record is in the log."""
         self.now_ms += after_ms
-        self.held.step(self.probing.written(self.records[-1], self.now_ms), self.now_ms)
+        self.held.step(self.probing.record_written(self.records[-1], self.now_ms), self.now_ms)
 
     def wake(self, after_ms: int) -> None:
         self.now_ms += after_ms

@@ -139,7 +139,7 @@ def test_an_answer_to_an_earlier_search_is_none_to_this_one() -> None:
     worker.write()
     worker.say(14, 15)
     assert worker.asks[1].probe == 2
-    worker.held.step(worker.probing.found(late, (), worker.now_ms), worker.now_ms)
+    worker.held.step(worker.probing.take_result(late, (), worker.now_ms), worker.now_ms)
     worker.say(16, 17, 18)
     assert len(worker.records) == 1 and len(worker.engine.jobs) == 1
 

@@ -118,11 +118,11 @@ class Run:
             assert ask.probe not in self._before, "asked again"
             name = f"p{ask.probe}"
             passages = [passage(name, 500 + ask.probe, 600)] if what == 3 else []
-            self.hear(self.probing.found(found(ask, *passages), (), self.now_ms))
+            self.hear(self.probing.take_result(found(ask, *passages), (), self.now_ms))
         elif what == 5 and self.unwritten:
             record = self.unwritten.pop(0)
             self.written.append(record)
-            self.hear(self.probing.written(record, self.now_ms))
+            self.hear(self.probing.record_written(record, self.now_ms))
         elif what == 6:
             self.hear(self.probing.wake(self.now_ms))
 

@@ -11,28 +11,39 @@ import pytest
 from schemas.records import Probing
 from tests.workers.llm.probing import own_triggers
 from workers.llm.probing import triggers
-from workers.llm.probing.triggers import GROUP, Every, Seen, Uncertain, installed, trigger_of
+from workers.llm.probing.triggers import (
+    GROUP,
+    Every,
+    TriggerInput,
+    Uncertain,
+    installed_triggers,
+    trigger_of,
+)
 
 ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(autouse=True)
 def looked_up_anew() -> Iterator[None]:
-    installed.cache_clear()
+    installed_triggers.cache_clear()
     yield
-    installed.cache_clear()
+    installed_triggers.cache_clear()
 
 
-def seen(tokens: int, text: str) -> Seen:
-    return Seen(tokens=tokens, asked_tokens=0, text=text, logprobs=())
+def seen(tokens: int, text: str) -> TriggerInput:
+    return TriggerInput(tokens=tokens, asked_tokens=0, text=text, logprobs=())
 
 
 def test_the_built_in_ones_use_the_same_door() -> None:
     """(issue 30, 3)"""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert [*installed()] == [*project["entry-points"][GROUP]] == ["every", "sentence", "uncertain"]
+    assert (
+        [*installed_triggers()]
+        == [*project["entry-points"][GROUP]]
+        == ["every", "sentence", "uncertain"]
+    )
     assert trigger_of(Probing(trigger="uncertain")).wants_logprobs
-    assert installed()["uncertain"] is Uncertain
+    assert installed_triggers()["uncertain"] is Uncertain
 
 
 def test_what_the_page_shows_is_found_when_it_is_installed(
@@ -40,7 +51,7 @@ def test_what_the_page_shows_is_found_when_it_is_installed(
 ) -> None:
     """As a package, by its name (issue 30, 3)."""
     monkeypatch.syspath_prepend(own_triggers.install(tmp_path))
-    assert [*installed()] == ["every", "sentence", "uncertain", own_triggers.NAME]
+    assert [*installed_triggers()] == ["every", "sentence", "uncertain", own_triggers.NAME]
     trigger = trigger_of(Probing(trigger=own_triggers.NAME, every=4))
     said = [(3, "it might"), (4, "it"), (4, "so it might"), (9, "it is so")]
     assert [trigger.asks(seen(*each)) for each in said] == [False, False, True, False]
@@ -66,7 +77,7 @@ def test_what_cannot_be_loaded_is_left_out(
 ) -> None:
     """And nothing else with it (issue 30, 3)."""
     entry(monkeypatch, broken=value, fine="workers.llm.probing.triggers:Every")
-    assert [*installed()] == ["fine"]
+    assert [*installed_triggers()] == ["fine"]
     assert "trigger broken is left out: " in caplog.text and why in caplog.text
 
 
@@ -76,7 +87,7 @@ def test_a_name_is_taken_once_and_bounded(
     """As many as a registration may name (issue 30, 3)."""
     kind = "workers.llm.probing.triggers:Every"
     entry(monkeypatch, **{f"t{n:02}": kind for n in range(65)}, **{"x" * 65: kind})
-    assert [*installed()] == [f"t{n:02}" for n in range(64)]
+    assert [*installed_triggers()] == [f"t{n:02}" for n in range(64)]
     assert "trigger t64 of" in caplog.text and f"trigger {'x' * 64} of" in caplog.text
 
 
@@ -93,11 +104,11 @@ class Careless:
         if self.where == at:
             raise ZeroDivisionError(at)
 
-    def asks(self, seen: Seen) -> bool:
+    def asks(self, progress: TriggerInput) -> bool:
         self._fail("asks")
         return True
 
-    def is_place(self, seen: Seen) -> bool:
+    def is_place(self, progress: TriggerInput) -> bool:
         self._fail("is_place")
         return False
 

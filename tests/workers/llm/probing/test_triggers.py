@@ -3,11 +3,11 @@
 import pytest
 
 from schemas.records import Probing
-from workers.llm.probing.triggers import Every, Seen, SentenceEnd, Uncertain
+from workers.llm.probing.triggers import Every, SentenceEnd, TriggerInput, Uncertain
 
 
-def seen(tokens: int, text: str = "", *logprobs: float, asked_tokens: int = 0) -> Seen:
-    return Seen(tokens=tokens, asked_tokens=asked_tokens, text=text, logprobs=logprobs)
+def seen(tokens: int, text: str = "", *logprobs: float, asked_tokens: int = 0) -> TriggerInput:
+    return TriggerInput(tokens=tokens, asked_tokens=asked_tokens, text=text, logprobs=logprobs)
 
 
 def test_every_so_many_tokens() -> None:

@@ -34,7 +34,7 @@ def drawn(
         min_tokens=0,
         seed=seed,
         ignore_end=True,
-        said=said,
+        prior_tokens=said,
     )
     batch.join(row)
     picks = []

@@ -58,9 +58,9 @@ def test_least_recently_used_is_evicted_first_and_tails_before_heads() -> None:
         manager.close(table)
     manager.close(opened(manager, [1, 2], 2, 2))  # used again: now the younger one
     opened(manager, [], 1, 1)
-    assert manager.matched([3, 4]) == manager.matched([3])
-    assert len(manager.matched([3, 4])) == 1
-    assert len(manager.matched([1, 2])) == 2
+    assert manager.find_prefix([3, 4]) == manager.find_prefix([3])
+    assert len(manager.find_prefix([3, 4])) == 1
+    assert len(manager.find_prefix([1, 2])) == 2
     assert manager.evictions_total == 1
 
 

@@ -228,7 +228,7 @@ def test_seen_later_epoch_refuses_the_earlier_one() -> None:
         await handed_over(new, consumer, prompt(40, 1))
         answer = await answered(consumer, job(tokens, kv=kv))
         assert answer.error_code == "stale_epoch"
-        consumer.saw_worker("producer", 3, "engine-later")
+        consumer.observe_worker("producer", 3, "engine-later")
         again = await prefilled(new, tokens)
         assert (await answered(consumer, job(tokens, kv=again))).error_code == "stale_epoch"
         for engine in (old, new, consumer):

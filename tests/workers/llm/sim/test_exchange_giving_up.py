@@ -98,7 +98,7 @@ def test_peer_of_a_later_life_is_not_written_to(orchestration: Orchestration) ->
         first, second = await started(orchestration, producer, consumer, prompt(50))
         producer.add(first)
         assert first.kv_target is not None
-        producer.saw_worker(first.kv_target.worker_id, 2, "engine-of-its-next-life")
+        producer.observe_worker(first.kv_target.worker_id, 2, "engine-of-its-next-life")
         (prefilled,) = await collected(producer, first, add=False)
         assert prefilled.last.error is not None
         assert "expected epoch 2" in prefilled.last.error.message
@@ -121,9 +121,9 @@ def test_decode_whose_peer_is_replaced_ends_at_once(orchestration: Orchestration
         await producer.close()
         assert second.kv is not None
         for epoch in (1, 2):  # of a worker that has nothing to do with it
-            consumer.saw_worker("another", epoch, f"engine-of-another-{epoch}")
+            consumer.observe_worker("another", epoch, f"engine-of-another-{epoch}")
         assert consumer.load().extra["awaiting"] == 1
-        consumer.saw_worker(second.kv.worker_id, 2, "engine-of-its-next-life")
+        consumer.observe_worker(second.kv.worker_id, 2, "engine-of-its-next-life")
         (decoded,) = await collected(consumer, second, add=False)
         assert decoded.error_code == "kv_unavailable"
         assert consumer.blocks.used == 4  # nobody can say what the lost one still does

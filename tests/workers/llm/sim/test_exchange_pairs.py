@@ -251,7 +251,7 @@ def test_peers_are_connected_when_they_are_discovered() -> None:
         for engine in (producer, consumer, plain):
             cards[engine.capability.engine_id] = engine.capability.nixl_metadata
         for engine in (producer, plain):
-            engine.saw_worker("worker", 1, consumer.capability.engine_id)
+            engine.observe_worker("worker", 1, consumer.capability.engine_id)
         await until(lambda: len(transfer_of(producer).moved) == 1)
         (move,) = transfer_of(producer).moved
         assert (move.engine_id, move.notice) == (consumer.capability.engine_id, b"")
@@ -267,10 +267,10 @@ def test_block_log_names_what_the_prefix_cache_holds() -> None:
         tokens = prompt(50)
         _, decoded = await paired(producer, consumer, tokens, CONCURRENT, max_tokens=40)
         whole = [*tokens, *decoded.token_ids]
-        assert consumer.block_log.held() == chain(whole, 16).tolist()[:5]
-        assert producer.block_log.held() == chain(tokens, 16).tolist()
+        assert consumer.block_log.snapshot() == chain(whole, 16).tolist()[:5]
+        assert producer.block_log.snapshot() == chain(tokens, 16).tolist()
         drop_prefix_cache(consumer.blocks)
-        assert consumer.block_log.held() == []
+        assert consumer.block_log.snapshot() == []
         await closed(producer, consumer)
 
     run_virtual(main())

@@ -30,7 +30,7 @@ async def test_handles_are_of_the_present_life_and_those_before_keep_their_block
         epochs = []
         for epoch in (0, 77):
             if epoch:
-                engine.begin_life(epoch)
+                engine.begin_epoch(epoch)
             kv = (await answered(engine, job(prompt(40, epoch), PREFILL))).last.kv
             assert kv is not None
             epochs.append(kv.worker_epoch)
@@ -43,7 +43,7 @@ async def test_handles_are_of_the_present_life_and_those_before_keep_their_block
 def test_an_engine_that_begins_another_life_is_news() -> None:
     """What it was doing is over, though the engine is the same (issue 10, 4)."""
     rules, worker = HandleRules(32), TARGET.worker_id
-    assert rules.saw(worker, TARGET.worker_epoch, "engine") == ""
-    assert rules.saw(worker, TARGET.worker_epoch, "engine") is None
-    assert rules.saw(worker, TARGET.worker_epoch + 1, "engine") == "engine"
+    assert rules.observe_epoch(worker, TARGET.worker_epoch, "engine") == ""
+    assert rules.observe_epoch(worker, TARGET.worker_epoch, "engine") is None
+    assert rules.observe_epoch(worker, TARGET.worker_epoch + 1, "engine") == "engine"
     assert isinstance(rules.use_target(TARGET, 64, 0), StaleEpoch)

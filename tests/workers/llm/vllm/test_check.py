@@ -18,7 +18,7 @@ from tests.workers.llm.vllm.handles import (
     handle,
     kept_handle,
 )
-from workers.llm.vllm.check import HandleGate, checked_params, job_problem, prefix_mark, rest_of
+from workers.llm.vllm.check import HandleGate, check_params, job_problem, prefix_mark, rest_of
 
 
 def test_a_good_handle_passes_once() -> None:
@@ -30,7 +30,7 @@ def test_a_good_handle_passes_once() -> None:
 
 
 def test_unknown_parameters_are_dropped() -> None:
-    assert "_p_side_truncated" not in checked_params(handle(params={"_p_side_truncated": True}))
+    assert "_p_side_truncated" not in check_params(handle(params={"_p_side_truncated": True}))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_own_kv_is_not_fetched() -> None:
 
 def test_kv_of_an_earlier_life_is_refused() -> None:
     one = gate()
-    one.saw("prefill-0", 6)
+    one.observe_epoch("prefill-0", 6)
     with pytest.raises(StaleEpoch, match="expected epoch 6"):
         one.use(handle(), PROMPT, now_ms=0)
     one.use(handle(worker_epoch=6), PROMPT, now_ms=0)

@@ -38,7 +38,7 @@ class Cache:
         self.number += 1
 
     def held(self) -> set[int]:
-        return set(self.log.held())
+        return set(self.log.snapshot())
 
 
 def prompt(tokens: int, salt: int = 0) -> list[int]:
@@ -73,14 +73,14 @@ def test_blocks_get_the_names_that_routers_compute() -> None:
     cache.tell(stored(tokens[:40]))
     cache.tell(stored(tokens, first=2))
     assert cache.held() == expected(tokens)
-    assert cache.log.held() == chain(tokens, SIZE).tolist()
+    assert cache.log.snapshot() == chain(tokens, SIZE).tolist()
 
 
 def test_blocks_of_a_scope_get_its_names() -> None:
     """vLLM tells its salt beside a prompt's first block (issue 28, 12)."""
     cache, tokens = Cache(), prompt(64)
     cache.tell(stored(tokens[:32], extra_keys=[("ada",), None]), stored(tokens, first=2))
-    assert cache.log.held() == chain(tokens, SIZE, salt_of("ada")).tolist()
+    assert cache.log.snapshot() == chain(tokens, SIZE, salt_of("ada")).tolist()
     for extra_keys in ([(("image", 0),), None], [("ada", "x"), None], [None, ("ada",)]):
         other = Cache()
         other.tell(stored(tokens[:32], extra_keys=extra_keys))
@@ -150,7 +150,7 @@ def test_names_are_bounded() -> None:
     for salt in range(6):
         cache.tell(stored(prompt(32, salt)))
     assert len(cache.held()) == 3
-    assert len(cache.translation._held) == len(cache.translation._gone) == 3
+    assert len(cache.translation._cached_blocks) == len(cache.translation._evicted_blocks) == 3
 
 
 async def test_a_handshake_before_anybody_waits_leaves_no_open_socket(

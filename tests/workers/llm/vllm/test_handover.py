@@ -27,12 +27,12 @@ def test_handles_expire_before_the_lease_and_are_counted() -> None:
         gate().use(made, [*PROMPT[:-1], 0], now_ms=25_999)
     assert gate().use(made, PROMPT, now_ms=25_999)
     handover.handle("r2", {**PARAMS, "remote_request_id": "r2-00000000"}, PROMPT, now_ms=2_000)
-    assert handover.held(30_999, kv_usage=0.1) == 2
-    assert handover.held(31_000, kv_usage=0.1) == 1
-    assert handover.taken_back("r2") == "r2-00000000"
-    assert handover.taken_back("r2") == ""
+    assert handover.count_handles(30_999, kv_usage=0.1) == 2
+    assert handover.count_handles(31_000, kv_usage=0.1) == 1
+    assert handover.take_back("r2") == "r2-00000000"
+    assert handover.take_back("r2") == ""
     handover.handle("r3", PARAMS, PROMPT, now_ms=3_000)
-    assert handover.held(3_001, kv_usage=0.0) == 0  # all memory is free, so it was read
+    assert handover.count_handles(3_001, kv_usage=0.0) == 0  # all memory is free, so it was read
     assert handover.total == 3
 
 
@@ -54,11 +54,14 @@ def test_a_conversation_is_kept_for_its_next_turn() -> None:
         "remote_blocks_expiry_time": 3.5,
     }
     tokens = [*range(41)]
-    kept = handover.kept("r1", returned, tokens, now_ms=1_000)
+    kept = handover.answer_handle("r1", returned, tokens, now_ms=1_000)
     assert kept is not None
     assert (kept.tokens, kept.expires_at_ms) == (40, 5_000)
     assert gate().use_kept(kept, [*tokens, 1, 2], now_ms=4_999)
-    assert handover.held(9_999, kv_usage=0.1) == 1
-    assert handover.held(10_000, kv_usage=0.1) == 0
-    assert handover.kept("r2", returned, tokens[:39], now_ms=0) is None
-    assert handover.kept("r3", {**returned, "remote_block_ids": [[1]]}, tokens, now_ms=0) is None
+    assert handover.count_handles(9_999, kv_usage=0.1) == 1
+    assert handover.count_handles(10_000, kv_usage=0.1) == 0
+    assert handover.answer_handle("r2", returned, tokens[:39], now_ms=0) is None
+    assert (
+        handover.answer_handle("r3", {**returned, "remote_block_ids": [[1]]}, tokens, now_ms=0)
+        is None
+    )

@@ -5,12 +5,12 @@ import pytest
 from schemas.records import WireError
 from tests.workers.llm.engines import job
 from workers.llm.engine import Output
-from workers.llm.vllm.runs import Mailbox, Runs, VllmRun
+from workers.llm.vllm.runs import ActiveRuns, Mailbox, VllmRun
 
 
-def runs(count: int, *, running_max: int = 4) -> tuple[Runs, list[VllmRun]]:
+def runs(count: int, *, running_max: int = 4) -> tuple[ActiveRuns, list[VllmRun]]:
     """Runs that all came at 0 s; 30 s to the first token, 10 s between."""
-    table = Runs(running_max=running_max, first_token_timeout_s=30, progress_timeout_s=10)
+    table = ActiveRuns(running_max=running_max, first_token_timeout_s=30, progress_timeout_s=10)
     found = [VllmRun(job([1]), max_tokens=8, hands_over=False, clock_s=0.0) for _ in range(count)]
     for run in found:
         table.add(run, 0.0)

@@ -37,10 +37,10 @@ _UNREADABLE = (
 _OBJECT = '{"type": "object", "minProperties": 1}'
 
 
-def drawn_text(structured: Structured, seed: int) -> str:
+def draw_text(structured: Structured, seed: int) -> str:
     """A text that keeps the form; raises InvalidRequest where this engine finds none."""
     try:
-        text = _drawn(structured, random.Random(seed))
+        text = _draw(structured, random.Random(seed))
         text.encode()
     except _UNREADABLE as error:
         what = f"{type(error).__name__}: {str(error)[:200]}"
@@ -50,23 +50,23 @@ def drawn_text(structured: Structured, seed: int) -> str:
     return text
 
 
-def _drawn(structured: Structured, rng: random.Random) -> str:
+def _draw(structured: Structured, rng: random.Random) -> str:
     match structured.kind:
         case StructuredKind.CHOICE:
             return str(rng.choice(json.loads(structured.value)))
         case StructuredKind.REGEX:
             return pattern.draw(structured.value, rng)
         case StructuredKind.JSON_OBJECT:
-            return _of_schema(_OBJECT, rng)
+            return _draw_value(_OBJECT, rng)
         case StructuredKind.JSON_SCHEMA:
-            return _of_schema(structured.value, rng)
+            return _draw_value(structured.value, rng)
     raise InvalidRequest(
         f"response_format: the simulated engine knows no form {structured.kind}; leave it out, or "
         "start workers with --engine vllm"
     )
 
 
-def _of_schema(text: str, rng: random.Random) -> str:
+def _draw_value(text: str, rng: random.Random) -> str:
     schema, validator = _read(text)
     for _ in range(_TRIES):
         value = SchemaValues(schema, rng).draw()
@@ -76,11 +76,11 @@ def _of_schema(text: str, rng: random.Random) -> str:
 
 
 @lru_cache(maxsize=256)
-def _read(text: str) -> tuple[Any, "_Bounded"]:
-    return json.loads(text), _Bounded(text)
+def _read(text: str) -> tuple[Any, "_BoundedValidator"]:
+    return json.loads(text), _BoundedValidator(text)
 
 
-class _Bounded:
+class _BoundedValidator:
     """A validator that gives up after so many steps, asks nobody for references, and matches no
     patterns.
     """
@@ -95,22 +95,22 @@ class _Bounded:
         except SchemaError:
             kind = Draft7Validator
             kind.check_schema(schema)
-        self._left = 0
+        self._steps_left = 0
         counted = {
-            name: self._counted(check) if name not in _UNMATCHED else None
+            name: self._count_steps(check) if name not in _UNMATCHED else None
             for name, check in kind.VALIDATORS.items()
         }
         self._validator = extend(kind, counted)(schema, registry=Registry())
 
     def is_valid(self, value: Any) -> bool:
         """Whether it is; raises InvalidRequest where that takes too long."""
-        self._left = _STEPS_MAX
+        self._steps_left = _STEPS_MAX
         return bool(self._validator.is_valid(value))
 
-    def _counted(self, check: Any) -> Any:
+    def _count_steps(self, check: Any) -> Any:
         def bounded(*arguments: Any) -> Iterator[ValidationError]:
-            self._left -= 1
-            if self._left < 0:
+            self._steps_left -= 1
+            if self._steps_left < 0:
                 raise InvalidRequest("the simulated engine knows no schema as large as this one")
             return check(*arguments) or iter(())
 

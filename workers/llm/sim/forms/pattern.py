@@ -36,7 +36,7 @@ Part = tuple[Any, Any]
 def draw(pattern: str, rng: random.Random) -> str:
     """The text; raises InvalidRequest for what it does not know."""
     try:
-        parts = _parsed(pattern)
+        parts = _parse(pattern)
     except re.error as error:
         raise InvalidRequest(
             f"the simulated engine cannot read the pattern {pattern[:80]!r}: {error}"
@@ -49,7 +49,7 @@ def _kind_of(code: Any) -> str:
 
 
 @lru_cache(maxsize=256)
-def _parsed(pattern: str) -> Sequence[Part]:
+def _parse(pattern: str) -> Sequence[Part]:
     return list(parser.parse(pattern))
 
 
@@ -60,13 +60,13 @@ class _Drawing:
         self._rng = rng
         self._groups: dict[int, str] = {}
         self._chars = 0
-        self._ended = False  # `$` was passed: nothing may follow
+        self._is_over = False  # `$` was passed: nothing may follow
         self._parts: Mapping[str, Callable[[Any], str]] = {
             "literal": lambda code: self._say(chr(code)),
             "not_literal": lambda code: self._say(self._other_than({chr(code)})),
             "any": lambda _: self._say(rng.choice(_WORD)),
             "in": lambda choices: self._say(self._one_of(choices)),
-            "branch": lambda told: self.all_of(rng.choice(told[1])),
+            "branch": lambda argument: self.all_of(rng.choice(argument[1])),
             "subpattern": self._group,
             "atomic_group": self.all_of,
             "groupref": lambda number: self._say(self._groups.get(number, "")),
@@ -78,30 +78,30 @@ class _Drawing:
         """One part after the other."""
         return "".join([self._part(*part) for part in parts])
 
-    def _part(self, code: Any, told: Any) -> str:
+    def _part(self, code: Any, argument: Any) -> str:
         kind = _kind_of(code)
         if kind not in self._parts:
             raise InvalidRequest(f"the simulated engine draws no texts for `{kind}` in a pattern")
-        return self._parts[kind](told)
+        return self._parts[kind](argument)
 
     def _say(self, text: str) -> str:
         self._chars += len(text)
         if self._chars > CHARS_MAX:
             raise InvalidRequest(f"the simulated engine draws at most {CHARS_MAX} characters")
-        if text and self._ended:
+        if text and self._is_over:
             raise InvalidRequest("the simulated engine found something behind `$` in a pattern")
         return text
 
-    def _group(self, told: Any) -> str:
-        number, _, _, parts = told
+    def _group(self, argument: Any) -> str:
+        number, _, _, parts = argument
         text = self.all_of(parts)
         if number is not None:
             self._groups[number] = text
         return text
 
-    def _repeat(self, told: Any) -> str:
-        least, most, parts = told
-        count = least + self._rng.randint(0, min(int(most) - least, _MORE_MAX))
+    def _repeat(self, argument: Any) -> str:
+        repeat_min, repeat_max, parts = argument
+        count = repeat_min + self._rng.randint(0, min(int(repeat_max) - repeat_min, _MORE_MAX))
         texts = []
         for _ in range(count):
             texts.append(self.all_of(parts))
@@ -109,24 +109,26 @@ class _Drawing:
                 break
         return "".join(texts)
 
-    def _edge(self, told: Any) -> str:
-        edge = _EDGES.get(_kind_of(told))
+    def _edge(self, argument: Any) -> str:
+        edge = _EDGES.get(_kind_of(argument))
         if edge is None or (edge == "start" and self._chars):
-            raise InvalidRequest(f"the simulated engine draws no texts for `{_kind_of(told)}` here")
-        self._ended |= edge == "end"
+            raise InvalidRequest(
+                f"the simulated engine draws no texts for `{_kind_of(argument)}` here"
+            )
+        self._is_over |= edge == "end"
         return ""
 
     def _one_of(self, choices: Sequence[Part]) -> str:
         if _kind_of(choices[0][0]) == "negate":
-            refused = {char for char in _ANY if any(_holds(each, char) for each in choices[1:])}
+            refused = {char for char in _ANY if any(_holds(choice, char) for choice in choices[1:])}
             return self._other_than(refused)
-        code, told = self._rng.choice(choices)
+        code, argument = self._rng.choice(choices)
         match _kind_of(code):
             case "range":
-                return chr(self._rng.randint(*told))
+                return chr(self._rng.randint(*argument))
             case "category":
-                return self._rng.choice(_CATEGORIES[_kind_of(told)])
-        return chr(told)
+                return self._rng.choice(_CATEGORIES[_kind_of(argument)])
+        return chr(argument)
 
     def _other_than(self, refused: set[str]) -> str:
         allowed = [char for char in _ANY if char not in refused]
@@ -137,12 +139,12 @@ class _Drawing:
 
 def _holds(choice: Part, char: str) -> bool:
     """Whether a character is one of these."""
-    code, told = choice
+    code, argument = choice
     match _kind_of(code):
         case "range":
-            return bool(told[0] <= ord(char) <= told[1])
+            return bool(argument[0] <= ord(char) <= argument[1])
         case "category":
             escape = {"digit": r"\d", "word": r"\w", "space": r"\s"}
-            name = _kind_of(told).removeprefix("category_").removeprefix("not_")
-            return (re.match(escape[name], char) is None) is ("_not_" in _kind_of(told))
-    return bool(ord(char) == told)
+            name = _kind_of(argument).removeprefix("category_").removeprefix("not_")
+            return (re.match(escape[name], char) is None) is ("_not_" in _kind_of(argument))
+    return bool(ord(char) == argument)

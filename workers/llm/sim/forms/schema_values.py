@@ -44,7 +44,7 @@ class SchemaValues:
 
     def __init__(self, schema: Any, rng: random.Random) -> None:
         self._root, self._rng = schema, rng
-        self._left = VALUES_MAX
+        self._values_left = VALUES_MAX
         self._kinds: Mapping[str, Callable[[Mapping[str, Any], int], Any]] = {
             "object": self._object,
             "array": self._array,
@@ -60,7 +60,7 @@ class SchemaValues:
         return self._value(self._root, 0)
 
     def _value(self, schema: Any, depth: int) -> Any:
-        schema = self._flat(schema, depth)
+        schema = self._flatten(schema, depth)
         if "const" in schema:
             return schema["const"]
         if "enum" in schema:
@@ -72,20 +72,20 @@ class SchemaValues:
             kinds = next((_BY_KEYWORD[key] for key in schema if key in _BY_KEYWORD), "string")
         return self._kinds[kinds](schema, depth)
 
-    def _flat(self, schema: Any, depth: int) -> dict[str, Any]:
+    def _flatten(self, schema: Any, depth: int) -> dict[str, Any]:
         """Without references, branches and conjunctions."""
-        self._left -= 1
-        if self._left < 0 or schema is False:
+        self._values_left -= 1
+        if self._values_left < 0 or schema is False:
             _nothing("it" if schema is False else "so large a schema")
         if schema is True:
             return {}
         flat = {key: value for key, value in schema.items() if key not in _COMBINING}
         for reference in (schema[key] for key in ("$ref", "$dynamicRef") if key in schema):
-            flat = _merged(flat, self._flat(self._referred(reference), depth))
-        for each in schema.get("allOf", ()):
-            flat = _merged(flat, self._flat(each, depth))
+            flat = _merge(flat, self._flatten(self._resolve(reference), depth))
+        for part in schema.get("allOf", ()):
+            flat = _merge(flat, self._flatten(part, depth))
         for branches in (schema[key] for key in ("anyOf", "oneOf") if key in schema):
-            flat = _merged(flat, self._flat(self._branch(branches, depth), depth))
+            flat = _merge(flat, self._flatten(self._branch(branches, depth), depth))
         return flat
 
     def _branch(self, branches: Sequence[Any], depth: int) -> Any:
@@ -93,62 +93,66 @@ class SchemaValues:
             branches = sorted(branches, key=lambda branch: "$ref" in str(branch))[:1]
         return self._rng.choice(branches)
 
-    def _referred(self, reference: str) -> Any:
+    def _resolve(self, reference: str) -> Any:
         if not reference.startswith("#"):
             raise InvalidRequest(
                 f"the simulated engine follows references within a schema alone, found {reference}"
             )
-        found = self._root
+        target = self._root
         for step in reference[1:].split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
             try:
-                found = found[int(step)] if isinstance(found, list) else found[step]
+                target = target[int(step)] if isinstance(target, list) else target[step]
             except (KeyError, ValueError, IndexError, TypeError):
                 _nothing(reference)
-        return found
+        return target
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
-        known = schema.get("properties", {})
+        properties = schema.get("properties", {})
         required = schema.get("required", ())
-        others = schema.get("additionalProperties", True)
+        extra_schema = schema.get("additionalProperties", True)
         share = _OPTIONAL if depth < _DEPTH else 0.0
-        names = [name for name in known if name in required or self._rng.random() < share]
-        names += [name for name in required if name not in known]
-        least = schema.get("minProperties", 0 if known or others is False else 1)
-        for name in [name for name in known if name not in names][: max(0, least - len(names))]:
+        names = [name for name in properties if name in required or self._rng.random() < share]
+        names += [name for name in required if name not in properties]
+        count_min = schema.get("minProperties", 0 if properties or extra_schema is False else 1)
+        for name in [name for name in properties if name not in names][
+            : max(0, count_min - len(names))
+        ]:
             names.append(name)
-        while len(names) < least and others is not False:
+        while len(names) < count_min and extra_schema is not False:
             names.append(f"{self._rng.choice(WORDS)}_{len(names)}")
-        return {name: self._value(known.get(name, others), depth + 1) for name in names}
+        return {name: self._value(properties.get(name, extra_schema), depth + 1) for name in names}
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
         items = schema.get("items", True)
         firsts = schema.get("prefixItems", items if isinstance(items, list) else [])
-        others = schema.get("additionalItems", True) if isinstance(items, list) else items
-        least = schema.get("minItems", 0)
+        extra_schema = schema.get("additionalItems", True) if isinstance(items, list) else items
+        count_min = schema.get("minItems", 0)
         extra = self._rng.randint(0, _ITEMS) if depth < _DEPTH else 0
-        most = schema.get("maxItems", max(least, len(firsts)) + _ITEMS)
-        count = min(max(least, extra, len(firsts)), most, *[len(firsts)] * (others is False))
+        count_max = schema.get("maxItems", max(count_min, len(firsts)) + _ITEMS)
+        count = min(
+            max(count_min, extra, len(firsts)), count_max, *[len(firsts)] * (extra_schema is False)
+        )
         if count > VALUES_MAX:
             _nothing("so long an array")
-        drawn: list[Any] = []
+        values: list[Any] = []
         for place in range(count):
-            wanted = firsts[place] if place < len(firsts) else others
-            value = self._value(wanted, depth + 1)
-            if schema.get("uniqueItems") and value in drawn and place >= least:
+            item_schema = firsts[place] if place < len(firsts) else extra_schema
+            value = self._value(item_schema, depth + 1)
+            if schema.get("uniqueItems") and value in values and place >= count_min:
                 break
-            drawn.append(value)
-        return drawn
+            values.append(value)
+        return values
 
     def _string(self, schema: Mapping[str, Any], _: int) -> str:
         expression = schema.get("pattern") or _FORMATS.get(schema.get("format", ""))
         if expression:
             return pattern.draw(expression, self._rng)
-        least = int(schema.get("minLength", 1))
-        if least > pattern.CHARS_MAX:
+        length_min = int(schema.get("minLength", 1))
+        if length_min > pattern.CHARS_MAX:
             _nothing("so long a text")
         text = " ".join(self._rng.choice(WORDS) for _ in range(self._rng.randint(1, 4)))
-        while len(text) < least:
+        while len(text) < length_min:
             text += " " + self._rng.choice(WORDS)
         return text[: int(schema.get("maxLength", len(text)))]
 
@@ -158,23 +162,27 @@ class SchemaValues:
         if above is True or below is True:  # as draft 4 has it
             above, below = (low if above is True else None), (high if below is True else None)
         lows = [
-            each
-            for each in (low, None if above in (None, False) else above + step)
-            if each is not None
+            bound
+            for bound in (low, None if above in (None, False) else above + step)
+            if bound is not None
         ]
         highs = [
-            each
-            for each in (high, None if below in (None, False) else below - step)
-            if each is not None
+            bound
+            for bound in (high, None if below in (None, False) else below - step)
+            if bound is not None
         ]
-        least = max(lows) if lows else (min(highs) - _SPAN if highs else 0)
-        return least, min(highs) if highs else least + _SPAN
+        lower = max(lows) if lows else (min(highs) - _SPAN if highs else 0)
+        return lower, min(highs) if highs else lower + _SPAN
 
     def _integer(self, schema: Mapping[str, Any], _: int) -> int:
         step = schema.get("multipleOf", 1)
         low, high = self._bounds(schema, 1)
-        least, most = math.ceil(low / step), math.floor(high / step)
-        return int(self._rng.randint(least, most) * step) if least <= most else _nothing("a bound")
+        steps_min, steps_max = math.ceil(low / step), math.floor(high / step)
+        return (
+            int(self._rng.randint(steps_min, steps_max) * step)
+            if steps_min <= steps_max
+            else _nothing("a bound")
+        )
 
     def _number(self, schema: Mapping[str, Any], depth: int) -> float:
         if "multipleOf" in schema:
@@ -187,21 +195,22 @@ class SchemaValues:
 _COMBINING = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf")
 
 
-def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Both at once, where that can be said simply; the later one else."""
-    both = {**one, **other}
-    if "properties" in one and "properties" in other:
-        names = {**one["properties"], **other["properties"]}
-        shared = one["properties"].keys() & other["properties"].keys()
+    both = {**first, **second}
+    if "properties" in first and "properties" in second:
+        names = {**first["properties"], **second["properties"]}
+        shared = first["properties"].keys() & second["properties"].keys()
         both["properties"] = names | {
-            name: {"allOf": [one["properties"][name], other["properties"][name]]} for name in shared
+            name: {"allOf": [first["properties"][name], second["properties"][name]]}
+            for name in shared
         }
-    if "required" in one and "required" in other:
-        both["required"] = [*one["required"], *other["required"]]
+    if "required" in first and "required" in second:
+        both["required"] = [*first["required"], *second["required"]]
     for key, choose in (("minimum", max), ("minLength", max), ("minItems", max),
                         ("maximum", min), ("maxLength", min), ("maxItems", min)):  # fmt: skip
-        if key in one and key in other:
-            both[key] = choose(one[key], other[key])
+        if key in first and key in second:
+            both[key] = choose(first[key], second[key])
     return both
 
 

@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # s
 
 from schemas.errors import InvalidRequest
 from schemas.records import Structured, StructuredKind
-from workers.llm.sim.forms.form import drawn_text
+from workers.llm.sim.forms.form import draw_text
 
 ORDER: dict[str, Any] = {
     "type": "object",
@@ -68,22 +68,22 @@ def schema(value: Any) -> Structured:
 @pytest.mark.parametrize("each", SCHEMAS, ids=lambda each: json.dumps(each)[:60])
 def test_values_are_valid(each: Any) -> None:
     validator = Draft202012Validator(each)
-    texts = [drawn_text(schema(each), seed) for seed in range(200)]
+    texts = [draw_text(schema(each), seed) for seed in range(200)]
     assert [
         error.message for text in texts for error in validator.iter_errors(json.loads(text))
     ] == []
-    assert texts == [drawn_text(schema(each), seed) for seed in range(200)]
+    assert texts == [draw_text(schema(each), seed) for seed in range(200)]
 
 
 def test_seeds_differ() -> None:
-    assert len({drawn_text(schema(ORDER), seed) for seed in range(100)}) > 95
+    assert len({draw_text(schema(ORDER), seed) for seed in range(100)}) > 95
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_texts_match(pattern: str) -> None:
     form = Structured(kind=StructuredKind.REGEX, value=pattern)
     for seed in range(200):
-        assert re.fullmatch(pattern, drawn_text(form, seed))
+        assert re.fullmatch(pattern, draw_text(form, seed))
 
 
 @pytest.mark.parametrize("name", ["date", "time", "date-time", "email", "ipv4", "ipv6", "uuid"])
@@ -92,16 +92,16 @@ def test_formats_are_kept(name: str) -> None:
         {"format": name}, format_checker=Draft202012Validator.FORMAT_CHECKER
     )
     for seed in range(50):
-        text = drawn_text(schema({"type": "string", "format": name}), seed)
+        text = draw_text(schema({"type": "string", "format": name}), seed)
         assert kept.is_valid(json.loads(text)), text
 
 
 def test_choices_and_objects() -> None:
     choice = Structured(kind=StructuredKind.CHOICE, value='["red", "grün"]')
-    assert {drawn_text(choice, seed) for seed in range(50)} == {"red", "grün"}
+    assert {draw_text(choice, seed) for seed in range(50)} == {"red", "grün"}
     some = Structured(kind=StructuredKind.JSON_OBJECT, value="")
-    assert all(json.loads(drawn_text(some, seed)) for seed in range(50))
-    assert isinstance(json.loads(drawn_text(some, 1)), dict)
+    assert all(json.loads(draw_text(some, seed)) for seed in range(50))
+    assert isinstance(json.loads(draw_text(some, 1)), dict)
 
 
 EVIL = {"a": {"oneOf": [{"$ref": "#/$defs/b"}] * 9}, "b": {"oneOf": [{"$ref": "#/$defs/c"}] * 9},
@@ -128,7 +128,7 @@ EVIL = {"a": {"oneOf": [{"$ref": "#/$defs/b"}] * 9}, "b": {"oneOf": [{"$ref": "#
 )
 def test_schemas_without_a_value_are_refused(each: Any) -> None:
     with pytest.raises(InvalidRequest, match="simulated engine"):
-        drawn_text(schema(each), 1)
+        draw_text(schema(each), 1)
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_schemas_without_a_value_are_refused(each: Any) -> None:
 )
 def test_patterns_that_are_not_known_are_refused(pattern: str) -> None:
     with pytest.raises(InvalidRequest, match="simulated engine"):
-        drawn_text(Structured(kind=StructuredKind.REGEX, value=pattern), 1)
+        draw_text(Structured(kind=StructuredKind.REGEX, value=pattern), 1)
 
 
 def test_grammars_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="--engine vllm"):
-        drawn_text(Structured(kind=StructuredKind.GRAMMAR, value="root ::= 'a'"), 1)
+        draw_text(Structured(kind=StructuredKind.GRAMMAR, value="root ::= 'a'"), 1)
