@@ -68,13 +68,13 @@ def _encoder(name: str) -> Encode:
 
 
 def _expanded(name: str) -> str:
-    seen: set[str] = set()
+    expanded_names: set[str] = set()
 
     def expand(node: Any) -> Any:
         if isinstance(node, str) and node.startswith("trivium."):
-            if node in seen:
+            if node in expanded_names:
                 return node
-            seen.add(node)
+            expanded_names.add(node)
             return expand(json.loads(_texts()[node]))
         if isinstance(node, list):
             return [expand(item) for item in node]
@@ -101,8 +101,8 @@ def schema_fingerprint(schema: Schema | str) -> bytes:
 def marks() -> Mapping[str, bytes]:
     """Each record's fingerprint, from a file: to work them out takes longer than the rest of making
     a codec."""
-    kept = json.loads(MARKS_FILE.read_text())
-    return {name: bytes.fromhex(mark) for name, mark in kept.items()}
+    hex_marks = json.loads(MARKS_FILE.read_text())
+    return {name: bytes.fromhex(mark) for name, mark in hex_marks.items()}
 
 
 def unreadable_value(why: str) -> bytes:
@@ -211,13 +211,13 @@ class BoundedBytes:
     """
 
     def __init__(self, value: bytes, start: int, reads_max: int) -> None:
-        self._value, self._at, self._left = value, start, reads_max
+        self._value, self._at, self._reads_left = value, start, reads_max
         self._reads_max = reads_max
 
     def read(self, count: int) -> bytes:
         """The next bytes; raises RecordError where it was read too often."""
-        self._left -= 1
-        if self._left < 0:
+        self._reads_left -= 1
+        if self._reads_left < 0:
             raise RecordError(
                 f"expected fewer values: to read them takes more than {self._reads_max} steps"
             )
@@ -236,7 +236,7 @@ Key = typing.TypeVar("Key", bound=Hashable)
 Made = typing.TypeVar("Made")
 
 
-class _OnUse(dict[Key, Made]):
+class _LazyDict(dict[Key, Made]):
     """Makes what it is asked for, once; what cannot be made raises, and is not kept."""
 
     def __init__(self, make: Callable[[Key], Made]) -> None:
@@ -244,8 +244,8 @@ class _OnUse(dict[Key, Made]):
         self._make = make
 
     def __missing__(self, key: Key) -> Made:
-        self[key] = made = self._make(key)
-        return made
+        self[key] = value = self._make(key)
+        return value
 
 
 class Codec:
@@ -260,16 +260,16 @@ class Codec:
     def __init__(
         self, registry_ids: Mapping[str, int] | None = None, *, history: Path = HISTORY_DIR
     ) -> None:
-        self._parsed = _OnUse(schema_of)
-        self._bodies = _OnUse(_encoder)
-        self._from_plain = _OnUse[str, Convert](lambda name: _from_dict(getattr(records, name)))
+        self._parsed = _LazyDict(schema_of)
+        self._bodies = _LazyDict(_encoder)
+        self._from_plain = _LazyDict[str, Convert](lambda name: _from_dict(getattr(records, name)))
         self._headers = {name: SINGLE_OBJECT_MARKER + mark for name, mark in marks().items()}
         self._names = {mark: name for name, mark in marks().items()}
         self._older = {
             bytes.fromhex(path.suffixes[0][1:]): path.read_text() for path in history.glob("*.avsc")
         }
         _texts()  # those of this start
-        self._by_fingerprint = _OnUse(self._version)
+        self._by_fingerprint = _LazyDict(self._version)
         self._by_id: dict[int, tuple[str, Schema]] = {}
         for name, schema_id in (registry_ids or {}).items():
             self._headers[name] = struct.pack(">bI", CONFLUENT_MAGIC, schema_id)
@@ -324,10 +324,10 @@ class Codec:
             return *self._by_fingerprint[value[2:10]], 10
         if value[0] == CONFLUENT_MAGIC and len(value) >= 5:
             (schema_id,) = struct.unpack_from(">I", value, 1)
-            known = self._by_id.get(schema_id)
-            if known is None:
+            named_schema = self._by_id.get(schema_id)
+            if named_schema is None:
                 raise RecordError(f"unknown schema id {schema_id}")
-            return *known, 5
+            return *named_schema, 5
         raise RecordError(
             why_unreadable(value)
             or f"expected an Avro framing marker (c301 or 00), found {value[:2].hex()}"

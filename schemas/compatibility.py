@@ -46,14 +46,14 @@ def released_marks(path: Path = RELEASED_FILE) -> dict[str, str]:
 
 def older_versions(history: Path = HISTORY_DIR) -> dict[str, dict[str, Schema]]:
     """Every version in the history, by record and fingerprint."""
-    found: dict[str, dict[str, Schema]] = {}
+    versions: dict[str, dict[str, Schema]] = {}
     for path in sorted(history.glob("*.avsc")):
         name, mark, _ = path.name.split(".")
-        found.setdefault(name, {})[mark] = json.loads(path.read_text())
-    return found
+        versions.setdefault(name, {})[mark] = json.loads(path.read_text())
+    return versions
 
 
-def breaks(history: Path = HISTORY_DIR) -> Iterator[str]:
+def incompatibilities(history: Path = HISTORY_DIR) -> Iterator[str]:
     """Everything that would keep a record of a former version from being read."""
     current, older = current_marks(), older_versions(history)
     for name, mark in released_marks(history / RELEASED_FILE.name).items():

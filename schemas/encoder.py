@@ -25,11 +25,11 @@ def long_of(value: int) -> bytes:
     value = value.__int__()
     if not -_LONG_MAX <= value < _LONG_MAX:
         raise OverflowError(f"expected a number of 64 bits, found {value}")
-    left, parts = (value << 1) ^ (value >> 63), bytearray()
-    while left > 0x7F:
-        parts.append(left & 0x7F | 0x80)
-        left >>= 7
-    parts.append(left)
+    zigzag, parts = (value << 1) ^ (value >> 63), bytearray()
+    while zigzag > 0x7F:
+        parts.append(zigzag & 0x7F | 0x80)
+        zigzag >>= 7
+    parts.append(zigzag)
     return bytes(parts)
 
 
@@ -76,11 +76,11 @@ class _Source:
         self.functions: list[str] = []
         self._types: dict[str, Any] = {}
         self._records: dict[str, str] = {}
-        self._made = 0
+        self._name_count = 0
 
     def _new(self, kind: str) -> str:
-        self._made += 1
-        return f"{kind}_{self._made}"
+        self._name_count += 1
+        return f"{kind}_{self._name_count}"
 
     def bytes_of(self, node: Any, value: str) -> str:
         """An expression for the bytes of another one's value."""
@@ -129,7 +129,7 @@ class _Source:
         full = f"trivium.{node['name']}"
         if full not in self._records:
             self._types[full], self._records[full] = node, self._new("record")
-            parts = [self.bytes_of(each["type"], f"r.{each['name']}") for each in node["fields"]]
+            parts = [self.bytes_of(field["type"], f"r.{field['name']}") for field in node["fields"]]
             function = f"def {self._records[full]}(r):\n return b''.join([{', '.join(parts)}])"
             self.functions.append(function)
         return self._records[full]
@@ -140,5 +140,5 @@ def encoder_of(schema: Schema) -> Encode:
     source = _Source()
     name = source.record(schema)
     exec("\n".join(source.functions), source.names)
-    made: Encode = source.names[name]
-    return made
+    encode: Encode = source.names[name]
+    return encode

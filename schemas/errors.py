@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 MESSAGE_CHARS_MAX = 2_048  # of an error that travels
 
 
-class Fault(StrEnum):
+class FaultSource(StrEnum):
     """Whose fault an error is."""
 
     CLIENT = "client"
@@ -67,7 +67,7 @@ class Fault(StrEnum):
     US = "us"
 
 
-def clipped(message: str) -> str:
+def clip_message(message: str) -> str:
     """A message that may travel: what is longer than the limit ends in an ellipsis."""
     if len(message) <= MESSAGE_CHARS_MAX:
         return message
@@ -80,7 +80,7 @@ class TriviumError(Exception):
     code: ClassVar[str] = "internal_error"
     http_status: ClassVar[int] = 500
     retriable: ClassVar[bool] = False
-    fault: ClassVar[Fault] = Fault.US
+    fault: ClassVar[FaultSource] = FaultSource.US
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -94,13 +94,13 @@ class TriviumError(Exception):
         from schemas.records import WireError  # 100 classes, which no command's help needs
 
         message = self.message.encode(errors="backslashreplace").decode()
-        return WireError(code=self.code, message=clipped(message), retriable=self.retriable)
+        return WireError(code=self.code, message=clip_message(message), retriable=self.retriable)
 
 
 class ClientError(TriviumError):
     """The caller's fault; `param` names the field, if it is one's."""
 
-    code, http_status, fault = "client_error", 400, Fault.CLIENT
+    code, http_status, fault = "client_error", 400, FaultSource.CLIENT
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -209,7 +209,7 @@ class Cancelled(ClientError):
 class OverloadError(TriviumError):
     """Too much work for now."""
 
-    code, http_status, fault, retriable = "overloaded", 429, Fault.OVERLOAD, True
+    code, http_status, fault, retriable = "overloaded", 429, FaultSource.OVERLOAD, True
 
 
 class TooManyRequests(OverloadError):
@@ -233,7 +233,7 @@ class DeadlineExceeded(OverloadError):
 class WorkerError(TriviumError):
     """A worker or its engine failed."""
 
-    code, http_status, fault, retriable = "worker_error", 502, Fault.WORKER, True
+    code, http_status, fault, retriable = "worker_error", 502, FaultSource.WORKER, True
 
 
 class WorkerLost(WorkerError):
@@ -317,7 +317,7 @@ class RecordError(SystemFault):
 class RecordTooLarge(RecordError):
     """A record, or one that follows from it, would be more than the log takes."""
 
-    code, http_status, fault = "record_too_large", 413, Fault.CLIENT
+    code, http_status, fault = "record_too_large", 413, FaultSource.CLIENT
 
 
 class TopicError(SystemFault):
@@ -363,7 +363,7 @@ class ConfigError(SystemFault):
 
 
 def _tree(cls: type[TriviumError]) -> list[type[TriviumError]]:
-    return [cls, *(found for sub in cls.__subclasses__() for found in _tree(sub))]
+    return [cls, *(error_class for sub in cls.__subclasses__() for error_class in _tree(sub))]
 
 
 BY_CODE: dict[str, type[TriviumError]] = {cls.code: cls for cls in _tree(TriviumError)}

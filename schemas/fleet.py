@@ -35,7 +35,7 @@ DEAF_MS = 2 * HEARTBEAT_MS  # no record from anyone for so long: it is the reade
 SILENCE_MAX_MS = 30_000  # for longer no leader is missed: everybody had gone
 # Two workers whose clocks differ by more move no KV: when a handle ends is told across hosts.
 CLOCK_MARGIN_MS = 250
-WANTED_MS = 5_000  # between two words of how many workers are wanted; after three it is old
+SCALING_TARGET_MS = 5_000  # between two words of how many workers are wanted; after three it is old
 CLOCK_BEATS = 20  # of which the one that came fastest tells a member's clock
 
 _NEW_LOAD = Load()
@@ -72,12 +72,12 @@ class Member:
         fails = self.faults is not None and bool(self.faults.failing)
         return "failing" if fails and self.state is MemberState.READY else self.state.value
 
-    def lives(self, now_ms: int) -> bool:
+    def is_alive(self, now_ms: int) -> bool:
         """Heard of within the lease, and not gone."""
         return self.state is not MemberState.GONE and now_ms - self.seen_ms <= LEASE_MS
 
 
-class _Life:
+class _MemberClock:
     """What the broker's clock tells of one life of a member."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class _Life:
         self._beat_ms: int | None = None  # when its last heartbeat was appended
         self._ahead_ms: deque[int] = deque(maxlen=CLOCK_BEATS)
 
-    def logged(self, record: Registration | Heartbeat, logged_ms: int) -> None:
+    def note_logged(self, record: Registration | Heartbeat, logged_ms: int) -> None:
         """A record of this life was appended. After a lease without heartbeats it is over."""
         if self._beat_ms is not None and logged_ms - self._beat_ms > LEASE_MS:
             self.is_fenced = True
@@ -93,7 +93,7 @@ class _Life:
             self._beat_ms = logged_ms
             self._ahead_ms.append(record.at_ms - logged_ms)
 
-    def spare(self, from_ms: int, to_ms: int) -> None:
+    def extend(self, from_ms: int, to_ms: int) -> None:
         """The topic was silent meanwhile: a life that stood when that began has a whole lease
         after it."""
         if self._beat_ms is not None:
@@ -112,8 +112,8 @@ class FleetView:
 
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
-        self.wanted: Wanted | None = None  # the last word of whoever works it out
-        self._lives: dict[tuple[str, int], _Life] = {}
+        self.scaling_target: Wanted | None = None  # the last word of whoever works it out
+        self._clocks: dict[tuple[str, int], _MemberClock] = {}
         self._logged_ms = 0  # when the last record was appended
         self._heard_ms = 0  # and when it was heard here
 
@@ -130,12 +130,12 @@ class FleetView:
         fenced: it can say nothing any more, whatever it is. Returns False for such a record.
         """
         name = record.member_id, record.epoch
-        life = self._lives.get(name)
+        life = self._clocks.get(name)
         if life is None:
-            life = self._lives[name] = _Life()
+            life = self._clocks[name] = _MemberClock()
         if logged_ms is not None:
             self._listen(logged_ms, now_ms)
-            life.logged(record, logged_ms)
+            life.note_logged(record, logged_ms)
         if life.is_fenced:
             return False
         if isinstance(record, Registration):
@@ -150,24 +150,30 @@ class FleetView:
     def _listen(self, logged_ms: int, now_ms: int) -> None:
         """A record was appended then. If the topic was silent before, that ends nobody's lease."""
         if DEAF_MS < logged_ms - self._logged_ms <= SILENCE_MAX_MS:
-            for life in self._lives.values():
-                life.spare(self._logged_ms, logged_ms)
+            for life in self._clocks.values():
+                life.extend(self._logged_ms, logged_ms)
             for member in self.members.values():
                 if self._heard_ms - member.seen_ms <= LEASE_MS:
                     member.seen_ms = now_ms
         self._logged_ms, self._heard_ms = max(self._logged_ms, logged_ms), now_ms
 
     def _register(self, record: Registration, offset: int, now_ms: int) -> None:
-        known = self.members.get(record.member_id)
-        if known is not None and known.epoch > record.epoch:
+        old_member = self.members.get(record.member_id)
+        if old_member is not None and old_member.epoch > record.epoch:
             return
         member = Member(registration=record, seen_ms=now_ms)
         claims: dict[Lease, int] = {}
-        if known is not None and known.epoch == record.epoch:  # a role change keeps what is known
-            member.state, member.load, member.beat_seq = known.state, known.load, known.beat_seq
-            member.credits, claims = known.credits, known.claims
-            member.search, member.embedding = known.search, known.embedding
-            member.backlog, member.faults = known.backlog, known.faults
+        if (
+            old_member is not None and old_member.epoch == record.epoch
+        ):  # a role change keeps what is known
+            member.state, member.load, member.beat_seq = (
+                old_member.state,
+                old_member.load,
+                old_member.beat_seq,
+            )
+            member.credits, claims = old_member.credits, old_member.claims
+            member.search, member.embedding = old_member.search, old_member.embedding
+            member.backlog, member.faults = old_member.backlog, old_member.faults
         member.claims = {lease: claims.get(lease, offset) for lease in record.leases}
         self.members[record.member_id] = member
 
@@ -182,22 +188,22 @@ class FleetView:
         member.backlog, member.faults = record.backlog, record.faults
         member.credits = {(grant.router_id, grant.role): grant.credits for grant in record.grants}
 
-    def wanted_now(self, now_ms: int) -> Wanted | None:
+    def scaling_target_at(self, now_ms: int) -> Wanted | None:
         """How many workers are wanted, unless that was long ago."""
-        found = self.wanted
-        return None if found is None or now_ms - found.at_ms > 3 * WANTED_MS else found
+        target = self.scaling_target
+        return None if target is None or now_ms - target.at_ms > 3 * SCALING_TARGET_MS else target
 
-    def apart_ms(self, one: str, other: str) -> int:
+    def apart_ms(self, first: str, second: str) -> int:
         """By how much the clocks of two members differ; 0 while one of them is unknown."""
-        if one not in self.members or other not in self.members:
+        if first not in self.members or second not in self.members:
             return 0
-        return abs(self.members[one].ahead_ms - self.members[other].ahead_ms)
+        return abs(self.members[first].ahead_ms - self.members[second].ahead_ms)
 
     def living(self, kind: MemberKind, now_ms: int) -> Iterator[Member]:
         """Members of one kind that live, in order of their ids."""
         for member_id in sorted(self.members):
             member = self.members[member_id]
-            if member.registration.kind is kind and member.lives(now_ms):
+            if member.registration.kind is kind and member.is_alive(now_ms):
                 yield member
 
     def holder(self, topic: str, partition: int, now_ms: int) -> Member | None:
@@ -206,7 +212,7 @@ class FleetView:
         claimants = [
             member
             for member in self.members.values()
-            if lease in member.claims and member.lives(now_ms)
+            if lease in member.claims and member.is_alive(now_ms)
         ]
         return min(claimants, key=lambda member: member.claims[lease], default=None)
 
@@ -219,10 +225,10 @@ class FleetView:
         stale = [m.member_id for m in self.members.values() if now_ms - m.seen_ms > older_than_ms]
         for member_id in stale:
             del self.members[member_id]
-        known = {member_id: member.epoch for member_id, member in self.members.items()}
-        self._lives = {
-            life: kept
-            for life, kept in self._lives.items()
-            if life[1] >= known.get(life[0], 1 << 63)  # more than any epoch
+        epochs = {member_id: member.epoch for member_id, member in self.members.items()}
+        self._clocks = {
+            life: life_clock
+            for life, life_clock in self._clocks.items()
+            if life[1] >= epochs.get(life[0], 1 << 63)  # more than any epoch
         }
         return stale

@@ -27,7 +27,7 @@ from schemas.errors import (
 from schemas.fleet import FleetView, Member
 from schemas.records import Hits, MemberKind, MemberState, Passage, Quoted, WireError
 from schemas.rules.numbers import check_numbers
-from schemas.rules.ranks import depth_of, fused
+from schemas.rules.ranks import depth_of, fuse_ranks
 from schemas.rules.sizes import SHARDS_MAX
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
@@ -59,14 +59,14 @@ def shard_of(document_id: str, shards: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ShardLayout:
     """How many shards there are, and which of them a ready worker serves."""
 
     shards: int
     living: frozenset[int]
 
 
-def layout_of(view: FleetView, now_ms: int) -> Layout:
+def layout_of(view: FleetView, now_ms: int) -> ShardLayout:
     """What the fleet serves. While shards are changed in number, the layout with fewer gaps counts,
     of equal ones that with more shards.
     """
@@ -78,9 +78,9 @@ def layout_of(view: FleetView, now_ms: int) -> Layout:
         if member.state is MemberState.READY:
             by_count.setdefault(search.shards, set()).add(search.shard)
     if not by_count:
-        return Layout(0, frozenset())
+        return ShardLayout(0, frozenset())
     shards = min(by_count, key=lambda count: (count - len(by_count[count]), -count))
-    return Layout(shards, frozenset(by_count[shards]))
+    return ShardLayout(shards, frozenset(by_count[shards]))
 
 
 def partitions_at(view: FleetView, place: str, now_ms: int) -> frozenset[int]:
@@ -118,9 +118,9 @@ def check_hits(hits: Hits) -> None:
         ("distances", {nearest}), ("cosines", {nearest, 0}),
         ("word_scores", {by_words}), ("word_cosines", {by_words, 0}),
     ):  # fmt: skip
-        found = unpack_vector(getattr(hits, name))
-        if len(found) not in counts or not np.isfinite(found).all():
-            raise RecordError(f"hits: expected {max(counts)} finite {name}, found {found!r:.200}")
+        values = unpack_vector(getattr(hits, name))
+        if len(values) not in counts or not np.isfinite(values).all():
+            raise RecordError(f"hits: expected {max(counts)} finite {name}, found {values!r:.200}")
     if len(hits.passages) > nearest + by_words:
         raise RecordError(f"hits: expected {nearest + by_words} passages at most, found more")
 
@@ -143,7 +143,7 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class RetrievalResult:
     """A retrieval's answer; `missing` tells by shard why its documents were not searched."""
 
     retrieval_id: str
@@ -171,7 +171,7 @@ class Found:
         return tuple(hit.passage for hit in self.hits if hit.passage is not None)
 
 
-def merged(
+def merge_hits(
     retrieval_id: str,
     answers: Mapping[int, Hits],
     shards: int,
@@ -179,7 +179,7 @@ def merged(
     *,
     by_text: bool = False,
     quoted: Sequence[Quoted] = (),
-) -> Found:
+) -> RetrievalResult:
     """The k nearest documents of all shards, equal distances in order of ids; of a text the k best.
 
     Raises the error of the shards where none of them could search, and DeadlineExceeded where none
@@ -194,9 +194,9 @@ def merged(
         if shard not in good and not _has_none(answers.get(shard))
     }
     modes = {hits.mode for hits in good.values() if by_text} or {""}
-    return Found(
+    return RetrievalResult(
         retrieval_id=retrieval_id,
-        hits=tuple((_fused if by_text else _nearest)(good.values(), k)),
+        hits=tuple((_fuse_hits if by_text else _nearest)(good.values(), k)),
         shards=shards,
         missing=missing,
         exact=not missing and all(hits.exact for hits in good.values()),
@@ -207,35 +207,37 @@ def merged(
         wait_ms=max(hits.wait_ms for hits in good.values()),
         embedded_ms=max(hits.embedded_ms for hits in good.values()),
         mode=WORDS if WORDS in modes else max(modes),
-        changed=_changed(quoted, answers, shards),
+        changed=_changed_ids(quoted, answers, shards),
     )
 
 
-def _changed(quoted: Sequence[Quoted], answers: Mapping[int, Hits], shards: int) -> frozenset[str]:
+def _changed_ids(
+    quoted: Sequence[Quoted], answers: Mapping[int, Hits], shards: int
+) -> frozenset[str]:
     """What shards say of their documents; what nobody could look at is not trusted."""
-    told: dict[int, Collection[str]] = {
+    changes: dict[int, Collection[str]] = {
         shard: hits.changed
         for shard, hits in answers.items()
         if hits.error is None or _has_none(hits)
     }
-    every = {each.document_id for each in quoted}
+    every = {quotation.document_id for quotation in quoted}
     return frozenset(
-        each
-        for each in every
-        if (shard := shard_of(each, shards)) not in told or each in told[shard]
+        document_id
+        for document_id in every
+        if (shard := shard_of(document_id, shards)) not in changes or document_id in changes[shard]
     )
 
 
 def _nearest(answers: Iterable[Hits], k: int) -> list[Hit]:
-    found = (hit for hits in answers for hit in _hits(hits))
-    return nsmallest(k, found, key=lambda hit: (hit.distance, hit.document_id))
+    candidates = (hit for hits in answers for hit in _hits(hits))
+    return nsmallest(k, candidates, key=lambda hit: (hit.distance, hit.document_id))
 
 
 def _hits(hits: Hits) -> list[Hit]:
     return list(map(Hit, hits.document_ids, unpack_vector(hits.distances).tolist()))
 
 
-def _fused(answers: Collection[Hits], k: int) -> list[Hit]:
+def _fuse_hits(answers: Collection[Hits], k: int) -> list[Hit]:
     """Both lists are merged over all shards first: ranks are those of the whole collection."""
     distances: dict[str, float] = {}
     words: dict[str, float] = {}
@@ -246,26 +248,28 @@ def _fused(answers: Collection[Hits], k: int) -> list[Hit]:
         words |= _numbers(hits.word_ids, hits.word_scores)
         cosines |= _numbers(hits.document_ids, hits.cosines)
         cosines |= _numbers(hits.word_ids, hits.word_cosines)
-        passages |= {each.passage_id: each for each in hits.passages}
+        passages |= {passage.passage_id: passage for passage in hits.passages}
     depth = depth_of(k)
-    nearest = nsmallest(depth, distances, key=lambda each: (distances[each], each))
-    by_words = nsmallest(depth, words, key=lambda each: (-words[each], each))
-    found = []
-    for each, rank_score in list(fused((nearest, by_words)).items())[:k]:
-        cosine, passage = cosines.get(each), passages.get(each)
+    nearest = nsmallest(
+        depth, distances, key=lambda document_id: (distances[document_id], document_id)
+    )
+    by_words = nsmallest(depth, words, key=lambda document_id: (-words[document_id], document_id))
+    fused_hits = []
+    for document_id, rank_score in list(fuse_ranks((nearest, by_words)).items())[:k]:
+        cosine, passage = cosines.get(document_id), passages.get(document_id)
         score = rank_score if cosine is None else cosine
-        found.append(
+        fused_hits.append(
             Hit(
-                each,
-                distances.get(each, inf),
+                document_id,
+                distances.get(document_id, inf),
                 score=score,
                 fused=rank_score,
                 cosine=cosine,
-                words=words.get(each),
+                words=words.get(document_id),
                 passage=passage and replace(passage, score=score),
             )
         )
-    return found
+    return fused_hits
 
 
 def _numbers(ids: Sequence[str], data: bytes) -> dict[str, float]:

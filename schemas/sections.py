@@ -70,12 +70,12 @@ def tables_of(kind: type[Any]) -> BeforeValidator:
     """Of a field that holds tables of a file, each a section of its own:
     `Annotated[tuple[Pair, ...], tables_of(Pair)]`."""
 
-    def made(tables: Any) -> Any:
+    def convert(tables: Any) -> Any:
         if not isinstance(tables, list | tuple):
             return tables
         return tuple(_table(kind, table, i) for i, table in enumerate(tables, 1))
 
-    return BeforeValidator(made)
+    return BeforeValidator(convert)
 
 
 def _table(kind: type[Any], table: Any, number: int) -> Any:
@@ -92,7 +92,7 @@ def section(name: str) -> Callable[[type[Section]], type[Section]]:
     """Class decorator: a frozen dataclass that raises ConfigError for wrong values, whoever makes
     it. What concerns several fields is checked in `__post_init__`."""
 
-    def made(cls: type[Section]) -> type[Section]:
+    def decorate(cls: type[Section]) -> type[Section]:
         kind: Any = dataclass(cls, frozen=True, slots=True, kw_only=True, config=_CHECKS)
         checked_init = kind.__init__
 
@@ -100,26 +100,28 @@ def section(name: str) -> Callable[[type[Section]], type[Section]]:
             try:
                 checked_init(self, **values)
             except ValidationError as error:
-                raise ConfigError(faults(f"{name}.", error, _secret_names(kind))) from None
+                raise ConfigError(describe_errors(f"{name}.", error, _secret_names(kind))) from None
 
         kind.__init__ = __init__  # the same, with our errors
         return cast(type[Section], kind)
 
-    return made
+    return decorate
 
 
-def faults(prefix: str, error: ValidationError, secret_names: frozenset[str] = frozenset()) -> str:
+def describe_errors(
+    prefix: str, error: ValidationError, secret_names: frozenset[str] = frozenset()
+) -> str:
     """All that is wrong: of each value its name, what was expected and what was found."""
-    told = []
-    for each in error.errors(include_url=False):
-        expected = each["msg"]
+    messages = []
+    for detail in error.errors(include_url=False):
+        expected = detail["msg"]
         for word, ours in _WORDS.items():
             expected = expected.replace(word, ours)
-        field, *items = each["loc"] or ("",)
+        field, *items = detail["loc"] or ("",)
         place = f"{prefix}{field}" + "".join(map(_place, items))
-        found = "something else" if field in secret_names else repr(each["input"])
-        told.append(f"{place}: {expected}, found {found}")
-    return "; ".join(told)
+        actual = "something else" if field in secret_names else repr(detail["input"])
+        messages.append(f"{place}: {expected}, found {actual}")
+    return "; ".join(messages)
 
 
 def _place(item: int | str) -> str:
@@ -199,9 +201,11 @@ def _types(kind: Any) -> dict[str, Any]:
 
 def _read(place: str, name: str, value: Any, kind: Any, *, is_text: bool) -> dict[str, Any]:
     """The field that a name means, with its value; the environment has text for every type."""
-    types, own = _types(kind), name.removesuffix(_FILE)
-    if own != name and own in _secret_names(kind):
-        return {own: _from_file(place, value, is_list=get_origin(types[own]) is tuple)}
+    types, field_name = _types(kind), name.removesuffix(_FILE)
+    if field_name != name and field_name in _secret_names(kind):
+        return {
+            field_name: _from_file(place, value, is_list=get_origin(types[field_name]) is tuple)
+        }
     if name not in types:
         raise ConfigError(f"{place}: unknown; expected one of {', '.join(sorted(types))}")
     if not is_text:
@@ -214,7 +218,7 @@ def _read(place: str, name: str, value: Any, kind: Any, *, is_text: bool) -> dic
         adapter = TypeAdapter(get_type_hints(kind, include_extras=True)[name], config=_CHECKS)
         return {name: adapter.validate_strings(value, strict=False)}
     except ValidationError as error:
-        raise ConfigError(faults(place, error)) from None
+        raise ConfigError(describe_errors(place, error)) from None
 
 
 def _from_json(place: str, text: str) -> Any:

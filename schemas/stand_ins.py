@@ -44,7 +44,7 @@ class _StandIn(ModuleType):
 def _promised(module: str, name: str) -> type:
     """A class whose call is a call of the real one."""
 
-    def call(_: type, *given: Any, **named: Any) -> Any:
-        return getattr(import_module(module), name)(*given, **named)
+    def call(_: type, *args: Any, **kwargs: Any) -> Any:
+        return getattr(import_module(module), name)(*args, **kwargs)
 
     return type(name, (), {"__new__": call})

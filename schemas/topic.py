@@ -52,7 +52,7 @@ class Topic:
         return self.scales_with or _SCALES.get(self.group, "")
 
     @property
-    def kept(self) -> str:
+    def retention(self) -> str:
         """How long, in words."""
         hours = self.retention_ms // HOUR_MS
         time = f"{hours} h" if hours <= 24 else f"{hours // 24} days"

@@ -197,14 +197,14 @@ async def _fresh_topics(bootstrap: str, **changes: object) -> LogSettings:
 
 async def _delete_topics(made: list[LogSettings]) -> None:
     """A broker of few hundred MiB holds some thousand partitions, then fences itself for ever."""
-    from schemas.log.admin import wanted_topics
+    from schemas.log.admin import expected_topics
     from schemas.log.connecting import client_options
 
     for settings in made:
         client = AIOKafkaAdminClient(**client_options(settings))
         try:
             await client.start()
-            await client.delete_topics(list(wanted_topics(settings)), timeout_ms=30_000)
+            await client.delete_topics(list(expected_topics(settings)), timeout_ms=30_000)
         finally:
             await client.close()
 

@@ -49,7 +49,7 @@ class AgentSession:
         """Let the agents begin; lag without progress for so long ends this life."""
         group = self.intake.group
         self.tasks.spawn("watchdog", watch(self.settings, group, stall_ms))
-        self.tasks.spawn("failure", group.failure())
+        self.tasks.spawn("failure", group.wait_for_failure())
         self.tasks.spawn("agents", run_app(self.app))
 
     async def drain(self) -> None:

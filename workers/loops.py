@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, EngineDead, RecordError
-from schemas.log.clients import Ack, AssignedReader, LogProducer, bury
+from schemas.log.clients import Ack, AssignedReader, LogProducer, send_dead_letter
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
 from schemas.records import AssignRoles, CancelWork, Retrieved, WarmPrefix, Work
@@ -89,7 +89,7 @@ class Loops:
         while True:
             await self._outbox.wait_for_space()
             records = await reader.batch(max_records=self._settings.read_records_max)
-            await self._membership.stands()
+            await self._membership.wait_until_valid()
             for record in records:
                 await self._take(record)
             self._watch_deadlines()
@@ -114,7 +114,7 @@ class Loops:
                 expected = "Work, CancelWork, AssignRoles or WarmPrefix"
                 raise RecordError(f"expected {expected}, found {type(order).__name__}")
         except RecordError as error:
-            await bury(self._durable, record, error)
+            await send_dead_letter(self._durable, record, error)
 
     async def step(self) -> None:
         """Take the engine's outputs step by step, and send their tokens at once."""
@@ -156,7 +156,7 @@ class Loops:
         if due is None:
             return
         async with self._sending:
-            await self._membership.stands()
+            await self._membership.wait_until_valid()
             for batch in self._pacing.take(due, wall_ms()):
                 # An end must not vanish with a broker, whatever the settings know of others.
                 producer = self._durable if batch.frame.ends else self._tokens

@@ -12,13 +12,13 @@ from typing import Literal, cast
 
 from schemas.errors import NotReady, TriviumError
 from schemas.log.clock import wall_ms
-from schemas.log.endings import ended
+from schemas.log.endings import cancel_and_wait
 from schemas.log.membership import Membership
-from schemas.log.retrieval.asker import Asker
-from schemas.log.retrieval.leased import LeasedAsker
-from schemas.log.retrieval.told import retrieved_of
+from schemas.log.retrieval.asker import RetrievalClient
+from schemas.log.retrieval.leased import LeasedRetrievalClient
+from schemas.log.retrieval.told import retrieved_record
 from schemas.records import Retrieved
-from schemas.retrieval import Found
+from schemas.retrieval import RetrievalResult
 from workers.llm.probing.answer import ProbeAsk, failed_result
 
 log = logging.getLogger("trivium.worker")
@@ -28,12 +28,14 @@ OnResult = Callable[[Retrieved, Sequence[str]], None]
 class Prober:
     """`ask` at any time; `run` until cancelled, then `stop`."""
 
-    def __init__(self, make: Callable[[Membership], Asker], membership: Membership) -> None:
+    def __init__(
+        self, make: Callable[[Membership], RetrievalClient], membership: Membership
+    ) -> None:
         """`make` is given a membership that has leased a partition of `hits`."""
         self.on_result: OnResult = lambda result, seeds: (
             None
         )  # is told what was found, and warm seeds
-        self._leased = LeasedAsker(make, membership)
+        self._leased = LeasedRetrievalClient(make, membership)
         self._needs_lease = asyncio.Event()
         self._asks: set[asyncio.Task[None]] = set()
 
@@ -65,8 +67,8 @@ class Prober:
             record = failed_result(ask, bug.to_wire(), wall_ms())
         self.on_result(record, seeds)
 
-    async def _query(self, ask: ProbeAsk) -> Found:
-        asker, probes = self._leased.asker, ask.work.probes
+    async def _query(self, ask: ProbeAsk) -> RetrievalResult:
+        asker, probes = self._leased.client, ask.work.probes
         assert probes is not None and probes.retrieval.probing is not None
         if asker is None:
             raise NotReady("this worker has no partition of hits (log.asker_partitions)")
@@ -88,12 +90,12 @@ class Prober:
 
     async def stop(self) -> None:
         """Give up what is asked."""
-        await ended(*self._asks)
+        await cancel_and_wait(*self._asks)
 
 
-def _record(ask: ProbeAsk, result: Found) -> Retrieved:
+def _record(ask: ProbeAsk, result: RetrievalResult) -> Retrieved:
     """What was found, for the answer to choose from."""
-    return retrieved_of(
+    return retrieved_record(
         result,
         request_id=ask.work.request_id,
         session_id=ask.work.session_id,

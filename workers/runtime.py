@@ -13,8 +13,8 @@ from typing import Any
 from schemas.codec import Codec
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.membership import Membership
-from schemas.log.patience import outlive
-from schemas.log.retrieval.asker import Asker
+from schemas.log.patience import run_with_reconnect
+from schemas.log.retrieval.asker import RetrievalClient
 from schemas.records import MemberKind, Role
 from schemas.settings import LogSettings, ModelSettings
 from workers import tasks
@@ -68,7 +68,9 @@ async def run_worker(
             client_id=f"{worker_id}-{topic}",
             committed_group=f"{topic}-workers",
         ),
-        retrieval_client=lambda membership: Asker(log_settings, codec, durable, membership),
+        retrieval_client=lambda membership: RetrievalClient(
+            log_settings, codec, durable, membership
+        ),
     )
     settings = ServingSettings(log=log_settings, worker=worker, model=model)
     await WorkerProcess(clients, settings, roles, worker_id=worker_id).run(engine, stop)
@@ -95,7 +97,7 @@ class WorkerProcess:
     async def run(self, engine: EngineSource, stop: asyncio.Event) -> None:
         """Life after life, until one is drained; raises what no further life would mend."""
         try:
-            await outlive(self._worker_id, lambda: self._live(engine, stop), stop)
+            await run_with_reconnect(self._worker_id, lambda: self._live(engine, stop), stop)
         finally:
             if self._engine is not None:
                 close_ms = self._settings.worker.close_timeout_ms

@@ -19,7 +19,7 @@ from schemas.fleet import HEARTBEAT_MS
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership, OnRecord
-from schemas.log.retrieval.asker import Asker
+from schemas.log.retrieval.asker import RetrievalClient
 from schemas.records import MemberState, Role, WireError
 from schemas.settings import LogSettings, ModelSettings
 from workers import tasks
@@ -49,7 +49,7 @@ class LogClients:
     tokens: LogProducer
     membership: Callable[[OnRecord, Sequence[Role], int], Membership]  # roles, former epoch
     reader: Callable[[str, int], AssignedReader]  # of a topic and partition
-    retrieval_client: Callable[[Membership], Asker]  # of a member with a lease on `hits`
+    retrieval_client: Callable[[Membership], RetrievalClient]  # of a member with a lease on `hits`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class Serving:
         frames = Frames(self._identity.worker_id)
         self._outbox = ReportOutbox(
             clients.durable,
-            membership.stands,
+            membership.wait_until_valid,
             pending_max=settings.worker.reports_pending_max,
             tries_max=settings.worker.report_tries_max,
         )

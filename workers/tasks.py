@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from schemas.errors import EngineDead
-from schemas.log.endings import ended, within
+from schemas.log.endings import cancel_and_wait, run_within
 
 log = logging.getLogger("trivium.worker")
 Result = TypeVar("Result")
@@ -50,7 +50,7 @@ class Tasks:
                     return aim.result()
                 await self._wakeup.wait()
         finally:
-            await ended(aim)
+            await cancel_and_wait(aim)
 
     async def watch(self) -> None:
         """Until cancelled; raises what ended one of the tasks."""
@@ -58,7 +58,7 @@ class Tasks:
 
     async def cancel(self) -> None:
         """End all tasks."""
-        await ended(*self._tasks.values())
+        await cancel_and_wait(*self._tasks.values())
 
 
 async def run_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
@@ -70,7 +70,7 @@ async def run_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
     try:
         await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await ended(working, stopped)
+        await cancel_and_wait(working, stopped)
     if working.cancelled():
         return False
     working.result()
@@ -80,7 +80,7 @@ async def run_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
 async def close(what: str, closing: Coroutine[Any, Any, None], timeout_ms: int) -> None:
     """Close one part; its failure is logged, because the others have to be closed as well."""
     try:
-        if not await within(timeout_ms / 1000, closing):
+        if not await run_within(timeout_ms / 1000, closing):
             log.error("closing the %s takes too long; it is left", what)
     except Exception:
         log.exception("closing the %s failed", what)

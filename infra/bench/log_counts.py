@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from aiokafka import ConsumerRecord, TopicPartition
 
-from schemas.log.admin import wanted_topics
+from schemas.log.admin import expected_topics
 from schemas.log.clients import AssignedReader
-from schemas.log.connecting import asking_client
+from schemas.log.connecting import query_client
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 
@@ -19,8 +19,8 @@ _INTERNAL = ("__transaction_state", "__consumer_offsets")
 async def ends(log: LogSettings) -> dict[TopicPartition, int]:
     """After the last record of every partition of our topics, and of the broker's own."""
     log = replace(log, request_timeout_ms=_ANSWER_MS)
-    names = [*wanted_topics(log), *_INTERNAL]
-    async with asking_client(log, topics=names) as consumer:
+    names = [*expected_topics(log), *_INTERNAL]
+    async with query_client(log, topics=names) as consumer:
         places = [
             TopicPartition(name, partition)
             for name in names

@@ -9,7 +9,7 @@ import logging
 
 from infra.broker.node import Broker
 from schemas.errors import BrokerUnavailable, TriviumError
-from schemas.log.patience import Pauses
+from schemas.log.patience import Backoff
 
 log = logging.getLogger("trivium.broker")
 _POLL_S, _LOOK_S = 0.1, 0.5
@@ -40,7 +40,7 @@ class BrokerKeeper:
 
     async def keep(self) -> None:
         """Start it again whenever it is gone, after pauses that grow while that does not help."""
-        loop, pauses = asyncio.get_running_loop(), Pauses()
+        loop, pauses = asyncio.get_running_loop(), Backoff()
         began_s = loop.time()
         while self._is_ours:
             await asyncio.sleep(_LOOK_S)

@@ -13,8 +13,8 @@ from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.documents import send_document
 from schemas.log.registry import make_codec
-from schemas.log.retrieval.asker import Asker
-from schemas.log.retrieval.member import asking
+from schemas.log.retrieval.asker import RetrievalClient
+from schemas.log.retrieval.member import open_retrieval_client
 from schemas.records import Document, DocumentPassages
 from schemas.retrieval import Vector, pack_vector
 from schemas.settings import LogSettings
@@ -37,7 +37,9 @@ class Text:
 class Library:
     """Writes documents, and asks the pool for them."""
 
-    def __init__(self, log: LogSettings, codec: Codec, producer: LogProducer, asker: Asker) -> None:
+    def __init__(
+        self, log: LogSettings, codec: Codec, producer: LogProducer, asker: RetrievalClient
+    ) -> None:
         self._log, self._codec, self._producer = log, codec, producer
         self.asker = asker
 
@@ -122,5 +124,5 @@ async def library(log: LogSettings) -> AsyncIterator[Library]:
     """A member of the fleet that writes documents and searches for them."""
     codec = await asyncio.to_thread(make_codec, log)
     making = LogProducer(log, codec, durable=True, client_id="library")
-    async with making as producer, asking(log, codec, "library-asks") as asker:
+    async with making as producer, open_retrieval_client(log, codec, "library-asks") as asker:
         yield Library(log, codec, producer, asker)

@@ -26,7 +26,7 @@ from schemas.records import (
     Phase,
     Request,
 )
-from schemas.rules.outcomes import ends_of
+from schemas.rules.outcomes import counting_outcomes
 from schemas.rules.tokens import token_count
 from streams.config import RouterSettings
 from streams.core.requests.recovery import PLACING
@@ -81,7 +81,7 @@ def read(path: Path) -> Traffic:
                     traffic.placed[record.request_id] = record
                 case Outcome():
                     outcomes.append(record)
-    ends = ends_of(outcomes)
+    ends = counting_outcomes(outcomes)
     traffic.outcomes = {name: ends[name] for name in traffic.requests if name in ends}
     if not traffic.completed or not traffic.workers:
         raise RecordError(f"{path}: has no answer, or no worker, from which to predict anything")

@@ -10,8 +10,8 @@ from schemas.codec import Codec
 from streams.core.effects import Effect
 from streams.core.events import Event
 from streams.core.router import Router
-from streams.journal.inputs import TELLS_ID, journaled
-from streams.journal.journal import Line
+from streams.journal.inputs import TELLS_ID, event_of_line
+from streams.journal.journal import JournalLine
 
 
 def content_of(codec: Codec, topic: str, value: bytes) -> Any:
@@ -21,9 +21,9 @@ def content_of(codec: Codec, topic: str, value: bytes) -> Any:
     return codec.decode(value) if value else None
 
 
-def event_of(line: Line | Row, content: Any) -> Event:
+def event_of(line: JournalLine | Row, content: Any) -> Event:
     """The event that a line notes."""
-    return journaled(line.topic, line.partition, line.offset, line.ahead_ms, content)
+    return event_of_line(line.topic, line.partition, line.offset, line.ahead_ms, content)
 
 
 def applied(router: Router, event: Event, now_ms: int) -> tuple[list[Effect], str]:

@@ -24,7 +24,7 @@ from schemas.records import JournalBatch, JournalSnapshot
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from streams.journal.inputs import READ_BACK, STOPPED
-from streams.journal.journal import Line
+from streams.journal.journal import JournalLine
 
 COMPARED = ("decisions", "outcomes", "usage")  # recorded beside what was applied
 BODIES, NAMES = "bodies", "names"  # what a recording may leave out
@@ -39,7 +39,7 @@ class RecordedLife:
     router_id: str
     epoch: int
     snapshots: list[list[JournalSnapshot]] = field(default_factory=list)
-    lines: list[tuple[int, Line]] = field(default_factory=list)  # with their numbers
+    lines: list[tuple[int, JournalLine]] = field(default_factory=list)  # with their numbers
 
     def add_snapshot(self, part: JournalSnapshot) -> None:
         """Parts come in order."""
@@ -164,11 +164,11 @@ def _decoded(codec: Codec, value: bytes | None) -> Any:
     return None
 
 
-def lines_of(batch: JournalBatch) -> Iterator[tuple[int, Line]]:
+def lines_of(batch: JournalBatch) -> Iterator[tuple[int, JournalLine]]:
     """Its lines with their numbers."""
     columns = batch.topics, batch.partitions, batch.offsets, batch.now_ms
     more = batch.ahead_ms, batch.values, batch.effects
-    lines = map(Line._make, zip(*columns, *more, strict=True))
+    lines = map(JournalLine._make, zip(*columns, *more, strict=True))
     return enumerate(lines, batch.first_seq)
 
 
@@ -204,7 +204,7 @@ async def _compared(log: LogSettings, codec: Codec, since_ms: int, until_ms: int
     for topic in COMPARED:
         partitions = range(log.partitions(TOPICS[topic].group))
         reader = AssignedReader(
-            log, topic, partitions, client_id="trivium-record", decided=topic == "usage"
+            log, topic, partitions, client_id="trivium-record", committed_only=topic == "usage"
         )
         async with reader.reading("nowhere"):
             ends = await reader.offsets_at(until_ms + LATE_MS)

@@ -21,7 +21,7 @@ from infra.replay.alike import alike
 from infra.replay.recording import LINE, SNAPSHOT, Row, opened
 from infra.replay.replaying import ReplayedLife, Replaying, Report, apart, compare, replay
 from schemas.codec import Codec
-from streams.journal.snapshot import unpacked
+from streams.journal.snapshot import unpack_router
 
 _BEGINS = SNAPSHOT, LINE  # a piece, where one comes behind the other
 _WAITING_MAX = 2  # pieces for each process that are read and not replayed, which memory holds
@@ -102,7 +102,7 @@ def _replay(piece: Sequence[Row], following: Sequence[Row]) -> _Replayed:
     is_joined = True
     if following and life.difference is None:
         state = b"".join(_codec().decode(row.value).state for row in following)
-        is_joined = replaying.router is not None and alike(replaying.router, unpacked(state))
+        is_joined = replaying.router is not None and alike(replaying.router, unpack_router(state))
     return _Replayed(life, is_joined, time.process_time() - begun_s)
 
 

@@ -15,9 +15,9 @@ from infra.replay.standins import StandIns, blank
 from infra.replay.words import Words
 from schemas.prefix import chain, salt_of
 from schemas.records import Continued, Request, Retrieved
-from schemas.rules.continuing import said_of
+from schemas.rules.continuing import prior_answer
 from schemas.rules.tokens import token_count
-from streams.core.requests.context import Histories, digest_of, with_context
+from streams.core.requests.context import SessionHistories, digest_of, with_context
 
 _TOKEN_BYTES = 4
 _Pair = tuple[Request, Request]  # as it was, and with stand-ins
@@ -76,7 +76,7 @@ class Prompts:
             with_context(request, record)
             for request, record in zip(pair, (retrieved, self.words.within(retrieved)), strict=True)
         )
-        for insert, other in zip(was.own, now.own, strict=True):
+        for insert, other in zip(was.own_inserts, now.own_inserts, strict=True):
             self._inserts[insert.tokens] = other.tokens
         self._learn(was.request, now.request)
         self._whole[name].append((was.request, now.request))
@@ -86,14 +86,14 @@ class Prompts:
         pair = self._plain.get(continued.request_id)
         plain = b"" if pair is None else pair[0].prompt_tokens
         said = self._stand_ins.tokens(plain + continued.tokens)[len(plain) :]
-        if pair is not None and said_of(pair[0], continued)[0]:
+        if pair is not None and prior_answer(pair[0], continued)[0]:
             for was, now in self._whole[continued.request_id]:
                 self._learn(_longer(was, continued.tokens), _longer(now, said))
         return said
 
-    def remembered(self, histories: Histories) -> None:
+    def remembered(self, histories: SessionHistories) -> None:
         """What a router knew its sessions by."""
-        for key, history in histories.known.items():
+        for key, history in histories.by_session.items():
             for request_id in self._of_session[key]:
                 was, now = (each.prompt_tokens for each in self._plain[request_id])
                 if digest_of(was[: history.plain_bytes]) == history.digest:

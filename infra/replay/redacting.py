@@ -29,14 +29,14 @@ from schemas.errors import RecordError
 from schemas.prefix import pack, unpack
 from schemas.records import Continued, JournalSnapshot, KvEvents, Request, Retrieved
 from streams.core.effects import Effect
-from streams.core.placement.case import Case
+from streams.core.placement.case import RequestCase
 from streams.core.placement.prefixes import PrefixIndex
-from streams.core.requests.context import Histories, History
+from streams.core.requests.context import SessionHistories, SessionHistory
 from streams.core.requests.live import LiveRequest
 from streams.core.router import Router
 from streams.journal.inputs import STOPPED, TELLS_ID
 from streams.journal.journal import effects_sum, in_parts
-from streams.journal.snapshot import packed, unpacked
+from streams.journal.snapshot import pack_router, unpack_router
 
 _SALT_BYTES = 32
 _WORDLESS = (*TELLS_ID, "fleet")
@@ -74,8 +74,8 @@ class _Redacting:
         self._words = self._prompts.words
         self._known_names = {name for each in seen for name in names_in(each)}
         for each in states:
-            if isinstance(each, Histories):
-                self._known_names.update(name for key in each.known for name in key if name)
+            if isinstance(each, SessionHistories):
+                self._known_names.update(name for key in each.by_session for name in key if name)
         self._learn(states, told)
 
     def _told(self) -> list[Any]:
@@ -90,8 +90,8 @@ class _Redacting:
                 prompts.add(each)
         for each in states:
             if isinstance(each, LiveRequest):
-                prompts.held(each.request, each.said)
-            elif isinstance(each, Histories):
+                prompts.held(each.request, each.prior_tokens)
+            elif isinstance(each, SessionHistories):
                 prompts.remembered(each)
         for each in told:
             if isinstance(each, Retrieved):
@@ -118,10 +118,10 @@ class _Redacting:
         """What stands in a state in a value's place; records within it follow by themselves."""
         match value:
             case PrefixIndex():
-                return value.renamed(self._prompts.blocks)
-            case Case():
+                return value.map_hashes(self._prompts.blocks)
+            case RequestCase():
                 return replace(value, _chains={})
-            case History():
+            case SessionHistory():
                 return replace(value, digest=self._prompts.digest(value.digest))
             case Continued() | KvEvents():
                 return self._restated(value)
@@ -153,7 +153,7 @@ class _Redacting:
 
     def _snapshot(self, row: Row, router: Router) -> Iterator[Row]:
         first: JournalSnapshot = self._codec.decode(row.value)
-        for part in in_parts(first, packed(router)):
+        for part in in_parts(first, pack_router(router)):
             yield row._replace(value=self._codec.encode(part))
 
     def _line(self, row: Row, was: Router, now: Router) -> Row:
@@ -186,7 +186,7 @@ def _states(rows: Iterable[Row], codec: Codec) -> dict[tuple[str, int], Router]:
             life = row.router_id, row.router_epoch
             if row.seq == firsts.setdefault(life, row.seq):
                 states[life] = states.get(life, b"") + codec.decode(row.value).state
-    return {life: unpacked(state) for life, state in states.items()}
+    return {life: unpack_router(state) for life, state in states.items()}
 
 
 def _not_made(row: Row, why: str) -> RecordError:

@@ -19,7 +19,7 @@ from streams.config import RouterSettings
 from streams.core.fleet.members import Fleet
 from streams.core.fleet.workers import Worker
 from streams.core.placement.answer import Placement
-from streams.core.placement.case import Case
+from streams.core.placement.case import RequestCase
 from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.placement.selection import View
@@ -43,7 +43,7 @@ class Beside(Placer):
         super().__init__(settings, table)
         self.prefixes, self.estimates = placer.prefixes, placer.estimates
 
-    def would(self, case: Case, fleet: Fleet, now_ms: int) -> Placement | None:
+    def would(self, case: RequestCase, fleet: Fleet, now_ms: int) -> Placement | None:
         """How it would run the request now; None where it would let it wait."""
         return self.place(copy(case), fleet, now_ms)
 
@@ -127,7 +127,7 @@ class Redeciding:
         beside = Beside(settings, load_table(settings), router.placer)
         place = router.placer.place
 
-        def placed(case: Case, fleet: Fleet, now_ms: int) -> Placement | None:
+        def placed(case: RequestCase, fleet: Fleet, now_ms: int) -> Placement | None:
             would = beside.would(case, fleet, now_ms)
             was = place(case, fleet, now_ms)
             if was is not None:

@@ -21,7 +21,7 @@ from streams.core.events import Event
 from streams.core.router import Router
 from streams.journal.inputs import STOPPED
 from streams.journal.journal import effects_sum, version_of_core
-from streams.journal.snapshot import unpacked
+from streams.journal.snapshot import unpack_router
 
 if TYPE_CHECKING:
     from schemas.records import Decision, JournalSnapshot
@@ -131,7 +131,7 @@ class Replaying:
             return
         life.version = self._parts[0].version
         try:
-            self.router = unpacked(b"".join(part.state for part in self._parts))
+            self.router = unpack_router(b"".join(part.state for part in self._parts))
         except RecordError as error:
             raise RecordError(
                 f"{life.router_id}: recorded by {life.version}, replayed by {version_of_core()}: "

@@ -28,8 +28,8 @@ from streams.core.placement.answer import Placement
 from streams.core.requests.recovery import PLACING
 from streams.core.router import Router
 from streams.journal.inputs import READ_BACK, STOPPED
-from streams.journal.journal import JournalEntry, Line, effects_sum
-from streams.journal.snapshot import unpacked
+from streams.journal.journal import JournalEntry, JournalLine, effects_sum
+from streams.journal.snapshot import unpack_router
 
 log = logging.getLogger(__name__)
 Life = tuple[str, int]  # a router's id and epoch
@@ -53,7 +53,7 @@ class Followed:
         self._parts = [*(self._parts if part.part else ()), part]
         if len(self._parts) < part.parts or self._parts[0].part:
             return
-        self._router = unpacked(b"".join(each.state for each in self._parts))
+        self._router = unpack_router(b"".join(each.state for each in self._parts))
         self._next_seq, self._parts = part.seq, []
         self._redeciding.watch(self._router, self._asked.append)
 
@@ -61,7 +61,9 @@ class Followed:
         """Whether a line of that number comes next, or later."""
         return self._router is not None and seq >= self._next_seq
 
-    def step(self, seq: int, line: Line, value: bytes) -> list[tuple[Decide, Placement | None]]:
+    def step(
+        self, seq: int, line: JournalLine, value: bytes
+    ) -> list[tuple[Decide, Placement | None]]:
         """Apply a line; returns each placement of the router, with what the other would have done.
 
         Raises RecordError where something else follows than the router noted, or lines are missing:
@@ -80,7 +82,7 @@ class Followed:
         placed = [each for each in decides if each.decision.kind in PLACING]
         return list(zip(placed, self._asked, strict=True))
 
-    def _applied(self, router: Router, line: Line, value: bytes) -> list[Effect]:
+    def _applied(self, router: Router, line: JournalLine, value: bytes) -> list[Effect]:
         if line.topic in READ_BACK and not value:
             self._lose(f"{line.topic}[{line.partition}] no longer has the record at {line.offset}")
         event = event_of(line, content_of(self._codec, line.topic, value))
@@ -114,9 +116,9 @@ def would_decide(shadow_id: str, placed: Decide, would: Placement | None) -> Dec
         w_tpot=would.w_tpot,
         load=would.load,
         estimate=would.estimate,
-        wished_policy=would.missed.policy,
-        wished_orchestration=would.missed.orchestration,
-        unmet=would.missed.unmet,
+        wished_policy=would.unmet_wishes.policy,
+        wished_orchestration=would.unmet_wishes.orchestration,
+        unmet=would.unmet_wishes.unmet,
         policy_reason=would.policy_reason,
     )
 
@@ -160,7 +162,7 @@ class Shadow:
             log.warning("%s: %s", self.shadow_id, error.message)
 
     def _step(
-        self, followed: Followed, seq: int, line: Line, records: Mapping[Place, bytes]
+        self, followed: Followed, seq: int, line: JournalLine, records: Mapping[Place, bytes]
     ) -> Iterator[tuple[Decision, int]]:
         if line.topic == STOPPED or not followed.wants(seq):
             return

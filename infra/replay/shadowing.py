@@ -15,7 +15,7 @@ from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordError
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.patience import outlive
+from schemas.log.patience import run_with_reconnect
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from streams.journal.inputs import READ_BACK
@@ -65,7 +65,7 @@ async def run_shadow(
                 await asyncio.gather(*acks)
                 shadow.written()
 
-    await outlive(shadow_id, life, stop)
+    await run_with_reconnect(shadow_id, life, stop)
 
 
 def _entries(codec: Codec, values: Iterable[bytes | None]) -> Iterable[JournalEntry]:
@@ -90,7 +90,7 @@ class NamedRecords:
             partitions = range(self._log.partitions(TOPICS[topic].group))
             reader = AssignedReader(self._log, topic, partitions, client_id=self._client_id)
             self._readers[topic] = await stack.enter_async_context(reader.reading("latest"))
-            reader.rest()
+            reader.pause()
 
     async def read(self, places: Iterable[Place]) -> dict[Place, bytes]:
         """Those that are still there, in a framing that needs no registry."""
@@ -116,5 +116,5 @@ class NamedRecords:
                 if each.offset in offsets.get(each.partition, ()):
                     record = self._codec.decode(each.value)
                     found[topic, each.partition, each.offset] = self._plain.encode(record)
-        reader.rest()
+        reader.pause()
         return found

@@ -45,7 +45,7 @@ from schemas.records import (
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from streams.config import RouterSettings
-from streams.core.effects import Ask, Dispatch, Effect, Lend, Warm
+from streams.core.effects import Dispatch, Effect, LendRole, StartRetrieval, WarmCache
 from streams.core.events import (
     ContinuedArrived,
     Event,
@@ -246,7 +246,7 @@ class Cluster:
         for checker in self.checkers:
             checker.router_died()
 
-    def _order(self, effect: Dispatch | Warm | Lend) -> None:
+    def _order(self, effect: Dispatch | WarmCache | LendRole) -> None:
         there = _LOG.partitions(TOPICS[effect.topic].group)
         assert 0 <= effect.partition < there, "no producer sends to a partition that is not there"
         self.order((effect.topic, effect.partition), effect.record)
@@ -284,7 +284,7 @@ class Cluster:
             self.gateways.refused(request)
             self.clients.refused(request.request_id)
 
-    def _ask(self, ask: Ask) -> None:
+    def _ask(self, ask: StartRetrieval) -> None:
         epoch, router = self.router.epoch, self.router
         self.searches.ask(ask, lambda: router.alive and router.epoch == epoch)
 

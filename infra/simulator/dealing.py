@@ -15,8 +15,8 @@ from streams.config import RouterSettings
 from streams.core.fleet.members import Fleet
 from streams.core.fleet.workers import Life, Worker
 from streams.core.placement.answer import Placement
-from streams.core.placement.case import Case
-from streams.core.placement.orchestration import Way
+from streams.core.placement.case import RequestCase
+from streams.core.placement.orchestration import OrchestrationChoice
 from streams.core.placement.placer import Placer
 from streams.core.placement.policies import Choice
 from streams.core.placement.ppd_table import PpdTable
@@ -31,7 +31,7 @@ class HashDealer(Placer):
         super().__init__(settings, table)
         self._salt = salt.encode()
 
-    def place(self, case: Case, fleet: Fleet, now_ms: int) -> Placement | None:
+    def place(self, case: RequestCase, fleet: Fleet, now_ms: int) -> Placement | None:
         """Where the hash says; None while nobody lives there."""
         view = self._view(case, fleet, now_ms)
         replicas, decoders = (_living(view, role) for role in (Role.REPLICA, Role.DECODE))
@@ -49,20 +49,20 @@ class HashDealer(Placer):
         prefill = self._deal(case, prefills)
         if prefill is None:
             return None
-        way = Way(Orchestration.PREFILL_FIRST)
+        way = OrchestrationChoice(Orchestration.PREFILL_FIRST)
         return self._placement(view, Mode.REMOTE, choice, prefill, dealt, way)
 
     def _choice(self, view: View, decoders: list[Worker], dealt: Worker) -> Choice:
         """Whether the worker that the conversation was dealt to computes the turn itself."""
         if not view.case.request.turn:
             return Choice(False, Reason.FIRST_TURN)
-        if self.settings.policy == "table" and view.fleet.any_lives(Role.PREFILL, view.now_ms):
+        if self.settings.policy == "table" and view.fleet.has_living(Role.PREFILL, view.now_ms):
             return self._policies["table"].choose(self._turn(view, dealt, dealt))
         is_local = decoders.index(dealt) >= self._first_appender(decoders)
         return Choice(is_local, Reason.FIXED_SHARE)
 
     def handoff(
-        self, case: Case, fleet: Fleet, now_ms: int, *, prefill: Life, decode: Life
+        self, case: RequestCase, fleet: Fleet, now_ms: int, *, prefill: Life, decode: Life
     ) -> tuple[Worker | None, Reason]:
         """The decode worker that the conversation was dealt to."""
         view = self._view(case, fleet, now_ms)
@@ -72,12 +72,12 @@ class HashDealer(Placer):
             dealt = self._deal(case, decoders)
         return dealt, Reason.NO_WORKER if dealt is None else Reason.PREFILL_DONE
 
-    def _deal(self, case: Case, workers: list[Worker]) -> Worker | None:
+    def _deal(self, case: RequestCase, workers: list[Worker]) -> Worker | None:
         if not workers:
             return None
         return workers[self._key(case, workers[0].role) % len(workers)]
 
-    def _key(self, case: Case, role: Role) -> int:
+    def _key(self, case: RequestCase, role: Role) -> int:
         return int.from_bytes(md5(self._salt + case.request.session_id.encode()).digest())
 
     def _first_appender(self, decoders: list[Worker]) -> int:
@@ -86,4 +86,4 @@ class HashDealer(Placer):
 
 
 def _living(view: View, role: Role) -> list[Worker]:
-    return [each for each in view.fleet.pools[role].workers if each.lives(view.now_ms)]
+    return [each for each in view.fleet.pools[role].workers if each.is_alive(view.now_ms)]

@@ -21,8 +21,8 @@ from infra.stack.wanted import Announcer
 from schemas.errors import ConfigError, TriviumError
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.endings import ended
-from schemas.log.patience import over_every_trouble
+from schemas.log.endings import cancel_and_wait
+from schemas.log.patience import retry_forever
 from schemas.log.registry import make_codec
 from schemas.records import MemberKind, MemberState, Role
 from schemas.settings import LogSettings
@@ -57,9 +57,9 @@ class Autoscaler:
     async def run(self) -> None:
         """Until cancelled."""
         try:
-            await over_every_trouble(self._serve, "scaling", log)
+            await retry_forever(self._serve, "scaling", log)
         finally:
-            await ended(*self._under_way.values())
+            await cancel_and_wait(*self._under_way.values())
 
     async def _serve(self) -> None:
         settings = self._stack.settings.log

@@ -14,7 +14,7 @@ from aiokafka import ConsumerRecord
 from schemas.log.admin import group_owners, partition_counts
 from schemas.log.clients import AssignedReader
 from schemas.log.clock import wall_ms
-from schemas.log.transactions import FullPlace, Position, committed
+from schemas.log.transactions import CommittedOffset, FullPlace, committed_offsets
 from schemas.settings import LogSettings
 from streams.bridge.answers import HEADERS
 from streams.bridge.app import group_id
@@ -47,7 +47,7 @@ async def bridge_lags(log: LogSettings, bridge: BridgeSettings) -> list[Lag]:
     counts = await partition_counts(log, topics)
     present = [pair for pair in pairs if pair.prompts in counts]
     places = [(pair.prompts, n) for pair in present for n in range(counts[pair.prompts])]
-    positions = await committed(log, group_id(log), places)
+    positions = await committed_offsets(log, group_id(log), places)
     owners = await group_owners(log, group_id(log))
     answers = {pair.answers for pair in present} & counts.keys()
     rates: dict[FullPlace, float] = defaultdict(float)
@@ -69,7 +69,7 @@ async def bridge_lags(log: LogSettings, bridge: BridgeSettings) -> list[Lag]:
 
 
 async def _lags(
-    log: LogSettings, pair: Pair, partitions: int, positions: Mapping[FullPlace, Position]
+    log: LogSettings, pair: Pair, partitions: int, positions: Mapping[FullPlace, CommittedOffset]
 ) -> list[Lag]:
     """Rows without owner and rate."""
     reader = _reader(log, pair.prompts, partitions)
@@ -77,7 +77,7 @@ async def _lags(
         first, ends = await reader.first_offsets(), await reader.end_offsets()
         rows = []
         for partition, end in ends.items():
-            found = positions.get((pair.prompts, partition), Position(first[partition]))
+            found = positions.get((pair.prompts, partition), CommittedOffset(first[partition]))
             position = max(first[partition], found.offset)
             ahead = decode(found.metadata, found.offset).answered
             row = Lag(
@@ -147,4 +147,6 @@ def _prompt_of(answer: ConsumerRecord) -> list[FullPlace]:
 
 def _reader(log: LogSettings, topic: str, partitions: int) -> AssignedReader:
     bare = replace(log, topic_prefix="")
-    return AssignedReader(bare, topic, range(partitions), client_id="trivium-lag", decided=True)
+    return AssignedReader(
+        bare, topic, range(partitions), client_id="trivium-lag", committed_only=True
+    )

@@ -16,7 +16,7 @@ from schemas.errors import RecordError
 from schemas.fleet import LEASE_MS, FleetView
 from schemas.log.clients import AssignedReader
 from schemas.log.clock import wall_ms
-from schemas.log.endings import ended
+from schemas.log.endings import cancel_and_wait
 from schemas.log.patience import PAUSE_MAX_S
 from schemas.records import Heartbeat, Registration, Wanted
 from schemas.settings import LogSettings
@@ -51,7 +51,7 @@ class FleetWatch:
             try:
                 yield self
             finally:
-                await ended(following)
+                await cancel_and_wait(following)
 
     async def start(self) -> None:
         """Fold all that the topic holds; may be called again after BrokerUnavailable."""
@@ -98,7 +98,7 @@ class FleetWatch:
         except RecordError:
             return  # a member that must understand it buries it
         if isinstance(record, Wanted):
-            self.view.wanted = record
+            self.view.scaling_target = record
         elif isinstance(record, Registration | Heartbeat):
             self.view.apply(record, offset, now_ms, logged_ms)
             self.heard_ms = now_ms

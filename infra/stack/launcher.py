@@ -30,8 +30,8 @@ from schemas.errors import ConfigError, NotReady
 from schemas.fleet import FleetView
 from schemas.log.admin import create_topics
 from schemas.log.clock import wall_ms
-from schemas.log.endings import ended
-from schemas.log.patience import insist
+from schemas.log.endings import cancel_and_wait
+from schemas.log.patience import retry_until
 from schemas.log.registry import make_codec
 from schemas.records import MemberKind, MemberState, Role
 from schemas.state_folder import home
@@ -175,7 +175,7 @@ class Stack:
         def told(trouble: str) -> None:
             self.waits_for = trouble
 
-        await insist(ask, told, end_s - time.monotonic())
+        await retry_until(ask, told, end_s - time.monotonic())
 
     async def scale(self, *, timeout_s: float = READY_TIMEOUT_S, **counts: int) -> None:
         """Other counts of the plan from now on: the last ones are drained, or more are started.
@@ -276,7 +276,7 @@ class Stack:
                 closing.callback(self._broker.stop)
             if self._fleet is not None:
                 closing.push_async_callback(self._fleet.stop)
-            await ended(*self._tasks)
+            await cancel_and_wait(*self._tasks)
         self._tasks.clear()
 
     def state_of(self, name: str) -> str:
@@ -292,7 +292,7 @@ class Stack:
             return "restarting"
         now_ms = wall_ms()
         member = self._fleet.view.members.get(name) if self._fleet else None
-        if member is None or member.registration.pid != process.pid or not member.lives(now_ms):
+        if member is None or member.registration.pid != process.pid or not member.is_alive(now_ms):
             silent = self.ready and self._fleet is not None and self._fleet.is_silent(now_ms)
             return NO_BROKER if silent else "starting"
         process.proven |= member.state is MemberState.READY

@@ -48,7 +48,9 @@ async def heard_worker(fleet: FleetWatch, worker_id: str) -> Member:
 
 def _is_silent(member: Member | None) -> bool:
     return (
-        member is not None and member.state is not MemberState.GONE and not member.lives(wall_ms())
+        member is not None
+        and member.state is not MemberState.GONE
+        and not member.is_alive(wall_ms())
     )
 
 
@@ -110,7 +112,7 @@ def _has(member: Member, roles: Sequence[Role]) -> bool:
 def _same_life(fleet: FleetWatch, order: AssignRoles) -> Member:
     """The worker as it is now; its silence counts only while others are heard."""
     member = fleet.view.members.get(order.worker_id)
-    if member is None or not member.lives(fleet.heard_ms):
+    if member is None or not member.is_alive(fleet.heard_ms):
         raise NotReady(f"{order.worker_id} fell silent before it had followed the order")
     if member.epoch != order.worker_epoch:
         raise NotReady(

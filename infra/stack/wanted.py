@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from aiokafka.errors import KafkaError
 
 from schemas.errors import BrokerUnavailable
-from schemas.fleet import WANTED_MS
+from schemas.fleet import SCALING_TARGET_MS
 from schemas.log.clients import LogProducer
 from schemas.records import Wanted, WantedPool
 
@@ -23,7 +23,7 @@ class Announcer:
     async def tell(self, pools: Sequence[WantedPool], now_ms: int) -> None:
         """Write it, if there is something to tell."""
         counts = [(pool.role.value, pool.workers) for pool in pools]
-        if not pools or (counts == self._told and now_ms - self._told_ms < WANTED_MS):
+        if not pools or (counts == self._told and now_ms - self._told_ms < SCALING_TARGET_MS):
             return
         record = Wanted(written_by=self._written_by, at_ms=now_ms, pools=tuple(pools))
         try:

@@ -8,7 +8,7 @@ from typing import Any
 from schemas.codec import to_dict
 from schemas.records import Passage, Probes, Request, Retrieval, Retrieved, WarmPrefix
 from schemas.rules.tokens import token_count
-from streams.core.requests.context import Context, quoted_in, with_context
+from streams.core.requests.context import PromptContext, quoted_in, with_context
 
 _QUERY_CHARS = 60
 
@@ -118,8 +118,8 @@ def _shards_line(retrieved: Retrieved) -> str:
     )
 
 
-def _passages(retrieved: Retrieved, context: Context) -> Iterator[str]:
-    cited = {citation.passage_id for citation in context.told.citations}
+def _passages(retrieved: Retrieved, context: PromptContext) -> Iterator[str]:
+    cited = {citation.passage_id for citation in context.notice.citations}
     for passage in retrieved.passages:
         mark = "→" if passage.passage_id in cited else " "
         yield _passage_line(mark, passage, "" if passage.passage_id in cited else ", not put in")
@@ -142,9 +142,9 @@ def _left_out(retrieved: Retrieved) -> Iterator[str]:
         yield f"what earlier turns quoted is left out where it changed: {', '.join(changed)}"
 
 
-def _put_in(context: Context) -> Iterator[str]:
-    tokens = context.told.tokens
-    before = tokens - sum(token_count(insert.tokens) for insert in context.own)
+def _put_in(context: PromptContext) -> Iterator[str]:
+    tokens = context.notice.tokens
+    before = tokens - sum(token_count(insert.tokens) for insert in context.own_inserts)
     earlier = f", {before} of them as in earlier turns" if before else ""
     if tokens:
         yield f"{tokens} tokens put into the prompt{earlier}"

@@ -25,7 +25,7 @@ from schemas.records import (
     WarmPrefix,
     Work,
 )
-from schemas.rules.outcomes import counting
+from schemas.rules.outcomes import counting_outcome
 from schemas.rules.pairs import is_paired
 from schemas.rules.tokens import token_count
 from streams.gateway.stream.stream import Stream
@@ -165,7 +165,7 @@ def _fold(story: Story, record: Any) -> None:
         case Resumption():
             story.resumptions.append(record)
         case Outcome():
-            story.outcome = counting(filter(None, (story.outcome, record)))
+            story.outcome = counting_outcome(filter(None, (story.outcome, record)))
 
 
 def _fold_frame(stories: dict[str, Story], streams: dict[str, Stream], frame: TokenFrame) -> None:

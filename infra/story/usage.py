@@ -106,7 +106,9 @@ async def read_usage(log: LogSettings, since_ms: int = 0) -> AsyncIterator[tuple
     """Partition and record of all that was committed since then."""
     codec = make_codec(log)
     partitions = range(log.partitions("session"))
-    reader = AssignedReader(log, "usage", partitions, client_id="trivium-usage", decided=True)
+    reader = AssignedReader(
+        log, "usage", partitions, client_id="trivium-usage", committed_only=True
+    )
     async with reader.reading("nowhere"):
         ends = await reader.end_offsets()
         firsts = await reader.first_offsets()

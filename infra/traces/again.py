@@ -20,7 +20,7 @@ from infra.traces.sending import Sent
 from infra.traces.trace import Arrival, Trace
 from schemas.errors import RecordError
 from schemas.records import Outcome, OutcomeKind, Request, Structured, StructuredKind
-from schemas.rules.outcomes import ends_of
+from schemas.rules.outcomes import counting_outcomes
 from schemas.rules.tokens import unpack_tokens
 
 BLOCK_TOKENS = 16  # how finely prompts are told apart that have to be made
@@ -60,7 +60,7 @@ class Again:
         with opened(path) as recording:
             self._requests, outcomes = asked_in(recording)
             self.has_bodies = not recording.about.get("leaves_out")
-        self._ends = ends_of(outcomes)
+        self._ends = counting_outcomes(outcomes)
         self.trace: Trace = traced(self._requests.values(), self._ends, BLOCK_TOKENS)
         if not self.trace.arrivals:
             raise RecordError(f"{path}: expected requests that have ended, found none")

@@ -17,7 +17,7 @@ from schemas.log.clock import wall_ms
 from schemas.log.registry import make_codec
 from schemas.prefix import chain
 from schemas.records import Outcome, Request
-from schemas.rules.outcomes import ends_of
+from schemas.rules.outcomes import counting_outcomes
 from schemas.settings import LogSettings
 
 
@@ -38,14 +38,14 @@ async def read_log(
         for each in requests
         if isinstance(each, Request) and since_ms <= each.arrived_ms < until_ms
     }
-    return traced(wanted.values(), ends_of(outcomes), block_tokens)
+    return traced(wanted.values(), counting_outcomes(outcomes), block_tokens)
 
 
 def read_recording(path: Path, block_tokens: int = BLOCK_TOKENS) -> Trace:
     """The requests that arrived in the span of a file of `trivium record`; raises RecordError."""
     with opened(path) as recording:
         requests, outcomes = asked_in(recording)
-    return traced(requests.values(), ends_of(outcomes), block_tokens)
+    return traced(requests.values(), counting_outcomes(outcomes), block_tokens)
 
 
 def asked_in(recording: Recording) -> tuple[dict[str, Request], list[Outcome]]:

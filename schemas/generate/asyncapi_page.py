@@ -37,7 +37,7 @@ def asyncapi_page(document: Json) -> str:
         if DEAD_LETTER not in channel["messages"]
     }
     types = _types(messages.values())
-    topics = "".join(_topic(name, each, document) for name, each in channels.items())
+    topics = "".join(_topic(name, channel, document) for name, channel in channels.items())
     links = "".join(_link(f"topic-{name}", name) + "<br>" for name in channels)
     records = "".join(_type(name, types[name]) for name in sorted(types))
     title = f"{escape(info['title'])}: topics and records"
@@ -66,7 +66,7 @@ def _topic(name: str, channel: Json, document: Json) -> str:
         ("partitions", f"{kafka['partitions']}"),
         ("kept", escape(f"{', '.join(config['cleanup.policy'])}; {_hours(config)}")),
     ]
-    cells = "".join(f"<tr><td>{label}</td><td>{said}</td></tr>\n" for label, said in rows if said)
+    cells = "".join(f"<tr><td>{label}</td><td>{text}</td></tr>\n" for label, text in rows if text)
     return (
         f'<h3 id="topic-{escape(name)}">{escape(channel["address"])}</h3>\n'
         f"<p>{escape(channel['description'])}</p>\n<table>{cells}</table>\n"
@@ -80,17 +80,17 @@ def _hours(config: Json) -> str:
 def _actors(document: Json, channel: str, action: str) -> str:
     operations = document["operations"].values()
     here = f"#/channels/{channel}"
-    found = [
+    actors = [
         operation["tags"][0]["name"]
         for operation in operations
         if operation["action"] == action and operation["channel"]["$ref"] == here
     ]
-    return escape(", ".join(found))
+    return escape(", ".join(actors))
 
 
 def _types(messages: Iterable[Json]) -> dict[str, Json]:
     """Every named Avro type by its short name, wherever it is written out; the first one stands."""
-    found: dict[str, Json] = {}
+    types: dict[str, Json] = {}
 
     def walk(node: Any) -> None:
         if isinstance(node, list):
@@ -98,13 +98,13 @@ def _types(messages: Iterable[Json]) -> dict[str, Json]:
                 walk(item)
         elif isinstance(node, dict):
             if node.get("type") in ("record", "enum"):
-                found.setdefault(node["name"], node)
+                types.setdefault(node["name"], node)
             for key in ("type", "items", "values", "fields"):
                 walk(node.get(key))
 
     for message in messages:
         walk(message["payload"].get("schema"))
-    return found
+    return types
 
 
 def _type(name: str, schema: Json) -> str:
@@ -140,14 +140,14 @@ def _hint(node: Any) -> str:
 
 
 def _headers(messages: Json) -> str:
-    said: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for message in messages.values():
         for name, about in message["headers"]["properties"].items():
-            said.setdefault(name, about["description"])
+            descriptions.setdefault(name, about["description"])
     rows = "".join(
         f"<tr><td>{escape(name)}</td><td>{escape(text)}"
         f"{' (of dead letters)' * name.startswith(DEAD_LETTER_HEADERS)}</td></tr>\n"
-        for name, text in said.items()
+        for name, text in descriptions.items()
     )
     return f"<table>{rows}</table>\n"
 

@@ -45,34 +45,36 @@ def schemas() -> dict[str, Schema]:
 
 def records_text() -> str:
     """The whole module: enums first, then each record after those that it is made of."""
-    known = schemas()
-    enums = [name for name, schema in known.items() if schema["type"] == "enum"]
-    classes = [_enum(known[name]) for name in enums]
-    classes += [_record(known[name], known) for name in _parts_first(known) if name not in enums]
+    by_name = schemas()
+    enums = [name for name, schema in by_name.items() if schema["type"] == "enum"]
+    classes = [_enum(by_name[name]) for name in enums]
+    classes += [
+        _record(by_name[name], by_name) for name in _parts_first(by_name) if name not in enums
+    ]
     return "\n\n".join([_HEAD, *classes])
 
 
-def _parts_first(known: dict[str, Schema]) -> list[str]:
+def _parts_first(by_name: dict[str, Schema]) -> list[str]:
     ordered: dict[str, None] = {}
 
     def add(name: str) -> None:
-        for part in _named_in(known[name].get("fields", []), known):
+        for part in _named_in(by_name[name].get("fields", []), by_name):
             add(part)
         ordered.setdefault(name)
 
-    for name in known:
+    for name in by_name:
         add(name)
     return list(ordered)
 
 
-def _named_in(node: Any, known: dict[str, Schema]) -> Iterator[str]:
+def _named_in(node: Any, by_name: dict[str, Schema]) -> Iterator[str]:
     """The types of ours that a part of a schema names."""
     if isinstance(node, str):
-        yield from [node] if node in known else []
+        yield from [node] if node in by_name else []
     elif isinstance(node, dict | list):
         children: Iterable[Any] = node.values() if isinstance(node, dict) else node
         for child in children:
-            yield from _named_in(child, known)
+            yield from _named_in(child, by_name)
 
 
 def _enum(schema: Schema) -> str:
@@ -80,8 +82,8 @@ def _enum(schema: Schema) -> str:
     return f"class {schema['name']}(StrEnum):\n{_docstring(schema['doc'])}\n{''.join(members)}"
 
 
-def _record(schema: Schema, known: dict[str, Schema]) -> str:
-    fields = "".join(_field(each, known) for each in schema["fields"])
+def _record(schema: Schema, by_name: dict[str, Schema]) -> str:
+    fields = "".join(_field(field, by_name) for field in schema["fields"])
     head = f"@frozen\nclass {schema['name']}:\n"
     return f"{head}{_docstring(schema['doc'])}\n{fields}"
 
@@ -94,15 +96,15 @@ def _docstring(text: str) -> str:
     return f'{lines}{INDENT}"""\n'
 
 
-def _field(each: Schema, known: dict[str, Schema]) -> str:
+def _field(field: Schema, by_name: dict[str, Schema]) -> str:
     """A field with its documentation: behind it, or above it where the line is too short."""
-    code = f"{INDENT}{each['name']}: {_hint(each['type'])}"
-    if "default" in each:
-        code += f" = {_default(each['type'], each['default'], known)}"
-    line = f"{code}  # {each['doc']}"
+    code = f"{INDENT}{field['name']}: {_hint(field['type'])}"
+    if "default" in field:
+        code += f" = {_default(field['type'], field['default'], by_name)}"
+    line = f"{code}  # {field['doc']}"
     if len(line) <= LINE_MAX:
         return f"{line}\n"
-    above = wrap(each["doc"], LINE_MAX - len(INDENT) - 2)
+    above = wrap(field["doc"], LINE_MAX - len(INDENT) - 2)
     return "".join(f"{INDENT}# {part}\n" for part in above) + f"{code}\n"
 
 
@@ -119,12 +121,12 @@ def _hint(node: Any) -> str:
     raise ValueError(f"expected a type that records have, found {node}")
 
 
-def _default(node: Any, default: Any, known: dict[str, Schema]) -> str:
+def _default(node: Any, default: Any, by_name: dict[str, Schema]) -> str:
     if default == {}:
         return "field(default_factory=dict)"
     if default == []:
         return "()"
-    if isinstance(node, str) and node in known:
+    if isinstance(node, str) and node in by_name:
         return f"{_hint(node)}.{default.upper()}"
     if node == "bytes":
         return 'b""' if default == "" else repr(default.encode("latin-1"))

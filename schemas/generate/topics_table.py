@@ -27,7 +27,7 @@ def about_topics(log: LogSettings) -> list[Row]:
             "subjects": [log.topic_prefix + topic.subject(name) for name in topic.records],
             "cleanup": topic.cleanup,
             "retention_ms": topic.retention_ms if "delete" in topic.cleanup else None,
-            "kept": topic.kept,
+            "kept": topic.retention,
             "partitions": log.partitions(topic.group),
             "partition_by": topic.partition_by,
             "scales": topic.scales,

@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError, NodeNotReadyError, for_code
 from aiokafka.protocol.metadata import MetadataRequest
 
 from schemas.errors import BrokerUnavailable, ConfigError, TopicError
-from schemas.log.connecting import client_options, no_broker, started
+from schemas.log.connecting import client_options, no_broker, start_client
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
 from schemas.topic import HOUR_MS, Topic
@@ -27,7 +27,7 @@ _WAKE_S = 1.0
 _UNKNOWN_TOPIC = 3
 _ALREADY_EXISTS = 36
 _FENCED = "currently fenced"  # of brokers that starve, in what Kafka says of copies
-_NAMED = 4  # of what is missing; the others are counted
+_NAMES_SHOWN = 4  # of what is missing; the others are counted
 Needs = Mapping[str, tuple[str, int]]  # topic, and which setting has what is on it live how long
 
 
@@ -47,15 +47,15 @@ class TopicStatus:
         return self.expected == self.found
 
 
-def wanted_topics(settings: LogSettings) -> dict[str, NewTopic]:
+def expected_topics(settings: LogSettings) -> dict[str, NewTopic]:
     """Every topic with its dead letters, by full name."""
-    wanted: dict[str, NewTopic] = {}
+    topics: dict[str, NewTopic] = {}
     for topic in TOPICS.values():
         full = settings.topic_prefix + topic.name
-        wanted[full] = _new(full, settings.partitions(topic.group), settings, _config(topic))
+        topics[full] = _new(full, settings.partitions(topic.group), settings, _config(topic))
         dead = full + DEAD_LETTER_SUFFIX
-        wanted[dead] = _new(dead, 1, settings, {"retention.ms": str(topic.retention_ms)})
-    return wanted
+        topics[dead] = _new(dead, 1, settings, {"retention.ms": str(topic.retention_ms)})
+    return topics
 
 
 def _config(topic: Topic) -> dict[str, str]:
@@ -80,7 +80,7 @@ def _new(name: str, partitions: int, settings: LogSettings, config: dict[str, st
 async def _admin(settings: LogSettings) -> AIOKafkaAdminClient:
     client = AIOKafkaAdminClient(**client_options(settings), client_id="trivium-admin")
     try:
-        await started(client.start, client.close)
+        await start_client(client.start, client.close)
     except KafkaError as error:
         raise no_broker(settings.bootstrap, error) from error
     return client
@@ -92,43 +92,45 @@ async def create_topics(settings: LogSettings) -> list[str]:
     Raises TopicError where an existing topic has another partition count or one is refused, and
     BrokerUnavailable, naming what is missing, where the broker is too slow for now.
     """
-    made, counts = await _with_missing(settings, wanted_topics(settings))
+    created_names, counts = await _create_missing(settings, expected_topics(settings))
     _check_counts(_rows(settings, counts))
-    return made
+    return created_names
 
 
-async def create_others(settings: LogSettings, retentions: Mapping[str, int]) -> dict[str, int]:
+async def create_extra_topics(
+    settings: LogSettings, retentions: Mapping[str, int]
+) -> dict[str, int]:
     """Create what is missing of topics that are not in the table, given with how long they keep
     records, and their dead letters; returns how many partitions each has. Raises as
     `create_topics`, but for the count of partitions, which is their owner's to choose.
     """
-    wanted = {}
+    topics = {}
     for name, retention_ms in retentions.items():
         config = {"retention.ms": str(retention_ms)}
-        wanted[name] = _new(name, settings.prompt_partitions, settings, config)
+        topics[name] = _new(name, settings.prompt_partitions, settings, config)
         dead = name + DEAD_LETTER_SUFFIX
-        wanted[dead] = _new(dead, 1, settings, config)
-    return (await _with_missing(settings, wanted))[1]
+        topics[dead] = _new(dead, 1, settings, config)
+    return (await _create_missing(settings, topics))[1]
 
 
-async def _with_missing(
-    settings: LogSettings, wanted: Mapping[str, NewTopic]
+async def _create_missing(
+    settings: LogSettings, topics: Mapping[str, NewTopic]
 ) -> tuple[list[str], dict[str, int]]:
     """The names created, and how many partitions each topic has."""
     client = await _admin(settings)
-    made: list[str] = []
+    created_names: list[str] = []
     try:
         with _in_time(settings, "say which topics it has"):
-            counts = await _partition_counts(client, wanted)
-        missing = [name for name in wanted if name not in counts]
+            counts = await _partition_counts(client, topics)
+        missing = [name for name in topics if name not in counts]
         if missing:
             await _wake_coordinators(client)
-            with _in_time(settings, f"create {_some(missing)}"):
-                made = await _create(client, [wanted[name] for name in missing], settings)
-            counts = await _all_counts(client, wanted, settings)
+            with _in_time(settings, f"create {_first_names(missing)}"):
+                created_names = await _create(client, [topics[name] for name in missing], settings)
+            counts = await _all_counts(client, topics, settings)
     finally:
         await client.close()
-    return made, counts
+    return created_names, counts
 
 
 async def _wake_coordinators(client: AIOKafkaAdminClient) -> None:
@@ -139,8 +141,10 @@ async def _wake_coordinators(client: AIOKafkaAdminClient) -> None:
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(_WAKE_S):
-            asked = (client.find_coordinator("trivium", each) for each in (_GROUPS, _TRANSACTIONS))
-            await asyncio.gather(*asked, return_exceptions=True)
+            lookups = (
+                client.find_coordinator("trivium", kind) for kind in (_GROUPS, _TRANSACTIONS)
+            )
+            await asyncio.gather(*lookups, return_exceptions=True)
 
 
 async def _create(
@@ -151,7 +155,7 @@ async def _create(
         response = await client.create_topics(topics, timeout_ms=settings.request_timeout_ms)
     except AttributeError as error:  # aiokafka 0.14, where the brokers name no controller
         raise NodeNotReadyError("no controller is known") from error
-    made = []
+    created_names = []
     for name, code, *rest in response.topic_errors:
         if code not in (0, _ALREADY_EXISTS):
             refusal = for_code(code)
@@ -159,24 +163,24 @@ async def _create(
             if refusal.retriable or _FENCED in why:
                 raise refusal(why)
             raise TopicError(f"{name}: not created: {why}")
-        made += [name] * (code == 0)
-    return made
+        created_names += [name] * (code == 0)
+    return created_names
 
 
 async def _all_counts(
-    client: AIOKafkaAdminClient, wanted: Iterable[str], settings: LogSettings
+    client: AIOKafkaAdminClient, names: Iterable[str], settings: LogSettings
 ) -> dict[str, int]:
     """Wait until every topic has leaders: metadata follows the controller's answer."""
-    missing = list(wanted)
+    missing = list(names)
     try:
         async with asyncio.timeout(settings.request_timeout_ms / 1000):
             while True:  # there is no event to wait for
-                counts = await _partition_counts(client, wanted)
-                if not (missing := [name for name in wanted if name not in counts]):
+                counts = await _partition_counts(client, names)
+                if not (missing := [name for name in names if name not in counts]):
                     return counts
                 await asyncio.sleep(0.02)
     except (KafkaError, TimeoutError) as error:
-        raise _too_slow(settings, f"find leaders for {_some(missing)}", error) from error
+        raise _too_slow(settings, f"find leaders for {_first_names(missing)}", error) from error
 
 
 @contextmanager
@@ -195,9 +199,9 @@ def _too_slow(settings: LogSettings, what: str, error: BaseException) -> BrokerU
     )
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
-    return ", ".join(names[:_NAMED]) + more
+def _first_names(names: Sequence[str]) -> str:
+    suffix = f" and {len(names) - _NAMES_SHOWN} more" * (len(names) > _NAMES_SHOWN)
+    return ", ".join(names[:_NAMES_SHOWN]) + suffix
 
 
 async def _partition_counts(client: AIOKafkaAdminClient, names: Iterable[str]) -> dict[str, int]:
@@ -240,20 +244,20 @@ async def group_owners(settings: LogSettings, group_id: str) -> dict[tuple[str, 
 
 async def describe_topics(settings: LogSettings) -> list[TopicStatus]:
     """Every wanted topic beside what the broker has."""
-    return _rows(settings, await partition_counts(settings, wanted_topics(settings)))
+    return _rows(settings, await partition_counts(settings, expected_topics(settings)))
 
 
 def _rows(settings: LogSettings, counts: Mapping[str, int]) -> list[TopicStatus]:
     rows = []
-    for name, topic in wanted_topics(settings).items():
-        own = name.removeprefix(settings.topic_prefix)
-        table = TOPICS[own.removesuffix(DEAD_LETTER_SUFFIX)]
+    for name, topic in expected_topics(settings).items():
+        base_name = name.removeprefix(settings.topic_prefix)
+        table = TOPICS[base_name.removesuffix(DEAD_LETTER_SUFFIX)]
         rows.append(
             TopicStatus(
                 name=name,
                 expected=topic.num_partitions,
                 found=counts.get(name, 0),
-                records=", ".join(table.records) if own in TOPICS else "dead letters",
+                records=", ".join(table.records) if base_name in TOPICS else "dead letters",
                 cleanup=topic.topic_configs.get("cleanup.policy", "delete"),
                 retention_ms=table.retention_ms,
             )
@@ -272,9 +276,9 @@ def _check_counts(rows: Sequence[TopicStatus]) -> None:
         raise TopicError(f"missing: {', '.join(missing)}; create them with `trivium topics create`")
     wrong = [row for row in rows if not row.fits]
     if wrong:
-        found = "; ".join(f"{r.name}: expected {r.expected}, found {r.found}" for r in wrong)
+        differences = "; ".join(f"{r.name}: expected {r.expected}, found {r.found}" for r in wrong)
         raise TopicError(
-            f"partition counts differ: {found}. They decide which router owns a session and are "
+            f"partition counts differ: {differences}. They decide which router owns a session and are "
             "never changed in place: set them in [log] to what is there, or choose another "
             "topic_prefix, or drain and delete the topics"
         )
@@ -293,7 +297,7 @@ async def check_retention(settings: LogSettings, needs: Needs) -> None:
     topics = {settings.topic_prefix + name: need for name, need in needs.items()}
     configs = await _configs(settings, topics, ("cleanup.policy", "retention.ms"))
     for topic, config in configs.items():
-        _check_kept(topic, config, *topics[topic])
+        _check_retention(topic, config, *topics[topic])
 
 
 async def bytes_max_of(settings: LogSettings, topics: Iterable[str]) -> dict[str, int]:
@@ -310,28 +314,28 @@ async def _configs(
     settings: LogSettings, topics: Iterable[str], names: Sequence[str]
 ) -> dict[str, dict[str, str]]:
     """These settings of those topics that are there and whose settings are told."""
-    asked = [
+    resources = [
         ConfigResource(ConfigResourceType.TOPIC, topic, dict.fromkeys(names, ""))
         for topic in topics
     ]
     client = await _admin(settings)
     try:
         with _in_time(settings, f"say {' and '.join(names)} of topics"):
-            responses = await client.describe_configs(asked)
+            responses = await client.describe_configs(resources)
     finally:
         await client.close()
-    found = {}
+    configs = {}
     for response in responses:
         for code, _, _, topic, entries in response.resources:
             if not code:
-                found[topic] = {name: value for name, value, *_ in entries}
+                configs[topic] = {name: value for name, value, *_ in entries}
             elif code != _UNKNOWN_TOPIC:  # what is missing, others say
                 why = for_code(code).__name__
                 log.warning("%s: %s not told, and not checked: %s", topic, ", ".join(names), why)
-    return found
+    return configs
 
 
-def _check_kept(topic: str, config: Mapping[str, str], setting: str, lives_ms: int) -> None:
+def _check_retention(topic: str, config: Mapping[str, str], setting: str, lives_ms: int) -> None:
     kept_ms, least_ms = int(config.get("retention.ms", -1)), lives_ms + HOUR_MS
     if "delete" in config.get("cleanup.policy", "") and 0 <= kept_ms < least_ms:
         raise ConfigError(

@@ -17,8 +17,15 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPa
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from schemas.codec import Codec, why_unreadable
-from schemas.errors import BrokerUnavailable, RecordTooLarge, TopicError, TriviumError, clipped
-from schemas.log.connecting import client_options, dropped, flushed, no_broker, started, stopped
+from schemas.errors import BrokerUnavailable, RecordTooLarge, TopicError, TriviumError, clip_message
+from schemas.log.connecting import (
+    abort_producer,
+    client_options,
+    close_producer,
+    no_broker,
+    start_client,
+    stop_consumer,
+)
 from schemas.log.reading.faults import FAULTS
 from schemas.log.reading.fetching import LONGEST_MS, LOOK_MS, prepare_fetches
 from schemas.rules.sizes import RECORD_BYTES_MAX, check_size
@@ -71,7 +78,7 @@ class LogProducer:
             max_request_size=RECORD_BYTES_MAX,
         )
         try:
-            await started(producer.start, producer.stop)
+            await start_client(producer.start, producer.stop)
         except KafkaError as error:
             raise no_broker(self._settings.bootstrap, error) from error
         self._producer = producer
@@ -80,7 +87,7 @@ class LogProducer:
         """Flush and close; what no broker takes within `request_timeout_ms` is given up."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            await flushed(producer, self._settings.request_timeout_ms / 1000)
+            await close_producer(producer, self._settings.request_timeout_ms / 1000)
 
     async def discard(self) -> None:
         """Close, and write nothing more: what is buffered is of a life that is over.
@@ -91,7 +98,7 @@ class LogProducer:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer._closed = True  # noqa: SLF001  # aiokafka only offers to flush first
-            await dropped(producer)
+            await abort_producer(producer)
 
     def session_partition(self, session_id: str) -> int:
         """The partition of everything about a session."""
@@ -171,7 +178,7 @@ class AssignedReader:
         *,
         client_id: str,
         committed_group: str | None = None,
-        decided: bool = False,
+        committed_only: bool = False,
         fetch_bytes: int = RECORD_BYTES_MAX,
     ) -> None:
         self.topic = settings.topic_prefix + topic
@@ -184,7 +191,7 @@ class AssignedReader:
             **client_options(settings),
             "client_id": client_id,
             "group_id": group,
-            "isolation_level": "read_committed" if decided else "read_uncommitted",
+            "isolation_level": "read_committed" if committed_only else "read_uncommitted",
             "enable_auto_commit": group is not None,
             "auto_commit_interval_ms": 5_000,
             "auto_offset_reset": "earliest",
@@ -216,7 +223,7 @@ class AssignedReader:
         consumer = AIOKafkaConsumer(**self._options)
         prepare_fetches(consumer, _FETCH_MS, self._fetch_ms)
         try:
-            await started(consumer.start, consumer.stop)
+            await start_client(consumer.start, consumer.stop)
         except KafkaError as error:
             raise no_broker(self._bootstrap, error) from error
         self._consumer = consumer
@@ -257,7 +264,7 @@ class AssignedReader:
         try:
             offsets = await ask(self._partitions)
         except KafkaError as error:
-            raise await self._unread(consumer, error) from error
+            raise await self._read_error(consumer, error) from error
         return {tp.partition: offset for tp, offset in offsets.items()}
 
     async def reaches(self, offsets: dict[int, int]) -> bool:
@@ -269,22 +276,22 @@ class AssignedReader:
             await self.stop()
         return offsets.keys() == ends.keys() and all(offsets[p] <= end for p, end in ends.items())
 
-    def behind(self, offsets: dict[int, int]) -> int:
+    def lag(self, offsets: dict[int, int]) -> int:
         """Records after these offsets, as far as the broker has told."""
         if self._consumer is None:
             return 0
         ends = {tp.partition: self._consumer.highwater(tp) or 0 for tp in self._partitions}
         return sum(max(0, end - offsets.get(partition, 0)) for partition, end in ends.items())
 
-    async def _unread(self, consumer: AIOKafkaConsumer, error: KafkaError) -> TriviumError:
+    async def _read_error(self, consumer: AIOKafkaConsumer, error: KafkaError) -> TriviumError:
         """Why nothing can be read: aiokafka has one word for a missing topic and for silence."""
         trouble = f"{self.topic}: cannot be read: {type(error).__name__}"
         try:
             async with asyncio.timeout(self._answer_s):
-                known = await consumer.topics()
+                topics = await consumer.topics()
         except (KafkaError, TimeoutError):
             return BrokerUnavailable(f"{trouble}; no broker answers at {self._bootstrap}")
-        if self.topic in known:
+        if self.topic in topics:
             return BrokerUnavailable(f"{trouble}; its broker is away")
         return TopicError(f"{trouble}; create the topics with `trivium topics create`")
 
@@ -326,7 +333,7 @@ class AssignedReader:
         """Whether it stands at these offsets or beyond, so all before them was handed out."""
         return all([await self._position(tp) >= offsets[tp.partition] for tp in self._partitions])
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Fetch nothing until the next `seek`."""
         self._started.pause(*self._partitions)
 
@@ -337,25 +344,27 @@ class AssignedReader:
         Of the next ones of all partitions the oldest is first, by the log's timestamps, of equally
         old ones that of the lowest partition.
         """
-        held: dict[TopicPartition, deque[ConsumerRecord]] = {tp: deque() for tp in self._partitions}
+        queues: dict[TopicPartition, deque[ConsumerRecord]] = {
+            tp: deque() for tp in self._partitions
+        }
         while True:
-            dry = [tp for tp, records in held.items() if not records]
+            dry = [tp for tp, records in queues.items() if not records]
             if any([await self._position(tp) < ends[tp.partition] for tp in dry]):
-                wanted = [tp for tp, records in held.items() if len(records) < _HELD_MAX]
+                partitions = [tp for tp, records in queues.items() if len(records) < _HELD_MAX]
                 batches = await self._started.getmany(
-                    *wanted, timeout_ms=1_000, max_records=_HELD_MAX
+                    *partitions, timeout_ms=1_000, max_records=_HELD_MAX
                 )
                 for tp, records in batches.items():
-                    held[tp].extend(records)
+                    queues[tp].extend(records)
                 continue
-            heads = [(records[0].timestamp, tp) for tp, records in held.items() if records]
+            heads = [(records[0].timestamp, tp) for tp, records in queues.items() if records]
             if not heads:
                 return
             heapq.heapify(heads)
-            while held[tp := heads[0][1]]:
-                yield held[tp].popleft()
-                if held[tp]:
-                    heapq.heapreplace(heads, (held[tp][0].timestamp, tp))
+            while queues[tp := heads[0][1]]:
+                yield queues[tp].popleft()
+                if queues[tp]:
+                    heapq.heapreplace(heads, (queues[tp][0].timestamp, tp))
 
     async def _position(self, partition: TopicPartition) -> int:
         return int(await self._started.position(partition))
@@ -364,32 +373,32 @@ class AssignedReader:
         """Close; positions that no broker takes soon are not committed."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            await stopped(consumer)
+            await stop_consumer(consumer)
 
 
-async def bury(producer: LogProducer, record: ConsumerRecord, error: Exception) -> None:
+async def send_dead_letter(producer: LogProducer, record: ConsumerRecord, error: Exception) -> None:
     """Put a record that cannot be read on its topic's dead-letter topic, and wait for the
     acknowledgement. Of one that is too large for that, and of what stands for a batch, only the
     origin is told.
     """
-    FAULTS.unreadable(record.topic, record.partition, record.offset, str(error))
+    FAULTS.note_unreadable(record.topic, record.partition, record.offset, str(error))
     origin = {
         "error-class": type(error).__name__,
-        "error-message": clipped(str(error)),
+        "error-message": clip_message(str(error)),
         "topic": record.topic,
         "partition": record.partition,
         "offset": record.offset,
         "timestamp": record.timestamp,
     }
-    said = [(DEAD_LETTER_HEADERS + name, _header(value)) for name, value in origin.items()]
+    reasons = [(DEAD_LETTER_HEADERS + name, _header(value)) for name, value in origin.items()]
     topic = record.topic + DEAD_LETTER_SUFFIX
     value = None if why_unreadable(record.value) else record.value
     key = b"" if value is record.key is None else record.key  # the client sends no nothing
     try:
-        headers = [*record.headers, *said]
+        headers = [*record.headers, *reasons]
         ack = await producer.send_raw(topic, value, key=key, partition=0, headers=headers)
     except RecordTooLarge:
-        ack = await producer.send_raw(topic, None, key=b"", partition=0, headers=said)
+        ack = await producer.send_raw(topic, None, key=b"", partition=0, headers=reasons)
     await ack
 
 

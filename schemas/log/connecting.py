@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import BrokerResponseError, KafkaConnectionError, KafkaError
 
 from schemas.errors import BrokerUnavailable
-from schemas.log.endings import LEAVE_S, ended, waited, within
+from schemas.log.endings import LEAVE_S, cancel_and_wait, run_within, wait_uncancelled
 from schemas.settings import LogSettings
 
 START_S = 15.0
@@ -38,7 +38,7 @@ def client_options(settings: LogSettings) -> dict[str, Any]:
     return options
 
 
-async def started(start: Callable[[], Awaitable[object]], stop: Close) -> None:
+async def start_client(start: Callable[[], Awaitable[object]], stop: Close) -> None:
     """Start an aiokafka client, or stop it again where that fails or is cancelled.
 
     A start that is cancelled forgets its first connection (aiokafka 0.14), so it is waited for
@@ -48,14 +48,16 @@ async def started(start: Callable[[], Awaitable[object]], stop: Close) -> None:
     try:
         await asyncio.shield(starting)
     except BaseException as error:
-        _, is_over = await waited({starting}, START_S)  # a producer may ask for its id for ever
+        _, is_over = await wait_uncancelled(
+            {starting}, START_S
+        )  # a producer may ask for its id for ever
         raised = [error, asyncio.CancelledError()] if is_over else [error]
-        await _tried(2 * LEAVE_S, lambda: ended(starting), raised)
-        await _tried(CLOSE_S, stop, raised)
-        _raise(raised)
+        await _close_within(2 * LEAVE_S, lambda: cancel_and_wait(starting), raised)
+        await _close_within(CLOSE_S, stop, raised)
+        _raise_first(raised)
 
 
-async def stopped(consumer: AIOKafkaConsumer, within_s: float = CLOSE_S) -> None:
+async def stop_consumer(consumer: AIOKafkaConsumer, within_s: float = CLOSE_S) -> None:
     """Stop an aiokafka consumer soon: whoever closes because the log was away is to join again as
     soon as it is back. A member of a group takes longer, which it leaves.
 
@@ -67,29 +69,31 @@ async def stopped(consumer: AIOKafkaConsumer, within_s: float = CLOSE_S) -> None
     async def leave_group() -> None:
         group = consumer._coordinator  # noqa: SLF001  # there is no other way
         tasks = (getattr(group, name, None) for name in _TASKS_OF_A_GROUP)
-        await ended(*(task for task in tasks if task is not None), within_s=_END_S)
+        await cancel_and_wait(*(task for task in tasks if task is not None), within_s=_END_S)
 
     parts = (
         leave_group,
         lambda: consumer._fetcher.close(),  # noqa: SLF001
         lambda: consumer._client.close(),  # noqa: SLF001
     )
-    await _closed(parts, consumer.stop, within_s)
+    await _close_parts(parts, consumer.stop, within_s)
 
 
-async def flushed(producer: AIOKafkaProducer, within_s: float) -> None:
+async def close_producer(producer: AIOKafkaProducer, within_s: float) -> None:
     """Flush and close an aiokafka producer; what no broker takes in so long is given up. An
     idempotent one would offer its records for ever."""
     parts = (producer._sender.close, producer.client.close)  # noqa: SLF001  # as above
-    await _closed(parts, producer.stop, within_s)
+    await _close_parts(parts, producer.stop, within_s)
 
 
-async def dropped(producer: AIOKafkaProducer) -> None:
+async def abort_producer(producer: AIOKafkaProducer) -> None:
     """Close an aiokafka producer without what it still holds: its connections first."""
-    await _closed((producer.client.close, producer._sender.close))  # noqa: SLF001  # as above
+    await _close_parts((producer.client.close, producer._sender.close))  # noqa: SLF001  # as above
 
 
-async def _closed(parts: Iterable[Close], whole: Close | None = None, within_s: float = 0) -> None:
+async def _close_parts(
+    parts: Iterable[Close], whole: Close | None = None, within_s: float = 0
+) -> None:
     """Close a client, or part by part where that fails or takes longer: each in bounded time, and
     whatever the others raise.
 
@@ -98,39 +102,39 @@ async def _closed(parts: Iterable[Close], whole: Close | None = None, within_s: 
     whoever closes it, it is one trouble with the log.
     """
     raised = list[BaseException]()
-    if whole is not None and await _tried(within_s, whole, raised):
+    if whole is not None and await _close_within(within_s, whole, raised):
         return
     for part in parts:
-        await _tried(CLOSE_S, part, raised)
+        await _close_within(CLOSE_S, part, raised)
     try:
-        _raise(raised)
+        _raise_first(raised)
     except (BrokerUnavailable, KafkaError, OSError):
         raise
     except Exception as error:
         raise BrokerUnavailable(f"a client of the log was not closed in order: {error}") from error
 
 
-def _raise(raised: list[BaseException]) -> None:
+def _raise_first(raised: list[BaseException]) -> None:
     """A cancellation, or else the first error, if there was one."""
     for error in sorted(raised, key=lambda error: not isinstance(error, asyncio.CancelledError)):
         raise error
 
 
-async def _tried(seconds: float, close: Close, raised: list[BaseException]) -> bool:
+async def _close_within(seconds: float, close: Close, raised: list[BaseException]) -> bool:
     """Whether it was closed in so long, and raised nothing."""
     try:
-        return await within(seconds, close())
+        return await run_within(seconds, close())
     except (Exception, asyncio.CancelledError) as error:
         raised.append(error)
         return False
 
 
 @asynccontextmanager
-async def asking_client(
+async def query_client(
     settings: LogSettings,
     group_id: str | None = None,
     *,
-    decided: bool = False,
+    committed_only: bool = False,
     topics: Collection[str] = (),
 ) -> AsyncIterator[AIOKafkaConsumer]:
     """A consumer that fetches nothing: on a connection with a fetch under way every question would
@@ -142,15 +146,15 @@ async def asking_client(
         **client_options(settings),
         group_id=group_id,
         enable_auto_commit=False,
-        isolation_level="read_committed" if decided else "read_uncommitted",
+        isolation_level="read_committed" if committed_only else "read_uncommitted",
     )
-    await started(consumer.start, consumer.stop)
+    await start_client(consumer.start, consumer.stop)
     try:
         if topics:
             await consumer._client.set_topics(topics)  # noqa: SLF001  # there is no other way
         yield consumer
     finally:
-        await stopped(consumer)
+        await stop_consumer(consumer)
 
 
 def no_broker(bootstrap: str, error: KafkaError) -> BrokerUnavailable:
@@ -163,7 +167,7 @@ def no_broker(bootstrap: str, error: KafkaError) -> BrokerUnavailable:
     )
 
 
-def is_away(error: BaseException | None) -> bool:
+def is_unreachable(error: BaseException | None) -> bool:
     """Whether a failed send says that no broker answers; else one did, and refused this record."""
     if isinstance(error, BrokerUnavailable) and error.__cause__ is not None:
         error = error.__cause__

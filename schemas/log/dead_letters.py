@@ -14,8 +14,8 @@ from aiokafka.errors import KafkaError
 
 from schemas.codec import why_unreadable
 from schemas.log.clients import AssignedReader
-from schemas.log.connecting import asking_client, no_broker
-from schemas.log.transactions import Sending, Transactions
+from schemas.log.connecting import no_broker, query_client
+from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, RETRIED, SENT_AGAIN
 
@@ -37,7 +37,7 @@ class DeadLetter:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes], ...]
-    said: dict[str, str]
+    details: dict[str, str]
     is_retried: bool
 
     @property
@@ -53,22 +53,24 @@ class DeadLetter:
     @property
     def error(self) -> str:
         """What went wrong, in a line."""
-        return f"{self.said.get('error-class', 'unknown')}: {self.said.get('error-message', '')}"
+        return (
+            f"{self.details.get('error-class', 'unknown')}: {self.details.get('error-message', '')}"
+        )
 
     @property
-    def times(self) -> int:
+    def retry_count(self) -> int:
         """How often it was sent again before it came back as this letter."""
-        said = self.said.get(SENT_AGAIN, "")
-        return int(said) if said.isdecimal() and len(said) < _TIMES_DIGITS else 0
+        text = self.details.get(SENT_AGAIN, "")
+        return int(text) if text.isdecimal() and len(text) < _TIMES_DIGITS else 0
 
     @property
     def origin(self) -> str:
         """Where it was, as far as that was told."""
-        return f"{self.said.get('partition', '?')}/{self.said.get('offset', '?')}"
+        return f"{self.details.get('partition', '?')}/{self.details.get('offset', '?')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class LetterSelection:
     """Which letters are meant; all where nothing is said."""
 
     places: frozenset[Place] = frozenset()
@@ -85,7 +87,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Retried:
+class RetryCounts:
     """What came of sending letters again, so far."""
 
     sent: int = 0
@@ -94,7 +96,7 @@ class Retried:
     impossible: int = 0  # only the origin was kept, or not even that
 
 
-async def holding(log: LogSettings, counts: Mapping[str, int]) -> set[str]:
+async def topics_with_letters(log: LogSettings, counts: Mapping[str, int]) -> set[str]:
     """Topics, by their full names, whose dead-letter topics are not empty; with the counts of their
     partitions. To read one that is empty takes half a second.
     """
@@ -105,12 +107,12 @@ async def holding(log: LogSettings, counts: Mapping[str, int]) -> set[str]:
     ]
     try:
         topics = {place.topic for place in places}
-        async with asking_client(log, decided=True, topics=topics) as client:
+        async with query_client(log, decided=True, topics=topics) as client:
             first, end = await client.beginning_offsets(places), await client.end_offsets(places)
     except KafkaError as error:
         raise no_broker(log.bootstrap, error) from error
-    held = {place.topic for place in places if first[place] < end[place]}
-    return {name for name in counts if name + DEAD_LETTER_SUFFIX in held}
+    nonempty_topics = {place.topic for place in places if first[place] < end[place]}
+    return {name for name in counts if name + DEAD_LETTER_SUFFIX in nonempty_topics}
 
 
 async def read_letters(
@@ -126,7 +128,7 @@ async def read_letters(
         topic + DEAD_LETTER_SUFFIX,
         range(partitions),
         client_id="trivium-dlq",
-        decided=True,
+        committed_only=True,
     )
     async with reader.reading("nowhere"):
         first, ends = await reader.first_offsets(), await reader.end_offsets()
@@ -134,23 +136,25 @@ async def read_letters(
         await reader.seek(first)
         async for batch in reader.until(ends):
             retried.update(
-                (each.partition, at) for each in batch if (at := _marked(each)) is not None
+                (record.partition, at)
+                for record in batch
+                if (at := _marked_offset(record)) is not None
             )
         await reader.seek(first)
         async for batch in reader.until(ends):
             for record in batch:
-                if record.offset < ends[record.partition] and _marked(record) is None:
+                if record.offset < ends[record.partition] and _marked_offset(record) is None:
                     yield _letter(topic, record, (record.partition, record.offset) in retried)
 
 
-def _marked(record: ConsumerRecord) -> int | None:
+def _marked_offset(record: ConsumerRecord) -> int | None:
     """The offset that a mark names; None for a letter."""
     value = dict(record.headers).get(_MARK, b"")
     return int(value) if value.isdigit() else None
 
 
 def _letter(topic: str, record: ConsumerRecord, is_retried: bool) -> DeadLetter:
-    said = {
+    details = {
         name.removeprefix(DEAD_LETTER_HEADERS): value.decode(errors="replace")
         for name, value in record.headers
         if name.startswith(DEAD_LETTER_HEADERS)
@@ -163,15 +167,19 @@ def _letter(topic: str, record: ConsumerRecord, is_retried: bool) -> DeadLetter:
         key=record.key,
         value=None if why_unreadable(record.value) else record.value,
         headers=tuple(
-            each for each in record.headers if not each[0].startswith(DEAD_LETTER_HEADERS)
+            header for header in record.headers if not header[0].startswith(DEAD_LETTER_HEADERS)
         ),
-        said=said,
+        details=details,
         is_retried=is_retried,
     )
 
 
 async def retry(
-    log: LogSettings, topic: str, partitions: tuple[int, int], wanted: Wanted, done: Retried
+    log: LogSettings,
+    topic: str,
+    partitions: tuple[int, int],
+    selection: LetterSelection,
+    counts: RetryCounts,
 ) -> None:
     """Send what is wanted to its topic again: the same key, value and headers, on its partition,
     and in a header more how often that was done.
@@ -183,65 +191,73 @@ async def retry(
     transactions = Transactions(log, f"dlq-{topic}")
     try:
         await transactions.start()  # what another command has not committed is void
-        sends, size = list[Sending](), 0
-        async with aclosing(_chosen(log, topic, partitions, wanted, done)) as chosen:
-            async for again, mark in chosen:
-                sends += again, mark
-                size += len(again.value or b"")
+        sends, size = list[OutgoingRecord](), 0
+        async with aclosing(_select(log, topic, partitions, selection, counts)) as chosen:
+            async for sending, mark in chosen:
+                sends += sending, mark
+                size += len(sending.value or b"")
                 if len(sends) >= _COMMIT_RECORDS or size > _COMMIT_BYTES:
                     await transactions.commit(sends)
-                    done.sent += len(sends) // 2
+                    counts.sent += len(sends) // 2
                     sends, size = [], 0
         if sends:
             await transactions.commit(sends)
-            done.sent += len(sends) // 2
+            counts.sent += len(sends) // 2
     finally:
         await transactions.stop()
 
 
-async def rehearse(
-    log: LogSettings, topic: str, partitions: tuple[int, int], wanted: Wanted, done: Retried
+async def count_retries(
+    log: LogSettings,
+    topic: str,
+    partitions: tuple[int, int],
+    selection: LetterSelection,
+    counts: RetryCounts,
 ) -> None:
     """Count what `retry` would do."""
-    async with aclosing(_chosen(log, topic, partitions, wanted, done)) as chosen:
+    async with aclosing(_select(log, topic, partitions, selection, counts)) as chosen:
         async for _ in chosen:
-            done.sent += 1
+            counts.sent += 1
 
 
-async def _chosen(
-    log: LogSettings, topic: str, partitions: tuple[int, int], wanted: Wanted, done: Retried
-) -> AsyncGenerator[tuple[Sending, Sending], None]:
+async def _select(
+    log: LogSettings,
+    topic: str,
+    partitions: tuple[int, int],
+    selection: LetterSelection,
+    counts: RetryCounts,
+) -> AsyncGenerator[tuple[OutgoingRecord, OutgoingRecord], None]:
     """What is sent, each with the mark that says so; the rest is counted."""
     count, of_letters = partitions
     async with aclosing(read_letters(log, topic, of_letters)) as letters:
         async for letter in letters:
-            if letter not in wanted:
+            if letter not in selection:
                 continue
             if letter.is_retried:
-                done.already += 1
-            elif (again := _again(letter, count)) is None:
-                done.impossible += 1
+                counts.already += 1
+            elif (sending := _original(letter, count)) is None:
+                counts.impossible += 1
             else:
-                done.repeatedly += letter.times > 0
-                yield again, _mark(letter)
+                counts.repeatedly += letter.retry_count > 0
+                yield sending, _mark(letter)
 
 
-def _again(letter: DeadLetter, count: int) -> Sending | None:
+def _original(letter: DeadLetter, count: int) -> OutgoingRecord | None:
     """The record as it was; None where only its origin was kept, or not even that."""
-    partition = letter.said.get("partition", "")
+    partition = letter.details.get("partition", "")
     if letter.value is None or not partition.isdigit() or int(partition) >= count:
         return None
-    return Sending(
+    return OutgoingRecord(
         topic=letter.topic,
         partition=int(partition),
         key=letter.key,
         value=letter.value,
-        headers=(*letter.headers, (_TIMES, str(letter.times + 1).encode())),
+        headers=(*letter.headers, (_TIMES, str(letter.retry_count + 1).encode())),
     )
 
 
-def _mark(letter: DeadLetter) -> Sending:
-    return Sending(
+def _mark(letter: DeadLetter) -> OutgoingRecord:
+    return OutgoingRecord(
         topic=letter.topic + DEAD_LETTER_SUFFIX,
         partition=letter.partition,
         key=letter.key or b"",

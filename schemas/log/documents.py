@@ -14,12 +14,12 @@ def embedding_group(log: LogSettings) -> str:
 
 
 async def declare(
-    producer: LogProducer, log: LogSettings, collection: str, said: CollectionDeclared | None
+    producer: LogProducer, log: LogSettings, collection: str, declaration: CollectionDeclared | None
 ) -> None:
     """Say something of a collection, or take it back; raises BrokerUnavailable."""
     key = declaration_key(collection)
-    if said is not None:
-        ack = await producer.send("documents", said, key=key, partition=0)
+    if declaration is not None:
+        ack = await producer.send("documents", declaration, key=key, partition=0)
     else:
         topic = log.topic_prefix + "documents"
         ack = await producer.send_raw(topic, None, key=key.encode(), partition=0)

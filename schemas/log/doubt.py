@@ -17,34 +17,34 @@ _SENT_MAX = 64  # heartbeats whose way back through the log is awaited
 _NEVER_S = float("-inf")
 
 
-class Doubt:
+class LeaseMonitor:
     """The lease of one life; `copies` are those that the log has of each record."""
 
     def __init__(self, copies: int) -> None:
         self._copies = copies
         self._beat_s = _NEVER_S  # when the last beat that counts was sent
-        self._sent: deque[tuple[int, float]] = deque(maxlen=_SENT_MAX)  # seq, when
+        self._sent_beats: deque[tuple[int, float]] = deque(maxlen=_SENT_MAX)  # seq, when
         self._renewed = asyncio.Event()
         self._heard_s = _NEVER_S  # the last record of anybody
         self._hearing_since_s = _NEVER_S  # the first one after a silence
 
-    def sent(self, seq: int) -> None:
+    def note_sent(self, seq: int) -> None:
         """A heartbeat is on its way."""
-        self._sent.append((seq, time.monotonic()))
+        self._sent_beats.append((seq, time.monotonic()))
 
-    def acknowledged(self, seq: int) -> None:
+    def note_acknowledged(self, seq: int) -> None:
         """In doubt that says nothing: the heartbeat may have come too late."""
         if self.is_valid() or self._beat_s == _NEVER_S:
-            self.read_back(seq)
+            self.note_read_back(seq)
 
-    def read_back(self, seq: int) -> None:
+    def note_read_back(self, seq: int) -> None:
         """The log has a heartbeat of this life, and it came in time."""
-        for number, sent_s in self._sent:
+        for number, sent_s in self._sent_beats:
             if number == seq:
                 self._beat_s = max(self._beat_s, sent_s)
                 self._renewed.set()
 
-    def hears(self) -> None:
+    def note_record(self) -> None:
         """There is a record of somebody."""
         now_s = time.monotonic()
         if _ms(now_s - self._heard_s) > DEAF_MS:
@@ -70,7 +70,7 @@ class Doubt:
         most_ms = SILENCE_MAX_MS if self.waits_for_leader() else LEASES_MAX * LEASE_MS
         return most_ms if _ms(time.monotonic() - self._beat_s) > most_ms else 0
 
-    async def over(self) -> None:
+    async def wait_until_valid(self) -> None:
         """Wait until the lease stands beyond doubt."""
         while not self.is_valid():
             self._renewed.clear()

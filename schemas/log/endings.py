@@ -13,57 +13,59 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 log = logging.getLogger("trivium.log")
-AGAIN_S = 1.0  # between two cancellations of a task
+RECANCEL_S = 1.0  # between two cancellations of a task
 LEAVE_S = 30.0  # a task that goes on for so long is left behind; closing a client takes less
 Tasks = set[asyncio.Future[Any]]
 
 
-async def ended(*tasks: asyncio.Future[Any], within_s: float = LEAVE_S) -> None:
+async def cancel_and_wait(*tasks: asyncio.Future[Any], within_s: float = LEAVE_S) -> None:
     """Cancel tasks and wait until all have ended, whatever with. One that does not is left behind
     with a warning. The caller's own cancellation is raised at the end."""
     loop = asyncio.get_running_loop()
-    until_s, left, asked = loop.time() + within_s, set(tasks), False
-    while left and loop.time() < until_s:
-        for task in left:
+    until_s, pending, was_cancelled = loop.time() + within_s, set(tasks), False
+    while pending and loop.time() < until_s:
+        for task in pending:
             task.cancel()
-        left, again = await waited(left, min(AGAIN_S, until_s - loop.time()))
-        asked |= again
-    for task in left:
+        pending, is_cancelled = await wait_uncancelled(
+            pending, min(RECANCEL_S, until_s - loop.time())
+        )
+        was_cancelled |= is_cancelled
+    for task in pending:
         log.warning("left behind, for it goes on although it was cancelled: %r", task)
-    _forget(set(tasks) - left)
-    if asked:
+    _retrieve_exceptions(set(tasks) - pending)
+    if was_cancelled:
         raise asyncio.CancelledError
 
 
-async def within(seconds: float, closing: Coroutine[Any, Any, object]) -> bool:
+async def run_within(seconds: float, closing: Coroutine[Any, Any, object]) -> bool:
     """Whether something was closed in so long; if not, that is cancelled, and waited for no longer.
     Raises what it raised. The caller's own cancellation is raised at the end."""
     task = asyncio.ensure_future(closing)
-    left, asked = await waited({task}, seconds)
-    if left:
-        await ended(task, within_s=2 * AGAIN_S)
-    if asked:
-        _forget({task} - left)
+    pending, was_cancelled = await wait_uncancelled({task}, seconds)
+    if pending:
+        await cancel_and_wait(task, within_s=2 * RECANCEL_S)
+    if was_cancelled:
+        _retrieve_exceptions({task} - pending)
         raise asyncio.CancelledError
-    if left or task.cancelled():
+    if pending or task.cancelled():
         return False
     task.result()
     return True
 
 
-async def waited(tasks: Tasks, seconds: float) -> tuple[Tasks, bool]:
+async def wait_uncancelled(tasks: Tasks, seconds: float) -> tuple[Tasks, bool]:
     """Those that have not ended in so long, and whether the caller was cancelled meanwhile."""
     loop = asyncio.get_running_loop()
-    until_s, asked = loop.time() + seconds, False
+    until_s, was_cancelled = loop.time() + seconds, False
     while tasks and (left_s := until_s - loop.time()) > 0:
         try:
             _, tasks = await asyncio.wait(tasks, timeout=left_s)
         except asyncio.CancelledError:
-            asked = True
-    return tasks, asked
+            was_cancelled = True
+    return tasks, was_cancelled
 
 
-def _forget(tasks: Iterable[asyncio.Future[Any]]) -> None:
+def _retrieve_exceptions(tasks: Iterable[asyncio.Future[Any]]) -> None:
     for task in tasks:
         if not task.cancelled():
             task.exception()  # else asyncio tells of errors that nobody has asked for

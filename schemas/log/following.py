@@ -15,7 +15,7 @@ from schemas.errors import BrokerUnavailable
 from schemas.log.clients import MARKS_MAX_MS, MARKS_MS, AssignedReader
 
 
-class Follower:
+class TopicFollower:
     """How far a copy has come. A process may lose its reader, and follow by another."""
 
     def __init__(self, topic: str, *, wait_ms: int) -> None:
@@ -73,16 +73,16 @@ class Follower:
         shares their question."""
         if self._ends is None:
             self._ends = asyncio.create_task(self._ask_ends())
-            self._ends.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+            self._ends.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._ends)
 
     async def _ask_ends(self) -> dict[int, int]:
         async with self._asks:
-            reader = await self._some_reader()
+            reader = await self._wait_for_reader()
             self._ends = None  # who comes from here on wants later ones
             return await reader.end_offsets()
 
-    async def _some_reader(self) -> AssignedReader:
+    async def _wait_for_reader(self) -> AssignedReader:
         async with self.news:
             await self.news.wait_for(lambda: self._reader is not None)
         assert self._reader is not None
@@ -90,7 +90,7 @@ class Follower:
 
     async def _reach(self, offsets: Mapping[int, int]) -> None:
         look_ms = MARKS_MS
-        while not await (await self._some_reader()).has_reached(offsets) or self._is_applying:
+        while not await (await self._wait_for_reader()).has_reached(offsets) or self._is_applying:
             try:
                 async with asyncio.timeout(look_ms / 1000), self.news:
                     await self.news.wait()

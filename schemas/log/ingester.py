@@ -19,7 +19,7 @@ from schemas.errors import RecordError
 from schemas.fleet import FleetView
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.connecting import asking_client
+from schemas.log.connecting import query_client
 from schemas.log.documents import KEPT, embedding_group, send_document
 from schemas.log.slices import in_slices
 from schemas.records import Document, DocumentPassages, MemberKind, MemberState
@@ -33,11 +33,11 @@ _LOOK_AT_LEAST_S = 2.0  # where others' passages come all the time
 _TOPIC, _PASSAGES = "documents", "passages"
 _ORIGIN = ("x-dlq-partition", "x-dlq-offset")
 Place = tuple[int, int]  # partition and offset
-Done = Callable[[str], None]
+OnDone = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Fates:
+class IngestCounts:
     """Of the documents of one call."""
 
     written: int = 0
@@ -45,25 +45,25 @@ class Fates:
     embedded: int = 0
     passages: int = 0
     refused: list[tuple[str, str]] = field(default_factory=list)  # id and reason
-    done: int = 0
+    done_count: int = 0
 
     @property
     def unchanged(self) -> int:
         """Read by a worker that had nothing to embed."""
-        return self.done - self.embedded - len(self.refused)
+        return self.done_count - self.embedded - len(self.refused)
 
     @property
     def waiting(self) -> int:
-        return self.written - self.done
+        return self.written - self.done_count
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _PendingDocument:
     """A document whose fate is not known."""
 
     document_id: str
-    done: Done
-    read: Callable[[], None]  # hears that no embedding worker has it before it any more
+    on_done: OnDone
+    on_read: Callable[[], None]  # hears that no embedding worker has it before it any more
     embedded: int = 0  # passages that were made of it now
 
 
@@ -72,7 +72,7 @@ class Ingester:
 
     def __init__(self, log: LogSettings, codec: Codec, view: Callable[[], FleetView]) -> None:
         """`view` is the fleet as it is now."""
-        self.fates = Fates()
+        self.counts = IngestCounts()
         self._log, self._codec, self._view = log, codec, view
         self._producer = LogProducer(log, codec, durable=True, client_id="trivium-ingest")
         partitions = range(log.document_partitions)
@@ -84,8 +84,10 @@ class Ingester:
             for topic in (_TOPIC, _PASSAGES)
         }
         self._acks: list[Any] = []
-        self._open: dict[Place, _Waiting] = {}  # documents of which nothing is known yet
-        self._made: dict[Place, _Waiting] = {}  # by their passages, which no index has yet
+        self._open: dict[Place, _PendingDocument] = {}  # documents of which nothing is known yet
+        self._unindexed: dict[
+            Place, _PendingDocument
+        ] = {}  # by their passages, which no index has yet
 
     async def start(self) -> None:
         """Raises BrokerUnavailable. What comes from now on is seen."""
@@ -104,8 +106,8 @@ class Ingester:
     async def put(
         self,
         document: Document,
-        done: Done = lambda reason: None,
-        read: Callable[[], None] = lambda: None,
+        on_done: OnDone = lambda reason: None,
+        on_read: Callable[[], None] = lambda: None,
     ) -> None:
         """`done` hears why it was refused, nothing if it was not, once `follow` knows; before that
         `read` hears that an embedding worker is through with it.
@@ -113,16 +115,16 @@ class Ingester:
         Raises RecordTooLarge, BrokerUnavailable.
         """
         ack = await send_document(self._producer, self._log, document)
-        self.fates.written += 1
-        await self._add(self._sent(_Waiting(document.document_id, done, read), ack))
+        self.counts.written += 1
+        await self._add(self._track(_PendingDocument(document.document_id, on_done, on_read), ack))
 
-    async def drop(self, collection: str, document_id: str) -> None:
+    async def delete(self, collection: str, document_id: str) -> None:
         """A tombstone."""
         key = document_key(collection, document_id)
         partition = partition_of(key, self._log.document_partitions)
         topic = self._log.topic_prefix + _TOPIC
         ack = await self._producer.send_raw(topic, None, key=key.encode(), partition=partition)
-        self.fates.deleted += 1
+        self.counts.deleted += 1
         await self._add(_acknowledged(ack))
 
     async def _add(self, sending: Any) -> None:
@@ -135,28 +137,30 @@ class Ingester:
         acks, self._acks = self._acks, []
         await asyncio.gather(*acks)
 
-    async def _sent(self, waiting: _Waiting, ack: Any) -> None:
+    async def _track(self, waiting: _PendingDocument, ack: Any) -> None:
         place = await ack
         self._open[int(place.partition), int(place.offset)] = waiting
 
-    async def follow(self, told: Callable[[Fates], None]) -> None:
+    async def follow(self, report: Callable[[IngestCounts], None]) -> None:
         """Until all that was written is done; `told` hears of every change."""
         await self.flush()
         topic, count = self._log.topic_prefix + _TOPIC, self._log.document_partitions
         places = [TopicPartition(topic, partition) for partition in range(count)]
-        async with asking_client(self._log, embedding_group(self._log)) as asking:
+        async with query_client(self._log, embedding_group(self._log)) as asking:
             asking.assign(places)
             looked_s = float("-inf")
-            while self._open or self._made:
+            while self._open or self._unindexed:
                 records = await self._passages.batch(timeout_ms=_LOOK_MS)
                 await self._take(records)
                 if not records or time.monotonic() - looked_s > _LOOK_AT_LEAST_S:
                     looked_s = time.monotonic()
-                    await self._look({tp.partition: await asking.committed(tp) for tp in places})
-                    await self._look_at_indexes()
-                told(self.fates)
+                    await self._check_group(
+                        {tp.partition: await asking.committed(tp) for tp in places}
+                    )
+                    await self._check_indexes()
+                report(self.counts)
 
-    async def _look(self, committed: dict[int, int | None]) -> None:
+    async def _check_group(self, committed: dict[int, int | None]) -> None:
         """How far the group has read: passages and dead letters were written before that."""
         for place, reason in await self._buried(_TOPIC):
             self._close(self._open, place, reason)
@@ -165,16 +169,16 @@ class Ingester:
             if offset < (committed.get(partition) or 0):
                 self._close(self._open, (partition, offset))
 
-    async def _look_at_indexes(self) -> None:
+    async def _check_indexes(self) -> None:
         """How far they are; what they have not taken was buried before they told so."""
-        done = [
-            place for place, each in self._made.items() if self._is_done(place, each.document_id)
+        done_places = [
+            place for place, doc in self._unindexed.items() if self._is_done(place, doc.document_id)
         ]
-        if done:
+        if done_places:
             for place, reason in await self._buried(_PASSAGES):
-                self._close(self._made, place, reason)
-            for place in done:
-                self._close(self._made, place)
+                self._close(self._unindexed, place, reason)
+            for place in done_places:
+                self._close(self._unindexed, place)
 
     def _is_done(self, place: Place, document_id: str) -> bool:
         """Whether all workers of the document's shard have read on behind these passages."""
@@ -185,21 +189,21 @@ class Ingester:
             search = member.registration.search
             if search is None or (search.shard, search.shards) != (shard, layout.shards):
                 continue
-            done = member.search.passages_done if member.search is not None else ()
-            told = done[partition : partition + 1]  # none by an older release
-            if member.state is MemberState.READY and told and told[0] <= offset:
+            done_offsets = member.search.passages_done if member.search is not None else ()
+            offsets = done_offsets[partition : partition + 1]  # none by an older release
+            if member.state is MemberState.READY and offsets and offsets[0] <= offset:
                 return False
         return True
 
     async def _buried(self, topic: str) -> list[tuple[Place, str]]:
         """Places of records of a topic among its dead letters, and why."""
-        found: list[tuple[Place, str]] = []
+        burials: list[tuple[Place, str]] = []
         for record in await self._letters[topic].read_to_end():
-            said = dict(record.headers)
-            partition, offset = (_number(said.get(name)) for name in _ORIGIN)
-            reason = said.get("x-dlq-error-message", b"").decode(errors="replace")
-            found.append(((partition, offset), reason or "it cannot be used"))
-        return found
+            headers = dict(record.headers)
+            partition, offset = (_number(headers.get(name)) for name in _ORIGIN)
+            reason = headers.get("x-dlq-error-message", b"").decode(errors="replace")
+            burials.append(((partition, offset), reason or "it cannot be used"))
+        return burials
 
     async def _take(self, records: list[ConsumerRecord]) -> None:
         """Passages that were made."""
@@ -214,28 +218,30 @@ class Ingester:
                 continue
             waiting = self._open.pop((record.partition, passages.documents_offset), None)
             if waiting is not None:
-                waiting.read()
+                waiting.on_read()
                 waiting.embedded = 0 if KEPT in record.headers else len(passages.chunks)
-                self._made[record.partition, record.offset] = waiting
+                self._unindexed[record.partition, record.offset] = waiting
 
-    def _close(self, waiting: dict[Place, "_Waiting"], place: Place, refused: str = "") -> None:
+    def _close(
+        self, waiting: dict[Place, "_PendingDocument"], place: Place, refused: str = ""
+    ) -> None:
         closed = waiting.pop(place, None)
         if closed is None:
             return
         if waiting is self._open:
-            closed.read()
-        self.fates.done += 1
+            closed.on_read()
+        self.counts.done_count += 1
         if refused:
-            self.fates.refused.append((closed.document_id, refused))
+            self.counts.refused.append((closed.document_id, refused))
         elif closed.embedded:
-            self.fates.embedded += 1
-            self.fates.passages += closed.embedded
-        closed.done(refused)
+            self.counts.embedded += 1
+            self.counts.passages += closed.embedded
+        closed.on_done(refused)
 
 
-def _number(said: bytes | None) -> int:
+def _number(header: bytes | None) -> int:
     """Of a header; -1 where it says none."""
-    return int(said) if said is not None and said.isdigit() else -1
+    return int(header) if header is not None and header.isdigit() else -1
 
 
 async def _acknowledged(ack: Any) -> None:

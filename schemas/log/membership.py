@@ -23,11 +23,11 @@ from aiokafka.errors import KafkaError
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, LeaseError, NameTaken, RecordError
 from schemas.fleet import HEARTBEAT_MS, LEASE_MS, FleetView
-from schemas.log.clients import AssignedReader, LogProducer, bury
+from schemas.log.clients import AssignedReader, LogProducer, send_dead_letter
 from schemas.log.clock import wall_ms
-from schemas.log.doubt import Doubt
-from schemas.log.endings import ended, within
-from schemas.log.patience import stopped_within
+from schemas.log.doubt import LeaseMonitor
+from schemas.log.endings import cancel_and_wait, run_within
+from schemas.log.patience import wait_for_stop
 from schemas.log.reading.faults import FAULTS
 from schemas.log.slices import in_slices
 from schemas.records import (
@@ -124,7 +124,7 @@ class Membership:
         self._capability: Capability | None = None
         self._started_ms = started_ms or wall_ms()
         self._beat_seq = 0
-        self._doubt = Doubt(settings.replication_factor)
+        self._lease_monitor = LeaseMonitor(settings.replication_factor)
         self._running = False
         self._changed = asyncio.Event()  # there is something to tell before the next beat is due
         self._read_offset = -1  # of the fleet topic, folded into the view
@@ -140,10 +140,10 @@ class Membership:
         """
         await self._reader.start("earliest")
         await self._read_all()
-        known, former = self.view.members.get(self.member_id), self._former_epoch
-        if known is not None and known.epoch > former > 0:
+        member, former = self.view.members.get(self.member_id), self._former_epoch
+        if member is not None and member.epoch > former > 0:
             raise self._name_taken()
-        self.epoch = max(wall_ms(), former + 1, known.epoch + 1 if known is not None else 0)
+        self.epoch = max(wall_ms(), former + 1, member.epoch + 1 if member is not None else 0)
         for topic in self._lease_topics:
             self._choose(topic, set(), wall_ms())
 
@@ -157,13 +157,15 @@ class Membership:
             await self._read_all()  # what came since
         else:
             await self.meet()
-        if (known := self.view.members.get(self.member_id)) is not None:
-            self.check_name(known.registration)
-        lost: set[tuple[str, int]] = set()
+        if (member := self.view.members.get(self.member_id)) is not None:
+            self.check_name(member.registration)
+        losses: set[tuple[str, int]] = set()
         ahead_ms = 0
         while True:
             now_ms = wall_ms() - ahead_ms
-            self.leases = {topic: self._choose(topic, lost, now_ms) for topic in self._lease_topics}
+            self.leases = {
+                topic: self._choose(topic, losses, now_ms) for topic in self._lease_topics
+            }
             registered, logged_ms = await self._register()
             # What was read so far has the broker's times, by which others are judged.
             ahead_ms = max(0, wall_ms() - logged_ms)
@@ -174,7 +176,7 @@ class Membership:
             beaten = [lease for lease in self.leases.items() if not self._holds(*lease, now_ms)]
             if not beaten:
                 return
-            lost.update(beaten)
+            losses.update(beaten)
 
     def check_name(self, record: Registration) -> None:
         """Raise NameTaken where a later life of this member has registered."""
@@ -188,22 +190,22 @@ class Membership:
         async for record in in_slices(await self._reader.read_to_end()):
             await self._fold(record, min(record.timestamp, wall_ms()))
 
-    def _choose(self, topic: str, lost: set[tuple[str, int]], now_ms: int) -> int:
-        held = self.leases.get(topic)
-        if held is not None and (topic, held) not in lost:
-            return held
+    def _choose(self, topic: str, losses: set[tuple[str, int]], now_ms: int) -> int:
+        held_partition = self.leases.get(topic)
+        if held_partition is not None and (topic, held_partition) not in losses:
+            return held_partition
         count = self._settings.partitions(TOPICS[topic].group)
         free = [
-            p for p in self.view.free_partitions(topic, count, now_ms) if (topic, p) not in lost
+            p for p in self.view.free_partitions(topic, count, now_ms) if (topic, p) not in losses
         ]
-        mine = self.view.members.get(self.member_id)
-        if mine is not None:  # what an earlier life of this member held is free again
+        own_member = self.view.members.get(self.member_id)
+        if own_member is not None:  # what an earlier life of this member held is free again
             free += [
                 lease.partition
-                for lease in mine.registration.leases
+                for lease in own_member.registration.leases
                 if lease.topic == topic
-                and (topic, lease.partition) not in lost
-                and self.view.holder(topic, lease.partition, now_ms) is mine
+                and (topic, lease.partition) not in losses
+                and self.view.holder(topic, lease.partition, now_ms) is own_member
             ]
         if not free:
             raise LeaseError(
@@ -221,10 +223,10 @@ class Membership:
 
         Raises LeaseError when every partition is taken; the other leases stay.
         """
-        lost: set[tuple[str, int]] = set()
+        losses: set[tuple[str, int]] = set()
         while True:
             try:
-                partition = self._choose(topic, lost, wall_ms())
+                partition = self._choose(topic, losses, wall_ms())
             except LeaseError:
                 if self.leases.pop(topic, None) is not None:
                     await self._register()
@@ -234,7 +236,7 @@ class Membership:
             await self._read_to(registered)
             if self._holds(topic, partition, wall_ms()):
                 return partition
-            lost.add((topic, partition))
+            losses.add((topic, partition))
 
     async def update(self, capability: Capability, roles: Sequence[Role] | None = None) -> None:
         """Publish what the engine is, once it is known, or a change of roles; leases stay."""
@@ -276,7 +278,7 @@ class Membership:
 
     async def _read_on(self, *, timeout_ms: int = 60_000) -> None:
         for record in await self._reader.batch(timeout_ms=timeout_ms):
-            self._doubt.hears()
+            self._lease_monitor.note_record()
             await self._fold(record, wall_ms())
             self._read_offset = record.offset
         self._progress.set()
@@ -287,10 +289,10 @@ class Membership:
         self._running = True
         loops = [asyncio.create_task(loop) for loop in (self._beat_forever(), self._follow())]
         try:
-            done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
+            finished_tasks, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await ended(*loops)
-        for loop in done:
+            await cancel_and_wait(*loops)
+        for loop in finished_tasks:
             loop.result()
 
     async def _beat_forever(self) -> None:
@@ -301,14 +303,14 @@ class Membership:
         phase_s = beat_s / 2 if self._kind is MemberKind.ROUTER else 0.0
         due_s = _last_beat_s(loop.time(), phase_s)
         while True:
-            if silent_ms := self._doubt.too_long_ms():
+            if silent_ms := self._lease_monitor.too_long_ms():
                 raise LeaseError(
                     f"{self.member_id}: no acknowledged heartbeat for {silent_ms} ms; lease lost"
                 )
             self._changed.clear()
             await self._try_beat()
             due_s = max(due_s + beat_s, _last_beat_s(loop.time(), phase_s))
-            if await stopped_within(self._changed, due_s - loop.time()):
+            if await wait_for_stop(self._changed, due_s - loop.time()):
                 due_s -= beat_s  # the next one stays due
 
     async def _try_beat(self) -> None:
@@ -332,10 +334,10 @@ class Membership:
             check_leases(decoded, self._settings)
         except RecordError as error:
             if self._running:  # those read while joining were buried by whoever read them first
-                await bury(self._producer, record, error)
+                await send_dead_letter(self._producer, record, error)
             return
         if isinstance(decoded, Wanted):
-            self.view.wanted = decoded
+            self.view.scaling_target = decoded
             return
         if not self.view.apply(decoded, record.offset, now_ms, record.timestamp):
             if (decoded.member_id, decoded.epoch) == (self.member_id, self.epoch):
@@ -343,7 +345,7 @@ class Membership:
             return
         if isinstance(decoded, Heartbeat) and decoded.member_id == self.member_id:
             if decoded.epoch == self.epoch:
-                self._doubt.read_back(decoded.seq)
+                self._lease_monitor.note_read_back(decoded.seq)
         if self._on_record is not None:
             self._on_record(decoded, record.offset, now_ms)
 
@@ -369,22 +371,22 @@ class Membership:
             faults=FAULTS.record(),
         )
         self._beat_seq += 1
-        self._doubt.sent(beat.seq)
+        self._lease_monitor.note_sent(beat.seq)
         key = self.member_id + BEAT_SUFFIX
         await (await self._producer.send("fleet", beat, key=key, partition=0))
-        self._doubt.acknowledged(beat.seq)
+        self._lease_monitor.note_acknowledged(beat.seq)
 
     def is_valid(self) -> bool:
         """Whether the lease still stands beyond doubt; cheap."""
-        return self._doubt.is_valid()
+        return self._lease_monitor.is_valid()
 
     def waits_for_leader(self) -> bool:
         """Whether the fleet's topic may be without a leader, so that nobody's lease runs."""
-        return self._doubt.waits_for_leader()
+        return self._lease_monitor.waits_for_leader()
 
-    async def stands(self) -> None:
+    async def wait_until_valid(self) -> None:
         """Wait until the lease stands beyond doubt. Who writes or starts work asks first."""
-        await self._doubt.over()
+        await self._lease_monitor.wait_until_valid()
 
     async def leave(self) -> None:
         """Say goodbye, if the broker still listens, and stop reading; a caller's cancellation is
@@ -392,6 +394,6 @@ class Membership:
         self.state = MemberState.GONE
         try:
             if self.epoch and self.is_valid():
-                await within(LEASE_MS / 1000, self._try_beat())
+                await run_within(LEASE_MS / 1000, self._try_beat())
         finally:
             await self._reader.stop()

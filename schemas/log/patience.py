@@ -19,28 +19,30 @@ log = logging.getLogger("trivium.log")
 PAUSE_S, PAUSE_MAX_S = 0.25, 5.0  # before the second life, and at most
 STABLE_S = 15.0  # after so long a life the pauses start anew
 # What lies outside a process and passes by itself.
-TROUBLE = (BrokerUnavailable, LeaseError, KafkaError, OSError)
+TRANSIENT_ERRORS = (BrokerUnavailable, LeaseError, KafkaError, OSError)
 
 
-class Pauses:
+class Backoff:
     """How long to wait before the next try."""
 
-    def __init__(self, most_s: float = PAUSE_MAX_S) -> None:
-        self._next_s, self._most_s = PAUSE_S, most_s
+    def __init__(self, max_s: float = PAUSE_MAX_S) -> None:
+        self._next_s, self._max_s = PAUSE_S, max_s
 
     def after(self, tried_s: float) -> float:
         """The pause after a try that lasted so long."""
         if tried_s > STABLE_S:
             self._next_s = PAUSE_S
-        pause_s, self._next_s = self._next_s, min(2 * self._next_s, self._most_s)
+        pause_s, self._next_s = self._next_s, min(2 * self._next_s, self._max_s)
         return pause_s
 
 
-async def outlive(member_id: str, life: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
+async def run_with_reconnect(
+    member_id: str, life: Callable[[], Awaitable[None]], stop: asyncio.Event
+) -> None:
     """Live until a life ends by itself or `stop` is set; one that the log ended is followed by
     another. Raises what ended a life otherwise, and NameTaken.
     """
-    loop, pauses = asyncio.get_running_loop(), Pauses()
+    loop, backoff = asyncio.get_running_loop(), Backoff()
     while True:
         began_s = loop.time()
         try:
@@ -48,44 +50,44 @@ async def outlive(member_id: str, life: Callable[[], Awaitable[None]], stop: asy
             return
         except NameTaken:
             raise
-        except TROUBLE as error:
+        except TRANSIENT_ERRORS as error:
             if stop.is_set():  # it could not be drained
                 raise
-            pause_s = pauses.after(loop.time() - began_s)
+            pause_s = backoff.after(loop.time() - began_s)
             why = f"{type(error).__name__}: {error}"
             log.warning("%s: %s; joins again in %g s", member_id, why, pause_s)
-        if await stopped_within(stop, pause_s):
+        if await wait_for_stop(stop, pause_s):
             return
 
 
-async def over_every_trouble(
+async def retry_forever(
     go: Callable[[], Awaitable[None]],
     name: str,
     log: logging.Logger,
     *,
-    troubles: tuple[type[Exception], ...] = TROUBLE,
+    errors: tuple[type[Exception], ...] = TRANSIENT_ERRORS,
 ) -> None:
     """Go on again whenever it ends or meets one of these troubles, until cancelled; `name` says in
     the process's own log what was troubled.
     """
-    loop, pauses = asyncio.get_running_loop(), Pauses()
+    loop, backoff = asyncio.get_running_loop(), Backoff()
     while True:
         began_s = loop.time()
         try:
             await go()
-        except troubles as error:
+        except errors as error:
             log.warning("%s: %s: %s", name, type(error).__name__, error)
-        await asyncio.sleep(pauses.after(loop.time() - began_s))
+        await asyncio.sleep(backoff.after(loop.time() - began_s))
 
 
-async def insist(
-    ask: Callable[[], Awaitable[Result]], told: Callable[[str], None], within_s: float
+async def retry_until(
+    ask: Callable[[], Awaitable[Result]], report: Callable[[str], None], within_s: float
 ) -> Result:
     """Ask until there is an answer; each trouble is `told`, and an empty text when it is over.
 
     Raises BrokerUnavailable with the last trouble when that takes longer than `within_s`.
     """
-    pauses, last = Pauses(), "no answer"
+    backoff, last = Backoff(), "no answer"
     try:
         async with asyncio.timeout(within_s):
             while True:
@@ -93,17 +95,17 @@ async def insist(
                     return await ask()
                 except NameTaken:
                     raise
-                except TROUBLE as error:
+                except TRANSIENT_ERRORS as error:
                     last = str(error) or type(error).__name__
-                told(last)
-                await asyncio.sleep(pauses.after(0))
+                report(last)
+                await asyncio.sleep(backoff.after(0))
     except TimeoutError:
         raise BrokerUnavailable(f"{last} (asked for {within_s:.0f} s)") from None
     finally:
-        told("")
+        report("")
 
 
-async def stopped_within(stop: asyncio.Event, pause_s: float) -> bool:
+async def wait_for_stop(stop: asyncio.Event, pause_s: float) -> bool:
     """Wait for so long, or until `stop` is set; whether it is."""
     try:
         async with asyncio.timeout(pause_s):

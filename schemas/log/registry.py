@@ -27,7 +27,7 @@ class NotRegistered(ConfigError):
     """The registry has no such subject, version or id."""
 
 
-class Version(NamedTuple):
+class SchemaVersion(NamedTuple):
     """One version of a subject."""
 
     number: int
@@ -81,7 +81,7 @@ class Registry:
         """Every subject that the registry has."""
         return set(self._call("GET", "/subjects", None, "subjects"))
 
-    def versions(self, subject: str) -> list[Version]:
+    def versions(self, subject: str) -> list[SchemaVersion]:
         """Every version that the registry holds of a subject, oldest first; none if it has no such
         subject."""
         what = f"versions of {subject}"
@@ -90,10 +90,10 @@ class Registry:
             numbers = self._call("GET", path, None, what)
         except NotRegistered:
             return []
-        found = [self._call("GET", f"{path}/{number}", None, what) for number in sorted(numbers)]
+        answers = [self._call("GET", f"{path}/{number}", None, what) for number in sorted(numbers)]
         return [
-            Version(number, int(each["id"]), cast(Schema, json.loads(each["schema"])))
-            for number, each in zip(sorted(numbers), found, strict=True)
+            SchemaVersion(number, int(answer["id"]), cast(Schema, json.loads(answer["schema"])))
+            for number, answer in zip(sorted(numbers), answers, strict=True)
         ]
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None, what: str) -> Any:
@@ -162,10 +162,10 @@ def make_codec(settings: LogSettings) -> Codec:
     url, timeout_ms = settings.schema_registry, settings.request_timeout_ms
     prefix = settings.topic_prefix
     ids = register_all(url, prefix=prefix, timeout_ms=timeout_ms)
-    known = subjects(prefix)
-    codec = Codec({known[subject]: schema_id for subject, schema_id in ids.items()})
+    by_subject = subjects(prefix)
+    codec = Codec({by_subject[subject]: schema_id for subject, schema_id in ids.items()})
     registry = Registry(url, timeout_ms=timeout_ms)
-    for subject in sorted((known.keys() | _former_subjects(prefix)) & registry.subjects()):
+    for subject in sorted((by_subject.keys() | _former_subjects(prefix)) & registry.subjects()):
         for version in registry.versions(subject):
             codec.learn(version.schema_id, version.schema)
     return codec

@@ -30,8 +30,8 @@ from aiokafka.structs import OffsetAndMetadata
 
 from schemas.errors import BrokerUnavailable, Fenced, RecordTooLarge, TriviumError
 from schemas.log.clients import Headers
-from schemas.log.connecting import CLOSE_S, client_options, flushed, no_broker, started
-from schemas.log.endings import within
+from schemas.log.connecting import CLOSE_S, client_options, close_producer, no_broker, start_client
+from schemas.log.endings import run_within
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
 
@@ -47,7 +47,7 @@ FullPlace = tuple[str, int]  # topic, with its prefix, and partition
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class CommittedOffset:
     """What a group has read, and in `metadata` (4 096 bytes at most) what its next reader is to
     know."""
 
@@ -56,7 +56,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sending:
+class OutgoingRecord:
     """One record as bytes, with its full topic's name; without a value it deletes."""
 
     topic: str
@@ -97,10 +97,10 @@ class Transactions:
             max_batch_size=1 << 18,
             max_request_size=RECORD_BYTES_MAX,
         )
-        async with self._told(producer):
-            await started(producer.start, producer.stop)
+        async with self._translated_errors(producer):
+            await start_client(producer.start, producer.stop)
         self._producer = producer
-        async with self._told(producer):
+        async with self._translated_errors(producer):
             await self._void(producer, reads)
 
     async def _void(self, producer: AIOKafkaProducer, places: Iterable[FullPlace]) -> None:
@@ -116,8 +116,8 @@ class Transactions:
 
     async def commit(
         self,
-        sends: Sequence[Sending],
-        positions: Mapping[FullPlace, Position] | None = None,
+        sends: Sequence[OutgoingRecord],
+        positions: Mapping[FullPlace, CommittedOffset] | None = None,
         group_id: str = "",
     ) -> list[int]:
         """All of it or nothing; it is decided when this returns, and seen by others a moment later.
@@ -129,30 +129,30 @@ class Transactions:
         producer = self._producer
         if producer is None:
             raise BrokerUnavailable(f"{self._id}: the transactional producer is not started")
-        async with self._told(producer):
-            await self._void(producer, ((each.topic, each.partition) for each in sends))
-        async with self._told(producer), _transaction(producer):
+        async with self._translated_errors(producer):
+            await self._void(producer, ((sending.topic, sending.partition) for sending in sends))
+        async with self._translated_errors(producer), _transaction(producer):
             acks = [
                 await producer.send(
-                    each.topic,
-                    each.value,
-                    key=each.key,
-                    partition=each.partition,
-                    headers=list(each.headers),
+                    sending.topic,
+                    sending.value,
+                    key=sending.key,
+                    partition=sending.partition,
+                    headers=list(sending.headers),
                 )
-                for each in sends
+                for sending in sends
             ]
             written = await asyncio.gather(*acks)
             if positions:
                 await producer.send_offsets_to_transaction(_offsets(positions), group_id)
-        return [each.offset for each in written]
+        return [metadata.offset for metadata in written]
 
     async def stop(self) -> None:
         """Close; what is not committed is void."""
         producer, self._producer = self._producer, None
         if producer is not None:
             with contextlib.suppress(KafkaError):
-                await flushed(producer, self._settings.request_timeout_ms / 1000)
+                await close_producer(producer, self._settings.request_timeout_ms / 1000)
 
     async def restart(self) -> None:
         """Go on after a commit that a topic has refused; raises as `start` does."""
@@ -160,7 +160,7 @@ class Transactions:
         await self.start()
 
     @contextlib.asynccontextmanager
-    async def _told(self, producer: AIOKafkaProducer) -> AsyncIterator[None]:
+    async def _translated_errors(self, producer: AIOKafkaProducer) -> AsyncIterator[None]:
         """Ends in bounded time, or raises what went wrong, by our own names."""
         try:
             async with asyncio.timeout(self._limit_ms / 1000):
@@ -169,9 +169,9 @@ class Transactions:
             error = _failure(producer) if isinstance(raised, _REFUSALS) else raised
             if error is None:
                 raise
-            raise self._named(error) from error
+            raise self._translate(error) from error
 
-    def _named(self, error: BaseException) -> TriviumError:
+    def _translate(self, error: BaseException) -> TriviumError:
         if isinstance(error, _FENCED):
             return Fenced(f"{self._id}: another process writes this now")
         if isinstance(error, MessageSizeTooLargeError):
@@ -192,7 +192,7 @@ async def _transaction(producer: AIOKafkaProducer) -> AsyncIterator[None]:
         error = _failure(producer) if isinstance(raised, _REFUSALS) else None
         if not producer._txn_manager.is_fatal_error():  # noqa: SLF001  # it has no public name
             with contextlib.suppress(KafkaError, *_REFUSALS):
-                await within(CLOSE_S, producer.abort_transaction())
+                await run_within(CLOSE_S, producer.abort_transaction())
         raise (error or raised) from raised.__cause__
     await producer.commit_transaction()
 
@@ -203,30 +203,34 @@ def _failure(producer: AIOKafkaProducer) -> BaseException | None:
     return end.exception() if end is not None and end.done() and not end.cancelled() else None
 
 
-def _offsets(positions: Mapping[FullPlace, Position]) -> dict[TopicPartition, OffsetAndMetadata]:
+def _offsets(
+    positions: Mapping[FullPlace, CommittedOffset],
+) -> dict[TopicPartition, OffsetAndMetadata]:
     return {
         TopicPartition(*place): OffsetAndMetadata(position.offset, position.metadata)
         for place, position in positions.items()
     }
 
 
-async def committed(
+async def committed_offsets(
     settings: LogSettings, group_id: str, places: Sequence[FullPlace]
-) -> dict[FullPlace, Position]:
+) -> dict[FullPlace, CommittedOffset]:
     """What a group has committed, where it has; to be asked after `Transactions.start`, which ends
     what was under way. Raises BrokerUnavailable.
     """
     admin = AIOKafkaAdminClient(**client_options(settings))
     try:
-        await started(admin.start, admin.close)
+        await start_client(admin.start, admin.close)
     except KafkaError as error:
         raise no_broker(settings.bootstrap, error) from error
-    wanted = [TopicPartition(*place) for place in places]
+    partitions = [TopicPartition(*place) for place in places]
     try:
         async with asyncio.timeout(settings.request_timeout_ms / 1000):
             while True:
                 try:
-                    found = await admin.list_consumer_group_offsets(group_id, partitions=wanted)
+                    offsets = await admin.list_consumer_group_offsets(
+                        group_id, partitions=partitions
+                    )
                     break
                 except KafkaError as error:
                     if not error.retriable:  # a new cluster's coordinator is not there at once
@@ -235,9 +239,9 @@ async def committed(
     except (KafkaError, TimeoutError) as error:
         raise BrokerUnavailable(f"{group_id}: no offsets: {error}") from error
     finally:
-        await within(CLOSE_S, admin.close())
+        await run_within(CLOSE_S, admin.close())
     return {
-        (tp.topic, tp.partition): Position(at.offset, at.metadata or "")
-        for tp, at in found.items()
+        (tp.topic, tp.partition): CommittedOffset(at.offset, at.metadata or "")
+        for tp, at in offsets.items()
         if at.offset >= 0
     }

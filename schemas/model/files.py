@@ -77,8 +77,8 @@ def template_source_of(folder: Path) -> str | None:
     if source is None:
         source = read_json(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(source, list):  # several by name; the one called default is meant for chat
-        named = {entry["name"]: entry["template"] for entry in source}
-        source = named.get("default")
+        templates = {entry["name"]: entry["template"] for entry in source}
+        source = templates.get("default")
     return source if isinstance(source, str) else None
 
 

@@ -25,7 +25,7 @@ class Buckets:
         self.sum += value * times
 
 
-def cumulated(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+def cumulative_counts(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
     """Of each bound and of all: how many were at most that, as Prometheus counts."""
-    named = [*map(str, bounds), "+Inf"]
-    return list(zip(named, map(float, accumulate(counts)), strict=True))
+    labels = [*map(str, bounds), "+Inf"]
+    return list(zip(labels, map(float, accumulate(counts)), strict=True))

@@ -20,12 +20,12 @@ def citation(passage: Passage, seq: int = 0, probe: int = 0) -> Citation:
     )
 
 
-def told_of_probe(record: Retrieved, collection: str) -> StreamRetrieved:
+def probe_notice(record: Retrieved, collection: str) -> StreamRetrieved:
     """What a reader hears of a probe that put something in."""
     return StreamRetrieved(
         request_id=record.request_id,
         collection=collection,
-        citations=tuple(citation(each, record.seq, record.probe) for each in record.passages),
+        citations=tuple(citation(passage, record.seq, record.probe) for passage in record.passages),
         tokens=token_count(record.tokens),
         missing_shards=len(record.missing),
         probe=record.probe,

@@ -8,7 +8,7 @@ become a stop string, and what searches have put in.
 """
 
 from schemas.records import Continued, Request
-from schemas.rules.sizes import SAID_BYTES_MAX
+from schemas.rules.sizes import PRIOR_BYTES_MAX
 from schemas.rules.tokens import token_count
 
 _TOKEN_BYTES = 4
@@ -22,7 +22,7 @@ def may_continue(request: Request) -> bool:
     return is_plain and not is_penalized and not _probes(request)
 
 
-def waits_for_word(request: Request, *, continues: bool) -> bool:
+def awaits_progress(request: Request, *, continues: bool) -> bool:
     """Whether nothing is to begin before all know where the last attempt of an answer ends.
 
     What goes on there does, if answers are to go on at all. So does what searches while it is
@@ -36,7 +36,7 @@ def _probes(request: Request) -> bool:
     return request.retrieval is not None and request.retrieval.probing is not None
 
 
-def said_of(request: Request, continued: Continued | None) -> tuple[bytes, int]:
+def prior_answer(request: Request, continued: Continued | None) -> tuple[bytes, int]:
     """Tokens and characters behind which an answer goes on; none where it begins anew.
 
     So it does where nothing is left to be said but its end, which was lost.
@@ -44,7 +44,7 @@ def said_of(request: Request, continued: Continued | None) -> tuple[bytes, int]:
     if continued is None or not may_continue(request):
         return b"", 0
     tokens = continued.tokens
-    is_sound = len(tokens) % _TOKEN_BYTES == 0 and len(tokens) <= SAID_BYTES_MAX
+    is_sound = len(tokens) % _TOKEN_BYTES == 0 and len(tokens) <= PRIOR_BYTES_MAX
     if not is_sound or not 0 < token_count(tokens) < request.sampling.max_tokens:
         return b"", 0
     return tokens, continued.chars

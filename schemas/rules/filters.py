@@ -36,7 +36,7 @@ _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
+class FieldIn:
     """A field has one of these values."""
 
     field: str
@@ -44,7 +44,7 @@ class OneOf:
 
 
 @dataclass(frozen=True, slots=True)
-class Between:
+class NumberRange:
     """A field has a number in [low, high]; None leaves a side open."""
 
     field: str
@@ -53,7 +53,7 @@ class Between:
 
 
 @dataclass(frozen=True, slots=True)
-class Dated:
+class DateRange:
     """The same of a date, in microseconds since 1970."""
 
     field: str
@@ -62,7 +62,7 @@ class Dated:
 
 
 @dataclass(frozen=True, slots=True)
-class Exists:
+class FieldExists:
     """A field has a value."""
 
     field: str
@@ -83,7 +83,7 @@ class All:
     is_any: bool = False
 
 
-Condition = OneOf | Between | Dated | Exists | Not | All
+Condition = FieldIn | NumberRange | DateRange | FieldExists | Not | All
 
 
 def parse(text: str) -> Condition:
@@ -91,21 +91,25 @@ def parse(text: str) -> Condition:
     if len(text) > LENGTH_MAX:
         raise _wrong(f"at most {LENGTH_MAX} characters", len(text))
     try:
-        found = json.loads(text, parse_float=float_of)
+        tree = json.loads(text, parse_float=float_of)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"filter: expected a JSON object: {error}", "filter") from error
-    return _expression(found, DEPTH_MAX)
+    return _expression(tree, DEPTH_MAX)
 
 
-def text_of(given: object) -> str:
+def text_of(expression: object) -> str:
     """An expression as text, given as that or as an object; empty for none. Raises InvalidRequest.
 
     Whoever takes a filter calls this, so that who asks hears of a mistake at once.
     """
-    if given is None or given == "":
+    if expression is None or expression == "":
         return ""
     try:
-        text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        text = (
+            expression
+            if isinstance(expression, str)
+            else json.dumps(expression, ensure_ascii=False)
+        )
     except TypeError as error:  # of TOML, which has dates
         raise InvalidRequest(
             f"filter: expected texts, numbers, lists and objects, dates as texts: {error}", "filter"
@@ -122,11 +126,11 @@ def moment_us(text: str) -> int | None:
     if not _DATE.fullmatch(text):
         return None
     try:
-        found = datetime.fromisoformat(text.upper())
+        moment = datetime.fromisoformat(text.upper())
     except ValueError:
         return None
-    found = found if found.tzinfo else found.replace(tzinfo=UTC)
-    return (found - _EPOCH) // _MICROSECOND
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // _MICROSECOND
 
 
 def _expression(node: Any, depth: int) -> Condition:
@@ -139,7 +143,7 @@ def _expression(node: Any, depth: int) -> Condition:
         if name in ("$and", "$or"):
             if not isinstance(value, list) or not value:
                 raise _wrong(f"a list of expressions under {name}", value)
-            joined = tuple(_expression(each, depth - 1) for each in value)
+            joined = tuple(_expression(part, depth - 1) for part in value)
             parts.append(All(joined, is_any=name == "$or"))
         elif name == "$not":
             parts.append(Not(_expression(value, depth - 1)))
@@ -148,7 +152,7 @@ def _expression(node: Any, depth: int) -> Condition:
         elif isinstance(value, dict):
             if not value:
                 raise _wrong("a condition on each field", node)
-            parts += [_condition(name, each, given) for each, given in value.items()]
+            parts += [_condition(name, operator, operand) for operator, operand in value.items()]
         else:
             parts.append(_equal(name, value))
     return parts[0] if len(parts) == 1 else All(tuple(parts))
@@ -161,27 +165,27 @@ def _condition(field: str, name: str, value: Any) -> Condition:
         case "$ne":
             return Not(_equal(field, value))
         case "$contains":
-            return OneOf(field, (_value(value),))
+            return FieldIn(field, (_value(value),))
         case "$in" | "$contains_any":
-            return OneOf(field, _values(name, value))
+            return FieldIn(field, _values(name, value))
         case "$nin":
-            return Not(OneOf(field, _values(name, value)))
+            return Not(FieldIn(field, _values(name, value)))
         case "$contains_all":
             values = _values(name, value)
             if not 0 < len(values) <= LIST_MAX:
                 raise _wrong(f"1 to {LIST_MAX} values under {name}", len(values))
-            return All(tuple(OneOf(field, (each,)) for each in values))
+            return All(tuple(FieldIn(field, (element,)) for element in values))
         case "$gt" | "$gte" | "$lt" | "$lte":
             return _range(field, name, value)
         case "$exists":
             if not isinstance(value, bool):
                 raise _wrong("true or false under $exists", value)
-            return Exists(field) if value else Not(Exists(field))
+            return FieldExists(field) if value else Not(FieldExists(field))
     raise _wrong(f"{', '.join(_OF_FIELDS[:-1])} or {_OF_FIELDS[-1]}", name)
 
 
 def _equal(field: str, value: Any) -> Condition:
-    return Not(Exists(field)) if value is None else OneOf(field, (_value(value),))
+    return Not(FieldExists(field)) if value is None else FieldIn(field, (_value(value),))
 
 
 def _range(field: str, name: str, value: Any) -> Condition:
@@ -190,11 +194,11 @@ def _range(field: str, name: str, value: Any) -> Condition:
         if (at_us := moment_us(value)) is None:
             raise _wrong(f"a number, or a date such as 2024-05-31T12:00:00Z, under {name}", value)
         at_us += is_open * (1 if is_low else -1)
-        return Dated(field, low=at_us) if is_low else Dated(field, high=at_us)
+        return DateRange(field, low=at_us) if is_low else DateRange(field, high=at_us)
     edge = _number(value)
     if is_open:
         edge = math.nextafter(edge, math.inf if is_low else -math.inf)
-    return Between(field, low=edge) if is_low else Between(field, high=edge)
+    return NumberRange(field, low=edge) if is_low else NumberRange(field, high=edge)
 
 
 def _values(name: str, value: Any) -> tuple[Value, ...]:
@@ -215,8 +219,8 @@ def _number(value: Any) -> float:
     if not abs(value) <= sys.float_info.max:  # nor NaN
         raise _wrong("a number that a float can hold", value)
     # What no float stands for is beyond all numbers of metadata, which are within 2**53.
-    return found if (found := float(value)) == value else math.copysign(math.inf, value)
+    return number if (number := float(value)) == value else math.copysign(math.inf, value)
 
 
-def _wrong(expected: str, found: Any) -> InvalidRequest:
-    return InvalidRequest(f"filter: expected {expected}, found {found!r:.80}", "filter")
+def _wrong(expected: str, actual: Any) -> InvalidRequest:
+    return InvalidRequest(f"filter: expected {expected}, found {actual!r:.80}", "filter")

@@ -51,19 +51,19 @@ def plain_letters(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
-def _raised(found: re.Match[str]) -> str:
-    return f"^({found.group()})" if found.group(1) else "^" + found.group()
+def _raised(match: re.Match[str]) -> str:
+    return f"^({match.group()})" if match.group(1) else "^" + match.group()
 
 
-def _lowered(found: re.Match[str]) -> str:
-    is_before_digit = found.string[found.end() : found.end() + 1].isdecimal()
-    return f"_{found.group()} " if is_before_digit else "_" + found.group()
+def _lowered(match: re.Match[str]) -> str:
+    is_before_digit = match.string[match.end() : match.end() + 1].isdecimal()
+    return f"_{match.group()} " if is_before_digit else "_" + match.group()
 
 
 @cache
 def _usual() -> dict[int, str | None]:
     """What stands for each character that has something in its stead."""
-    found: dict[int, str | None] = dict.fromkeys(_UNSEEN)
+    letters: dict[int, str | None] = dict.fromkeys(_UNSEEN)
     for code in range(0x80, _LAST):
         kind = unicodedata.decomposition(chr(code)).partition(" ")[0]
         if not kind.startswith("<") or kind == "<circle>":
@@ -73,5 +73,5 @@ def _usual() -> dict[int, str | None]:
             continue
         if kind == "<super>" and len(usual) > 1:  # a mark beside a word
             continue
-        found[code] = usual.replace("\u2212", "-") if kind == "<super>" else usual
-    return found
+        letters[code] = usual.replace("\u2212", "-") if kind == "<super>" else usual
+    return letters

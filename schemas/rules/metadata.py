@@ -28,23 +28,23 @@ def metadata_of(text: str) -> dict[str, Any]:
     if len(text) > METADATA_CHARS_MAX:
         raise _wrong(f"at most {METADATA_CHARS_MAX} characters, found {len(text)}")
     try:
-        found: Any = json.loads(text or "{}", parse_float=float_of)
+        fields: Any = json.loads(text or "{}", parse_float=float_of)
     except (ValueError, RecursionError) as error:
         raise _wrong(f"a JSON object: {error}") from error
-    if not isinstance(found, dict):
-        raise _wrong(f"a JSON object, found {found!r:.80}")
-    if TENANT in found:
+    if not isinstance(fields, dict):
+        raise _wrong(f"a JSON object, found {fields!r:.80}")
+    if TENANT in fields:
         raise InvalidRequest(
             f"metadata: {TENANT} is no name for a field; a document's tenant is a field of its own",
             "metadata",
         )
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def check_metadata(row: Mapping[str, Any], kinds: Kinds) -> None:
     """Raise InvalidRequest for what does not fit; what does is added to the kinds."""
-    for field, given in row.items():
-        values = values_of(given)
+    for field, field_value in row.items():
+        values = values_of(field_value)
         if len(values) > LIST_MAX:
             raise _wrong(f"at most {LIST_MAX} values in field {field!r:.200}, found {len(values)}")
         for value in values:
@@ -78,9 +78,9 @@ def is_number(value: Value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def values_of(given: Value | list[Value]) -> Sequence[Value]:
+def values_of(value: Value | list[Value]) -> Sequence[Value]:
     """Of a field of a row: several in a list, which may be empty."""
-    return given if isinstance(given, list) else (given,)
+    return value if isinstance(value, list) else (value,)
 
 
 def _wrong(expected: str) -> InvalidRequest:

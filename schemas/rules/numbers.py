@@ -23,10 +23,10 @@ SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1 - 65_536
 def float_of(text: str) -> float:
     """What a JSON text has for a number, for who keeps floats; raises ValueError where no float has
     its digits: another number would be found in its place."""
-    found = float(text)
-    if not (math.isfinite(found) and _says(found, text)):
+    number = float(text)
+    if not (math.isfinite(number) and _says(number, text)):
         raise ValueError(f"{text[:80]} has more digits than a float; store it as text")
-    return found
+    return number
 
 
 def _says(number: float, text: str) -> bool:
@@ -43,17 +43,17 @@ def _says(number: float, text: str) -> bool:
 def check_numbers(record: Any) -> None:
     """Raise RecordError unless every number of what workers and gateways report is finite, from 0
     on."""
-    for name, most in _MOST.get(type(record), ()):
-        if not 0 <= (found := getattr(record, name)) <= most:  # NaN is neither
+    for name, limit in _MOST.get(type(record), ()):
+        if not 0 <= (number := getattr(record, name)) <= limit:  # NaN is neither
             raise RecordError(
                 f"{type(record).__name__} {record.request_id[:64]}: expected {name} from 0 to "
-                f"{most}, found {found}; the worker that wrote it is at fault"
+                f"{limit}, found {number}; the worker that wrote it is at fault"
             )
 
 
-def _most(kind: type[Any]) -> list[tuple[str, int]]:
+def _limits(kind: type[Any]) -> list[tuple[str, int]]:
     numbers = [name for name, hint in get_type_hints(kind).items() if hint in (int, float)]
     return [(name, TOKENS_MAX if name.endswith("_tokens") else NUMBER_MAX) for name in numbers]
 
 
-_MOST = {kind: _most(kind) for kind in (Phase, Outcome, Hits, Continued)}
+_MOST = {kind: _limits(kind) for kind in (Phase, Outcome, Hits, Continued)}

@@ -17,14 +17,18 @@ def outcome_key(outcome: Outcome) -> str:
     return f"{outcome.request_id}.{outcome.attempt}"
 
 
-def counting(outcomes: Iterable[Outcome]) -> Outcome | None:
+def counting_outcome(outcomes: Iterable[Outcome]) -> Outcome | None:
     """The one that counts of a request's outcomes; none where there are none."""
     return max(outcomes, key=lambda outcome: outcome.attempt, default=None)
 
 
-def ends_of(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
+def counting_outcomes(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
     """The one that counts of each request that has any, by request id."""
     of_each: defaultdict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         of_each[outcome.request_id].append(outcome)
-    return {name: end for name, found in of_each.items() if (end := counting(found)) is not None}
+    return {
+        name: end
+        for name, candidates in of_each.items()
+        if (end := counting_outcome(candidates)) is not None
+    }

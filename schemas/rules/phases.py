@@ -8,7 +8,7 @@ from typing import Any
 from schemas.records import Phase, PhaseKind, Work
 
 
-def phase_of(work: Work, kind: PhaseKind, started_ms: int, ended_ms: int, **more: Any) -> Phase:
+def phase_of(work: Work, kind: PhaseKind, started_ms: int, ended_ms: int, **fields: Any) -> Phase:
     """A phase of the worker that the work is for; `more` are fields of Phase."""
     return Phase(
         request_id=work.request_id,
@@ -20,5 +20,5 @@ def phase_of(work: Work, kind: PhaseKind, started_ms: int, ended_ms: int, **more
         kind=kind,
         started_ms=started_ms,
         ended_ms=ended_ms,
-        **more,
+        **fields,
     )

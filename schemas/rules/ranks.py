@@ -18,7 +18,7 @@ def depth_of(k: int) -> int:
     return max(k, DEPTH_MIN)
 
 
-def fused(lists: Sequence[Sequence[str]]) -> dict[str, float]:
+def fuse_ranks(lists: Sequence[Sequence[str]]) -> dict[str, float]:
     """The score of each id, the best first, equal ones in order of the lists, as they are given.
 
     Half of all hits stand in one list alone and equal one of the other. Names say nothing of them;
@@ -26,23 +26,26 @@ def fused(lists: Sequence[Sequence[str]]) -> dict[str, float]:
     """
     scores: dict[str, float] = {}
     for ids in lists:
-        for rank, each in enumerate(ids, 1):
-            scores[each] = scores.get(each, 0.0) + 1 / (RANK_OFFSET + rank)
+        for rank, hit_id in enumerate(ids, 1):
+            scores[hit_id] = scores.get(hit_id, 0.0) + 1 / (RANK_OFFSET + rank)
     return dict(sorted(scores.items(), key=lambda item: -item[1]))
 
 
-def candidates(one: Sequence[str], other: Sequence[str], k: int) -> list[str]:
+def candidates(by_vector: Sequence[str], by_words: Sequence[str], k: int) -> list[str]:
     """Ids of a shard that may be among the k best of all shards, the best of this shard first.
 
     Other shards' hits come between, but never change the order within one. So what k others of the
     same shard precede in both lists is out, whatever they bring.
     """
-    ranks = [{each: rank for rank, each in enumerate(ids)} for ids in (one, other)]
-    places = {each: (ranks[0].get(each, inf), ranks[1].get(each, inf)) for each in (*one, *other)}
-    seen: list[float] = []
-    kept = set()
-    for each, place in sorted(places.items(), key=lambda item: item[1]):
-        if bisect_right(seen, place[1]) < k:
-            kept.add(each)
-        insort(seen, place[1])
-    return [each for each in fused((one, other)) if each in kept]
+    ranks = [{hit_id: rank for rank, hit_id in enumerate(ids)} for ids in (by_vector, by_words)]
+    places = {
+        hit_id: (ranks[0].get(hit_id, inf), ranks[1].get(hit_id, inf))
+        for hit_id in (*by_vector, *by_words)
+    }
+    second_ranks: list[float] = []
+    chosen_ids = set()
+    for hit_id, place in sorted(places.items(), key=lambda item: item[1]):
+        if bisect_right(second_ranks, place[1]) < k:
+            chosen_ids.add(hit_id)
+        insort(second_ranks, place[1])
+    return [hit_id for hit_id in fuse_ranks((by_vector, by_words)) if hit_id in chosen_ids]

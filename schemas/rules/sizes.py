@@ -44,8 +44,8 @@ from schemas.records import (
 RECORD_BYTES_MAX = 8 << 20  # of a record with its headers; `max.message.bytes` of every topic
 REPORT_BYTES_MAX = 1 << 20  # of a phase or an outcome, most of which is its KV handle
 REST_BYTES_MAX = 64 << 10
-SAID_BYTES_MAX = 256 << 10  # of an answer's tokens, that a later attempt goes on behind
-REQUEST_BYTES_MAX = RECORD_BYTES_MAX - REPORT_BYTES_MAX - SAID_BYTES_MAX - REST_BYTES_MAX
+PRIOR_BYTES_MAX = 256 << 10  # of an answer's tokens, that a later attempt goes on behind
+REQUEST_BYTES_MAX = RECORD_BYTES_MAX - REPORT_BYTES_MAX - PRIOR_BYTES_MAX - REST_BYTES_MAX
 FRAME_BYTES_MAX = 1 << 20  # of tokens, split by `workers/llm/frames.py`; one row may be larger
 JOURNAL_LINES_MAX = 10_000  # of a batch; with topics' names of 249 characters, the longest, 3 MB
 JOURNAL_BYTES_MAX = 1 << 20  # of records in a batch, and of a part of a snapshot
@@ -79,7 +79,7 @@ _BYTES_MAX: dict[type, int] = {
     Hits: RETRIEVAL_BYTES_MAX,
     EmbedRequest: RETRIEVAL_BYTES_MAX,
     Retrieved: REPORT_BYTES_MAX,
-    Continued: SAID_BYTES_MAX + REST_BYTES_MAX,
+    Continued: PRIOR_BYTES_MAX + REST_BYTES_MAX,
     DocumentPassages: RECORD_BYTES_MAX,
     AssignRoles: REST_BYTES_MAX,
 }
@@ -91,9 +91,9 @@ _UNREAD = {
 
 def check_bytes(kind: str, record_bytes: int) -> None:
     """Raise RecordTooLarge for a record that is not worth to be decoded."""
-    most = _UNREAD.get(kind, RECORD_BYTES_MAX)
-    if record_bytes > most:
-        raise RecordTooLarge(f"{kind}: expected at most {most} bytes, found {record_bytes}")
+    limit = _UNREAD.get(kind, RECORD_BYTES_MAX)
+    if record_bytes > limit:
+        raise RecordTooLarge(f"{kind}: expected at most {limit} bytes, found {record_bytes}")
 
 
 def check_size(record: Any, record_bytes: int) -> None:
@@ -101,11 +101,11 @@ def check_size(record: Any, record_bytes: int) -> None:
     kind = type(record)
     if kind is Request and record.retrieval is not None:
         record_bytes += _put_in_bytes(record.retrieval)
-    most = _BYTES_MAX.get(kind, RECORD_BYTES_MAX)
-    if record_bytes > most:
+    limit = _BYTES_MAX.get(kind, RECORD_BYTES_MAX)
+    if record_bytes > limit:
         subject = getattr(record, "request_id", "")[:64]
         raise RecordTooLarge(
-            f"{kind.__name__} {subject}: expected at most {most} bytes, found {record_bytes}; "
+            f"{kind.__name__} {subject}: expected at most {limit} bytes, found {record_bytes}; "
             "shorten the prompt, its schema or its lists"
         )
     names = _NAMES.get(kind)
@@ -133,22 +133,22 @@ def _put_in_bytes(retrieval: Retrieval) -> int:
 
 def _probe_bytes(probing: Probing) -> int:
     """What probes put into an answer at most; a later attempt's work repeats it."""
-    k, most = min(probing.k, PASSAGES_MAX), min(probing.probes_max, PROBES_MAX)
+    k, probe_count = min(probing.k, PASSAGES_MAX), min(probing.probes_max, PROBES_MAX)
     around = len(probing.lead) + k * len(probing.joint) + len(probing.trail)
-    return 4 * probing.tokens_max + most * around
+    return 4 * probing.tokens_max + probe_count * around
 
 
-def passages_within(passages: Sequence[Passage]) -> tuple[Passage, ...]:
+def fit_passages(passages: Sequence[Passage]) -> tuple[Passage, ...]:
     """The best, as long as a record has room for all of them."""
-    left, kept = PASSAGE_BYTES_MAX, []
+    bytes_left, best_passages = PASSAGE_BYTES_MAX, []
     for passage in passages:
         names = (passage.text, passage.passage_id, passage.document_id)
         sizes = (len(text.encode()) for text in (*names, passage.title, passage.source))
-        left -= sum(sizes) + len(passage.tokens) + _PASSAGE_BYTES
-        if left < 0:
+        bytes_left -= sum(sizes) + len(passage.tokens) + _PASSAGE_BYTES
+        if bytes_left < 0:
             break
-        kept.append(passage)
-    return tuple(kept)
+        best_passages.append(passage)
+    return tuple(best_passages)
 
 
 def _names(kind: type[Any]) -> Callable[[Any], tuple[str, ...]]:

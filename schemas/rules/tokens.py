@@ -47,7 +47,7 @@ def pack_ranges(token_ids: Iterable[int], vocab: int) -> bytes:
     return pack_tokens([bound for pair in [*ranges, (vocab, _ID_MAX)] for bound in pair])
 
 
-def may_be_put_in(packed: bytes, reserved: bytes) -> bool:
+def is_insertable(packed: bytes, reserved: bytes) -> bool:
     """Whether these are token ids, at least one, and none of them in a range of `pack_ranges`."""
     if not packed or len(packed) % _TOKEN_BYTES:
         return False

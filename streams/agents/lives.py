@@ -10,10 +10,10 @@ from typing import Any
 
 from schemas.codec import Codec
 from schemas.log.admin import check_retention, needs_of_requests
-from schemas.log.endings import ended, within
+from schemas.log.endings import cancel_and_wait, run_within
 from schemas.log.faust.app import run_app
 from schemas.log.faust.watchdog import watch
-from schemas.log.patience import outlive
+from schemas.log.patience import run_with_reconnect
 from schemas.settings import LogSettings
 from schemas.topics import live_ms_max
 from streams.agents.app import make_app
@@ -58,7 +58,7 @@ async def run_router(
         finally:
             await process.close()
 
-    await outlive(router_id, life, stop)
+    await run_with_reconnect(router_id, life, stop)
 
 
 async def _route(process: RouterProcess, stop: asyncio.Event) -> None:
@@ -73,35 +73,35 @@ async def _route(process: RouterProcess, stop: asyncio.Event) -> None:
         process.keep_snapshots(),
         watch(process.log, process.group, process.settings.stall_exit_ms),
         keep_marks(process.log, partitions),
-        process.group.failure(),
+        process.group.wait_for_failure(),
         run_app(app),
         stop.wait(),
     )
     tasks = [asyncio.create_task(loop) for loop in loops]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
+        finished_tasks, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in finished_tasks:
             task.result()
     finally:
-        await _wind_up(partitions, app, tasks)
+        await _shut_down(partitions, app, tasks)
 
 
-async def _wind_up(
+async def _shut_down(
     partitions: OwnedPartitions, app: Any, tasks: Sequence[asyncio.Task[Any]]
 ) -> None:
     """Stop reading, and let what was decided out while the lease stands. Bounded: the log has
     everything else.
     """
     process = partitions.process
-    outbox, _membership, *others = tasks
-    for task in others:
+    outbox, _membership, *other_tasks = tasks
+    for task in other_tasks:
         task.cancel()
     if not process.membership.is_valid():  # another may route in its place
         outbox.cancel()
         process.outbox.discard()
-    if not await within(_WIND_UP_S, _finish(partitions, app, outbox)):
+    if not await run_within(_WIND_UP_S, _finish(partitions, app, outbox)):
         log.warning("%s: gave up winding down after %d s", process.router_id, _WIND_UP_S)
-    await ended(*tasks)
+    await cancel_and_wait(*tasks)
 
 
 async def _finish(partitions: OwnedPartitions, app: Any, outbox: asyncio.Task[Any]) -> None:

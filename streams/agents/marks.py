@@ -13,7 +13,7 @@ from typing import Protocol
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
-from schemas.log.connecting import asking_client
+from schemas.log.connecting import query_client
 from schemas.settings import LogSettings
 
 MARK_S = 1.0  # between two commits
@@ -29,7 +29,7 @@ class Marks:
         self._arrived: dict[int, list[tuple[int, str]]] = {}
         self._lengths_max: dict[int, int] = {}  # above it a list is cleared of ended ones
 
-    def arrived(self, partition: int, offset: int, request_id: str) -> None:
+    def add(self, partition: int, offset: int, request_id: str) -> None:
         """A request was read, and applied."""
         requests = self._arrived.setdefault(partition, [])
         requests.append((offset, request_id))
@@ -37,8 +37,8 @@ class Marks:
             self._clear(partition)
 
     def _clear(self, partition: int) -> None:
-        kept = [(at, name) for at, name in self._arrived[partition] if self._is_live(name)]
-        self._arrived[partition], self._lengths_max[partition] = kept, 2 * len(kept) + _SPARE
+        live = [(at, name) for at, name in self._arrived[partition] if self._is_live(name)]
+        self._arrived[partition], self._lengths_max[partition] = live, 2 * len(live) + _SPARE
 
     def forget(self, partition: int) -> None:
         """Another router owns it."""
@@ -56,7 +56,7 @@ class Marks:
         return marks
 
 
-class HasMarks(Protocol):
+class MarkSource(Protocol):
     """Whose marks are kept."""
 
     def marks(self) -> Offsets:
@@ -68,20 +68,20 @@ def marks_group(log: LogSettings) -> str:
     return f"{log.topic_prefix}router.live"
 
 
-async def keep_marks(log: LogSettings, partitions: HasMarks) -> None:
+async def keep_marks(log: LogSettings, partitions: MarkSource) -> None:
     """Commit what has changed, until cancelled. A commit that fails only costs a longer rebuild."""
     places = [
         TopicPartition(f"{log.topic_prefix}requests", p) for p in range(log.session_partitions)
     ]
-    known: Offsets = {}
-    async with asking_client(log, marks_group(log)) as consumer:
+    committed_marks: Offsets = {}
+    async with query_client(log, marks_group(log)) as consumer:
         consumer.assign(places)
         consumer.pause(*places)  # it only commits
         while True:
             await asyncio.sleep(MARK_S)
             marks = partitions.marks()
-            changed = {places[p]: at for p, at in marks.items() if known.get(p) != at}
+            changed = {places[p]: at for p, at in marks.items() if committed_marks.get(p) != at}
             with contextlib.suppress(KafkaError):
                 if changed:
                     await consumer.commit(changed)
-                    known = marks
+                    committed_marks = marks

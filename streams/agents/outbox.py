@@ -29,20 +29,20 @@ from schemas.rules.outcomes import outcome_key
 from schemas.rules.trace import trace_of
 from streams.agents.records import end_frame, retrieved_frame, unsent_phase, void_frame
 from streams.core.effects import (
-    Ask,
-    AskSaid,
     Decide,
     Dispatch,
+    DropSession,
     Effect,
     End,
-    Forget,
-    GoAnew,
-    GoWithout,
-    Lend,
+    LendRole,
+    NotifyRetrieval,
+    RecordUsage,
+    RequestProgress,
+    RestartAnswer,
     SaveSession,
-    Tell,
-    Use,
-    Warm,
+    SkipRetrieval,
+    StartRetrieval,
+    WarmCache,
 )
 from streams.core.requests.sessions import SessionKey, session_key
 
@@ -71,24 +71,24 @@ class Outbox:
         prefix: str,
         router_id: str,
         pending_max: int,
-        lease_stands: Callable[[], Awaitable[None]],
-        ask: Callable[[Ask], None],
-        use: Callable[[Use, Ack | None], Ack],
+        wait_for_lease: Callable[[], Awaitable[None]],
+        ask: Callable[[StartRetrieval], None],
+        write_usage: Callable[[RecordUsage, Ack | None], Ack],
     ) -> None:
         """`ask` begins a search, and waits for nothing. `use` has written what a request has used,
         once the outcome is acknowledged, where this router has sent that."""
         self.traces: OrderedDict[str, bytes] = OrderedDict()  # traceparent by request
-        self.unsaved: dict[SessionKey, SaveSession | Forget] = {}
+        self.unsaved: dict[SessionKey, SaveSession | DropSession] = {}
         self.ending: Counter[str] = Counter()  # by request, what of its end is not acknowledged
         self._producer = producer
         self._prefix = prefix
         self._router_id = router_id
         self._pending_max = pending_max
-        self._lease_stands = lease_stands
+        self._wait_for_lease = wait_for_lease
         self._ask = ask
-        self._use = use
+        self._write_usage = write_usage
         self._outcomes: dict[str, Ack] = {}  # by request, for what it has used
-        self._untold: dict[str, asyncio.Future[Any]] = {}  # by request, until acknowledged
+        self._notice_acks: dict[str, asyncio.Future[Any]] = {}  # by request, until acknowledged
         self._queue: deque[Entry] = deque()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -106,8 +106,8 @@ class Outbox:
             return
         for effect in effects:
             self._queue.append((effect, receipt))
-            if (ended := _ended(effect)) is not None:
-                self.ending[ended] += 1
+            if (request_id := _ended_request_id(effect)) is not None:
+                self.ending[request_id] += 1
         if effects:
             self._pending += len(effects)
             self._idle.clear()
@@ -161,22 +161,22 @@ class Outbox:
                 orders.append(entry)
             else:
                 acks += await self._send_one(entry)
-        if acks and any(waits_for_decisions(each) for each, _ in orders):
+        if acks and any(waits_for_decisions(order) for order, _ in orders):
             await asyncio.wait(acks)
         for entry in orders:
-            await self._told_of(entry)
+            await self._wait_for_notice(entry)
             await self._send_one(entry)
 
-    async def _told_of(self, entry: Entry) -> None:
+    async def _wait_for_notice(self, entry: Entry) -> None:
         """Wait until a reader's word of a prompt is in the log, before work of it leaves."""
         effect = entry[0]
-        if self._untold and isinstance(effect, Dispatch):
-            ack = self._untold.get(effect.record.request_id)
+        if self._notice_acks and isinstance(effect, Dispatch):
+            ack = self._notice_acks.get(effect.record.request_id)
             if ack is not None:
                 await asyncio.wait([ack])
 
     async def _send_one(self, entry: Entry) -> list[asyncio.Future[Any]]:
-        await self._lease_stands()
+        await self._wait_for_lease()
         self._raise_error()
         try:
             acks = await self._send(entry[0])
@@ -185,7 +185,7 @@ class Outbox:
                 return []
             raise
         self._watch(acks, entry)
-        return [] if isinstance(entry[0], Use) else acks  # nobody waits for that
+        return [] if isinstance(entry[0], RecordUsage) else acks  # nobody waits for that
 
     def _report_unsent(self, entry: Entry, error: BaseException) -> bool:
         """Have a phase sent instead, which ends the attempt; false for what is no work."""
@@ -199,11 +199,11 @@ class Outbox:
         return True
 
     def _watch(self, acks: list[asyncio.Future[Any]], entry: Entry) -> None:
-        left = len(acks)
+        pending_acks = len(acks)
 
-        def done(ack: asyncio.Future[Any] | None) -> None:
-            nonlocal left
-            left -= 1
+        def on_ack(ack: asyncio.Future[Any] | None) -> None:
+            nonlocal pending_acks
+            pending_acks -= 1
             if ack is not None and (ack.cancelled() or ack.exception() is not None):
                 error = None if ack.cancelled() else ack.exception()
                 if isinstance(error, MessageSizeTooLargeError):  # the broker's own limit is lower
@@ -212,24 +212,24 @@ class Outbox:
                 self._error = error or ConnectionError("a send was cancelled")
                 self._wake.set()
                 return
-            if left <= 0:
-                self._acknowledged(*entry)
+            if pending_acks <= 0:
+                self._settle(*entry)
 
         if not acks:
-            done(None)
+            on_ack(None)
         for ack in acks:
-            ack.add_done_callback(done)
+            ack.add_done_callback(on_ack)
 
-    def _acknowledged(self, effect: Effect | OwnRecord, receipt: Receipt | None) -> None:
+    def _settle(self, effect: Effect | OwnRecord, receipt: Receipt | None) -> None:
         self._pending -= 1
-        if (ended := _ended(effect)) is not None:
-            self.ending[ended] -= 1
-            if not self.ending[ended]:
-                del self.ending[ended]
-        elif isinstance(effect, Tell):
-            told = self._untold.get(effect.retrieved.request_id)
-            if told is not None and told.done():  # and not the first of several
-                del self._untold[effect.retrieved.request_id]
+        if (request_id := _ended_request_id(effect)) is not None:
+            self.ending[request_id] -= 1
+            if not self.ending[request_id]:
+                del self.ending[request_id]
+        elif isinstance(effect, NotifyRetrieval):
+            notice_ack = self._notice_acks.get(effect.retrieved.request_id)
+            if notice_ack is not None and notice_ack.done():  # and not the first of several
+                del self._notice_acks[effect.retrieved.request_id]
         if not self._pending:
             self._idle.set()
         if receipt is not None:
@@ -241,9 +241,9 @@ class Outbox:
             case Dispatch(topic, partition, record):
                 key, headers = record.request_id, self._trace_of(record)
                 return [await send(topic, record, key=key, partition=partition, headers=headers)]
-            case Warm(topic, partition, record):
+            case WarmCache(topic, partition, record):
                 return [await send(topic, record, key=record.request_id, partition=partition)]
-            case Lend(topic, partition, record):
+            case LendRole(topic, partition, record):
                 return [await send(topic, record, key=record.worker_id, partition=partition)]
             case Decide(decision, partition):
                 key = decision.session_id
@@ -254,30 +254,30 @@ class Outbox:
                 ack = await send("outcomes", outcome, key=key, partition=partition)
                 self._outcomes[outcome.request_id] = ack
                 return [ack, await send("tokens", frame, key=str(gateway), partition=gateway)]
-            case Use(usage):
+            case RecordUsage(usage):
                 self.traces.pop(usage.request_id, None)  # whoever ended it
-                return [self._use(effect, self._outcomes.pop(usage.request_id, None))]
-            case Ask():
+                return [self._write_usage(effect, self._outcomes.pop(usage.request_id, None))]
+            case StartRetrieval():
                 self._ask(effect)
                 return []
-            case GoWithout(retrieved, partition):
+            case SkipRetrieval(retrieved, partition):
                 key = retrieved.session_id
                 return [await send("phases", retrieved, key=key, partition=partition)]
-            case Tell(retrieved, gateway):
-                told = retrieved_frame(retrieved, self._router_id, wall_ms())
-                ack = await send("tokens", told, key=str(gateway), partition=gateway)
-                self._untold[retrieved.request_id] = ack
+            case NotifyRetrieval(retrieved, gateway):
+                notice_frame = retrieved_frame(retrieved, self._router_id, wall_ms())
+                ack = await send("tokens", notice_frame, key=str(gateway), partition=gateway)
+                self._notice_acks[retrieved.request_id] = ack
                 return [ack]
-            case AskSaid(void, gateway):
+            case RequestProgress(void, gateway):
                 mark = void_frame(void, self._router_id, wall_ms())
                 return [await send("tokens", mark, key=str(gateway), partition=gateway)]
-            case GoAnew(continued, partition):
+            case RestartAnswer(continued, partition):
                 key = continued.session_id
                 return [await send("phases", continued, key=key, partition=partition)]
             case SaveSession(session):
                 self.unsaved[session_key(session)] = effect
                 return []
-            case Forget(tenant, session_id):
+            case DropSession(tenant, session_id):
                 self.unsaved[tenant, session_id] = effect
                 return []
             case OwnRecord(topic, key, partition, None):
@@ -305,16 +305,16 @@ class Outbox:
         self.put(writes)
 
 
-def _ended(effect: Effect | OwnRecord) -> str | None:
+def _ended_request_id(effect: Effect | OwnRecord) -> str | None:
     """Whose end it tells of."""
     if isinstance(effect, End):
         return effect.outcome.request_id
-    return effect.usage.request_id if isinstance(effect, Use) else None
+    return effect.usage.request_id if isinstance(effect, RecordUsage) else None
 
 
 def is_order(effect: object) -> bool:
     """Whether it tells others what was decided."""
-    return isinstance(effect, Dispatch | AskSaid)
+    return isinstance(effect, Dispatch | RequestProgress)
 
 
 def waits_for_decisions(order: object) -> bool:

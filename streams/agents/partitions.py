@@ -14,9 +14,9 @@ from typing import Any
 from aiokafka import ConsumerRecord
 
 from schemas.errors import RecordError
-from schemas.log.clients import bury
+from schemas.log.clients import send_dead_letter
 from schemas.log.clock import wall_ms
-from schemas.log.endings import ended
+from schemas.log.endings import cancel_and_wait
 from schemas.log.faust.app import consumer_record
 from schemas.log.faust.receipts import Place
 from schemas.log.slices import in_slices
@@ -39,7 +39,7 @@ from streams.core.events import (
     PartitionReady,
     PartitionTaken,
     RequestArrived,
-    UsageTold,
+    UsageLoaded,
 )
 from streams.journal.inputs import PASSED_OVER, event_of
 
@@ -106,7 +106,7 @@ class OwnedPartitions:
 
     async def take(self, topic: str, event: Any) -> None:
         """One record of the group's, from an agent."""
-        await self.group.guarded(self._take(topic, event))
+        await self.group.guard(self._take(topic, event))
 
     async def _take(self, topic: str, event: Any) -> None:
         process, group, message = self.process, self.group, event.message
@@ -125,7 +125,7 @@ class OwnedPartitions:
         try:
             decoded = self._decode(topic, record)
         except RecordError as error:
-            await bury(process.producer, record, error)
+            await send_dead_letter(process.producer, record, error)
             self._unreadable.discard((*place, message.offset))
             group.next_offsets[place] = max(message.offset + 1, group.next_offsets.get(place, 0))
             group.receipts.open(place, event.ack, 0)
@@ -133,7 +133,7 @@ class OwnedPartitions:
         group.next_offsets[place] = message.offset + 1
         effects = process.apply(decoded, topic, message.partition, message.offset)
         if isinstance(decoded, RequestArrived):
-            self._marks.arrived(message.partition, message.offset, decoded.request.request_id)
+            self._marks.add(message.partition, message.offset, decoded.request.request_id)
         process.outbox.put(effects, group.receipts.open(place, event.ack, len(effects)))
 
     def _decode(self, topic: str, record: ConsumerRecord) -> Event:
@@ -150,18 +150,18 @@ class OwnedPartitions:
 
     # Ownership
 
-    def assigned(self, places: set[Place]) -> None:
+    def on_assigned(self, places: set[Place]) -> None:
         """Faust owns these partitions now; rebuild them, then open the gate."""
         partitions, owned = {partition for _, partition in places}, self.process.router.owned
-        self.group.assigned(places)
+        self.group.on_assigned(places)
         self.gate.keep(partitions)
         self._give_up(owned - partitions)
-        taken = sorted(partitions - owned)
-        for partition in taken:
+        new_partitions = sorted(partitions - owned)
+        for partition in new_partitions:
             self.process.apply(PartitionTaken(partition), "taken", partition, 0)
             for topic in TOPICS:  # all of it is to be read
                 self.group.next_offsets.setdefault((topic, partition), 0)
-        self._takeover = asyncio.create_task(self._take_over(taken))
+        self._takeover = asyncio.create_task(self._take_over(new_partitions))
         self._takeover.add_done_callback(self._check_takeover)
 
     def _check_takeover(self, task: "asyncio.Task[None]") -> None:
@@ -189,20 +189,20 @@ class OwnedPartitions:
             self.gate.open(partition)
         for partition, offset, request_id in requests:
             if process.is_live(request_id):
-                self._marks.arrived(partition, offset, request_id)
+                self._marks.add(partition, offset, request_id)
 
     async def _rebuild(self, partitions: list[int]) -> list[tuple[int, int, str]]:
         """Apply what the log holds; returns partition, offset and id of the requests in it."""
         process, requests = self.process, list[tuple[int, int, str]]()
         conversations: dict[tuple[int, bytes | None], ConsumerRecord] = {}
-        past = past_records(
+        history = past_records(
             process.log,
             partitions,
             session_ttl_ms=process.settings.session_ttl_ms,
             client_id=f"{process.router_id}-takeover",
             next_offsets=self.group.next_offsets,
         )
-        async with aclosing(past) as records:
+        async with aclosing(history) as records:
             async for topic, record in records:
                 self.group.records_read += 1
                 if topic == "sessions":  # compacted: of each only the last record counts
@@ -233,16 +233,16 @@ class OwnedPartitions:
     def _pass_over(self, event: OutcomeArrived, record: ConsumerRecord) -> None:
         """An outcome from before usage was told: nothing is told of that request."""
         if self.process.usage.is_older(record.partition, record.offset):
-            told = UsageTold(event.outcome.request_id, record.partition)
-            self.process.apply(told, PASSED_OVER, record.partition, record.offset)
+            usage_event = UsageLoaded(event.outcome.request_id, record.partition)
+            self.process.apply(usage_event, PASSED_OVER, record.partition, record.offset)
 
-    async def revoked(self) -> None:
+    async def on_revoked(self) -> None:
         """Faust owns nothing now. When this returns, all that was decided is in the log, so that
         whoever takes the partitions sees it."""
         self.gate.close()
         self._give_up(self.process.router.owned)
         self._unreadable.clear()
-        self.group.revoked()
+        self.group.on_revoked()
         self.process.flush()
         await self.stop_takeover()
         self.process.usage.hurry()
@@ -252,7 +252,7 @@ class OwnedPartitions:
     async def stop_takeover(self) -> None:
         """End a rebuild under way, and wait until what it reads through is closed."""
         if self._takeover is not None:
-            await ended(self._takeover)
+            await cancel_and_wait(self._takeover)
 
     def _give_up(self, partitions: set[int]) -> None:
         for partition in sorted(partitions):

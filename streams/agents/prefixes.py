@@ -11,7 +11,7 @@ from aiokafka import ConsumerRecord
 
 from schemas.codec import Codec
 from schemas.errors import RecordError
-from schemas.log.clients import AssignedReader, LogProducer, bury
+from schemas.log.clients import AssignedReader, LogProducer, send_dead_letter
 from schemas.records import KvEvents
 from schemas.settings import LogSettings
 from schemas.topics import check_record
@@ -58,7 +58,7 @@ class Prefixes:
         try:
             events = self._decode(record)
         except RecordError as error:
-            await bury(self._producer, record, error)
+            await send_dead_letter(self._producer, record, error)
             return
         self._on_record(events, record.offset)
 

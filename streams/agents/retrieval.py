@@ -17,21 +17,21 @@ from schemas.codec import Codec
 from schemas.errors import NotReady, QueueFull, TriviumError
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.endings import ended
+from schemas.log.endings import cancel_and_wait
 from schemas.log.membership import Membership
-from schemas.log.retrieval.asker import Asker
-from schemas.log.retrieval.leased import LeasedAsker
-from schemas.log.retrieval.told import retrieved_of
+from schemas.log.retrieval.asker import RetrievalClient
+from schemas.log.retrieval.leased import LeasedRetrievalClient
+from schemas.log.retrieval.told import retrieved_record
 from schemas.records import Quoted, Request, Retrieval, Retrieved
-from schemas.retrieval import Found
+from schemas.retrieval import RetrievalResult
 from schemas.rules.sizes import PASSAGES_MAX
 from schemas.settings import LogSettings
-from streams.core.effects import Ask
+from streams.core.effects import StartRetrieval
 from streams.core.requests.context import quoted_in
 
 log = logging.getLogger(__name__)
 
-_Wanted = tuple[str, str, Retrieval, tuple[Quoted, ...]]  # a call's id and tenant, and what for
+_CallKey = tuple[str, str, Retrieval, tuple[Quoted, ...]]  # a call's id and tenant, and what for
 
 
 class Retriever:
@@ -51,13 +51,13 @@ class Retriever:
         self._membership = membership
         self._asks_max = asks_max
         self._answer = answer
-        self._leased = LeasedAsker(
-            lambda member: Asker(settings, codec, producer, member), membership
+        self._leased = LeasedRetrievalClient(
+            lambda member: RetrievalClient(settings, codec, producer, member), membership
         )
         self._asks: set[asyncio.Task[None]] = set()
-        self._searches: dict[_Wanted, asyncio.Task[Found]] = {}
+        self._searches: dict[_CallKey, asyncio.Task[RetrievalResult]] = {}
 
-    def ask(self, ask: Ask) -> None:
+    def ask(self, ask: StartRetrieval) -> None:
         """Begin a search."""
         if len(self._asks) >= self._asks_max:
             error = QueueFull(f"{self._asks_max} searches are under way (router.retrievals_max)")
@@ -67,61 +67,61 @@ class Retriever:
         self._asks.add(task)
         task.add_done_callback(self._asks.discard)
 
-    async def _search(self, ask: Ask) -> None:
+    async def _search(self, ask: StartRetrieval) -> None:
         asked_ms = wall_ms()
         try:
-            found = await self._found(ask, asked_ms)
+            retrieved = await self._retrieve(ask, asked_ms)
         except TriviumError as error:
-            found = self._failed(ask, asked_ms, error)
+            retrieved = self._failed(ask, asked_ms, error)
         except Exception:
             log.exception("%s: a search failed over a bug", ask.request.request_id)
-            found = self._failed(ask, asked_ms, TriviumError("the search failed; report this"))
-        self._answer(found, ask.partition)
+            retrieved = self._failed(ask, asked_ms, TriviumError("the search failed; report this"))
+        self._answer(retrieved, ask.partition)
 
-    async def _found(self, ask: Ask, asked_ms: int) -> Retrieved:
-        found = await asyncio.shield(self._search_for_call(ask))
-        return retrieved_of(
-            found,
+    async def _retrieve(self, ask: StartRetrieval, asked_ms: int) -> Retrieved:
+        result = await asyncio.shield(self._search_for_call(ask))
+        return retrieved_record(
+            result,
             request_id=ask.request.request_id,
             session_id=ask.request.session_id,
             router_id=self._membership.member_id,
             asked_ms=asked_ms,
             history=ask.history,
-            changed=tuple(sorted(found.changed)),
+            changed=tuple(sorted(result.changed)),
         )
 
-    def _search_for_call(self, ask: Ask) -> asyncio.Task[Found]:
+    def _search_for_call(self, ask: StartRetrieval) -> asyncio.Task[RetrievalResult]:
         """The search of the request's call: the one under way, or a new one."""
         request, retrieval = ask.request, ask.request.retrieval
         assert retrieval is not None, f"{request.request_id}: wants nothing to be found"
         quoted = quoted_in(ask.history)
-        wanted = (request.parent_id, request.tenant, retrieval, quoted)
-        search = self._searches.get(wanted)
+        call_key = (request.parent_id, request.tenant, retrieval, quoted)
+        search = self._searches.get(call_key)
         if search is None:
-            begun = asyncio.create_task(self._asked(request, retrieval, quoted))
-            search = self._searches[wanted] = begun
-            search.add_done_callback(lambda _: self._searches.pop(wanted))
+            new_search = asyncio.create_task(self._search_text(request, retrieval, quoted))
+            search = self._searches[call_key] = new_search
+            search.add_done_callback(lambda _: self._searches.pop(call_key))
         return search
 
-    async def _asked(
-        self, request: Request, wanted: Retrieval, quoted: tuple[Quoted, ...]
-    ) -> Found:
-        if (asker := self._leased.asker) is None:
+    async def _search_text(
+        self, request: Request, retrieval: Retrieval, quoted: tuple[Quoted, ...]
+    ) -> RetrievalResult:
+        if (client := self._leased.client) is None:
             raise NotReady("this router has no partition of hits (log.asker_partitions)")
-        return await asker.search_text(
-            wanted.query,
-            collection=wanted.collection,
-            k=min(wanted.k, PASSAGES_MAX),
-            deadline_ms=wanted.by_ms,
-            mode=cast(Literal["hybrid", "vector", "words"], wanted.mode),  # it says if not
-            filter=wanted.filter,
-            min_score=wanted.min_score,
+        return await client.search_text(
+            retrieval.query,
+            collection=retrieval.collection,
+            k=min(retrieval.k, PASSAGES_MAX),
+            deadline_ms=retrieval.by_ms,
+            mode=cast(Literal["hybrid", "vector", "words"], retrieval.mode),  # it says if not
+            filter=retrieval.filter,
+            min_score=retrieval.min_score,
             tenant=request.tenant,
             request_id=request.request_id,
             quoted=quoted,
         )
 
-    def _failed(self, ask: Ask, asked_ms: int, error: TriviumError) -> Retrieved:
+    def _failed(self, ask: StartRetrieval, asked_ms: int, error: TriviumError) -> Retrieved:
         return Retrieved(
             request_id=ask.request.request_id,
             session_id=ask.request.session_id,
@@ -138,4 +138,4 @@ class Retriever:
 
     async def stop(self) -> None:
         """Give up what is asked; whoever takes its requests over asks again."""
-        await ended(*self._asks, *self._searches.values())
+        await cancel_and_wait(*self._asks, *self._searches.values())

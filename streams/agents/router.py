@@ -35,10 +35,10 @@ from streams.config import RouterSettings
 from streams.core.events import Event, FleetRecordArrived, KvEventsArrived, Tick
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.router import Router
-from streams.journal.aside import packed_aside
+from streams.journal.aside import snapshot_in_fork
 from streams.journal.inputs import TICK
 from streams.journal.journal import Journal, JournalEntry
-from streams.journal.snapshot import packed
+from streams.journal.snapshot import pack_router
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class RouterProcess:
             log.topic_prefix,
             router_id,
             settings.sends_pending_max,
-            self.membership.stands,
+            self.membership.wait_until_valid,
             self.retriever.ask,
             self.usage.write,
         )
@@ -180,7 +180,7 @@ class RouterProcess:
             await asyncio.sleep(self.settings.snapshot_ms / 1000)
             seq, now_ms = self._cut(), wall_ms()
             try:
-                state = await packed_aside(self.router)
+                state = await snapshot_in_fork(self.router)
             except (OSError, TriviumError) as error:
                 log.warning("%s: no snapshot this time: %s", self.router_id, error)
             else:
@@ -229,7 +229,7 @@ class RouterProcess:
         await self.producer.start()
         await self.prefixes.start()
         await self.membership.join()
-        self._put_snapshot(packed(self.router), self._cut(), wall_ms())
+        self._put_snapshot(pack_router(self.router), self._cut(), wall_ms())
 
     async def close(self) -> None:
         """Say goodbye, and close. What a lost life has not written is not written later."""

@@ -15,10 +15,10 @@ from aiokafka import ConsumerRecord, TopicPartition
 
 from schemas.log.clients import AssignedReader
 from schemas.log.clock import wall_ms
-from schemas.log.connecting import asking_client
+from schemas.log.connecting import query_client
 from schemas.log.faust.receipts import Place
 from schemas.log.slices import in_slices
-from schemas.log.transactions import committed
+from schemas.log.transactions import committed_offsets
 from schemas.settings import LogSettings
 from streams.agents.app import TOPICS, group_id
 from streams.agents.marks import marks_group
@@ -43,9 +43,9 @@ async def past_records(
     """
     starts, ends = await _ranges(log, partitions, session_ttl_ms, client_id)
     for topic in ORDER:
-        wanted = {p: starts[topic, p] for p in partitions if starts[topic, p] < ends[topic, p]}
-        until = {p: ends[topic, p] for p in wanted}
-        async with aclosing(_read(log, topic, wanted, until, client_id)) as records:
+        firsts = {p: starts[topic, p] for p in partitions if starts[topic, p] < ends[topic, p]}
+        until = {p: ends[topic, p] for p in firsts}
+        async with aclosing(_read(log, topic, firsts, until, client_id)) as records:
             async for record in records:
                 place = (topic, record.partition)
                 ends[place] = max(ends[place], record.offset + 1)
@@ -60,7 +60,9 @@ async def _read(
     if not starts:
         return
     in_transactions = topic == "usage"
-    reader = AssignedReader(log, topic, list(starts), client_id=client_id, decided=in_transactions)
+    reader = AssignedReader(
+        log, topic, list(starts), client_id=client_id, committed_only=in_transactions
+    )
     async with reader.reading(starts):
         async for records in reader.until(ends):
             async for record in in_slices(records):
@@ -70,8 +72,10 @@ async def _read(
 async def _committed(log: LogSettings, group: str, partitions: list[int]) -> Offsets:
     """A group's committed offsets, where there are any."""
     prefix = log.topic_prefix
-    known = await committed(log, group, [(prefix + t, p) for t in TOPICS for p in partitions])
-    return {(topic.removeprefix(prefix), p): at.offset for (topic, p), at in known.items()}
+    positions = await committed_offsets(
+        log, group, [(prefix + t, p) for t in TOPICS for p in partitions]
+    )
+    return {(topic.removeprefix(prefix), p): at.offset for (topic, p), at in positions.items()}
 
 
 async def _ranges(
@@ -86,7 +90,7 @@ async def _ranges(
         for topic in ORDER
         for p in partitions
     }
-    async with asking_client(log, topics={tp.topic for tp in tps.values()}) as consumer:
+    async with query_client(log, topics={tp.topic for tp in tps.values()}) as consumer:
         firsts = await consumer.beginning_offsets(list(tps.values()))
         ends = await consumer.end_offsets(list(tps.values()))
         starts: Offsets = {}

@@ -27,13 +27,18 @@ from aiokafka import TopicPartition
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.log.clients import Ack, AssignedReader, event_headers
-from schemas.log.connecting import asking_client
-from schemas.log.endings import ended
+from schemas.log.connecting import query_client
+from schemas.log.endings import cancel_and_wait
 from schemas.log.faust.receipts import Place
-from schemas.log.transactions import Position, Sending, Transactions, committed
+from schemas.log.transactions import (
+    CommittedOffset,
+    OutgoingRecord,
+    Transactions,
+    committed_offsets,
+)
 from schemas.records import Usage
 from schemas.settings import LogSettings
-from streams.core.effects import Use
+from streams.core.effects import RecordUsage
 
 COMMIT_S = 0.5  # so long records are gathered
 _LOOK_BACK = 256  # offsets, for the last record; 16 times as many at each further look
@@ -45,10 +50,10 @@ def usage_group(log: LogSettings) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _PendingUsage:
     usage: Usage
     outcome: Ack | None  # to be waited for
-    told: Ack
+    ack: Ack
 
 
 class _Account:
@@ -60,19 +65,19 @@ class _Account:
         self.since: int | None = None  # of outcomes: those before it are not told
         self._codec, self._router_id = codec, router_id
         self._topic, self._partition = f"{log.topic_prefix}usage", partition
-        self._waiting: list[_Entry] = []
+        self._waiting: list[_PendingUsage] = []
         self._hurried = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._over: Exception | None = None
+        self._error: Exception | None = None
 
     async def start(self) -> None:
         """Fence whoever had it; then all of it that is decided can be read."""
         await self.transactions.start([(self._topic, self._partition)])
 
-    def add(self, entry: _Entry) -> None:
+    def add(self, entry: _PendingUsage) -> None:
         """Commit it soon, with what comes meanwhile."""
-        if self._over is not None:
-            entry.told.set_exception(self._over)
+        if self._error is not None:
+            entry.ack.set_exception(self._error)
             return
         self._waiting.append(entry)
         if self._task is None or self._task.done():
@@ -92,20 +97,20 @@ class _Account:
             try:
                 await self._commit(entries)
             except Exception as error:
-                self._over = error
+                self._error = error
                 for entry in self._waiting:
-                    entry.told.set_exception(error)
+                    entry.ack.set_exception(error)
                 self._waiting.clear()
                 return
             del self._waiting[: len(entries)]
             for entry in entries:
-                entry.told.set_result(None)
+                entry.ack.set_result(None)
 
-    async def _commit(self, entries: list[_Entry]) -> None:
+    async def _commit(self, entries: list[_PendingUsage]) -> None:
         outcomes = [entry.outcome for entry in entries if entry.outcome is not None]
         if outcomes:
-            done, _ = await asyncio.wait(outcomes)  # which leaves them alone when it is cancelled
-            for outcome in done:
+            acks, _ = await asyncio.wait(outcomes)  # which leaves them alone when it is cancelled
+            for outcome in acks:
                 outcome.result()
         sends = [
             self._sending(replace(entry.usage, number=number))
@@ -114,9 +119,9 @@ class _Account:
         await self.transactions.commit(sends)
         self.next_number += len(sends)
 
-    def _sending(self, usage: Usage) -> Sending:
+    def _sending(self, usage: Usage) -> OutgoingRecord:
         event_id = f"{self._partition}-{usage.number}"
-        return Sending(
+        return OutgoingRecord(
             topic=self._topic,
             partition=self._partition,
             key=usage.request_id.encode(),
@@ -127,9 +132,9 @@ class _Account:
     async def stop(self) -> None:
         """Commit nothing more, and close; what waits is the next owner's to tell."""
         if self._task is not None:
-            await ended(self._task)
+            await cancel_and_wait(self._task)
         for entry in self._waiting:
-            entry.told.set_result(None)
+            entry.ack.set_result(None)
         self._waiting.clear()
         await self.transactions.stop()
 
@@ -143,26 +148,26 @@ class UsageWriter:
         self._router_id = router_id
         self._accounts: dict[int, _Account] = {}
 
-    def write(self, use: Use, outcome: Ack | None) -> Ack:
+    def write(self, use: RecordUsage, outcome: Ack | None) -> Ack:
         """Commit a record, once the outcome is acknowledged; the future is done when it is."""
-        told: Ack = asyncio.get_running_loop().create_future()
+        ack: Ack = asyncio.get_running_loop().create_future()
         account = self._accounts.get(use.partition)
         if account is None:  # it was given up: whoever has it tells that
-            told.set_result(None)
+            ack.set_result(None)
         else:
-            account.add(_Entry(use.usage, outcome, told))
-        return told
+            account.add(_PendingUsage(use.usage, outcome, ack))
+        return ack
 
     async def take(self, partitions: Collection[int]) -> None:
         """Fence whoever wrote these, and learn where to go on; raises BrokerUnavailable."""
-        taken = {p: _Account(self._log, self._codec, self._router_id, p) for p in partitions}
-        self._accounts |= taken
-        await asyncio.gather(*(each.start() for each in taken.values()))
+        accounts = {p: _Account(self._log, self._codec, self._router_id, p) for p in partitions}
+        self._accounts |= accounts
+        await asyncio.gather(*(account.start() for account in accounts.values()))
         places = {self._place(partition): partition for partition in partitions}
-        known = await committed(self._log, usage_group(self._log), list(places))
+        positions = await committed_offsets(self._log, usage_group(self._log), list(places))
         numbers = await self._next_numbers(list(partitions))
         for place, partition in places.items():
-            account, since = taken[partition], known.get(place)
+            account, since = accounts[partition], positions.get(place)
             account.next_number = numbers[partition]
             account.since = since.offset if since else 0 if numbers[partition] else None
 
@@ -178,7 +183,7 @@ class UsageWriter:
             account = self._accounts[partition]
             if account.since is None:
                 account.since = read_to["outcomes", partition]
-                position = {self._place(partition): Position(account.since)}
+                position = {self._place(partition): CommittedOffset(account.since)}
                 await account.transactions.commit([], position, usage_group(self._log))
 
     def hurry(self) -> None:
@@ -188,8 +193,8 @@ class UsageWriter:
 
     async def keep(self, partitions: Collection[int]) -> None:
         """Write of no others any more."""
-        lost = [self._accounts.pop(p) for p in sorted(self._accounts.keys() - set(partitions))]
-        await asyncio.gather(*(account.stop() for account in lost))
+        accounts = [self._accounts.pop(p) for p in sorted(self._accounts.keys() - set(partitions))]
+        await asyncio.gather(*(account.stop() for account in accounts))
 
     def _place(self, partition: int) -> Place:
         return f"{self._log.topic_prefix}outcomes", partition
@@ -200,7 +205,7 @@ class UsageWriter:
         """
         topic = f"{self._log.topic_prefix}usage"
         places = [TopicPartition(topic, p) for p in partitions]
-        async with asking_client(self._log, topics=[topic]) as consumer:
+        async with query_client(self._log, topics=[topic]) as consumer:
             firsts = await consumer.beginning_offsets(places)
             ends = await consumer.end_offsets(places)
         numbers = [self._next_number(tp.partition, firsts[tp], ends[tp]) for tp in places]
@@ -208,13 +213,17 @@ class UsageWriter:
 
     async def _next_number(self, partition: int, first: int, end: int) -> int:
         name = f"{self._router_id}-usage"
-        reader = AssignedReader(self._log, "usage", [partition], client_id=name, decided=True)
+        reader = AssignedReader(
+            self._log, "usage", [partition], client_id=name, committed_only=True
+        )
         at, back = end, _LOOK_BACK
         async with reader.reading("nowhere"):
             while at > first:
                 at, back = max(first, end - back), back * 16
                 await reader.seek({partition: at})
-                records = [each async for batch in reader.until({partition: end}) for each in batch]
+                records = [
+                    record async for batch in reader.until({partition: end}) for record in batch
+                ]
                 for record in reversed(records):
                     with contextlib.suppress(RecordError):  # somebody else's
                         if isinstance(last := self._codec.decode(record.value), Usage):

@@ -19,7 +19,7 @@ from schemas.errors import InvalidAnswer, InvalidRequest, RecordTooLarge, Triviu
 from schemas.log.clients import Headers
 from schemas.log.clock import wall_ms
 from schemas.log.retrieval.embedding import EmbeddedTexts
-from schemas.log.transactions import Sending
+from schemas.log.transactions import OutgoingRecord
 from schemas.records import Answer, AnswerPart
 from streams.bridge.config import Pair
 from streams.bridge.limits import Limits
@@ -139,7 +139,7 @@ class Answers:
             fallback=fallback is not None,
         )
 
-    def sending(self, record: PromptRecord, answer: Answer, *, less: int = 0) -> Sending:
+    def sending(self, record: PromptRecord, answer: Answer, *, less: int = 0) -> OutgoingRecord:
         """As it is committed; raises RecordTooLarge, but never for what `failed` has made: an error
         goes without its metadata, then without its fallback and with a short message, and only then
         without its key, until it fits. Of these steps the first `less` are taken in any case.
@@ -167,9 +167,9 @@ class Answers:
             made = self._sending(record, answer, form, topic)
         return made
 
-    def emptied(self, record: PromptRecord) -> Sending:
+    def emptied(self, record: PromptRecord) -> OutgoingRecord:
         """To an empty prompt: an empty value under its key."""
-        return Sending(
+        return OutgoingRecord(
             topic=self._pair.answers,
             partition=record.partition,
             key=record.key or b"",  # the client sends no nothing
@@ -177,7 +177,7 @@ class Answers:
             headers=_origin(record),
         )
 
-    def part(self, record: PromptRecord, part: AnswerPart) -> Sending:
+    def part(self, record: PromptRecord, part: AnswerPart) -> OutgoingRecord:
         """Some text of an answer meanwhile, on the pair's topic of parts."""
         return self._sending(record, part, answer_format(self._pair, record), self._pair.parts)
 
@@ -217,9 +217,9 @@ class Answers:
         limits = {"limit_ms": self._aside_ms, "waiting_max": most}
         return str(await ask("breaks", schema, text, tenant=owner, **limits))
 
-    def _sending(self, record: PromptRecord, value: Any, form: str, topic: str) -> Sending:
+    def _sending(self, record: PromptRecord, value: Any, form: str, topic: str) -> OutgoingRecord:
         content_type = "avro/binary" if form == "avro" else "application/json"
-        return Sending(
+        return OutgoingRecord(
             topic=topic,
             partition=record.partition,
             key=record.key,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from schemas.errors import TriviumError
-from schemas.log.transactions import Sending
+from schemas.log.transactions import OutgoingRecord
 from streams.bridge.answers import Answers
 from streams.bridge.config import Pair
 from streams.bridge.limits import Limits
@@ -37,7 +37,7 @@ class Asked:
     tries: int = 0
     call: Call | None = None  # of the present try
     intake: Intake | None = None  # kept where the answer tells of it
-    sends: list[Sending] | None = None  # what is to be committed, once that is known
+    sends: list[OutgoingRecord] | None = None  # what is to be committed, once that is known
     error: TriviumError | None = None  # that these tell of
 
     @property

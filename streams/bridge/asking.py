@@ -23,8 +23,8 @@ from schemas.errors import (
     TriviumError,
 )
 from schemas.log.clock import wall_ms
-from schemas.log.patience import Pauses
-from schemas.log.transactions import Sending
+from schemas.log.patience import Backoff
+from schemas.log.transactions import OutgoingRecord
 from schemas.records import Answer, AnswerPart, CancelReason, Endpoint
 from schemas.rules.trace import trace_of
 from schemas.topics import DEAD_LETTER_SUFFIX
@@ -160,7 +160,7 @@ class Asking:
         assert question is not None and not isinstance(question.body, EmbeddingsBody)
         if asked.intake is not None:
             return asked.intake
-        pauses, until_ms = Pauses(), asked.asked_ms + question.deadline_ms
+        pauses, until_ms = Backoff(), asked.asked_ms + question.deadline_ms
         while True:
             try:
                 owner, served = self.lines.owner(asked.record), gateway.served
@@ -191,9 +191,9 @@ class Asking:
         is_late = asked.asked_ms and wall_ms() >= asked.asked_ms + question.deadline_ms
         return asked.tries < pair.tries_max and not is_late
 
-    async def settle(self, asked: Asked, may_send: MaySend) -> list[Sending]:
+    async def settle(self, asked: Asked, may_send: MaySend) -> list[OutgoingRecord]:
         """Ask until there is something to commit. Raises LeaseError: this bridge is not to ask."""
-        pauses = Pauses()
+        pauses = Backoff()
         while True:
             if self.lines.is_given_up(asked.record):
                 return self.failed(asked, Cancelled("its batch was given up"))[:1]
@@ -208,7 +208,7 @@ class Asking:
             self.release(asked)
             await asyncio.sleep(pauses.after(0))
 
-    async def _try(self, asked: Asked, may_send: MaySend) -> list[Sending] | TriviumError:
+    async def _try(self, asked: Asked, may_send: MaySend) -> list[OutgoingRecord] | TriviumError:
         question = asked.question
         try:
             if question is not None and isinstance(question.body, EmbeddingsBody):
@@ -232,7 +232,7 @@ class Asking:
             log.exception("%s@%d", asked.record.topic, asked.record.offset)
             return SystemFault(f"not answered: {type(error).__name__}: {error}")
 
-    async def _fitting_answer(self, asked: Asked, answer: Answer) -> Sending:
+    async def _fitting_answer(self, asked: Asked, answer: Answer) -> OutgoingRecord:
         """Raises RecordTooLarge, when its topic was asked whether it takes more by now."""
         ends = asked.ends
         try:
@@ -241,7 +241,9 @@ class Asking:
             await ends.limits.look(LOOK_S)
             return ends.answers.sending(asked.record, answer)
 
-    async def _embed(self, asked: Asked, question: Question, body: EmbeddingsBody) -> Sending:
+    async def _embed(
+        self, asked: Asked, question: Question, body: EmbeddingsBody
+    ) -> OutgoingRecord:
         """Nobody but the pool knows of it, so nothing is done twice but work."""
         asked.asked_ms = asked.asked_ms or wall_ms()
         try:
@@ -276,7 +278,7 @@ class Asking:
         conversation = Conversation(session_id=key.session_id, turn=turn)
         inquiry = Inquiry(intake=intake, options=options, conversation=conversation)
         (request,) = requests_of(gateway, inquiry, key, wall_ms())
-        pauses = Pauses()
+        pauses = Backoff()
         while True:
             try:
                 await may_send(key.partition)
@@ -335,7 +337,7 @@ class Asking:
         except TriviumError as error:  # the answer comes whole
             log.warning("%s@%d: a part is not told: %s", record.topic, record.offset, error)
 
-    def fitting(self, sending: Sending) -> Sending:
+    def fitting(self, sending: OutgoingRecord) -> OutgoingRecord:
         """On a partition that its topic has: of answers there may be fewer than of prompts."""
         count = self.partitions.get(sending.topic, 1)
         return replace(sending, partition=sending.partition % count)
@@ -345,7 +347,7 @@ class Asking:
         if self._sending:
             await asyncio.wait(self._sending)
 
-    def failed(self, asked: Asked, error: TriviumError, *, less: int = 0) -> list[Sending]:
+    def failed(self, asked: Asked, error: TriviumError, *, less: int = 0) -> list[OutgoingRecord]:
         """The answer that tells of an error, and the dead letter; both smaller by so many steps
         where topics have refused more.
         """

@@ -18,7 +18,7 @@ from schemas.errors import ConfigError, InvalidRequest
 from schemas.records import Priority
 from schemas.rules import filters
 from schemas.rules.numbers import SEED_MAX, SEED_MIN
-from schemas.sections import Positive, Share, Texts, faults, one_of, section, tables_of
+from schemas.sections import Positive, Share, Texts, describe_errors, one_of, section, tables_of
 from schemas.topics import TOPICS, live_ms_max
 from streams.bridge.records.template import Template
 
@@ -101,7 +101,7 @@ class Pair:
         try:
             filters.text_of(SearchBody.model_validate(self.retrieval).filter)
         except ValidationError as error:
-            raise self._wrong("retrieval", faults("", error)) from None
+            raise self._wrong("retrieval", describe_errors("", error)) from None
         except InvalidRequest as error:
             raise self._wrong("retrieval", error.message) from error
 

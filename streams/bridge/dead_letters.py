@@ -5,8 +5,8 @@ headers where it was, how often it was asked, and what went wrong last. Pure.
 from dataclasses import replace
 
 from schemas.codec import why_unreadable
-from schemas.errors import TriviumError, clipped
-from schemas.log.transactions import Sending
+from schemas.errors import TriviumError, clip_message
+from schemas.log.transactions import OutgoingRecord
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX
 from streams.bridge.records.record import PromptRecord
@@ -23,7 +23,7 @@ def dead_letter(
     reason: str = "",
     request_id: str = "",
     bytes_max: int = RECORD_BYTES_MAX,
-) -> Sending:
+) -> OutgoingRecord:
     """On partition 0. `worker` and `reason` are of the last attempt: who had it, and why there.
 
     Of a record that leaves no room for that, and of a batch that cannot be read, only the origin is
@@ -32,7 +32,7 @@ def dead_letter(
     told = {
         "error-class": type(error).__name__,
         "error-code": error.code,
-        "error-message": clipped(error.message),
+        "error-message": clip_message(error.message),
         "error-retriable": str(error.retriable).lower(),
         "topic": record.topic,
         "partition": record.partition,
@@ -47,7 +47,7 @@ def dead_letter(
         (DEAD_LETTER_HEADERS + name, str(value).encode(errors="backslashreplace"))
         for name, value in told.items()
     )
-    origin = Sending(
+    origin = OutgoingRecord(
         topic=record.topic + DEAD_LETTER_SUFFIX, partition=0, key=b"", value=None, headers=said
     )
     whole = replace(

@@ -16,8 +16,8 @@ from typing import Any
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, LeaseError, RecordTooLarge, TriviumError
-from schemas.log.endings import ended
-from schemas.log.transactions import FullPlace, Position, Transactions, committed
+from schemas.log.endings import cancel_and_wait
+from schemas.log.transactions import CommittedOffset, FullPlace, Transactions, committed_offsets
 from schemas.settings import LogSettings
 from streams.bridge.answers import ERROR_STEPS
 from streams.bridge.asked import Asked, Ends
@@ -97,7 +97,7 @@ class Life:
             closing.push_async_callback(self._past.close)
             closing.callback(self._release)
             closing.push_async_callback(self._reading.forgive, self._write)
-            await ended(*self._tasks)
+            await cancel_and_wait(*self._tasks)
 
     def _release(self) -> None:
         for asked in self._under_way.values():
@@ -132,7 +132,9 @@ class Life:
         """What others may have asked and not answered, in order."""
         shared = self._shared
         await self._transactions.start()
-        found = (await committed(shared.log, shared.group_id, [self._place])).get(self._place)
+        found = (await committed_offsets(shared.log, shared.group_id, [self._place])).get(
+            self._place
+        )
         first, end = await self._past.bounds()
         position, note = first, Note()
         if found is not None:
@@ -348,7 +350,7 @@ class Life:
         metadata = encode(note, position)
         await self._transactions.commit(
             [asking.fitting(each) for asked in done for each in asked.sends or ()],
-            {self._place: Position(position, metadata)},
+            {self._place: CommittedOffset(position, metadata)},
             self._shared.group_id,
         )
         self._covered = set(tokens)

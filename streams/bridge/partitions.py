@@ -13,8 +13,8 @@ from typing import Any
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
-from schemas.log.connecting import asking_client
-from schemas.log.faust.app import consumer_record, hold, let_come
+from schemas.log.connecting import query_client
+from schemas.log.faust.app import consumer_record, pause_partition, resume_partition
 from schemas.log.faust.group import Group
 from schemas.log.faust.receipts import Place
 from schemas.log.transactions import FullPlace
@@ -45,17 +45,17 @@ class Delivery:
         self._waiting.put_nowait(event)
         if self._waiting.qsize() >= WAITING_MAX:
             self._is_held = True
-            hold(event)
+            pause_partition(event)
 
     async def _hand_over(self) -> None:
         while True:
-            await self._group.guarded(self._hand_over_one(await self._waiting.get()))
+            await self._group.guard(self._hand_over_one(await self._waiting.get()))
 
     async def _hand_over_one(self, event: Any) -> None:
         await self._life.take(prompt_record(consumer_record(event.message)))
         if self._is_held and self._waiting.qsize() <= WAITING_MAX // 2:
             self._is_held = False
-            let_come(event)
+            resume_partition(event)
 
     def end(self) -> None:
         """What waits here is read again by whoever is next."""
@@ -82,7 +82,7 @@ class OwnedPartitions:
 
     async def take(self, topic: str, event: Any) -> None:
         """One record of the group's, from an agent."""
-        await self.group.guarded(self._take(topic, event))
+        await self.group.guard(self._take(topic, event))
 
     async def _take(self, topic: str, event: Any) -> None:
         await self.may_ask.wait()
@@ -90,9 +90,9 @@ class OwnedPartitions:
         if delivery is not None and not self.group.has_failed:
             delivery.put(event)
 
-    def assigned(self, places: set[Place]) -> None:
+    def on_assigned(self, places: set[Place]) -> None:
         """These partitions, and no others, are this bridge's now."""
-        self.group.assigned(places)
+        self.group.on_assigned(places)
         for place in self._lives.keys() - places:
             self._deliveries.pop(place).end()
             ending = self._end(self._lives.pop(place), self._stopping.get(place))
@@ -118,9 +118,9 @@ class OwnedPartitions:
         if self._stopping.get(place) is task:
             del self._stopping[place]
 
-    async def revoked(self) -> None:
+    async def on_revoked(self) -> None:
         """Others may have them when this returns: until then what is being asked is in the log."""
-        self.group.revoked()
+        self.group.on_revoked()
         self.may_ask.clear()
         await self._sent()
 
@@ -137,7 +137,7 @@ class OwnedPartitions:
 
     async def watch(self, log: LogSettings, stall_ms: int) -> None:
         """Have lives look now and then whether something is left out, until cancelled."""
-        async with asking_client(log, decided=True) as consumer:
+        async with query_client(log, decided=True) as consumer:
             while True:
                 await asyncio.sleep(stall_ms / 1_000 / _LOOKS)
                 ends: Mapping[TopicPartition, int] = {}

@@ -54,7 +54,7 @@ class Past:
             self._topic,
             [self._partition],
             client_id=self._client_id,
-            decided=True,
+            committed_only=True,
             fetch_bytes=fetch_bytes,
         )
 
@@ -85,7 +85,7 @@ class Past:
                     self._kept = reader
                 async for record in self._read(self._kept, since, until):
                     yield record
-                self._kept.rest()
+                self._kept.pause()
 
     async def _read(
         self, reader: AssignedReader, since: int, until: int

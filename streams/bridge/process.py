@@ -11,12 +11,12 @@ from typing import Any
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, LeaseError
-from schemas.log.admin import bytes_max_of, create_others
+from schemas.log.admin import bytes_max_of, create_extra_topics
 from schemas.log.clock import wall_ms
-from schemas.log.endings import ended, within
+from schemas.log.endings import cancel_and_wait, run_within
 from schemas.log.faust.app import run_app
 from schemas.log.faust.group import Group
-from schemas.log.patience import TROUBLE, outlive
+from schemas.log.patience import TRANSIENT_ERRORS, run_with_reconnect
 from schemas.log.reading.faults import FAULTS
 from schemas.model.files import model_folder
 from schemas.records import MemberKind
@@ -84,7 +84,7 @@ class Bridge:
         kept_ms = TOPICS["prompts"].retention_ms
         topics = {topic for pair in pairs for topic in _topics(pair)}
         retentions = dict.fromkeys(sorted(topics), kept_ms)
-        self.asking.partitions = await create_others(self.log, retentions)
+        self.asking.partitions = await create_extra_topics(self.log, retentions)
         schemas = WriterSchemas(self.log.schema_registry, self.log.request_timeout_ms)
         written = {*topics, *(pair.prompts + DEAD_LETTER_SUFFIX for pair in pairs)}
 
@@ -108,8 +108,8 @@ class Bridge:
         """One life: own what Faust's group gives, until `stop` or trouble."""
         try:
             await self._live(stop)
-        except TROUBLE as error:
-            FAULTS.failing(_SUBJECT, f"{type(error).__name__}: {error}")
+        except TRANSIENT_ERRORS as error:
+            FAULTS.note_failing(_SUBJECT, f"{type(error).__name__}: {error}")
             raise
 
     async def _live(self, stop: asyncio.Event) -> None:
@@ -133,7 +133,7 @@ class Bridge:
         app = make_app(self.log, self.gateway.gateway_id, sorted(self.ends), partitions)
         works: Sequence[Any] = (
             run_app(app),
-            group.failure(),
+            group.wait_for_failure(),
             self._tend(epoch, partitions),
             partitions.watch(self.log, _STALL_MS),
             stop.wait(),
@@ -161,7 +161,7 @@ class Bridge:
         while self.backend.epoch == epoch:
             self.slots.hand_out()
             if partitions.stand:
-                FAULTS.works(_SUBJECT)
+                FAULTS.note_working(_SUBJECT)
             await asyncio.sleep(_LOOK_S)
         raise LeaseError(f"{self.gateway.gateway_id}: was away from the fleet; begins anew")
 
@@ -174,9 +174,9 @@ class Bridge:
             await partitions.stop()
             await app.stop()
 
-        if not await within(_WIND_UP_S, finish()):
+        if not await run_within(_WIND_UP_S, finish()):
             logger.warning("%s: gave up winding down", self.gateway.gateway_id)
-        await ended(*tasks)
+        await cancel_and_wait(*tasks)
 
 
 def _topics(pair: Pair) -> list[str]:
@@ -230,12 +230,12 @@ async def run_bridge(
     if settings.documents:
         works.append(feed_documents(log, settings.documents, codec, bridge_id))
     helpers = [asyncio.create_task(run) for run in works]
-    living = asyncio.create_task(outlive(bridge_id, lambda: bridge.live(stop), stop))
+    living = asyncio.create_task(run_with_reconnect(bridge_id, lambda: bridge.live(stop), stop))
     try:
         await asyncio.wait([*helpers, living], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await ended(living)
-        await ended(*helpers)
+        await cancel_and_wait(living)
+        await cancel_and_wait(*helpers)
         await pool.close()
     for task in (living, *helpers):
         if not task.cancelled():

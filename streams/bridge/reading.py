@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from contextlib import suppress
 
 from schemas.errors import Cancelled, SystemFault, TriviumError
-from schemas.log.faust.falls import FALLS_MAX, fallen
+from schemas.log.faust.falls import CRASHES_MAX, crash_error
 from streams.bridge.asked import Asked
 from streams.bridge.asking import Asking
 from streams.bridge.progress import Note
@@ -71,8 +71,8 @@ class Reading:
             asked.sends = self._asking.failed(asked, Cancelled("its batch was given up"))[:1]
             return
         falls = self._fallen[1] if record.offset == self._fallen[0] else 0
-        if falls >= FALLS_MAX:
-            raise fallen(falls)
+        if falls >= CRASHES_MAX:
+            raise crash_error(falls)
         if self.begun <= BEGUN_MAX and not falls:
             asked.question = await prompts.question(record)
             return

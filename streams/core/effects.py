@@ -48,7 +48,7 @@ class End:
 
 
 @frozen_in_order
-class Use:
+class RecordUsage:
     """Write what a request has used, once its outcome is in the log; the writer numbers it."""
 
     usage: Usage
@@ -64,7 +64,7 @@ class SaveSession:
 
 
 @frozen_in_order
-class Forget:
+class DropSession:
     """A conversation is remembered no longer."""
 
     tenant: str
@@ -73,7 +73,7 @@ class Forget:
 
 
 @frozen_in_order
-class Ask:
+class StartRetrieval:
     """Search for a request, and write down what was found; `history` goes into that record."""
 
     request: Request
@@ -82,7 +82,7 @@ class Ask:
 
 
 @frozen_in_order
-class GoWithout:
+class SkipRetrieval:
     """Write down that a request goes on without what it wanted to be found."""
 
     retrieved: Retrieved
@@ -90,7 +90,7 @@ class GoWithout:
 
 
 @frozen_in_order
-class Tell:
+class NotifyRetrieval:
     """Tell the gateway that streams an answer what was put into its prompt."""
 
     retrieved: StreamRetrieved
@@ -98,7 +98,7 @@ class Tell:
 
 
 @frozen_in_order
-class AskSaid:
+class RequestProgress:
     """Tell whoever reads an answer that an attempt is void, and have it say what it has."""
 
     void: StreamVoid
@@ -106,7 +106,7 @@ class AskSaid:
 
 
 @frozen_in_order
-class GoAnew:
+class RestartAnswer:
     """Write down that an answer begins anew, because nobody has said what there is of it."""
 
     continued: Continued
@@ -114,7 +114,7 @@ class GoAnew:
 
 
 @frozen_in_order
-class Warm:
+class WarmCache:
     """Have a worker compute a prompt's beginning; nobody hears what became of it."""
 
     topic: str
@@ -123,7 +123,7 @@ class Warm:
 
 
 @frozen_in_order
-class Lend:
+class LendRole:
     """Have a worker take over a role, or give it back."""
 
     topic: str
@@ -135,14 +135,14 @@ Effect = (
     Dispatch
     | Decide
     | End
-    | Use
+    | RecordUsage
     | SaveSession
-    | Forget
-    | Ask
-    | GoWithout
-    | Tell
-    | AskSaid
-    | GoAnew
-    | Warm
-    | Lend
+    | DropSession
+    | StartRetrieval
+    | SkipRetrieval
+    | NotifyRetrieval
+    | RequestProgress
+    | RestartAnswer
+    | WarmCache
+    | LendRole
 )

@@ -104,7 +104,7 @@ class SessionLoaded:
 
 
 @frozen_in_order
-class Placed:
+class DecisionLoaded:
     """A past decision, of this router or of another, read while a partition is rebuilt."""
 
     decision: Decision
@@ -112,7 +112,7 @@ class Placed:
 
 
 @frozen_in_order
-class UsageTold:
+class UsageLoaded:
     """What a request has used is written, or need not be, read while a partition is rebuilt."""
 
     request_id: str
@@ -154,8 +154,8 @@ PartitionEvent = (
     | ContinuedArrived
     | OutcomeArrived
     | SessionLoaded
-    | Placed
-    | UsageTold
+    | DecisionLoaded
+    | UsageLoaded
     | PartitionTaken
     | PartitionReady
     | PartitionLost

@@ -21,6 +21,7 @@ from streams.core.effects import Decide, Effect
 from streams.core.events import (
     CancellationArrived,
     ContinuedArrived,
+    DecisionLoaded,
     Event,
     FleetRecordArrived,
     KvEventsArrived,
@@ -29,15 +30,14 @@ from streams.core.events import (
     PartitionReady,
     PartitionTaken,
     PhaseArrived,
-    Placed,
     RequestArrived,
     ResumptionArrived,
     RetrievedArrived,
     SessionLoaded,
     Tick,
-    UsageTold,
+    UsageLoaded,
 )
-from streams.core.fleet.lending import Lending
+from streams.core.fleet.lending import RoleLending
 from streams.core.fleet.readers import ReaderWatch
 from streams.core.fleet.workers import DECODERS, Life
 from streams.core.handlers import decisions, observations
@@ -50,11 +50,11 @@ from streams.core.handlers.orders import Orders
 from streams.core.handlers.retrievals import Retrievals
 from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
-from streams.core.requests.live import UNPLACED, arrived, note_work
+from streams.core.requests.live import UNPLACED, new_live_request, note_work
 from streams.core.requests.probed import with_probe
 from streams.core.requests.recovery import Rebuild
 from streams.core.states import State
-from streams.core.tables import Tables
+from streams.core.tables import RouterTables
 
 _SWEEP_MS = 1_000
 _END_REBUILDS = PartitionReady, PartitionLost
@@ -79,10 +79,10 @@ class Router:
         self.router_id = router_id
         self.settings = settings
         self.owned: set[int] = set()
-        self.tables = Tables(router_id, settings)
+        self.tables = RouterTables(router_id, settings)
         self.placer = placer or Placer(settings, ppd_table)
         self._reader_watch = ReaderWatch(self.tables.fleet, settings.gateway_grace_ms)
-        self._lending = Lending(self.tables.fleet, settings.lends_after_ms)
+        self._lending = RoleLending(self.tables.fleet, settings.lends_after_ms)
         self._rebuilds: dict[int, Rebuild] = {}
         self._swept_ms = 0
         self._connect()
@@ -112,8 +112,8 @@ class Router:
             PartitionLost: self._partition_lost,
             Tick: self._tick,
             SessionLoaded: self._known_already,
-            Placed: self._known_already,
-            UsageTold: self._known_already,
+            DecisionLoaded: self._known_already,
+            UsageLoaded: self._known_already,
         }
 
     def __getstate__(self) -> dict[str, Any]:
@@ -181,14 +181,16 @@ class Router:
 
     # Records of a partition
 
-    def _known_already(self, event: SessionLoaded | Placed | UsageTold, now_ms: int) -> None:
+    def _known_already(
+        self, event: SessionLoaded | DecisionLoaded | UsageLoaded, now_ms: int
+    ) -> None:
         """Of what this router wrote itself it learns nothing once it has the partition."""
 
     def _request_arrived(self, event: RequestArrived, now_ms: int) -> None:
         request, tables = event.request, self.tables
-        if self.is_live(request.request_id) or request.request_id in tables.ended:
+        if self.is_live(request.request_id) or request.request_id in tables.ended_ids:
             return
-        live = arrived(request, event.partition)
+        live = new_live_request(request, event.partition)
         with tables.about(live):
             tables.requests.add(live)
             live.cancel = tables.early_cancellations.take(request)
@@ -205,7 +207,7 @@ class Router:
         cancellation, tables = event.cancellation, self.tables
         live = tables.requests.by_id.get(cancellation.request_id)
         if live is None:
-            if cancellation.request_id not in tables.ended:
+            if cancellation.request_id not in tables.ended_ids:
                 tables.early_cancellations.add(cancellation, event.partition, now_ms)
             return
         if live.cancel is None and live.heeds(cancellation):
@@ -229,7 +231,7 @@ class Router:
         if event.phase.attempt != live.attempt or live.state in UNPLACED:
             return
         with self.tables.about(live):
-            self._attempts.reported(live, event.phase, now_ms)
+            self._attempts.handle_phase(live, event.phase, now_ms)
             self._dispatcher.dispatch_waiting(now_ms)
 
     def _retrieved_arrived(self, event: RetrievedArrived, now_ms: int) -> None:
@@ -243,7 +245,7 @@ class Router:
         if live is None or live.state is not State.RETRIEVING:
             return
         with self.tables.about(live):
-            self._retrievals.found(live, retrieved, now_ms)
+            self._retrievals.apply_retrieved(live, retrieved, now_ms)
             self._dispatcher.dispatch_waiting(now_ms)
 
     def _continued_arrived(self, event: ContinuedArrived, now_ms: int) -> None:
@@ -263,7 +265,7 @@ class Router:
         if continued.attempt != live.attempt:
             return
         with self.tables.about(live):
-            self._continuing.heard(live, continued)
+            self._continuing.apply_continued(live, continued)
             self._endings.enqueue(live, now_ms)
             self._dispatcher.dispatch_waiting(now_ms)
 
@@ -282,14 +284,14 @@ class Router:
             return
         with self.tables.about(live):
             if outcome.kind is OutcomeKind.COMPLETED:
-                worker = self._orders.charged(live, *DECODERS)
+                worker = self._orders.charged_worker(live, *DECODERS)
                 if worker is not None:
                     estimates = self.placer.estimates
-                    observations.answered(estimates, live, worker, outcome, now_ms)
+                    observations.observe_answer(estimates, live, worker, outcome, now_ms)
                 self._endings.remember_session(live, outcome, now_ms)
             if outcome.attempt > live.attempt:  # of a router before this one: its attempt is void
                 self._orders.void(live, now_ms)
-            self._endings.ended_by_worker(live, outcome, now_ms)
+            self._endings.end_by_worker(live, outcome, now_ms)
             self._dispatcher.dispatch_waiting(now_ms)
 
     # The fleet, and time
@@ -297,7 +299,7 @@ class Router:
     def _fleet_record_arrived(self, event: FleetRecordArrived, now_ms: int) -> None:
         member_id = event.record.member_id
         self.tables.fleet.apply(event.record, event.offset, now_ms, event.ahead_ms)
-        lives = self.tables.requests.lives
+        lives = self.tables.requests.by_worker
         self._give_up_lost([life for life in lives if life[0] == member_id], now_ms)
         self._dispatcher.dispatch_waiting(now_ms)
 
@@ -305,9 +307,9 @@ class Router:
         """Void the attempts of those lives that are over."""
         tables = self.tables
         for life in sorted(life for life in lives if tables.fleet.is_lost(life, now_ms)):
-            for live in list(tables.requests.lives.get(life, {}).values()):
+            for live in list(tables.requests.by_worker.get(life, {}).values()):
                 with tables.about(live):
-                    self._attempts.lost(live, life, now_ms)
+                    self._attempts.handle_worker_loss(live, life, now_ms)
 
     def _kv_events_arrived(self, event: KvEventsArrived, now_ms: int) -> None:
         self.placer.prefixes.apply(event.record)
@@ -315,11 +317,11 @@ class Router:
     def _tick(self, event: Tick, now_ms: int) -> None:
         tables = self.tables
         tables.fleet.prefill_absent_ms(now_ms)
-        self._give_up_lost(tables.requests.lives, now_ms)
+        self._give_up_lost(tables.requests.by_worker, now_ms)
         self._endings.expire_queue(now_ms)
         for live in tables.requests.due(now_ms):
             with tables.about(live):
-                self._attempts.overdue(live, now_ms)
+                self._attempts.handle_timeout(live, now_ms)
         if now_ms - self._swept_ms >= _SWEEP_MS:
             self._swept_ms = now_ms
             self._sweep(now_ms)
@@ -332,7 +334,7 @@ class Router:
         self.tables.sweep(now_ms)
         for worker_id in self.tables.fleet.forget(now_ms):
             self.placer.prefixes.forget(worker_id)
-        self.tables.effects += self._lending.look(now_ms)
+        self.tables.effects += self._lending.check(now_ms)
         self._endings.evict_sessions(now_ms)
 
     def _end_unread(self, now_ms: int) -> None:
@@ -341,10 +343,10 @@ class Router:
         Where a worker was told to end it already, that one does.
         """
         requests = self.tables.requests
-        lost = self._reader_watch.lost(requests.readers, now_ms)
-        for gateway in sorted(lost):
+        lost_gateways = self._reader_watch.lost_gateways(requests.readers, now_ms)
+        for gateway in sorted(lost_gateways):
             for live in list(requests.readers.get(gateway, {}).values()):
-                if live.cancel is None and lost.issuperset(live.readers):
+                if live.cancel is None and lost_gateways.issuperset(live.readers):
                     with self.tables.about(live):
                         live.cancel = CancelReason.GATEWAY_LOST
                         self._endings.end_cancelled(live, now_ms)
@@ -360,11 +362,11 @@ class Router:
 
     def _partition_ready(self, event: PartitionReady, now_ms: int) -> None:
         rebuilt, tables = self._rebuilds.pop(event.partition).result(), self.tables
-        for request_id, deadline_ms in rebuilt.ended:
+        for request_id, deadline_ms in rebuilt.ended_ids:
             until_ms = max(deadline_ms, now_ms) + self.settings.deadline_grace_ms
-            tables.ended.add(request_id, until_ms, event.partition)
+            tables.ended_ids.add(request_id, until_ms, event.partition)
         for live, outcome in rebuilt.untold:
-            self._orders.void_again(live, now_ms, but=outcome.written_by)
+            self._orders.void_again(live, now_ms, except_worker=outcome.written_by)
             self._endings.tell_usage(live, outcome)
         for cancellation in rebuilt.early:
             tables.early_cancellations.add(cancellation, event.partition, now_ms)

@@ -120,7 +120,7 @@ ON_WORKERS = frozenset(
 """States in which workers hold the request, so that one of them ends it."""
 
 
-def rendered() -> str:
+def render_tables() -> str:
     """The tables as Markdown, for `streams/core/README.md`."""
     lines = ["| state | the request | stands on |", "| --- | --- | --- |"]
     for state, meaning in MEANING.items():
@@ -128,8 +128,8 @@ def rendered() -> str:
         lines.append(f"| `{state}` | {meaning} | {between.join(STANDS_ON[state])} |")
     lines += ["", "| in state | side | says | next state |", "| --- | --- | --- | --- |"]
     for state, sides, words, following in _ROWS:
-        said = ", ".join("*lost*" if word == LOST else f"`{word}`" for word in words)
-        lines.append(f"| `{state}` | {' or '.join(sides)} | {said} | `{following}` |")
+        word_text = ", ".join("*lost*" if word == LOST else f"`{word}`" for word in words)
+        lines.append(f"| `{state}` | {' or '.join(sides)} | {word_text} | `{following}` |")
     lines += ["", "| the router | in state | next state |", "| --- | --- | --- |"]
     lines.append(f"| reads what was found for it | `{State.RETRIEVING}` | `{State.QUEUED}` |")
     lines.append(f"| gives its attempt up, and it can go on | any | `{State.CONTINUING}` |")

@@ -8,14 +8,14 @@ from streams.config import RouterSettings
 from streams.core.effects import Effect
 from streams.core.fleet.members import Fleet
 from streams.core.requests.admission import Admission
-from streams.core.requests.context import Histories
+from streams.core.requests.context import SessionHistories
 from streams.core.requests.demand import Demand
 from streams.core.requests.ended import EarlyCancellations, EndedIds
 from streams.core.requests.live import LiveRequest, LiveRequests
 from streams.core.requests.sessions import Sessions
 
 
-class Tables:
+class RouterTables:
     """One of each table."""
 
     def __init__(self, router_id: str, settings: RouterSettings) -> None:
@@ -23,10 +23,10 @@ class Tables:
         self.settings = settings
         self.fleet = Fleet(router_id)
         self.requests = LiveRequests()
-        self.ended = EndedIds(settings.ended_max)
+        self.ended_ids = EndedIds(settings.ended_max)
         self.early_cancellations = EarlyCancellations(settings.early_cancels_max)
         self.sessions = Sessions(sessions_max=settings.sessions_max, ttl_ms=settings.session_ttl_ms)
-        self.histories = Histories(
+        self.histories = SessionHistories(
             sessions_max=settings.histories_max, bytes_max=settings.histories_bytes_max
         )
         self.admission = Admission(
@@ -38,10 +38,10 @@ class Tables:
         self.effects: list[Effect] = []
         self.failed_over: LiveRequest | None = None
 
-    def about(self, live: LiveRequest) -> "_About":
+    def about(self, live: LiveRequest) -> "_BlameScope":
         """What is done within is about this request: it is to blame for what is raised. Within
         several, the innermost is."""
-        return _About(self, live)
+        return _BlameScope(self, live)
 
     def take_effects(self) -> list[Effect]:
         """The effects since the last call."""
@@ -53,21 +53,21 @@ class Tables:
         """Forget what is remembered of a partition, but for its live requests."""
         self.sessions.drop(partition)
         self.histories.drop(partition)
-        self.ended.forget_partition(partition)
+        self.ended_ids.forget_partition(partition)
         self.early_cancellations.forget_partition(partition)
 
     def sweep(self, now_ms: int) -> None:
         """Forget what is too old to matter."""
-        self.ended.sweep(now_ms)
+        self.ended_ids.sweep(now_ms)
         self.early_cancellations.sweep(now_ms)
 
 
-class _About:
+class _BlameScope:
     """Notes whose request it was if what is done within fails."""
 
     __slots__ = ("_live", "_tables")
 
-    def __init__(self, tables: Tables, live: LiveRequest) -> None:
+    def __init__(self, tables: RouterTables, live: LiveRequest) -> None:
         self._tables, self._live = tables, live
 
     def __enter__(self) -> None:

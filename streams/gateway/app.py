@@ -19,7 +19,7 @@ from starlette.routing import Route
 from schemas.codec import Codec
 from schemas.errors import TriviumError
 from schemas.log.clock import wall_ms
-from schemas.log.endings import ended
+from schemas.log.endings import cancel_and_wait
 from schemas.model.files import model_folder
 from schemas.records import CancelReason, Endpoint
 from schemas.settings import LogSettings, ModelSettings
@@ -243,7 +243,7 @@ async def _serve(
         try:
             await asyncio.wait([serving])
         finally:
-            await ended(*helpers)
+            await cancel_and_wait(*helpers)
             sock.close()
     for task in [*helpers, serving]:
         if task.done() and not task.cancelled():

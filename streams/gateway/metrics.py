@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from schemas.fleet import FleetView
 from schemas.log.clock import wall_ms
 from schemas.records import MemberKind, Wanted
-from schemas.rules.buckets import Buckets, cumulated
+from schemas.rules.buckets import Buckets, cumulative_counts
 from streams.gateway import retrieval_metrics
 
 _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -26,7 +26,7 @@ class _Histogram(Buckets):
         self.name, self.doc = name, doc
 
     def family(self) -> HistogramMetricFamily:
-        buckets = cumulated(self.bounds, self.counts)
+        buckets = cumulative_counts(self.bounds, self.counts)
         return HistogramMetricFamily(self.name, self.doc, buckets=buckets, sum_value=self.sum)
 
 
@@ -80,7 +80,7 @@ class Metrics(Collector):
         )
         if (view := self.fleet()) is not None:
             now_ms = wall_ms()
-            if (wanted := view.wanted_now(now_ms)) is not None:
+            if (wanted := view.scaling_target_at(now_ms)) is not None:
                 yield from _pools(wanted)
             living = view.living(MemberKind.WORKER, now_ms)
             yield from retrieval_metrics.families(tuple(living))

@@ -14,7 +14,7 @@ from prometheus_client.core import (
 
 from schemas.fleet import Member
 from schemas.records import SearchLoad
-from schemas.rules.buckets import SEARCH_MS, cumulated
+from schemas.rules.buckets import SEARCH_MS, cumulative_counts
 from streams.gateway.ids import STORE_PREFIX
 
 _PREFIX = "trivium_retrieval"
@@ -68,8 +68,12 @@ def _searches(told: _Told) -> Iterator[Metric]:
             for outcome, count in tally.outcomes.items():
                 ended.add_metric([*place, outcome], count)
             if len(tally.waits) == len(tally.times) == len(_BOUNDS_S) + 1:
-                waits.add_metric(place, cumulated(_BOUNDS_S, tally.waits), tally.waited_ms / 1_000)
-                times.add_metric(place, cumulated(_BOUNDS_S, tally.times), tally.took_ms / 1_000)
+                waits.add_metric(
+                    place, cumulative_counts(_BOUNDS_S, tally.waits), tally.waited_ms / 1_000
+                )
+                times.add_metric(
+                    place, cumulative_counts(_BOUNDS_S, tally.times), tally.took_ms / 1_000
+                )
     yield from (ended, waits, times)
 
 

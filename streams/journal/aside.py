@@ -12,12 +12,12 @@ import signal
 
 from schemas.errors import TriviumError
 from streams.core.router import Router
-from streams.journal.snapshot import packed
+from streams.journal.snapshot import pack_router
 
 _HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-async def packed_aside(router: Router) -> bytes:
+async def snapshot_in_fork(router: Router) -> bytes:
     """The router as it is at the call; raises TriviumError where that cannot be had."""
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -33,10 +33,10 @@ def _write_and_exit(router: Router, write_end: int) -> None:
     try:
         gc.disable()  # what it finds may be connections: their ends would take the router's, too
         signal.set_wakeup_fd(-1)  # it is the router's
-        for each in _HEEDED:
-            signal.signal(each, signal.SIG_DFL)
+        for signal_number in _HEEDED:
+            signal.signal(signal_number, signal.SIG_DFL)
         with os.fdopen(write_end, "wb") as out:
-            out.write(packed(router))
+            out.write(pack_router(router))
         code = 0
     finally:
         os._exit(code)

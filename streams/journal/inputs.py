@@ -21,6 +21,7 @@ from schemas.records import (
 from streams.core.events import (
     CancellationArrived,
     ContinuedArrived,
+    DecisionLoaded,
     Event,
     FleetRecordArrived,
     KvEventsArrived,
@@ -29,13 +30,12 @@ from streams.core.events import (
     PartitionReady,
     PartitionTaken,
     PhaseArrived,
-    Placed,
     RequestArrived,
     ResumptionArrived,
     RetrievedArrived,
     SessionLoaded,
     Tick,
-    UsageTold,
+    UsageLoaded,
 )
 
 _EVENTS: dict[type, Any] = {
@@ -46,9 +46,9 @@ _EVENTS: dict[type, Any] = {
     Retrieved: RetrievedArrived,
     Continued: ContinuedArrived,
     Outcome: OutcomeArrived,
-    Decision: Placed,
+    Decision: DecisionLoaded,
     Session: SessionLoaded,
-    Usage: lambda usage, partition: UsageTold(usage.request_id, partition),
+    Usage: lambda usage, partition: UsageLoaded(usage.request_id, partition),
 }
 _OWNERSHIP: dict[str, Any] = {
     "taken": PartitionTaken,
@@ -66,7 +66,7 @@ def event_of(record: Any, partition: int) -> Event:
     return event
 
 
-def journaled(topic: str, partition: int, offset: int, ahead_ms: int, content: Any) -> Event:
+def event_of_line(topic: str, partition: int, offset: int, ahead_ms: int, content: Any) -> Event:
     """What a line was; `content` is its record, the request's id where only that was told, or
     nothing."""
     if topic == TICK:
@@ -75,7 +75,7 @@ def journaled(topic: str, partition: int, offset: int, ahead_ms: int, content: A
         event: Event = _OWNERSHIP[topic](partition)
         return event
     if topic in TELLS_ID:
-        return UsageTold(content, partition)
+        return UsageLoaded(content, partition)
     if topic == "fleet":
         return FleetRecordArrived(content, offset, ahead_ms)
     if topic == "prefixes":

@@ -25,14 +25,20 @@ from schemas.rules.sizes import JOURNAL_BYTES_MAX, JOURNAL_LINES_MAX
 from streams import core
 from streams.config import RouterSettings
 from streams.core.effects import Effect
-from streams.core.events import Event, FleetRecordArrived, OutcomeArrived, SessionLoaded, UsageTold
+from streams.core.events import (
+    Event,
+    FleetRecordArrived,
+    OutcomeArrived,
+    SessionLoaded,
+    UsageLoaded,
+)
 from streams.journal.inputs import STOPPED, TICK
 
 _NO_NEWS = ("fleet", TICK)
 JournalEntry = JournalBatch | JournalSnapshot
 
 
-class Line(NamedTuple):
+class JournalLine(NamedTuple):
     """One event: where it comes from, when it was applied, what it was, what followed."""
 
     topic: str
@@ -51,7 +57,7 @@ class Journal:
         self.next_seq = 0
         self._router_id = router_id
         self._codec = Codec()  # readable without a schema registry
-        self._lines: list[Line] = []
+        self._lines: list[JournalLine] = []
         self.has_news = False  # since the last cut: more than heartbeats and ticks without effects
 
     def add(
@@ -67,20 +73,20 @@ class Journal:
         ahead_ms = event.ahead_ms if isinstance(event, FleetRecordArrived) else 0
         value, followed = self._value(event), effects_sum(self._codec, effects)
         self.has_news |= topic not in _NO_NEWS or bool(effects)
-        self._lines.append(Line(topic, partition, offset, now_ms, ahead_ms, value, followed))
+        self._lines.append(JournalLine(topic, partition, offset, now_ms, ahead_ms, value, followed))
 
     def _value(self, event: Event) -> bytes:
         """What a replay could not read back."""
         match event:
             case FleetRecordArrived(record) | OutcomeArrived(record) | SessionLoaded(record):
                 return self._codec.encode(record)
-            case UsageTold(request_id):
+            case UsageLoaded(request_id):
                 return request_id.encode()
         return b""
 
     def stop(self, now_ms: int) -> None:
         """The life ends as it should: nothing is missing behind this line."""
-        self._lines.append(Line(STOPPED, 0, 0, now_ms))
+        self._lines.append(JournalLine(STOPPED, 0, 0, now_ms))
 
     def cut(self, router_epoch: int) -> list[JournalBatch]:
         """All lines since the last cut, in batches that fit the log."""
@@ -97,7 +103,7 @@ class Journal:
             batches.append(self._batch(router_epoch, lines[begin:]))
         return batches
 
-    def _batch(self, router_epoch: int, lines: list[Line]) -> JournalBatch:
+    def _batch(self, router_epoch: int, lines: list[JournalLine]) -> JournalBatch:
         topics, partitions, offsets, times, ahead, values, effects = zip(*lines, strict=True)
         batch = JournalBatch(
             router_id=self._router_id,

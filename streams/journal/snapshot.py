@@ -22,7 +22,7 @@ from streams.core.router import Router
 
 _PURE = ("schemas.records", "schemas.fleet", "streams.config")
 _CORE = "streams.core."
-_OTHERS = frozenset(
+_CONTAINERS = frozenset(
     {
         ("builtins", "frozenset"),
         ("builtins", "set"),
@@ -41,21 +41,21 @@ _GROWTH_MAX, _GROWN_BYTES = (
 )  # by how much that is more than it is compressed to, or this
 
 
-def packed(router: Router) -> bytes:
+def pack_router(router: Router) -> bytes:
     """The router as it is now."""
     state = io.BytesIO()
     _Pickler(state, protocol=5).dump(router)
     return zlib.compress(state.getbuffer(), 1)
 
 
-def _inflated(state: bytes) -> bytes:
+def _inflate(state: bytes) -> bytes:
     """Raises RecordError for more than a router's state comes to."""
-    most = min(STATE_BYTES_MAX, max(_GROWN_BYTES, _GROWTH_MAX * len(state)))
+    limit = min(STATE_BYTES_MAX, max(_GROWN_BYTES, _GROWTH_MAX * len(state)))
     inflating = zlib.decompressobj()
-    found = inflating.decompress(state, most)
+    raw_state = inflating.decompress(state, limit)
     if inflating.unconsumed_tail or not inflating.eof:
-        raise RecordError(f"expected a whole state of at most {most} bytes, found another")
-    return found
+        raise RecordError(f"expected a whole state of at most {limit} bytes, found another")
+    return raw_state
 
 
 def numbers(kind: str, shape: tuple[int, ...], data: bytes) -> Any:
@@ -81,10 +81,10 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def unpacked(state: bytes) -> Router:
+def unpack_router(state: bytes) -> Router:
     """A router that goes on from there; raises RecordError for what is none, or not readable."""
     try:
-        router = _Unpickler(io.BytesIO(_inflated(state))).load()
+        router = _Unpickler(io.BytesIO(_inflate(state))).load()
     except Exception as error:  # damaged pickles raise many kinds
         raise RecordError(
             f"a router's state cannot be read: {type(error).__name__}: {error}"
@@ -94,7 +94,7 @@ def unpacked(state: bytes) -> Router:
     return router
 
 
-_MADE = {made.__name__: made for made in (numbers, number)}
+_FACTORIES = {factory.__name__: factory for factory in (numbers, number)}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -102,12 +102,12 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """The class; raises for all that a router's state does not hold."""
-        if module == __name__ and name in _MADE:
-            return _MADE[name]
-        if (module, name) in _OTHERS:
+        if module == __name__ and name in _FACTORIES:
+            return _FACTORIES[name]
+        if (module, name) in _CONTAINERS:
             return getattr(import_module(module), name)
         if (module in _PURE or module.startswith(_CORE)) and "." not in name:
-            found = getattr(import_module(module), name, None)
-            if isinstance(found, type) and found.__module__ == module:
-                return found
+            kind = getattr(import_module(module), name, None)
+            if isinstance(kind, type) and kind.__module__ == module:
+                return kind
         raise pickle.UnpicklingError(f"{module}.{name} is no part of a router")

@@ -13,7 +13,7 @@ import pytest
 from infra.bench.faults.expected_answers import alone
 from infra.bench.faults.log_audit import audit, read_topic
 from schemas.records import Heartbeat, Outcome, OutcomeKind
-from schemas.rules.outcomes import counting
+from schemas.rules.outcomes import counting_outcome
 from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS
@@ -40,7 +40,9 @@ async def ends(log: LogSettings) -> dict[str, Outcome]:
     found: dict[str, list[Outcome]] = {}
     for outcome in await read_topic(log, "outcomes"):
         found.setdefault(outcome.request_id, []).append(outcome)
-    return {name: end for name, each in found.items() if (end := counting(each)) is not None}
+    return {
+        name: end for name, each in found.items() if (end := counting_outcome(each)) is not None
+    }
 
 
 @dataclass
@@ -121,7 +123,7 @@ async def test_a_lost_gateways_work_ends_unless_somebody_reads_it(
     for request_id, each, rest in zip(resumed_ids, lost, rests, strict=True):
         assert rest.done
         assert each.seen[1].token_ids + rest.token_ids == expected[request_id].token_ids
-    kinds = {request_id: counting(each) for request_id, each in judged.outcomes.items()}
+    kinds = {request_id: counting_outcome(each) for request_id, each in judged.outcomes.items()}
     completed = {name for name, end in kinds.items() if end and end.kind is OutcomeKind.COMPLETED}
     assert completed == {*kept_ids, *resumed_ids}
     reasons = [d.reason for d in judged.of_kind("cancel")]

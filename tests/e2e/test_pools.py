@@ -61,7 +61,9 @@ class Operator:
 
     def _is_ready(self, worker_id: str) -> bool:
         member = self._fleet.view.members.get(worker_id)
-        return member is not None and member.state is MemberState.READY and member.lives(wall_ms())
+        return (
+            member is not None and member.state is MemberState.READY and member.is_alive(wall_ms())
+        )
 
     async def sees_again(self, before: Member) -> None:
         name, epoch = before.member_id, before.epoch
@@ -69,7 +71,7 @@ class Operator:
 
     def lives(self, life: Life) -> bool:
         member = self.worker(life[0])
-        return member.epoch == life[1] and member.lives(wall_ms())
+        return member.epoch == life[1] and member.is_alive(wall_ms())
 
     def worker(self, worker_id: str) -> Member:
         return self._fleet.view.members[worker_id]

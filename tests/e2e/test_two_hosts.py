@@ -86,7 +86,7 @@ def _worker(folder: Path) -> ProcessSpec:
 
 def _serving(fleet: FleetWatch) -> bool:
     member = fleet.view.members.get(FAR)
-    return member is not None and member.state is MemberState.READY and member.lives(wall_ms())
+    return member is not None and member.state is MemberState.READY and member.is_alive(wall_ms())
 
 
 def _is_as_before(fleet: FleetWatch, epoch: int) -> bool:

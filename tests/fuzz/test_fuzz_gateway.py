@@ -187,4 +187,4 @@ def test_a_fleet_of_members_that_say_anything(said: list[tuple[Any, int | None]]
     for topic in ("tokens", "prefill", "decode"):
         assert set(view.free_partitions(topic, 4, now_ms)) <= set(range(4))
     view.forget(0, now_ms + 1)
-    assert not view.members and not view._lives
+    assert not view.members and not view._clocks

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from schemas.codec import Schema
 from schemas.errors import ConfigError, RecordError, TriviumError
 from schemas.log.registry import SchemaId
-from schemas.log.transactions import Sending
+from schemas.log.transactions import OutgoingRecord
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from streams.bridge.answers import Answers
 from streams.bridge.config import FORMATS, Pair
@@ -81,7 +81,7 @@ async def told(record: PromptRecord, of: Pair, schema: Schema | None = None) -> 
     except TriviumError as error:
         answers = Answers(of, CODEC)
         sends = [answers.sending(record, answers.failed(record, error)), dead_letter(record, error)]
-        assert all(isinstance(each, Sending) for each in sends)
+        assert all(isinstance(each, OutgoingRecord) for each in sends)
         assert all(each.bytes_at_most < RECORD_BYTES_MAX for each in sends)
         assert all(each.key is not None or each.value is not None for each in sends)
         return None

@@ -10,8 +10,8 @@ import pytest
 from schemas.codec import HISTORY_DIR, full_schema
 from schemas.compatibility import (
     RELEASED_FILE,
-    breaks,
     current_marks,
+    incompatibilities,
     older_versions,
     released_marks,
     unreadable,
@@ -25,7 +25,7 @@ def with_field(**field: Any) -> dict[str, Any]:
 
 
 def test_nothing_is_broken() -> None:
-    assert list(breaks()) == []
+    assert list(incompatibilities()) == []
     assert released_marks() and older_versions()
 
 
@@ -67,7 +67,9 @@ def test_a_released_version_that_is_lost_is_named(tmp_path: Path) -> None:
     )
     older.unlink()
     name, mark, _ = older.name.split(".")
-    assert [why for why in breaks(history) if f"{name}: version {mark} was released" in why]
+    assert [
+        why for why in incompatibilities(history) if f"{name}: version {mark} was released" in why
+    ]
 
 
 def _released_and_old() -> set[str]:
@@ -80,7 +82,7 @@ def test_a_version_that_the_present_one_cannot_read_is_named(tmp_path: Path) -> 
     (history / "Usage.00.avsc").write_text(json.dumps(schema))
     gone = {"type": "record", "name": "Gone", "fields": []}
     (history / "Gone.00.avsc").write_text(json.dumps(gone))
-    found = "\n".join(breaks(history))
+    found = "\n".join(incompatibilities(history))
     assert "Usage: the current version cannot read version 00: type mismatch" in found
     assert "Gone: is gone" in found
 

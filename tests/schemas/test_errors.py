@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from schemas import errors
 from schemas.codec import Codec
-from schemas.errors import BY_CODE, Fault, InvalidRequest, TriviumError, WorkerLost, from_wire
+from schemas.errors import BY_CODE, FaultSource, InvalidRequest, TriviumError, WorkerLost, from_wire
 from schemas.records import WireError
 
 CLASSES = sorted(BY_CODE.values(), key=lambda cls: cls.__name__)
@@ -51,8 +51,8 @@ def test_codes_are_unique() -> None:
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
 def test_attributes_make_sense(cls: type[TriviumError]) -> None:
     assert 400 <= cls.http_status < 600
-    assert (cls.fault is Fault.CLIENT) <= (not cls.retriable and cls.http_status < 500)
-    assert (cls.fault in (Fault.OVERLOAD, Fault.WORKER)) <= cls.retriable
+    assert (cls.fault is FaultSource.CLIENT) <= (not cls.retriable and cls.http_status < 500)
+    assert (cls.fault in (FaultSource.OVERLOAD, FaultSource.WORKER)) <= cls.retriable
     assert cls.http_status == 499 or HTTPStatus(cls.http_status)
     assert cls.__doc__
 

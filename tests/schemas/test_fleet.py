@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.fleet import DEAF_MS, LEASE_MS, SILENCE_MAX_MS, WANTED_MS, FleetView
+from schemas.fleet import DEAF_MS, LEASE_MS, SCALING_TARGET_MS, SILENCE_MAX_MS, FleetView
 from schemas.records import (
     Grant,
     Heartbeat,
@@ -61,8 +61,8 @@ def holder(view: FleetView, partition: int, now_ms: int = 0) -> str | None:
 
 def test_a_registered_member_starts_and_lives() -> None:
     member = folded(registration("w1")).members["w1"]
-    assert member.state is MemberState.STARTING and member.lives(LEASE_MS)
-    assert not member.lives(LEASE_MS + 1)
+    assert member.state is MemberState.STARTING and member.is_alive(LEASE_MS)
+    assert not member.is_alive(LEASE_MS + 1)
 
 
 def test_a_beat_carries_state_load_and_credits() -> None:
@@ -74,7 +74,7 @@ def test_a_beat_carries_state_load_and_credits() -> None:
 def test_beats_prolong_life() -> None:
     view = folded(registration("w1"))
     view.apply(beat("w1", 0), 1, 2_000)
-    assert view.members["w1"].lives(2_000 + LEASE_MS)
+    assert view.members["w1"].is_alive(2_000 + LEASE_MS)
 
 
 def test_beats_of_strangers_and_repeats_are_ignored() -> None:
@@ -210,7 +210,7 @@ def test_a_silence_saves_nobody_who_was_lost_before_nor_who_stays_away_after_it(
     others_beat(view, back_ms, back_ms + LEASE_MS + DEAF_MS)
     assert not view.apply(beat("w1", 1), 8, back_ms, back_ms)
     late_ms = back_ms + LEASE_MS + DEAF_MS
-    assert not view.members["w1"].lives(back_ms)
+    assert not view.members["w1"].is_alive(back_ms)
     assert not view.apply(beat("w2", 2), 9, late_ms, late_ms)
 
 
@@ -276,7 +276,7 @@ def _check_first_claim(view: FleetView, partition: int, now_ms: int) -> None:
     claims = sorted(
         (offset, member.member_id)
         for member in view.members.values()
-        if member.lives(now_ms)
+        if member.is_alive(now_ms)
         for lease, offset in member.claims.items()
         if lease.partition == partition
     )
@@ -288,7 +288,7 @@ def _check_first_claim(view: FleetView, partition: int, now_ms: int) -> None:
 def test_how_many_are_wanted_is_known_until_that_was_long_ago() -> None:
     """(issue 14, 3)"""
     view = FleetView()
-    assert view.wanted_now(0) is None
-    view.wanted = Wanted(written_by="up", at_ms=1_000, pools=())
-    assert view.wanted_now(1_000 + 3 * WANTED_MS) is view.wanted
-    assert view.wanted_now(1_001 + 3 * WANTED_MS) is None
+    assert view.scaling_target_at(0) is None
+    view.scaling_target = Wanted(written_by="up", at_ms=1_000, pools=())
+    assert view.scaling_target_at(1_000 + 3 * SCALING_TARGET_MS) is view.scaling_target
+    assert view.scaling_target_at(1_001 + 3 * SCALING_TARGET_MS) is None

@@ -34,7 +34,7 @@ from schemas.records import (
 )
 from schemas.retrieval import (
     layout_of,
-    merged,
+    merge_hits,
     pack_vector,
     partitions_at,
     shard_of,
@@ -138,7 +138,7 @@ def test_a_place_answers_the_partitions_that_all_of_its_shards_do() -> None:
 def test_the_nearest_of_all_shards_are_kept() -> None:
     one = hits(0, found={"a": 0.5, "c": 2.0}, exact=True, extends=3, distances_computed=10)
     two = hits(1, found={"b": 0.5, "d": 1.0}, exact=True, extends=5, distances_computed=7)
-    found = merged("q", {1: two, 0: one}, 2, k=3)
+    found = merge_hits("q", {1: two, 0: one}, 2, k=3)
     assert [(hit.document_id, hit.distance) for hit in found.hits] == [
         ("a", 0.5),
         ("b", 0.5),
@@ -151,24 +151,24 @@ def test_the_nearest_of_all_shards_are_kept() -> None:
 @given(st.lists(st.dictionaries(st.text(max_size=3), st.floats(0, 9, width=16)), min_size=1))
 def test_the_merge_is_that_of_one_shard(shards: list[dict[str, float]]) -> None:
     answers = {i: hits(i, len(shards), found=found) for i, found in enumerate(shards)}
-    found = merged("q", answers, len(shards), k=5)
+    found = merge_hits("q", answers, len(shards), k=5)
     everything = sorted((d, name) for shard in shards for name, d in shard.items())
     assert [(hit.distance, hit.document_id) for hit in found.hits] == everything[:5]
 
 
 def test_a_silent_or_refusing_shard_is_named() -> None:
     good = hits(0, found={"a": 1.0}, exact=True)
-    found = merged("q", {0: good}, 2, k=1)
+    found = merge_hits("q", {0: good}, 2, k=1)
     assert set(found.missing) == {1} and found.missing[1].code == DeadlineExceeded.code
     assert not found.is_complete and not found.exact
-    found = merged("q", {0: good, 1: refused(1, QueueFull("full"))}, 2, k=1)
+    found = merge_hits("q", {0: good, 1: refused(1, QueueFull("full"))}, 2, k=1)
     assert found.missing[1].code == QueueFull.code
 
 
 def test_a_shard_with_nothing_is_not_missing() -> None:
     good = hits(0, found={"a": 1.0}, exact=True)
     for error in (UnknownCollection("no c"), EmptyIndex("empty")):
-        found = merged("q", {0: good, 1: refused(1, error)}, 2, k=1)
+        found = merge_hits("q", {0: good, 1: refused(1, error)}, 2, k=1)
         assert found.is_complete and found.exact
 
 
@@ -186,7 +186,7 @@ def test_where_no_shard_searched_the_reason_is_raised(
     errors: dict[int, TriviumError], raised: type[TriviumError]
 ) -> None:
     with pytest.raises(raised):
-        merged("q", {shard: refused(shard, error) for shard, error in errors.items()}, 2, k=1)
+        merge_hits("q", {shard: refused(shard, error) for shard, error in errors.items()}, 2, k=1)
 
 
 def test_quoted_documents_that_changed_are_those_that_their_own_shards_name() -> None:
@@ -198,10 +198,10 @@ def test_quoted_documents_that_changed_are_those_that_their_own_shards_name() ->
     assert one and two
     good = hits(0, found={"a": 1.0}, changed=(one[0], two[0], "other"))
     whole = {0: good, 1: hits(1, found={})}
-    assert merged("q", whole, 2, k=1, quoted=quoted).changed == {one[0]}
-    assert merged("q", {0: good}, 2, k=1, quoted=quoted).changed == {one[0], *two}
+    assert merge_hits("q", whole, 2, k=1, quoted=quoted).changed == {one[0]}
+    assert merge_hits("q", {0: good}, 2, k=1, quoted=quoted).changed == {one[0], *two}
     broken = {0: good, 1: refused(1, QueueFull("full"))}
-    assert merged("q", broken, 2, k=1, quoted=quoted).changed == {one[0], *two}
+    assert merge_hits("q", broken, 2, k=1, quoted=quoted).changed == {one[0], *two}
     empty = {0: good, 1: replace(refused(1, EmptyIndex("none")), changed=(two[1],))}
-    assert merged("q", empty, 2, k=1, quoted=quoted).changed == {one[0], two[1]}
-    assert merged("q", whole, 2, k=1).changed == frozenset()
+    assert merge_hits("q", empty, 2, k=1, quoted=quoted).changed == {one[0], two[1]}
+    assert merge_hits("q", whole, 2, k=1).changed == frozenset()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import RecordError
-from schemas.log.admin import wanted_topics
+from schemas.log.admin import expected_topics
 from schemas.records import Heartbeat, Load, MemberState
 from schemas.settings import LogSettings
 from schemas.topic import DAY_MS, HOUR_MS, Topic
@@ -101,7 +101,7 @@ PINNED = [0, 10, 0, 6, 5, 11]
 
 def test_dead_letters_are_kept_as_long_as_the_topic_keeps_what_they_hold() -> None:
     """A prompt that somebody could not read stayed for two weeks (issue 10, 23)."""
-    wanted = wanted_topics(LogSettings())
+    wanted = expected_topics(LogSettings())
     for name, topic in TOPICS.items():
         kept_ms = wanted[name + DEAD_LETTER_SUFFIX].topic_configs["retention.ms"]
         assert int(kept_ms) == topic.retention_ms

@@ -185,7 +185,7 @@ async def _with(gateway: InProcessGateway, passage: Passage, *, cited: bool) -> 
     prompt, wish = await _wish(gateway)
     plain = request("r1", retrieval=wish, prompt_tokens=pack_tokens(prompt))
     context = with_context(plain, retrieved("r1", passage))
-    assert len(context.told.citations) == cited and context.told.left_out == (not cited)
+    assert len(context.notice.citations) == cited and context.notice.left_out == (not cited)
     assert wish.probing is not None
     kept, left_out = choose_passages(
         wish.probing, [passage], (), reserved=wish.reserved, tokens_max=999, space_tokens=9_999

@@ -14,7 +14,7 @@ from schemas.fleet import FleetView
 from schemas.log.clients import AssignedReader, Headers, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership, OnRecord
-from schemas.log.retrieval.asker import Asker
+from schemas.log.retrieval.asker import RetrievalClient
 from schemas.records import (
     CancelWork,
     Capability,
@@ -31,7 +31,7 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
-from schemas.retrieval import Found
+from schemas.retrieval import RetrievalResult
 from schemas.rules.sizes import check_size
 from schemas.rules.tokens import pack_tokens
 from schemas.topics import check_record, partition_of
@@ -144,7 +144,7 @@ class FakeLog:
         self.askers: list[FakeAsker] = []  # that serve now
         self.searches: list[tuple[str, dict[str, Any]]] = []
         self.is_silent = False  # nobody answers a search
-        self.found: Found | Exception = NotReady("nothing is there to be searched")
+        self.found: RetrievalResult | Exception = NotReady("nothing is there to be searched")
 
     def of(self, kind: type) -> list[Any]:
         return [record for *_, record, _ in self.sent if type(record) is kind]
@@ -242,7 +242,7 @@ class FakeAsker:
     async def stop(self) -> None:
         self.log.askers.remove(self)
 
-    async def search_text(self, text: str, **fields: Any) -> Found:
+    async def search_text(self, text: str, **fields: Any) -> RetrievalResult:
         self.log.searches.append((text, fields))
         if self.log.is_silent:
             await asyncio.Event().wait()
@@ -315,7 +315,7 @@ class FakeMembership:
     def is_valid(self) -> bool:
         return self.valid
 
-    async def stands(self) -> None:
+    async def wait_until_valid(self) -> None:
         self.waiting += not self.valid
         await until(lambda: self.valid)
 
@@ -366,7 +366,7 @@ def clients(log: FakeLog) -> tuple[LogClients, list[FakeMembership]]:
         tokens=producers[1],
         membership=membership,
         reader=reader,
-        retrieval_client=lambda membership: cast(Asker, FakeAsker(log)),
+        retrieval_client=lambda membership: cast(RetrievalClient, FakeAsker(log)),
     )
     return bundle, made
 

@@ -45,11 +45,11 @@ async def test_nothing_is_said_while_the_lease_is_in_doubt() -> None:
     producer = FakeProducer(log)
     await producer.start()
 
-    async def stands() -> None:
+    async def wait_for_lease() -> None:
         asked.set()
         await leased.wait()
 
-    outbox = ReportOutbox(producer, stands, pending_max=9, tries_max=1)  # type: ignore[arg-type]  # a fake
+    outbox = ReportOutbox(producer, wait_for_lease, pending_max=9, tries_max=1)  # type: ignore[arg-type]  # a fake
     outbox.add(replace(example("trivium.Outcome"), kv=None))
     sending = asyncio.ensure_future(outbox.run())
     flushed = asyncio.ensure_future(outbox.wait_flushed())

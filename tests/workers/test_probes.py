@@ -14,7 +14,7 @@ from schemas.records import (
     WarmPrefix,
     WorkPhase,
 )
-from schemas.retrieval import Found, Hit
+from schemas.retrieval import Hit, RetrievalResult
 from schemas.rules.tokens import pack_tokens
 from tests.virtual import virtual
 from tests.waiting import until
@@ -26,7 +26,7 @@ from workers.llm.engine import EngineLoad
 A = passage("a")
 
 
-def pool_finds(*passages: Passage, **more: Any) -> Found:
+def pool_finds(*passages: Passage, **more: Any) -> RetrievalResult:
     hits = tuple(Hit(each.passage_id, 0.5, passage=each) for each in passages)
     fields: dict[str, Any] = {
         "retrieval_id": "x",
@@ -39,7 +39,7 @@ def pool_finds(*passages: Passage, **more: Any) -> Found:
         "took_ms": 3.0,
         "mode": "hybrid",
     }
-    return Found(hits=hits, **{**fields, **more})
+    return RetrievalResult(hits=hits, **{**fields, **more})
 
 
 def searching(**wishes: Any) -> Any:

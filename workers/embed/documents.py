@@ -18,7 +18,7 @@ from schemas.errors import EngineFailed, RecordError
 from schemas.log.clients import Headers, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.documents import KEPT
-from schemas.log.endings import ended
+from schemas.log.endings import cancel_and_wait
 from schemas.log.membership import Membership
 from schemas.records import Document, DocumentPassages, MemberKind
 from schemas.retrieval import Vector
@@ -99,7 +99,7 @@ class Unfinished:
 
     async def close(self) -> None:
         """Give up all."""
-        await ended(*(text.task for text in self._texts.values()))
+        await cancel_and_wait(*(text.task for text in self._texts.values()))
 
 
 class DocumentWork:
@@ -264,7 +264,7 @@ class DocumentWork:
         passages: DocumentPassages | None,
         headers: Headers = (),
     ) -> None:
-        await self._membership.stands()
+        await self._membership.wait_until_valid()
         writing = asyncio.ensure_future(
             self._send_passages(record.partition, key, passages, headers)
         )

@@ -12,10 +12,10 @@ from typing import Any
 from aiokafka import ConsumerRecord
 
 from schemas.errors import EngineFailed, RecordError
-from schemas.log.clients import LogProducer, bury
-from schemas.log.endings import ended
+from schemas.log.clients import LogProducer, send_dead_letter
+from schemas.log.endings import cancel_and_wait
 from schemas.log.faust.app import consumer_record
-from schemas.log.faust.falls import FALLS_MAX, Falls, fallen
+from schemas.log.faust.falls import CRASHES_MAX, CrashNotes, crash_error
 from schemas.log.faust.group import Group
 from schemas.log.faust.receipts import Receipt
 
@@ -30,7 +30,7 @@ class EmbeddingIntake:
         producer: LogProducer,
         handles: Mapping[str, Handle],
         in_flight_max: Mapping[str, int],
-        falls: Falls,
+        falls: CrashNotes,
     ) -> None:
         self._producer = producer
         self._handles = handles
@@ -44,13 +44,13 @@ class EmbeddingIntake:
     async def take(self, topic: str, event: Any) -> None:
         """One record, from an agent. While the process ends it is not taken: whoever is next reads
         it again."""
-        with self.group.full():
+        with self.group.while_full():
             await self._slots[topic].acquire()
             await self._turn.acquire()
         try:
             if self.draining or self.group.has_failed:
                 await asyncio.Event().wait()
-            await self.group.guarded(self._take(topic, event))
+            await self.group.guard(self._take(topic, event))
         finally:
             self._turn.release()
 
@@ -62,7 +62,7 @@ class EmbeddingIntake:
         receipt = self.group.receipts.open(place, event.ack)
         falls = await self._falls.begin(place, record.offset)
         if falls and (running_tasks := self._all()):
-            with self.group.full():
+            with self.group.while_full():
                 await asyncio.wait(running_tasks)
         task = asyncio.create_task(self._process(topic, record, receipt, falls))
         self._tasks[topic].add(task)
@@ -75,18 +75,18 @@ class EmbeddingIntake:
 
         task.add_done_callback(on_task_done)
         if falls:
-            with self.group.full():
+            with self.group.while_full():
                 await asyncio.wait([task])
 
     async def _process(
         self, topic: str, record: ConsumerRecord, receipt: Receipt, falls: int
     ) -> None:
         try:
-            if falls >= FALLS_MAX:
-                raise fallen(falls)
+            if falls >= CRASHES_MAX:
+                raise crash_error(falls)
             await self._handles[topic](record)
         except (RecordError, EngineFailed) as error:
-            await bury(self._producer, record, error)
+            await send_dead_letter(self._producer, record, error)
         self._falls.end((topic, record.partition), record.offset)
         receipt.settle()
 
@@ -98,7 +98,7 @@ class EmbeddingIntake:
 
     async def cancel(self, *topics: str) -> None:
         """Give up what is under way of these topics, or of all."""
-        await ended(*self._all(*topics))
+        await cancel_and_wait(*self._all(*topics))
 
     def _all(self, *topics: str) -> list[asyncio.Task[None]]:
         chosen = topics or tuple(self._tasks)

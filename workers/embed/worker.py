@@ -19,11 +19,11 @@ from schemas.errors import BrokerUnavailable
 from schemas.log.clients import LogProducer
 from schemas.log.documents import embedding_group
 from schemas.log.faust.app import add_agents, follow_rebalances, make_app
-from schemas.log.faust.beginning import begin_now
-from schemas.log.faust.falls import Falls
+from schemas.log.faust.beginning import commit_start_offsets
+from schemas.log.faust.falls import CrashNotes
 from schemas.log.faust.receipts import Place
 from schemas.log.membership import Membership
-from schemas.log.patience import outlive
+from schemas.log.patience import run_with_reconnect
 from schemas.records import EmbedCapability, EmbedLoad, MemberKind, MemberState, Registration, Role
 from schemas.settings import LogSettings
 from workers import tasks
@@ -67,7 +67,7 @@ class EmbeddingWorker:
         self.batcher = Batcher(embedder, settings.batch_tokens)
         self.totals = Totals()
         self._unfinished = Unfinished()
-        self._falls = Falls(log_settings, embedding_group(log_settings))
+        self._falls = CrashNotes(log_settings, embedding_group(log_settings))
         self.membership = self._new_membership()
         self._steady = tasks.Tasks()  # what goes on from life to life
 
@@ -131,7 +131,7 @@ class EmbeddingWorker:
         """Life after life, with the same model, until one is drained."""
         self._steady.spawn("batches", self.batcher.run())
         try:
-            await outlive(self._worker_id, lambda: self._live(stop), stop)
+            await run_with_reconnect(self._worker_id, lambda: self._live(stop), stop)
         finally:
             await self._unfinished.close()
             await self._steady.cancel()
@@ -161,18 +161,18 @@ class EmbeddingWorker:
         await self.membership.join()
         self._session.tasks.spawn("membership", self.membership.run())
         await self._declarations.start()
-        await begin_now(self._log_settings, embedding_group(self._log_settings), [TOPIC])
+        await commit_start_offsets(self._log_settings, embedding_group(self._log_settings), [TOPIC])
 
     def _serve(self) -> None:
         self._session.tasks.spawn("steady", self._steady.watch())
         self._session.tasks.spawn("declarations", self._declarations.run())
         self._session.serve(_STALL_MS)
 
-    def assigned(self, places: set[Place]) -> None:
+    def on_assigned(self, places: set[Place]) -> None:
         """The group gave it partitions; with the first it is ready."""
         group = self._intake.group
-        group.assigned(places)
-        self._falls.assigned(places)
+        group.on_assigned(places)
+        self._falls.on_assigned(places)
         log.info("embeds for %s", sorted(places))
         loading = self._documents.load({number for topic, number in places if topic == DOCUMENTS})
 
@@ -184,10 +184,10 @@ class EmbeddingWorker:
         if self.membership.state is MemberState.STARTING:
             self.membership.set_state(MemberState.READY)
 
-    async def revoked(self) -> None:
+    async def on_revoked(self) -> None:
         """The partitions were taken away: nothing more is written to passages, and queries that
         are under way are handed on, not acknowledged."""
-        self._intake.group.revoked()
+        self._intake.group.on_revoked()
         await self._give_up(DOCUMENTS)
         await self._falls.forgive()
 

@@ -28,7 +28,7 @@ from schemas.records import (
     Retrieved,
     TokenFrame,
 )
-from schemas.rules.outcomes import counting
+from schemas.rules.outcomes import counting_outcome
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 
@@ -144,7 +144,7 @@ class Audit:
 
     def kinds(self) -> Counter[str]:
         """How many requests ended in each way."""
-        ends = (counting(outcomes) for outcomes in self.outcomes.values())
+        ends = (counting_outcome(outcomes) for outcomes in self.outcomes.values())
         return Counter(end.kind.value for end in ends if end is not None)
 
     def of_kind(self, kind: str) -> list[Decision]:
@@ -163,7 +163,7 @@ class Audit:
 
 def _counting(outcomes: Collection[Outcome]) -> int:
     """How many of a request's outcomes claim to be the one that counts; a record may come twice."""
-    end = counting(outcomes)
+    end = counting_outcome(outcomes)
     return len({repr(each) for each in outcomes if end and each.attempt == end.attempt})
 
 

@@ -13,8 +13,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from infra.bench.platform.questions import Question
 from schemas.codec import Codec
-from schemas.log.connecting import client_options, stopped
-from schemas.log.endings import ended
+from schemas.log.connecting import client_options, stop_consumer
+from schemas.log.endings import cancel_and_wait
 from schemas.settings import LogSettings
 
 _AT_ONCE = 2_000  # sent and not acknowledged
@@ -49,8 +49,8 @@ class TopicLoad:
                 told(len(self.answered))
             self.ended_s = time.monotonic()
         finally:
-            await ended(sending)
-            await stopped(answers)  # the broker may be away
+            await cancel_and_wait(sending)
+            await stop_consumer(answers)  # the broker may be away
 
     async def _follow(self) -> AIOKafkaConsumer:
         """From the end of the answers on."""

@@ -15,7 +15,7 @@ from schemas.records import PhaseKind, Work
 from schemas.rules.outcomes import outcome_key
 from schemas.rules.tokens import pack_tokens
 from streams.config import RouterSettings
-from streams.core.effects import Decide, Dispatch, SaveSession, Use
+from streams.core.effects import Decide, Dispatch, RecordUsage, SaveSession
 from streams.core.events import (
     Event,
     FleetRecordArrived,
@@ -99,7 +99,7 @@ def _records(prompt_tokens: int) -> Iterator[tuple[str, str, Any]]:
     outcome = answered(work, 2_000)
     yield "outcomes", outcome_key(outcome), outcome
     saved, used = router.apply(OutcomeArrived(outcome, 0), 0)
-    assert isinstance(saved, SaveSession) and isinstance(used, Use)
+    assert isinstance(saved, SaveSession) and isinstance(used, RecordUsage)
     yield "usage", _ID, replace(used.usage, number=0)
     yield "sessions", _SESSION, saved.session
 

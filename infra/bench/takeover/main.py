@@ -130,9 +130,9 @@ async def take_over(log: LogSettings) -> dict[str, float]:
     process = RouterProcess(log, RouterSettings(), router_id="router-bench")
     partitions, taken = OwnedPartitions(process), set(range(log.session_partitions))
     began_s, began_cpu_s = time.monotonic(), time.process_time()
-    partitions.assigned({("requests", p) for p in taken})
+    partitions.on_assigned({("requests", p) for p in taken})
     opened = asyncio.gather(*(partitions.gate.passes(p) for p in taken))
-    failing = asyncio.ensure_future(process.group.failure())
+    failing = asyncio.ensure_future(process.group.wait_for_failure())
     ends: list[asyncio.Future[Any]] = [opened, failing]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if failing.done():

@@ -22,7 +22,7 @@ from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS
 if TYPE_CHECKING:
     from infra.stack.configuration import Settings
     from schemas.codec import Codec
-    from schemas.log.dead_letters import DeadLetter, Place, Retried, Wanted
+    from schemas.log.dead_letters import DeadLetter, LetterSelection, Place, RetryCounts
     from schemas.settings import LogSettings
 
 app = typer.Typer(
@@ -77,7 +77,7 @@ def show(
         return
     for label in ("name", "at", "retried", "key"):
         print(printable(f"{label}: {said[label]}"))
-    for label, text in [*letter.said.items(), *said["headers"].items()]:
+    for label, text in [*letter.details.items(), *said["headers"].items()]:
         print(printable(f"{label}: {text}"))
     value = said["value"]
     text = value if isinstance(value, str) else json.dumps(value, indent=2, default=_plain)
@@ -139,7 +139,7 @@ class Listed:
 
 
 async def _listed(
-    settings: "Settings", topics: list[str] | None, wanted: "Wanted", count: int
+    settings: "Settings", topics: list[str] | None, wanted: "LetterSelection", count: int
 ) -> Listed:
     from schemas.log.dead_letters import read_letters
 
@@ -170,11 +170,11 @@ async def _one(settings: "Settings", name: str) -> "tuple[DeadLetter, Codec]":
 
 
 async def _retried(
-    settings: "Settings", topics: list[str] | None, wanted: "Wanted", dry_run: bool
-) -> "Retried":
-    from schemas.log.dead_letters import Retried, rehearse, retry
+    settings: "Settings", topics: list[str] | None, wanted: "LetterSelection", dry_run: bool
+) -> "RetryCounts":
+    from schemas.log.dead_letters import RetryCounts, count_retries, retry
 
-    done, send = Retried(), rehearse if dry_run else retry
+    done, send = RetryCounts(), count_retries if dry_run else retry
     try:
         for topic, partitions in (await _counts(settings, topics)).items():
             await send(settings.log, topic, partitions, wanted, done)
@@ -186,7 +186,7 @@ async def _retried(
 async def _counts(settings: "Settings", topics: list[str] | None) -> Counts:
     """Partitions of the topics that have dead letters, all or of the named ones."""
     from schemas.log.admin import partition_counts
-    from schemas.log.dead_letters import holding
+    from schemas.log.dead_letters import topics_with_letters
     from streams.bridge.config import pairs_of
 
     log = settings.log
@@ -200,7 +200,7 @@ async def _counts(settings: "Settings", topics: list[str] | None) -> Counts:
     if topics and missing:
         raise TopicError(f"--topic: no dead letters of {', '.join(missing)} on {log.bootstrap}")
     of_letters = {name: found[name + DEAD_LETTER_SUFFIX] for name in names if name not in missing}
-    held = await holding(log, of_letters)
+    held = await topics_with_letters(log, of_letters)
     return {name: (found.get(name, 0), of_letters[name]) for name in of_letters if name in held}
 
 
@@ -217,11 +217,13 @@ def _place(log: "LogSettings", name: str) -> "Place":
     return _full(log, topic), int(partition), int(offset)
 
 
-def _wanted(since: str, before: str, error: str, places: "Iterable[Place]" = ()) -> "Wanted":
-    from schemas.log.dead_letters import Wanted
+def _wanted(
+    since: str, before: str, error: str, places: "Iterable[Place]" = ()
+) -> "LetterSelection":
+    from schemas.log.dead_letters import LetterSelection
 
     now_ms = int(time.time() * 1000)
-    return Wanted(
+    return LetterSelection(
         places=frozenset(places),
         since_ms=now_ms - duration_ms(since) if since else 0,
         before_ms=now_ms - duration_ms(before, "--before") if before else 1 << 62,
@@ -244,7 +246,7 @@ def _show_listed(found: Listed) -> None:
     for letter in found.newest:
         key = (letter.key or b"").decode(errors="replace")
         error = letter.error + " (sent again)" * letter.is_retried
-        attempts = letter.said.get("attempts", "-")
+        attempts = letter.details.get("attempts", "-")
         row = (letter.name, _time(letter.at_ms), key[:40], letter.origin, attempts, error[:200])
         letters.add_row(*(escape(printable(cell)) for cell in row))
     for table in (counts, letters):
@@ -259,7 +261,7 @@ def _about(letter: "DeadLetter") -> dict[str, Any]:
         "at": _time(letter.at_ms),
         "key": None if letter.key is None else letter.key.decode(errors="replace"),
         "retried": letter.is_retried,
-        "dead_letter": letter.said,
+        "dead_letter": letter.details,
     }
 
 

@@ -46,9 +46,9 @@ def check(
     Without --url nobody is asked: versions are those of the last release and of schemas/history.
     With it they are those that the registry holds. Nothing is written.
     """
-    from schemas.compatibility import breaks
+    from schemas.compatibility import incompatibilities
 
-    found = list(breaks()) if url is None else _breaks_of(settings_from(config).log, url)
+    found = list(incompatibilities()) if url is None else _breaks_of(settings_from(config).log, url)
     if as_json:
         print_json({"breaks": found})
     elif not found and not quiet:

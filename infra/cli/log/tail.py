@@ -51,7 +51,9 @@ async def _follow(
     from schemas.log.registry import make_codec
 
     codec = await asyncio.to_thread(make_codec, log)
-    reader = AssignedReader(log, topic, range(partitions), client_id="trivium-tail", decided=True)
+    reader = AssignedReader(
+        log, topic, range(partitions), client_id="trivium-tail", committed_only=True
+    )
     async with reader.reading("earliest" if from_beginning else "latest"):
         if not from_beginning and sys.stderr.isatty():
             hint = f"{topic} from now on; --from-beginning shows what is there, Ctrl-C ends"

@@ -58,12 +58,12 @@ def verify(
     quiet: Quiet = False,
 ) -> None:
     """Exit with an error unless every topic is there as the settings want it."""
-    from schemas.log.admin import verify_topics, wanted_topics
+    from schemas.log.admin import expected_topics, verify_topics
 
     log = settings_of_running(config, bootstrap).log
     asyncio.run(verify_topics(log))
     if as_json:
-        print_json({"bootstrap": log.bootstrap, "topics": list(wanted_topics(log))})
+        print_json({"bootstrap": log.bootstrap, "topics": list(expected_topics(log))})
     elif not quiet:
         print("all topics are there, with the partition counts of the settings")
 

@@ -106,7 +106,7 @@ def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
                 "member_id": member.member_id,
                 "kind": _kind(registration),
                 "roles": [role.value for role in registration.roles],
-                "state": member.condition if member.lives(now_ms) else "lost",
+                "state": member.condition if member.is_alive(now_ms) else "lost",
                 "epoch": member.epoch,
                 "host": registration.host,
                 "pid": registration.pid,

@@ -209,12 +209,12 @@ async def _waiting(log: "LogSettings") -> int:
     """Records of `documents` that the embedding pool has not acknowledged."""
     from aiokafka import TopicPartition
 
-    from schemas.log.connecting import asking_client
+    from schemas.log.connecting import query_client
     from schemas.log.documents import embedding_group
 
     topic = log.topic_prefix + "documents"
     places = [TopicPartition(topic, each) for each in range(log.document_partitions)]
-    async with asking_client(log, embedding_group(log)) as consumer:
+    async with query_client(log, embedding_group(log)) as consumer:
         consumer.assign(places)
         ends = await consumer.end_offsets(places)
         first = await consumer.beginning_offsets(places)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from infra.ingest.batch import Reading, Refusal, Target
     from infra.ingest.watching import Changes
-    from schemas.log.ingester import Fates, Ingester
+    from schemas.log.ingester import IngestCounts, Ingester
     from schemas.settings import LogSettings
 
 EXIT_INCOMPLETE = 1
@@ -123,7 +123,7 @@ class _Call:
                     await self._all(ingester)
             finally:
                 await ingester.stop()
-        fates = ingester.fates
+        fates = ingester.counts
         return not (self._refused or fates.refused) and (not self._waits or not fates.waiting)
 
     async def _all(self, ingester: "Ingester") -> None:
@@ -147,9 +147,11 @@ class _Call:
                 progress.advance(task)
             await ingester.flush()
             if self._waits and self._workers:
-                task = progress.add_task("embedded", total=ingester.fates.written)
-                await ingester.follow(lambda fates: progress.update(task, completed=fates.done))
-        self._say(ingester.fates)
+                task = progress.add_task("embedded", total=ingester.counts.written)
+                await ingester.follow(
+                    lambda fates: progress.update(task, completed=fates.done_count)
+                )
+        self._say(ingester.counts)
 
     async def _all_and_changes(self, ingester: "Ingester") -> None:
         """The watch begins first, so that nothing changes unseen."""
@@ -169,12 +171,12 @@ class _Call:
             for document in now.documents:
                 await ingester.put(document)
             for document_id in now.gone:
-                await ingester.drop(self._reading.target.collection, document_id)
+                await ingester.delete(self._reading.target.collection, document_id)
             await ingester.flush()
-            told = len(ingester.fates.refused)
+            told = len(ingester.counts.refused)
             if self._waits and self._workers:
                 await ingester.follow(lambda _: None)
-            refused = dict(ingester.fates.refused[told:])
+            refused = dict(ingester.counts.refused[told:])
             for name, reason in refused.items():
                 print(f"{name}: {reason}", file=sys.stderr)
             for document in now.documents:
@@ -188,7 +190,7 @@ class _Call:
         for each in refused:
             print(f"{each.path}: {each.reason}", file=sys.stderr)
 
-    def _say(self, fates: "Fates") -> None:
+    def _say(self, fates: "IngestCounts") -> None:
         for name, reason in fates.refused:
             print(f"{name}: {reason}", file=sys.stderr)
         kept = fates.written - len(fates.refused)
@@ -215,7 +217,7 @@ class _Call:
     def told(self) -> dict[str, Any]:
         """For programs."""
         assert self._ingester is not None, "run first"
-        fates = self._ingester.fates
+        fates = self._ingester.counts
         refused = [{"path": each.path, "reason": each.reason} for each in self._refused]
         refused += [{"path": name, "reason": reason} for name, reason in fates.refused]
         return {

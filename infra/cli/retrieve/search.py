@@ -15,7 +15,7 @@ from infra.terminal.printable import printable
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from schemas.retrieval import Found, Hit
+    from schemas.retrieval import Hit, RetrievalResult
     from schemas.settings import LogSettings
 
 _BY = {"hybrid": "vector and words", "vector": "vector", "words": "words"}
@@ -104,19 +104,19 @@ def vector_from(text: str | None, file: Path | None) -> Any:
 
 async def _search(
     log: "LogSettings", values: Any, deadline_ms: int, fields: dict[str, Any]
-) -> "Found":
+) -> "RetrievalResult":
     from schemas.log.clock import wall_ms
     from schemas.log.registry import make_codec
-    from schemas.log.retrieval.member import asking
+    from schemas.log.retrieval.member import open_retrieval_client
 
     codec = await asyncio.to_thread(make_codec, log)
-    async with asking(log, codec, f"search-{os.getpid()}") as asker:
+    async with open_retrieval_client(log, codec, f"search-{os.getpid()}") as asker:
         search: Any = asker.search_text if isinstance(values, str) else asker.search
-        found: Found = await search(values, deadline_ms=wall_ms() + deadline_ms, **fields)
+        found: RetrievalResult = await search(values, deadline_ms=wall_ms() + deadline_ms, **fields)
         return found
 
 
-def as_plain(found: "Found") -> dict[str, Any]:
+def as_plain(found: "RetrievalResult") -> dict[str, Any]:
     """An answer as JSON shows it."""
     return {
         "retrieval_id": found.retrieval_id,
@@ -147,7 +147,7 @@ def _plain_hit(hit: "Hit") -> dict[str, Any]:
     return plain
 
 
-def _show(found: "Found") -> None:
+def _show(found: "RetrievalResult") -> None:
     from rich.text import Text
 
     shown = stdout_console()
@@ -167,7 +167,7 @@ def _show(found: "Found") -> None:
         shown.print(Text(said, style="yellow"))
 
 
-def _show_passages(found: "Found") -> None:
+def _show_passages(found: "RetrievalResult") -> None:
     """Each with where it is from, as a reader wants it."""
     from rich.padding import Padding
     from rich.text import Text
@@ -190,7 +190,7 @@ def _in_lines(text: str) -> str:
     return "\n".join(printable(line) for line in text.splitlines())
 
 
-def _show_distances(found: "Found") -> None:
+def _show_distances(found: "RetrievalResult") -> None:
     from rich.table import Table
     from rich.text import Text
 

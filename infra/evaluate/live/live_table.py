@@ -25,11 +25,11 @@ from schemas.log.clock import wall_ms
 from schemas.log.registry import make_codec
 from schemas.records import Decision, DecisionKind
 from schemas.settings import LogSettings
-from streams.core.placement.ppd_table import Cell, PpdTable
+from streams.core.placement.ppd_table import PpdCell, PpdTable
 
 PROBE = PpdTable(
     {"context_tokens": [], "new_tokens": [], "answer_tokens": [], "load": []},
-    [Cell(bin=(0, 0, 0, 0), gain_ttft=1.0, loss_tpot=1.0, samples=1)],
+    [PpdCell(bin=(0, 0, 0, 0), gain_ttft=1.0, loss_tpot=1.0, samples=1)],
 )
 _WAYS = {"remote": "tpot=1", "local": "ttft=1"}
 _OBEYED = 0.9  # of the later turns at least: a full worker makes a local turn remote

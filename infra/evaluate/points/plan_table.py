@@ -15,7 +15,7 @@ from infra.evaluate.paper.grid import WORKLOADS, static
 from infra.evaluate.points.paper_tables import Points
 from infra.evaluate.points.point import Point, Spec
 from infra.evaluate.points.runs import Runner, points_of
-from streams.core.placement.ppd_table import Bin, Cell, PpdTable
+from streams.core.placement.ppd_table import Bin, PpdCell, PpdTable
 
 LOAD_BINS = 6
 
@@ -104,8 +104,8 @@ def table_from(found: Sequence[Measured], load_bins: int = LOAD_BINS) -> PpdTabl
     return PpdTable(edges, [_cell(at, mine) for at, mine in bins.items()])
 
 
-def _cell(at: Bin, mine: Sequence[Measured]) -> Cell:
-    return Cell(
+def _cell(at: Bin, mine: Sequence[Measured]) -> PpdCell:
+    return PpdCell(
         bin=at,
         gain_ttft=float(np.mean([each.gain_ttft for each in mine])),
         loss_tpot=float(np.mean([each.loss_tpot for each in mine])),

@@ -14,7 +14,7 @@ from schemas.errors import RecordError
 from schemas.records import JournalSnapshot, MemberState, Orchestration, Registration, Role
 from streams.config import RouterSettings
 from streams.journal.inputs import STOPPED
-from streams.journal.snapshot import unpacked
+from streams.journal.snapshot import unpack_router
 
 LLM_ROLES = (Role.PREFILL, Role.DECODE, Role.REPLICA)
 
@@ -74,7 +74,7 @@ def deployment(path: Path) -> tuple[Workers, RouterSettings]:
                 break
     if not parts:
         raise RecordError(f"{path}: expected a router's state, found none")
-    router = unpacked(b"".join(part.state for part in parts))
+    router = unpack_router(b"".join(part.state for part in parts))
     for member in router.tables.fleet.view.members.values():
         if member.state is not MemberState.GONE and member.registration is not None:
             _add(found, member.registration)

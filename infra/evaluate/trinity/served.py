@@ -36,7 +36,7 @@ from infra.simulator.traffic.poisson import Profile
 from schemas.records import Passage, Request, Retrieval, Retrieved
 from schemas.rules.tokens import pack_tokens
 from streams.config import RouterSettings
-from streams.core.effects import Ask
+from streams.core.effects import StartRetrieval
 from workers.search.engine.scheduler import Drop
 from workers.search.index.kinds import SearchKind as SearchKind
 from workers.search.service.settings import RetrievalSettings
@@ -199,7 +199,7 @@ class RagCluster(Cluster):
         number = int(worker_id.rpartition("-")[2])
         self._search(SearchKind.DECODE, number, lambda why: here(), by_ms)
 
-    def _ask(self, ask: Ask) -> None:
+    def _ask(self, ask: StartRetrieval) -> None:
         retrieval = ask.request.retrieval
         assert retrieval is not None
 
@@ -234,7 +234,7 @@ def _ignored(why: Drop | None) -> None:
     pass
 
 
-def _found(ask: Ask, now_ms: float, tokens: int, why: Drop | None) -> Retrieved:
+def _found(ask: StartRetrieval, now_ms: float, tokens: int, why: Drop | None) -> Retrieved:
     passage = Passage(
         passage_id="d#0", document_id="d", tokens=pack_tokens([_WORD] * tokens), score=1.0
     )

@@ -9,6 +9,7 @@ from streams.core.effects import Decide, Effect, End
 from streams.core.events import (
     CancellationArrived,
     ContinuedArrived,
+    DecisionLoaded,
     Event,
     FleetRecordArrived,
     OutcomeArrived,
@@ -16,7 +17,6 @@ from streams.core.events import (
     PartitionReady,
     PartitionTaken,
     PhaseArrived,
-    Placed,
     RequestArrived,
     ResumptionArrived,
     RetrievedArrived,
@@ -28,7 +28,7 @@ View = dict[str, tuple[object, ...]]
 _CHARGES = 9  # where in a view they stand
 PARTITION = 0
 _OF_PARTITION = (
-    *(OutcomeArrived, Placed, PhaseArrived, RetrievedArrived, ContinuedArrived),
+    *(OutcomeArrived, DecisionLoaded, PhaseArrived, RetrievedArrived, ContinuedArrived),
     *(CancellationArrived, RequestArrived),
 )
 READER = "reader"  # a router that no worker grants anything
@@ -61,7 +61,7 @@ class Rebuilds(Checker):
             self._log[_SAME_TOPIC.get(type(event), type(event))].append(event)
         for effect in effects:
             if isinstance(effect, Decide):
-                self._log[Placed].append(Placed(effect.decision, PARTITION))
+                self._log[DecisionLoaded].append(DecisionLoaded(effect.decision, PARTITION))
             elif isinstance(effect, End):
                 self._log[OutcomeArrived].append(OutcomeArrived(effect.outcome, PARTITION))
 

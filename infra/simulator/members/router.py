@@ -27,29 +27,29 @@ from streams.agents.records import end_frame, retrieved_frame, unsent_phase, voi
 from streams.agents.takeover import ORDER
 from streams.agents.usage import COMMIT_S
 from streams.core.effects import (
-    Ask,
-    AskSaid,
     Decide,
     Dispatch,
+    DropSession,
     Effect,
     End,
-    Forget,
-    GoAnew,
-    GoWithout,
-    Lend,
+    LendRole,
+    NotifyRetrieval,
+    RecordUsage,
+    RequestProgress,
+    RestartAnswer,
     SaveSession,
-    Tell,
-    Use,
-    Warm,
+    SkipRetrieval,
+    StartRetrieval,
+    WarmCache,
 )
 from streams.core.events import (
+    DecisionLoaded,
     Event,
     FleetRecordArrived,
     PartitionReady,
     PartitionTaken,
-    Placed,
     SessionLoaded,
-    UsageTold,
+    UsageLoaded,
 )
 from streams.core.requests.sessions import SessionKey, session_key
 from streams.core.router import Router
@@ -63,9 +63,9 @@ Late = tuple[Event, int | None, float]  # with its number, and when it came
 class Carriers:
     """Who carries effects out; `order` raises RecordTooLarge."""
 
-    order: Callable[[Dispatch | Warm | Lend], None]
+    order: Callable[[Dispatch | WarmCache | LendRole], None]
     report: Callable[[Outcome | Phase | Retrieved | Continued], None]
-    ask: Callable[[Ask], None]
+    ask: Callable[[StartRetrieval], None]
     frame: Callable[[int, TokenFrame], None]
     decided: Callable[[Decision], None]
     used: Callable[[Usage], None]
@@ -158,33 +158,33 @@ class SimRouter:
         match effect:
             case Dispatch():
                 self._dispatch(effect)
-            case Warm() | Lend():
+            case WarmCache() | LendRole():
                 self._carriers.order(effect)
             case Decide(decision):
                 if self._keeps_log:
-                    self.noted("decisions", Placed(decision, PARTITION))
+                    self.noted("decisions", DecisionLoaded(decision, PARTITION))
                 self._carriers.decided(decision)
             case End(outcome, _, gateway_partition):
                 self._carriers.report(outcome)
                 last = end_frame(effect, ROUTER, int(self._clock.now_ms))
                 self._carriers.frame(gateway_partition, last)
-            case Use(usage):
+            case RecordUsage(usage):
                 self._use(usage)
-            case Ask():
+            case StartRetrieval():
                 self._carriers.ask(effect)
-            case GoWithout(retrieved):
+            case SkipRetrieval(retrieved):
                 self._carriers.report(retrieved)
-            case Tell(retrieved, gateway_partition):
+            case NotifyRetrieval(retrieved, gateway_partition):
                 told = retrieved_frame(retrieved, ROUTER, int(self._clock.now_ms))
                 self._carriers.frame(gateway_partition, told)
-            case AskSaid(void, gateway_partition):
+            case RequestProgress(void, gateway_partition):
                 mark = void_frame(void, ROUTER, int(self._clock.now_ms))
                 self._carriers.frame(gateway_partition, mark)
-            case GoAnew(continued):
+            case RestartAnswer(continued):
                 self._carriers.report(continued)
             case SaveSession(session):
                 self._sessions[session_key(session)] = session
-            case Forget(tenant, session_id):
+            case DropSession(tenant, session_id):
                 self._sessions.pop((tenant, session_id), None)
 
     def _dispatch(self, effect: Dispatch) -> None:
@@ -211,7 +211,7 @@ class SimRouter:
         unwritten, self._unwritten = self._unwritten, []
         for usage in unwritten:
             if self._keeps_log:
-                self.noted("usage", UsageTold(usage.request_id, PARTITION))
+                self.noted("usage", UsageLoaded(usage.request_id, PARTITION))
             self._carriers.used(replace(usage, number=self._used))
             self._used += 1
 
@@ -294,7 +294,7 @@ class SimRouter:
 
 def _alone(effects: Sequence[Effect]) -> list[Effect]:
     """Orders that wait for nothing else of these to be in the log (`streams/agents/outbox.py`)."""
-    told = {each.retrieved.request_id for each in effects if isinstance(each, Tell)}
+    told = {each.retrieved.request_id for each in effects if isinstance(each, NotifyRetrieval)}
     return [
         each
         for each in effects

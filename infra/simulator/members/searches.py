@@ -17,7 +17,7 @@ from infra.simulator.traffic.script import Conversation
 from schemas.errors import UnknownCollection
 from schemas.records import Passage, Probing, Retrieval, Retrieved
 from schemas.rules.tokens import pack_tokens
-from streams.core.effects import Ask
+from streams.core.effects import StartRetrieval
 from streams.core.requests.context import quoted_in
 from workers.llm.probing.answer import ProbeAsk, failed_result
 
@@ -99,7 +99,7 @@ class Searches:
             found = replace(found, error=None, passages=passages, shards=2)
         self._clock.after(after_ms, lambda: answer(found, ()))
 
-    def ask(self, ask: Ask, is_alive: Callable[[], bool]) -> None:
+    def ask(self, ask: StartRetrieval, is_alive: Callable[[], bool]) -> None:
         """A router asks; `is_alive` tells whether its process still lives."""
         self._asked += 1
         draw = self._draw(ask.request.request_id, self._asked)
@@ -120,7 +120,7 @@ class Searches:
 
         self._clock.after(after_ms, write)
 
-    def _found(self, ask: Ask, draw: np.random.Generator) -> Retrieved:
+    def _found(self, ask: StartRetrieval, draw: np.random.Generator) -> Retrieved:
         count, error = int(draw.integers(0, 5)), None
         if draw.random() < 0.15:
             count, error = 0, UnknownCollection("handbook: no such collection").to_wire()
@@ -142,7 +142,7 @@ class Searches:
         return np.random.default_rng([self._seed, crc32(request_id.encode()), number])
 
 
-def _changed(ask: Ask, draw: np.random.Generator) -> tuple[str, ...]:
+def _changed(ask: StartRetrieval, draw: np.random.Generator) -> tuple[str, ...]:
     """Documents that earlier turns quoted, and somebody has edited meanwhile."""
     quoted = sorted({each.document_id for each in quoted_in(ask.history)})
     return tuple(name for name in quoted if draw.random() < CHANGED_SHARE)

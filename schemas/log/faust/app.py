@@ -18,7 +18,7 @@ from schemas.settings import LogSettings
 from schemas.state_folder import home, private_folder
 
 
-class Taker(Protocol):
+class EventHandler(Protocol):
     """What agents hand their events to."""
 
     async def take(self, topic: str, event: Any) -> None:
@@ -26,17 +26,17 @@ class Taker(Protocol):
         nothing (`Group.guarded`)."""
 
 
-class Owner(Protocol):
+class RebalanceListener(Protocol):
     """Who hears of rebalances; most of it is `schemas/log/faust/group.py`."""
 
-    def assigned(self, places: set[Place]) -> None:
+    def on_assigned(self, places: set[Place]) -> None:
         """These partitions, and no others, are this member's now."""
 
-    async def revoked(self) -> None:
+    async def on_revoked(self) -> None:
         """None is any more; others may have them when this returns."""
 
 
-class GroupMember(Taker, Owner, Protocol):
+class GroupMember(EventHandler, RebalanceListener, Protocol):
     """Both."""
 
 
@@ -106,14 +106,14 @@ def make_app(
 
 
 def add_agents(
-    app: library.App, prefix: str, name: str, topics: Sequence[str], taker: Taker
+    app: library.App, prefix: str, name: str, topics: Sequence[str], handler: EventHandler
 ) -> list[Any]:
     """One agent per topic; each hands its events to `taker.take`."""
 
     def agent_of(topic: str) -> Any:
         async def agent(stream: Any) -> None:
             async for event in stream.noack().events():
-                await taker.take(topic, event)
+                await handler.take(topic, event)
 
         source = app.topic(prefix + topic, key_type=bytes, value_type=bytes, value_serializer="raw")
         return app.agent(source, name=f"{name}.{topic}", concurrency=1)(agent)
@@ -121,25 +121,25 @@ def add_agents(
     return [agent_of(topic) for topic in topics]
 
 
-def follow_rebalances(app: library.App, prefix: str, owner: Owner) -> None:
+def follow_rebalances(app: library.App, prefix: str, listener: RebalanceListener) -> None:
     """Have the owner hear which partitions it has, by their topics' names in the table."""
 
     async def on_assigned(sender: Any, assigned: Any, **_: Any) -> None:
-        owner.assigned({(tp.topic.removeprefix(prefix), tp.partition) for tp in assigned})
+        listener.on_assigned({(tp.topic.removeprefix(prefix), tp.partition) for tp in assigned})
 
     async def on_revoked(sender: Any, revoked: Any, **_: Any) -> None:
-        await owner.revoked()
+        await listener.on_revoked()
 
     app.on_partitions_assigned.connect(on_assigned)
     app.on_partitions_revoked.connect(on_revoked)
 
 
-def hold(event: Any) -> None:
+def pause_partition(event: Any) -> None:
     """Fetch no more of the partition of an agent's event, until `let_come`."""
     event.app.consumer.pause_partitions({_place_of(event)})
 
 
-def let_come(event: Any) -> None:
+def resume_partition(event: Any) -> None:
     """Fetch records of that partition again."""
     event.app.consumer.resume_partitions({_place_of(event)})
 
@@ -149,19 +149,19 @@ def _place_of(event: Any) -> Any:
     return library.TP(event.message.topic, event.message.partition)
 
 
-def ends_of(app: library.App, prefix: str, places: Collection[Place]) -> dict[Place, int]:
+def fetched_ends(app: library.App, prefix: str, places: Collection[Place]) -> dict[Place, int]:
     """Offsets after the last records of these partitions, as the last fetches told them, where the
     app's consumer has them; the broker is not asked."""
     if not places:
         return {}
-    consumer, found = app.consumer, dict[Place, int]()
-    own = consumer.assignment()
+    consumer, ends = app.consumer, dict[Place, int]()
+    assignment = consumer.assignment()
     for topic, partition in places:
         place = library.TP(prefix + topic, partition)
-        end = consumer.highwater(place) if place in own else None
+        end = consumer.highwater(place) if place in assignment else None
         if end is not None:
-            found[topic, partition] = end
-    return found
+            ends[topic, partition] = end
+    return ends
 
 
 async def run_app(app: library.App) -> None:

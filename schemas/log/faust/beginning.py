@@ -7,14 +7,14 @@ from aiokafka.errors import CommitFailedError, KafkaError, UnknownMemberIdError
 
 from schemas.errors import BrokerUnavailable
 from schemas.log.clock import wall_ms
-from schemas.log.connecting import asking_client
+from schemas.log.connecting import query_client
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 
 _BACK_MS = 10_000  # what is asked just before the first worker comes still counts
 
 
-async def begin_now(settings: LogSettings, group_id: str, topics: Sequence[str]) -> None:
+async def commit_start_offsets(settings: LogSettings, group_id: str, topics: Sequence[str]) -> None:
     """Give a new group its offsets; one that has some keeps them. Raises BrokerUnavailable."""
     partitions = [
         TopicPartition(settings.topic_prefix + topic, partition)
@@ -22,14 +22,19 @@ async def begin_now(settings: LogSettings, group_id: str, topics: Sequence[str])
         for partition in range(settings.partitions(TOPICS[topic].group))
     ]
     try:
-        async with asking_client(settings, group_id) as consumer:
+        async with query_client(settings, group_id) as consumer:
             consumer.assign(partitions)
-            new = [each for each in partitions if await consumer.committed(each) is None]
+            new = [
+                partition for partition in partitions if await consumer.committed(partition) is None
+            ]
             if new:
                 recent = await consumer.offsets_for_times(dict.fromkeys(new, wall_ms() - _BACK_MS))
                 ends = await consumer.end_offsets(new)
                 await consumer.commit(
-                    {each: found.offset if (found := recent[each]) else ends[each] for each in new}
+                    {
+                        partition: start.offset if (start := recent[partition]) else ends[partition]
+                        for partition in new
+                    }
                 )
     except (CommitFailedError, UnknownMemberIdError):
         return  # another member was quicker, and reads already

@@ -26,12 +26,12 @@ class Group:
         self._full = 0  # agents that wait for room
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def assigned(self, places: set[Place]) -> None:
+    def on_assigned(self, places: set[Place]) -> None:
         """These partitions, and no others, are this process's now."""
         self.owned = frozenset(places)
         self.rebalances += 1
 
-    def revoked(self) -> None:
+    def on_revoked(self) -> None:
         """None is any more: what was read is not acknowledged, and others read on from where they
         find it."""
         self.owned = frozenset()
@@ -39,14 +39,14 @@ class Group:
         self.next_offsets.clear()
         self.receipts.drop()
 
-    def unread(self, ends: Mapping[Place, int]) -> int:
+    def unread_count(self, ends: Mapping[Place, int]) -> int:
         """Records up to these offsets that were not read; of a partition of which none was read
         since it was assigned nothing is known."""
         read = self.next_offsets
         return sum(max(0, end - read[place]) for place, end in ends.items() if place in read)
 
     @contextlib.contextmanager
-    def full(self) -> Iterator[None]:
+    def while_full(self) -> Iterator[None]:
         """Nothing is read meanwhile, since what was read takes all room: no consumer is stuck."""
         self._full += 1
         try:
@@ -58,7 +58,7 @@ class Group:
     def is_full(self) -> bool:
         return self._full > 0
 
-    async def guarded(self, taking: Awaitable[None]) -> None:
+    async def guard(self, taking: Awaitable[None]) -> None:
         """Wait until a record is taken; does not return where that fails, for the life is over."""
         try:
             await taking
@@ -75,6 +75,6 @@ class Group:
     def has_failed(self) -> bool:
         return self._failed.done()
 
-    async def failure(self) -> None:
+    async def wait_for_failure(self) -> None:
         """Wait for a failure, and raise it."""
         await asyncio.shield(self._failed)

@@ -19,7 +19,7 @@ from aiokafka import TopicPartition
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
 from schemas.errors import ConfigError
-from schemas.log.connecting import stopped
+from schemas.log.connecting import stop_consumer
 from schemas.log.faust import library
 from schemas.log.faust.library import driver, streams
 from schemas.log.reading.fetching import LONGEST_MS, LOOK_MS, prepare_fetches
@@ -60,13 +60,13 @@ class App(library.App):  # type: ignore[misc]  # faust has no types here
 
     def FlowControlQueue(  # as Faust names it
         self, maxsize: int | None = None, *, clear_on_resume: bool = False
-    ) -> "_Buffer":
-        return _Buffer(
+    ) -> "_AgentBuffer":
+        return _AgentBuffer(
             maxsize=maxsize, flow_control=self.flow_control, clear_on_resume=clear_on_resume
         )
 
 
-class _Buffer(library.ThrowableQueue):  # type: ignore[misc]  # faust has no types here
+class _AgentBuffer(library.ThrowableQueue):  # type: ignore[misc]  # faust has no types here
     """What waits for an agent; takes what was fetched even beyond its size.
 
     Faust hands records of all topics over one after the other, so a full buffer would keep those of
@@ -123,7 +123,7 @@ class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has
             if self.transport.leaves_group:
                 # aiokafka says goodbye only for members that have no name
                 self._consumer._coordinator._group_instance_id = None  # noqa: SLF001  # no setting
-            await stopped(self._consumer, STOP_S)
+            await stop_consumer(self._consumer, STOP_S)
 
     async def call_thread(self, fun: Any, *args: Any, **options: Any) -> Any:
         result = fun(*args, **options)
@@ -158,7 +158,7 @@ async def _turn_now_and_then(delay_s: float) -> None:
         await asyncio.sleep(delay_s)
 
 
-class _Resumed:
+class _ResumedCoroutine:
     """What is left of a coroutine after its first step, which waits for `first`."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], first: Any) -> None:
@@ -192,7 +192,7 @@ class _Consumer(driver.Consumer):  # type: ignore[misc]  # faust has no types he
         except StopIteration:
             suspended.close()
             return None
-        return await super().wait_first(_Resumed(handing, waited), suspended, **options)
+        return await super().wait_first(_ResumedCoroutine(handing, waited), suspended, **options)
 
     async def commit_note(self, tp: TopicPartition, offset: int, note: str) -> None:
         """A commit with metadata, which Faust's own have not; raises KafkaError."""

@@ -19,9 +19,9 @@ class Receipt:
     acknowledge: Callable[[], object]
     pending: int
 
-    def settle(self, done: int = 1) -> None:
+    def settle(self, count: int = 1) -> None:
         """So much of it is done. The last of it acknowledges the record and what waited for it."""
-        self.pending -= done
+        self.pending -= count
         while self.line and not self.line[0].pending:
             self.line.popleft().acknowledge()
 

@@ -12,7 +12,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
 from schemas.errors import BrokerUnavailable
-from schemas.log.connecting import asking_client
+from schemas.log.connecting import query_client
 from schemas.log.faust.group import Group
 from schemas.log.faust.receipts import Place
 from schemas.settings import LogSettings
@@ -20,7 +20,7 @@ from schemas.settings import LogSettings
 _LOOKS = 5  # in the time after which a consumer is stuck
 
 
-class Progress:
+class ReadProgress:
     """What a group's member has read against what there is; time is an argument."""
 
     def __init__(self, group: Group, stall_ms: int) -> None:
@@ -29,7 +29,7 @@ class Progress:
         self._first: dict[Place, int] = {}  # ends when a partition was first looked at
         self._moved_ms = 0.0
 
-    def look(self, ends: Mapping[Place, int], now_ms: float) -> None:
+    def check(self, ends: Mapping[Place, int], now_ms: float) -> None:
         """`ends` are the offsets after the last records. Raises BrokerUnavailable.
 
         Of a partition of which nothing was read what comes from now on counts, and after each
@@ -55,8 +55,8 @@ class Progress:
 async def watch(log: LogSettings, group: Group, stall_ms: int) -> None:
     """Look now and then, until cancelled; raises BrokerUnavailable where nothing moves for so long
     although there is something to read."""
-    loop, progress = asyncio.get_running_loop(), Progress(group, stall_ms)
-    async with asking_client(log) as consumer:
+    loop, progress = asyncio.get_running_loop(), ReadProgress(group, stall_ms)
+    async with query_client(log) as consumer:
         while True:
             await asyncio.sleep(stall_ms / 1_000 / _LOOKS)
             places = {TopicPartition(log.topic_prefix + t, p): (t, p) for t, p in group.owned}
@@ -64,4 +64,4 @@ async def watch(log: LogSettings, group: Group, stall_ms: int) -> None:
                 ends = await consumer.end_offsets(list(places)) if places else {}
             except KafkaError:
                 ends = {}  # a broker that is away is no reason to end
-            progress.look({places[tp]: end for tp, end in ends.items()}, loop.time() * 1_000)
+            progress.check({places[tp]: end for tp, end in ends.items()}, loop.time() * 1_000)

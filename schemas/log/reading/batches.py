@@ -65,7 +65,7 @@ _UNKNOWN = _Head(0, _VERSION, 0, 0, 0, -1, -1, -1, -1, -1, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class PassedOver:
+class UnreadableRange:
     """Offsets of a partition that nobody can read, and why."""
 
     first: int
@@ -83,7 +83,7 @@ class Readable(NamedTuple):
     """What a partition's share of a fetch is for aiokafka."""
 
     data: bytes
-    passed_over: list[PassedOver]
+    passed_over: list[UnreadableRange]
     unpacked_bytes: int
 
 
@@ -92,31 +92,31 @@ class _Unreadable(Exception):
 
 
 def readable(
-    data: bytes, offset: int, *, closely: bool = False, room: int = UNPACKED_BYTES_MAX
+    data: bytes, offset: int, *, closely: bool = False, budget_bytes: int = UNPACKED_BYTES_MAX
 ) -> Readable:
     """What a fetch from `offset` on has brought of a partition.
 
     Nothing more is unpacked when `room` bytes were: what is left out the next fetch brings.
     """
-    parts, passed_over, copied, unpacked = list[bytes](), list[PassedOver](), 0, 0
+    parts, passed_over, copied, unpacked = list[bytes](), list[UnreadableRange](), 0, 0
     for at, end in _batches(data):
         if end == 0 and at == 0:
-            lost = PassedOver(offset, offset, "the length of its batch is damaged")
-            return Readable(_standing_for(lost, _UNKNOWN), [lost], 0)
+            gap = UnreadableRange(offset, offset, "the length of its batch is damaged")
+            return Readable(_placeholder(gap, _UNKNOWN), [gap], 0)
         if end == 0:  # the next fetch begins with it
             return Readable(b"".join((*parts, data[copied:at])), passed_over, unpacked)
         packed = data[at + _ATTRIBUTES_AT + 1] & _CODEC
         if data[at + _VERSION_AT] != _VERSION or not (packed or closely):
             continue
-        if packed and unpacked >= room:
+        if packed and unpacked >= budget_bytes:
             return Readable(b"".join((*parts, data[copied:at])), passed_over, unpacked)
-        batch = _Batch(data[at:end])
+        batch = _RecordBatch(data[at:end])
         try:
             plain = batch.plain(closely=closely)
         except _Unreadable as error:
-            lost = batch.lost(max(offset, batch.first), data[end:], str(error))
-            plain = batch.standing_for(lost)
-            passed_over.append(lost)
+            gap = batch.unreadable_range(max(offset, batch.first), data[end:], str(error))
+            plain = batch.placeholder_for(gap)
+            passed_over.append(gap)
             unpacked += UNPACKED_BYTES_MAX if packed else 0  # it may have been as much
         unpacked += len(plain) if packed else 0
         parts += data[copied:at], plain
@@ -148,7 +148,7 @@ def _batches(data: bytes) -> Iterator[tuple[int, int]]:
         at = end
 
 
-class _Batch:
+class _RecordBatch:
     """One of version 2."""
 
     def __init__(self, data: bytes) -> None:
@@ -166,7 +166,7 @@ class _Batch:
             raise _Unreadable("its checksum is wrong")
         records = self._data[_RECORDS_AT:]
         if codec := self.head.attributes & _CODEC:
-            records = _unpacked(codec, records)
+            records = _decompress(codec, records)
         plain = self._with(records)
         if not closely:
             return plain
@@ -185,24 +185,24 @@ class _Batch:
         struct.pack_into(">I", data, _CHECKSUM_AT, calc_crc32c(bytes(data[_ATTRIBUTES_AT:])))
         return bytes(data)
 
-    def lost(self, first: int, behind: bytes, why: str) -> PassedOver:
+    def unreadable_range(self, first: int, behind: bytes, why: str) -> UnreadableRange:
         """What goes with it, from an offset on; `behind` it lie further batches."""
         last = self.first + self.head.last_delta
         if not self.is_whole:
             _, end = next(_batches(behind), (0, 0))
-            following = _Batch(behind[:end]) if end else None
+            following = _RecordBatch(behind[:end]) if end else None
             if following is not None and following.is_whole:
                 last = following.first - 1
             elif self.head.last_delta != self.head.records - 1:
                 last = first
-        return PassedOver(first, max(first, last), why)
+        return UnreadableRange(first, max(first, last), why)
 
-    def standing_for(self, lost: PassedOver) -> bytes:
+    def placeholder_for(self, gap: UnreadableRange) -> bytes:
         """One record in its place, of the same transaction if that is known."""
-        return _standing_for(lost, self.head if self.is_whole else _UNKNOWN)
+        return _placeholder(gap, self.head if self.is_whole else _UNKNOWN)
 
 
-def _standing_for(lost: PassedOver, head: _Head) -> bytes:
+def _placeholder(gap: UnreadableRange, head: _Head) -> bytes:
     builder = DefaultRecordBatchBuilder(
         magic=_VERSION,
         compression_type=0,
@@ -212,9 +212,9 @@ def _standing_for(lost: PassedOver, head: _Head) -> bytes:
         base_sequence=head.sequence,
         batch_size=UNPACKED_BYTES_MAX,
     )
-    builder.append(0, head.last_ms, None, unreadable_value(str(lost)), [])
+    builder.append(0, head.last_ms, None, unreadable_value(str(gap)), [])
     data = builder.build()
-    struct.pack_into(">q", data, 0, lost.last)  # no part of the checksum
+    struct.pack_into(">q", data, 0, gap.last)  # no part of the checksum
     return bytes(data)
 
 
@@ -250,7 +250,7 @@ codecs.register_error(_AS_LONG, _as_long)
 # Codecs, by the numbers that batches have for them
 
 
-def _unpacked(codec: int, packed: bytes) -> bytes:
+def _decompress(codec: int, packed: bytes) -> bytes:
     if codec not in _CODECS:
         raise _Unreadable(f"its codec has the number {codec}, which Kafka does not know")
     name, unpack = _CODECS[codec]
@@ -278,31 +278,31 @@ def _snappy(packed: bytes) -> bytes:
     """A block, or Xerial's stream of blocks, as Java writes it."""
     if not packed.startswith(_XERIAL):
         return _snappy_block(packed, UNPACKED_BYTES_MAX)
-    parts, left, at = list[bytes](), UNPACKED_BYTES_MAX, 0
+    parts, bytes_left, at = list[bytes](), UNPACKED_BYTES_MAX, 0
     while at < len(packed):
         if packed.startswith(_XERIAL, at):  # streams may follow one another
             at += _XERIAL_BYTES
             continue
         (size,) = struct.unpack_from(">i", packed, at)
-        parts.append(_snappy_block(packed[at + 4 : at + 4 + max(0, size)], left))
-        left -= len(parts[-1])
+        parts.append(_snappy_block(packed[at + 4 : at + 4 + max(0, size)], bytes_left))
+        bytes_left -= len(parts[-1])
         at += 4 + max(0, size)
     return b"".join(parts)
 
 
-def _snappy_block(packed: bytes, most: int) -> bytes:
-    if cramjam.snappy.decompress_raw_len(packed) > most:
+def _snappy_block(packed: bytes, limit: int) -> bytes:
+    if cramjam.snappy.decompress_raw_len(packed) > limit:
         raise _too_large()
     return bytes(cramjam.snappy.decompress_raw(packed))
 
 
-def _into_room(unpack: Callable[[bytes, mmap], int]) -> Callable[[bytes], bytes]:
+def _into_buffer(unpack: Callable[[bytes, mmap], int]) -> Callable[[bytes], bytes]:
     """Into memory that is only taken where it is written."""
 
     def unpacked(packed: bytes) -> bytes:
-        with mmap(-1, UNPACKED_BYTES_MAX) as room:
+        with mmap(-1, UNPACKED_BYTES_MAX) as buffer:
             try:
-                return room[: unpack(packed, room)]
+                return buffer[: unpack(packed, buffer)]
             except cramjam.DecompressionError as error:
                 if str(error) == _IS_FILLED:
                     raise _too_large() from error
@@ -314,6 +314,6 @@ def _into_room(unpack: Callable[[bytes, mmap], int]) -> Callable[[bytes], bytes]
 _CODECS: dict[int, tuple[str, Callable[[bytes], bytes]]] = {
     1: ("gzip", _gzip),
     2: ("snappy", _snappy),
-    3: ("lz4", _into_room(cramjam.lz4.decompress_into)),
-    4: ("zstd", _into_room(cramjam.zstd.decompress_into)),
+    3: ("lz4", _into_buffer(cramjam.lz4.decompress_into)),
+    4: ("zstd", _into_buffer(cramjam.zstd.decompress_into)),
 }

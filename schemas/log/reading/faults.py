@@ -9,7 +9,7 @@ says so here (`failing`), and takes it back (`works`). One that is heard of no m
 import time
 from collections import deque
 
-from schemas.errors import clipped
+from schemas.errors import clip_message
 from schemas.records import Faults
 
 _FORGET_S = 60.0  # longer than any pause between two tries
@@ -26,26 +26,26 @@ class ProcessFaults:
         self._unreadable, self._last = 0, ""
         self._places = deque[tuple[str, int, int]](maxlen=_PLACES_MAX)
 
-    def failing(self, subject: str, why: str) -> None:
+    def note_failing(self, subject: str, why: str) -> None:
         """Something does not work, such as the reading of `prompts[1]`."""
         if subject in self._failing or len(self._failing) < _SUBJECTS_MAX:
-            self._failing[subject] = clipped(why), time.monotonic()
+            self._failing[subject] = clip_message(why), time.monotonic()
 
     @property
     def has_failing(self) -> bool:
         return bool(self._failing)
 
-    def works(self, subject: str) -> None:
+    def note_working(self, subject: str) -> None:
         """It does again."""
         self._failing.pop(subject, None)
 
-    def unreadable(self, topic: str, partition: int, offset: int, why: str) -> None:
+    def note_unreadable(self, topic: str, partition: int, offset: int, why: str) -> None:
         """A record, or the batch that ends there, is passed over."""
         place = (topic, partition, offset)
         if place not in self._places:
             self._places.append(place)
             self._unreadable += 1
-            self._last = f"{topic}[{partition}]@{offset}: {clipped(why)}"
+            self._last = f"{topic}[{partition}]@{offset}: {clip_message(why)}"
 
     def why_failing(self, subject: str) -> str:
         """Why it does not work; empty where nothing is known of that."""
@@ -57,7 +57,7 @@ class ProcessFaults:
         """What fails, and why; empty where all works."""
         since_s = time.monotonic() - _FORGET_S
         self._failing = {
-            subject: said for subject, said in self._failing.items() if said[1] > since_s
+            subject: failure for subject, failure in self._failing.items() if failure[1] > since_s
         }
         return "; ".join(f"{subject}: {why}" for subject, (why, _) in self._failing.items())
 

@@ -24,7 +24,7 @@ from aiokafka.consumer.fetcher import FetchResult
 from aiokafka.errors import CorruptRecordException, UnsupportedCodecError, for_code
 from aiokafka.protocol.fetch import FetchRequest
 
-from schemas.log.reading.batches import UNPACKED_BYTES_MAX, PassedOver, needs_mending, readable
+from schemas.log.reading.batches import UNPACKED_BYTES_MAX, UnreadableRange, needs_mending, readable
 from schemas.log.reading.faults import FAULTS
 
 log = logging.getLogger("trivium.log")
@@ -41,34 +41,34 @@ _Place = tuple[str, int]  # full topic, partition
 _turns = itertools.count()
 
 
-class Fetches:
+class FetchTimer:
     """How long each fetch of a consumer waits, by its broker."""
 
     def __init__(self, shortest_ms: int, longest_ms: int) -> None:
         self._shortest_ms, self._longest_ms = shortest_ms, max(shortest_ms, longest_ms)
-        self._asked: dict[Hashable, tuple[_Question, int]] = {}
+        self._last_questions: dict[Hashable, tuple[_Question, int]] = {}
 
-    def wait_ms(self, node: Hashable, question: _Question, wanted: int) -> int:
+    def wait_ms(self, node: Hashable, question: _Question, count: int) -> int:
         """Of a fetch of these partitions and offsets, of as many as are wanted of that broker."""
-        before, waited_ms = self._asked.get(node, (None, 0))
-        idle = question == before and len(question) == wanted
+        before, waited_ms = self._last_questions.get(node, (None, 0))
+        idle = question == before and len(question) == count
         wait_ms = min(2 * waited_ms, self._longest_ms) if idle else self._shortest_ms
-        self._asked[node] = question, wait_ms
+        self._last_questions[node] = question, wait_ms
         return wait_ms
 
 
-class Looking:
+class CloseScan:
     """Whether fetches are looked through closely: some are, after one that could not be read."""
 
     def __init__(self) -> None:
-        self._left = 0
+        self._close_fetches = 0
 
-    def closely(self) -> bool:
+    def next_is_close(self) -> bool:
         """Whether the next one is."""
-        self._left = max(0, self._left - 1)
-        return self._left > 0
+        self._close_fetches = max(0, self._close_fetches - 1)
+        return self._close_fetches > 0
 
-    async def insist(self, read: Callable[[], Awaitable[Any]]) -> Any:
+    async def retry_read(self, read: Callable[[], Awaitable[Any]]) -> Any:
         """What is read; what could not be read aiokafka fetches anew."""
         for tries_left in reversed(range(_CLOSELY)):
             try:
@@ -76,14 +76,14 @@ class Looking:
             except _UNREADABLE:
                 if not tries_left:
                     raise
-                self._left = _CLOSELY
+                self._close_fetches = _CLOSELY
         raise AssertionError
 
 
 def prepare_fetches(consumer: AIOKafkaConsumer, shortest_ms: int, longest_ms: int) -> None:
     """Have a consumer that is not started yet fetch so."""
-    client, fetches = consumer._client, Fetches(shortest_ms, longest_ms)  # noqa: SLF001  # see above
-    send, start, looking = client.send, consumer.start, Looking()
+    client, fetches = consumer._client, FetchTimer(shortest_ms, longest_ms)  # noqa: SLF001  # see above
+    send, start, looking = client.send, consumer.start, CloseScan()
 
     async def send_apart(node_id: Any, request: Any, **options: Any) -> Any:
         if not isinstance(request, FetchRequest):
@@ -92,14 +92,14 @@ def prepare_fetches(consumer: AIOKafkaConsumer, shortest_ms: int, longest_ms: in
         if connection is not None and connection._requests:  # noqa: SLF001  # one that was given up
             connection.close()
         leader = client.cluster.leader_for_partition
-        wanted = sum(leader(each) == node_id for each in consumer.assignment())
+        count = sum(leader(partition) == node_id for partition in consumer.assignment())
         is_alone = len(client.cluster.brokers()) == 1
         request._max_wait_ms = (  # noqa: SLF001
-            fetches.wait_ms(node_id, _question(request), wanted) if is_alone else shortest_ms
+            fetches.wait_ms(node_id, _question(request), count) if is_alone else shortest_ms
         )
         response = await send(node_id, request, group=_FETCHES)
         offsets = {(topic, partition): at for topic, partition, at in _question(request)}
-        await _make_readable(response, offsets, looking.closely())
+        await _make_readable(response, offsets, looking.next_is_close())
         return response
 
     async def start_reading() -> None:
@@ -109,7 +109,7 @@ def prepare_fetches(consumer: AIOKafkaConsumer, shortest_ms: int, longest_ms: in
     client.send, consumer.start = send_apart, start_reading
 
 
-def _read_all_or_nothing(fetcher: Any, looking: Looking) -> None:
+def _read_all_or_nothing(fetcher: Any, looking: CloseScan) -> None:
     """Have a fetcher hand out what it has of all partitions, or move none of them.
 
     aiokafka moves each partition on while it collects; where a later one cannot be read, it drops
@@ -135,13 +135,13 @@ def _read_all_or_nothing(fetcher: Any, looking: Looking) -> None:
         while True:
             while subscriptions.reassignment_in_progress:
                 await subscriptions.wait_for_assignment()
-            records = await looking.insist(partial(take_or_stay, partitions, max_records))
+            records = await looking.retry_read(partial(take_or_stay, partitions, max_records))
             left_s = end_s - time.monotonic()
             if records or left_s <= 0:
                 return records
             waiter = fetcher._create_fetch_waiter()  # noqa: SLF001
-            done, _ = await asyncio.wait([waiter], timeout=left_s)
-            if not done or fetcher._closed:  # noqa: SLF001
+            ready_waiters, _ = await asyncio.wait([waiter], timeout=left_s)
+            if not ready_waiters or fetcher._closed:  # noqa: SLF001
                 waiter.cancel()
                 return {}
             waiter.result()  # raises where something may not be read
@@ -173,9 +173,9 @@ async def _make_readable(response: Any, offsets: Mapping[_Place, int], closely: 
     else:
         mended = await asyncio.to_thread(_mended, brought, offsets, closely)
     for (topic, partition), (_, passed_over) in mended.items():
-        for lost in passed_over:
-            log.warning("%s[%d]: %s", topic, partition, lost)
-            FAULTS.unreadable(topic, partition, lost.last, lost.why)
+        for gap in passed_over:
+            log.warning("%s[%d]: %s", topic, partition, gap)
+            FAULTS.note_unreadable(topic, partition, gap.last, gap.why)
     response.topics = [
         (
             topic,
@@ -192,23 +192,23 @@ async def _make_readable(response: Any, offsets: Mapping[_Place, int], closely: 
 
 def _note(topic: str, partition: int, code: int) -> None:
     if code and code not in _PASSING:
-        FAULTS.failing(f"{topic}[{partition}]", f"cannot be read: {for_code(code).__name__}")
+        FAULTS.note_failing(f"{topic}[{partition}]", f"cannot be read: {for_code(code).__name__}")
     elif not code and FAULTS.has_failing:
-        FAULTS.works(f"{topic}[{partition}]")
+        FAULTS.note_working(f"{topic}[{partition}]")
 
 
 def _mended(
     brought: Mapping[_Place, bytes], offsets: Mapping[_Place, int], closely: bool
-) -> dict[_Place, tuple[bytes, list[PassedOver]]]:
+) -> dict[_Place, tuple[bytes, list[UnreadableRange]]]:
     """Each partition's data; each has its turn to be the first, for those that come when much was
     unpacked have to wait for the next fetch.
     """
-    places, room, mended = list(brought), UNPACKED_BYTES_MAX, {}
+    places, budget_bytes, mended = list(brought), UNPACKED_BYTES_MAX, {}
     first = next(_turns) % len(places)
     for place in (*places[first:], *places[:first]):
-        found = readable(brought[place], offsets[place], closely=closely, room=room)
-        mended[place] = found.data, found.passed_over
-        room -= found.unpacked_bytes
+        share = readable(brought[place], offsets[place], closely=closely, budget_bytes=budget_bytes)
+        mended[place] = share.data, share.passed_over
+        budget_bytes -= share.unpacked_bytes
     return mended
 
 

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, InvalidRequest, RecordError
-from schemas.log.clients import AssignedReader, LogProducer, bury
+from schemas.log.clients import AssignedReader, LogProducer, send_dead_letter
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
-from schemas.log.retrieval.embedding import EmbeddedTexts, Embedding, Texts
-from schemas.log.retrieval.exchange import Exchange, by_words
+from schemas.log.retrieval.embedding import EmbeddedTexts, EmbeddingClient, Texts
+from schemas.log.retrieval.exchange import RetrievalExchange, by_words
 from schemas.log.retrieval.routes import Route
 from schemas.log.slices import in_slices
 from schemas.records import Embedded, Hits, Quoted, RetrievalRequest
@@ -23,7 +23,7 @@ from schemas.retrieval import (
     CHECK,
     MODES,
     WORDS,
-    Found,
+    RetrievalResult,
     check_hits,
     embedding_workers,
     pack_vector,
@@ -33,7 +33,7 @@ from schemas.settings import LogSettings
 from schemas.topics import check_record
 
 
-class Asker:
+class RetrievalClient:
     """`start`, then `run` until cancelled; any number of `search` meanwhile, then `stop`."""
 
     def __init__(
@@ -48,8 +48,8 @@ class Asker:
             settings, "hits", [self._partition], client_id=f"{membership.member_id}-hits"
         )
         direct, by_pool = (Route(settings.retrieval_partitions) for _ in range(2))
-        self._exchange = Exchange(producer, membership, direct, by_pool, settings.place)
-        self._embedding = Embedding(producer, membership, by_pool)
+        self._exchange = RetrievalExchange(producer, membership, direct, by_pool, settings.place)
+        self._embedding = EmbeddingClient(producer, membership, by_pool)
 
     async def start(self) -> None:
         """From now on no hits are missed."""
@@ -64,18 +64,18 @@ class Asker:
         while True:
             async for record in in_slices(await self._reader.batch()):
                 try:
-                    found = self._codec.decode(record.value)
-                    check_record("hits", found)
-                    self._take(found)
+                    answer = self._codec.decode(record.value)
+                    check_record("hits", answer)
+                    self._take(answer)
                 except RecordError as error:
-                    await bury(self.producer, record, error)
+                    await send_dead_letter(self.producer, record, error)
 
-    def _take(self, found: Hits | Embedded) -> None:
-        if isinstance(found, Embedded):
-            self._embedding.take(found)
+    def _take(self, answer: Hits | Embedded) -> None:
+        if isinstance(answer, Embedded):
+            self._embedding.take(answer)
         else:
-            check_hits(found)
-            self._exchange.take(found)
+            check_hits(answer)
+            self._exchange.take(answer)
 
     async def search(
         self,
@@ -94,7 +94,7 @@ class Asker:
         wants_passages: bool = False,
         tenant: str = "",
         request_id: str = "",
-    ) -> Found:
+    ) -> RetrievalResult:
         """The k nearest documents of all shards, by the deadline (wall time).
 
         Shards that did not answer stand in `missing`. Raises NotReady where nobody serves,
@@ -126,7 +126,7 @@ class Asker:
         wants_passages: bool = True,
         request_id: str = "",
         quoted: Sequence[Quoted] = (),
-    ) -> Found:
+    ) -> RetrievalResult:
         """The k best passages of all shards for a text: by its vector, its words, or both fused.
 
         `Found.passages` are their texts. Less similar ones than `min_score` (a cosine) are not
@@ -146,12 +146,12 @@ class Asker:
         if mode == WORDS:
             return await self._ask(request)
         if not embedding_workers(self.membership.view, wall_ms()):
-            found = await self._ask(by_words(request))
-            return replace(found, degraded="no embedding worker is ready")
-        found = await self._ask(request)
-        if found.mode != WORDS:
-            return found
-        return replace(found, degraded="the embedding pool made no vector in time")
+            result = await self._ask(by_words(request))
+            return replace(result, degraded="no embedding worker is ready")
+        result = await self._ask(request)
+        if result.mode != WORDS:
+            return result
+        return replace(result, degraded="the embedding pool made no vector in time")
 
     async def check(
         self,
@@ -187,9 +187,9 @@ class Asker:
     def _request(
         self, collection: str, k: int, deadline_ms: int, kind: str, **fields: Any
     ) -> RetrievalRequest:
-        for name, most in (("seeds", SEEDS_MAX), ("quoted", QUOTED_MAX)):
-            if (count := len(fields.get(name, ()))) > most:
-                raise InvalidRequest(f"expected at most {most} {name}, found {count}", name)
+        for name, limit in (("seeds", SEEDS_MAX), ("quoted", QUOTED_MAX)):
+            if (count := len(fields.get(name, ()))) > limit:
+                raise InvalidRequest(f"expected at most {limit} {name}, found {count}", name)
         return RetrievalRequest(
             retrieval_id=uuid.uuid4().hex,
             asker_id=self.membership.member_id,
@@ -202,7 +202,7 @@ class Asker:
             **fields,
         )
 
-    async def _ask(self, request: RetrievalRequest) -> Found:
+    async def _ask(self, request: RetrievalRequest) -> RetrievalResult:
         self._check_valid()
         return await self._exchange.ask(request)
 

@@ -52,29 +52,33 @@ class EmbeddedTexts:
     tokens: int  # of all texts
 
 
-class Embedding:
+class EmbeddingClient:
     """`embed` any number of times at once; `take` what comes."""
 
     def __init__(self, producer: LogProducer, membership: Membership, route: Route) -> None:
         self._producer, self._membership, self._route = producer, membership, route
-        self._asked: dict[str, tuple[asyncio.Future[Embedded], int, int]] = {}
+        self._pending: dict[str, tuple[asyncio.Future[Embedded], int, int]] = {}
         self._parts_of: Counter[str] = Counter()  # that are under way, by tenant
 
-    def take(self, found: Embedded) -> None:
+    def take(self, embedded: Embedded) -> None:
         """An answer; raises RecordError for one that nobody can mean."""
-        answer, partition, count = self._asked.get(found.embed_id, (None, 0, 0))
+        answer, partition, count = self._pending.get(embedded.embed_id, (None, 0, 0))
         if answer is None:
             return
-        self._route.heard(partition, EMBEDDING, wall_ms())
-        if found.error is None:
-            values = unpack_vector(found.vectors)
-            if found.dim < 1 or len(values) != count * found.dim or not np.isfinite(values).all():
+        self._route.note_answer(partition, EMBEDDING, wall_ms())
+        if embedded.error is None:
+            values = unpack_vector(embedded.vectors)
+            if (
+                embedded.dim < 1
+                or len(values) != count * embedded.dim
+                or not np.isfinite(values).all()
+            ):
                 raise RecordError(
-                    f"embedded: expected {count} vectors of {found.dim} finite values, found "
+                    f"embedded: expected {count} vectors of {embedded.dim} finite values, found "
                     f"{values!r:.200}"
                 )
         if not answer.done():
-            answer.set_result(found)
+            answer.set_result(embedded)
 
     async def embed(self, texts: Texts, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
         """The vectors of texts, in their order, all or none."""
@@ -84,31 +88,31 @@ class Embedding:
             raise NotReady("no embedding worker is ready; start one with `trivium embedding`")
         try:
             async with asyncio.timeout(max(0, deadline_ms - wall_ms()) / 1000):
-                return _together(await self._all(texts, deadline_ms, tenant))
+                return _concatenate(await self._embed_parts(texts, deadline_ms, tenant))
         except TimeoutError as error:
             raise DeadlineExceeded("the texts were not embedded before the deadline") from error
 
-    async def _all(self, texts: Texts, deadline_ms: int, tenant: str) -> list[Embedded]:
+    async def _embed_parts(self, texts: Texts, deadline_ms: int, tenant: str) -> list[Embedded]:
         try:
             async with asyncio.TaskGroup() as group:
-                parts = [self._part(part, deadline_ms, tenant) for part in _parts(texts)]
+                parts = [self._embed_part(part, deadline_ms, tenant) for part in _parts(texts)]
                 asking = [group.create_task(part) for part in parts]
         except* TriviumError as failed:
             raise failed.exceptions[0] from None
-        return [each.result() for each in asking]
+        return [task.result() for task in asking]
 
-    async def _part(self, texts: Texts, deadline_ms: int, tenant: str) -> Embedded:
+    async def _embed_part(self, texts: Texts, deadline_ms: int, tenant: str) -> Embedded:
         if self._parts_of[tenant] >= ASKED_MAX:
             raise QueueFull(f"{ASKED_MAX} calls for embeddings are under way; ask less at once")
         self._parts_of[tenant] += 1
         try:
-            return await self._asked_part(texts, deadline_ms, tenant)
+            return await self._request_part(texts, deadline_ms, tenant)
         finally:
             self._parts_of[tenant] -= 1
             if not self._parts_of[tenant]:
                 del self._parts_of[tenant]
 
-    async def _asked_part(self, texts: Texts, deadline_ms: int, tenant: str) -> Embedded:
+    async def _request_part(self, texts: Texts, deadline_ms: int, tenant: str) -> Embedded:
         request = EmbedRequest(
             embed_id=uuid.uuid4().hex,
             asker_id=self._membership.member_id,
@@ -120,23 +124,27 @@ class Embedding:
         )
         answer: asyncio.Future[Embedded] = asyncio.get_running_loop().create_future()
         began_ms, partition = wall_ms(), self._route.next(wall_ms())
-        again = replace(request, embed_id=request.embed_id + "-2")
+        second_request = replace(request, embed_id=request.embed_id + "-2")
         try:
             await self._send(request, partition, answer)
             after_s = _AGAIN_AFTER * (deadline_ms - began_ms) / 1000
             await asyncio.wait([answer], timeout=after_s)
             if not answer.done() and self._route.is_silent(partition, [EMBEDDING], began_ms):
                 self._route.avoid(partition, wall_ms())
-                await self._send(again, self._route.farthest(partition, wall_ms()), answer)
+                await self._send(second_request, self._route.farthest(partition, wall_ms()), answer)
             return await answer
         finally:
-            for each in (request, again):
-                self._asked.pop(each.embed_id, None)
+            for attempt in (request, second_request):
+                self._pending.pop(attempt.embed_id, None)
 
     async def _send(
         self, request: EmbedRequest, partition: int, answer: asyncio.Future[Embedded]
     ) -> None:
-        self._asked[request.embed_id] = (answer, partition, len(request.token_ids or request.texts))
+        self._pending[request.embed_id] = (
+            answer,
+            partition,
+            len(request.token_ids or request.texts),
+        )
         key = request.embed_id
         try:
             await (await self._producer.send("embeddings", request, key=key, partition=partition))
@@ -165,15 +173,15 @@ def _parts(texts: Texts) -> list[list[Any]]:
     return parts
 
 
-def _together(answers: Sequence[Embedded]) -> EmbeddedTexts:
-    for each in answers:
-        if each.error is not None:
-            raise from_wire(each.error)
-    kinds = {(each.embedder, each.dim) for each in answers}
+def _concatenate(answers: Sequence[Embedded]) -> EmbeddedTexts:
+    for answer in answers:
+        if answer.error is not None:
+            raise from_wire(answer.error)
+    kinds = {(answer.embedder, answer.dim) for answer in answers}
     if len(kinds) > 1:
         raise EngineFailed(f"the texts were embedded by several models: {sorted(kinds)!r:.200}")
     ((embedder, dim),) = kinds
-    vectors = np.concatenate([unpack_vector(each.vectors).reshape(-1, dim) for each in answers])
+    vectors = np.concatenate([unpack_vector(answer.vectors).reshape(-1, dim) for answer in answers])
     return EmbeddedTexts(
-        vectors=vectors, embedder=embedder, tokens=sum(each.tokens for each in answers)
+        vectors=vectors, embedder=embedder, tokens=sum(answer.tokens for answer in answers)
     )

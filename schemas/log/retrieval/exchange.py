@@ -19,10 +19,17 @@ from schemas.errors import BrokerUnavailable, DeadlineExceeded, NotReady, QueueF
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
-from schemas.log.retrieval.pending import Pending
+from schemas.log.retrieval.pending import PendingRetrieval
 from schemas.log.retrieval.routes import EMBEDDING, Route
 from schemas.records import Hits, RetrievalRequest
-from schemas.retrieval import WORDS, Found, embedding_workers, layout_of, merged, partitions_at
+from schemas.retrieval import (
+    WORDS,
+    RetrievalResult,
+    embedding_workers,
+    layout_of,
+    merge_hits,
+    partitions_at,
+)
 
 log = logging.getLogger("trivium.asker")
 PENDING_MAX = 4_096
@@ -31,7 +38,7 @@ SILENT_FOR = 0.2  # of that time
 LOOK_EVERY = 0.1  # of that time, from then on
 
 
-class Exchange:
+class RetrievalExchange:
     """`ask` any number of times at once; `take` what comes."""
 
     def __init__(
@@ -41,19 +48,21 @@ class Exchange:
         """Routes of what goes to the shards at once, and of what goes by the embedding pool."""
         self._producer, self._membership, self._place = producer, membership, place
         self._direct, self._by_pool = direct, by_pool
-        self._pending: dict[str, tuple[Pending, Route, int]] = {}  # by id, with where it was asked
+        self._pending: dict[
+            str, tuple[PendingRetrieval, Route, int]
+        ] = {}  # by id, with where it was asked
 
     def take(self, hits: Hits) -> None:
         """Hits that somebody can mean."""
-        asked = self._pending.get(hits.retrieval_id)
+        pending_entry = self._pending.get(hits.retrieval_id)
         # Else it was answered already, given up, or is now asked of other shards.
-        if asked is not None and asked[0].layout.shards == hits.shards:
-            pending, route, partition = asked
+        if pending_entry is not None and pending_entry[0].layout.shards == hits.shards:
+            pending, route, partition = pending_entry
             for who in (hits.shard, EMBEDDING):
-                route.heard(partition, who, wall_ms())
+                route.note_answer(partition, who, wall_ms())
             pending.take(hits)
 
-    async def ask(self, request: RetrievalRequest) -> Found:
+    async def ask(self, request: RetrievalRequest) -> RetrievalResult:
         """What the shards found by the deadline; raises what `Asker.search` does."""
         layout = layout_of(self._membership.view, wall_ms())
         if not layout.living:
@@ -63,7 +72,7 @@ class Exchange:
             )
         if len(self._pending) >= PENDING_MAX:
             raise QueueFull(f"{PENDING_MAX} retrievals are under way; ask less at once")
-        pending = Pending(layout)
+        pending = PendingRetrieval(layout)
         try:
             await self._until_answered(request, pending)
         except TimeoutError:
@@ -73,12 +82,12 @@ class Exchange:
                 self._pending.pop(retrieval_id, None)
         answers = pending.refused | pending.answers
         shards, by_text = pending.layout.shards, bool(request.text)
-        return merged(
+        return merge_hits(
             request.retrieval_id, answers, shards, request.k,
             by_text=by_text, quoted=request.quoted,
         )  # fmt: skip
 
-    async def _until_answered(self, request: RetrievalRequest, pending: Pending) -> None:
+    async def _until_answered(self, request: RetrievalRequest, pending: PendingRetrieval) -> None:
         left_ms = request.deadline_ms - wall_ms()
         if left_ms <= 0:
             raise DeadlineExceeded(f"the deadline passed {-left_ms} ms ago; ask with a later one")
@@ -87,16 +96,16 @@ class Exchange:
             partition = route.next(wall_ms(), self._near())
             await self._send(request, route, partition, pending)
             wait_ms = SENT_AGAIN_AFTER * left_ms
-            while not await _is_set(pending.done, wait_ms) or pending.wants_another():
+            while not await _is_set(pending.done_event, wait_ms) or pending.wants_another():
                 wait_ms = LOOK_EVERY * left_ms
                 since_ms = wall_ms() - SILENT_FOR * left_ms
                 is_heard = bool(pending.answers or pending.refused)
-                if self._begins_again(pending, route, partition, since_ms):
+                if self._should_resend(pending, route, partition, since_ms):
                     is_heard |= not route.is_silent(partition, [EMBEDDING], since_ms)
-                    again = _second(request if is_heard else self._instead(request))
-                    route = self._route(again)
+                    second_request = _second(request if is_heard else self._fallback(request))
+                    route = self._route(second_request)
                     partition = route.farthest(partition, wall_ms())
-                    await self._send(again, route, partition, pending)
+                    await self._send(second_request, route, partition, pending)
 
     def _near(self) -> Collection[int]:
         """Partitions that copies of the index answer here."""
@@ -107,25 +116,25 @@ class Exchange:
     def _route(self, request: RetrievalRequest) -> Route:
         return self._by_pool if _wants_vector(request) else self._direct
 
-    def _begins_again(
-        self, pending: Pending, route: Route, partition: int, since_ms: float
+    def _should_resend(
+        self, pending: PendingRetrieval, route: Route, partition: int, since_ms: float
     ) -> bool:
         """Whether to send it again: to the present shards, to other replicas, or elsewhere."""
         layout = layout_of(self._membership.view, wall_ms())
         if layout.living and layout.shards != pending.layout.shards:
-            pending.move(layout)
+            pending.change_layout(layout)
             return True
-        if pending.is_again:
+        if pending.was_resent:
             return False
         if not pending.wants_another():
             lacking = pending.layout.living - pending.answers.keys()
             if not route.is_silent(partition, lacking, since_ms):
                 return False
             route.avoid(partition, wall_ms())
-        pending.begin_again()
+        pending.resend()
         return True
 
-    def _instead(self, request: RetrievalRequest) -> RetrievalRequest:
+    def _fallback(self, request: RetrievalRequest) -> RetrievalRequest:
         """Of what nobody answered: by its words alone if there is one embedding worker at most."""
         if not _wants_vector(request):
             return request
@@ -133,7 +142,7 @@ class Exchange:
         return request if len(workers) > 1 else by_words(request)
 
     async def _send(
-        self, request: RetrievalRequest, route: Route, partition: int, pending: Pending
+        self, request: RetrievalRequest, route: Route, partition: int, pending: PendingRetrieval
     ) -> None:
         self._pending[request.retrieval_id] = (pending, route, partition)
         topic = "embeddings" if _wants_vector(request) else f"retrieval.{request.urgency}"

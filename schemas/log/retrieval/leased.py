@@ -9,19 +9,21 @@ import logging
 from collections.abc import Callable
 
 from schemas.log.membership import Membership
-from schemas.log.patience import TROUBLE
-from schemas.log.retrieval.asker import Asker
+from schemas.log.patience import TRANSIENT_ERRORS
+from schemas.log.retrieval.asker import RetrievalClient
 
 log = logging.getLogger("trivium.asker")
 TRY_AGAIN_S = 5.0
 
 
-class LeasedAsker:
+class LeasedRetrievalClient:
     """`run` beside the membership's until cancelled."""
 
-    def __init__(self, make: Callable[[Membership], Asker], membership: Membership) -> None:
+    def __init__(
+        self, make: Callable[[Membership], RetrievalClient], membership: Membership
+    ) -> None:
         """`make` is called when the partition is leased."""
-        self.asker: Asker | None = None
+        self.client: RetrievalClient | None = None
         self._make, self._membership = make, membership
 
     async def run(self) -> None:
@@ -34,16 +36,16 @@ class LeasedAsker:
                 log.warning(
                     "%s: goes on without searches: %s; tries again",
                     *(self._membership.member_id, error),
-                    exc_info=not isinstance(error, TROUBLE),
+                    exc_info=not isinstance(error, TRANSIENT_ERRORS),
                 )
             await asyncio.sleep(TRY_AGAIN_S)
 
     async def _follow_hits(self) -> None:
-        asker = self._make(self._membership)
-        await asker.start()
+        client = self._make(self._membership)
+        await client.start()
         try:
-            self.asker = asker
-            await asker.run()
+            self.client = client
+            await client.run()
         finally:
-            self.asker = None
-            await asker.stop()
+            self.client = None
+            await client.stop()

@@ -6,15 +6,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from schemas.codec import Codec
 from schemas.log.clients import LogProducer
-from schemas.log.endings import ended
+from schemas.log.endings import cancel_and_wait
 from schemas.log.membership import Membership
-from schemas.log.retrieval.asker import Asker
+from schemas.log.retrieval.asker import RetrievalClient
 from schemas.records import MemberKind, MemberState
 from schemas.settings import LogSettings
 
 
 @asynccontextmanager
-async def asking(settings: LogSettings, codec: Codec, member_id: str) -> AsyncIterator[Asker]:
+async def open_retrieval_client(
+    settings: LogSettings, codec: Codec, member_id: str
+) -> AsyncIterator[RetrievalClient]:
     """Join, and be asked through until the end.
 
     When it is a member no longer, no hits reach it: who asks within is cancelled, and the
@@ -35,14 +37,14 @@ async def asking(settings: LogSettings, codec: Codec, member_id: str) -> AsyncIt
             closing.push_async_callback(membership.leave)
             await producer.start()
             await membership.join()
-            asker = Asker(settings, codec, producer, membership)
-            closing.push_async_callback(asker.stop)
-            await asker.start()
+            client = RetrievalClient(settings, codec, producer, membership)
+            closing.push_async_callback(client.stop)
+            await client.start()
             membership.set_state(MemberState.READY)
-            lives = [tasks.create_task(membership.run()), tasks.create_task(asker.run())]
+            lives = [tasks.create_task(membership.run()), tasks.create_task(client.run())]
             try:
-                yield asker
+                yield client
             finally:
-                await ended(*lives)
+                await cancel_and_wait(*lives)
     except ExceptionGroup as group:  # a life that ended, or what was raised within
         raise (error := group.exceptions[0]) from error.__cause__

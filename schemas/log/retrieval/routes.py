@@ -31,11 +31,13 @@ class Route:
     def _choose(self, first: int, now_ms: int, near: Collection[int] = ()) -> int:
         """The first partition from there on; those avoided only where all are."""
         turns = [(first + ahead) % self._count for ahead in range(self._count)]
-        answering = [each for each in turns if self._avoided_ms.get(each, 0) <= now_ms]
-        nearest = [each for each in answering if each in near]
+        answering = [
+            partition for partition in turns if self._avoided_ms.get(partition, 0) <= now_ms
+        ]
+        nearest = [partition for partition in answering if partition in near]
         return (nearest or answering or turns)[0]
 
-    def heard(self, partition: int, shard: int, now_ms: int) -> None:
+    def note_answer(self, partition: int, shard: int, now_ms: int) -> None:
         """A shard, or the embedding pool, answered what was asked there."""
         self._heard_ms[partition, shard] = now_ms
 

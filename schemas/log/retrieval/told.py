@@ -4,27 +4,27 @@ from typing import Any
 
 from schemas.log.clock import wall_ms
 from schemas.records import Retrieved
-from schemas.retrieval import Found
-from schemas.rules.sizes import passages_within
+from schemas.retrieval import RetrievalResult
+from schemas.rules.sizes import fit_passages
 
 
-def retrieved_of(found: Found, **more: Any) -> Retrieved:
+def retrieved_record(result: RetrievalResult, **fields: Any) -> Retrieved:
     """As of now, with the best passages that a record has room for; `more` are fields of
     Retrieved: for whom, and what its asker knows besides.
     """
-    passages = passages_within(found.passages)
+    passages = fit_passages(result.passages)
     return Retrieved(
         passages=passages,
-        left_out=len(found.passages) - len(passages),
-        shards=found.shards,
-        missing=tuple(sorted(found.missing)),
-        extends=found.extends,
-        distances_computed=found.distances_computed,
-        embedded_ms=found.embedded_ms,
-        wait_ms=found.wait_ms,
-        took_ms=found.took_ms,
+        left_out=len(result.passages) - len(passages),
+        shards=result.shards,
+        missing=tuple(sorted(result.missing)),
+        extends=result.extends,
+        distances_computed=result.distances_computed,
+        embedded_ms=result.embedded_ms,
+        wait_ms=result.wait_ms,
+        took_ms=result.took_ms,
         at_ms=wall_ms(),
-        mode=found.mode,
-        degraded=found.degraded,
-        **more,
+        mode=result.mode,
+        degraded=result.degraded,
+        **fields,
     )

@@ -14,13 +14,18 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordError, RecordTooLarge, SystemFault
-from schemas.log.admin import create_others
-from schemas.log.connecting import client_options, started, stopped
-from schemas.log.patience import TROUBLE, over_every_trouble
+from schemas.log.admin import create_extra_topics
+from schemas.log.connecting import client_options, start_client, stop_consumer
+from schemas.log.patience import TRANSIENT_ERRORS, retry_forever
 from schemas.log.reading.faults import FAULTS
 from schemas.log.reading.fetching import LONGEST_MS, prepare_fetches
 from schemas.log.slices import in_slices
-from schemas.log.transactions import Position, Sending, Transactions, committed
+from schemas.log.transactions import (
+    CommittedOffset,
+    OutgoingRecord,
+    Transactions,
+    committed_offsets,
+)
 from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS, partition_of
@@ -51,13 +56,15 @@ async def feed_documents(
     async def live() -> None:
         topics = [source.topic for source in sources]
         try:
-            await create_others(settings, dict.fromkeys(topics, TOPICS["prompts"].retention_ms))
+            await create_extra_topics(
+                settings, dict.fromkeys(topics, TOPICS["prompts"].retention_ms)
+            )
             await _Feed(settings, sources, codec, name).live()
-        except TROUBLE as error:
-            FAULTS.failing(_SUBJECT, f"{type(error).__name__}: {error}")
+        except TRANSIENT_ERRORS as error:
+            FAULTS.note_failing(_SUBJECT, f"{type(error).__name__}: {error}")
             raise
 
-    await over_every_trouble(live, f"{name}: documents", log)
+    await retry_forever(live, f"{name}: documents", log)
 
 
 class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types here
@@ -84,7 +91,7 @@ class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         )
         prepare_fetches(consumer, _SHORTEST_MS, LONGEST_MS)
         consumer.subscribe(list(self._sources), listener=self)
-        await started(consumer.start, consumer.stop)
+        await start_client(consumer.start, consumer.stop)
         try:
             while True:
                 batches = await consumer.getmany(timeout_ms=_LOOK_MS, max_records=_RECORDS_MAX)
@@ -92,9 +99,9 @@ class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
                     for place, records in batches.items():
                         if place in consumer.assignment():
                             await self._write(place, records)
-                FAULTS.works(_SUBJECT)
+                FAULTS.note_working(_SUBJECT)
         finally:
-            await stopped(consumer, self._settings.request_timeout_ms / 1000)
+            await stop_consumer(consumer, self._settings.request_timeout_ms / 1000)
             await self._stop_writers()
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
@@ -116,22 +123,24 @@ class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             transactional_id = f"documents-{place.topic}-{place.partition}"
             writer = self._writers[place] = Transactions(self._settings, transactional_id)
             await writer.start()
-            done = (await committed(self._settings, group, [full_place])).get(full_place)
+            done = (await committed_offsets(self._settings, group, [full_place])).get(full_place)
             records = [each for each in records if done is None or each.offset >= done.offset]
         if not records:
             return
         read = [prompt_record(each) for each in records]
         sends = [await self._sending(record) async for record in in_slices(read)]
-        position = Position(records[-1].offset + 1)
+        position = CommittedOffset(records[-1].offset + 1)
         try:
             await writer.commit(sends, {full_place: position}, group)
         except RecordTooLarge:  # a topic takes less than Trivium made it for
             for record, sending in zip(read, sends, strict=True):
                 await self._write_alone(writer, record, sending)
 
-    async def _write_alone(self, writer: Transactions, record: PromptRecord, made: Sending) -> None:
+    async def _write_alone(
+        self, writer: Transactions, record: PromptRecord, made: OutgoingRecord
+    ) -> None:
         """What its topic refuses goes to the dead letters, as its origin alone."""
-        place, position = (record.topic, record.partition), Position(record.offset + 1)
+        place, position = (record.topic, record.partition), CommittedOffset(record.offset + 1)
         await writer.stop()  # it is of no use after an error
         await writer.start()
         try:
@@ -143,7 +152,7 @@ class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             letter = dead_letter(record, error, bytes_max=0)
             await writer.commit([letter], {place: position}, feed_group(self._settings))
 
-    async def _sending(self, record: PromptRecord) -> Sending:
+    async def _sending(self, record: PromptRecord) -> OutgoingRecord:
         try:
             change = await change_of(record, self._sources[record.topic], self._schemas)
             value = None if change.document is None else self._codec.encode(change.document)
@@ -157,7 +166,7 @@ class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         except Exception as error:  # of one row: the others are to be kept
             log.exception("%s[%d]@%d", record.topic, record.partition, record.offset)
             return dead_letter(record, SystemFault(f"not read: {type(error).__name__}: {error}"))
-        return Sending(
+        return OutgoingRecord(
             topic=self._settings.topic_prefix + "documents",
             partition=partition_of(change.key, self._settings.document_partitions),
             key=change.key.encode(),

@@ -18,7 +18,7 @@ import fastavro
 
 from schemas.codec import CONFLUENT_MAGIC, BoundedBytes, Schema
 from schemas.errors import BrokerUnavailable, ConfigError, RecordError
-from schemas.log.patience import Pauses
+from schemas.log.patience import Backoff
 from schemas.log.reading.faults import FAULTS
 from schemas.log.registry import NotRegistered, Registry, SchemaId
 
@@ -59,18 +59,18 @@ class WriterSchemas:
         return self._known[schema_id]
 
     async def _patiently(self, schema_id: SchemaId) -> Schema | None:
-        pauses, time_s = Pauses(), asyncio.get_running_loop().time
+        pauses, time_s = Backoff(), asyncio.get_running_loop().time
         until_s = time_s() + AWAY_S
         while True:
             try:
                 found = await self._fetched(schema_id)
             except BrokerUnavailable as error:
-                FAULTS.failing(_SUBJECT, error.message)
+                FAULTS.note_failing(_SUBJECT, error.message)
                 if time_s() >= until_s:
                     raise
                 logger.warning("prompts wait for the schema registry: %s", error)
             else:
-                FAULTS.works(_SUBJECT)
+                FAULTS.note_working(_SUBJECT)
                 return found
             await asyncio.sleep(pauses.after(0))
 

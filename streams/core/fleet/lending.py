@@ -10,23 +10,23 @@ retrieval pool answers say so.
 """
 
 from schemas.records import AssignRoles, MemberKind, Role
-from streams.core.effects import Lend
+from streams.core.effects import LendRole
 from streams.core.fleet.members import Fleet
 from streams.core.fleet.workers import DECODERS, Life, Worker
 
 
-class Lending:
+class RoleLending:
     """What is lent; `look` now and then. With `after_ms` 0 nothing is."""
 
     def __init__(self, fleet: Fleet, after_ms: int) -> None:
         self._fleet, self._after_ms = fleet, after_ms
         self._since_ms: int | None = None  # for so long the fleet has lacked, or had back, somebody
-        self._lent: dict[Life, tuple[Role, ...]] = {}  # roles before that
+        self._former_roles: dict[Life, tuple[Role, ...]] = {}  # roles before that
 
-    def look(self, now_ms: int) -> list[Lend]:
+    def check(self, now_ms: int) -> list[LendRole]:
         """Give the role where it has been missing for long, or take it back where it has not."""
-        for life in [life for life in self._lent if self._fleet.is_lost(life, now_ms)]:
-            del self._lent[life]
+        for life in [life for life in self._former_roles if self._fleet.is_lost(life, now_ms)]:
+            del self._former_roles[life]
         order = self._needed(now_ms) or self._spare(now_ms) if self._is_first(now_ms) else None
         if order is None or not self._after_ms:
             self._since_ms = None
@@ -39,43 +39,44 @@ class Lending:
 
     def _is_first(self, now_ms: int) -> bool:
         routers = self._fleet.view.living(MemberKind.ROUTER, now_ms)
-        return next((each.member_id for each in routers), "") == self._fleet.router_id
+        return next((router.member_id for router in routers), "") == self._fleet.router_id
 
     def _needed(self, now_ms: int) -> tuple[Worker, tuple[Role, ...]] | None:
         """Who could decode, where those that did are all lost; not where an operator moved them."""
         fleet = self._fleet
-        known = any(fleet.pools[role].workers for role in DECODERS)
-        if not known or any(fleet.any_lives(role, now_ms) for role in DECODERS):
+        has_decoders = any(fleet.pools[role].workers for role in DECODERS)
+        if not has_decoders or any(fleet.has_living(role, now_ms) for role in DECODERS):
             return None
         able = [
             worker
             for worker in fleet.pools[Role.PREFILL].workers
-            if worker.lives(now_ms)
-            and worker.life not in self._lent
+            if worker.is_alive(now_ms)
+            and worker.life not in self._former_roles
             and worker.capability is not None
             and worker.capability.orchestrations
         ]
-        found = min(able, key=lambda worker: (worker.requests, worker.worker_id), default=None)
-        if found is None:
+        candidate = min(able, key=lambda worker: (worker.requests, worker.worker_id), default=None)
+        if candidate is None:
             return None
-        return found, (*found.member.registration.roles, Role.DECODE)
+        return candidate, (*candidate.member.registration.roles, Role.DECODE)
 
     def _spare(self, now_ms: int) -> tuple[Worker, tuple[Role, ...]] | None:
         """Who need not decode any more, since somebody else does."""
         decoders = [worker for role in DECODERS for worker in self._fleet.pools[role].workers]
-        living = {worker.life: worker for worker in decoders if worker.lives(now_ms)}
-        if not living.keys() - self._lent.keys():
+        living = {worker.life: worker for worker in decoders if worker.is_alive(now_ms)}
+        if not living.keys() - self._former_roles.keys():
             return None
         return next(
-            ((living[life], roles) for life, roles in self._lent.items() if life in living), None
+            ((living[life], roles) for life, roles in self._former_roles.items() if life in living),
+            None,
         )
 
-    def _give(self, worker: Worker, roles: tuple[Role, ...], now_ms: int) -> Lend:
+    def _give(self, worker: Worker, roles: tuple[Role, ...], now_ms: int) -> LendRole:
         if Role.DECODE in roles:
-            self._lent[worker.life] = tuple(worker.member.registration.roles)
+            self._former_roles[worker.life] = tuple(worker.member.registration.roles)
         else:
-            del self._lent[worker.life]
+            del self._former_roles[worker.life]
         order = AssignRoles(
             worker_id=worker.worker_id, worker_epoch=worker.epoch, roles=roles, at_ms=now_ms
         )
-        return Lend(worker.topic, worker.partition, order)
+        return LendRole(worker.topic, worker.partition, order)

@@ -11,7 +11,7 @@ from math import inf
 from schemas.fleet import DEAF_MS, LEASE_MS, FleetView
 from schemas.records import Capability, Heartbeat, MemberKind, MemberState, Registration, Role
 from schemas.topics import WORK_TOPICS
-from streams.core.fleet.workers import NOT_LISTED, Answer, Gateway, Life, Pool, Worker
+from streams.core.fleet.workers import NOT_LISTED, ActiveAnswer, Gateway, Life, Worker, WorkerPool
 
 FORGET_MS = 600_000
 
@@ -22,12 +22,12 @@ class Fleet:
     def __init__(self, router_id: str) -> None:
         self.router_id = router_id
         self.view = FleetView()
-        self.pools: dict[Role, Pool] = {role: Pool() for role in WORK_TOPICS}
+        self.pools: dict[Role, WorkerPool] = {role: WorkerPool() for role in WORK_TOPICS}
         self._workers: dict[tuple[str, Role], Worker] = {}
         self._heard_ms = 0
         self._hearing_since_ms = 0
         self._prefill_ms: int | None = None
-        self._taken = 0  # requests that were given out
+        self._dispatch_count = 0  # requests that were given out
 
     def apply(
         self, record: Registration | Heartbeat, offset: int, now_ms: int, ahead_ms: int = 0
@@ -49,7 +49,7 @@ class Fleet:
         """A worker in a role, whether it lives or not."""
         return self._workers.get((worker_id, role))
 
-    def any_lives(self, role: Role, now_ms: int) -> bool:
+    def has_living(self, role: Role, now_ms: int) -> bool:
         """Whether a worker of the role lives, credits or not."""
         return self.pools[role].living_count(now_ms) > 0
 
@@ -82,14 +82,14 @@ class Fleet:
         """For how long no prefill worker has lived; 0 while one does, and since ever where none is
         known, as at a start, or where the last one was given another role: then none is to be
         waited for."""
-        if self._prefill_ms is None or self.any_lives(Role.PREFILL, now_ms):
+        if self._prefill_ms is None or self.has_living(Role.PREFILL, now_ms):
             self._prefill_ms = now_ms
         return now_ms - self._prefill_ms if self.pools[Role.PREFILL].workers else now_ms
 
-    def take(self, worker: Worker, tokens: int, answer: Answer | None = None) -> None:
+    def add_request(self, worker: Worker, tokens: int, answer: ActiveAnswer | None = None) -> None:
         """Count a request that was dispatched, and the answer that the worker has to give."""
-        self._taken += 1
-        worker.taken = self._taken
+        self._dispatch_count += 1
+        worker.last_dispatch = self._dispatch_count
         worker.running += 1
         worker.work_ahead_tokens += tokens
         if answer is not None:
@@ -132,10 +132,10 @@ class Fleet:
     def forget(self, now_ms: int) -> list[str]:
         """Drop members that have been silent for long, so that the tables stay bounded; returns
         their ids."""
-        gone = self.view.forget(FORGET_MS, now_ms)
-        for member_id in gone:
+        forgotten_ids = self.view.forget(FORGET_MS, now_ms)
+        for member_id in forgotten_ids:
             self._drop(member_id)
-        return gone
+        return forgotten_ids
 
     def _beat(self, record: Heartbeat, now_ms: int) -> None:
         member = self.view.members.get(record.member_id)
@@ -152,7 +152,7 @@ class Fleet:
                 block_size = _block_size(member.registration.capability)
                 used_tokens = load.kv_blocks_used * block_size
                 worker.others_context_tokens = max(0, used_tokens - worker.context_tokens)
-                worker.room_tokens = load.kv_blocks_total * block_size or inf
+                worker.capacity_tokens = load.kv_blocks_total * block_size or inf
                 own_tokens = load.queued_tokens - worker.others_tokens
                 queued_ms = own_tokens * worker.append_ms_per_token
                 worker.busy_until_ms = max(worker.busy_until_ms, now_ms + queued_ms)
@@ -166,13 +166,13 @@ class Fleet:
         member = self.view.members[member_id]
         leases = {lease.topic: lease.partition for lease in member.registration.leases}
         for role, topic in WORK_TOPICS.items():
-            known = self._workers.get((member_id, role))
-            if known is not None and known.epoch != member.epoch:
+            old_worker = self._workers.get((member_id, role))
+            if old_worker is not None and old_worker.epoch != member.epoch:
                 del self._workers[member_id, role]
-                known = None
+                old_worker = None
             takes = role in member.registration.roles and topic in leases
             if takes:
-                worker = known or Worker(member_id, member.epoch, role, topic, 0, member)
+                worker = old_worker or Worker(member_id, member.epoch, role, topic, 0, member)
                 worker.partition, worker.member = leases[topic], member
                 self._workers[member_id, role] = worker
             self._list(member_id, role, takes)
@@ -186,7 +186,7 @@ class Fleet:
             worker.row = NOT_LISTED
         if takes:
             workers.append(self._workers[member_id, role])
-        self.pools[role] = Pool(workers)
+        self.pools[role] = WorkerPool(workers)
 
     def _drop(self, member_id: str) -> None:
         for role in WORK_TOPICS:

@@ -26,7 +26,7 @@ _NEVER_MS = -(1 << 60)
 _ANSWERS_MIN = 8  # rows of a worker
 
 
-class Answer(NamedTuple):
+class ActiveAnswer(NamedTuple):
     """One answer that a worker holds for this router."""
 
     request_id: str
@@ -36,7 +36,7 @@ class Answer(NamedTuple):
     begins_ms: int  # when its first token is expected there
 
 
-class Answers:
+class ActiveAnswers:
     """The answers that a decode or replica worker has to give, one row for each.
 
     Each placement asks of all answers of a worker which would miss their deadlines; a loop over
@@ -45,14 +45,14 @@ class Answers:
     """
 
     def __init__(self) -> None:
-        self._answers: list[Answer] = []
+        self._answers: list[ActiveAnswer] = []
         self._rows: dict[str, int] = {}  # by request id
         self._columns = np.zeros((3, _ANSWERS_MIN))
 
     def __len__(self) -> int:
         return len(self._answers)
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: ActiveAnswer) -> None:
         """One whose request holds none yet."""
         row = len(self._answers)
         if row == self._columns.shape[1]:
@@ -61,16 +61,16 @@ class Answers:
         self._answers.append(answer)
         self._rows[answer.request_id] = row
 
-    def remove(self, request_id: str) -> Answer | None:
+    def remove(self, request_id: str) -> ActiveAnswer | None:
         """The request's, if it holds one."""
         row = self._rows.pop(request_id, None)
         if row is None:
             return None
-        found, last = self._answers[row], self._answers.pop()
-        if last is not found:
+        answer, last = self._answers[row], self._answers.pop()
+        if last is not answer:
             self._answers[row], self._rows[last.request_id] = last, row
             self._columns[:, row] = self._columns[:, len(self._answers)]
-        return found
+        return answer
 
     @property
     def max_tokens(self) -> Numbers:
@@ -88,8 +88,8 @@ class Answers:
         return self._column(2)
 
     def _column(self, column: int) -> Numbers:
-        found: Numbers = self._columns[column, : len(self._answers)]
-        return found
+        values: Numbers = self._columns[column, : len(self._answers)]
+        return values
 
 
 @dataclass(slots=True, eq=False)
@@ -107,10 +107,10 @@ class Worker:
     work_ahead_tokens: int = 0  # prompt tokens of this router that are not computed yet
     others_running: int = 0  # requests of other routers, as of the last heartbeat
     others_tokens: int = 0
-    answers: Answers = field(default_factory=Answers)  # of this router
+    answers: ActiveAnswers = field(default_factory=ActiveAnswers)  # of this router
     context_tokens: int = 0  # the prompts of these, all together
     others_context_tokens: int = 0  # KV of other routers' requests, as of the last heartbeat
-    room_tokens: float = inf  # KV that fits into its memory, as far as it tells
+    capacity_tokens: float = inf  # KV that fits into its memory, as far as it tells
     paused: bool = False  # it refused work; no more until its next heartbeat
     busy_until_ms: float = 0.0  # when the prompts dispatched to it are expected to be computed
     append_ms_per_token: float = 0.0  # expected there, as of the last prompt that it got
@@ -118,8 +118,10 @@ class Worker:
     appended_tokens: float = 0.0  # prompt tokens placed on it beside its batch, in all
     token_rate: float = 0.0  # prompt tokens placed on it per ms, averaged, as of `given_ms`
     prompt_rate: float = 0.0  # prompts, likewise
-    given_ms: int = 0
-    taken: int = 0  # number of the last request that it was given, of all that this router gave
+    rates_at_ms: int = 0
+    last_dispatch: int = (
+        0  # number of the last request that it was given, of all that this router gave
+    )
     row: int = NOT_LISTED  # its place in the pool's columns
     life: Life = field(init=False)
 
@@ -154,17 +156,17 @@ class Worker:
         """How many more requests it takes from this router, should it live."""
         return 0 if self.paused else max(0, self.window - self.running)
 
-    def keeps_time_with(self, other: Member) -> bool:
+    def keeps_time_with(self, peer: Member) -> bool:
         """Whether the two clocks agree well enough to move KV between them."""
-        return abs(self.member.ahead_ms - other.ahead_ms) <= CLOCK_MARGIN_MS
+        return abs(self.member.ahead_ms - peer.ahead_ms) <= CLOCK_MARGIN_MS
 
-    def lives(self, now_ms: int) -> bool:
+    def is_alive(self, now_ms: int) -> bool:
         """Ready, and heard of within its lease."""
         member = self.member
         return now_ms - member.seen_ms <= LEASE_MS and member.state is MemberState.READY
 
 
-class Pool:
+class WorkerPool:
     """The workers of one role; columns of equal length, one row per worker.
 
     Columns instead of a loop over workers keep a choice among 200 within its bar
@@ -180,10 +182,10 @@ class Pool:
         self.tokens = np.zeros(rows)  # of prompts that are not computed yet, of all routers
         self.others_tokens = np.zeros(rows)  # those of other routers
         self.batch_tokens = np.zeros(rows)
-        self.room_tokens = np.full(rows, inf)
+        self.capacity_tokens = np.full(rows, inf)
         self.busy_until_ms = np.zeros(rows)
         self.pace = np.ones(rows)
-        self.taken = np.zeros(rows)  # number of the last request that a row was given
+        self.last_dispatch = np.zeros(rows)  # number of the last request that a row was given
         self._living: Flags = np.zeros(rows, np.bool_)
         self._living_at_ms: int | None = None  # none where a row has changed since
         for row, worker in enumerate(self.workers):
@@ -204,10 +206,10 @@ class Pool:
         self.tokens[row] = worker.work_ahead_tokens + worker.others_tokens
         self.others_tokens[row] = worker.others_tokens
         self.batch_tokens[row] = worker.batch_tokens
-        self.room_tokens[row] = worker.room_tokens
+        self.capacity_tokens[row] = worker.capacity_tokens
         self.busy_until_ms[row] = worker.busy_until_ms
         self.pace[row] = worker.pace
-        self.taken[row] = worker.taken
+        self.last_dispatch[row] = worker.last_dispatch
 
     def living(self, now_ms: int) -> Flags:
         """Which rows are ready and were heard of within their lease; not to be written to.

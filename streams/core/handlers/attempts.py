@@ -16,7 +16,7 @@ from streams.core.handlers.retrievals import Retrievals
 from streams.core.placement.estimates import Estimates
 from streams.core.requests.live import UNPLACED, LiveRequest, note, step
 from streams.core.states import CANCELS, LOST, ON_WORKERS, STANDS_ON, Side, State
-from streams.core.tables import Tables
+from streams.core.tables import RouterTables
 
 _GIVEN_UP = (PhaseKind.REFUSED, PhaseKind.FAILED)
 
@@ -26,7 +26,7 @@ class Attempts:
 
     def __init__(
         self,
-        tables: Tables,
+        tables: RouterTables,
         orders: Orders,
         endings: Endings,
         retrievals: Retrievals,
@@ -47,40 +47,44 @@ class Attempts:
         else:
             self._endings.end_cancelled(live, now_ms)
 
-    def reported(self, live: LiveRequest, phase: Phase, now_ms: int) -> None:
+    def handle_phase(self, live: LiveRequest, phase: Phase, now_ms: int) -> None:
         """A worker finished a step of the attempt, or gave it up; what is stale means nothing."""
         keeps_kv = live.keeps_kv
         note(live, phase)
         if phase.kind is PhaseKind.KV_RECEIVED and not live.is_paired:
-            observations.transferred(self._estimates, live, phase)  # of a pair prefill tells it
+            observations.observe_transfer(
+                self._estimates, live, phase
+            )  # of a pair prefill tells it
         elif phase.kind is PhaseKind.KV_MISSED and (phase.worker_id, phase.worker_epoch) == (
             live.decode
         ):
-            self._missed(live, keeps_kv=keeps_kv, now_ms=now_ms)
+            self._handle_kv_miss(live, keeps_kv=keeps_kv, now_ms=now_ms)
         following = step(live, (phase.worker_id, phase.worker_epoch), phase.kind, phase.kv)
         if following is None:
             return
         if phase.kind in _GIVEN_UP:
-            self._given_up(live, phase, following, now_ms)
+            self._handle_give_up(live, phase, following, now_ms)
         elif following is State.ENDED:
             self._endings.end_cancelled(live, now_ms)
         elif following is State.PAIRED and self._tables.fleet.is_lost(live.prefill, now_ms):
             self._endings.requeue(live, Reason.WORKER_LOST, None, now_ms)
         else:
             if phase.kind is PhaseKind.PREFILL_DONE:
-                observations.prefilled(self._estimates, live, phase, now_ms)
+                observations.observe_prefill(self._estimates, live, phase, now_ms)
                 self._orders.refund(live, live.prefill)
             self._tables.requests.move(live, following)
             if following is State.PAIRED:  # decode has made room: now prefill may write
                 self._orders.dispatch(live, now_ms)
 
-    def _missed(self, live: LiveRequest, *, keeps_kv: bool, now_ms: int) -> None:
+    def _handle_kv_miss(self, live: LiveRequest, *, keeps_kv: bool, now_ms: int) -> None:
         """KV did not reach the decode worker, which computes the prompt."""
         self._endings.decide(live, DecisionKind.COMPUTE, Reason.KV_MISSED, now_ms)
         if keeps_kv:  # nobody will fetch it
             self._orders.void_prefill(live, now_ms)
 
-    def _given_up(self, live: LiveRequest, phase: Phase, following: State, now_ms: int) -> None:
+    def _handle_give_up(
+        self, live: LiveRequest, phase: Phase, following: State, now_ms: int
+    ) -> None:
         """A worker refused or failed the attempt."""
         life, refused = (phase.worker_id, phase.worker_epoch), phase.kind is PhaseKind.REFUSED
         for role, charge in live.charges.items():
@@ -100,7 +104,7 @@ class Attempts:
         else:
             self._endings.end_failed(live, Reason.REQUEST_FAILED, error, now_ms)
 
-    def lost(self, live: LiveRequest, life: Life, now_ms: int) -> None:
+    def handle_worker_loss(self, live: LiveRequest, life: Life, now_ms: int) -> None:
         """A life on which the attempt stood is over."""
         handing_over = live.state is State.HANDING_OVER
         if step(live, life, LOST) is State.DECODING:
@@ -110,14 +114,14 @@ class Attempts:
         reason = Reason.KV_PRODUCER_GONE if handing_over else Reason.WORKER_LOST
         self._endings.requeue(live, reason, None, now_ms)
 
-    def overdue(self, live: LiveRequest, now_ms: int) -> None:
+    def handle_timeout(self, live: LiveRequest, now_ms: int) -> None:
         """Workers end what they hold at the deadline; should one not, the router does, later. What
         waits for a search goes on without, sooner, and what waits to go on begins anew."""
         if now_ms < live.request.deadline_ms:
             if live.state is State.RETRIEVING:
-                self._retrievals.overdue(live, now_ms)
+                self._retrievals.handle_timeout(live, now_ms)
             elif live.state is State.CONTINUING:
-                self._continuing.overdue(live, now_ms)
+                self._continuing.handle_timeout(live, now_ms)
             return
         over_ms = live.request.deadline_ms + self._tables.settings.deadline_grace_ms
         if now_ms < over_ms and (live.state in ON_WORKERS or live.state is State.CANCELLING):
@@ -155,16 +159,16 @@ class Attempts:
         elif live.state is State.RETRIEVING:
             self._retrievals.begin(live, now_ms)
         elif live.state is State.CONTINUING:
-            self._endings.again(live, now_ms)
+            self._endings.retry(live, now_ms)
         elif live.state is State.QUEUED:
             if live.attempt:
                 self._continuing.mark(live, live.attempt)  # which the last router may not have sent
             self._endings.enqueue(live, now_ms)
         for life in live.holders:
             if life in live.holders and self._tables.fleet.is_lost(life, now_ms):
-                self.lost(live, life, now_ms)
+                self.handle_worker_loss(live, life, now_ms)
         if failed is not None:
-            self.reported(live, failed, now_ms)
+            self.handle_phase(live, failed, now_ms)
         if live.state in ON_WORKERS:
             self._orders.dispatch_again(live, now_ms)
         if live.state is not State.HANDING_OVER:

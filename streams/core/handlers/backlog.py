@@ -5,13 +5,13 @@ Decides nothing. `infra/scaling` says from it how many workers each pool wants.
 
 from schemas.records import Backlog
 from streams.core.placement.estimates import Estimates
-from streams.core.tables import Tables
+from streams.core.tables import RouterTables
 
 
-def backlog(tables: Tables, estimates: Estimates, now_ms: int) -> Backlog:
+def backlog(tables: RouterTables, estimates: Estimates, now_ms: int) -> Backlog:
     """As of now; changes nothing."""
     waiting, requests, demand = tables.admission, tables.requests, tables.demand
-    since_ms = min((requests.by_id[each].queued_ms for each in waiting), default=now_ms)
+    since_ms = min((requests.by_id[request_id].queued_ms for request_id in waiting), default=now_ms)
     step_ms, sharing_ms = estimates.decode.coefficients[:2]
     return Backlog(
         waiting=len(waiting),

@@ -10,30 +10,30 @@ the log counts.
 """
 
 from schemas.records import Continued, StreamVoid
-from schemas.rules.continuing import said_of, waits_for_word
-from streams.core.effects import AskSaid, GoAnew
+from schemas.rules.continuing import awaits_progress, prior_answer
+from streams.core.effects import RequestProgress, RestartAnswer
 from streams.core.requests.live import LiveRequest
 from streams.core.states import State
-from streams.core.tables import Tables
+from streams.core.tables import RouterTables
 
 
 class Continuing:
     """The way of a request from a void attempt back to the queue, over the router's tables."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: RouterTables) -> None:
         self._tables = tables
 
     def begin(self, live: LiveRequest, now_ms: int) -> bool:
         """Have its readers say what they have; False where nobody needs to be asked."""
         tables = self._tables
-        live.go_on_behind(b"", 0)
-        asks = waits_for_word(live.request, continues=tables.settings.continues)
+        live.set_prior_answer(b"", 0)
+        asks = awaits_progress(live.request, continues=tables.settings.continues)
         self.mark(live, live.attempt, asks=asks)
         if not asks:
             return False
         tables.requests.move(live, State.CONTINUING)
-        live.said_by_ms = now_ms + tables.settings.continue_wait_ms
-        tables.requests.watch(live, live.said_by_ms)
+        live.progress_deadline_ms = now_ms + tables.settings.continue_wait_ms
+        tables.requests.watch(live, live.progress_deadline_ms)
         return True
 
     def mark(self, live: LiveRequest, attempt: int, *, asks: bool = False) -> None:
@@ -41,11 +41,11 @@ class Continuing:
         takes it before the next attempt begins.
         """
         void = StreamVoid(request_id=live.request_id, attempt=attempt, asks=asks)
-        self._tables.effects.append(AskSaid(void, live.request.gateway_partition))
+        self._tables.effects.append(RequestProgress(void, live.request.gateway_partition))
 
-    def overdue(self, live: LiveRequest, now_ms: int) -> None:
+    def handle_timeout(self, live: LiveRequest, now_ms: int) -> None:
         """Nobody has said anything: have the log say so."""
-        if now_ms < live.said_by_ms:
+        if now_ms < live.progress_deadline_ms:
             return
         nothing = Continued(
             request_id=live.request_id,
@@ -54,8 +54,8 @@ class Continuing:
             written_by=self._tables.router_id,
             at_ms=now_ms,
         )
-        self._tables.effects.append(GoAnew(nothing, live.partition))
+        self._tables.effects.append(RestartAnswer(nothing, live.partition))
 
-    def heard(self, live: LiveRequest, continued: Continued) -> None:
+    def apply_continued(self, live: LiveRequest, continued: Continued) -> None:
         """From now on that is the end of its prompt."""
-        live.go_on_behind(*said_of(live.request, continued))
+        live.set_prior_answer(*prior_answer(live.request, continued))

@@ -5,7 +5,7 @@ nothing is decided here.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from schemas.errors import clipped
+from schemas.errors import clip_message
 from schemas.records import (
     Candidate,
     Decision,
@@ -37,7 +37,7 @@ def decision(
 ) -> Decision:
     """What was decided about a request, from its live state as it is after the decision."""
     request = live.request
-    missed = ALL_MET if placement is None else placement.missed
+    missed = ALL_MET if placement is None else placement.unmet_wishes
     return Decision(
         request_id=request.request_id,
         session_id=request.session_id,
@@ -80,14 +80,14 @@ def outcome(
         session_id=live.request.session_id,
         attempt=live.next_attempt,
         kind=kind,
-        error=None if error is None else replace(error, message=clipped(error.message)),
+        error=None if error is None else replace(error, message=clip_message(error.message)),
         written_by=router_id,
         mode=live.mode,
         prefill_worker=live.prefill[0],
         decode_worker=live.decode[0],
-        prompt_tokens=live.prompt_tokens - live.said,
+        prompt_tokens=live.prompt_tokens - live.prior_tokens,
         completion_tokens=live.sent_tokens,
-        cached_tokens=min(live.cached_tokens, live.prompt_tokens - live.said),
+        cached_tokens=min(live.cached_tokens, live.prompt_tokens - live.prior_tokens),
         arrived_ms=live.request.arrived_ms,
         first_token_ms=live.first_token_ms,
         ended_ms=now_ms,

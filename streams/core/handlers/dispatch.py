@@ -18,20 +18,20 @@ from schemas.records import (
     Session,
     WarmPrefix,
 )
-from streams.core.effects import Tell, Warm
+from streams.core.effects import NotifyRetrieval, WarmCache
 from streams.core.fleet.workers import Life, Worker
 from streams.core.handlers.continuing import Continuing
 from streams.core.handlers.endings import Endings
 from streams.core.handlers.orders import Orders
 from streams.core.placement.answer import Placement
-from streams.core.placement.case import Case, Warmed
+from streams.core.placement.case import RequestCase, WarmedPrefix
 from streams.core.placement.placer import Placer
 from streams.core.placement.selection import candidates
 from streams.core.requests.context import beginning
 from streams.core.requests.live import NOBODY, LiveRequest
 from streams.core.requests.sessions import session_key
 from streams.core.states import BEGINS, State
-from streams.core.tables import Tables
+from streams.core.tables import RouterTables
 
 _ROLES = {
     Mode.REMOTE: (Role.PREFILL, Role.DECODE),
@@ -45,7 +45,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        tables: Tables,
+        tables: RouterTables,
         orders: Orders,
         endings: Endings,
         continuing: Continuing,
@@ -94,15 +94,15 @@ class Dispatcher:
         if not least_tokens or request.choice or retrieval is None:
             return
         begins = replace(request, prompt_tokens=beginning(request, history))
-        case = Case.of(begins)
+        case = RequestCase.from_request(begins)
         case.session = self._session(live, now_ms)
-        found = self._placer.computes(case, tables.fleet, now_ms)
-        if found is None or found[1] < least_tokens:
+        target = self._placer.computes(case, tables.fleet, now_ms)
+        if target is None or target[1] < least_tokens:
             return
-        worker = found[0]
+        worker = target[0]
         block_size = 1 if worker.capability is None else worker.capability.block_size
         tokens = case.prompt_tokens // block_size * block_size
-        live.warm = Warmed(life=worker.life, tokens=tokens)
+        live.warm = WarmedPrefix(life=worker.life, tokens=tokens)
         record = WarmPrefix(
             request_id=live.request_id,
             session_id=request.session_id,
@@ -113,7 +113,7 @@ class Dispatcher:
             deadline_ms=retrieval.by_ms,
             cache_scope=request.cache_scope,
         )
-        tables.effects.append(Warm(worker.topic, worker.partition, record))
+        tables.effects.append(WarmCache(worker.topic, worker.partition, record))
 
     def _place(self, live: LiveRequest, now_ms: int) -> bool:
         """Begin an attempt; false where the request has to wait."""
@@ -122,8 +122,8 @@ class Dispatcher:
         if placement is None:
             return False
         tables.admission.serve(live.request_id)
-        most, roles = tables.settings.candidates_max, _ROLES[placement.mode]
-        looked_at = candidates(tables.fleet, placement.chosen, roles, most, now_ms)
+        limit, roles = tables.settings.candidates_max, _ROLES[placement.mode]
+        looked_at = candidates(tables.fleet, placement.chosen, roles, limit, now_ms)
         if live.unheard:  # the last router may have had that one, and nobody can be told to drop it
             self._continuing.mark(live, live.attempt + live.unheard)
         _begin(live, placement, now_ms)
@@ -136,7 +136,7 @@ class Dispatcher:
             placement=placement,
             looked_at=looked_at,
         )
-        self._tell_again(live)
+        self._repeat_notices(live)
         kv = self._session_kv(live, case.session, now_ms)
         self._charge(live, placement, now_ms)
         self._count(live, placement, now_ms)
@@ -144,11 +144,11 @@ class Dispatcher:
         self._orders.dispatch(live, now_ms, kv=kv)
         return True
 
-    def _tell_again(self, live: LiveRequest) -> None:
+    def _repeat_notices(self, live: LiveRequest) -> None:
         """Have the reader hear what earlier attempts put into the answer: their workers may not
         have told it, and this one has only the tokens."""
-        for told in [probed.told for probed in live.probed if probed.told is not None]:
-            self._tables.effects.append(Tell(told, live.request.gateway_partition))
+        for notice in [probed.notice for probed in live.probed if probed.notice is not None]:
+            self._tables.effects.append(NotifyRetrieval(notice, live.request.gateway_partition))
 
     def _charge(self, live: LiveRequest, placement: Placement, now_ms: int) -> None:
         """Spend an attempt's credits; that of decode after prefill is spent at the hand-over."""
@@ -174,10 +174,10 @@ class Dispatcher:
             append_ms = speeds.append_base_ms + speeds.append_ms(float(tokens), live.prompt_tokens)
         self._tables.demand.placed.add(now_ms, prefill_ms=prefill_ms, append_ms=append_ms)
 
-    def _case(self, live: LiveRequest, now_ms: int) -> Case:
+    def _case(self, live: LiveRequest, now_ms: int) -> RequestCase:
         """What placement has to know; what it computed for the request stays with it."""
         if live.case is None:
-            live.case = Case.of(live.request, live.said)
+            live.case = RequestCase.from_request(live.request, live.prior_tokens)
             live.case.warm = live.warm
         live.case.session = self._session(live, now_ms)
         live.case.waiting = len(self._tables.admission)
@@ -217,7 +217,7 @@ class Dispatcher:
         kv, tables = session.kv, self._tables
         tables.sessions.put(replace(session, kv=None), live.partition)
         worker = tables.fleet.worker(kv.worker_id, Role.DECODE)
-        if worker is None or worker.epoch != kv.worker_epoch or not worker.lives(now_ms):
+        if worker is None or worker.epoch != kv.worker_epoch or not worker.is_alive(now_ms):
             return None
         return kv if kv.expires_at_ms > now_ms + tables.settings.handover_margin_ms else None
 
@@ -238,8 +238,8 @@ class Dispatcher:
                 self._orders.void_prefill(live, now_ms)
             live.kv, live.mode, live.orchestration = None, Mode.LOCAL, Orchestration.NONE
         live.decode = worker.life
-        most, roles = tables.settings.candidates_max, (worker.role,)
-        looked_at = candidates(tables.fleet, {worker: 0}, roles, most, now_ms)
+        limit, roles = tables.settings.candidates_max, (worker.role,)
+        looked_at = candidates(tables.fleet, {worker: 0}, roles, limit, now_ms)
         self._endings.decide(
             live, DecisionKind.HANDOFF, reason, now_ms, session=case.session, looked_at=looked_at
         )
@@ -267,5 +267,5 @@ def _begin(live: LiveRequest, placement: Placement, now_ms: int) -> None:
     live.prefill = NOBODY if placement.prefill is None else placement.prefill.life
     live.decode = NOBODY if placement.decode is None else placement.decode.life
     live.kv, live.kv_received, live.handed_unheard = None, False, False
-    live.sent_tokens, live.sent_chars = live.said, live.said_chars
+    live.sent_tokens, live.sent_chars = live.prior_tokens, live.prior_chars
     live.first_token_ms = live.first_heard_ms = live.cached_tokens = 0

@@ -19,7 +19,7 @@ from schemas.records import (
     StreamEnd,
     WireError,
 )
-from streams.core.effects import Decide, End, Forget, SaveSession, Use
+from streams.core.effects import Decide, DropSession, End, RecordUsage, SaveSession
 from streams.core.fleet.workers import DECODERS
 from streams.core.handlers import decisions
 from streams.core.handlers.orders import Orders
@@ -29,9 +29,9 @@ from streams.core.requests.live import LiveRequest, is_fault, is_loss
 from streams.core.requests.sessions import session_key
 from streams.core.requests.usage import usage_of
 from streams.core.states import State
-from streams.core.tables import Tables
+from streams.core.tables import RouterTables
 
-_AsksSaid = Callable[[LiveRequest, int], bool]
+_ProgressRequest = Callable[[LiveRequest, int], bool]
 _DECISION_OF = {
     OutcomeKind.SHED: DecisionKind.SHED,
     OutcomeKind.EXPIRED: DecisionKind.EXPIRE,
@@ -43,11 +43,13 @@ _DECISION_OF = {
 class Endings:
     """Ends attempts and requests, over the router's tables."""
 
-    def __init__(self, tables: Tables, orders: Orders, asks_said: _AsksSaid) -> None:
+    def __init__(
+        self, tables: RouterTables, orders: Orders, request_progress: _ProgressRequest
+    ) -> None:
         """`asks_said` begins to ask how much there is of an answer, if that can go on."""
         self._tables = tables
         self._orders = orders
-        self._asks_said = asks_said
+        self._request_progress = request_progress
 
     def enqueue(self, live: LiveRequest, now_ms: int) -> None:
         """Put a request into admission; what has been placed before goes to the best class."""
@@ -94,11 +96,11 @@ class Endings:
             self.decide(live, DecisionKind.VOID, reason, now_ms)  # before anybody drops it
             self._orders.void(live, now_ms)
             live.replaced_for, live.kv = reason, None
-            self.again(live, now_ms)
+            self.retry(live, now_ms)
 
-    def again(self, live: LiveRequest, now_ms: int) -> None:
+    def retry(self, live: LiveRequest, now_ms: int) -> None:
         """Its attempt is void: queue it, at once or when it is known how much there is of it."""
-        if not self._asks_said(live, now_ms):
+        if not self._request_progress(live, now_ms):
             self.enqueue(live, now_ms)
 
     def stop(self, live: LiveRequest, now_ms: int) -> None:
@@ -115,7 +117,7 @@ class Endings:
 
     def end_expired(self, live: LiveRequest, now_ms: int) -> None:
         """End a request whose deadline has passed."""
-        serving = any(self._tables.fleet.any_lives(role, now_ms) for role in DECODERS)
+        serving = any(self._tables.fleet.has_living(role, now_ms) for role in DECODERS)
         reason = Reason.DEADLINE_PASSED if serving else Reason.NO_WORKER
         why = "was not answered in time" if serving else "no worker was there to answer it"
         message = f"{live.request_id}: {why}; it waited {max(0, now_ms - live.queued_ms)} ms"
@@ -152,7 +154,7 @@ class Endings:
         self._tables.effects.append(end)
         self.close(live, outcome, now_ms)
 
-    def ended_by_worker(self, live: LiveRequest, outcome: Outcome, now_ms: int) -> None:
+    def end_by_worker(self, live: LiveRequest, outcome: Outcome, now_ms: int) -> None:
         """A worker ended the request; what a pair's prefill worker still does is useless."""
         if live.is_paired:
             self._orders.refund(live, live.decode)
@@ -166,24 +168,24 @@ class Endings:
         tables.admission.remove(live.request_id)
         self._orders.refund(live)
         tables.requests.drop(live)
-        tables.admission.answered(live.request.tenant, outcome.completion_tokens)
+        tables.admission.count_answer(live.request.tenant, outcome.completion_tokens)
         if outcome.kind is OutcomeKind.COMPLETED:
             tables.demand.answered.add(now_ms, answer_tokens=outcome.completion_tokens)
         until_ms = max(live.request.deadline_ms, now_ms) + tables.settings.deadline_grace_ms
-        tables.ended.add(live.request_id, until_ms, live.partition)
+        tables.ended_ids.add(live.request_id, until_ms, live.partition)
         self.tell_usage(live, outcome)
 
     def remember_session(self, live: LiveRequest, outcome: Outcome, now_ms: int) -> None:
         """Know where the KV of a whole answer lies, for the next turn."""
         if not outcome.decode_worker or outcome.decode_worker != live.decode[0]:
             return
-        known = self._tables.sessions.get(session_key(live.request), now_ms)
+        last_session = self._tables.sessions.get(session_key(live.request), now_ms)
         session = Session(
             session_id=outcome.session_id,
             decode_worker=outcome.decode_worker,
             worker_epoch=live.decode[1],
             context_tokens=outcome.prompt_tokens + outcome.completion_tokens,
-            turns=1 + (0 if known is None else known.turns),
+            turns=1 + (0 if last_session is None else last_session.turns),
             last_used_ms=now_ms,
             kv=outcome.kv,
             tenant=live.request.tenant,
@@ -195,12 +197,12 @@ class Endings:
     def evict_sessions(self, now_ms: int) -> None:
         """Forget those that nobody has used for long, and the oldest of too many."""
         for key, partition in self._tables.sessions.evict(now_ms):
-            self._tables.effects.append(Forget(*key, partition))
+            self._tables.effects.append(DropSession(*key, partition))
 
     def tell_usage(self, live: LiveRequest, outcome: Outcome) -> None:
         """Have it written what an ended request has used, unless that is."""
         if not live.is_told:
-            self._tables.effects.append(Use(usage_of(live, outcome), live.partition))
+            self._tables.effects.append(RecordUsage(usage_of(live, outcome), live.partition))
 
     def decide(
         self,

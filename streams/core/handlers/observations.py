@@ -11,37 +11,37 @@ from streams.core.placement.estimates import Estimates
 from streams.core.requests.live import LiveRequest
 
 
-def prefilled(estimates: Estimates, live: LiveRequest, phase: Phase, now_ms: int) -> None:
+def observe_prefill(estimates: Estimates, live: LiveRequest, phase: Phase, now_ms: int) -> None:
     """How long a prefill took, and a pair's transfer."""
     writing_ms = phase.transfer_ms if live.is_paired else 0.0  # after the first token
     live.first_heard_ms = now_ms - int(writing_ms)
     if live.case is not None and live.case.note is not None:
         computed_tokens = live.prompt_tokens - phase.cached_tokens
         took_ms = max(0.0, phase.ended_ms - phase.started_ms - writing_ms)
-        estimates.prefill_done(live.case.note, live.prefill, computed_tokens, took_ms)
+        estimates.observe_prefill(live.case.note, live.prefill, computed_tokens, took_ms)
     if live.is_paired:
-        transferred(estimates, live, phase)
+        observe_transfer(estimates, live, phase)
 
 
-def transferred(estimates: Estimates, live: LiveRequest, phase: Phase) -> None:
+def observe_transfer(estimates: Estimates, live: LiveRequest, phase: Phase) -> None:
     """How long KV took from prefill to decode, where the phase says so."""
     if phase.kv_bytes and live.mode is Mode.REMOTE:
-        estimates.transferred(live.prompt_tokens, phase.transfer_ms)
+        estimates.observe_transfer(live.prompt_tokens, phase.transfer_ms)
 
 
-def answered(
+def observe_answer(
     estimates: Estimates, live: LiveRequest, worker: Worker, outcome: Outcome, now_ms: int
 ) -> None:
     """How fast a whole answer was; nothing where it has one token, or went on behind others."""
     decoded_tokens = outcome.completion_tokens - 1
     if live.case is None or live.case.note is None or not live.placed_ms:
         return
-    if live.said or not outcome.first_token_ms or decoded_tokens < 1:
+    if live.prior_tokens or not outcome.first_token_ms or decoded_tokens < 1:
         return
     answered_ms = outcome.ended_ms - outcome.first_token_ms  # as its only worker says
     if live.first_heard_ms:  # the client had the first token from prefill
         answered_ms = now_ms - live.first_heard_ms
-    estimates.finished(
+    estimates.observe_answer(
         live.case.note,
         worker,
         computed_tokens=outcome.prompt_tokens - outcome.cached_tokens,

@@ -10,7 +10,7 @@ Decides nothing: the other handlers call, after they have moved the request.
 from schemas.records import CancelWork, KvHandle, Mode, Orchestration, Role, Work, WorkPhase
 from streams.core.effects import Dispatch, Effect
 from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import DECODERS, Answer, Life, Worker
+from streams.core.fleet.workers import DECODERS, ActiveAnswer, Life, Worker
 from streams.core.requests.live import NOBODY, Charge, LiveRequest
 from streams.core.requests.probed import probes_of
 from streams.core.states import State
@@ -29,14 +29,14 @@ class Orders:
         assert worker.role not in live.charges, f"{live.request_id}: charged twice"
         request, answer = live.request, None
         if worker.role in DECODERS:
-            answer = Answer(
+            answer = ActiveAnswer(
                 live.request_id,
                 prompt_tokens=live.prompt_tokens,
-                max_tokens=request.sampling.max_tokens - live.said,
+                max_tokens=request.sampling.max_tokens - live.prior_tokens,
                 deadline_ms=request.deadline_ms,
                 begins_ms=begins_ms,
             )
-        self._fleet.take(worker, tokens, answer)
+        self._fleet.add_request(worker, tokens, answer)
         live.charges[worker.role] = Charge(worker.life, tokens)
 
     def refund(self, live: LiveRequest, life: Life | None = None) -> None:
@@ -48,7 +48,10 @@ class Orders:
 
     def dispatch(self, live: LiveRequest, now_ms: int, kv: KvHandle | None = None) -> None:
         """Send the work of the attempt's state. Workers ignore what they have seen before."""
-        prefill, decode = self.charged(live, Role.PREFILL), self.charged(live, *DECODERS)
+        prefill, decode = (
+            self.charged_worker(live, Role.PREFILL),
+            self.charged_worker(live, *DECODERS),
+        )
         state = live.state
         if state is State.DECODING and decode is not None:
             self._send(live, decode, now_ms, kv=live.kv)
@@ -59,7 +62,7 @@ class Orders:
         elif state is State.PAIRED and prefill is not None and decode is not None:
             target = live.kv
             if live.orchestration is Orchestration.CONCURRENT:
-                target = _promised(live, decode, 0)
+                target = _peer_handle(live, decode, 0)
                 self._send_waiting(live, decode, prefill, now_ms)
             self._send(live, prefill, now_ms, kv_target=target)
         live.kv = None  # used once
@@ -70,7 +73,7 @@ class Orders:
         A hand-over of which only the decision was read, and KV that is there, prove that it has.
         """
         lives = [self._fleet.worker(c.life[0], role) for role, c in live.charges.items()]
-        if live.kv_received or not all(w is not None and w.lives(now_ms) for w in lives):
+        if live.kv_received or not all(w is not None and w.is_alive(now_ms) for w in lives):
             return
         if live.state is State.DECODING and live.mode is Mode.REMOTE and live.kv is None:
             return
@@ -81,7 +84,7 @@ class Orders:
     ) -> None:
         """Decode of a pair: it is to wait for what prefill will write."""
         assert decode is not None
-        self._send(live, decode, now_ms, kv=_promised(live, prefill, live.prompt_tokens))
+        self._send(live, decode, now_ms, kv=_peer_handle(live, prefill, live.prompt_tokens))
 
     def _send(
         self,
@@ -96,7 +99,7 @@ class Orders:
             work(self._router_id, live, worker, now_ms, kv=kv, kv_target=kv_target)
         )
 
-    def charged(self, live: LiveRequest, *roles: Role) -> Worker | None:
+    def charged_worker(self, live: LiveRequest, *roles: Role) -> Worker | None:
         """The worker on which the request spends a credit in one of the roles."""
         for role in roles:
             if role in live.charges:
@@ -114,12 +117,12 @@ class Orders:
                 self._cancel(live, live.decode, role, now_ms, void=True)
         self.refund(live)
 
-    def void_again(self, live: LiveRequest, now_ms: int, *, but: str = "") -> None:
+    def void_again(self, live: LiveRequest, now_ms: int, *, except_worker: str = "") -> None:
         """After a takeover: what the last router has given up and perhaps told nobody of. A worker
         `but` that has ended it knows.
         """
         for life, role in ((live.prefill, Role.PREFILL), *((live.decode, r) for r in DECODERS)):
-            if life[0] != but:
+            if life[0] != except_worker:
                 self._cancel(live, life, role, now_ms, void=True)
 
     def void_prefill(self, live: LiveRequest, now_ms: int) -> None:
@@ -180,21 +183,23 @@ def work(
         gateway_partition=request.gateway_partition,
         prefill_worker=live.prefill[0],
         first_token_ms=live.first_token_ms,
-        first_seq=live.said if paired else live.sent_tokens,
-        first_char=live.said_chars if paired else live.sent_chars,
+        first_seq=live.prior_tokens if paired else live.sent_tokens,
+        first_char=live.prior_chars if paired else live.sent_chars,
         cached_tokens=live.cached_tokens,
         kv=kv,
         dispatched_ms=now_ms,
         kv_target=kv_target,
-        probes=None if worker.role is Role.PREFILL else probes_of(request, live.known, live.probed),
-        said=live.said,
-        said_chars=live.said_chars,
+        probes=None
+        if worker.role is Role.PREFILL
+        else probes_of(request, live.passage_ids, live.probed),
+        said=live.prior_tokens,
+        said_chars=live.prior_chars,
         cache_scope=request.cache_scope,
     )
     return Dispatch(worker.topic, worker.partition, record)
 
 
-def _promised(live: LiveRequest, peer: Worker, tokens: int) -> KvHandle:
+def _peer_handle(live: LiveRequest, peer: Worker, tokens: int) -> KvHandle:
     """The other side of a pair, as a handle without blocks: the engines name those themselves."""
     capability = peer.capability
     assert capability is not None, f"{peer.worker_id}: paired, but its engine is unknown"

@@ -13,20 +13,20 @@ from collections.abc import Callable, Sequence
 
 from schemas.errors import DeadlineExceeded, QueueFull, TriviumError
 from schemas.records import Insert, Retrieval, Retrieved
-from streams.core.effects import Ask, GoWithout, Tell
+from streams.core.effects import NotifyRetrieval, SkipRetrieval, StartRetrieval
 from streams.core.requests.context import with_context
 from streams.core.requests.live import LiveRequest
 from streams.core.states import State
-from streams.core.tables import Tables
+from streams.core.tables import RouterTables
 
-_GoOn = Callable[[LiveRequest, int], None]
+_Enqueue = Callable[[LiveRequest, int], None]
 _Warm = Callable[[LiveRequest, Sequence[Insert], int], None]
 
 
 class Retrievals:
     """The way of a request from its arrival to the queue, over the router's tables."""
 
-    def __init__(self, tables: Tables, enqueue: _GoOn, warm: _Warm) -> None:
+    def __init__(self, tables: RouterTables, enqueue: _Enqueue, warm: _Warm) -> None:
         """`enqueue` is how a request goes on; `warm` may have a worker begin with its prompt."""
         self._tables = tables
         self._enqueue = enqueue
@@ -34,24 +34,24 @@ class Retrievals:
 
     def begin(self, live: LiveRequest, now_ms: int) -> None:
         """Have it searched for a request, by the time that it names."""
-        tables, retrieval = self._tables, _wanted(live)
+        tables, retrieval = self._tables, _retrieval_of(live)
         is_full = tables.requests.retrieving >= tables.settings.retrievals_max
         tables.requests.move(live, State.RETRIEVING)
         if now_ms >= retrieval.by_ms:
-            self._go_without(live, _late(live, now_ms), now_ms)
+            self._go_without(live, _late_error(live, now_ms), now_ms)
         elif is_full:
-            most = tables.settings.retrievals_max
-            message = f"{live.request_id}: {most} searches are under way (router.retrievals_max)"
+            limit = tables.settings.retrievals_max
+            message = f"{live.request_id}: {limit} searches are under way (router.retrievals_max)"
             self._go_without(live, QueueFull(message), now_ms)
         else:
-            history = tables.histories.of(live.request)
-            tables.effects.append(Ask(live.request, history, live.partition))
+            history = tables.histories.inserts_of(live.request)
+            tables.effects.append(StartRetrieval(live.request, history, live.partition))
             self._warm(live, history, now_ms)
             tables.requests.watch(live, retrieval.by_ms + tables.settings.retrieval_grace_ms)
 
-    def overdue(self, live: LiveRequest, now_ms: int) -> None:
+    def handle_timeout(self, live: LiveRequest, now_ms: int) -> None:
         """No answer came in time, nor word that there is none."""
-        self._go_without(live, _late(live, now_ms), now_ms)
+        self._go_without(live, _late_error(live, now_ms), now_ms)
 
     def _go_without(self, live: LiveRequest, error: TriviumError, now_ms: int) -> None:
         """Have the log say so: what was written before counts all the same."""
@@ -62,11 +62,11 @@ class Retrievals:
             error=error.to_wire(),
             asked_ms=live.request.arrived_ms,
             at_ms=now_ms,
-            history=self._tables.histories.of(live.request),
+            history=self._tables.histories.inserts_of(live.request),
         )
-        self._tables.effects.append(GoWithout(retrieved, live.partition))
+        self._tables.effects.append(SkipRetrieval(retrieved, live.partition))
 
-    def found(self, live: LiveRequest, retrieved: Retrieved, now_ms: int) -> None:
+    def apply_retrieved(self, live: LiveRequest, retrieved: Retrieved, now_ms: int) -> None:
         """Go on with what was found, or without."""
         context = with_context(live.request, retrieved)
         self._tables.histories.remember(live.request, context.inserts, live.partition)
@@ -76,17 +76,19 @@ class Retrievals:
 
     def tell(self, live: LiveRequest) -> None:
         """Have its reader hear of its prompt, before any token."""
-        if live.told is not None:
-            self._tables.effects.append(Tell(live.told, live.request.gateway_partition))
-            live.told = None
+        if live.notice is not None:
+            self._tables.effects.append(
+                NotifyRetrieval(live.notice, live.request.gateway_partition)
+            )
+            live.notice = None
 
 
-def _wanted(live: LiveRequest) -> Retrieval:
+def _retrieval_of(live: LiveRequest) -> Retrieval:
     retrieval = live.request.retrieval
     assert retrieval is not None, f"{live.request_id}: wants nothing to be found"
     return retrieval
 
 
-def _late(live: LiveRequest, now_ms: int) -> DeadlineExceeded:
-    late_ms = now_ms - _wanted(live).by_ms
+def _late_error(live: LiveRequest, now_ms: int) -> DeadlineExceeded:
+    late_ms = now_ms - _retrieval_of(live).by_ms
     return DeadlineExceeded(f"{live.request_id}: nothing was found in time, {late_ms} ms ago")

@@ -3,7 +3,7 @@
 from schemas.frozen import frozen
 from schemas.records import Estimate, Mode, Orchestration, Reason
 from streams.core.fleet.workers import Worker
-from streams.core.placement.case import ALL_MET, Missed
+from streams.core.placement.case import ALL_MET, UnmetWishes
 
 
 @frozen
@@ -23,15 +23,15 @@ class Placement:
     estimate: Estimate | None = None
     prefill_cached_tokens: int = 0  # that the chosen workers are thought to hold
     decode_cached_tokens: int = 0
-    missed: Missed = ALL_MET
+    unmet_wishes: UnmetWishes = ALL_MET
     policy_reason: Reason = Reason.UNKNOWN
 
     @property
     def chosen(self) -> dict[Worker, int]:
         """The chosen workers, each with what it is thought to hold of the prompt, in tokens."""
-        found = {}
+        tokens_by_worker = {}
         if self.prefill is not None:
-            found[self.prefill] = self.prefill_cached_tokens
+            tokens_by_worker[self.prefill] = self.prefill_cached_tokens
         if self.decode is not None:
-            found[self.decode] = self.decode_cached_tokens
-        return found
+            tokens_by_worker[self.decode] = self.decode_cached_tokens
+        return tokens_by_worker

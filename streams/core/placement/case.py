@@ -21,7 +21,7 @@ Features = tuple[float, ...]
 
 
 @dataclass(slots=True)
-class Note:
+class PlacementNote:
     """What lay before a request when it was placed, and what became of it so far.
 
     `streams/core/placement/estimates.py` writes and reads it.
@@ -41,7 +41,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Missed:
+class UnmetWishes:
     """The wishes that a placement does not meet, and why; all met where they are empty."""
 
     policy: str = ""
@@ -49,11 +49,11 @@ class Missed:
     unmet: Unmet = Unmet.NONE
 
 
-ALL_MET = Missed()
+ALL_MET = UnmetWishes()
 
 
 @frozen
-class Warmed:
+class WarmedPrefix:
     """A prompt's beginning that a worker was told to compute."""
 
     life: tuple[str, int]
@@ -61,7 +61,7 @@ class Warmed:
 
 
 @dataclass(slots=True, eq=False)
-class Case:
+class RequestCase:
     """A request as placement sees it; `session`, `waiting` and `before_decode` are as of now."""
 
     request: Request
@@ -71,16 +71,16 @@ class Case:
     waiting: int = 0  # requests in admission
     before_decode: int = 0  # remote placements that wait for their decode worker
     ticket: int = UNTICKETED  # number of its choice between local and remote, from 1
-    note: Note | None = None
+    note: PlacementNote | None = None
     weights: tuple[float, float] | None = None  # of TTFT and TPOT, by its class or its own
     policy: str = ""  # by which it is being placed
-    warm: Warmed | None = None  # its beginning, computed while the rest was searched for
+    warm: WarmedPrefix | None = None  # its beginning, computed while the rest was searched for
     _chains: dict[int, Words] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, request: Request, said: int = 0) -> "Case":
+    def from_request(cls, request: Request, prior_tokens: int = 0) -> "RequestCase":
         """The lasting part, from the request; so many tokens of its answer stand in its prompt."""
-        max_tokens = request.sampling.max_tokens - said
+        max_tokens = request.sampling.max_tokens - prior_tokens
         return cls(request, token_count(request.prompt_tokens), max_tokens)
 
     def chain(self, block_size: int, is_held: Callable[[int, int], bool]) -> Sequence[int]:
@@ -90,15 +90,17 @@ class Case:
         `tokens` is the length of the prompt's part that the hash names.
         """
         salt = salt_of(self.request.cache_scope)
-        known = self._chains.get(block_size, _NOTHING)
-        done, last = known.size * block_size, known.item(-1) if known.size else None
-        while self.prompt_tokens - done >= block_size:
-            if last is not None and not is_held(last, done):
+        hashes = self._chains.get(block_size, _NOTHING)
+        hashed_tokens, last = hashes.size * block_size, hashes.item(-1) if hashes.size else None
+        while self.prompt_tokens - hashed_tokens >= block_size:
+            if last is not None and not is_held(last, hashed_tokens):
                 break
-            count = min(max(done, _PROBE_TOKENS, block_size), self.prompt_tokens - done)
-            tokens = np.frombuffer(self.request.prompt_tokens, "<i4", count, 4 * done)
-            more = chain(tokens, block_size, salt if last is None else last, done)
-            known = more if last is None else np.concatenate([known, more])
-            self._chains[block_size] = known
-            done, last = known.size * block_size, known.item(-1)
-        return known.data  # few of them are looked at, and a list would make integers of all
+            count = min(
+                max(hashed_tokens, _PROBE_TOKENS, block_size), self.prompt_tokens - hashed_tokens
+            )
+            tokens = np.frombuffer(self.request.prompt_tokens, "<i4", count, 4 * hashed_tokens)
+            new_hashes = chain(tokens, block_size, salt if last is None else last, hashed_tokens)
+            hashes = new_hashes if last is None else np.concatenate([hashes, new_hashes])
+            self._chains[block_size] = hashes
+            hashed_tokens, last = hashes.size * block_size, hashes.item(-1)
+        return hashes.data  # few of them are looked at, and a list would make integers of all

@@ -18,7 +18,7 @@ from schemas.frozen import frozen
 from schemas.records import Estimate, Role
 from streams.config import RouterSettings
 from streams.core.fleet.workers import Life, Numbers, Worker
-from streams.core.placement.case import Features, Note
+from streams.core.placement.case import Features, PlacementNote
 from streams.core.placement.regression import Regression
 
 PACES_MAX = 10_000  # the longest unseen go first
@@ -41,7 +41,7 @@ Amount = TypeVar("Amount", float, Numbers)
 
 
 @frozen
-class Speeds:
+class PoolSpeeds:
     """What work costs on an average worker of a pool, as far as is known."""
 
     prefill_base_ms: float
@@ -109,9 +109,9 @@ class Estimates:
         self._paces: OrderedDict[Place, tuple[float, int]] = OrderedDict()
         self.speeds = self._speeds()
 
-    def _speeds(self) -> Speeds:
+    def _speeds(self) -> PoolSpeeds:
         prefill, append = self.prefill.coefficients, self.append.coefficients
-        return Speeds(
+        return PoolSpeeds(
             prefill_base_ms=max(prefill[1], prefill[3]),
             prefill_ms_per_token=max(prefill[0], prefill[2]) / THOUSAND,
             prefill_ms_per_pair=prefill[4] / THOUSAND**2,
@@ -125,7 +125,7 @@ class Estimates:
             answer_tokens=self.answer_tokens,
         )
 
-    def remote(
+    def note_remote(
         self,
         prefill: Worker,
         decode: Worker | None,
@@ -134,30 +134,30 @@ class Estimates:
         now_ms: int,
         moved_tokens: int = 0,
         prompt_tokens: int = 0,
-    ) -> Note:
+    ) -> PlacementNote:
         """A prefill worker is about to compute so much of a prompt; decode may be chosen later."""
-        note = Note(now_ms, max_tokens, prompt_tokens, prefill=_ahead(prefill))
+        note = PlacementNote(now_ms, max_tokens, prompt_tokens, prefill=_ahead(prefill))
         _count_placed(prefill, tokens, now_ms)
         if decode is not None:
-            self.joins(note, decode, moved_tokens)
+            self.note_decode(note, decode, moved_tokens)
         return note
 
-    def in_place(
+    def note_local(
         self,
         worker: Worker,
         tokens: float,
         max_tokens: int,
         now_ms: int,
         prompt_tokens: int = 0,
-    ) -> Note:
+    ) -> PlacementNote:
         """A decode or replica worker is about to compute so much of a prompt beside its batch."""
-        note = Note(now_ms, max_tokens, prompt_tokens, append=_beside(worker, now_ms))
+        note = PlacementNote(now_ms, max_tokens, prompt_tokens, append=_beside(worker, now_ms))
         _count_placed(worker, tokens, now_ms)
         worker.appended_tokens += tokens
-        self.joins(note, worker)
+        self.note_decode(note, worker)
         return note
 
-    def joins(self, note: Note, decode: Worker, moved_tokens: int = 0) -> None:
+    def note_decode(self, note: PlacementNote, decode: Worker, moved_tokens: int = 0) -> None:
         """The request is to be decoded there, with so much KV moved."""
         note.moved_tokens = moved_tokens
         note.decode, note.running = decode.life, float(decode.requests)
@@ -282,7 +282,9 @@ class Estimates:
         took_ms = self.append.predict(_prompt(tokens, prompt_tokens, beside)) * worker.pace
         return self.append.coefficients[0] / THOUSAND, took_ms
 
-    def prefill_done(self, note: Note, worker: Life, computed_tokens: int, took_ms: float) -> None:
+    def observe_prefill(
+        self, note: PlacementNote, worker: Life, computed_tokens: int, took_ms: float
+    ) -> None:
         """A prefill worker has computed a prompt."""
         if note.prefill:
             note.prefill_ms = took_ms
@@ -290,14 +292,14 @@ class Estimates:
             self._learn(self.prefill, (worker, Role.PREFILL), x, took_ms)
             self.speeds = self._speeds()
 
-    def transferred(self, tokens: int, took_ms: float) -> None:
+    def observe_transfer(self, tokens: int, took_ms: float) -> None:
         """KV went from a prefill worker to a decode worker."""
         self.transfer.observe((tokens / THOUSAND, 1.0), took_ms)
         self.speeds = self._speeds()
 
-    def finished(
+    def observe_answer(
         self,
-        note: Note,
+        note: PlacementNote,
         worker: Worker,
         *,
         computed_tokens: int,
@@ -317,13 +319,13 @@ class Estimates:
         appended_tokens = worker.appended_tokens - note.appended_tokens
         rate = appended_tokens / max(1, now_ms - note.at_ms)
         answer_tokens = max(1.0, (now_ms - note.at_ms - ttft_ms) / max(tpot_ms, 1e-3))
-        each = 0.0 if note.append else 1.0 / answer_tokens
-        moved = each * note.moved_tokens / THOUSAND
+        handover_share = 0.0 if note.append else 1.0 / answer_tokens
+        moved = handover_share * note.moved_tokens / THOUSAND
         running = (note.running + worker.requests) / 2
         batch = (note.batch_tokens + worker.batch_tokens) / 2 / THOUSAND
-        self.decode.observe((1.0, running, batch, rate, each, moved), tpot_ms)
-        grown = ANSWER_TOKENS_RATE if self.answer_tokens else 1.0
-        self.answer_tokens += grown * (answer_tokens - self.answer_tokens)
+        self.decode.observe((1.0, running, batch, rate, handover_share, moved), tpot_ms)
+        learning_rate = ANSWER_TOKENS_RATE if self.answer_tokens else 1.0
+        self.answer_tokens += learning_rate * (answer_tokens - self.answer_tokens)
         share = min(1.0, answer_tokens / note.max_tokens)
         self.answer_share += ANSWER_RATE * (share - self.answer_share)
         self.speeds = self._speeds()
@@ -366,15 +368,15 @@ def _beside(worker: Worker, now_ms: int) -> Features:
 
 def _decay(worker: Worker, now_ms: int) -> float:
     """How much of its rates is left since they were last brought up to date."""
-    return exp((worker.given_ms - now_ms) / PROMPTS_MEMORY_MS)
+    return exp((worker.rates_at_ms - now_ms) / PROMPTS_MEMORY_MS)
 
 
 def _count_placed(worker: Worker, tokens: float, now_ms: int) -> None:
     """Bring the rates of prompts placed on a worker up to date."""
-    kept = _decay(worker, now_ms)
-    worker.token_rate = worker.token_rate * kept + tokens / PROMPTS_MEMORY_MS
-    worker.prompt_rate = worker.prompt_rate * kept + 1 / PROMPTS_MEMORY_MS
-    worker.given_ms = now_ms
+    decay = _decay(worker, now_ms)
+    worker.token_rate = worker.token_rate * decay + tokens / PROMPTS_MEMORY_MS
+    worker.prompt_rate = worker.prompt_rate * decay + 1 / PROMPTS_MEMORY_MS
+    worker.rates_at_ms = now_ms
 
 
 def _behind_ms(
@@ -386,7 +388,7 @@ def _behind_ms(
     each the whole of it, of its own time half of it, on average. As more comes meanwhile, both
     times are longer by 1 / (1 - the share of its time that the worker computes).
     """
-    kept, per_token_ms = _decay(worker, now_ms), per_token_ms * worker.pace
-    own_ms, busy = tokens * per_token_ms, worker.token_rate * kept * per_token_ms
-    coming = worker.prompt_rate * kept * (waiting_ms + own_ms / 2) / (1 - min(BUSY_MAX, busy))
+    decay, per_token_ms = _decay(worker, now_ms), per_token_ms * worker.pace
+    own_ms, busy = tokens * per_token_ms, worker.token_rate * decay * per_token_ms
+    coming = worker.prompt_rate * decay * (waiting_ms + own_ms / 2) / (1 - min(BUSY_MAX, busy))
     return min(coming * own_ms, BEHIND_TIMES_MAX * (waiting_ms + own_ms))

@@ -14,7 +14,7 @@ from streams.core.fleet.workers import Life, Worker
 Pair = tuple[Worker | None, Worker | None]  # prefill and decode worker
 
 
-class InTurn:
+class WorkerRotation:
     """Remembers per role who was the last to be given something; so it is bounded.
 
     `home` is the living worker that holds the conversation's KV, if there is one.
@@ -29,7 +29,7 @@ class InTurn:
         pairs = _pairs(fleet, now_ms) if fixed else []
         if not pairs:
             prefill = self._next(Role.PREFILL, _open(fleet, Role.PREFILL, now_ms))
-            return prefill, self.one(fleet, home, now_ms, Role.DECODE)
+            return prefill, self.next_worker(fleet, home, now_ms, Role.DECODE)
         free = [pair for pair in pairs if pair[0].free]
         roomy = {decode.worker_id: (prefill, decode) for prefill, decode in free if decode.free}
         if home is not None and home.worker_id in roomy:
@@ -39,7 +39,9 @@ class InTurn:
             return roomy[decode.worker_id]
         return self._next(Role.PREFILL, [prefill for prefill, _ in free]), None
 
-    def one(self, fleet: Fleet, home: Worker | None, now_ms: int, role: Role) -> Worker | None:
+    def next_worker(
+        self, fleet: Fleet, home: Worker | None, now_ms: int, role: Role
+    ) -> Worker | None:
         """The conversation's own decode worker or replica, else the next one that has room."""
         if home is not None and home.role is role and home.free:
             return home
@@ -64,9 +66,9 @@ class InTurn:
                 return partner if partner.free else None
         able = _open(fleet, Role.DECODE, now_ms)
         meant = next((worker for worker in able if worker.life == decode), None)
-        return meant or self.one(fleet, home, now_ms, Role.DECODE)
+        return meant or self.next_worker(fleet, home, now_ms, Role.DECODE)
 
-    def give(self, home: Worker | None, *workers: Worker | None) -> None:
+    def record_turn(self, home: Worker | None, *workers: Worker | None) -> None:
         """These have the request: whoever comes next gets the next ones. Later turns of a
         conversation are nobody's turn but its prefill worker's."""
         for worker in workers:
@@ -82,7 +84,7 @@ class InTurn:
 
 def _open(fleet: Fleet, role: Role, now_ms: int) -> list[Worker]:
     workers = fleet.pools[role].workers
-    return [worker for worker in workers if worker.free and worker.lives(now_ms)]
+    return [worker for worker in workers if worker.free and worker.is_alive(now_ms)]
 
 
 def _pairs(fleet: Fleet, now_ms: int) -> list[tuple[Worker, Worker]]:
@@ -96,5 +98,5 @@ def _pairs(fleet: Fleet, now_ms: int) -> list[tuple[Worker, Worker]]:
     return [
         (prefill, decode)
         for prefill, decode in zip(prefills, decodes, strict=False)
-        if prefill.lives(now_ms) and decode.lives(now_ms)
+        if prefill.is_alive(now_ms) and decode.is_alive(now_ms)
     ]

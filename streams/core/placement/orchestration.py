@@ -15,7 +15,7 @@ _ORDER = (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
 _PREFILL_FIRST = Orchestration.PREFILL_FIRST
 
 
-class Way(NamedTuple):
+class OrchestrationChoice(NamedTuple):
     """How it runs, and why not as it was wished, where that is so."""
 
     orchestration: Orchestration
@@ -29,19 +29,21 @@ def choose(
     prefill: "Worker",
     decode: "Worker | None",
     decode_ahead_tokens: int,
-) -> Way:
+) -> OrchestrationChoice:
     """The wished orchestration, or the next one that both ends can do.
 
     `decode_ahead_tokens` is how much more of the prompt the decode worker holds. Both workers are
     bound at once except in prefill_first, which therefore serves where no decode worker has credit,
     where the answer ends in prefill, and where one worker is to do both.
     """
-    found, why = _PREFILL_FIRST, _hindrance(max_tokens, prefill, decode)
+    orchestration, why = _PREFILL_FIRST, _hindrance(max_tokens, prefill, decode)
     if why is None and decode is not None:
         reuses = decode_ahead_tokens >= settings.reuse_tokens_min
         first = ("decode_first" if reuses else "concurrent") if wish == "auto" else wish
-        found, why = _first(first, prefill, decode), Unmet.ENGINES_CANNOT
-    return Way(found, Unmet.NONE if wish in ("auto", found) or why is None else why)
+        orchestration, why = _first(first, prefill, decode), Unmet.ENGINES_CANNOT
+    return OrchestrationChoice(
+        orchestration, Unmet.NONE if wish in ("auto", orchestration) or why is None else why
+    )
 
 
 def _hindrance(max_tokens: int, prefill: "Worker", decode: "Worker | None") -> Unmet | None:

@@ -10,24 +10,24 @@ from streams.core.fleet.members import Fleet
 from streams.core.fleet.workers import NOT_LISTED, Life, Worker
 from streams.core.placement import orchestration, wishes
 from streams.core.placement.answer import Placement
-from streams.core.placement.case import UNTICKETED, Case
+from streams.core.placement.case import UNTICKETED, RequestCase
 from streams.core.placement.estimates import Estimates
-from streams.core.placement.in_turn import InTurn, Pair
-from streams.core.placement.orchestration import Way
+from streams.core.placement.in_turn import Pair, WorkerRotation
+from streams.core.placement.orchestration import OrchestrationChoice
 from streams.core.placement.policies import (
     IN_TURN,
     NEVER_LOCAL,
     PAIRS,
     ROUND_ROBIN,
     Choice,
-    Turn,
+    PlacementTurn,
     policies_by_name,
 )
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.placement.prefixes import PrefixIndex
 from streams.core.placement.selection import View
 
-_NO_PAIR = Way(Orchestration.NONE)
+_NO_PAIR = OrchestrationChoice(Orchestration.NONE)
 
 
 class Placer:
@@ -39,7 +39,7 @@ class Placer:
         self.prefixes = PrefixIndex(settings.prefix_blocks_max)
         self.estimates = Estimates(settings)
         self._policies = policies_by_name(settings, table)
-        self._turns = InTurn()
+        self._turns = WorkerRotation()
         self._weights = {priority: settings.weights(priority) for priority in Priority}
         self._tickets = 0
 
@@ -48,7 +48,7 @@ class Placer:
         """By which it can place a request."""
         return tuple(self._policies)
 
-    def place(self, case: Case, fleet: Fleet, now_ms: int) -> Placement | None:
+    def place(self, case: RequestCase, fleet: Fleet, now_ms: int) -> Placement | None:
         """How to run the request now; None while it has to wait.
 
         What is returned counts as dispatched. Where the policy that the request wishes would have
@@ -58,19 +58,19 @@ class Placer:
         wish, default = case.request.policy, self.settings.policy
         if wish and wish != default and wish in self._policies:
             case.policy = wish
-            if (found := self._by_policy(view)) is not None:
-                return found
+            if (placement := self._by_policy(view)) is not None:
+                return placement
         case.policy = default
         return self._by_policy(view)
 
     def _by_policy(self, view: View) -> Placement | None:
         case = view.case
         fleet, now_ms, home = view.fleet, view.now_ms, view.home
-        if case.policy == "replica" or not fleet.any_lives(Role.DECODE, now_ms):
+        if case.policy == "replica" or not fleet.has_living(Role.DECODE, now_ms):
             return self._replica(view)
         if view.home_takes(Role.REPLICA):
             return self._replica(view)
-        if not fleet.any_lives(Role.PREFILL, now_ms):
+        if not fleet.has_living(Role.PREFILL, now_ms):
             return self._without_prefill(view)
         if case.policy in IN_TURN:
             return self._in_turn(view)
@@ -82,25 +82,25 @@ class Placer:
         if choice.local and takes:
             return self._local(view, home, choice)
         if choice.local:
-            choice = choice.overruled(Reason.SESSION_WORKER_FULL, local=False)
+            choice = choice.overrule(Reason.SESSION_WORKER_FULL, local=False)
         remote = self._remote(view, choice)
         if remote is None and takes and case.policy != "static":
-            choice = choice.overruled(Reason.PREFILL_QUEUE_LONG, local=True)
+            choice = choice.overrule(Reason.PREFILL_QUEUE_LONG, local=True)
             return self._local(view, home, choice)
         return remote
 
-    def computes(self, case: Case, fleet: Fleet, now_ms: int) -> tuple[Worker, int] | None:
+    def computes(self, case: RequestCase, fleet: Fleet, now_ms: int) -> tuple[Worker, int] | None:
         """Where the prompt would probably be computed were it placed now, and how much of it that
         worker lacks. No policy is asked, and nothing counts as dispatched."""
         view = self._view(case, fleet, now_ms)
         policy = self._policy_of(case)
-        if policy in IN_TURN and fleet.any_lives(Role.DECODE, now_ms):
+        if policy in IN_TURN and fleet.has_living(Role.DECODE, now_ms):
             worker = self._turns.pair(fleet, view.home, now_ms, fixed=policy == PAIRS)[0]
-            return None if worker is None else (worker, view.lacking(worker))
+            return None if worker is None else (worker, view.uncached_tokens(worker))
         worker = view.replica()
         if view.home_takes(Role.DECODE) and policy not in ("static", "replica"):
             worker = view.home
-        elif policy != "replica" and fleet.any_lives(Role.DECODE, now_ms):
+        elif policy != "replica" and fleet.has_living(Role.DECODE, now_ms):
             prefill = view.prefill(view.open(Role.PREFILL))
             at_home = worker is not None and worker is view.home
             if (
@@ -109,10 +109,10 @@ class Placer:
                 and (worker is None or view.prefill_ms()[prefill.row] <= view.append_at_ms(worker))
             ):
                 worker = prefill
-        return None if worker is None else (worker, view.lacking(worker))
+        return None if worker is None else (worker, view.uncached_tokens(worker))
 
     def handoff(
-        self, case: Case, fleet: Fleet, now_ms: int, *, prefill: Life, decode: Life
+        self, case: RequestCase, fleet: Fleet, now_ms: int, *, prefill: Life, decode: Life
     ) -> tuple[Worker | None, Reason]:
         """The decode worker for a prompt that this prefill worker has computed, and why; it was
         placed for that decode worker, or for none.
@@ -120,7 +120,7 @@ class Placer:
         A replica where no decode worker lives; None while the request has to wait.
         """
         view, policy = self._view(case, fleet, now_ms), self._policy_of(case)
-        if not fleet.any_lives(Role.DECODE, now_ms):
+        if not fleet.has_living(Role.DECODE, now_ms):
             return view.replica(), Reason.NO_WORKER
         if policy in IN_TURN:
             worker = self._turns.handoff(
@@ -130,37 +130,37 @@ class Placer:
                 decode=decode,
             )
             if worker is not None and worker.life != decode:
-                self._turns.give(view.home, worker)
+                self._turns.record_turn(view.home, worker)
         else:
             worker = view.decode(0.0)
         if worker is None:
             return None, Reason.NO_WORKER
         if case.note is not None:
-            self.estimates.joins(case.note, worker, view.lacking(worker))
+            self.estimates.note_decode(case.note, worker, view.uncached_tokens(worker))
         if worker is view.home:
             return worker, Reason.SESSION_WORKER
         if case.session is not None:
             return worker, view.why_away(Role.DECODE)
-        return worker, Reason.PREFIX_CACHED if view.held_at(worker) else Reason.PREFILL_DONE
+        return worker, Reason.PREFIX_CACHED if view.cached_tokens(worker) else Reason.PREFILL_DONE
 
-    def waits_for_partner(self, case: Case) -> bool:
+    def waits_for_partner(self, case: RequestCase) -> bool:
         """Whether a prompt that was computed may wait for one decode worker while others have
         room."""
         return self._policy_of(case) == PAIRS
 
-    def _policy_of(self, case: Case) -> str:
+    def _policy_of(self, case: RequestCase) -> str:
         """By which the request is placed, or will be."""
         wish = case.request.policy
         return case.policy or (wish if wish in self._policies else self.settings.policy)
 
-    def _view(self, case: Case, fleet: Fleet, now_ms: int) -> View:
+    def _view(self, case: RequestCase, fleet: Fleet, now_ms: int) -> View:
         if self.estimates.changed:
             for (life, role), pace in self.estimates.changed.items():
                 fleet.set_pace(life, role, pace)
             self.estimates.changed.clear()
         return View(case, fleet, self.prefixes, self.estimates, now_ms)
 
-    def _weights_of(self, case: Case) -> tuple[float, float]:
+    def _weights_of(self, case: RequestCase) -> tuple[float, float]:
         if case.weights is None:
             request = case.request
             w_ttft, w_tpot = self._weights[request.priority]
@@ -170,7 +170,7 @@ class Placer:
             )
         return case.weights
 
-    def _turn(self, view: View, local: Worker, decode: Worker | None) -> Turn:
+    def _turn(self, view: View, local: Worker, decode: Worker | None) -> PlacementTurn:
         """The question for the policy: on that worker, or decoded there after prefill."""
         case = view.case
         if case.ticket == UNTICKETED and view.home is not None:
@@ -191,14 +191,14 @@ class Placer:
                 prefill=prefill,
                 append_tokens=append_tokens,
                 prefill_tokens=prefill_tokens,
-                moved_tokens=view.lacking(decode),
+                moved_tokens=view.uncached_tokens(decode),
                 prompt_tokens=case.prompt_tokens,
                 max_tokens=case.max_tokens,
                 weights=(w_ttft, w_tpot),
                 now_ms=view.now_ms,
             )
             local_ms, remote_ms = estimate.ttft_local_ms, estimate.ttft_remote_ms
-        return Turn(
+        return PlacementTurn(
             ticket=case.ticket,
             prompt_tokens=case.prompt_tokens,
             context_tokens=0 if case.session is None else case.session.context_tokens,
@@ -233,7 +233,7 @@ class Placer:
         prefill = view.prefill(view.open(Role.PREFILL))
         if prefill is None or view.prefill_ms()[prefill.row] > view.append_at_ms(replica):
             return self._on_replica(view, replica)
-        remote = self._remote(view, Choice(False, view.away))
+        remote = self._remote(view, Choice(False, view.away_reason))
         return remote or self._on_replica(view, replica)
 
     def _anywhere(self, view: View) -> Placement | None:
@@ -242,13 +242,13 @@ class Placer:
         policy = self._policies[case.policy]
         worker = view.appender() if policy.first_turns else None
         if worker is None:
-            return self._remote(view, Choice(False, view.away))
+            return self._remote(view, Choice(False, view.away_reason))
         choice = policy.choose(self._turn(view, worker, view.decode(0.0)))
         choice = self._timely(view, worker, choice)
         if choice.local:
             return self._local(view, worker, choice)
         if choice.estimate is not None:  # it tells why
-            choice = choice.overruled(view.away, local=False)
+            choice = choice.overrule(view.away_reason, local=False)
         return self._remote(view, choice)
 
     def _timely(self, view: View, local: Worker, choice: Choice) -> Choice:
@@ -267,7 +267,7 @@ class Placer:
         else:
             is_late = missed_remote > 0 and missed_remote > view.missed_local(local)
         if is_late:
-            return choice.overruled(Reason.DEADLINE_NEAR, local=not choice.local)
+            return choice.overrule(Reason.DEADLINE_NEAR, local=not choice.local)
         return choice
 
     def _in_turn(self, view: View) -> Placement | None:
@@ -275,10 +275,10 @@ class Placer:
         home, fixed = view.home, view.case.policy == PAIRS
         pair = self._turns.pair(view.fleet, home, view.now_ms, fixed=fixed)
         at_home = home is not None and pair[1] is home
-        choice = Choice(False, Reason.SESSION_WORKER if at_home else view.away)
+        choice = Choice(False, Reason.SESSION_WORKER if at_home else view.away_reason)
         placement = self._remote(view, choice, pair)
         if placement is not None:
-            self._turns.give(home, *pair)
+            self._turns.record_turn(home, *pair)
         return placement
 
     def _remote(self, view: View, choice: Choice, pair: Pair | None = None) -> Placement | None:
@@ -291,7 +291,7 @@ class Placer:
         prefill, decode = pair or view.pair
         if prefill is None:
             return None
-        decode_ahead_tokens = view.held_at(decode) - view.held_at(prefill)
+        decode_ahead_tokens = view.cached_tokens(decode) - view.cached_tokens(prefill)
         wish = wishes.orchestration(self.settings, case.request)
         way = orchestration.choose(
             self.settings, wish, case.max_tokens, prefill, decode, decode_ahead_tokens
@@ -322,8 +322,8 @@ class Placer:
         if view.case.policy != ROUND_ROBIN:
             worker = view.replica()
         else:
-            worker = self._turns.one(view.fleet, view.home, view.now_ms, Role.REPLICA)
-            self._turns.give(view.home, worker)
+            worker = self._turns.next_worker(view.fleet, view.home, view.now_ms, Role.REPLICA)
+            self._turns.record_turn(view.home, worker)
         return None if worker is None else self._on_replica(view, worker)
 
     def _on_replica(self, view: View, worker: Worker) -> Placement:
@@ -332,10 +332,10 @@ class Placer:
             reason = Reason.SESSION_WORKER
         elif case.session is not None:
             reason = view.why_away(Role.REPLICA)
-        elif not view.fleet.any_lives(Role.DECODE, view.now_ms):
+        elif not view.fleet.has_living(Role.DECODE, view.now_ms):
             reason = Reason.ONLY_REPLICAS
         else:
-            reason = Reason.PREFIX_CACHED if view.held_at(worker) else Reason.LEAST_WORK
+            reason = Reason.PREFIX_CACHED if view.cached_tokens(worker) else Reason.LEAST_WORK
         return self._placement(view, Mode.REPLICA, Choice(False, reason), None, worker)
 
     def _placement(
@@ -345,7 +345,7 @@ class Placer:
         choice: Choice,
         prefill: Worker | None,
         decode: Worker | None,
-        way: Way = _NO_PAIR,
+        way: OrchestrationChoice = _NO_PAIR,
     ) -> Placement:
         case = view.case
         first_ms = self._dispatched(view, prefill, decode)
@@ -365,9 +365,9 @@ class Placer:
             first_ms=first_ms,
             estimate=choice.estimate,
             policy_reason=choice.policy_reason,
-            prefill_cached_tokens=view.held_at(prefill),
-            decode_cached_tokens=view.held_at(decode),
-            missed=wishes.missed(
+            prefill_cached_tokens=view.cached_tokens(prefill),
+            decode_cached_tokens=view.cached_tokens(decode),
+            unmet_wishes=wishes.unmet_wishes(
                 self.settings, case.request, self._policies, policy=policy, mode=mode, way=way
             ),
         )
@@ -378,19 +378,19 @@ class Placer:
         case, now_ms = view.case, view.now_ms
         if prefill is not None:
             first_ms = view.remote_first_ms(prefill)
-            case.note = self.estimates.remote(
+            case.note = self.estimates.note_remote(
                 prefill,
                 decode,
                 view.to_compute_at(prefill),
                 case.max_tokens,
                 now_ms,
-                view.lacking(decode),
+                view.uncached_tokens(decode),
                 case.prompt_tokens,
             )
             return first_ms
         assert decode is not None
         first_ms, tokens = view.append_at_ms(decode), view.to_compute_at(decode)
-        case.note = self.estimates.in_place(
+        case.note = self.estimates.note_local(
             decode, tokens, case.max_tokens, now_ms, case.prompt_tokens
         )
         token_ms = self.estimates.speeds.append_ms_per_token * decode.pace

@@ -23,7 +23,7 @@ _SLACK_SHARE = 0.25  # what is not the sooner way may be expected to take so muc
 
 
 @frozen
-class Turn:
+class PlacementTurn:
     """What a policy may know of a turn, and of the one decode worker that it is asked about."""
 
     ticket: int  # number of the choice on this router, from 1; kept while the request waits
@@ -52,7 +52,7 @@ class Choice(NamedTuple):
     estimate: Estimate | None = None
     policy_reason: Reason = Reason.UNKNOWN  # where the placer says another one
 
-    def overruled(self, reason: Reason, *, local: bool) -> "Choice":
+    def overrule(self, reason: Reason, *, local: bool) -> "Choice":
         """So placed for that reason; what the policy said, of which the estimate tells, is kept."""
         return Choice(local, reason, self.estimate, self.reason)
 
@@ -62,11 +62,11 @@ class Policy(Protocol):
 
     first_turns: bool  # asked of them too, and of later turns whose worker is gone
 
-    def choose(self, turn: Turn) -> Choice:
+    def choose(self, turn: PlacementTurn) -> Choice:
         """Where to compute the prompt."""
 
 
-class Conditional:
+class ConditionalPolicy:
     """Remote only if much is to be computed and prefill workers get to it soon (Dynamo, 2025), or
     sooner than the decode worker.
 
@@ -79,7 +79,7 @@ class Conditional:
         self._tokens_max = settings.max_local_prefill_tokens
         self._queue_max = settings.max_prefill_queue
 
-    def choose(self, turn: Turn) -> Choice:
+    def choose(self, turn: PlacementTurn) -> Choice:
         """By length first, then by queue."""
         if turn.append_tokens <= self._tokens_max:
             return Choice(True, Reason.BELOW_LENGTH)
@@ -88,7 +88,7 @@ class Conditional:
         return Choice(False, Reason.ABOVE_LENGTH)
 
 
-class Static:
+class StaticPolicy:
     """A fixed share of turns is local: 0 is plain disaggregation, 1 append-prefill (PPD).
 
     Tickets times the golden ratio, modulo 1, are a sequence of low discrepancy (Weyl; Kuipers and
@@ -100,12 +100,12 @@ class Static:
     def __init__(self, settings: RouterSettings) -> None:
         self._share = settings.local_share
 
-    def choose(self, turn: Turn) -> Choice:
+    def choose(self, turn: PlacementTurn) -> Choice:
         """By the ticket alone."""
         return Choice(turn.ticket * _GOLDEN % 1.0 < self._share, Reason.FIXED_SHARE)
 
 
-class Tabled:
+class TablePolicy:
     """PPD, algorithm 1, phase 2: the score of the measured cell that is nearest to the turn."""
 
     first_turns = False
@@ -113,7 +113,7 @@ class Tabled:
     def __init__(self, table: PpdTable) -> None:
         self._table = table
 
-    def choose(self, turn: Turn) -> Choice:
+    def choose(self, turn: PlacementTurn) -> Choice:
         """Remote where nothing was measured for contexts of this length."""
         new_tokens = turn.prompt_tokens - turn.context_tokens
         at = self._table.bin_of(turn.context_tokens, new_tokens, turn.max_tokens, turn.load)
@@ -129,7 +129,7 @@ class Tabled:
         return Choice(estimate.score > 0, Reason.TABLE, estimate)
 
 
-class Learned:
+class LearnedPolicy:
     """The score of PPD, with a price for KV that moves, from what was learned online; while that is
     too little, as `Conditional`.
 
@@ -144,9 +144,9 @@ class Learned:
 
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
-        self._fallback = Conditional(settings)
+        self._fallback = ConditionalPolicy(settings)
 
-    def choose(self, turn: Turn) -> Choice:
+    def choose(self, turn: PlacementTurn) -> Choice:
         """By the estimate of the turn, which must have one."""
         estimate = turn.estimate
         assert estimate is not None
@@ -159,17 +159,17 @@ class Learned:
             local, reason = not local, Reason.EXPLORING
         return Choice(local, reason, estimate)
 
-    def _assumes(self, turn: Turn) -> bool:
+    def _assumes(self, turn: PlacementTurn) -> bool:
         if turn.alone or not turn.has_home:
             return turn.alone
         return self._fallback.choose(turn).local
 
-    def _in_time(self, turn: Turn, estimate: Estimate) -> bool:
+    def _in_time(self, turn: PlacementTurn, estimate: Estimate) -> bool:
         """Whether no price for moving KV is paid with the deadline."""
         late_ms = max(estimate.ttft_remote_ms, _SLACK_SHARE * turn.slack_ms)
         return estimate.ttft_local_ms <= late_ms
 
-    def _explores(self, turn: Turn, expected_ms: float) -> bool:
+    def _explores(self, turn: PlacementTurn, expected_ms: float) -> bool:
         share = self._settings.explore_share
         return (
             turn.has_home
@@ -182,17 +182,17 @@ class Learned:
 def policies_by_name(settings: RouterSettings, table: PpdTable | None) -> dict[str, Policy]:
     """All that need no table, and `table` where there is one; raises ConfigError where the
     settings want that and there is none."""
-    found: dict[str, Policy] = {
-        "learned": Learned(settings),
-        "conditional": Conditional(settings),
-        "static": Static(settings),
-        **dict.fromkeys(NEVER_ASKED, Static(settings)),
+    policies: dict[str, Policy] = {
+        "learned": LearnedPolicy(settings),
+        "conditional": ConditionalPolicy(settings),
+        "static": StaticPolicy(settings),
+        **dict.fromkeys(NEVER_ASKED, StaticPolicy(settings)),
     }
     if table is not None:
-        found["table"] = Tabled(table)
-    if settings.policy not in found:
+        policies["table"] = TablePolicy(table)
+    if settings.policy not in policies:
         raise ConfigError(
             "router.table: expected the file of a table for policy table, found none; make one "
             "with `trivium plan ppd`"
         )
-    return found
+    return policies

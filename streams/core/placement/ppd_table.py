@@ -21,7 +21,7 @@ Bin = tuple[int, int, int, int]  # one number per axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class PpdCell:
     """What was measured in one bin, as shares of the remote figures."""
 
     bin: Bin
@@ -40,12 +40,12 @@ class PpdTable:
     `load` is `streams/core/placement/selection.py`'s. Raises ConfigError for anything else.
     """
 
-    def __init__(self, edges: Mapping[str, Sequence[float]], cells: Sequence[Cell]) -> None:
+    def __init__(self, edges: Mapping[str, Sequence[float]], cells: Sequence[PpdCell]) -> None:
         self.edges = {axis: _edges(axis, edges) for axis in AXES}
         sizes = [len(self.edges[axis]) + 1 for axis in AXES]
         if prod(sizes) > BINS_MAX:
             raise ConfigError(f"table: expected at most {BINS_MAX} bins, found {prod(sizes)}")
-        self.cells: dict[Bin, Cell] = {}
+        self.cells: dict[Bin, PpdCell] = {}
         for cell in cells:
             fits = all(0 <= at < size for at, size in zip(cell.bin, sizes, strict=True))
             if not fits or cell.bin in self.cells:
@@ -53,7 +53,7 @@ class PpdTable:
                     f"table: expected each bin below {sizes} once, found {list(cell.bin)}"
                 )
             self.cells[cell.bin] = cell
-        self._found: dict[Bin, Cell | None] = {}
+        self._nearest_cells: dict[Bin, PpdCell | None] = {}
 
     def bin_of(
         self, context_tokens: float, new_tokens: float, answer_tokens: float, load: float
@@ -67,20 +67,20 @@ class PpdTable:
             bisect_right(edges["load"], load),
         )
 
-    def find(self, at: Bin) -> Cell | None:
+    def find(self, at: Bin) -> PpdCell | None:
         """The cell of a bin, else the nearest one of the same context bin, if there is one."""
-        if at not in self._found:
+        if at not in self._nearest_cells:
             near = [cell for cell in self.cells.values() if cell.bin[0] == at[0]]
             near.sort(key=lambda cell: (_distance(cell.bin, at), cell.bin))
-            self._found[at] = near[0] if near else None
-        return self._found[at]
+            self._nearest_cells[at] = near[0] if near else None
+        return self._nearest_cells[at]
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "PpdTable":
         """The inverse of `to_dict`."""
         try:
             cells = [
-                Cell(
+                PpdCell(
                     bin=(int(c["bin"][0]), int(c["bin"][1]), int(c["bin"][2]), int(c["bin"][3])),
                     gain_ttft=_finite(c["gain_ttft"]),
                     loss_tpot=_finite(c["loss_tpot"]),
@@ -102,10 +102,10 @@ class PpdTable:
 
 
 def _edges(axis: str, edges: Mapping[str, Sequence[float]]) -> tuple[float, ...]:
-    found = tuple(_finite(edge) for edge in edges[axis])
-    if any(low >= high for low, high in zip(found, found[1:], strict=False)):
-        raise ConfigError(f"table: expected rising edges of {axis}, found {list(found)}")
-    return found
+    axis_edges = tuple(_finite(edge) for edge in edges[axis])
+    if any(low >= high for low, high in zip(axis_edges, axis_edges[1:], strict=False)):
+        raise ConfigError(f"table: expected rising edges of {axis}, found {list(axis_edges)}")
+    return axis_edges
 
 
 def _finite(value: Any) -> float:
@@ -114,5 +114,5 @@ def _finite(value: Any) -> float:
     return float(value)
 
 
-def _distance(one: Bin, other: Bin) -> int:
-    return sum(abs(a - b) for a, b in zip(one, other, strict=True))
+def _distance(first: Bin, second: Bin) -> int:
+    return sum(abs(a - b) for a, b in zip(first, second, strict=True))

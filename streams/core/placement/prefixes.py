@@ -24,7 +24,7 @@ import numpy as np
 
 from schemas.prefix import unpack
 from schemas.records import KvEvents
-from streams.core.fleet.workers import Flags, Life, Pool, Rows, Worker
+from streams.core.fleet.workers import Flags, Life, Rows, Worker, WorkerPool
 
 SEGMENT = 256  # hashes; a portion of the sweep
 SLOTS_MAX = 4_096  # lives in use, or not swept yet; others are not indexed
@@ -58,7 +58,7 @@ class PrefixIndex:
         self._segments: deque[list[int]] = deque([[]])
         self._holders: OrderedDict[str, _Holder] = OrderedDict()  # in order of their last batch
         self._slots: list[_Holder | None] = []
-        self._slots_of: WeakKeyDictionary[Pool, tuple[int, Rows, int]] = WeakKeyDictionary()
+        self._slots_of: WeakKeyDictionary[WorkerPool, tuple[int, Rows, int]] = WeakKeyDictionary()
         self._live = 0  # mask of slots in use
         self._of_size: dict[int, int] = {}  # block size: mask of slots in use
         self._free: list[int] = []
@@ -86,13 +86,15 @@ class PrefixIndex:
         """Of all workers of which something is known."""
         return tuple(self._of_size)
 
-    def renamed(self, names: Callable[[int], Iterable[int]]) -> "PrefixIndex":
+    def map_hashes(self, names: Callable[[int], Iterable[int]]) -> "PrefixIndex":
         """The same knowledge of blocks under other names, one or more for each."""
         masks = {name: mask for value, mask in self._masks.items() for name in names(value)}
-        segments = deque([n for value in each for n in names(value)] for each in self._segments)
-        other = PrefixIndex(self.blocks_max)
-        other.__setstate__({**self.__getstate__(), "_masks": masks, "_segments": segments})
-        return other
+        segments = deque(
+            [n for value in segment for n in names(value)] for segment in self._segments
+        )
+        index = PrefixIndex(self.blocks_max)
+        index.__setstate__({**self.__getstate__(), "_masks": masks, "_segments": segments})
+        return index
 
     def apply(self, record: KvEvents) -> None:
         """Fold one batch. Repeated batches are nothing new; after a lost one the worker is unknown
@@ -129,26 +131,26 @@ class PrefixIndex:
         holder = self._holders.get(life[0])
         return holder.slot if holder is not None and holder.life == life else NO_SLOT
 
-    def tells(self, life: Life) -> bool:
+    def is_complete_for(self, life: Life) -> bool:
         """Whether what is not known to be held by this life of a worker is not held by it."""
         return not self._overflowed and self.slot(life) != NO_SLOT
 
-    def _slots_in(self, pool: Pool) -> tuple[int, Rows, int]:
+    def _slots_in(self, pool: WorkerPool) -> tuple[int, Rows, int]:
         """Version; per row of a pool the worker's slot, NO_SLOT where nothing is known; all of them
         as a mask. Remembered until a slot is given or taken (`make bench-decisions`)."""
-        known = self._slots_of.get(pool)
-        if known is None or known[0] != self.version:
+        cached_slots = self._slots_of.get(pool)
+        if cached_slots is None or cached_slots[0] != self.version:
             slots = [self.slot(worker.life) for worker in pool.workers]
             mask = sum(1 << slot for slot in slots if slot != NO_SLOT)
-            known = self._slots_of[pool] = self.version, np.array(slots, np.int64), mask
-        return known
+            cached_slots = self._slots_of[pool] = self.version, np.array(slots, np.int64), mask
+        return cached_slots
 
     def levels_of(self, chain_of: Callable[[int], Sequence[int]]) -> Levels:
         """How much of the prompt whose chain per block size is given which slots hold."""
-        found: Levels = []
+        levels: Levels = []
         for block_size in self._of_size:
-            found += self.levels(chain_of(block_size), block_size)
-        return found
+            levels += self.levels(chain_of(block_size), block_size)
+        return levels
 
     def held_by(self, worker: Worker, levels: Levels) -> int:
         """Leading tokens that a worker holds."""
@@ -159,7 +161,7 @@ class PrefixIndex:
                     return tokens
         return 0
 
-    def rows_holding(self, pool: Pool, levels: Levels) -> list[tuple[int, Flags]]:
+    def rows_holding(self, pool: WorkerPool, levels: Levels) -> list[tuple[int, Flags]]:
         """Leading tokens, and which rows of a pool hold so many or more, the least first."""
         _, slots, of_pool = self._slots_in(pool)
         return [
@@ -191,31 +193,31 @@ class PrefixIndex:
         levels: Levels = [(count * block_size, last)] if last else []
         pending = [(0, count - 1, first, last)] if first != last else []
         while pending:
-            low, high, held, kept = pending.pop()
+            low, high, low_mask, high_mask = pending.pop()
             exact = len(levels) < DEPTHS_MAX
             while exact and high - low > 1:
                 middle = (low + high) // 2
-                through = mask_of(hashes[middle], 0) & held | kept
-                if through == held:
+                through = mask_of(hashes[middle], 0) & low_mask | high_mask
+                if through == low_mask:
                     low = middle
-                elif through == kept:
+                elif through == high_mask:
                     high = middle
                 else:  # bits are lost on both sides: first on the right, at greater depths
-                    pending.append((low, middle, held, through))
-                    low, held = middle, through
-            levels.append(((low + 1) * block_size, held))
+                    pending.append((low, middle, low_mask, through))
+                    low, low_mask = middle, through
+            levels.append(((low + 1) * block_size, low_mask))
         return levels
 
     def depths(self, hashes: Sequence[int], block_size: int) -> dict[Life, int]:
         """Cached leading blocks of a chain by worker life; as `levels`."""
-        found: dict[Life, int] = {}
+        depths: dict[Life, int] = {}
         for tokens, mask in reversed(self.levels(hashes, block_size)):
             while mask:
                 holder = self._slots[(mask & -mask).bit_length() - 1]
                 mask &= mask - 1
                 assert holder is not None, "bits of slots that are free are masked out"
-                found[holder.life] = tokens // block_size
-        return found
+                depths[holder.life] = tokens // block_size
+        return depths
 
     @property
     def is_swept(self) -> bool:
@@ -228,29 +230,29 @@ class PrefixIndex:
             if self._cursor >= len(self._segments):
                 self._end_round()
             segment = self._segments[self._cursor]
-            self._put_back(self._kept(segment) if self._rounds_due else segment)
+            self._put_back(self._drop_unheld(segment) if self._rounds_due else segment)
 
-    def _kept(self, segment: list[int]) -> list[int]:
+    def _drop_unheld(self, segment: list[int]) -> list[int]:
         """What of a segment somebody holds; the rest is dropped."""
         masks, live = self._masks, self._live
-        kept = [value for value in segment if masks[value] & live]
-        if len(kept) < len(segment):
+        held_values = [value for value in segment if masks[value] & live]
+        if len(held_values) < len(segment):
             for value in segment:
                 if not masks[value] & live:
                     del masks[value]
         if self._retired or self._leaving:
-            for value in kept:
+            for value in held_values:
                 masks[value] &= live
-        return kept
+        return held_values
 
-    def _put_back(self, kept: list[int]) -> None:
+    def _put_back(self, segment: list[int]) -> None:
         """Store a swept segment, joined with the one before it where both are small."""
         at = self._cursor
-        if at and len(self._segments[at - 1]) + len(kept) <= self._segment_max:
-            self._segments[at - 1].extend(kept)
+        if at and len(self._segments[at - 1]) + len(segment) <= self._segment_max:
+            self._segments[at - 1].extend(segment)
             del self._segments[at]
         else:
-            self._segments[at] = kept
+            self._segments[at] = segment
             self._cursor += 1
 
     def _end_round(self) -> None:

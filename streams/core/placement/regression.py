@@ -73,17 +73,17 @@ class Regression:
     def _update(self, x: list[float], error: float) -> None:
         covariance = self._covariance
         gain = [sum(map(mul, row, x)) for row in covariance]
-        noise, known = self._spread**2, sum(map(mul, x, gain))
-        if known <= 0.0:
+        noise, variance = self._spread**2, sum(map(mul, x, gain))
+        if variance <= 0.0:
             return  # nothing is left to be learned from this
-        kept = FORGETTING - (1 - FORGETTING) * noise / known
-        share = kept / (FORGETTING * (noise + known))
-        step = error / (noise + known)
+        retention = FORGETTING - (1 - FORGETTING) * noise / variance
+        share = retention / (FORGETTING * (noise + variance))
+        step = error / (noise + variance)
         for i, of_row in enumerate(gain):
             self.coefficients[i] = max(0.0, self.coefficients[i] + of_row * step)
             covariance[i] = [
-                value - of_row * each * share
-                for value, each in zip(covariance[i], gain, strict=True)
+                value - of_row * column_gain * share
+                for value, column_gain in zip(covariance[i], gain, strict=True)
             ]
         for i, prior in enumerate(self._prior):  # one factor for row and column: a covariance stays
             if covariance[i][i] > prior:

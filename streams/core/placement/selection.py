@@ -15,8 +15,8 @@ import numpy as np
 
 from schemas.records import Candidate, Reason, Role, Session
 from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import NOT_LISTED, Flags, Numbers, Pool, Worker
-from streams.core.placement.case import Case
+from streams.core.fleet.workers import NOT_LISTED, Flags, Numbers, Worker, WorkerPool
+from streams.core.placement.case import RequestCase
 from streams.core.placement.estimates import Amount, Estimates
 from streams.core.placement.prefixes import NO_SLOT, Levels, PrefixIndex
 
@@ -25,14 +25,19 @@ _ROLES_OF_LOAD = ((Role.PREFILL, Role.DECODE), (Role.REPLICA,))
 _TIE_MS = 1e-9  # per request: so little decides between equals only
 MARGIN = 1.3  # of an answer's expected time: most take no longer
 _TRIES_MAX = 4  # workers of which it is asked what would miss its deadline there
-TOLD_MS = 1_000  # by then a worker has told what it holds of an answer
+REPORTED_AFTER_MS = 1_000  # by then a worker has told what it holds of an answer
 
 
 class View:
     """A request among the workers at one moment."""
 
     def __init__(
-        self, case: Case, fleet: Fleet, prefixes: PrefixIndex, estimates: Estimates, now_ms: int
+        self,
+        case: RequestCase,
+        fleet: Fleet,
+        prefixes: PrefixIndex,
+        estimates: Estimates,
+        now_ms: int,
     ) -> None:
         self.case = case
         self.fleet = fleet
@@ -43,8 +48,8 @@ class View:
         self._held_at: dict[Worker, int] = {}
         self._prefill_ms: Numbers | None = None
         self.home: Worker | None = None  # the living worker that holds the session's KV
-        self.away = Reason.FIRST_TURN  # why the request goes elsewhere, if it does
-        self._told = False  # whether home has told all that it holds
+        self.away_reason = Reason.FIRST_TURN  # why the request goes elsewhere, if it does
+        self._has_reported = False  # whether home has told all that it holds
         if case.session is not None:
             self._find_home(case.session)
 
@@ -54,15 +59,15 @@ class View:
         return load(self.fleet, self.now_ms)
 
     def _find_home(self, session: Session) -> None:
-        self.away = Reason.SESSION_WORKER_GONE
+        self.away_reason = Reason.SESSION_WORKER_GONE
         for role in _ROLES_OF_HOME:
             worker = self.fleet.worker(session.decode_worker, role)
             if worker is None or worker.row == NOT_LISTED:
                 continue
-            if worker.epoch == session.worker_epoch and worker.lives(self.now_ms):
-                self.home, self.away = worker, Reason.SESSION_WORKER_FULL
-                told = self.now_ms - session.last_used_ms >= TOLD_MS
-                self._told = told and self._prefixes.tells(worker.life)
+            if worker.epoch == session.worker_epoch and worker.is_alive(self.now_ms):
+                self.home, self.away_reason = worker, Reason.SESSION_WORKER_FULL
+                had_time = self.now_ms - session.last_used_ms >= REPORTED_AFTER_MS
+                self._has_reported = had_time and self._prefixes.is_complete_for(worker.life)
                 return
 
     def _history_tokens(self, home: Worker) -> int:
@@ -80,22 +85,22 @@ class View:
 
     def why_away(self, role: Role) -> Reason:
         """Why a worker of that role has the request, that does not hold its session's KV."""
-        return Reason.DEADLINE_NEAR if self.home_takes(role) else self.away
+        return Reason.DEADLINE_NEAR if self.home_takes(role) else self.away_reason
 
-    def held_at(self, worker: Worker | None) -> int:
+    def cached_tokens(self, worker: Worker | None) -> int:
         """Leading prompt tokens that one worker is thought to hold."""
         if worker is None:
             return 0
-        found = self._held_at.get(worker)
-        if found is None:
-            found = self._prefixes.held_by(worker, self._find_levels())
-            if worker is self.home and not self._told:
-                found = max(found, self._history_tokens(worker))
+        held_tokens = self._held_at.get(worker)
+        if held_tokens is None:
+            held_tokens = self._prefixes.held_by(worker, self._find_levels())
+            if worker is self.home and not self._has_reported:
+                held_tokens = max(held_tokens, self._history_tokens(worker))
             warm = self.case.warm
             if warm is not None and warm.life == worker.life:
-                found = max(found, min(warm.tokens, self.case.prompt_tokens))
-            self._held_at[worker] = found
-        return found
+                held_tokens = max(held_tokens, min(warm.tokens, self.case.prompt_tokens))
+            self._held_at[worker] = held_tokens
+        return held_tokens
 
     def _find_levels(self) -> Levels:
         if self._levels is None:
@@ -106,7 +111,7 @@ class View:
         """Hashes of the prompt, as far as somebody may hold it. What the session's worker holds of
         its history is known anyway: there, only another worker is a reason to hash on."""
         case, home_slot, history_tokens = self.case, NO_SLOT, 0
-        if self.home is not None and case.session is not None and not self._told:
+        if self.home is not None and case.session is not None and not self._has_reported:
             home_slot = self._prefixes.slot(self.home.life)
             history_tokens = case.session.context_tokens
 
@@ -116,25 +121,25 @@ class View:
 
         return case.chain(block_size, is_held)
 
-    def lacking(self, worker: Worker | None) -> int:
+    def uncached_tokens(self, worker: Worker | None) -> int:
         """Prompt tokens that one worker is not thought to hold, whose KV would be moved there."""
-        return self.case.prompt_tokens - self.held_at(worker)
+        return self.case.prompt_tokens - self.cached_tokens(worker)
 
     def to_compute_at(self, worker: Worker) -> int:
         """As `to_compute`, for one worker."""
-        return max(1, self.case.prompt_tokens - self.held_at(worker))
+        return max(1, self.case.prompt_tokens - self.cached_tokens(worker))
 
     def to_compute(self, role: Role) -> Numbers:
         """Per row: prompt tokens to compute; engines compute at least the last one."""
         pool, prompt_tokens, home = self.fleet.pools[role], self.case.prompt_tokens, self.home
-        found = np.empty(len(pool.workers))
-        found.fill(max(1, prompt_tokens))
+        missing_tokens = np.empty(len(pool.workers))
+        missing_tokens.fill(max(1, prompt_tokens))
         for tokens, rows in self._prefixes.rows_holding(pool, self._find_levels()):
-            found[rows] = max(1, prompt_tokens - tokens)
+            missing_tokens[rows] = max(1, prompt_tokens - tokens)
         for worker in (home, self._warm_in(role)):
             if worker is not None and worker.role is role:
-                found[worker.row] = self.to_compute_at(worker)
-        return found
+                missing_tokens[worker.row] = self.to_compute_at(worker)
+        return missing_tokens
 
     def _warm_in(self, role: Role) -> Worker | None:
         """The listed worker that was told to compute the prompt's beginning."""
@@ -172,7 +177,7 @@ class View:
         took_ms = (speeds.append_base_ms + others_ms + own_ms) * worker.pace
         return worker.waiting_ms(self.now_ms) + took_ms
 
-    def _sharing_ms(self, pool: Pool) -> Numbers:
+    def _sharing_ms(self, pool: WorkerPool) -> Numbers:
         """Per row: what the requests that run there add to the time of the whole answer."""
         speeds = self._speeds
         token_ms = (
@@ -181,16 +186,16 @@ class View:
         ends_ms = (speeds.step_ms + token_ms) * speeds.answer_tokens  # of an answer there
         return token_ms * pool.pace * self.case.max_tokens + self._full_share(pool) * ends_ms
 
-    def _full_share(self, pool: Pool) -> Numbers:
+    def _full_share(self, pool: WorkerPool) -> Numbers:
         """Per row: the share of its requests that have to end before it has room for this one."""
         tokens = pool.batch_tokens + (self.case.prompt_tokens + self.case.max_tokens)
-        over_tokens = np.maximum(tokens - pool.room_tokens, 0.0)
+        over_tokens = np.maximum(tokens - pool.capacity_tokens, 0.0)
         share: Numbers = over_tokens / np.maximum(pool.batch_tokens, 1.0)
         return share
 
     def prefill(self, among: Flags) -> Worker | None:
         """Where prefill ends soonest."""
-        return least(self.fleet.pools[Role.PREFILL], self.prefill_ms(), among)
+        return pick_cheapest(self.fleet.pools[Role.PREFILL], self.prefill_ms(), among)
 
     @cached_property
     def pair(self) -> tuple[Worker | None, Worker | None]:
@@ -224,15 +229,15 @@ class View:
         token_ms = estimates.token_ms(worker, now_ms)
         with_ms = estimates.token_ms(worker, now_ms, 1, case.prompt_tokens)
         own_ms = estimates.answer_share * case.max_tokens * with_ms
-        own = _late(own_ms, case.request.deadline_ms - now_ms - first_ms)
-        left_tokens, left_ms = self._left(worker, token_ms)
+        own_risk = _late(own_ms, case.request.deadline_ms - now_ms - first_ms)
+        left_tokens, left_ms = self._remaining_work(worker, token_ms)
         waiting_ms = estimates.stall_ms(worker.waiting_tokens(now_ms), token_ms)
         stall_ms = waiting_ms + estimates.stall_ms(append_tokens, token_ms)
         without = _late(left_tokens * token_ms + waiting_ms, left_ms)
-        others = _late(left_tokens * with_ms + stall_ms, left_ms) - without
-        return float(own + others.sum())
+        other_risks = _late(left_tokens * with_ms + stall_ms, left_ms) - without
+        return float(own_risk + other_risks.sum())
 
-    def _left(self, worker: Worker, token_ms: float) -> tuple[Numbers, Numbers]:
+    def _remaining_work(self, worker: Worker, token_ms: float) -> tuple[Numbers, Numbers]:
         """Per answer of a worker: how many tokens are still to come, and the ms for that. Of one
         under way the router knows when it was expected to begin and how fast the worker is."""
         answers = worker.answers
@@ -280,11 +285,11 @@ def _late(need_ms: Amount, left_ms: Amount) -> Amount:
     return share
 
 
-def least(pool: Pool, cost_ms: Numbers, among: Flags) -> Worker | None:
+def pick_cheapest(pool: WorkerPool, cost_ms: Numbers, among: Flags) -> Worker | None:
     """The worker that costs least among the marked rows."""
     if not pool.workers:
         return None
-    cost_ms = cost_ms + pool.taken * _TIE_MS
+    cost_ms = cost_ms + pool.last_dispatch * _TIE_MS
     row = int(cost_ms.argmin())
     if not among[row]:
         row = int(np.where(among, cost_ms, np.inf).argmin())
@@ -292,7 +297,7 @@ def least(pool: Pool, cost_ms: Numbers, among: Flags) -> Worker | None:
 
 
 def _timeliest(
-    pool: Pool,
+    pool: WorkerPool,
     cost_ms: Numbers,
     among: Flags,
     first: Worker | None,
@@ -300,13 +305,13 @@ def _timeliest(
 ) -> Worker | None:
     """The first one, or the worker that costs least; where deadlines are missed there, the one of
     the next few where the fewest are."""
-    worker = best = first or least(pool, cost_ms, among)
+    worker = best = first or pick_cheapest(pool, cost_ms, among)
     if worker is None or not (fewest := missed(worker)):
         return worker
     among = among.copy()
     for _ in range(_TRIES_MAX - 1):
         among[worker.row] = False
-        worker = least(pool, cost_ms, among)
+        worker = pick_cheapest(pool, cost_ms, among)
         if worker is None or not fewest:
             break
         if (count := missed(worker)) < fewest:
@@ -334,18 +339,18 @@ def candidates(
     fleet: Fleet,
     chosen: Mapping[Worker, int],
     roles: Iterable[Role],
-    most: int,
+    limit: int,
     now_ms: int,
 ) -> tuple[Candidate, ...]:
     """What a decision looked at: the chosen workers first, with what they hold of the prompt, then
     others that live, `most` in all."""
-    found = [_candidate_of(worker, cached_tokens) for worker, cached_tokens in chosen.items()]
+    picks = [_candidate_of(worker, cached_tokens) for worker, cached_tokens in chosen.items()]
     for worker in chain.from_iterable(fleet.pools[role].workers for role in roles):
-        if len(found) >= most:
+        if len(picks) >= limit:
             break
-        if worker.lives(now_ms) and worker not in chosen:
-            found.append(_candidate_of(worker, 0))
-    return tuple(found[:most])
+        if worker.is_alive(now_ms) and worker not in chosen:
+            picks.append(_candidate_of(worker, 0))
+    return tuple(picks[:limit])
 
 
 def _candidate_of(worker: Worker, cached_tokens: int) -> Candidate:

@@ -9,8 +9,8 @@ from collections.abc import Container
 
 from schemas.records import Mode, Request, Unmet
 from streams.config import ORCHESTRATIONS, RouterSettings
-from streams.core.placement.case import ALL_MET, Missed
-from streams.core.placement.orchestration import Way
+from streams.core.placement.case import ALL_MET, UnmetWishes
+from streams.core.placement.orchestration import OrchestrationChoice
 
 
 def orchestration(settings: RouterSettings, request: Request) -> str:
@@ -20,25 +20,25 @@ def orchestration(settings: RouterSettings, request: Request) -> str:
     )
 
 
-def missed(
+def unmet_wishes(
     settings: RouterSettings,
     request: Request,
-    known: Container[str],
+    policies: Container[str],
     *,
     policy: str,
     mode: Mode,
-    way: Way,
-) -> Missed:
+    way: OrchestrationChoice,
+) -> UnmetWishes:
     """Compare a placement with what was wished; `known` are the policies that the router has."""
-    wished_policy, wished, unmet = "", "", Unmet.NONE
+    wished_policy, wished_orchestration, unmet = "", "", Unmet.NONE
     if request.policy and request.policy != policy:
         wished_policy = request.policy
-        unmet = Unmet.NO_WORKER if request.policy in known else Unmet.UNKNOWN_POLICY
+        unmet = Unmet.NO_WORKER if request.policy in policies else Unmet.UNKNOWN_POLICY
     if mode is Mode.REMOTE:
         if way.unmet is not Unmet.NONE:
-            wished, unmet = orchestration(settings, request), way.unmet
+            wished_orchestration, unmet = orchestration(settings, request), way.unmet
     elif request.orchestration not in ("", "auto"):
-        wished, unmet = request.orchestration, Unmet.NOT_REMOTE
+        wished_orchestration, unmet = request.orchestration, Unmet.NOT_REMOTE
     if unmet is Unmet.NONE:
         return ALL_MET
-    return Missed(policy=wished_policy, orchestration=wished, unmet=unmet)
+    return UnmetWishes(policy=wished_policy, orchestration=wished_orchestration, unmet=unmet)

@@ -38,7 +38,7 @@ class _Tenant:
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class QueuedRequest:
     """One waiting request; `level` is its class by now, 0 the best."""
 
     request_id: str
@@ -52,7 +52,7 @@ class Waiting:
     queue: "_Queue | None" = None  # where it waits; none once it is gone
 
 
-_Heap = list[tuple[int, int, Waiting]]
+_Heap = list[tuple[int, int, QueuedRequest]]
 
 
 @dataclass(slots=True, eq=False)
@@ -64,13 +64,13 @@ class _Queue:
     front: _Heap = field(default_factory=list)
     back: _Heap = field(default_factory=list)
 
-    def push(self, item: Waiting) -> None:
+    def push(self, item: QueuedRequest) -> None:
         item.queue = self
         self.tokens += item.tokens
         heappush(self.front, (item.key_ms, item.seq, item))
         heappush(self.back, (-item.key_ms, -item.seq, item))
 
-    def first(self, heap: _Heap) -> Waiting | None:
+    def first(self, heap: _Heap) -> QueuedRequest | None:
         """The first in one of the two that still waits here."""
         while heap and heap[0][2].queue is not self:
             heappop(heap)
@@ -91,7 +91,7 @@ class _Class:
         # What a tenant had been served when it was put in, at most what it has by now.
         self._turns: list[tuple[int, int, _Queue]] = []
 
-    def push(self, item: Waiting) -> None:
+    def push(self, item: QueuedRequest) -> None:
         owner = item.owner
         queue = self.queues.get(owner.tenant)
         if queue is None:
@@ -99,7 +99,7 @@ class _Class:
             heappush(self._turns, (owner.served, item.seq, queue))
         queue.push(item)
 
-    def next(self) -> Waiting | None:
+    def next(self) -> QueuedRequest | None:
         """Of the tenant that was served least; of equals, of the one that has waited longer."""
         turns = self._turns
         while turns:
@@ -114,7 +114,7 @@ class _Class:
                 return item
         return None
 
-    def worst(self) -> Waiting | None:
+    def worst(self) -> QueuedRequest | None:
         """Of the tenant whose requests are the most tokens, of equals of the last to come."""
         queues = [queue for queue in reversed(self.queues.values()) if queue.first(queue.back)]
         largest = max(queues, key=lambda queue: queue.tokens, default=None)
@@ -137,7 +137,7 @@ class Admission:
         self.tokens_max = tokens_max
         self.ageing_ms = ageing_ms
         self.tokens = 0
-        self._items: dict[str, Waiting] = {}
+        self._items: dict[str, QueuedRequest] = {}
         self._tenants: dict[str, _Tenant] = {}
         self._served = 0  # what the tenant had been served that was served last
         self._classes = [_Class() for _ in CLASSES]
@@ -176,7 +176,9 @@ class Admission:
         self._seq += 1
         key_ms, rises_ms = deadline_ms - work_ms, since_ms + self.ageing_ms
         owner = self._owner(tenant)
-        item = Waiting(request_id, owner, level, key_ms, self._seq, tokens, deadline_ms, rises_ms)
+        item = QueuedRequest(
+            request_id, owner, level, key_ms, self._seq, tokens, deadline_ms, rises_ms
+        )
         self.tokens += tokens
         owner.waiting += 1
         self._items[request_id] = item
@@ -207,7 +209,7 @@ class Admission:
         item.owner.served += item.tokens
         self.remove(request_id)
 
-    def answered(self, tenant: str, tokens: int) -> None:
+    def count_answer(self, tenant: str, tokens: int) -> None:
         """A tenant was served so many tokens of an answer."""
         self._owner(tenant).served += ANSWER_WEIGHT * tokens
 
@@ -248,13 +250,13 @@ class Admission:
             owner.served = max(owner.served, self._served)
         return owner
 
-    def _rise(self, item: Waiting, now_ms: int) -> None:
+    def _rise(self, item: QueuedRequest, now_ms: int) -> None:
         """To the class that the whole wait has earned, however late the call comes."""
         while item.level and item.rises_ms <= now_ms:
             item.level -= 1
             item.rises_ms += self.ageing_ms
 
-    def _enter(self, item: Waiting, now_ms: int) -> None:
+    def _enter(self, item: QueuedRequest, now_ms: int) -> None:
         """File under the class that is due."""
         if item.queue is not None:
             item.queue.tokens -= item.tokens

@@ -36,7 +36,7 @@ from schemas.records import (
 )
 from schemas.rules.citations import citation
 from schemas.rules.sizes import HISTORY_BYTES_MAX, PASSAGES_MAX, QUOTED_MAX
-from schemas.rules.tokens import may_be_put_in, token_count
+from schemas.rules.tokens import is_insertable, token_count
 
 _TOKEN_BYTES = 4
 _ENTRY_BYTES = 512  # of a remembered session, beside its tokens
@@ -45,24 +45,27 @@ _QUOTED_BYTES = 16  # of a quoted document, beside its names
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class PromptContext:
     """A request with its whole prompt, what was put in, and what its reader is told of it."""
 
     request: Request
     inserts: tuple[Insert, ...]  # those of earlier turns, then its own
-    own: tuple[Insert, ...]
-    told: StreamRetrieved
+    own_inserts: tuple[Insert, ...]
+    notice: StreamRetrieved
 
 
-def with_context(request: Request, retrieved: Retrieved) -> Context:
+def with_context(request: Request, retrieved: Retrieved) -> PromptContext:
     """The request's prompt with what was found for it."""
     retrieval = request.retrieval
     assert retrieval is not None, f"{request.request_id}: nothing was to be found"
-    found = () if retrieved.error is not None else retrieved.passages
-    passages, left_out = _chosen(retrieval, found)
-    own = _own(retrieval, passages)
-    inserts = (*_first(_standing(retrieved), retrieval.room_tokens - _tokens(own)), *own)
-    told = StreamRetrieved(
+    candidates = () if retrieved.error is not None else retrieved.passages
+    passages, left_out = _choose(retrieval, candidates)
+    own_inserts = _own_inserts(retrieval, passages)
+    inserts = (
+        *_fit(_still_valid(retrieved), retrieval.room_tokens - _tokens(own_inserts)),
+        *own_inserts,
+    )
+    notice = StreamRetrieved(
         request_id=request.request_id,
         collection=retrieval.collection,
         citations=tuple(citation(passage) for passage in passages),
@@ -73,9 +76,9 @@ def with_context(request: Request, retrieved: Retrieved) -> Context:
         left_out=retrieved.left_out + left_out,
     )
     if not inserts:
-        return Context(request, (), (), told)
-    prompt = _put_in(request.prompt_tokens, inserts)
-    return Context(replace(request, prompt_tokens=prompt), inserts, own, told)
+        return PromptContext(request, (), (), notice)
+    prompt = _insert(request.prompt_tokens, inserts)
+    return PromptContext(replace(request, prompt_tokens=prompt), inserts, own_inserts, notice)
 
 
 def beginning(request: Request, history: Sequence[Insert]) -> bytes:
@@ -86,10 +89,10 @@ def beginning(request: Request, history: Sequence[Insert]) -> bytes:
     own_tokens = sum(map(token_count, around)) + retrieval.tokens_max
     own_tokens += min(retrieval.k, PASSAGES_MAX) * token_count(retrieval.joint)
     plain = request.prompt_tokens[: max(0, retrieval.at) * _TOKEN_BYTES]
-    return _put_in(plain, _first(history, retrieval.room_tokens - own_tokens))
+    return _insert(plain, _fit(history, retrieval.room_tokens - own_tokens))
 
 
-def _chosen(retrieval: Retrieval, passages: Sequence[Passage]) -> tuple[list[Passage], int]:
+def _choose(retrieval: Retrieval, passages: Sequence[Passage]) -> tuple[list[Passage], int]:
     """The best that fit, and how many as good ones did not; for what stands around them there is
     room besides.
     """
@@ -99,7 +102,7 @@ def _chosen(retrieval: Retrieval, passages: Sequence[Passage]) -> tuple[list[Pas
         if len(chosen) >= min(retrieval.k, PASSAGES_MAX):
             break
         needed = token_count(passage.tokens)
-        if needed <= left_tokens and may_be_put_in(passage.tokens, retrieval.reserved):
+        if needed <= left_tokens and is_insertable(passage.tokens, retrieval.reserved):
             chosen.append(passage)
             left_tokens -= needed
         else:
@@ -107,16 +110,16 @@ def _chosen(retrieval: Retrieval, passages: Sequence[Passage]) -> tuple[list[Pas
     return chosen, left_out
 
 
-def _own(retrieval: Retrieval, passages: Sequence[Passage]) -> tuple[Insert, ...]:
+def _own_inserts(retrieval: Retrieval, passages: Sequence[Passage]) -> tuple[Insert, ...]:
     if not passages:
         return ()
     between = retrieval.joint.join(passage.tokens for passage in passages)
     quoted = tuple({Quoted(document_id=p.document_id, content=p.content): None for p in passages})
     tokens = retrieval.lead + between + retrieval.trail
-    own = [Insert(at=retrieval.at, tokens=tokens, quoted=quoted)]
+    inserts = [Insert(at=retrieval.at, tokens=tokens, quoted=quoted)]
     if retrieval.tail:  # which says what to do with them
-        own.append(Insert(at=retrieval.tail_at, tokens=retrieval.tail, quoted=quoted))
-    return tuple(own)
+        inserts.append(Insert(at=retrieval.tail_at, tokens=retrieval.tail, quoted=quoted))
+    return tuple(inserts)
 
 
 def quoted_in(inserts: Sequence[Insert]) -> tuple[Quoted, ...]:
@@ -124,44 +127,44 @@ def quoted_in(inserts: Sequence[Insert]) -> tuple[Quoted, ...]:
     return tuple({quoted: None for insert in inserts for quoted in insert.quoted})
 
 
-def _standing(retrieved: Retrieved) -> Sequence[Insert]:
+def _still_valid(retrieved: Retrieved) -> Sequence[Insert]:
     """What earlier turns had put in, but for what quotes documents that are other now; where the
     search failed, nobody knows which."""
-    gone, knows = frozenset(retrieved.changed), retrieved.error is None
+    changed_ids, knows = frozenset(retrieved.changed), retrieved.error is None
     return [
         insert
         for insert in retrieved.history
         if not insert.quoted
-        or (knows and gone.isdisjoint(quoted.document_id for quoted in insert.quoted))
+        or (knows and changed_ids.isdisjoint(quoted.document_id for quoted in insert.quoted))
     ]
 
 
-def _first(history: Sequence[Insert], room_tokens: int) -> tuple[Insert, ...]:
+def _fit(history: Sequence[Insert], room_tokens: int) -> tuple[Insert, ...]:
     """As many from the first on as there is room for."""
-    kept: list[Insert] = []
+    inserts: list[Insert] = []
     for insert in history:
         room_tokens -= token_count(insert.tokens)
         if room_tokens < 0:
             break
-        kept.append(insert)
-    return tuple(kept)
+        inserts.append(insert)
+    return tuple(inserts)
 
 
 def _tokens(inserts: Sequence[Insert]) -> int:
     return sum(token_count(insert.tokens) for insert in inserts)
 
 
-def _put_in(plain: bytes, inserts: Sequence[Insert]) -> bytes:
-    parts, done = [], 0
+def _insert(plain: bytes, inserts: Sequence[Insert]) -> bytes:
+    parts, copied_to = [], 0
     for insert in sorted(inserts, key=lambda insert: insert.at):
-        at = min(max(insert.at * _TOKEN_BYTES, done), len(plain))
-        parts += [plain[done:at], insert.tokens]
-        done = at
-    return b"".join([*parts, plain[done:]])
+        at = min(max(insert.at * _TOKEN_BYTES, copied_to), len(plain))
+        parts += [plain[copied_to:at], insert.tokens]
+        copied_to = at
+    return b"".join([*parts, plain[copied_to:]])
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class SessionHistory:
     """What stands in a session's last prompt, and a digest of the plain one."""
 
     partition: int
@@ -174,32 +177,32 @@ class History:
 _Key = tuple[str, str]  # tenant and session: what one tenant may see, another may not
 
 
-class Histories:
+class SessionHistories:
     """What stands in the last prompts of sessions, the least recently used first out."""
 
     def __init__(self, *, sessions_max: int, bytes_max: int) -> None:
         self._sessions_max, self._bytes_max = sessions_max, bytes_max
-        self._known: OrderedDict[_Key, History] = OrderedDict()
+        self._histories: OrderedDict[_Key, SessionHistory] = OrderedDict()
         self._bytes = 0
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._histories)
 
     @property
-    def known(self) -> Mapping[_Key, History]:
+    def by_session(self) -> Mapping[_Key, SessionHistory]:
         """All that is remembered, by tenant and session."""
-        return self._known
+        return self._histories
 
-    def of(self, request: Request) -> tuple[Insert, ...]:
+    def inserts_of(self, request: Request) -> tuple[Insert, ...]:
         """What earlier turns had put into the request's plain prompt; nothing where its history is
         not theirs."""
-        known, retrieval = self._known.get(_key(request)), request.retrieval
-        if known is None or retrieval is None:
+        history, retrieval = self._histories.get(_key(request)), request.retrieval
+        if history is None or retrieval is None:
             return ()
-        if known.plain_bytes > _TOKEN_BYTES * min(retrieval.history_tokens, retrieval.at):
+        if history.plain_bytes > _TOKEN_BYTES * min(retrieval.history_tokens, retrieval.at):
             return ()
-        same = digest_of(request.prompt_tokens[: known.plain_bytes]) == known.digest
-        return known.inserts if same else ()
+        same = digest_of(request.prompt_tokens[: history.plain_bytes]) == history.digest
+        return history.inserts if same else ()
 
     def remember(self, request: Request, inserts: tuple[Insert, ...], partition: int) -> None:
         """What stands in a session's prompt now; `request` has the plain one."""
@@ -211,28 +214,30 @@ class Histories:
         if len(quoted_in(inserts)) > QUOTED_MAX:
             return
         plain = request.prompt_tokens
-        history = History(partition, len(plain), digest_of(plain), inserts, cost_bytes)
-        self._known[_key(request)] = history
+        history = SessionHistory(partition, len(plain), digest_of(plain), inserts, cost_bytes)
+        self._histories[_key(request)] = history
         self._bytes += cost_bytes
-        while len(self._known) > self._sessions_max or self._bytes > self._bytes_max:
-            self._forget(next(iter(self._known)))
+        while len(self._histories) > self._sessions_max or self._bytes > self._bytes_max:
+            self._forget(next(iter(self._histories)))
 
     def drop(self, partition: int) -> None:
         """Another router owns these sessions now."""
-        for key in [key for key, known in self._known.items() if known.partition == partition]:
+        for key in [
+            key for key, history in self._histories.items() if history.partition == partition
+        ]:
             self._forget(key)
 
     def _forget(self, key: _Key) -> None:
-        known = self._known.pop(key, None)
-        if known is not None:
-            self._bytes -= known.cost_bytes
+        history = self._histories.pop(key, None)
+        if history is not None:
+            self._bytes -= history.cost_bytes
 
 
 def _bytes_of(insert: Insert) -> int:
     """Twice the names of its documents: those that changed are named once more."""
     names = sum(
-        2 * len(each.document_id.encode()) + len(each.content) + _QUOTED_BYTES
-        for each in insert.quoted
+        2 * len(quoted.document_id.encode()) + len(quoted.content) + _QUOTED_BYTES
+        for quoted in insert.quoted
     )
     return len(insert.tokens) + names
 

@@ -10,7 +10,7 @@ from math import exp
 MEMORY_MS = 10_000.0
 
 
-class Forgetting:
+class DecayingSums:
     """Sums of what was counted lately; the first counts how often."""
 
     __slots__ = ("_at_ms", "_since_ms", "_sums")
@@ -21,24 +21,24 @@ class Forgetting:
 
     def add(self, now_ms: int, **values: float) -> None:
         """Count one more."""
-        kept = self._kept(now_ms)
+        decay = self._decay(now_ms)
         self._at_ms = max(self._at_ms, now_ms)
         self._since_ms = self._since_ms or now_ms
         values["count"] = 1.0
-        self._sums = {name: kept * total + values[name] for name, total in self._sums.items()}
+        self._sums = {name: decay * total + values[name] for name, total in self._sums.items()}
 
     def per_s(self, now_ms: int) -> float:
         """How many came; in the first seconds, as if it had always been so."""
-        counted = self._kept(now_ms) * self._sums["count"]
-        known = 1 - exp(-max(1_000, now_ms - self._since_ms) / MEMORY_MS)
-        return counted * 1_000 / MEMORY_MS / known
+        counted = self._decay(now_ms) * self._sums["count"]
+        covered_share = 1 - exp(-max(1_000, now_ms - self._since_ms) / MEMORY_MS)
+        return counted * 1_000 / MEMORY_MS / covered_share
 
     def mean(self, name: str) -> float:
         """Of one; 0 where nothing was counted."""
         count = self._sums["count"]
         return self._sums[name] / count if count else 0.0
 
-    def _kept(self, now_ms: int) -> float:
+    def _decay(self, now_ms: int) -> float:
         return exp(min(0, self._at_ms - now_ms) / MEMORY_MS)
 
 
@@ -46,6 +46,6 @@ class Demand:
     """What came to the queue, what was placed, and what was answered."""
 
     def __init__(self) -> None:
-        self.queued = Forgetting("prompt_tokens")
-        self.placed = Forgetting("prefill_ms", "append_ms")
-        self.answered = Forgetting("answer_tokens")
+        self.queued = DecayingSums("prompt_tokens")
+        self.placed = DecayingSums("prefill_ms", "append_ms")
+        self.answered = DecayingSums("answer_tokens")

@@ -14,29 +14,29 @@ class EndedIds:
 
     def __init__(self, ids_max: int) -> None:
         self._ids_max = ids_max
-        self._known: OrderedDict[str, tuple[int, int]] = OrderedDict()  # until_ms, partition
+        self._ids: OrderedDict[str, tuple[int, int]] = OrderedDict()  # until_ms, partition
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._ids)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._known
+        return request_id in self._ids
 
     def add(self, request_id: str, until_ms: int, partition: int) -> None:
         """Remember an id until its time is over."""
-        self._known[request_id] = (until_ms, partition)
-        if len(self._known) > self._ids_max:
-            self._known.popitem(last=False)
+        self._ids[request_id] = (until_ms, partition)
+        if len(self._ids) > self._ids_max:
+            self._ids.popitem(last=False)
 
     def sweep(self, now_ms: int) -> None:
         """Forget those whose time is over."""
-        while self._known and next(iter(self._known.values()))[0] <= now_ms:
-            self._known.popitem(last=False)
+        while self._ids and next(iter(self._ids.values()))[0] <= now_ms:
+            self._ids.popitem(last=False)
 
     def forget_partition(self, partition: int) -> None:
         """Another router remembers these now."""
-        for request_id in [r for r, (_, p) in self._known.items() if p == partition]:
-            del self._known[request_id]
+        for request_id in [r for r, (_, p) in self._ids.items() if p == partition]:
+            del self._ids[request_id]
 
 
 class EarlyCancellations:
@@ -44,31 +44,36 @@ class EarlyCancellations:
 
     def __init__(self, cancellations_max: int) -> None:
         self._max = cancellations_max
-        self._known: OrderedDict[tuple[str, str], tuple[CancelReason, int, int]] = OrderedDict()
+        self._cancellations: OrderedDict[tuple[str, str], tuple[CancelReason, int, int]] = (
+            OrderedDict()
+        )
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._cancellations)
 
     def add(self, cancellation: Cancellation, partition: int, now_ms: int) -> None:
         """Remember one."""
         key = cancellation.request_id, cancellation.tenant
-        self._known.setdefault(key, (cancellation.reason, partition, now_ms))
-        while len(self._known) > self._max:
-            self._known.popitem(last=False)
+        self._cancellations.setdefault(key, (cancellation.reason, partition, now_ms))
+        while len(self._cancellations) > self._max:
+            self._cancellations.popitem(last=False)
 
     def take(self, request: Request) -> CancelReason | None:
         """The one that came before its request, if one did that may cancel it."""
-        found = None
+        reason = None
         for tenant in (request.tenant, ""):
-            found = self._known.pop((request.request_id, tenant), (found, 0, 0))[0]
-        return found
+            reason = self._cancellations.pop((request.request_id, tenant), (reason, 0, 0))[0]
+        return reason
 
     def sweep(self, now_ms: int) -> None:
         """Forget those that are too old."""
-        while self._known and now_ms - next(iter(self._known.values()))[2] > EARLY_CANCEL_MS:
-            self._known.popitem(last=False)
+        while (
+            self._cancellations
+            and now_ms - next(iter(self._cancellations.values()))[2] > EARLY_CANCEL_MS
+        ):
+            self._cancellations.popitem(last=False)
 
     def forget_partition(self, partition: int) -> None:
         """Another router remembers these now."""
-        for key in [key for key, (_, p, _) in self._known.items() if p == partition]:
-            del self._known[key]
+        for key in [key for key, (_, p, _) in self._cancellations.items() if p == partition]:
+            del self._cancellations[key]

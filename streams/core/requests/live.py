@@ -29,9 +29,9 @@ from schemas.records import (
 from schemas.rules.pairs import is_paired
 from schemas.rules.tokens import token_count
 from streams.core.fleet.workers import Gateway, Life
-from streams.core.placement.case import Case, Warmed
-from streams.core.requests.context import Context
-from streams.core.requests.probed import Probed
+from streams.core.placement.case import RequestCase, WarmedPrefix
+from streams.core.requests.context import PromptContext
+from streams.core.requests.probed import ProbeResult
 from streams.core.requests.sessions import SessionKey, session_key
 from streams.core.states import ON_WORKERS, STANDS_ON, TRANSITIONS, Side, State, Word
 
@@ -90,15 +90,15 @@ class LiveRequest:
     replaced_for: Reason | None = None  # why it is to be placed again
     error: WireError | None = None  # how its last attempt failed
     failed_tries: int = 0  # how often a router ended over it
-    case: Case | None = None  # what placement has computed for it
-    told: StreamRetrieved | None = None  # what its reader is to hear of its prompt
-    known: tuple[str, ...] = ()  # passages that were found for its prompt and stand in it
-    warm: Warmed | None = None  # a hint for placement, which no rebuild knows
-    probed: tuple[Probed, ...] = ()  # what searches during its answer have come to
+    case: RequestCase | None = None  # what placement has computed for it
+    notice: StreamRetrieved | None = None  # what its reader is to hear of its prompt
+    passage_ids: tuple[str, ...] = ()  # passages that were found for its prompt and stand in it
+    warm: WarmedPrefix | None = None  # a hint for placement, which no rebuild knows
+    probed: tuple[ProbeResult, ...] = ()  # what searches during its answer have come to
     retrieved_tokens: int = 0  # of its prompt
-    said: int = 0  # how many tokens of its prompt, the last ones, are of its answer
-    said_chars: int = 0
-    said_by_ms: int = 0  # so long it is waited for word of them
+    prior_tokens: int = 0  # how many tokens of its prompt, the last ones, are of its answer
+    prior_chars: int = 0
+    progress_deadline_ms: int = 0  # so long it is waited for word of them
     # How long workers had it, as far as they have told; by attempt, worker and what it did.
     worked_ms: dict[tuple[int, str, PhaseKind], int] = field(default_factory=dict)
     is_told: bool = False  # what it has used is written already
@@ -157,35 +157,35 @@ class LiveRequest:
         self.sides = self.sides[-1:] if cancelling else STANDS_ON[state]
         self.state = state
 
-    def take(self, context: Context) -> None:
+    def take(self, context: PromptContext) -> None:
         """From now on this is its prompt."""
         plain_tokens = token_count(self.request.prompt_tokens)
-        self.request, self.told = context.request, context.told
-        self.known = tuple(citation.passage_id for citation in context.told.citations)
+        self.request, self.notice = context.request, context.notice
+        self.passage_ids = tuple(citation.passage_id for citation in context.notice.citations)
         self.prompt_tokens = token_count(context.request.prompt_tokens)
         self.retrieved_tokens = self.prompt_tokens - plain_tokens
 
-    def go_on_behind(self, said: bytes, chars: int) -> None:
+    def set_prior_answer(self, tokens: bytes, chars: int) -> None:
         """From now on its prompt ends with these tokens of its answer."""
-        if not self.said and not said:
+        if not self.prior_tokens and not tokens:
             return
         plain = self.request.prompt_tokens
-        plain = plain[: len(plain) - self.said * _TOKEN_BYTES]
-        self.request = replace(self.request, prompt_tokens=plain + said)
-        self.said, self.said_chars, self.case = token_count(said), chars, None
+        plain = plain[: len(plain) - self.prior_tokens * _TOKEN_BYTES]
+        self.request = replace(self.request, prompt_tokens=plain + tokens)
+        self.prior_tokens, self.prior_chars, self.case = token_count(tokens), chars, None
         self.prompt_tokens = token_count(self.request.prompt_tokens)
 
     def view(self) -> tuple[object, ...]:
         """What a rebuild from the log has to give again; a queued request starts from nothing."""
-        known = (self.request_id, self.partition, self.state, self.attempt)
+        identity = (self.request_id, self.partition, self.state, self.attempt)
         prompt = crc32(self.request.prompt_tokens)
-        put_in = (prompt, self.known, self.probed, self.said, self.said_chars)
+        put_in = (prompt, self.passage_ids, self.probed, self.prior_tokens, self.prior_chars)
         worked = tuple(sorted(self.worked_ms.items()))
         readers = self.readers, self.taken_up, worked
         if self.state in UNPLACED:
-            return (*known, self.cancel, readers, put_in)
+            return (*identity, self.cancel, readers, put_in)
         return (
-            *known,
+            *identity,
             *(self.mode, self.orchestration, self.prefill, self.decode, self.holders),
             tuple(sorted(self.charges.items())),
             *(self.kv, self.kv_received, self.sent_tokens, self.sent_chars),
@@ -193,7 +193,7 @@ class LiveRequest:
         )
 
 
-def arrived(request: Request, partition: int) -> LiveRequest:
+def new_live_request(request: Request, partition: int) -> LiveRequest:
     """A request as it arrives; its wait counts from the gateway, over restarts."""
     live = LiveRequest(
         request,
@@ -207,7 +207,7 @@ def arrived(request: Request, partition: int) -> LiveRequest:
     return live
 
 
-def resumed_at(readers: tuple[Gateway, ...], gateway: Gateway) -> tuple[Gateway, ...]:
+def with_reader(readers: tuple[Gateway, ...], gateway: Gateway) -> tuple[Gateway, ...]:
     """Where an answer is read, once it was resumed at a gateway too.
 
     Nowhere stays nowhere: such a request does not depend on its gateways.
@@ -288,15 +288,15 @@ class LiveRequests:
         self.retrieving = 0
         # The latest of each that got to a decode worker.
         self.by_session: dict[SessionKey, LiveRequest] = {}
-        self._by_life: dict[Life, dict[str, LiveRequest]] = {}
+        self._by_worker: dict[Life, dict[str, LiveRequest]] = {}
         self._by_reader: dict[Gateway, dict[str, LiveRequest]] = {}
         self._deadlines: list[tuple[int, int, str]] = []
         self._seq = 0
 
     @property
-    def lives(self) -> Mapping[Life, Mapping[str, LiveRequest]]:
+    def by_worker(self) -> Mapping[Life, Mapping[str, LiveRequest]]:
         """What stands on each life of a worker."""
-        return self._by_life
+        return self._by_worker
 
     @property
     def readers(self) -> Mapping[Gateway, Mapping[str, LiveRequest]]:
@@ -315,7 +315,7 @@ class LiveRequests:
         """The answer is read at that gateway too."""
         live.taken_up = True
         _leave(self._by_reader, live.readers, live)
-        live.readers = resumed_at(live.readers, gateway)
+        live.readers = with_reader(live.readers, gateway)
         _enter(self._by_reader, live.readers, live)
 
     def watch(self, live: LiveRequest, at_ms: int) -> None:
@@ -323,28 +323,28 @@ class LiveRequests:
         self._seq += 1
         heappush(self._deadlines, (at_ms, self._seq, live.request_id))
         if len(self._deadlines) > 2 * len(self.by_id) + _DEADLINES_SPARE:
-            self._deadlines = [each for each in self._deadlines if each[2] in self.by_id]
+            self._deadlines = [timer for timer in self._deadlines if timer[2] in self.by_id]
             heapify(self._deadlines)
 
     def due(self, now_ms: int) -> list[LiveRequest]:
         """Live requests whose watched time has come, each once."""
-        found: dict[LiveRequest, None] = {}
+        due_requests: dict[LiveRequest, None] = {}
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             live = self.by_id.get(heappop(self._deadlines)[2])
             if live is not None:
-                found[live] = None
-        return list(found)
+                due_requests[live] = None
+        return list(due_requests)
 
     def move(self, live: LiveRequest, state: State) -> None:
         """Change a request's state, and with it its place in all indexes."""
         if state is live.state:
             return
-        before, left = live.state, live.holders
+        before, old_holders = live.state, live.holders
         live.enter(state)
         holders = live.holders
-        if holders != left:
-            _leave(self._by_life, [life for life in left if life not in holders], live)
-            _enter(self._by_life, holders, live)
+        if holders != old_holders:
+            _leave(self._by_worker, [life for life in old_holders if life not in holders], live)
+            _enter(self._by_worker, holders, live)
         self.retrieving += (state is State.RETRIEVING) - (before is State.RETRIEVING)
         if before in _BEFORE_DECODE:
             self.before_decode -= 1

@@ -12,72 +12,80 @@ Pure; `streams/core/requests/live.py` keeps them, `streams/core/handlers/orders.
 
 from schemas.frozen import frozen
 from schemas.records import Insert, Probes, Request, Retrieved, StreamRetrieved
-from schemas.rules.citations import told_of_probe
+from schemas.rules.citations import probe_notice
 from schemas.rules.sizes import PROBED_BYTES_MAX, PROBES_MAX
 
 _PROBE_BYTES = 64  # beside tokens, texts and names
 
 
 @frozen
-class Probed:
+class ProbeResult:
     """What became of one probe; `told` is what the reader hears where something was put in."""
 
     attempt: int
     seq: int
     tokens: bytes = b""
-    told: StreamRetrieved | None = None
+    notice: StreamRetrieved | None = None
     cost_bytes: int = _PROBE_BYTES
 
 
 def with_probe(
-    kept: tuple[Probed, ...], request: Request, retrieved: Retrieved
-) -> tuple[Probed, ...]:
+    probed: tuple[ProbeResult, ...], request: Request, retrieved: Retrieved
+) -> tuple[ProbeResult, ...]:
     """The request's probes once one more record was read."""
     place, attempt = retrieved.probe - 1, retrieved.attempt
     probing = None if request.retrieval is None else request.retrieval.probing
     if probing is None or place >= min(probing.probes_max, PROBES_MAX):
-        return kept
-    if not 0 <= place <= len(kept) or (kept and attempt < kept[-1].attempt):
-        return kept
-    if place < len(kept) and kept[place].attempt == attempt:
-        return kept
-    found = (*kept[:place], _probed(request, retrieved))
-    return found if sum(each.cost_bytes for each in found) <= PROBED_BYTES_MAX else kept[:place]
+        return probed
+    if not 0 <= place <= len(probed) or (probed and attempt < probed[-1].attempt):
+        return probed
+    if place < len(probed) and probed[place].attempt == attempt:
+        return probed
+    probes = (*probed[:place], _probed(request, retrieved))
+    return (
+        probes if sum(probe.cost_bytes for probe in probes) <= PROBED_BYTES_MAX else probed[:place]
+    )
 
 
-def _probed(request: Request, retrieved: Retrieved) -> Probed:
+def _probed(request: Request, retrieved: Retrieved) -> ProbeResult:
     if not retrieved.tokens:
-        return Probed(attempt=retrieved.attempt, seq=retrieved.seq)
+        return ProbeResult(attempt=retrieved.attempt, seq=retrieved.seq)
     assert request.retrieval is not None
-    told = told_of_probe(retrieved, request.retrieval.collection)
+    notice = probe_notice(retrieved, request.retrieval.collection)
     texts = (
         text
-        for each in told.citations
-        for text in (each.text, each.passage_id, each.document_id, each.title, each.source)
+        for citation in notice.citations
+        for text in (
+            citation.text,
+            citation.passage_id,
+            citation.document_id,
+            citation.title,
+            citation.source,
+        )
     )
     cost_bytes = _PROBE_BYTES + len(retrieved.tokens) + sum(len(text.encode()) for text in texts)
-    return Probed(
+    return ProbeResult(
         attempt=retrieved.attempt,
         seq=retrieved.seq,
         tokens=retrieved.tokens,
-        told=told,
+        notice=notice,
         cost_bytes=cost_bytes,
     )
 
 
 def probes_of(
-    request: Request, known: tuple[str, ...], probed: tuple[Probed, ...]
+    request: Request, passage_ids: tuple[str, ...], probed: tuple[ProbeResult, ...]
 ) -> Probes | None:
     """What a decode worker needs to search for the answer, and to make again what was made."""
     retrieval = request.retrieval
     if retrieval is None or retrieval.probing is None:
         return None
-    told = [each.told for each in probed if each.told is not None]
-    put_in = [cited.passage_id for each in told for cited in each.citations]
+    notices = [probe.notice for probe in probed if probe.notice is not None]
+    put_in = [cited.passage_id for notice in notices for cited in notice.citations]
     return Probes(
         retrieval=retrieval,
         tenant=request.tenant,
-        known=(*known, *put_in),
-        put_in=tuple(Insert(at=each.seq, tokens=each.tokens) for each in probed),
+        known=(*passage_ids, *put_in),
+        put_in=tuple(Insert(at=probe.seq, tokens=probe.tokens) for probe in probed),
         decided=len(probed),
     )

@@ -31,34 +31,34 @@ from schemas.records import (
     Session,
     StreamEnd,
 )
-from schemas.rules.continuing import said_of, waits_for_word
+from schemas.rules.continuing import awaits_progress, prior_answer
 from streams.core.events import (
     CancellationArrived,
     ContinuedArrived,
+    DecisionLoaded,
     OutcomeArrived,
     PartitionEvent,
     PhaseArrived,
-    Placed,
     RequestArrived,
     ResumptionArrived,
     RetrievedArrived,
     SessionLoaded,
-    UsageTold,
+    UsageLoaded,
 )
 from streams.core.fleet.workers import Gateway, Life
 from streams.core.requests.context import with_context
 from streams.core.requests.live import (
     NOBODY,
     LiveRequest,
-    arrived,
     is_fault,
     is_loss,
     is_outdated,
     may_cancel,
+    new_live_request,
     note,
     note_work,
-    resumed_at,
     step,
+    with_reader,
 )
 from streams.core.requests.probed import with_probe
 from streams.core.requests.sessions import SessionKey, session_key
@@ -118,13 +118,13 @@ class _Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuilt:
+class RebuiltPartition:
     """A partition as the log tells it; lists are in order of arrival at the gateway."""
 
     live: list[
         tuple[LiveRequest, Phase | None]
     ]  # with the phase by which the attempt failed, if it did
-    ended: list[tuple[str, int]]  # ids with their deadlines
+    ended_ids: list[tuple[str, int]]  # ids with their deadlines
     untold: list[tuple[LiveRequest, Outcome]]  # of these, that have not told what they have used
     early: list[Cancellation]  # of requests that were never seen
     sessions: list[Session]
@@ -171,13 +171,13 @@ class Rebuild:
                     trace.read_ends[continued.attempt] = continued.end
                 elif not trace.is_over:
                     trace.continued.setdefault(continued.attempt, continued)
-            case Placed(decision):
-                self._decided(decision)
+            case DecisionLoaded(decision):
+                self._add_decision(decision)
             case OutcomeArrived(outcome):
                 trace = self._trace(outcome.request_id)
                 if outcome.attempt > trace.outcome_attempt:
                     trace.outcome = outcome
-            case UsageTold(request_id):
+            case UsageLoaded(request_id):
                 self._trace(request_id).is_told = True
             case SessionLoaded(session):
                 # whether its KV was used since is not known, and KV is used once
@@ -192,7 +192,7 @@ class Rebuild:
             trace = self._traces[request_id] = _Trace()
         return trace
 
-    def _decided(self, decision: Decision) -> None:
+    def _add_decision(self, decision: Decision) -> None:
         trace = self._trace(decision.request_id)
         placing = _Placing(
             decision.attempt,
@@ -214,15 +214,15 @@ class Rebuild:
         elif _is_failed_try(decision):
             trace.failed_tries += 1
 
-    def result(self) -> Rebuilt:
+    def result(self) -> RebuiltPartition:
         """The partition's state as of all records folded so far."""
-        rebuilt = Rebuilt([], [], [], [], [])
+        rebuilt = RebuiltPartition([], [], [], [], [])
         for request_id, trace in self._traces.items():
             if trace.has_ended:
-                rebuilt.ended.append((request_id, trace.deadline_ms))
+                rebuilt.ended_ids.append((request_id, trace.deadline_ms))
                 if trace.request is not None and trace.outcome is not None and not trace.is_told:
                     rebuilt.untold.append(
-                        (_ended(trace.request, trace, self.partition), trace.outcome)
+                        (_ended_request(trace.request, trace, self.partition), trace.outcome)
                     )
             elif trace.request is not None:
                 live, failed = _live(trace.request, trace, self.partition)
@@ -238,9 +238,9 @@ class Rebuild:
         return rebuilt
 
 
-def _known(request: Request, trace: _Trace, partition: int) -> LiveRequest:
+def _base_request(request: Request, trace: _Trace, partition: int) -> LiveRequest:
     """The request with its prompt and with what was spent on it, wherever it is."""
-    live = arrived(request, partition)
+    live = new_live_request(request, partition)
     live.is_told = trace.is_told
     if request.retrieval is not None and trace.retrieved is not None:
         live.take(with_context(request, trace.retrieved))
@@ -249,9 +249,9 @@ def _known(request: Request, trace: _Trace, partition: int) -> LiveRequest:
     return live
 
 
-def _ended(request: Request, trace: _Trace, partition: int) -> LiveRequest:
+def _ended_request(request: Request, trace: _Trace, partition: int) -> LiveRequest:
     """The request with those on whom its last attempt was placed."""
-    live, placed = _known(request, trace, partition), trace.placed
+    live, placed = _base_request(request, trace, partition), trace.placed
     handed = trace.handed if trace.handed.attempt == placed.attempt else placed
     live.attempt, live.prefill, live.decode = placed.attempt, placed.prefill, handed.decode
     return live
@@ -259,17 +259,17 @@ def _ended(request: Request, trace: _Trace, partition: int) -> LiveRequest:
 
 def _live(request: Request, trace: _Trace, partition: int) -> tuple[LiveRequest, Phase | None]:
     """The request as its latest attempt left it, not yet in any index."""
-    live = _known(request, trace, partition)
+    live = _base_request(request, trace, partition)
     placed = trace.placed
     if request.retrieval is not None and trace.retrieved is None and not placed.attempt:
         live.enter(State.RETRIEVING)
     for probe in trace.probes:
         live.probed = with_probe(live.probed, request, probe)
-    cancels = [each.reason for each in trace.cancels.values() if may_cancel(each, request)]
+    cancels = [cancel.reason for cancel in trace.cancels.values() if may_cancel(cancel, request)]
     live.cancel = next(iter(cancels), None)
     live.taken_up = bool(trace.resumed)
     for gateway in trace.resumed:
-        live.readers = resumed_at(live.readers, gateway)
+        live.readers = with_reader(live.readers, gateway)
     live.attempt, live.failed_tries = placed.attempt, trace.failed_tries
     live.faults, live.losses = len(trace.faults), len(trace.losses)
     if not placed.attempt:
@@ -278,14 +278,14 @@ def _live(request: Request, trace: _Trace, partition: int) -> tuple[LiveRequest,
     live.prefill, live.decode = placed.prefill, placed.decode
     is_void = trace.void_attempt >= placed.attempt
     behind = trace.continued.get(placed.attempt - (not is_void))
-    live.go_on_behind(*said_of(live.request, behind))
+    live.set_prior_answer(*prior_answer(live.request, behind))
     if is_void:
         errors = [phase.error for phase in trace.phases if phase.attempt == placed.attempt]
         live.error = next(filter(None, errors), None)
         if trace.handed.attempt == placed.attempt:
             live.decode = trace.handed.decode
         return live, None
-    live.sent_tokens, live.sent_chars = live.said, live.said_chars
+    live.sent_tokens, live.sent_chars = live.prior_tokens, live.prior_chars
     live.enter(BEGINS[placed.orchestration])
     return live, _replay(live, trace)
 
@@ -294,7 +294,7 @@ def _waits_for_word(live: LiveRequest, trace: _Trace, *, continues: bool) -> boo
     """Whether its attempt was given up, and nothing says yet how much there is of its answer."""
     is_void = 0 < live.attempt <= trace.void_attempt
     is_open = is_void and live.attempt not in trace.continued
-    return is_open and waits_for_word(live.request, continues=continues)
+    return is_open and awaits_progress(live.request, continues=continues)
 
 
 def _replay(live: LiveRequest, trace: _Trace) -> Phase | None:

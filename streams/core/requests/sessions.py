@@ -11,11 +11,11 @@ from schemas.records import Request, Session
 SessionKey = tuple[str, str]  # tenant and id
 
 
-def session_key(of: Request | Session) -> SessionKey:
+def session_key(record: Request | Session) -> SessionKey:
     """What a conversation is known by: ids are their tenants' own, and no tenant's home or KV is
     another's.
     """
-    return of.tenant, of.session_id
+    return record.tenant, record.session_id
 
 
 class Sessions:
@@ -24,41 +24,41 @@ class Sessions:
     def __init__(self, *, sessions_max: int, ttl_ms: int) -> None:
         self._sessions_max = sessions_max
         self._ttl_ms = ttl_ms
-        self._known: OrderedDict[SessionKey, tuple[Session, int]] = OrderedDict()
+        self._sessions: OrderedDict[SessionKey, tuple[Session, int]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._sessions)
 
     def get(self, key: SessionKey, now_ms: int) -> Session | None:
         """The session, unless it was forgotten or is too old."""
-        found = self._known.get(key)
-        if found is None or now_ms - found[0].last_used_ms > self._ttl_ms:
+        entry = self._sessions.get(key)
+        if entry is None or now_ms - entry[0].last_used_ms > self._ttl_ms:
             return None
-        return found[0]
+        return entry[0]
 
     def put(self, session: Session, partition: int) -> None:
         """Remember the latest state of a session."""
         key = session_key(session)
-        self._known[key] = (session, partition)
-        self._known.move_to_end(key)
+        self._sessions[key] = (session, partition)
+        self._sessions.move_to_end(key)
 
     def evict(self, now_ms: int) -> list[tuple[SessionKey, int]]:
         """Forget what is too old or too many; returns keys with their partitions."""
         evicted = []
-        while self._known:
-            key, (session, partition) = next(iter(self._known.items()))
+        while self._sessions:
+            key, (session, partition) = next(iter(self._sessions.items()))
             too_old = now_ms - session.last_used_ms > self._ttl_ms
-            if not too_old and len(self._known) <= self._sessions_max:
+            if not too_old and len(self._sessions) <= self._sessions_max:
                 break
-            del self._known[key]
+            del self._sessions[key]
             evicted.append((key, partition))
         return evicted
 
     def drop(self, partition: int) -> None:
         """Forget a partition without a word: another router remembers it now."""
-        for key in [k for k, (_, p) in self._known.items() if p == partition]:
-            del self._known[key]
+        for key in [k for k, (_, p) in self._sessions.items() if p == partition]:
+            del self._sessions[key]
 
     def all(self) -> dict[SessionKey, Session]:
         """Everything remembered, by key."""
-        return {key: session for key, (session, _) in self._known.items()}
+        return {key: session for key, (session, _) in self._sessions.items()}

@@ -22,9 +22,9 @@ from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, OverloadError, RecordError
 from schemas.log.clients import AssignedReader
 from schemas.log.clock import wall_ms
-from schemas.log.patience import TROUBLE, over_every_trouble
+from schemas.log.patience import TRANSIENT_ERRORS, retry_forever
 from schemas.log.slices import in_slices
-from schemas.log.transactions import Sending, Transactions
+from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.records import Answer, Batch, BatchProgress, FilePart, StoredFile
 from schemas.settings import LogSettings
 from schemas.topics import partition_of
@@ -73,7 +73,7 @@ class Carrier:
 
     async def run(self) -> None:
         """Over every trouble; a bug ends no gateway."""
-        await over_every_trouble(self._follow, "batches", logger, troubles=(Exception,))
+        await retry_forever(self._follow, "batches", logger, errors=(Exception,))
 
     async def _follow(self) -> None:
         while True:
@@ -93,7 +93,7 @@ class Carrier:
             partitions = range(self._log.prompt_partitions)
             name = f"{self._log.topic_prefix}batch-answers"
             reader = AssignedReader(
-                self._log, "batch.answers", partitions, client_id=name, decided=True
+                self._log, "batch.answers", partitions, client_id=name, committed_only=True
             )
             async with reader.reading("latest"):
                 self._read_to = await reader.end_offsets()
@@ -144,7 +144,7 @@ class Carrier:
         """Do what is next; whether there is more at once."""
         try:
             return await self._next(each)
-        except (*TROUBLE, OverloadError):
+        except (*TRANSIENT_ERRORS, OverloadError):
             raise  # it is tried again
         except Wrong as wrong:
             await self._end(each, FAILED, [wrong.told(None)])
@@ -214,7 +214,7 @@ class Carrier:
         """Ask some lines."""
         if not each.ahead:
             await self._read_ahead(each)
-        sent, sends = each.committed.sent, list[Sending]()
+        sent, sends = each.committed.sent, list[OutgoingRecord]()
         chunk = [each.ahead.popleft() for _ in range(min(CHUNK, len(each.ahead)))]
         async for number, line in in_slices(enumerate(chunk, sent)):
             sends.append(self._prompt(each.batch, number, line.text))
@@ -237,9 +237,9 @@ class Carrier:
                 if size > AHEAD_BYTES or len(each.ahead) == most:
                     break
 
-    def _prompt(self, batch: Batch, number: int, text: bytes) -> Sending:
+    def _prompt(self, batch: Batch, number: int, text: bytes) -> OutgoingRecord:
         call = call_of(text)
-        return Sending(
+        return OutgoingRecord(
             topic=self._log.topic_prefix + "batch.prompts",
             # Not by its number alone: who writes a file would choose the partition of large lines.
             partition=partition_of(f"{batch.batch_id}/{number}", self._log.prompt_partitions),
@@ -292,10 +292,10 @@ class Carrier:
             draft.written(await self._commit(*sends) if sends else ())
         each.written(asyncio.get_running_loop().time())
 
-    def _part(self, draft: Draft, number: int, data: bytes) -> Sending:
+    def _part(self, draft: Draft, number: int, data: bytes) -> OutgoingRecord:
         """The next gateway may write it again; one of both stays, the last."""
         part = FilePart(file_id=draft.file_id, number=number, data=data)
-        return Sending(
+        return OutgoingRecord(
             topic=self._log.topic_prefix + "files",
             partition=self._objects.partition(draft.file_id),
             key=part_key(draft.file_id, number).encode(),
@@ -323,15 +323,15 @@ class Carrier:
     def _positions(self) -> tuple[int, ...]:
         return tuple(offset for _, offset in sorted(self._read_to.items()))
 
-    def _kept(self, record: BatchProgress | StoredFile) -> Sending:
-        return Sending(
+    def _kept(self, record: BatchProgress | StoredFile) -> OutgoingRecord:
+        return OutgoingRecord(
             topic=self._log.topic_prefix + "objects",
             partition=0,
             key=key_of(record).encode(),
             value=self._codec.encode(record),
         )
 
-    async def _commit(self, *sends: Sending) -> list[int]:
+    async def _commit(self, *sends: OutgoingRecord) -> list[int]:
         offsets = await self._writer.commit(sends)
         if min(offsets) < 0:
             raise BrokerUnavailable("batches: the log did not tell where it put a record")

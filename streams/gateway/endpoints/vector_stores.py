@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request
 from schemas.errors import EmptyIndex, InvalidRequest, NotFound, UnknownCollection
 from schemas.log.clock import wall_ms
 from schemas.records import StoreUsed, VectorStore
-from schemas.retrieval import Found, Hit
+from schemas.retrieval import Hit, RetrievalResult
 from schemas.rules.ranks import RANK_OFFSET
 from schemas.rules.sizes import PASSAGES_MAX
 from streams.gateway.endpoints.files import tenant_of
@@ -185,10 +185,10 @@ async def _search(gateway: Gateway, store: VectorStore, body: SearchBody) -> dic
     return whole_page(results[:k], name, search_query=queries, **more)
 
 
-async def _or_none(search: Any) -> Found | None:
+async def _or_none(search: Any) -> RetrievalResult | None:
     """A store in which nothing is yet has no collection."""
     try:
-        found: Found = await search
+        found: RetrievalResult = await search
     except (UnknownCollection, EmptyIndex):
         return None
     return found
@@ -236,7 +236,7 @@ def _result(gateway: Gateway, store: VectorStore, hit: Hit) -> dict[str, Any] | 
     }
 
 
-def _told(found: Iterable[Found]) -> dict[str, Any]:
+def _told(found: Iterable[RetrievalResult]) -> dict[str, Any]:
     """What is missing from the results, if anything is."""
     missing = sorted({shard for each in found for shard in each.missing})
     degraded = next((each.degraded for each in found if each.degraded), "")

@@ -19,7 +19,7 @@ from schemas.errors import (
     UnsupportedMedia,
 )
 from schemas.log.clock import wall_ms
-from schemas.log.endings import ended
+from schemas.log.endings import cancel_and_wait
 from streams.gateway.http.errors import error_body, retry_headers
 from streams.gateway.places import Places
 
@@ -187,4 +187,4 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
             return working.result()
         raise Cancelled("the client hung up")
     finally:
-        await ended(working, gone)
+        await cancel_and_wait(working, gone)

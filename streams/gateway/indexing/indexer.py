@@ -18,9 +18,9 @@ from schemas.codec import Codec
 from schemas.errors import OverloadError, TriviumError
 from schemas.fleet import FleetView
 from schemas.log.clock import wall_ms
-from schemas.log.endings import ended
+from schemas.log.endings import cancel_and_wait
 from schemas.log.ingester import Ingester
-from schemas.log.patience import TROUBLE, over_every_trouble
+from schemas.log.patience import TRANSIENT_ERRORS, retry_forever
 from schemas.log.slices import in_slices
 from schemas.records import Document, StoreFileResult, VectorStore
 from schemas.settings import LogSettings
@@ -72,8 +72,8 @@ class Indexer:
 
     async def run(self) -> None:
         """Over every trouble of the log."""
-        troubles = (*TROUBLE, TriviumError)
-        await over_every_trouble(self._follow_news, "vector stores", logger, troubles=troubles)
+        troubles = (*TRANSIENT_ERRORS, TriviumError)
+        await retry_forever(self._follow_news, "vector stores", logger, errors=troubles)
 
     async def _follow_news(self) -> None:
         while True:
@@ -104,12 +104,12 @@ class Indexer:
                 news = asyncio.create_task(self._news())
                 tasks = [task for *_, task in jobs.values()]
                 await asyncio.wait([news, following, *tasks], return_when="FIRST_COMPLETED")
-                await ended(news)
+                await cancel_and_wait(news)
                 if following.done():
                     following.result()
         finally:
             try:
-                await ended(following, *(task for *_, task in jobs.values()))
+                await cancel_and_wait(following, *(task for *_, task in jobs.values()))
             finally:
                 await ingester.stop()
 
@@ -119,7 +119,7 @@ class Indexer:
         for place, (*wish, task) in list(jobs.items()):
             now = table.wish(place)
             if not task.done() and (now is None or wish != [*_wish(*now)]):
-                await ended(task)
+                await cancel_and_wait(task)
             if task.done():
                 del jobs[place]
                 if not task.cancelled():
@@ -175,7 +175,7 @@ class Indexer:
             wrong = await self._written(ingester, documents)
         except Unusable as error:
             result = replace(result, status=FAILED, error_code=error.code, error=str(error))
-        except TROUBLE:
+        except TRANSIENT_ERRORS:
             raise  # it is tried again
         except OverloadError:  # for now; what others do goes on
             await asyncio.sleep(PACE_S)
@@ -236,7 +236,7 @@ class Indexer:
         """Its documents, and then what is known of it."""
         wanted, result = entry.wanted, entry.result
         for number in range(result.documents if result is not None else 0):
-            await ingester.drop(wanted.store_id, document_id(wanted.file_id, number))
+            await ingester.delete(wanted.store_id, document_id(wanted.file_id, number))
         await ingester.flush()
         if store is not None and wanted.wanted == CANCELLED:
             assert result is not None, "else nothing was to be done"

@@ -23,11 +23,11 @@ from schemas.errors import (
 )
 from schemas.fleet import FleetView, Member
 from schemas.log.admin import check_retention, needs_of_requests
-from schemas.log.clients import AssignedReader, Headers, LogProducer, bury
+from schemas.log.clients import AssignedReader, Headers, LogProducer, send_dead_letter
 from schemas.log.clock import wall_ms
-from schemas.log.connecting import is_away
+from schemas.log.connecting import is_unreachable
 from schemas.log.membership import Membership
-from schemas.log.patience import TROUBLE, Pauses
+from schemas.log.patience import TRANSIENT_ERRORS, Backoff
 from schemas.log.reading.faults import FAULTS
 from schemas.records import (
     Cancellation,
@@ -55,7 +55,7 @@ from streams.gateway.stream.hub import Hub
 
 logger = logging.getLogger(__name__)
 RECONNECT_S = 1.0
-_TROUBLE = (*TROUBLE, TopicError)
+_TROUBLE = (*TRANSIENT_ERRORS, TopicError)
 ToRouter = Request | Cancellation | Resumption
 
 
@@ -153,7 +153,7 @@ class LogBackend:
         if membership is None or recently or not (waits or membership.is_valid()):
             raise BrokerUnavailable(f"the log cannot be written: {self._trouble}")
         itself = membership.view.members.get(self._gateway_id)
-        if itself is None or not (waits or itself.lives(wall_ms())):
+        if itself is None or not (waits or itself.is_alive(wall_ms())):
             raise BrokerUnavailable("nothing of the log is heard; is the broker away?")
         return membership
 
@@ -252,7 +252,7 @@ class LogBackend:
         except MessageSizeTooLargeError as error:  # the broker's own limit is lower
             raise RecordTooLarge(f"{topic}: {record.request_id} is too large: {error}") from error
         except (TimeoutError, KafkaError, BrokerUnavailable) as error:
-            if is_away(error):
+            if is_unreachable(error):
                 self._failed_s = asyncio.get_running_loop().time()
                 self._trouble = f"a record was not acknowledged ({type(error).__name__})"
             raise BrokerUnavailable(
@@ -271,7 +271,7 @@ class LogBackend:
 
         Raises ConfigError where the log keeps less than a request may live, and NameTaken.
         """
-        loop, pauses = asyncio.get_running_loop(), Pauses(RECONNECT_S)  # callers wait for it
+        loop, pauses = asyncio.get_running_loop(), Backoff(RECONNECT_S)  # callers wait for it
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.objects.read())
@@ -370,7 +370,7 @@ class LogBackend:
         logger.error("%s[%d]@%d: %s", record.topic, record.partition, record.offset, error)
         producer = self._producer
         if producer is not None:
-            await _log_trouble(lambda: bury(producer, record, error))
+            await _log_trouble(lambda: send_dead_letter(producer, record, error))
 
     async def drain(self) -> None:
         """Tell the fleet that this gateway takes no more calls."""

@@ -18,8 +18,8 @@ from aiokafka.errors import KafkaError
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, NotReady, RecordError, TopicError
 from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.following import Follower
-from schemas.log.patience import TROUBLE, over_every_trouble
+from schemas.log.following import TopicFollower
+from schemas.log.patience import TRANSIENT_ERRORS, retry_forever
 from schemas.log.slices import in_slices
 from schemas.records import FilePart, StoredFile
 from schemas.settings import LogSettings
@@ -30,7 +30,7 @@ from streams.gateway.objects.table import Kept, Table, key_of
 logger = logging.getLogger(__name__)
 PART_BYTES = 1 << 20
 BATCH_MAX = 2_000  # records taken at once; between them calls get their turn
-_TROUBLE = (*TROUBLE, TopicError)
+_TROUBLE = (*TRANSIENT_ERRORS, TopicError)
 
 
 class Objects(Protocol):
@@ -77,7 +77,7 @@ class ObjectLog:
         self._quota, self._wait_s = quota, wait_ms / 1000
         self._producer, self._bury = producer, bury
         self._table: Table | None = None
-        self._follower = Follower("objects", wait_ms=wait_ms)
+        self._follower = TopicFollower("objects", wait_ms=wait_ms)
 
     @property
     def is_read(self) -> bool:
@@ -187,12 +187,14 @@ class ObjectLog:
 
     async def read(self) -> None:
         """Follow the topic over every trouble of the log, until cancelled."""
-        await over_every_trouble(self._read_topic, "objects", logger, troubles=_TROUBLE)
+        await retry_forever(self._read_topic, "objects", logger, errors=_TROUBLE)
 
     async def _read_topic(self) -> None:
         """Read it whole each time: what was deleted long ago is not on it any more."""
         table = Table()
-        reader = AssignedReader(self._log, "objects", [0], client_id=self._client_id, decided=True)
+        reader = AssignedReader(
+            self._log, "objects", [0], client_id=self._client_id, committed_only=True
+        )
         async with reader.reading("earliest"):
             async for records in reader.until(await reader.end_offsets()):
                 await self._fold(table, records)

@@ -17,13 +17,13 @@ from schemas.errors import BrokerUnavailable
 from schemas.log.clients import Ack
 from schemas.log.clock import wall_ms
 from schemas.log.documents import send_document
-from schemas.log.endings import ended
-from schemas.log.patience import TROUBLE
-from schemas.log.retrieval.asker import Asker
+from schemas.log.endings import cancel_and_wait
+from schemas.log.patience import TRANSIENT_ERRORS
+from schemas.log.retrieval.asker import RetrievalClient
 from schemas.log.retrieval.embedding import EmbeddedTexts, Texts
-from schemas.log.retrieval.member import asking
+from schemas.log.retrieval.member import open_retrieval_client
 from schemas.records import Document, Quoted
-from schemas.retrieval import Found
+from schemas.retrieval import RetrievalResult
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
 
@@ -36,7 +36,7 @@ class Pool(Protocol):
     async def embed(self, texts: Texts, *, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
         """All or none; raises NotReady, DeadlineExceeded, BrokerUnavailable, InvalidRequest."""
 
-    async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> Found:
+    async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> RetrievalResult:
         """As `Asker.search_text`."""
 
     async def check(
@@ -58,14 +58,14 @@ class LogPool:
         self._log, self._codec = log, codec
         self._member_id = member_id
         self._join_ms = join_ms
-        self._joined: asyncio.Future[Asker] | None = None
+        self._joined: asyncio.Future[RetrievalClient] | None = None
         self._life: asyncio.Task[None] | None = None
 
     async def embed(self, texts: Texts, *, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
         asker = await self._asker(deadline_ms)
         return await asker.embed(texts, deadline_ms=deadline_ms, tenant=tenant)
 
-    async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> Found:
+    async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> RetrievalResult:
         asker = await self._asker(deadline_ms)
         return await asker.search_text(text, deadline_ms=deadline_ms, **fields)
 
@@ -96,7 +96,7 @@ class LogPool:
                 f"a document was not written: {type(error).__name__}: {error}"
             ) from error
 
-    async def _asker(self, deadline_ms: int | None = None) -> Asker:
+    async def _asker(self, deadline_ms: int | None = None) -> RetrievalClient:
         """The present membership, or a new one, by the deadline at the latest."""
         until_ms = wall_ms() + self._join_ms
         until_ms = until_ms if deadline_ms is None else min(until_ms, deadline_ms)
@@ -110,13 +110,13 @@ class LogPool:
         except TimeoutError:
             raise BrokerUnavailable("the retrieval pool was not joined in time") from None
 
-    async def _live(self, joined: "asyncio.Future[Asker]") -> None:
+    async def _live(self, joined: "asyncio.Future[RetrievalClient]") -> None:
         """Be a member until it is lost; the next call joins again."""
         try:
-            async with asking(self._log, self._codec, self._member_id) as asker:
+            async with open_retrieval_client(self._log, self._codec, self._member_id) as asker:
                 joined.set_result(asker)
                 await asyncio.Event().wait()
-        except TROUBLE as error:
+        except TRANSIENT_ERRORS as error:
             logger.warning("%s: %s: %s", self._member_id, type(error).__name__, error)
             if not joined.done():
                 joined.set_exception(
@@ -128,4 +128,4 @@ class LogPool:
     async def close(self) -> None:
         """Leave."""
         if self._life is not None:
-            await ended(self._life)
+            await cancel_and_wait(self._life)

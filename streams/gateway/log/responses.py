@@ -18,8 +18,8 @@ from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, NotFound, RecordError, TopicError
 from schemas.log.clients import Ack, AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.following import Follower
-from schemas.log.patience import TROUBLE, over_every_trouble
+from schemas.log.following import TopicFollower
+from schemas.log.patience import TRANSIENT_ERRORS, retry_forever
 from schemas.log.slices import in_slices
 from schemas.records import ResponseDeleted, StoredResponse
 from schemas.settings import LogSettings
@@ -30,7 +30,7 @@ from streams.gateway.stream.response_id import Place
 logger = logging.getLogger(__name__)
 TOPIC, DELETED = "responses", "responses.deleted"
 DELETED_MAX = 262_144  # ids that are remembered; the oldest go first
-_TROUBLE = (*TROUBLE, TopicError)
+_TROUBLE = (*TRANSIENT_ERRORS, TopicError)
 KEPT_H = TOPICS[TOPIC].retention_ms // 3_600_000
 
 
@@ -66,7 +66,7 @@ class ResponseTopic:
         self._accept_ms = accept_ms
         self._producer = producer
         self._deleted: OrderedDict[str, None] = OrderedDict()
-        self._follower = Follower(DELETED, wait_ms=accept_ms)
+        self._follower = TopicFollower(DELETED, wait_ms=accept_ms)
 
     async def put(self, record: StoredResponse) -> Place:
         producer, key = self._writer(), record.request_id
@@ -136,7 +136,7 @@ class ResponseTopic:
 
     async def follow(self) -> None:
         """Know what any gateway deletes, over every trouble of the log, until cancelled."""
-        await over_every_trouble(self._follow, DELETED, logger, troubles=_TROUBLE)
+        await retry_forever(self._follow, DELETED, logger, errors=_TROUBLE)
 
     async def _follow(self) -> None:
         client_id = f"{self._gateway_id}-deleted"

@@ -16,7 +16,7 @@ from schemas.codec import Codec
 from schemas.errors import RecordError, TopicError
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.patience import TROUBLE, over_every_trouble
+from schemas.log.patience import TRANSIENT_ERRORS, retry_forever
 from schemas.records import TurnBatch
 from schemas.settings import LogSettings
 from schemas.topics import check_record
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 BATCHES_MAX = 100  # taken at once; between them calls get their turn
 UNPUBLISHED_MAX = 1_000  # the oldest go first
 PACE_S = 0.25  # between two records: each costs a round to the broker, here and at all readers
-_TROUBLE = (*TROUBLE, TopicError)
+_TROUBLE = (*TRANSIENT_ERRORS, TopicError)
 
 
 class TurnTopic:
@@ -83,7 +83,7 @@ class TurnTopic:
 
     async def read(self) -> None:
         """Read what gateways publish, over every trouble of the log, until cancelled."""
-        await over_every_trouble(self._read_topic, "turns", logger, troubles=_TROUBLE)
+        await retry_forever(self._read_topic, "turns", logger, errors=_TROUBLE)
 
     async def _read_topic(self) -> None:
         reader = AssignedReader(self._log, "turns", [0], client_id=f"{self._gateway_id}-turns")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from schemas.log.admin import create_others
-from schemas.log.transactions import committed
+from schemas.log.admin import create_extra_topics
+from schemas.log.transactions import committed_offsets
 from schemas.settings import LogSettings
 from streams.bridge.app import group_id
 from streams.bridge.config import BridgeSettings, Pair
@@ -51,7 +51,7 @@ async def test_each_prompt_gets_its_answer(
     wrong = {sent.keys[at]: each for at, (each,) in read.values.items() if each.get("error_code")}
     assert wrong.keys() == {"bad", "none", "no"}, json.dumps(wrong)
     places = [(topic, partition) for partition in range(log.prompt_partitions)]
-    found = await committed(log, group_id(log), places)
+    found = await committed_offsets(log, group_id(log), places)
     for (_, number), position in found.items():
         offsets = [offset for partition, offset in sent.keys if partition == number]
         assert position.offset == max(offsets) + 1
@@ -65,8 +65,8 @@ async def test_an_answer_is_told_while_it_comes(
     log = await kafka_with(gateway_partitions=4)
     prompts, answers, parts = (log.topic_prefix + name for name in ("asks", "says", "pieces"))
     narrow = dataclasses.replace(log, prompt_partitions=1)
-    await create_others(narrow, dict.fromkeys((answers, parts), KEPT_MS))
-    await create_others(log, {prompts: KEPT_MS})
+    await create_extra_topics(narrow, dict.fromkeys((answers, parts), KEPT_MS))
+    await create_extra_topics(log, {prompts: KEPT_MS})
     pair = Pair(prompts=prompts, answers=answers, parts=parts)
     settings = dataclasses.replace(
         sim_settings(log, decode_step_ms=10.0), bridge=BridgeSettings(pairs=(pair,))

@@ -15,7 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas.codec import Codec
-from schemas.log.admin import wanted_topics
+from schemas.log.admin import expected_topics
 from schemas.records import Answer, Prompt
 from schemas.settings import LogSettings
 from streams.bridge.config import BridgeSettings, Pair
@@ -142,7 +142,7 @@ async def take_at_most(log: LogSettings, topic: str, size: int, *, is_new: bool 
 
 async def compress_all(log: LogSettings) -> None:
     """Every topic by one of the codecs, as clusters do by a setting of theirs (issue 28, 5)."""
-    wanted = zip(wanted_topics(log).items(), cycle(CODECS[1:]), strict=False)
+    wanted = zip(expected_topics(log).items(), cycle(CODECS[1:]), strict=False)
     resources = [
         ConfigResource(
             ConfigResourceType.TOPIC, name, {**topic.topic_configs, "compression.type": codec}

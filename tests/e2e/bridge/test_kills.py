@@ -17,7 +17,7 @@ from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from schemas.errors import ConfigError
-from schemas.log.admin import create_others
+from schemas.log.admin import create_extra_topics
 from schemas.settings import LogSettings
 from streams.bridge.config import BridgeSettings, Pair
 from tests.e2e.bridge.topics import AnswerReader, Read, Sent, produce
@@ -61,7 +61,7 @@ def settings_of(log: LogSettings) -> Settings:
 async def asked(log: LogSettings) -> Sent:
     """More prompts than can be under way at once."""
     prompts, answers = log.topic_prefix + "questions", log.topic_prefix + "replies"
-    await create_others(log, dict.fromkeys((prompts, answers), KEPT_MS))
+    await create_extra_topics(log, dict.fromkeys((prompts, answers), KEPT_MS))
     sent = Sent()
     values = [
         (f"key-{n % KEYS}", {"text": f"Question {n}", "max_tokens": TOKENS}) for n in range(PROMPTS)

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from schemas.log.connecting import stopped
+from schemas.log.connecting import stop_consumer
 from schemas.settings import LogSettings
 
 Place = tuple[int, int]  # partition and offset of a prompt
@@ -75,7 +75,7 @@ class AnswerReader:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await stopped(self._consumer)  # also while the broker is away
+        await stop_consumer(self._consumer)  # also while the broker is away
 
     async def more(self, timeout_ms: int = 500) -> Read:
         """What has come meanwhile."""

@@ -66,7 +66,7 @@ def pools(running: Stack) -> tuple[int, int]:
 
 
 def serves(member: Member) -> bool:
-    return member.state is MemberState.READY and member.lives(wall_ms())
+    return member.state is MemberState.READY and member.is_alive(wall_ms())
 
 
 async def metric(url: str, pool: str) -> float:

@@ -12,9 +12,9 @@ from streams.config import RouterSettings
 from streams.core.effects import Decide, Effect
 from streams.core.events import Tick
 from streams.core.router import Router
-from streams.journal.inputs import READ_BACK, TICK, journaled
+from streams.journal.inputs import READ_BACK, TICK, event_of_line
 from streams.journal.journal import Journal, JournalEntry
-from streams.journal.snapshot import packed
+from streams.journal.snapshot import pack_router
 from tests.streams import builders
 from tests.streams.builders import T0
 
@@ -43,7 +43,7 @@ class Played:
         self.now_ms += 10
         self._offset += 1
         offset = self._offset
-        event = Tick() if topic == TICK else journaled(topic, 0, offset, 0, record)
+        event = Tick() if topic == TICK else event_of_line(topic, 0, offset, 0, record)
         try:
             effects = self.router.apply(event, self.now_ms)
         except AssertionError:
@@ -56,7 +56,7 @@ class Played:
 
     def snapshot(self) -> None:
         self._writes += self.journal.cut(EPOCH)
-        seq, state = self.journal.next_seq, packed(self.router)
+        seq, state = self.journal.next_seq, pack_router(self.router)
         self._writes += self.journal.snapshot(self.router.settings, state, seq, EPOCH, self.now_ms)
 
     def entries(self) -> list[JournalEntry]:

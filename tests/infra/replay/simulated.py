@@ -20,11 +20,11 @@ from streams.core.events import (
     PartitionReady,
     PartitionTaken,
     Tick,
-    UsageTold,
+    UsageLoaded,
 )
 from streams.journal.inputs import TICK
 from streams.journal.journal import effects_sum
-from streams.journal.snapshot import packed
+from streams.journal.snapshot import pack_router
 
 ROUTER = "router-0"
 _OWNERSHIP = {PartitionTaken: "taken", PartitionReady: "ready", PartitionLost: "lost"}
@@ -68,7 +68,7 @@ class Recorder(Checker):
                 settings="",
                 part=0,
                 parts=1,
-                state=packed(cluster.router.core),
+                state=pack_router(cluster.router.core),
             )
             value = self._codec.encode(part)
             self.rows.append(Row(SNAPSHOT, ROUTER, self._life, self._seq, value=value))
@@ -100,7 +100,7 @@ class Recorder(Checker):
                 return "fleet", 0, offset, ahead_ms, self._codec.encode(record)
             case KvEventsArrived(record, offset):
                 return "prefixes", 0, offset, 0, self._codec.encode(record)
-            case UsageTold(request_id, partition):
+            case UsageLoaded(request_id, partition):
                 return "usage", partition, 0, 0, request_id.encode()
         record = getattr(event, type(event).__match_args__[0])
         topic = _TOPICS.get(type(record).__name__, "phases")

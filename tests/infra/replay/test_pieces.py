@@ -16,7 +16,7 @@ from infra.replay.replaying import Report, replay
 from schemas.errors import RecordError
 from streams.config import RouterSettings
 from streams.core.router import Router
-from streams.journal.snapshot import packed, unpacked
+from streams.journal.snapshot import pack_router, unpack_router
 from tests.infra.replay.played import CODEC, Played, answered
 from tests.infra.replay.simulated import Recorder
 from tests.infra.replay.test_replaying import altered
@@ -153,7 +153,7 @@ def _router(names: Iterable[str] = NAMES) -> Router:
 
 def test_a_state_is_alike_to_its_copy() -> None:
     router = _router()
-    assert alike(router, unpacked(packed(router)))
+    assert alike(router, unpack_router(pack_router(router)))
     assert alike(router, _router())
 
 

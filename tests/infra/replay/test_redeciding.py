@@ -13,7 +13,7 @@ from streams.config import RouterSettings
 from streams.core.effects import Decide, Effect
 from streams.core.events import Event
 from streams.core.router import Router
-from streams.journal.snapshot import packed, unpacked
+from streams.journal.snapshot import pack_router, unpack_router
 from tests.infra.replay.played import Played, answered
 from tests.infra.simulator.storms import weathered
 
@@ -24,7 +24,7 @@ class Asked(Checker):
     def __init__(self, router: Router, **given: str) -> None:
         self.redeciding = Redeciding(given)
         self._given = given
-        self._router: Router | None = unpacked(packed(router))
+        self._router: Router | None = unpack_router(pack_router(router))
         self.redeciding.watch(self._router)
         self.placed = 0
 

@@ -8,7 +8,7 @@ from infra.replay.shadow import Shadow, named
 from schemas.errors import ConfigError
 from schemas.records import Decision, JournalBatch, Mode, Role, Work
 from streams.config import RouterSettings
-from streams.core.effects import Decide, Dispatch, End, SaveSession, Use
+from streams.core.effects import Decide, Dispatch, End, RecordUsage, SaveSession
 from streams.journal.inputs import TICK
 from streams.journal.journal import JournalEntry
 from tests.infra.replay.played import Played
@@ -88,7 +88,7 @@ def test_nothing_but_decisions_comes_of_what_a_followed_router_does() -> None:
     played.happens("cancellations", builders.cancellation("r2"))
     played.happens("requests", builders.request("r2"))
     kinds = {type(each) for each in played.effects}
-    assert kinds == {Decide, Dispatch, End, SaveSession, Use}
+    assert kinds == {Decide, Dispatch, End, SaveSession, RecordUsage}
     shadow = Shadow("shadow-a", {}, 0)
     found = [each for entry in played.entries() for each in shadow.apply(entry, played.records)]
     assert [(type(decision), decision.request_id) for decision, _ in found] == [(Decision, "r1")]

@@ -18,7 +18,7 @@ from streams.core.effects import Effect
 from streams.core.events import Event
 from streams.core.router import Router
 from streams.gateway.request.check_process import CheckProcess
-from streams.journal.snapshot import numbers, packed, unpacked
+from streams.journal.snapshot import numbers, pack_router, unpack_router
 from tests.infra.simulator.storms import weathered
 
 LOOKS = 20  # between two snapshots
@@ -35,7 +35,7 @@ class Shadow(Checker):
     def looked(self, cluster: Cluster) -> None:
         """Begin anew from a snapshot, now and then."""
         if not self._looks % LOOKS and cluster.router.alive:
-            self._shadow = unpacked(packed(cluster.router.core))
+            self._shadow = unpack_router(pack_router(cluster.router.core))
             self.snapshots += 1
         self._looks += 1
 
@@ -94,16 +94,16 @@ def test_no_foreign_code_is_run() -> None:
             return os.system, ("false",)
 
     with pytest.raises(RecordError, match="system is no part of a router"):
-        unpacked(zlib.compress(pickle.dumps(Foreign())))
+        unpack_router(zlib.compress(pickle.dumps(Foreign())))
     with pytest.raises(RecordError, match="is no part of a router"):
-        unpacked(zlib.compress(pickle.dumps(Cluster)))
+        unpack_router(zlib.compress(pickle.dumps(Cluster)))
 
 
 @pytest.mark.parametrize("kind", [CheckProcess, LogProducer])
 def test_nothing_is_made_that_does_more_than_hold_values(kind: type) -> None:
     """Classes of the project's own start processes and connect (issue 14, 2)."""
     with pytest.raises(RecordError, match="is no part of a router"):
-        unpacked(zlib.compress(pickle.dumps(kind)))
+        unpack_router(zlib.compress(pickle.dumps(kind)))
 
 
 class Objects:
@@ -126,18 +126,18 @@ class OfObjects:
 def test_no_bytes_are_taken_for_objects(evil: type, said: str) -> None:
     """A recording crashed the process at an address of its choice (found 28)."""
     with pytest.raises(RecordError, match=said):
-        unpacked(zlib.compress(pickle.dumps(frozenset([evil()]))))
+        unpack_router(zlib.compress(pickle.dumps(frozenset([evil()]))))
 
 
 def test_a_small_snapshot_does_not_become_a_large_one() -> None:
     zeros = pickle.dumps(bytes(64 << 20))
     with pytest.raises(RecordError, match="expected a whole state of at most 16777216 bytes"):
-        unpacked(zlib.compress(zeros))
+        unpack_router(zlib.compress(zeros))
 
 
 def test_what_is_no_snapshot_is_refused() -> None:
-    whole = packed(Router("router-a", RouterSettings()))
-    assert unpacked(whole).router_id == "router-a"
+    whole = pack_router(Router("router-a", RouterSettings()))
+    assert unpack_router(whole).router_id == "router-a"
     for state in (b"", b"nothing", whole[:-20], zlib.compress(pickle.dumps({"a": 1}))):
         with pytest.raises(RecordError, match="router"):
-            unpacked(state)
+            unpack_router(state)

@@ -14,7 +14,7 @@ from schemas.codec import Codec
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.connecting import client_options
-from schemas.log.transactions import Position, Sending, Transactions
+from schemas.log.transactions import CommittedOffset, OutgoingRecord, Transactions
 from schemas.settings import LogSettings
 from streams.bridge.app import group_id
 from streams.bridge.config import BridgeSettings
@@ -45,7 +45,7 @@ async def answer(log: LogSettings, offsets: list[int], position: int, ahead: set
     prompts, transactions = f"{log.topic_prefix}prompts", Transactions(log, "bridge-test")
     await transactions.start()
     sends = [
-        Sending(
+        OutgoingRecord(
             topic=f"{log.topic_prefix}answers",
             partition=1,
             key=None,
@@ -59,7 +59,7 @@ async def answer(log: LogSettings, offsets: list[int], position: int, ahead: set
         for offset in offsets
     ]
     note = encode(Note({}, ahead), position)
-    await transactions.commit(sends, {(prompts, 1): Position(position, note)}, group_id(log))
+    await transactions.commit(sends, {(prompts, 1): CommittedOffset(position, note)}, group_id(log))
     await transactions.stop()
     await settle(log, "bridge-test")
 
@@ -114,7 +114,7 @@ async def test_marks_of_transactions_are_no_lag(kafka: LogSettings) -> None:
     """They lie around the prompt, where its producer sends in transactions."""
     prompts, transactions = f"{kafka.topic_prefix}prompts", Transactions(kafka, "producer")
     await transactions.start()
-    sending = Sending(topic=prompts, partition=1, key=None, value=b"?")
+    sending = OutgoingRecord(topic=prompts, partition=1, key=None, value=b"?")
     (offset,) = await transactions.commit([sending])
     await transactions.stop()
     await settle(kafka, "producer")

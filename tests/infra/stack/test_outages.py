@@ -26,7 +26,7 @@ from tests.virtual import virtual
 
 
 def test_pauses_grow_up_to_a_bound_and_start_anew_after_a_long_life() -> None:
-    pauses = patience.Pauses()
+    pauses = patience.Backoff()
     found = [pauses.after(1.0) for _ in range(8)]
     assert found[:3] == [patience.PAUSE_S * 2**n for n in range(3)]
     assert found[-1] == patience.PAUSE_MAX_S

@@ -4,7 +4,7 @@ from typing import Any
 
 from infra.stack.wanted import Announcer
 from schemas.errors import BrokerUnavailable
-from schemas.fleet import WANTED_MS
+from schemas.fleet import SCALING_TARGET_MS
 from schemas.records import Role, Wanted, WantedPool
 
 
@@ -29,9 +29,19 @@ def pools(workers: int) -> list[WantedPool]:
 async def test_a_change_is_told_at_once_and_the_rest_now_and_then() -> None:
     paper: Any = ProducerOnPaper()
     announcer = Announcer(paper, "up")
-    for now_ms, workers in ((0, 2), (1_000, 2), (2_000, 3), (3_000, 3), (2_000 + WANTED_MS, 3)):
-        await announcer.tell(pools(workers), now_ms + WANTED_MS)
-    assert [each.at_ms - WANTED_MS for each in paper.sent] == [0, 2_000, 2_000 + WANTED_MS]
+    for now_ms, workers in (
+        (0, 2),
+        (1_000, 2),
+        (2_000, 3),
+        (3_000, 3),
+        (2_000 + SCALING_TARGET_MS, 3),
+    ):
+        await announcer.tell(pools(workers), now_ms + SCALING_TARGET_MS)
+    assert [each.at_ms - SCALING_TARGET_MS for each in paper.sent] == [
+        0,
+        2_000,
+        2_000 + SCALING_TARGET_MS,
+    ]
     assert paper.sent[1].pools[0].workers == 3 and paper.sent[1].written_by == "up"
 
 
@@ -39,9 +49,9 @@ async def test_what_a_broker_missed_is_told_again() -> None:
     paper: Any = ProducerOnPaper()
     announcer = Announcer(paper, "up")
     paper.is_away = True
-    await announcer.tell(pools(2), WANTED_MS)
+    await announcer.tell(pools(2), SCALING_TARGET_MS)
     paper.is_away = False
-    await announcer.tell(pools(2), WANTED_MS + 1)
+    await announcer.tell(pools(2), SCALING_TARGET_MS + 1)
     assert len(paper.sent) == 1
-    await announcer.tell([], 9 * WANTED_MS)
+    await announcer.tell([], 9 * SCALING_TARGET_MS)
     assert len(paper.sent) == 1, "nobody knows what is wanted"

@@ -10,7 +10,7 @@ from infra.traces.formats import read
 from infra.traces.from_log import traced
 from schemas.codec import Codec
 from schemas.records import Outcome, OutcomeKind, Priority, Request
-from schemas.rules.outcomes import ends_of
+from schemas.rules.outcomes import counting_outcomes
 from tests.streams.builders import T0, request
 
 
@@ -49,7 +49,7 @@ def test_requests_and_their_outcomes_are_a_trace() -> None:
             asked("r4", 901, [9, 2, 3, 4]),
             asked("r5", 902, [1]),
         ],
-        ends_of(
+        counting_outcomes(
             [
                 ended("r1", 100, 3),
                 ended("r1", 150, 8, attempt=2),

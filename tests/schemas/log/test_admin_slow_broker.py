@@ -14,8 +14,8 @@ from aiokafka.errors import (
 )
 
 from schemas.errors import BrokerUnavailable, TopicError
-from schemas.log.admin import create_topics, describe_topics, wanted_topics
-from schemas.log.patience import insist
+from schemas.log.admin import create_topics, describe_topics, expected_topics
+from schemas.log.patience import retry_until
 from schemas.settings import LogSettings
 from tests.virtual import virtual
 from tests.waiting import pass_time
@@ -117,7 +117,7 @@ async def test_a_slow_broker_is_told_and_asked_again(case: str) -> None:
     broker = SlowBroker(**failing)
     told: list[str] = []
     with answering(broker):
-        await insist(lambda: create_topics(SETTINGS), told.append, within_s=20)
+        await retry_until(lambda: create_topics(SETTINGS), told.append, within_s=20)
         assert all(row.fits for row in await describe_topics(SETTINGS))
     assert re.search(message, told[0])
     assert told[1:] == [""]
@@ -129,12 +129,12 @@ async def test_topics_without_leaders_are_named_in_the_end() -> None:
     broker = SlowBroker()
     with answering(broker):
         await create_topics(SETTINGS)
-        made = list(wanted_topics(SETTINGS))
+        made = list(expected_topics(SETTINGS))
         assert list(broker.topics) == made
         broker.led = False
         named = f"find leaders for {made[0]}, .*asked for 21 s"
         with pytest.raises(BrokerUnavailable, match=named):
-            await insist(lambda: create_topics(SETTINGS), lambda _: None, within_s=21)
+            await retry_until(lambda: create_topics(SETTINGS), lambda _: None, within_s=21)
 
 
 @virtual
@@ -142,7 +142,7 @@ async def test_what_the_broker_refuses_for_good_is_not_asked_again() -> None:
     broker = SlowBroker(create=lambda: _DENIED)
     told: list[str] = []
     with answering(broker), pytest.raises(TopicError, match=for_code(_DENIED).__name__):
-        await insist(lambda: create_topics(SETTINGS), told.append, within_s=20)
+        await retry_until(lambda: create_topics(SETTINGS), told.append, within_s=20)
     assert told == [""]
 
 
@@ -153,7 +153,7 @@ async def test_a_bound_ends_also_what_never_answers() -> None:
         raise NodeNotReadyError
 
     with pytest.raises(BrokerUnavailable, match="no answer .asked for 20 s"):
-        await insist(silent, lambda _: None, within_s=20)
+        await retry_until(silent, lambda _: None, within_s=20)
 
 
 @virtual

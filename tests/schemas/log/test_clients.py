@@ -15,8 +15,8 @@ from aiokafka.errors import GroupCoordinatorNotAvailableError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, ConfigError, RecordError, RecordTooLarge, TopicError
-from schemas.log.admin import create_topics, describe_topics, verify_topics, wanted_topics
-from schemas.log.clients import AssignedReader, LogProducer, bury
+from schemas.log.admin import create_topics, describe_topics, expected_topics, verify_topics
+from schemas.log.clients import AssignedReader, LogProducer, send_dead_letter
 from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, CancelReason, Session
 from schemas.rules.sizes import RECORD_BYTES_MAX
@@ -121,7 +121,7 @@ async def test_dead_letters_carry_origin_and_error(kafka: LogSettings) -> None:
             )
         )
         (record,) = await reader.batch()
-        await bury(producer, record, RecordError("no marker"))
+        await send_dead_letter(producer, record, RecordError("no marker"))
         (buried,) = await dead.batch()
     finally:
         for client in (reader, dead, producer):
@@ -148,7 +148,7 @@ async def test_a_record_of_nothing_is_buried_too() -> None:
     record: Any = SimpleNamespace(
         topic="requests", partition=0, offset=7, timestamp=0, headers=(), key=None, value=None
     )
-    await bury(Producer(), record, RecordError("found \ud800"))  # type: ignore[arg-type]  # a fake
+    await send_dead_letter(Producer(), record, RecordError("found \ud800"))  # type: ignore[arg-type]  # a fake
     assert sent == [("requests.dlq", b"found \\ud800")]
 
 
@@ -231,7 +231,7 @@ async def test_topics_are_created_once_and_checked(kafka: LogSettings) -> None:
 def test_acknowledged_means_on_most_replicas(copies: int, named: int, least: str | None) -> None:
     """Not on the leader alone, with which it would go (issue 10, 13)."""
     settings = LogSettings(replication_factor=copies, min_insync_replicas=named)
-    for topic in wanted_topics(settings).values():
+    for topic in expected_topics(settings).values():
         assert topic.replication_factor == copies
         assert topic.topic_configs.get("min.insync.replicas") == least
 
@@ -314,7 +314,7 @@ async def test_records_that_are_too_large_are_said_to_be_so_and_can_be_buried(
                 size -= 16
         (record,) = await reader.batch()
         await dead.start("latest")
-        await bury(producer, record, RecordError("x" * 100_000))
+        await send_dead_letter(producer, record, RecordError("x" * 100_000))
         (buried,) = await dead.batch()
         assert buried.value is None
         assert dict(buried.headers)["x-dlq-offset"] == b"%d" % record.offset

@@ -9,7 +9,7 @@ import pytest
 from aiokafka import TopicPartition
 
 from schemas.log.clients import AssignedReader
-from schemas.log.connecting import asking_client
+from schemas.log.connecting import query_client
 from schemas.settings import LogSettings
 
 pytestmark = pytest.mark.kafka
@@ -19,7 +19,7 @@ STEPS = 12  # of the loop; closing takes fewer
 @contextlib.asynccontextmanager
 async def asking(log: LogSettings) -> AsyncIterator[None]:
     """One that has its connections."""
-    async with asking_client(log) as client:
+    async with query_client(log) as client:
         await client.end_offsets([TopicPartition(log.topic_prefix + "fleet", 0)])
         yield
 
@@ -34,7 +34,7 @@ async def test_an_asking_client_knows_from_the_start_where_its_topics_are(
     kafka: LogSettings,
 ) -> None:
     topics = {kafka.topic_prefix + name for name in ("requests", "usage", "fleet")}
-    async with asking_client(kafka, topics=topics) as client:
+    async with query_client(kafka, topics=topics) as client:
         assert all(client.partitions_for_topic(topic) for topic in topics)
 
 

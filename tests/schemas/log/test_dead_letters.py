@@ -8,28 +8,28 @@ import pytest
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, Fenced, RecordError
 from schemas.log import dead_letters
-from schemas.log.clients import AssignedReader, LogProducer, bury
+from schemas.log.clients import AssignedReader, LogProducer, send_dead_letter
 from schemas.log.dead_letters import (
     DeadLetter,
-    Retried,
-    Wanted,
-    holding,
+    LetterSelection,
+    RetryCounts,
+    count_retries,
     read_letters,
-    rehearse,
     retry,
+    topics_with_letters,
 )
-from schemas.log.transactions import Sending, Transactions
+from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.settings import LogSettings
 from tests.schemas.log.settled import settle
 
 pytestmark = pytest.mark.kafka
 PARTITIONS = (2, 1)  # of `prompts` in tests, and of its dead letters
-EVERY = Wanted()
+EVERY = LetterSelection()
 
 
 async def prompts(kafka: LogSettings) -> list[Any]:
     await settle(kafka, f"dlq-{kafka.topic_prefix}prompts")
-    reader = AssignedReader(kafka, "prompts", range(2), client_id="look", decided=True)
+    reader = AssignedReader(kafka, "prompts", range(2), client_id="look", committed_only=True)
     async with reader.reading("earliest"):
         return await reader.read_to_end()
 
@@ -52,11 +52,13 @@ async def bury_some(kafka: LogSettings, values: Sequence[bytes], partition: int 
             )
             await ack
         for record in await prompts(kafka):
-            await bury(producer, record, RecordError(f"no prompt: {record.value.decode()}"))
+            await send_dead_letter(
+                producer, record, RecordError(f"no prompt: {record.value.decode()}")
+            )
 
 
-async def run(kafka: LogSettings, wanted: Wanted = EVERY) -> Retried:
-    done = Retried()
+async def run(kafka: LogSettings, wanted: LetterSelection = EVERY) -> RetryCounts:
+    done = RetryCounts()
     await retry(kafka, f"{kafka.topic_prefix}prompts", PARTITIONS, wanted, done)
     return done
 
@@ -65,40 +67,44 @@ async def test_what_is_sent_again_is_as_it_was(kafka: LogSettings) -> None:
     await bury_some(kafka, [b"one", b"two"])
     first, second = await letters(kafka)
     counts = {f"{kafka.topic_prefix}{name}": 1 for name in ("prompts", "requests")}
-    assert await holding(kafka, counts) == {f"{kafka.topic_prefix}prompts"}, "others are not read"
+    assert await topics_with_letters(kafka, counts) == {f"{kafka.topic_prefix}prompts"}, (
+        "others are not read"
+    )
     assert first.key == b"k-one" and first.error == "RecordError: no prompt: one"
     assert first.name == f"{kafka.topic_prefix}prompts/0/0" and first.origin == "1/0"
     assert not first.is_retried and not second.is_retried
 
-    assert await run(kafka, Wanted(places=frozenset({second.place}))) == Retried(sent=1)
+    assert await run(kafka, LetterSelection(places=frozenset({second.place}))) == RetryCounts(
+        sent=1
+    )
     *_, again = await prompts(kafka)
     assert (again.partition, again.key, again.value) == (1, b"k-two", b"two")
     assert again.headers == (("trace", b"t"), ("trace", b"u"), ("x-dlq-sent-again", b"1"))
     assert [each.is_retried for each in await letters(kafka)] == [False, True]
-    assert await run(kafka) == Retried(sent=1, already=1)
+    assert await run(kafka) == RetryCounts(sent=1, already=1)
     assert [each.value for each in await prompts(kafka)] == [b"one", b"two", b"two", b"one"]
 
 
 async def test_who_sends_the_same_again_and_again_is_told(kafka: LogSettings) -> None:
     """A letter that comes back is a new one, so nothing else says that it goes round in circles."""
     await bury_some(kafka, [b"one"])
-    assert await run(kafka) == Retried(sent=1)
+    assert await run(kafka) == RetryCounts(sent=1)
     async with LogProducer(kafka, Codec(), durable=True, client_id="test") as producer:
         for _ in range(2):
             *_, record = await prompts(kafka)
-            await bury(producer, record, RecordError("no prompt still"))
+            await send_dead_letter(producer, record, RecordError("no prompt still"))
             *_, letter = await letters(kafka)
-            wanted = Wanted(places=frozenset({letter.place}))
-            assert await run(kafka, wanted) == Retried(sent=1, repeatedly=1)
+            wanted = LetterSelection(places=frozenset({letter.place}))
+            assert await run(kafka, wanted) == RetryCounts(sent=1, repeatedly=1)
     *_, record = await prompts(kafka)
     assert record.headers[-1] == ("x-dlq-sent-again", b"3")
 
 
 async def test_a_rehearsal_sends_nothing(kafka: LogSettings) -> None:
     await bury_some(kafka, [b"one"])
-    done = Retried()
-    await rehearse(kafka, f"{kafka.topic_prefix}prompts", PARTITIONS, EVERY, done)
-    assert done == Retried(sent=1)
+    done = RetryCounts()
+    await count_retries(kafka, f"{kafka.topic_prefix}prompts", PARTITIONS, EVERY, done)
+    assert done == RetryCounts(sent=1)
     assert len(await prompts(kafka)) == 1 and not (await letters(kafka))[0].is_retried
 
 
@@ -112,21 +118,23 @@ async def test_a_command_that_breaks_off_sends_nothing_twice(
     commit = Transactions.commit
     left = [True, False]
 
-    async def breaking(self: Transactions, sends: Sequence[Sending], *rest: Any) -> list[int]:
+    async def breaking(
+        self: Transactions, sends: Sequence[OutgoingRecord], *rest: Any
+    ) -> list[int]:
         if left.pop(0):
             return await commit(self, sends, *rest)
         if is_committed:
             await commit(self, sends, *rest)
         raise BrokerUnavailable("gone")
 
-    done = Retried()
+    done = RetryCounts()
     with monkeypatch.context() as patch:
         patch.setattr(Transactions, "commit", breaking)
         with pytest.raises(BrokerUnavailable):
             await retry(kafka, f"{kafka.topic_prefix}prompts", PARTITIONS, EVERY, done)
-    assert done == Retried(sent=1)
+    assert done == RetryCounts(sent=1)
     already = 1 + is_committed
-    assert await run(kafka) == Retried(sent=3 - already, already=already)
+    assert await run(kafka) == RetryCounts(sent=3 - already, already=already)
     values = sorted(each.value for each in await prompts(kafka))
     assert values == sorted([b"one", b"two", b"three"] * 2)
 
@@ -137,11 +145,13 @@ async def test_a_second_command_ends_the_first(
     """Both read the same letters before either has sent any."""
     await bury_some(kafka, [b"one"])
     commit = Transactions.commit
-    others: list[Retried] = []
+    others: list[RetryCounts] = []
 
-    async def overtaken(self: Transactions, sends: Sequence[Sending], *rest: Any) -> list[int]:
+    async def overtaken(
+        self: Transactions, sends: Sequence[OutgoingRecord], *rest: Any
+    ) -> list[int]:
         if not others:
-            others.append(Retried())
+            others.append(RetryCounts())
             topic = f"{kafka.topic_prefix}prompts"
             await retry(kafka, topic, PARTITIONS, EVERY, others[0])
         return await commit(self, sends, *rest)
@@ -149,7 +159,7 @@ async def test_a_second_command_ends_the_first(
     monkeypatch.setattr(Transactions, "commit", overtaken)
     with pytest.raises(Fenced):
         await run(kafka)
-    assert others == [Retried(sent=1)] and len(await prompts(kafka)) == 2
+    assert others == [RetryCounts(sent=1)] and len(await prompts(kafka)) == 2
 
 
 async def test_what_was_not_kept_is_not_sent(kafka: LogSettings) -> None:
@@ -159,13 +169,17 @@ async def test_what_was_not_kept_is_not_sent(kafka: LogSettings) -> None:
         for value, partition in ((None, b"0"), (b"x", b"9"), (b"x", b"?")):
             headers = [("x-dlq-partition", partition)]
             await (await producer.send_raw(dead, value, key=b"", partition=0, headers=headers))
-    assert await run(kafka) == Retried(impossible=3)
+    assert await run(kafka) == RetryCounts(impossible=3)
     assert await prompts(kafka) == []
 
 
 async def test_letters_are_wanted_by_time_and_error(kafka: LogSettings) -> None:
     await bury_some(kafka, [b"one", b"two"])
     first, second = await letters(kafka)
-    assert first in Wanted(error="PROMPT: one") and second not in Wanted(error="prompt: one")
-    assert first not in Wanted(since_ms=first.at_ms + 1)
-    assert first in Wanted(since_ms=first.at_ms) and first not in Wanted(before_ms=first.at_ms)
+    assert first in LetterSelection(error="PROMPT: one") and second not in LetterSelection(
+        error="prompt: one"
+    )
+    assert first not in LetterSelection(since_ms=first.at_ms + 1)
+    assert first in LetterSelection(since_ms=first.at_ms) and first not in LetterSelection(
+        before_ms=first.at_ms
+    )

@@ -11,8 +11,8 @@ from aiokafka import AIOKafkaProducer
 
 from schemas.errors import BrokerUnavailable
 from schemas.log.clients import AssignedReader
-from schemas.log.following import Follower
-from schemas.log.transactions import Sending, Transactions
+from schemas.log.following import TopicFollower
+from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.settings import LogSettings
 from tests.waiting import meanwhile, until
 
@@ -26,8 +26,8 @@ class Copy:
         self.values: list[bytes] = []
         self.may_apply = asyncio.Event()
         self.may_apply.set()
-        self.follower = Follower("objects", wait_ms=60_000)
-        self.reader = AssignedReader(log, "objects", [0], client_id="copy", decided=True)
+        self.follower = TopicFollower("objects", wait_ms=60_000)
+        self.reader = AssignedReader(log, "objects", [0], client_id="copy", committed_only=True)
         self.reads = 0
 
     async def follow(self) -> None:
@@ -56,8 +56,8 @@ async def writer(kafka: LogSettings) -> AsyncIterator[Transactions]:
         await transactions.stop()
 
 
-def sending(kafka: LogSettings, value: bytes) -> Sending:
-    return Sending(topic=f"{kafka.topic_prefix}objects", partition=0, key=b"k", value=value)
+def sending(kafka: LogSettings, value: bytes) -> OutgoingRecord:
+    return OutgoingRecord(topic=f"{kafka.topic_prefix}objects", partition=0, key=b"k", value=value)
 
 
 async def write(kafka: LogSettings, *values: bytes) -> None:
@@ -122,7 +122,7 @@ async def test_a_copy_goes_on_with_another_reader(kafka: LogSettings) -> None:
 
 
 async def test_who_does_not_follow_yet_is_not_waited_for_long(kafka: LogSettings) -> None:
-    follower = Follower("objects", wait_ms=1)
+    follower = TopicFollower("objects", wait_ms=1)
     for wait in (follower.catch_up(), follower.reach({0: 1})):
         with pytest.raises(BrokerUnavailable, match="objects: not read in 0.001 s"):
             await wait

@@ -234,11 +234,11 @@ async def test_the_lease_dies_with_the_heartbeat_and_a_goodbye_is_seen_at_once(
                     await silent.join()
                 await polite.leave()
             await until(lambda: "w2" in lives and lives["w2"].state is MemberState.GONE)
-            assert not lives["w2"].lives(lives["w2"].seen_ms)
+            assert not lives["w2"].is_alive(lives["w2"].seen_ms)
             seen_ms = lives["w1"].seen_ms  # its only heartbeat came before that goodbye
-            await until(lambda: not lives["w1"].lives(wall_ms()))
-            assert lives["w1"].lives(seen_ms + LEASE_MS)
-            assert not lives["w1"].lives(seen_ms + LEASE_MS + 1), "nothing renewed it"
+            await until(lambda: not lives["w1"].is_alive(wall_ms()))
+            assert lives["w1"].is_alive(seen_ms + LEASE_MS)
+            assert not lives["w1"].is_alive(seen_ms + LEASE_MS + 1), "nothing renewed it"
 
 
 async def test_a_member_that_was_silent_for_a_lease_is_fenced_everywhere(
@@ -251,14 +251,14 @@ async def test_a_member_that_was_silent_for_a_lease_is_fenced_everywhere(
         with long_leases():
             await frozen.join()
         async with fleet.following(watcher):
-            await until(lambda: not watcher.view.members["w1"].lives(wall_ms()))
+            await until(lambda: not watcher.view.members["w1"].is_alive(wall_ms()))
             assert not frozen.is_valid(), "it knows before others do"
             await frozen.beat_now()  # what a process does that slept between check and send
             await third.join()
             await until(lambda: "w3" in watcher.view.members)  # it has read past that beat
             for view in (watcher.view, third.view):
                 assert view.members["w1"].beat_seq == 0, "nobody believed that beat"
-                assert not view.members["w1"].lives(wall_ms())
+                assert not view.members["w1"].is_alive(wall_ms())
             with pytest.raises(LeaseError, match="silent|lease lost"):
                 await frozen.run()
 
@@ -289,7 +289,7 @@ async def test_an_undecodable_fleet_record_is_buried_and_the_rest_goes_on(
             await dead.stop()
         assert [record.value for record in buried] == [b"garbage", Codec().encode(forged)]
         assert "w9" not in watcher.view.members, "nobody could send work to it (issue 10, 24)"
-        assert watcher.view.wanted == wanted
+        assert watcher.view.scaling_target == wanted
 
 
 async def test_a_member_whose_clock_is_ahead_takes_no_lease_that_is_held(

@@ -15,9 +15,9 @@ from schemas.errors import BrokerUnavailable, LeaseError, NameTaken, TopicError
 from schemas.fleet import DEAF_MS, HEARTBEAT_MS, LEASE_MS, SILENCE_MAX_MS
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.doubt import LEASES_MAX
-from schemas.log.endings import ended
+from schemas.log.endings import cancel_and_wait
 from schemas.log.membership import Membership
-from schemas.log.patience import outlive
+from schemas.log.patience import run_with_reconnect
 from schemas.records import Heartbeat, MemberKind, Registration
 from schemas.settings import LogSettings
 from tests.virtual import run_virtual, virtual
@@ -75,7 +75,7 @@ async def in_doubt() -> tuple[Membership, Log, Heartbeat]:
 async def test_doubt_ends_when_the_log_shows_that_the_lease_stood() -> None:
     """Whoever waited goes on (issue 10, 4)."""
     found, _, beat = await in_doubt()
-    waiting = asyncio.create_task(found.stands())
+    waiting = asyncio.create_task(found.wait_until_valid())
     await pass_time(0.1)
     assert not waiting.done()
     await read(found, beat, 1_000 + LEASE_MS)
@@ -175,12 +175,12 @@ async def test_lives_follow_each_other_until_one_is_drained_or_the_name_is_taken
         if (trouble := troubles.pop(0)) is not None:
             raise trouble
 
-    await outlive("w", life, asyncio.Event())
+    await run_with_reconnect("w", life, asyncio.Event())
     assert lives == 0
     for ends in (NameTaken("two have its name"), ValueError("a bug")):
         troubles.append(ends)
         with pytest.raises(type(ends)):
-            await outlive("w", life, asyncio.Event())
+            await run_with_reconnect("w", life, asyncio.Event())
 
 
 @virtual
@@ -190,7 +190,7 @@ async def test_waiting_for_a_broker_can_be_stopped() -> None:
     async def life() -> None:
         raise BrokerUnavailable("nobody answers")
 
-    waiting = asyncio.create_task(outlive("w", life, stop))
+    waiting = asyncio.create_task(run_with_reconnect("w", life, stop))
     await pass_time(20)
     assert not waiting.done()
     stop.set()
@@ -253,7 +253,7 @@ async def test_members_of_a_host_beat_together_and_never_later() -> None:
     await pass_time(0.18)
     second, router = beating(MemberKind.GATEWAY), beating(MemberKind.ROUTER)
     await pass_time(5.2)
-    await ended(*tasks)
+    await cancel_and_wait(*tasks)
     for times in (first, second, router):
         gaps = [later - earlier for earlier, later in pairwise(times)]
         assert gaps[3] == pytest.approx(2.2 * beat_s), "late, so it is sent at once"

@@ -10,11 +10,18 @@ from aiokafka.errors import KafkaError
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable
 from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.connecting import CLOSE_S, START_S, dropped, flushed, started, stopped
-from schemas.log.endings import AGAIN_S, ended, within
+from schemas.log.connecting import (
+    CLOSE_S,
+    START_S,
+    abort_producer,
+    close_producer,
+    start_client,
+    stop_consumer,
+)
+from schemas.log.endings import RECANCEL_S, cancel_and_wait, run_within
 from schemas.log.membership import Membership
-from schemas.log.patience import outlive
-from schemas.log.transactions import Sending, Transactions
+from schemas.log.patience import run_with_reconnect
+from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.records import MemberKind
 from schemas.settings import LogSettings
 from tests.virtual import virtual
@@ -81,8 +88,8 @@ async def test_a_consumer_that_loses_its_cancellation_is_closed_all_the_same() -
     deaf: Any = Deaf()
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    await stopped(deaf)
-    assert loop.time() - began_s <= CLOSE_S + 2 * AGAIN_S + 0.1
+    await stop_consumer(deaf)
+    assert loop.time() - began_s <= CLOSE_S + 2 * RECANCEL_S + 0.1
     assert deaf.closed == ["closed", "closed"]
 
 
@@ -93,7 +100,7 @@ async def test_the_tasks_of_a_consumers_group_end_with_it() -> None:
     away._coordinator = group = Away()
     beating: Any = asyncio.create_task(deaf_to(1))
     group._heartbeat_task = beating  # type: ignore[attr-defined]  # aiokafka's name
-    await stopped(away)
+    await stop_consumer(away)
     assert beating.done()
 
 
@@ -122,16 +129,16 @@ class Part:
 async def test_every_part_of_a_producer_is_closed_whatever_the_others_raise() -> None:
     offering: Any = Offering()
     with pytest.raises(KafkaError):
-        await flushed(offering, 1.0)
+        await close_producer(offering, 1.0)
     assert offering.asked == ["sender", "client"]
 
 
 @virtual
 async def test_who_is_cancelled_while_a_producer_is_flushed_closes_all_of_it() -> None:
     offering: Any = Offering()
-    task = asyncio.create_task(flushed(offering, 5.0))
+    task = asyncio.create_task(close_producer(offering, 5.0))
     await taking(1.0)
-    await ended(task)
+    await cancel_and_wait(task)
     assert task.cancelled()
     assert offering.asked == ["sender", "client"]
 
@@ -162,7 +169,7 @@ async def test_a_member_whose_goodbye_is_cancelled_again_and_again_stops_reading
     member.is_valid = lambda: True  # type: ignore[method-assign]
     leaving = asyncio.create_task(member.leave())
     await taking(0.5)
-    await ended(leaving)
+    await cancel_and_wait(leaving)
     assert leaving.cancelled() and follower.stopped
 
 
@@ -190,7 +197,7 @@ class Silent:
 @virtual
 async def test_a_commit_that_nobody_answers_ends_in_bounded_time() -> None:
     """aiokafka's own context waits for the abort for ever."""
-    sending = Sending(topic="usage", partition=0, key=None, value=b"")
+    sending = OutgoingRecord(topic="usage", partition=0, key=None, value=b"")
     writer = Transactions(LogSettings(), "t")
     silent: Any = Silent()
     writer._producer = silent
@@ -199,11 +206,11 @@ async def test_a_commit_that_nobody_answers_ends_in_bounded_time() -> None:
     began_s = loop.time()
     with pytest.raises(BrokerUnavailable, match="not committed"):
         await writer.commit([sending])
-    assert loop.time() - began_s <= writer._limit_ms / 1000 + CLOSE_S + 2 * AGAIN_S
+    assert loop.time() - began_s <= writer._limit_ms / 1000 + CLOSE_S + 2 * RECANCEL_S
     task, began_s = asyncio.create_task(writer.commit([sending])), loop.time()
     await taking(0.1)
-    await ended(task)
-    assert loop.time() - began_s <= CLOSE_S + 2 * AGAIN_S + 0.2
+    await cancel_and_wait(task)
+    assert loop.time() - began_s <= CLOSE_S + 2 * RECANCEL_S + 0.2
     assert silent.aborts == 2
 
 
@@ -222,7 +229,7 @@ async def test_a_client_that_never_starts_is_stopped_in_bounded_time() -> None:
     began_s = loop.time()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(10.0):
-            await started(start, stop)
+            await start_client(start, stop)
     assert stopped_at_s[0] - began_s <= 10.0 + START_S + 0.1
 
 
@@ -238,9 +245,9 @@ async def test_a_client_whose_start_is_cancelled_again_and_again_is_stopped() ->
     async def stop() -> None:
         seen.append("stopped")
 
-    task = asyncio.create_task(started(start, stop))
+    task = asyncio.create_task(start_client(start, stop))
     await taking(0.5)
-    await ended(task)
+    await cancel_and_wait(task)
     assert task.cancelled()
     assert seen == ["started", "stopped"]
 
@@ -264,9 +271,9 @@ async def test_whatever_a_client_raises_while_it_is_closed_is_a_trouble_that_is_
     async def life() -> None:
         lives.append("begun")
         if len(lives) == 1:
-            await dropped(offering)
+            await abort_producer(offering)
 
-    await outlive("router-0", life, stop)
+    await run_with_reconnect("router-0", life, stop)
     assert lives == ["begun", "begun"]
     assert offering.asked == ["client", "sender"]
 
@@ -275,7 +282,7 @@ async def test_whatever_a_client_raises_while_it_is_closed_is_a_trouble_that_is_
 async def test_tasks_are_cancelled_until_they_end() -> None:
     tasks = [asyncio.create_task(deaf_to(count)) for count in (0, 1, 3)]
     await asyncio.sleep(0)
-    await ended(*tasks)
+    await cancel_and_wait(*tasks)
     assert all(task.cancelled() for task in tasks)
 
 
@@ -288,7 +295,7 @@ async def test_a_task_that_never_ends_is_left_behind_with_a_warning(
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     with caplog.at_level(logging.WARNING):
-        await ended(deaf, within_s=5.0)
+        await cancel_and_wait(deaf, within_s=5.0)
     assert loop.time() - began_s == pytest.approx(5.0, abs=0.1)
     assert "left behind" in caplog.text
     assert "deaf" in caplog.text
@@ -304,15 +311,15 @@ async def test_how_tasks_ended_is_nobodys_error() -> None:
 
     failing = asyncio.create_task(fails())
     await asyncio.sleep(0)
-    await ended(failing)
+    await cancel_and_wait(failing)
     assert isinstance(failing.exception(), ValueError)
 
 
 @virtual
 async def test_closing_tells_whether_it_was_done_in_time() -> None:
-    assert await within(2.0, taking(1.0))
-    assert not await within(1.0, taking(2.0))
-    assert not await within(1.0, deaf_to(1))
+    assert await run_within(2.0, taking(1.0))
+    assert not await run_within(1.0, taking(2.0))
+    assert not await run_within(1.0, deaf_to(1))
 
 
 @virtual
@@ -321,14 +328,14 @@ async def test_closing_raises_what_it_raised() -> None:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        await within(1.0, fails())
+        await run_within(1.0, fails())
 
 
 @virtual
 async def test_who_is_cancelled_while_it_closes_closes_and_ends_then() -> None:
     """Half closed clients would keep their connections."""
     closing, deaf = asyncio.create_task(taking(1.0)), asyncio.create_task(deaf_to(2))
-    for work in (within(2.0, closing_of(closing)), ended(deaf)):
+    for work in (run_within(2.0, closing_of(closing)), cancel_and_wait(deaf)):
         task = asyncio.create_task(work)
         await taking(0.5)
         task.cancel()

@@ -17,10 +17,10 @@ from schemas.errors import BrokerUnavailable, Fenced
 from schemas.log.clients import AssignedReader
 from schemas.log.transactions import (
     TRANSACTION_MS,
-    Position,
-    Sending,
+    CommittedOffset,
+    OutgoingRecord,
     Transactions,
-    committed,
+    committed_offsets,
 )
 from schemas.settings import LogSettings
 from tests.virtual import virtual
@@ -29,12 +29,12 @@ from tests.waiting import pass_time, until
 pytestmark = pytest.mark.kafka
 
 
-def sending(kafka: LogSettings, value: bytes) -> Sending:
-    return Sending(topic=f"{kafka.topic_prefix}answers", partition=0, key=b"k", value=value)
+def sending(kafka: LogSettings, value: bytes) -> OutgoingRecord:
+    return OutgoingRecord(topic=f"{kafka.topic_prefix}answers", partition=0, key=b"k", value=value)
 
 
 async def read(kafka: LogSettings) -> list[tuple[int, bytes]]:
-    reader = AssignedReader(kafka, "answers", [0], client_id="reader", decided=True)
+    reader = AssignedReader(kafka, "answers", [0], client_id="reader", committed_only=True)
     async with reader.reading("earliest"):
         return [(record.offset, record.value) for record in await reader.read_to_end()]
 
@@ -45,14 +45,16 @@ async def test_records_and_positions_are_committed_together(kafka: LogSettings) 
     writer, successor = Transactions(kafka, name), Transactions(kafka, name)
     await writer.start()
     try:
-        assert await committed(kafka, group, [place]) == {}
+        assert await committed_offsets(kafka, group, [place]) == {}
         value = uuid4().hex.encode()
         (offset,) = await writer.commit(
-            [sending(kafka, value)], {place: Position(7, "known")}, group
+            [sending(kafka, value)], {place: CommittedOffset(7, "known")}, group
         )
-        await writer.commit([], {place: Position(8, "known")}, group)
+        await writer.commit([], {place: CommittedOffset(8, "known")}, group)
         await successor.start()
-        assert await committed(kafka, group, [place]) == {place: Position(8, "known")}
+        assert await committed_offsets(kafka, group, [place]) == {
+            place: CommittedOffset(8, "known")
+        }
         assert (offset, value) in await read(kafka)
     finally:
         await asyncio.gather(writer.stop(), successor.stop())
@@ -63,17 +65,17 @@ async def test_a_successor_fences_whoever_had_the_id(kafka: LogSettings) -> None
     former, successor, third = (Transactions(kafka, name) for _ in range(3))
     await former.start()
     try:
-        await former.commit([], {place: Position(1)}, group)
+        await former.commit([], {place: CommittedOffset(1)}, group)
         await successor.start()
         late, good = uuid4().hex.encode(), uuid4().hex.encode()
         with pytest.raises(Fenced):
-            await former.commit([sending(kafka, late)], {place: Position(2)}, group)
-        assert await committed(kafka, group, [place]) == {place: Position(1)}
-        await successor.commit([sending(kafka, good)], {place: Position(3)}, group)
+            await former.commit([sending(kafka, late)], {place: CommittedOffset(2)}, group)
+        assert await committed_offsets(kafka, group, [place]) == {place: CommittedOffset(1)}
+        await successor.commit([sending(kafka, good)], {place: CommittedOffset(3)}, group)
         await third.start()
         values = [value for _, value in await read(kafka)]
         assert good in values and late not in values
-        assert await committed(kafka, group, [place]) == {place: Position(3)}
+        assert await committed_offsets(kafka, group, [place]) == {place: CommittedOffset(3)}
     finally:
         await asyncio.gather(former.stop(), successor.stop(), third.stop())
 
@@ -174,7 +176,7 @@ async def unchecked(kafka: LogSettings) -> AsyncIterator[None]:
 async def all_is_decided(kafka: LogSettings) -> bool:
     ends = []
     for decided in (True, False):
-        reader = AssignedReader(kafka, "answers", [0], client_id="reader", decided=decided)
+        reader = AssignedReader(kafka, "answers", [0], client_id="reader", committed_only=decided)
         async with reader.reading("latest"):
             ends.append(await reader.end_offsets())
     return ends[0] == ends[1]

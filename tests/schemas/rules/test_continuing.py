@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from schemas.records import Continued, Request, Sampling
-from schemas.rules.continuing import may_continue, said_of, waits_for_word
-from schemas.rules.sizes import SAID_BYTES_MAX, check_size
+from schemas.rules.continuing import awaits_progress, may_continue, prior_answer
+from schemas.rules.sizes import PRIOR_BYTES_MAX, check_size
 from schemas.rules.tokens import pack_tokens
 from tests.schemas.examples import example
 
@@ -31,17 +31,17 @@ def so_far(tokens: bytes, chars: int = 0) -> Continued:
 def test_an_answer_goes_on_behind_its_tokens() -> None:
     """(issue 14, 1)"""
     continued = so_far(pack_tokens([5, 6]), 7)
-    assert said_of(asked(), continued) == (continued.tokens, 7)
-    assert said_of(asked(), None) == (b"", 0)
+    assert prior_answer(asked(), continued) == (continued.tokens, 7)
+    assert prior_answer(asked(), None) == (b"", 0)
 
 
 def test_what_a_request_has_no_room_for_begins_anew() -> None:
     """A request leaves room for so much, and work is never too large over it."""
-    most = so_far(bytes(SAID_BYTES_MAX))
-    check_size(most, SAID_BYTES_MAX + 1_000)
-    assert said_of(asked(1 << 20), most) == (most.tokens, 0)
-    more = replace(most, tokens=bytes(SAID_BYTES_MAX + 4))
-    assert said_of(asked(1 << 20), more) == (b"", 0)
+    most = so_far(bytes(PRIOR_BYTES_MAX))
+    check_size(most, PRIOR_BYTES_MAX + 1_000)
+    assert prior_answer(asked(1 << 20), most) == (most.tokens, 0)
+    more = replace(most, tokens=bytes(PRIOR_BYTES_MAX + 4))
+    assert prior_answer(asked(1 << 20), more) == (b"", 0)
 
 
 def test_sampling_goes_on_and_what_is_kept_beside_the_tokens_does_not() -> None:
@@ -58,7 +58,7 @@ def test_what_searches_during_its_answer_waits_for_word_and_begins_anew() -> Non
     searching = replace(plain, retrieval=whole.retrieval)
     formed = replace(plain, sampling=replace(plain.sampling, stop=("x",)))
     for continues in (True, False):
-        assert waits_for_word(searching, continues=continues)
-        assert waits_for_word(plain, continues=continues) == continues
-        assert not waits_for_word(formed, continues=continues)
-    assert said_of(searching, so_far(pack_tokens([5, 6]), 7)) == (b"", 0)
+        assert awaits_progress(searching, continues=continues)
+        assert awaits_progress(plain, continues=continues) == continues
+        assert not awaits_progress(formed, continues=continues)
+    assert prior_answer(searching, so_far(pack_tokens([5, 6]), 7)) == (b"", 0)

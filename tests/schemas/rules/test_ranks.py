@@ -3,18 +3,18 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.rules.ranks import DEPTH_MIN, candidates, depth_of, fused
+from schemas.rules.ranks import DEPTH_MIN, candidates, depth_of, fuse_ranks
 
 LISTS = st.tuples(*[st.lists(st.integers(0, 12).map(str), unique=True) for _ in range(4)])
 
 
 def test_scores_are_sums_of_reciprocal_ranks() -> None:
-    assert fused((["a", "b"], ["b", "c"])) == {
+    assert fuse_ranks((["a", "b"], ["b", "c"])) == {
         "b": 1 / 62 + 1 / 61, "a": 1 / 61, "c": 1 / 62
     }  # fmt: skip
-    assert list(fused((["z", "y"], ["y", "z"]))) == ["z", "y"], "equal ones by the first list"
-    assert list(fused((["b"], ["a"]))) == ["b", "a"], "equal ones by the first list"
-    assert fused(()) == {} and fused(([], [])) == {}
+    assert list(fuse_ranks((["z", "y"], ["y", "z"]))) == ["z", "y"], "equal ones by the first list"
+    assert list(fuse_ranks((["b"], ["a"]))) == ["b", "a"], "equal ones by the first list"
+    assert fuse_ranks(()) == {} and fuse_ranks(([], [])) == {}
 
 
 def test_lists_are_deeper_than_what_is_wanted_of_them() -> None:
@@ -32,7 +32,7 @@ def test_no_shard_leaves_out_what_is_among_the_best_of_all(
     )
     for turn in range(2):
         whole = [_merged(one[at], two[at], first=(at + turn) % 2) for at in range(2)]
-        best = list(fused(whole))[:k]
+        best = list(fuse_ranks(whole))[:k]
         kept = {*candidates(one[0], one[1], k), *candidates(two[0], two[1], k)}
         assert kept.issuperset(best)
 

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from schemas.codec import Codec
-from schemas.errors import MESSAGE_CHARS_MAX, EngineFailed, RecordError, RecordTooLarge, clipped
+from schemas.errors import (
+    MESSAGE_CHARS_MAX,
+    EngineFailed,
+    RecordError,
+    RecordTooLarge,
+    clip_message,
+)
 from schemas.records import KvHandle, Phase, PhaseKind, Probing, Request, Role
 from schemas.rules.sizes import (
     FLEET_BYTES_MAX,
@@ -20,7 +26,7 @@ from schemas.rules.sizes import (
     check_size,
 )
 from streams.core.handlers.orders import work
-from streams.core.requests.live import arrived
+from streams.core.requests.live import new_live_request
 from tests.schemas.examples import RECORDS, TRACEPARENT, class_of, example
 
 CODEC, FRAMING_BYTES = Codec(), 10
@@ -58,7 +64,7 @@ def test_the_work_of_the_largest_request_with_the_largest_handle_fits() -> None:
     assert isinstance(kv, KvHandle)
     report = replace(example("trivium.Phase"), kind=PhaseKind.PREFILL_DONE, kv=kv)
     report = filled(report, REPORT_BYTES_MAX, with_handle)
-    live = arrived(request, 0)
+    live = new_live_request(request, 0)
     live.prefill = live.decode = (LONG_NAME, 1)
     worker: Any = SimpleNamespace(
         worker_id=LONG_NAME, epoch=1, role=Role.DECODE, topic="decode", partition=0
@@ -144,7 +150,7 @@ def test_everything_else_may_fill_a_record(name: str) -> None:
 
 def test_messages_that_travel_are_clipped() -> None:
     """An error fits beside whatever else a record has, however much it quotes."""
-    assert clipped("short") == "short"
+    assert clip_message("short") == "short"
     wire = EngineFailed("x" * 9_000_000).to_wire()
     assert len(wire.message) == MESSAGE_CHARS_MAX and wire.message.endswith("...")
     assert MESSAGE_CHARS_MAX * 4 < REST_BYTES_MAX

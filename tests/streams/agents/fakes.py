@@ -89,7 +89,7 @@ async def router_with_partition() -> tuple[OwnedPartitions, FakeProducer]:
     process.producer = producer  # type: ignore[assignment]  # a fake
     process.usage = FakeUsage(LOG, CODEC, "router-a")
     process.outbox._producer = producer  # type: ignore[assignment]  # a fake
-    process.outbox._lease_stands = standing  # it never joined a fleet
+    process.outbox._wait_for_lease = standing  # it never joined a fleet
     process.apply(PartitionTaken(0), "taken", 0, 0)
     process.apply(PartitionReady(0), "ready", 0, 0)
     partitions = OwnedPartitions(process)

@@ -71,12 +71,12 @@ async def wound_up(
     async def stop() -> None:
         closed.append("sent")
 
-    async def stands() -> None:
+    async def wait_for_lease() -> None:
         if lost:
             await asyncio.Event().wait()
 
     producer.stop, producer.discard = stop, discard  # type: ignore[attr-defined]  # of a fake
-    process.outbox._lease_stands = stands
+    process.outbox._wait_for_lease = wait_for_lease
     member: Any = process.membership
     member.is_valid, member.leave = (lambda: not lost), nothing
     process.prefixes.stop = nothing  # type: ignore[method-assign]  # it never started
@@ -84,7 +84,7 @@ async def wound_up(
     tasks = [asyncio.create_task(each) for each in loops]
     process.outbox.put(replicas().request("r1"))
     began_s = asyncio.get_running_loop().time()
-    await lives._wind_up(partitions, app or App(), tasks)
+    await lives._shut_down(partitions, app or App(), tasks)
     assert asyncio.get_running_loop().time() - began_s < within_s
     await process.close()
     return closed

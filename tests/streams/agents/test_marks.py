@@ -36,13 +36,13 @@ def test_a_mark_is_the_oldest_live_request() -> None:
     live = {"r0", "r2", "r3"}
     marks = Marks(lambda request_id: request_id in live)
     for number in range(4):
-        marks.arrived(0, 10 + number, f"r{number}")
+        marks.add(0, 10 + number, f"r{number}")
     assert marks.oldest({0: 14, 1: 7}) == {0: 10, 1: 7}
     live -= {"r0", "r3"}
     assert marks.oldest({0: 14}) == {0: 12}
     live.clear()
     assert marks.oldest({0: 14}) == {0: 14}
-    marks.arrived(0, 14, "r4")
+    marks.add(0, 14, "r4")
     live.add("r4")
     marks.forget(0)
     assert marks.oldest({0: 15}) == {0: 15}
@@ -51,7 +51,7 @@ def test_a_mark_is_the_oldest_live_request() -> None:
 def test_marks_keep_nothing_of_what_has_ended() -> None:
     marks = Marks(lambda request_id: request_id == "r0")
     for number in range(10_000):
-        marks.arrived(0, number, f"r{number}")
+        marks.add(0, number, f"r{number}")
     assert len(marks._arrived[0]) < 2_000
     assert marks.oldest({0: 10_000}) == {0: 0}
 

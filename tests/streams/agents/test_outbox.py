@@ -26,18 +26,18 @@ from schemas.records import (
 from streams.agents.outbox import TRACES_MAX, Outbox
 from streams.agents.records import end_frame
 from streams.core.effects import (
-    Ask,
     Decide,
     Dispatch,
+    DropSession,
     Effect,
     End,
-    Forget,
-    GoWithout,
-    Lend,
+    LendRole,
+    NotifyRetrieval,
+    RecordUsage,
     SaveSession,
-    Tell,
-    Use,
-    Warm,
+    SkipRetrieval,
+    StartRetrieval,
+    WarmCache,
 )
 from streams.core.events import PhaseArrived, Tick
 from tests.schemas.examples import TRACEPARENT, example
@@ -52,10 +52,10 @@ from tests.streams.core.router_setups import replicas
 from tests.waiting import run, until
 
 PLACE = ("requests", 0)
-asked: list[Ask] = []
+asked: list[StartRetrieval] = []
 
 
-def use(effect: Use, outcome: Ack | None) -> Ack:
+def use(effect: RecordUsage, outcome: Ack | None) -> Ack:
     """What has been used is written at once."""
     told: Ack = asyncio.get_running_loop().create_future()
     told.set_result(None)
@@ -213,10 +213,10 @@ def test_a_router_writes_nothing_while_its_lease_is_in_doubt() -> None:
     async def main() -> None:
         producer, leased = FakeProducer(at_once=False), asyncio.Event()
 
-        async def stands() -> None:
+        async def wait_for_lease() -> None:
             await leased.wait()
 
-        box = Outbox(producer, "", "router-a", 100, stands, asked.append, use)  # type: ignore[arg-type]  # a fake
+        box = Outbox(producer, "", "router-a", 100, wait_for_lease, asked.append, use)  # type: ignore[arg-type]  # a fake
         task = asyncio.create_task(box.run())
         box.put(effects)
         await turns(9)
@@ -285,7 +285,7 @@ async def test_a_trace_is_forgotten_with_its_request_whoever_ended_it() -> None:
     box, usage = outbox(FakeProducer()), example("trivium.Usage")
     box.remember_trace(usage.request_id, (("traceparent", TRACEPARENT),))
     task = asyncio.create_task(box.run())
-    box.put([Use(usage, 0)])
+    box.put([RecordUsage(usage, 0)])
     await box.drain()
     assert not box.traces
     task.cancel()
@@ -306,7 +306,7 @@ def test_sessions_are_saved_once_and_forgotten_with_a_tombstone() -> None:
                 last_used_ms=T0,
             )
             box.put([SaveSession(session, 1)])
-        box.put([Forget("", "old", 0)])
+        box.put([DropSession("", "old", 0)])
         await box.drain()
         assert producer.sent == []
         box.save_sessions()
@@ -399,7 +399,7 @@ def test_what_goes_without_is_written_where_answers_are() -> None:
         box = outbox(producer)
         task = asyncio.create_task(box.run())
         retrieved = builders.retrieved("r1")
-        box.put([GoWithout(retrieved, 3)])
+        box.put([SkipRetrieval(retrieved, 3)])
         await box.drain()
         assert producer.sent == [("phases", retrieved, "s-r1", 3, ())]
         task.cancel()
@@ -417,7 +417,7 @@ def test_a_prompts_beginning_and_other_roles_go_to_their_workers() -> None:
             prompt_tokens=b"aaaa", deadline_ms=T0,
         )  # fmt: skip
         order = AssignRoles(worker_id="p0", worker_epoch=1, roles=(Role.PREFILL,), at_ms=T0)
-        box.put([Warm("prefill", 3, record), Lend("decode", 4, order)])
+        box.put([WarmCache("prefill", 3, record), LendRole("decode", 4, order)])
         await box.drain()
         assert producer.sent == [
             ("prefill", record, "r1", 3, ()),
@@ -433,7 +433,7 @@ def test_work_with_passages_waits_until_its_reader_was_told() -> None:
 
     async def main() -> None:
         _, found = with_passages()
-        assert isinstance(found[0], Tell)
+        assert isinstance(found[0], NotifyRetrieval)
         at_once, topics = await sent_before_any_acknowledgement(found)
         assert at_once == ["tokens", "decisions"] and topics == [*at_once, "decode"]
         alone, _ = await sent_before_any_acknowledgement(effects())
@@ -464,7 +464,7 @@ def test_work_waits_for_its_own_readers_word_alone_also_later() -> None:
         for ack in producer.acks[1:]:
             ack.set_result(None)
         await box.drain()
-        assert not box._untold
+        assert not box._notice_acks
         task.cancel()
 
     run(main())
@@ -485,7 +485,7 @@ def test_work_waits_for_the_last_of_several_words_to_its_reader() -> None:
         assert [topic for topic, *_ in producer.sent] == ["tokens", "tokens", "decisions"]
         producer.acks[1].set_result(None)
         await turns(9)
-        assert producer.sent[-1][0] == "decode" and not box._untold
+        assert producer.sent[-1][0] == "decode" and not box._notice_acks
         task.cancel()
 
     run(main())

@@ -138,9 +138,9 @@ def test_a_rebuild_that_is_given_up_has_closed_what_it_reads(
         partitions, _ = await router_with_partition()
         process = partitions.process
         sending = asyncio.create_task(process.outbox.run())
-        partitions.assigned({("requests", 0), ("requests", 1)})
+        partitions.on_assigned({("requests", 0), ("requests", 1)})
         await reading.wait()
-        await partitions.revoked()
+        await partitions.on_revoked()
         sending.cancel()
         assert closed.is_set() and not process.router.owned
 

@@ -11,13 +11,13 @@ from schemas.codec import Codec
 from schemas.errors import DeadlineExceeded, LeaseError, UnknownCollection
 from schemas.log.retrieval.leased import TRY_AGAIN_S
 from schemas.records import Insert, Passage, Quoted, Retrieved
-from schemas.retrieval import Found, Hit
+from schemas.retrieval import Hit, RetrievalResult
 from schemas.rules.sizes import HISTORY_BYTES_MAX, PASSAGE_BYTES_MAX, QUOTED_MAX, check_size
 from streams.agents import retrieval as agent
 from streams.agents.retrieval import Retriever
-from streams.core.effects import Ask
+from streams.core.effects import StartRetrieval
 from streams.core.events import CancellationArrived, RequestArrived
-from streams.core.requests.context import Histories
+from streams.core.requests.context import SessionHistories
 from tests.streams import builders
 from tests.streams.agents.fakes import CODEC, LOG, FakeEvent, router_with_partition
 from tests.streams.builders import passage
@@ -52,7 +52,7 @@ class FakeAsker:
     """Finds what the test says."""
 
     asked: list[tuple[str, dict[str, Any]]]
-    find: Callable[[], Found]
+    find: Callable[[], RetrievalResult]
     breaks: list[Exception]
 
     def __init__(self, *_: Any) -> None:
@@ -70,25 +70,25 @@ class FakeAsker:
             raise self.breaks.pop()
         await asyncio.Event().wait()
 
-    async def search_text(self, text: str, **wishes: Any) -> Found:
+    async def search_text(self, text: str, **wishes: Any) -> RetrievalResult:
         self.asked.append((text, wishes))
         await asyncio.sleep(0)
         return type(self).find()
 
 
-def found(*passages: Passage, **changes: Any) -> Found:
+def found(*passages: Passage, **changes: Any) -> RetrievalResult:
     hits = tuple(Hit(each.passage_id, 0.5, passage=each) for each in passages)
-    base = Found(
+    base = RetrievalResult(
         retrieval_id="x", hits=hits, shards=3, missing={}, exact=True, seeds=(), extends=4,
         distances_computed=500, took_ms=6.5, wait_ms=1.5, embedded_ms=2.5, mode="hybrid",
     )  # fmt: skip
     return replace(base, **changes)
 
 
-def ask(request_id: str = "r1", **changes: Any) -> Ask:
+def ask(request_id: str = "r1", **changes: Any) -> StartRetrieval:
     wanted = builders.retrieval(77_000, filter="{}", min_score=0.3, **changes)
     request = builders.request(request_id, retrieval=wanted, tenant="acme")
-    return Ask(request, HISTORY, 3)
+    return StartRetrieval(request, HISTORY, 3)
 
 
 class Searching:
@@ -107,7 +107,7 @@ class Searching:
 
     async def leased(self) -> "Searching":
         self.life = asyncio.create_task(self.retriever.run())
-        await until(lambda: self.retriever._leased.asker is not None)
+        await until(lambda: self.retriever._leased.client is not None)
         return self
 
     async def answered(self, count: int = 1) -> Retrieved:
@@ -167,7 +167,7 @@ def test_a_search_that_fails_is_answered_with_its_error(
 ) -> None:
     """(issue 12, 3)"""
 
-    def fail() -> Found:
+    def fail() -> RetrievalResult:
         raise error
 
     async def main() -> None:
@@ -196,7 +196,7 @@ def test_a_router_without_a_partition_of_hits_says_so_and_tries_again(
         on.retriever.ask(ask())
         told = await on.answered()
         assert told.error is not None and told.error.code == "not_ready" and not FakeAsker.asked
-        await until(lambda: on.retriever._leased.asker is not None)
+        await until(lambda: on.retriever._leased.client is not None)
         assert loop.time() - began_s >= 2 * TRY_AGAIN_S
         on.retriever.ask(ask("r2"))
         assert (await on.answered(2)).error is None
@@ -240,7 +240,7 @@ def test_one_search_too_many_is_answered_at_once(monkeypatch: pytest.MonkeyPatch
     run(main())
 
 
-def choices(count: int, **changes: Any) -> list[Ask]:
+def choices(count: int, **changes: Any) -> list[StartRetrieval]:
     """Of one call."""
     asks = [ask(f"c-{number}") for number in range(count)]
     return [
@@ -296,7 +296,7 @@ def test_what_wants_something_else_has_a_search_of_its_own(
 
 
 def test_a_search_of_several_fails_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> Found:
+    def fail() -> RetrievalResult:
         raise DeadlineExceeded("nobody answered")
 
     async def main() -> None:
@@ -321,10 +321,10 @@ def test_choices_go_on_whichever_of_them_ends() -> None:
         search = asyncio.get_running_loop().create_future()
 
         class Waiting:
-            async def search_text(self, *_: Any, **__: Any) -> Found:
+            async def search_text(self, *_: Any, **__: Any) -> RetrievalResult:
                 return await search  # type: ignore[no-any-return]
 
-        process.retriever._leased.asker = Waiting()  # type: ignore[assignment]
+        process.retriever._leased.client = Waiting()  # type: ignore[assignment]
         task = asyncio.create_task(process.outbox.run())
         wanted = builders.retrieval(process._now_ms + 60_000)
         for name in ("c-0", "c-1"):
@@ -370,7 +370,7 @@ def test_what_is_found_fits_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
         names_bytes = QUOTED_MAX * (2 * 100 + 16)
         tokens = bytes(HISTORY_BYTES_MAX - names_bytes)
         request, most = ask().request, (Insert(at=0, tokens=tokens, quoted=quoted),)
-        memory = Histories(sessions_max=1, bytes_max=1 << 30)
+        memory = SessionHistories(sessions_max=1, bytes_max=1 << 30)
         memory.remember(request, most, 0)
         assert len(memory) == 1, "no more would be remembered"
         on.retriever.ask(replace(ask(), history=most))
@@ -397,7 +397,7 @@ def test_what_was_found_is_written_to_the_sessions_partition_while_somebody_wait
         wanted = builders.retrieval(process._now_ms + 60_000)
         request = builders.request("r1", retrieval=wanted, deadline_ms=1 << 60)
         effects = process.apply(RequestArrived(request, 0), "requests", 0, 0)
-        assert isinstance(effects[0], Ask)
+        assert isinstance(effects[0], StartRetrieval)
         task = asyncio.create_task(process.outbox.run())
         process.outbox.put(effects)
         await until(lambda: bool(producer.sent))  # it has no partition of hits

@@ -112,7 +112,7 @@ def test_what_was_found_is_in_the_prompt_before_and_after_a_takeover(kafka: LogS
                 first, second = await on.until("tokens", tells("r1"), 2)
             context = with_context(request, found)
             assert work.prompt_tokens == context.request.prompt_tokens != request.prompt_tokens
-            assert first.retrieved == second.retrieved == (context.told,)
+            assert first.retrieved == second.retrieved == (context.notice,)
             assert [each.request_id for each in asked] == ["r1"]
             assert asked[0].text == "when does the ferry leave" and asked[0].k == 2
 

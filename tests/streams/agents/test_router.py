@@ -10,7 +10,7 @@ import pytest
 
 from schemas.errors import ConfigError, LeaseError
 from schemas.log.clock import wall_ms
-from schemas.log.endings import ended
+from schemas.log.endings import cancel_and_wait
 from schemas.records import (
     DecisionKind,
     Reason,
@@ -21,7 +21,7 @@ from streams.agents.router import load_table
 from streams.config import RouterSettings
 from streams.core.events import PartitionTaken, RequestArrived, Tick
 from streams.core.handlers.dispatch import Dispatcher
-from streams.core.placement.ppd_table import AXES, Cell, PpdTable
+from streams.core.placement.ppd_table import AXES, PpdCell, PpdTable
 from streams.journal.inputs import TICK
 from tests.streams import builders
 from tests.streams.agents.fakes import (
@@ -45,7 +45,7 @@ def test_a_bug_in_the_core_ends_the_process_and_acknowledges_nothing() -> None:
         event = FakeEvent(process.codec.encode(builders.request("r1")))
         taking = asyncio.create_task(partitions.take("requests", event))
         with pytest.raises(AssertionError, match="a bug"):
-            await process.group.failure()
+            await process.group.wait_for_failure()
         assert not event.acks and not taking.done()
         taking.cancel()
         process.router.apply = lambda *_: pytest.fail("asked")  # type: ignore[method-assign]
@@ -72,7 +72,7 @@ def test_a_failing_core_leaves_a_note_of_the_request_it_was_at(
             partitions.take("requests", FakeEvent(process.codec.encode(request)))
         )
         with pytest.raises(AssertionError, match="a bug"):
-            await process.group.failure()
+            await process.group.wait_for_failure()
         taking.cancel()
         sending = asyncio.create_task(process.outbox.run())
         await process.outbox.drain()
@@ -140,7 +140,7 @@ async def test_a_router_without_requests_ticks_and_tells_less() -> None:
     assert [what for _, what in lines()] == [["requests"]], "its journal waits no longer"
     await pass_time(4.0)
     assert 75 <= sum(ticks for ticks, _ in lines()) <= 84
-    await ended(sending, ticking)
+    await cancel_and_wait(sending, ticking)
 
 
 def test_measured_clocks_reach_placement() -> None:
@@ -165,7 +165,7 @@ def test_measured_clocks_reach_placement() -> None:
 
 
 def test_the_table_of_a_policy_is_read_from_its_file(tmp_path: Path) -> None:
-    cell = Cell(bin=(0, 0, 0, 0), gain_ttft=0.5, loss_tpot=0.1, samples=9)
+    cell = PpdCell(bin=(0, 0, 0, 0), gain_ttft=0.5, loss_tpot=0.1, samples=9)
     table = PpdTable(dict.fromkeys(AXES, (1.0,)), [cell])
     path = tmp_path / "table.json"
     path.write_text(json.dumps(table.to_dict()))

@@ -22,9 +22,9 @@ from schemas.settings import LogSettings
 from streams.agents import usage as usage_module
 from streams.agents.outbox import Outbox
 from streams.agents.usage import UsageWriter
-from streams.core.effects import Decide, Dispatch, Effect, End, Use
+from streams.core.effects import Decide, Dispatch, Effect, End, RecordUsage
 from streams.core.events import Tick
-from streams.core.requests.live import arrived
+from streams.core.requests.live import new_live_request
 from streams.core.requests.usage import usage_of
 from tests.schemas.log.reading.odd_batches import batch, produce_batch
 from tests.streams import builders
@@ -39,9 +39,9 @@ class Uses:
     """Writes when the test says so."""
 
     def __init__(self) -> None:
-        self.taken: list[tuple[Use, Ack | None, Ack]] = []
+        self.taken: list[tuple[RecordUsage, Ack | None, Ack]] = []
 
-    def take(self, use: Use, outcome: Ack | None) -> Ack:
+    def take(self, use: RecordUsage, outcome: Ack | None) -> Ack:
         told: Ack = asyncio.get_running_loop().create_future()
         self.taken.append((use, outcome, told))
         return told
@@ -63,7 +63,7 @@ def expired() -> list[Effect]:
 async def test_usage_waits_for_its_outcome_and_holds_up_nothing() -> None:
     """Marks and receipts wait until it is committed, orders do not (issue 13, 1)."""
     effects = expired()
-    assert {type(each) for each in effects} == {Decide, Dispatch, End, Use}
+    assert {type(each) for each in effects} == {Decide, Dispatch, End, RecordUsage}
     producer, uses = FakeProducer(at_once=False), Uses()
     box, receipts, acked = outbox(producer, uses), Receipts(), list[str]()
     task = asyncio.create_task(box.run())
@@ -102,11 +102,11 @@ async def test_usage_that_cannot_be_written_ends_the_outbox() -> None:
 # On a real broker
 
 
-def used(name: str, partition: int = 0) -> Use:
+def used(name: str, partition: int = 0) -> RecordUsage:
     on = replicas(1)
     on.request(name)
-    live = arrived(builders.request(name), partition)
-    return Use(usage_of(live, builders.outcome(on.works[0])), partition)
+    live = new_live_request(builders.request(name), partition)
+    return RecordUsage(usage_of(live, builders.outcome(on.works[0])), partition)
 
 
 @asynccontextmanager

@@ -10,8 +10,8 @@ from schemas.settings import LogSettings
 from schemas.topics import partition_of
 from streams.agents import usage as usage_module
 from streams.agents.usage import UsageWriter
-from streams.core.effects import Use
-from streams.core.requests.live import arrived
+from streams.core.effects import RecordUsage
+from streams.core.requests.live import new_live_request
 from streams.core.requests.usage import usage_of
 from tests.streams import builders
 from tests.streams.agents.stage import Stage, applied, fresh, of, router, stage, worker
@@ -67,9 +67,9 @@ async def used_before(log: LogSettings, *names: str) -> None:
         for name in names:
             past, request = replicas(), fresh(name)
             past.request(name)
-            usage = usage_of(arrived(request, 0), builders.outcome(past.works[0]))
+            usage = usage_of(new_live_request(request, 0), builders.outcome(past.works[0]))
             partition = partition_of(request.session_id, log.session_partitions)
-            await writer.write(Use(usage, partition), None)
+            await writer.write(RecordUsage(usage, partition), None)
     finally:
         await writer.keep(())
 

@@ -15,7 +15,7 @@ import pytest
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, Fenced, RecordTooLarge, TriviumError
-from schemas.log.transactions import FullPlace, Position, Sending
+from schemas.log.transactions import CommittedOffset, FullPlace, OutgoingRecord
 from schemas.records import Answer, TokenFrame
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
@@ -52,8 +52,8 @@ class MemoryLog:
     prompts: list[PromptRecord] = field(default_factory=list)
     end: int = 0  # behind the last prompt and the marks of transactions
     owner: object = None
-    position: Position | None = None
-    sent: list[Sending] = field(default_factory=list)
+    position: CommittedOffset | None = None
+    sent: list[OutgoingRecord] = field(default_factory=list)
     commits: int = 0
     commit_s: float = 0.01  # how long one takes
     bytes_max: dict[str, int] = field(default_factory=dict)  # by topic
@@ -108,7 +108,10 @@ class MemoryTransactions:
         self.log.owner, self._is_open = self, True
 
     async def commit(
-        self, sends: Sequence[Sending], positions: dict[FullPlace, Position], group_id: str
+        self,
+        sends: Sequence[OutgoingRecord],
+        positions: dict[FullPlace, CommittedOffset],
+        group_id: str,
     ) -> None:
         assert group_id == GROUP
         log = self.log
@@ -179,7 +182,7 @@ class StubAsking:
             owner=lambda record: (record.key or b"").decode(),
         )
         self.begins: set[int] = set()  # what these tell the beginning of
-        self._waiting: dict[int, asyncio.Future[list[Sending] | TriviumError]] = {}
+        self._waiting: dict[int, asyncio.Future[list[OutgoingRecord] | TriviumError]] = {}
 
     def begin(self, asked: Asked, _: Container[int] = ()) -> Call:
         asked.starts.setdefault(*next(iter(self.backend.tokens_read.items())))
@@ -203,7 +206,7 @@ class StubAsking:
     def asks_again(self, asked: Asked, error: TriviumError) -> bool:
         return error.retriable and asked.tries < asked.ends.pair.tries_max
 
-    async def settle(self, asked: Asked, may_send: Any) -> list[Sending]:
+    async def settle(self, asked: Asked, may_send: Any) -> list[OutgoingRecord]:
         offset = asked.record.offset
         asked.starts.setdefault(*next(iter(TOKENS.items())))
         await may_send(3)
@@ -230,7 +233,7 @@ class StubAsking:
         loop = asyncio.get_running_loop()
         return self._waiting.setdefault(offset, loop.create_future())
 
-    def failed(self, asked: Asked, error: TriviumError, *, less: int = 0) -> list[Sending]:
+    def failed(self, asked: Asked, error: TriviumError, *, less: int = 0) -> list[OutgoingRecord]:
         answers, asked.error = asked.ends.answers, error
         answer = answers.failed(asked.record, error, question=asked.question)
         return [
@@ -238,7 +241,7 @@ class StubAsking:
             dead_letter(asked.record, error, bytes_max=0 if less else RECORD_BYTES_MAX),
         ]
 
-    def fitting(self, sending: Sending) -> Sending:
+    def fitting(self, sending: OutgoingRecord) -> OutgoingRecord:
         return sending
 
 
@@ -308,7 +311,7 @@ def memory_log(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
 
     async def committed(
         settings: LogSettings, group_id: str, places: list[FullPlace]
-    ) -> dict[FullPlace, Position]:
+    ) -> dict[FullPlace, CommittedOffset]:
         assert isinstance(settings, LogSettings) and (group_id, places) == (GROUP, [PLACE])
         return {} if log.position is None else {PLACE: log.position}
 

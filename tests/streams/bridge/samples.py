@@ -9,7 +9,7 @@ from typing import Any
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable
 from schemas.log.clients import Headers
-from schemas.log.transactions import Sending
+from schemas.log.transactions import OutgoingRecord
 from schemas.records import Answer, AnswerPart, Endpoint, OutcomeKind, Request, StreamRetrieved
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from streams.bridge.answers import Answers
@@ -154,7 +154,7 @@ class AskingBridge:
     async def asked(self, made: PromptRecord) -> Asked:
         return Asked(made, self.ends, question=await self.ends.prompts.question(made))
 
-    async def settle(self, made: PromptRecord | None = None) -> list[Sending]:
+    async def settle(self, made: PromptRecord | None = None) -> list[OutgoingRecord]:
         """What is committed of a prompt."""
 
         async def may_send(partition: int) -> None:
@@ -163,7 +163,7 @@ class AskingBridge:
         found = await self.asked(made or record({"text": "hi", "max_tokens": 9}))
         return await self.asking.settle(found, may_send)
 
-    async def begin(self) -> tuple[asyncio.Future[list[Sending]], str]:
+    async def begin(self) -> tuple[asyncio.Future[list[OutgoingRecord]], str]:
         """The first prompt is asked, and settled meanwhile; the id of its request."""
         settling = asyncio.ensure_future(self.settle())
         await self.log.wait_sent(1)
@@ -187,6 +187,6 @@ class AskingBridge:
         self.log.on_request = lambda request: (left.pop(0) if left[1:] else left[0])(request)
 
 
-def told(sends: list[Sending]) -> Answer:
+def told(sends: list[OutgoingRecord]) -> Answer:
     answer: Answer = CODEC.decode(sends[0].value)
     return answer

@@ -17,7 +17,7 @@ from schemas.errors import (
     WorkerLost,
 )
 from schemas.log.clock import wall_ms
-from schemas.log.transactions import Sending
+from schemas.log.transactions import OutgoingRecord
 from schemas.records import Answer, Request
 from streams.bridge.answers import Answers
 from streams.bridge.asked import Ends
@@ -429,7 +429,7 @@ async def test_what_is_being_sent_is_waited_for() -> None:
 async def test_answers_lie_where_their_topic_has_a_partition(count: int, found: int) -> None:
     bridge = AskingBridge()
     bridge.asking.partitions = {"rows.answers": count}
-    made = Sending(topic="rows.answers", partition=1, key=b"", value=b"")
+    made = OutgoingRecord(topic="rows.answers", partition=1, key=b"", value=b"")
     assert bridge.asking.fitting(made).partition == found
 
 

@@ -56,14 +56,14 @@ async def test_a_partition_that_leaves_and_comes_back_loses_no_prompt(
     bridge = bridge_of(memory_log, asker)
     group = Group()
     partitions = OwnedPartitions(group, lambda _: bridge.new_life(), asker.asking.sent)
-    partitions.assigned({PLACE})
+    partitions.on_assigned({PLACE})
     memory_log.put(0)
     await bridge.lives[0].take(memory_log.prompts[0])
     await until(lambda: len(asker.log.requests) == 1)
     memory_log.slow_to_stop_s = 2.0
-    await partitions.revoked()
-    partitions.assigned(set())
-    partitions.assigned({PLACE})
+    await partitions.on_revoked()
+    partitions.on_assigned(set())
+    partitions.on_assigned({PLACE})
     await pass_time(1.0)
     assert not asker.asking.gateway.in_flight, "one after the other"
     await until(lambda: len(asker.log.requests) == 2)
@@ -93,10 +93,10 @@ async def test_a_life_begins_behind_all_former_ones_of_its_place(memory_log: Mem
 
     partitions = OwnedPartitions(group, make, sent)
     memory_log.slow_to_stop_s = 5.0
-    partitions.assigned({PLACE})
+    partitions.on_assigned({PLACE})
     await until(lambda: bridge.lives[0].is_ready)
     for places in (set[FullPlace](), {PLACE}, set[FullPlace](), {PLACE}):
-        partitions.assigned(places)
+        partitions.on_assigned(places)
         await pass_time(0.1)
         memory_log.slow_to_stop_s = 0.0
     await pass_time(4.0)
@@ -104,7 +104,7 @@ async def test_a_life_begins_behind_all_former_ones_of_its_place(memory_log: Mem
     await until(lambda: bridge.lives[2].is_ready)
     assert partitions.stand and made == [PLACE] * 3
     memory_log.slow_to_stop_s = 2.0
-    partitions.assigned(set())
+    partitions.on_assigned(set())
     await partitions.stop()
     assert not partitions._stopping and not group.has_failed
 
@@ -117,7 +117,7 @@ async def test_who_stops_commits_what_has_ended_and_leaves_the_rest(
     asker, group = AskingBridge(), Group()
     bridge = bridge_of(memory_log, asker)
     partitions = OwnedPartitions(group, lambda _: bridge.new_life(), asker.asking.sent)
-    partitions.assigned({PLACE})
+    partitions.on_assigned({PLACE})
     for offset in range(3):
         await bridge.lives[0].take(memory_log.put(offset))
     await until(lambda: len(asker.log.requests) == 3)
@@ -150,8 +150,8 @@ async def test_lives_are_asked_whether_something_is_left_out(
         return {TopicPartition(*PLACE): 9, TopicPartition("gone", 0): 9}
 
     @asynccontextmanager
-    async def client(log: LogSettings, *, decided: bool) -> AsyncGenerator[Any]:
-        assert log is settings and decided
+    async def client(log: LogSettings, *, committed_only: bool) -> AsyncGenerator[Any]:
+        assert log is settings and committed_only
         yield SimpleNamespace(end_offsets=end_offsets)
 
     async def look(end: int, stall_s: float) -> None:
@@ -165,7 +165,7 @@ async def test_lives_are_asked_whether_something_is_left_out(
     began_s = loop.time()
     async with meanwhile(partitions.watch(settings, 10_000)):
         await pass_time(3.0)
-        partitions.assigned({PLACE})
+        partitions.on_assigned({PLACE})
         bridge.lives[0].look = look  # type: ignore[method-assign]
         await pass_time(6.0)
     assert questions == [4.0, 6.0, 8.0] and looks == [(9, 10.0)] * 2
@@ -231,7 +231,7 @@ async def test_a_partition_without_room_keeps_no_other_waiting(memory_log: Memor
     bridge = bridge_of(memory_log, asker)
     partitions = OwnedPartitions(group, lambda _: bridge.new_life(), asker.asking.sent)
     topic, _ = PLACE
-    partitions.assigned({PLACE, (topic, 2)})
+    partitions.on_assigned({PLACE, (topic, 2)})
     full = bridge.lives[0]
     taken, taken_before = list[int](), 0
     room = asyncio.Event()

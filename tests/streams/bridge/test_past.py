@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.log.clients import AssignedReader
-from schemas.log.transactions import Sending, Transactions
+from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.settings import LogSettings
 from streams.bridge.past import Past
 
@@ -25,7 +25,7 @@ async def test_gaps_of_transactions_are_looked_into_by_one_consumer(
     writer, offsets = Transactions(kafka, "client"), list[int]()
     await writer.start()
     for number in range(4):
-        made = Sending(topic=topic, partition=0, key=b"", value=b"%d" % number)
+        made = OutgoingRecord(topic=topic, partition=0, key=b"", value=b"%d" % number)
         offsets += await writer.commit([made])
     await writer.stop()
     monkeypatch.setattr(AssignedReader, "start", counted)

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from schemas.errors import BrokerUnavailable
-from schemas.log.endings import ended
-from schemas.log.faust.falls import FALLS_MAX
+from schemas.log.endings import cancel_and_wait
+from schemas.log.faust.falls import CRASHES_MAX
 from streams.bridge.life import Life
 from streams.bridge.prompts import Prompts, Question
 from streams.bridge.reading import BEGUN_MAX
@@ -32,7 +32,7 @@ async def take_again(life: Life, log: MemoryLog) -> None:
 async def killed(life: Life) -> None:
     """It ends and says nothing."""
     life._over = True
-    await ended(*life._tasks)
+    await cancel_and_wait(*life._tasks)
 
 
 @virtual
@@ -51,7 +51,7 @@ async def test_a_prompt_that_bridges_fall_on_is_an_error_in_the_end(
     monkeypatch.setattr(Prompts, "question", fall)
     for offset in range(5):
         memory_log.put(offset)
-    for lives in range(1, BEGUN_MAX + FALLS_MAX + 1):
+    for lives in range(1, BEGUN_MAX + CRASHES_MAX + 1):
         made = Bridge(memory_log).life()
         await take_again(made, memory_log)
         await until(lambda lives=lives: read.count(2) == lives)
@@ -123,7 +123,7 @@ async def test_no_prompt_is_blamed_for_an_end_that_is_no_fault_of_its_own(
 
     monkeypatch.setattr(Prompts, "question", wait)
     memory_log.put(0)
-    for stops in range(BEGUN_MAX + FALLS_MAX + 1):
+    for stops in range(BEGUN_MAX + CRASHES_MAX + 1):
         waits.clear()
         made = Bridge(memory_log).life()
         await take_again(made, memory_log)
@@ -133,7 +133,7 @@ async def test_no_prompt_is_blamed_for_an_end_that_is_no_fault_of_its_own(
         assert memory_log.note.falls == 0
     monkeypatch.setattr(Prompts, "question", question)
     monkeypatch.setattr(Prompts, "fetch_schema", wait)
-    for _ in range(FALLS_MAX + 1):
+    for _ in range(CRASHES_MAX + 1):
         waits.clear()
         made = Bridge(memory_log).life()
         await take_again(made, memory_log)

@@ -36,33 +36,33 @@ from schemas.records import (
 from schemas.rules.tokens import pack_tokens
 from streams.config import RouterSettings
 from streams.core.effects import (
-    Ask,
-    AskSaid,
     Decide,
     Dispatch,
     Effect,
     End,
-    GoAnew,
-    GoWithout,
-    Tell,
-    Use,
-    Warm,
+    NotifyRetrieval,
+    RecordUsage,
+    RequestProgress,
+    RestartAnswer,
+    SkipRetrieval,
+    StartRetrieval,
+    WarmCache,
 )
 from streams.core.events import (
     CancellationArrived,
     ContinuedArrived,
+    DecisionLoaded,
     Event,
     FleetRecordArrived,
     OutcomeArrived,
     PartitionReady,
     PartitionTaken,
     PhaseArrived,
-    Placed,
     RequestArrived,
     ResumptionArrived,
     RetrievedArrived,
     Tick,
-    UsageTold,
+    UsageLoaded,
 )
 from streams.core.router import Router
 from tests.streams import builders
@@ -97,7 +97,7 @@ class RouterHarness:
         self.accepted: dict[str, Request] = {}
         self.attempts: dict[str, int] = {}
         self.prompts: dict[str, bytes] = {}
-        self.asks: list[Ask] = []
+        self.asks: list[StartRetrieval] = []
         self.warms: list[WarmPrefix] = []
         self.told: list[StreamRetrieved] = []
         self.on_the_way: list[Retrieved | Continued] = []  # written, and not read yet
@@ -119,7 +119,7 @@ class RouterHarness:
 
     def _check_place(self, effect: Effect) -> None:
         """What is written of a request lies where that lies, for its reader, and names it."""
-        if not isinstance(effect, Dispatch | Warm):
+        if not isinstance(effect, Dispatch | WarmCache):
             assert getattr(effect, "partition", PARTITION) == PARTITION
         for record in (getattr(effect, field.name) for field in fields(effect)):
             if (request := self.accepted.get(getattr(record, "request_id", ""))) is not None:
@@ -136,36 +136,36 @@ class RouterHarness:
             case Decide(decision, partition):
                 assert (decision.router_id, decision.at_ms) == (ROUTER, self.now_ms)
                 self.decisions.append(decision)
-                self.log.append(Placed(decision, partition))
+                self.log.append(DecisionLoaded(decision, partition))
                 if decision.kind in (DecisionKind.PLACE, DecisionKind.REPLACE):
                     self.attempts[decision.request_id] = decision.attempt
                     self._check_void(decision.request_id)
-            case Warm(topic, partition, record):
+            case WarmCache(topic, partition, record):
                 worker = self.workers[record.worker_id]
                 assert (topic, partition) == (worker.topic, worker.partition)
                 assert worker.epoch == record.worker_epoch
                 self.warms.append(record)
-            case Ask():
+            case StartRetrieval():
                 assert effect.request.request_id not in self.outcomes, "a search for nobody"
                 self.asks.append(effect)
-            case GoWithout(retrieved):
+            case SkipRetrieval(retrieved):
                 assert (retrieved.router_id, retrieved.at_ms) == (ROUTER, self.now_ms)
                 self.on_the_way.append(retrieved)
-            case AskSaid(void):
+            case RequestProgress(void):
                 self.marks.append(void)
                 self.voids += [void] if void.asks else []
-            case GoAnew(continued):
+            case RestartAnswer(continued):
                 self.on_the_way.append(continued)
-            case Tell(retrieved):
+            case NotifyRetrieval(retrieved):
                 self.told.append(retrieved)
             case End(outcome, partition):
                 self._check_void(outcome.request_id)
                 self._end(outcome)
                 self.log.append(OutcomeArrived(outcome, partition))
-            case Use(usage, partition):
+            case RecordUsage(usage, partition):
                 assert usage.request_id not in self.used, "usage twice"
                 self.used[usage.request_id] = usage
-                self.log.append(UsageTold(usage.request_id, partition))
+                self.log.append(UsageLoaded(usage.request_id, partition))
 
     def _dispatched(self, topic: str, partition: int, work: Work) -> None:
         worker = self.workers[work.worker_id]

@@ -24,7 +24,7 @@ from schemas.records import (
 )
 from schemas.rules.tokens import token_count
 from streams.config import RouterSettings
-from streams.core.effects import Dispatch, End, Forget, SaveSession
+from streams.core.effects import Dispatch, DropSession, End, SaveSession
 from streams.core.events import (
     CancellationArrived,
     KvEventsArrived,
@@ -316,7 +316,7 @@ def test_sessions_are_bounded_forgotten_and_reloaded() -> None:
     for number in range(3):
         on.request(f"r{number}", session_id=f"s{number}")
         effects = on.outcome(on.works[-1])
-        forgotten += [e.session_id for e in effects if isinstance(e, Forget)]
+        forgotten += [e.session_id for e in effects if isinstance(e, DropSession)]
     assert forgotten == ["s0"]
     known = on.router.tables.sessions.all()
     log = [SessionLoaded(session, PARTITION) for session in known.values()]
@@ -387,9 +387,9 @@ def test_memory_of_ended_ids_and_early_cancellations_is_bounded() -> None:
         on.request(f"r{number}")
         on.outcome(on.works[-1])
     tables = on.router.tables
-    assert (len(tables.ended), len(tables.early_cancellations)) == (2, 2)
+    assert (len(tables.ended_ids), len(tables.early_cancellations)) == (2, 2)
     on.pass_ms(70_000)
-    assert (len(tables.ended), len(tables.early_cancellations)) == (0, 0)
+    assert (len(tables.ended_ids), len(tables.early_cancellations)) == (0, 0)
 
 
 def test_members_silent_for_very_long_are_forgotten() -> None:

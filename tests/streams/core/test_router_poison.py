@@ -11,6 +11,7 @@ from streams.core import router as router_module
 from streams.core.effects import Decide, Dispatch, Effect, End
 from streams.core.events import (
     ContinuedArrived,
+    DecisionLoaded,
     Event,
     FleetRecordArrived,
     OutcomeArrived,
@@ -18,7 +19,6 @@ from streams.core.events import (
     PartitionReady,
     PartitionTaken,
     PhaseArrived,
-    Placed,
     RequestArrived,
     Tick,
 )
@@ -70,7 +70,7 @@ def take_over(log: list[PartitionEvent], *then: Event) -> list[Effect]:
             written = effect.decision
             assert (effect.partition, written.router_id) == (PARTITION, ROUTER)
             assert written.policy and written.queue_length >= 0
-            log.append(Placed(effect.decision, PARTITION))
+            log.append(DecisionLoaded(effect.decision, PARTITION))
         elif isinstance(effect, End):
             log.append(OutcomeArrived(effect.outcome, PARTITION))
     return effects

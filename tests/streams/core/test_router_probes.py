@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from schemas.records import Orchestration, PhaseKind, Work, WorkPhase
-from streams.core.effects import Dispatch, Tell
+from streams.core.effects import Dispatch, NotifyRetrieval
 from tests.streams.builders import passage, probing, retrieval
 from tests.streams.core.router_harness import RouterHarness
 from tests.streams.core.router_setups import pairs, replicas, split, work_of
@@ -81,8 +81,8 @@ def test_the_reader_hears_of_it_again_before_the_later_attempt() -> None:
     on.probed(first, 1, passage(3))
     on.probed(first, 2)
     effects = on.phase(first, PhaseKind.FAILED)
-    kinds = [type(each) for each in effects if isinstance(each, Tell | Dispatch)]
-    assert kinds[-2:] == [Tell, Dispatch]
+    kinds = [type(each) for each in effects if isinstance(each, NotifyRetrieval | Dispatch)]
+    assert kinds[-2:] == [NotifyRetrieval, Dispatch]
     told = [each for each in on.told if each.probe]
     assert [(each.probe, each.seq, each.tokens) for each in told] == [(1, 8, 3)]
     assert [each.passage_id for each in told[0].citations] == ["d3#0"]

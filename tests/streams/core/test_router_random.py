@@ -25,12 +25,12 @@ from streams.config import POLICIES
 from streams.core.events import (
     CancellationArrived,
     ContinuedArrived,
+    DecisionLoaded,
     OutcomeArrived,
     PartitionLost,
     PartitionReady,
     PartitionTaken,
     PhaseArrived,
-    Placed,
     RequestArrived,
     ResumptionArrived,
     RetrievedArrived,
@@ -51,7 +51,7 @@ PRIORITIES = list(Priority)
 GATEWAYS = ("g0", "g1")
 GRACE_MS = 1_500
 LOG_ORDER = (
-    *(OutcomeArrived, Placed, PhaseArrived, RetrievedArrived, ContinuedArrived),
+    *(OutcomeArrived, DecisionLoaded, PhaseArrived, RetrievedArrived, ContinuedArrived),
     (ResumptionArrived, CancellationArrived),  # on one topic
     RequestArrived,
 )
@@ -173,7 +173,7 @@ def repeat(on: RouterHarness, a: int, b: int) -> None:
     """A record comes twice; a request only while its id is remembered, up to its deadline. Of a
     probe that a worker has numbered out of turn the second one counts: it stands in the log.
     """
-    records = [e for e in on.log if isinstance(e, LOG_ORDER) and not isinstance(e, Placed)]
+    records = [e for e in on.log if isinstance(e, LOG_ORDER) and not isinstance(e, DecisionLoaded)]
     records = [
         e for e in records if not isinstance(e, RequestArrived) or e.request.deadline_ms > on.now_ms
     ]
@@ -305,7 +305,7 @@ def test_invariants_hold_whatever_happens(
     heal(on)
     assert set(on.outcomes) == set(on.accepted)
     table = on.router.tables.requests
-    assert not table.lives and not table.handovers and not table.before_decode
+    assert not table.by_worker and not table.handovers and not table.before_decode
     assert not table.readers
     assert len(on.router.tables.admission) == 0
     for pool in on.router.tables.fleet.pools.values():

@@ -15,7 +15,7 @@ from streams.core.events import (
 )
 from streams.core.router import Router
 from streams.core.states import State
-from streams.core.tables import Tables
+from streams.core.tables import RouterTables
 from tests.streams import builders
 from tests.streams.builders import ROUTER, T0
 from tests.streams.core.router_harness import PARTITION
@@ -47,13 +47,13 @@ def test_a_cancellation_in_the_queue_leaves_who_waits_behind_it() -> None:
 
 
 def test_what_is_old_is_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    on, sweep, swept = replicas(), Tables.sweep, list[int]()
+    on, sweep, swept = replicas(), RouterTables.sweep, list[int]()
 
-    def note(tables: Tables, now_ms: int) -> None:
+    def note(tables: RouterTables, now_ms: int) -> None:
         swept.append(now_ms)
         sweep(tables, now_ms)
 
-    monkeypatch.setattr(Tables, "sweep", note)
+    monkeypatch.setattr(RouterTables, "sweep", note)
     begun_ms = on.now_ms
     for _ in range(8):
         on.now_ms += 500
@@ -79,9 +79,9 @@ def test_what_ended_before_a_takeover_is_known_until_nobody_asks_again() -> None
     again = RequestArrived(on.accepted["r1"], PARTITION)
     on.taken_over()
     on.pass_ms(5_500)
-    assert on.apply(again) == [] and "r1" in on.router.tables.ended
+    assert on.apply(again) == [] and "r1" in on.router.tables.ended_ids
     on.apply(PartitionLost(PARTITION))
-    assert "r1" not in on.router.tables.ended
+    assert "r1" not in on.router.tables.ended_ids
 
 
 def test_a_cancellation_before_its_request_is_known_after_a_takeover() -> None:

@@ -15,7 +15,7 @@ from streams.core.states import (
     TRANSITIONS,
     Side,
     State,
-    rendered,
+    render_tables,
 )
 
 GIVEN_UP = (PhaseKind.REFUSED, PhaseKind.FAILED)
@@ -72,4 +72,4 @@ def test_whoever_decodes_is_told_last() -> None:
 def test_the_page_shows_the_tables() -> None:
     """Otherwise put what `rendered()` gives into the page."""
     page = Path(__file__).parents[3] / "streams/core/README.md"
-    assert rendered() in page.read_text()
+    assert render_tables() in page.read_text()

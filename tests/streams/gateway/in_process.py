@@ -28,7 +28,7 @@ from schemas.records import (
     TokenFrame,
     WireError,
 )
-from schemas.retrieval import Found, Hit, unpack_vector
+from schemas.retrieval import Hit, RetrievalResult, unpack_vector
 from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
 from streams.gateway.app import create_app
@@ -193,9 +193,9 @@ class LetterPool:
         self.delay: asyncio.Event | None = None  # searches wait for it
         self.searches: list[dict[str, Any]] = []  # of vector stores
         self.embedded: list[tuple[int, str]] = []  # deadlines and tenants of calls for vectors
-        self.found: list[Found] = []  # by the next ones of these; then nothing is
+        self.found: list[RetrievalResult] = []  # by the next ones of these; then nothing is
 
-    async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> Found:
+    async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> RetrievalResult:
         if self.delay is not None:
             await self.delay.wait()
         if self.trouble is not None:
@@ -250,9 +250,9 @@ class LetterPool:
         return EmbeddedTexts(vectors=vectors, embedder="letters@1", tokens=sum(map(len, texts)))
 
 
-def found_hits(*hits: Hit, missing: Mapping[int, WireError] | None = None) -> Found:
+def found_hits(*hits: Hit, missing: Mapping[int, WireError] | None = None) -> RetrievalResult:
     """What a search has found."""
-    return Found(
+    return RetrievalResult(
         retrieval_id="r",
         hits=hits,
         shards=1,

@@ -32,7 +32,7 @@ def test_metrics_tell_how_many_workers_are_wanted_where_somebody_says_so() -> No
     assert "trivium_workers" not in metrics.render().decode()
     pool = WantedPool(role=Role.DECODE, present=2, workers=3, work=2.4, why="")
     view = FleetView()
-    view.wanted = Wanted(written_by="up", at_ms=wall_ms(), pools=[pool])
+    view.scaling_target = Wanted(written_by="up", at_ms=wall_ms(), pools=[pool])
     metrics.fleet = lambda: view
     text = metrics.render().decode()
     assert 'trivium_workers_wanted{pool="decode"} 3.0' in text

@@ -11,8 +11,8 @@ from streams.config import RouterSettings
 from streams.core.events import PartitionReady, PartitionTaken
 from streams.core.router import Router
 from streams.journal import aside
-from streams.journal.aside import packed_aside
-from streams.journal.snapshot import unpacked
+from streams.journal.aside import snapshot_in_fork
+from streams.journal.snapshot import unpack_router
 from tests.streams.builders import T0
 from tests.waiting import run
 
@@ -26,14 +26,14 @@ def test_a_fork_has_the_state_of_its_moment() -> None:
     async def main() -> None:
         router = Router("router-a", RouterSettings())
         for number in range(20_000):
-            router.tables.ended.add(os.urandom(16).hex(), T0 + number, 0)
-        snapshot = asyncio.create_task(packed_aside(router))
+            router.tables.ended_ids.add(os.urandom(16).hex(), T0 + number, 0)
+        snapshot = asyncio.create_task(snapshot_in_fork(router))
         await asyncio.sleep(0)  # it has begun
         router.apply(PartitionTaken(0), T0)
         router.apply(PartitionReady(0), T0)
         state = await snapshot
         assert len(state) > 1 << 18
-        assert unpacked(state).owned == set()
+        assert unpack_router(state).owned == set()
         assert router.owned == {0}
 
     run(main())
@@ -45,11 +45,11 @@ def test_a_fork_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(aside, "packed", broken)
     with pytest.raises(TriviumError, match="was not written down"):
-        run(packed_aside(Router("router-a", RouterSettings())))
+        run(snapshot_in_fork(Router("router-a", RouterSettings())))
 
 
 def test_a_fork_collects_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that is garbage there is taken out of what both of them poll (issue 14, 2)."""
     monkeypatch.setattr(aside, "packed", lambda _: str(gc.isenabled()).encode())
-    assert run(packed_aside(Router("router-a", RouterSettings()))) == b"False"
+    assert run(snapshot_in_fork(Router("router-a", RouterSettings()))) == b"False"
     assert gc.isenabled()

@@ -4,12 +4,12 @@ from schemas.codec import Codec
 from schemas.records import Role
 from schemas.rules.sizes import JOURNAL_BYTES_MAX, JOURNAL_LINES_MAX
 from streams.config import RouterSettings
-from streams.core.effects import Forget
-from streams.core.events import FleetRecordArrived, RequestArrived, Tick, UsageTold
+from streams.core.effects import DropSession
+from streams.core.events import FleetRecordArrived, RequestArrived, Tick, UsageLoaded
 from streams.core.router import Router
 from streams.journal.inputs import PASSED_OVER, STOPPED, TICK
 from streams.journal.journal import Journal, effects_sum, version_of_core
-from streams.journal.snapshot import packed, unpacked
+from streams.journal.snapshot import pack_router, unpack_router
 from tests.streams import builders
 from tests.streams.builders import T0
 
@@ -35,7 +35,7 @@ def test_heartbeats_and_ticks_without_effects_are_no_news() -> None:
     journal.add(Tick(), TICK, 0, 0, T0, [])
     journal.add(FleetRecordArrived(builders.beat("d0", 1), 3), "fleet", 0, 3, T0, [])
     assert not journal.has_news
-    journal.add(Tick(), TICK, 0, 0, T0 + 50, [Forget("", "s1", 0)])
+    journal.add(Tick(), TICK, 0, 0, T0 + 50, [DropSession("", "s1", 0)])
     assert journal.has_news
     journal.cut(1)
     assert not journal.has_news
@@ -71,7 +71,7 @@ def test_lines_carry_what_a_replay_cannot_read_back() -> None:
     journal, beat = Journal("router-a"), builders.beat("d0", 1)
     journal.add(FleetRecordArrived(beat, 3, ahead_ms=-40), "fleet", 0, 3, T0, [])
     journal.add(RequestArrived(builders.request("r1"), 0), "requests", 0, 7, T0, [])
-    journal.add(UsageTold("r2", 0), PASSED_OVER, 0, 8, T0, [])
+    journal.add(UsageLoaded("r2", 0), PASSED_OVER, 0, 8, T0, [])
     journal.stop(T0 + 1)
     (batch,) = journal.cut(1)
     assert CODEC.encode(CODEC.decode(batch.values[0])) == CODEC.encode(beat)
@@ -81,12 +81,12 @@ def test_lines_carry_what_a_replay_cannot_read_back() -> None:
 
 
 def test_the_checksum_of_effects_tells_any_difference() -> None:
-    effects = [Forget("", "s1", 0), Forget("", "s2", 0)]
-    others: tuple[list[Forget], ...] = (
+    effects = [DropSession("", "s1", 0), DropSession("", "s2", 0)]
+    others: tuple[list[DropSession], ...] = (
         [],
         effects[:1],
         effects[::-1],
-        [Forget("", "s1", 1), effects[1]],
+        [DropSession("", "s1", 1), effects[1]],
     )
     sums = [effects_sum(CODEC, each) for each in (effects, *others)]
     assert len(set(sums)) == len(sums)
@@ -96,12 +96,12 @@ def test_the_checksum_of_effects_tells_any_difference() -> None:
 
 def test_a_snapshot_tells_what_decides() -> None:
     """(issue 14, 2)"""
-    state = packed(Router("router-a", SETTINGS))
+    state = pack_router(Router("router-a", SETTINGS))
     (snapshot,) = Journal("router-a").snapshot(SETTINGS, state, 7, 9, T0)
     assert (snapshot.seq, snapshot.router_epoch, snapshot.at_ms) == (7, 9, T0)
     assert snapshot.version == version_of_core()
     assert '"policy": "static"' in snapshot.settings
-    assert unpacked(snapshot.state).settings.policy == "static"
+    assert unpack_router(snapshot.state).settings.policy == "static"
 
 
 def test_a_large_snapshot_leaves_in_parts() -> None:

@@ -9,7 +9,7 @@ from aiokafka import ConsumerRecord
 
 from schemas.errors import LeaseError
 from schemas.log import patience
-from schemas.log.faust.falls import FALLS_MAX
+from schemas.log.faust.falls import CRASHES_MAX
 from schemas.settings import LogSettings
 from tests.waiting import until
 from tests.workers.embed.bookshelf import bookshelf, worker
@@ -54,7 +54,7 @@ async def test_a_record_on_which_members_fell_is_buried_and_all_others_go_on(
             await books.put(f"behind{number}", f"Behind, number {number}.")
         with contextlib.suppress(LeaseError):
             async with worker(kafka, "one") as fallen.worker:
-                await until(lambda: fallen.times == FALLS_MAX - 1)
+                await until(lambda: fallen.times == CRASHES_MAX - 1)
         async with worker(kafka, "two") as fallen.worker:
             for number in range(12):
                 await books.shows(f"before{number}", f"Before, number {number}.")
@@ -65,6 +65,6 @@ async def test_a_record_on_which_members_fell_is_buried_and_all_others_go_on(
 
             await until(is_buried)
         # Of the first ones another record may be the first of its partition.
-        assert FALLS_MAX <= fallen.times <= 2 * FALLS_MAX and all(fallen.alone[-2:])
+        assert CRASHES_MAX <= fallen.times <= 2 * CRASHES_MAX and all(fallen.alone[-2:])
         (reason,) = await books.buried("documents")
         assert "members began this record, and each was lost" in reason

@@ -26,7 +26,7 @@ from schemas.records import (
     WireError,
     Work,
 )
-from schemas.rules.citations import told_of_probe
+from schemas.rules.citations import probe_notice
 from schemas.rules.sizes import PASSAGES_MAX, PROBES_MAX
 from schemas.rules.tokens import token_count
 from workers.llm.engine import Job, Output, ProbeTotals
@@ -151,7 +151,7 @@ class ProbedAnswer:
         self._record, ready_outputs = None, []
         if record.tokens:
             news = replace(
-                self._totals(), told=told_of_probe(record, self._probes.retrieval.collection)
+                self._totals(), told=probe_notice(record, self._probes.retrieval.collection)
             )
             ready_outputs.append(Output(request_id=self._whole.request_id, probe_totals=news))
         return ready_outputs + self._leave(now_ms)

@@ -3,7 +3,7 @@
 from collections.abc import Container, Sequence
 
 from schemas.records import Passage, Probing
-from schemas.rules.tokens import may_be_put_in, token_count
+from schemas.rules.tokens import is_insertable, token_count
 
 
 def around_tokens(probing: Probing) -> int:
@@ -32,7 +32,7 @@ def choose_passages(
         fits = needed <= tokens_left and joined <= space
         if passage.passage_id in known_ids:
             continue
-        if fits and may_be_put_in(passage.tokens, reserved):
+        if fits and is_insertable(passage.tokens, reserved):
             selection.append(passage)
             tokens_left, space = tokens_left - needed, space - joined
         else:

@@ -23,15 +23,15 @@ def parse(text: str) -> Filter:
 
 def _filter_of(condition: said.Condition) -> Filter:
     match condition:
-        case said.OneOf(field, (value,)):
+        case said.FieldIn(field, (value,)):
             return EqualFilter(field, value)
-        case said.OneOf(field, values):
+        case said.FieldIn(field, values):
             return OneOfFilter(field, values)
-        case said.Between(field, low, high):
+        case said.NumberRange(field, low, high):
             return RangeFilter(field, low, high)
-        case said.Dated(field, low, high):
+        case said.DateRange(field, low, high):
             return DateRangeFilter(field, low, high)
-        case said.Exists(field):
+        case said.FieldExists(field):
             return ExistsFilter(field)
         case said.Not(inner):
             return ~_filter_of(inner)

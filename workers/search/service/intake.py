@@ -12,10 +12,10 @@ from typing import Any
 
 from schemas.codec import Codec
 from schemas.errors import RecordError, RecordTooLarge
-from schemas.log.clients import Ack, LogProducer, bury
-from schemas.log.endings import ended
+from schemas.log.clients import Ack, LogProducer, send_dead_letter
+from schemas.log.endings import cancel_and_wait
 from schemas.log.faust.app import consumer_record
-from schemas.log.faust.beginning import begin_now
+from schemas.log.faust.beginning import commit_start_offsets
 from schemas.log.faust.group import Group
 from schemas.records import Hits, RetrievalRequest
 from schemas.rules.sizes import check_size
@@ -78,7 +78,7 @@ class RetrievalIntake:
         await self._free_places.acquire()
         if self.draining or self.group.has_failed:
             await asyncio.Event().wait()
-        await self.group.guarded(self._take(topic, event))
+        await self.group.guard(self._take(topic, event))
 
     async def _take(self, topic: str, event: Any) -> None:
         record = consumer_record(event.message)
@@ -89,7 +89,7 @@ class RetrievalIntake:
         try:
             request = self._decoded(topic, record.value)
         except RecordError as error:
-            await bury(self._producer, record, error)
+            await send_dead_letter(self._producer, record, error)
             receipt.settle()
             self._free_places.release()
             return
@@ -148,7 +148,7 @@ class RetrievalIntake:
 
     async def cancel(self) -> None:
         """Give up what is under way."""
-        await ended(*self._tasks)
+        await cancel_and_wait(*self._tasks)
 
 
 def group_id(log_settings: LogSettings, place: ShardPlace) -> str:
@@ -158,4 +158,4 @@ def group_id(log_settings: LogSettings, place: ShardPlace) -> str:
 
 async def begin_group(log_settings: LogSettings, place: ShardPlace) -> None:
     """Give a new group its offsets; one that has some keeps them. Raises BrokerUnavailable."""
-    await begin_now(log_settings, group_id(log_settings, place), tuple(TOPICS))
+    await commit_start_offsets(log_settings, group_id(log_settings, place), tuple(TOPICS))

@@ -15,10 +15,10 @@ import sys
 from schemas.codec import Codec
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.faust.app import add_agents, ends_of, follow_rebalances, make_app
+from schemas.log.faust.app import add_agents, fetched_ends, follow_rebalances, make_app
 from schemas.log.faust.receipts import Place
 from schemas.log.membership import Membership
-from schemas.log.patience import outlive
+from schemas.log.patience import run_with_reconnect
 from schemas.records import (
     Heartbeat,
     MemberKind,
@@ -156,7 +156,7 @@ class RetrievalWorker:
         """Life after life, with the same documents and engine, until one is drained."""
         sys.setswitchinterval(SWITCH_S)
         try:
-            await outlive(self._worker_id, lambda: self._live(stop), stop)
+            await run_with_reconnect(self._worker_id, lambda: self._live(stop), stop)
         finally:
             await self._steady.cancel()
             self.responder.texts.close()
@@ -232,17 +232,17 @@ class RetrievalWorker:
         spawn("steady", self._steady.watch())
         self._life.serve(_STALL_MS)
 
-    def assigned(self, places: set[Place]) -> None:
+    def on_assigned(self, places: set[Place]) -> None:
         """The group gave it partitions; with the first it is ready."""
-        self._intake.group.assigned(places)
+        self._intake.group.on_assigned(places)
         partitions = sorted({partition for _, partition in places})
         log.info("shard %s: serves partitions %s", self._place, partitions)
         if self.membership.state is MemberState.STARTING:
             self.membership.set_state(MemberState.READY)
 
-    async def revoked(self) -> None:
+    async def on_revoked(self) -> None:
         """The partitions were taken away: what is under way is answered, not acknowledged."""
-        self._intake.group.revoked()
+        self._intake.group.on_revoked()
 
     def _fleet_record(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
         if isinstance(record, Registration):
@@ -287,4 +287,6 @@ class RetrievalWorker:
 
     def _unread(self) -> int:
         group = self._intake.group
-        return group.unread(ends_of(self._life.app, self._log_settings.topic_prefix, group.owned))
+        return group.unread_count(
+            fetched_ends(self._life.app, self._log_settings.topic_prefix, group.owned)
+        )

@@ -34,8 +34,8 @@ from schemas.log.admin import create_topics
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.documents import send_document
-from schemas.log.retrieval.asker import Asker
-from schemas.log.retrieval.member import asking
+from schemas.log.retrieval.asker import RetrievalClient
+from schemas.log.retrieval.member import open_retrieval_client
 from schemas.records import Document
 from schemas.retrieval import layout_of, pack_vector
 from schemas.settings import LogSettings
@@ -183,7 +183,7 @@ def _in_process(engine: SearchEngine, index: Index) -> Ask:
     return ask
 
 
-def _through(asker: Asker) -> Ask:
+def _through(asker: RetrievalClient) -> Ask:
     async def ask(vector: Array) -> list[int]:
         answer = await asker.search(
             vector, collection=_COLLECTION, k=K, top_m=TOP_M, deadline_ms=wall_ms() + DEADLINE_MS
@@ -210,7 +210,7 @@ async def _load(log: LogSettings, rows: Array) -> None:
 
 
 @asynccontextmanager
-async def _worker(log: LogSettings, folder: Path) -> AsyncIterator[tuple[Asker, int]]:
+async def _worker(log: LogSettings, folder: Path) -> AsyncIterator[tuple[RetrievalClient, int]]:
     """An asker, and the process id of a retrieval worker that is ready to answer it."""
     told = {f"TRIVIUM_LOG_{k.upper()}": str(v) for k, v in dataclasses.asdict(log).items() if v}
     told["TRIVIUM_RETRIEVAL_METRICS"] = f"{_COLLECTION}=sqeuclidean"
@@ -224,7 +224,7 @@ async def _worker(log: LogSettings, folder: Path) -> AsyncIterator[tuple[Asker, 
     supervisor = Supervisor()
     process = supervisor.start(spec)
     try:
-        async with asking(log, Codec(), "bench-asker") as asker:
+        async with open_retrieval_client(log, Codec(), "bench-asker") as asker:
             until_s = time.monotonic() + _READY_TIMEOUT_S
             while not layout_of(asker.membership.view, wall_ms()).living:
                 if process.exit_code is not None or time.monotonic() > until_s:

@@ -9,7 +9,7 @@ from infra.bench.platform.checker import check
 from infra.bench.platform.checking import task
 from infra.bench.platform.questions import questions
 from schemas.codec import AVRO_DIR, Codec
-from schemas.log.transactions import Position, Sending, Transactions
+from schemas.log.transactions import CommittedOffset, OutgoingRecord, Transactions
 from schemas.records import Answer
 from schemas.settings import LogSettings
 from tests.waiting import until
@@ -17,7 +17,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.kafka
 
 
-def answered(log: LogSettings, number: int, offset: int) -> Sending:
+def answered(log: LogSettings, number: int, offset: int) -> OutgoingRecord:
     topic = f"{log.topic_prefix}prompts"
     answer = Answer(
         prompt_topic=topic,
@@ -29,7 +29,7 @@ def answered(log: LogSettings, number: int, offset: int) -> Sending:
     told = {"topic": topic, "partition": 0, "offset": offset}
     headers = tuple((f"trivium-prompt-{k}", str(each).encode()) for k, each in told.items())
     value, target = Codec().encode(answer), f"{log.topic_prefix}answers"
-    return Sending(topic=target, partition=0, key=b"k", value=value, headers=headers)
+    return OutgoingRecord(topic=target, partition=0, key=b"k", value=value, headers=headers)
 
 
 async def test_it_counts_what_is_committed(kafka: LogSettings, tmp_path: Path) -> None:
@@ -42,10 +42,10 @@ async def test_it_counts_what_is_committed(kafka: LogSettings, tmp_path: Path) -
     asked = list(questions(3, 1))
     values = [question.prompt(Codec()) for question in asked]
     told = await prompts.commit(
-        [Sending(topic=topic, partition=0, key=b"k", value=value) for value in values]
+        [OutgoingRecord(topic=topic, partition=0, key=b"k", value=value) for value in values]
     )
     sends = [answered(log, number, told[min(number, 1)]) for number in range(3)]
-    positions = {(topic, 0): Position(told[2])}
+    positions = {(topic, 0): CommittedOffset(told[2])}
     await bridge.commit(sends, positions, f"{log.topic_prefix}bridge")
     for each in (prompts, bridge):
         await each.stop()

@@ -97,11 +97,11 @@ async def test_what_is_wanted_is_published_for_others(
         async with FleetWatch(kafka).followed() as fleet:
             watching = asyncio.create_task(_watch(Settings(log=kafka), publish=True, as_json=True))
             try:
-                await until(lambda: fleet.view.wanted is not None or watching.done())
+                await until(lambda: fleet.view.scaling_target is not None or watching.done())
             finally:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
-            wanted_now = fleet.view.wanted
+            wanted_now = fleet.view.scaling_target
     assert wanted_now is not None and wanted_now.written_by == "scale"
     assert [pool.role for pool in wanted_now.pools] == [Role.REPLICA]
     assert '"requests_per_s": 4.0' in capsys.readouterr().out

@@ -17,7 +17,7 @@ from schemas.codec import Codec
 from schemas.errors import ConfigError
 from schemas.log.clients import AssignedReader
 from schemas.records import RetrievalRequest, WireError
-from schemas.retrieval import Found, Hit
+from schemas.retrieval import Hit, RetrievalResult
 from schemas.settings import LogSettings
 from tests.infra.cli.running import Ran, trivium, trivium_here
 from tests.long_leases import LONG_LEASES, long_leases
@@ -31,7 +31,7 @@ VECTORS = np.random.default_rng(0).standard_normal((200, 6)).astype(np.float32)
 def test_ids_of_documents_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     """They are whatever somebody wrote: no markup, nothing that a terminal obeys (issue 10, 23)."""
     names = ("[/red]", "a\x1b[2Jb")
-    found = Found(
+    found = RetrievalResult(
         retrieval_id="r", hits=tuple(Hit(name, 0.5) for name in names), shards=2,
         missing={1: WireError(code="x", message="[/x]\x1b")}, exact=True, seeds=names, extends=1,
         distances_computed=1, took_ms=1.0,

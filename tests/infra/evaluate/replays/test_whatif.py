@@ -19,7 +19,7 @@ from schemas.errors import RecordError
 from schemas.records import JournalSnapshot, Orchestration, Role
 from streams.config import RouterSettings
 from streams.core.router import Router
-from streams.journal.snapshot import packed
+from streams.journal.snapshot import pack_router
 from tests.infra.replay.simulated import Recorder
 from tests.infra.simulator.storms import weathered
 from tests.streams import builders
@@ -100,7 +100,7 @@ def test_a_recording_without_workers_is_refused(tmp_path: Path) -> None:
         settings="",
         part=0,
         parts=1,
-        state=packed(Router("a", RouterSettings())),
+        state=pack_router(Router("a", RouterSettings())),
     )
     path = recorded(tmp_path / "a.avro", [Row(SNAPSHOT, "a", 1, value=Codec().encode(state))])
     with pytest.raises(RecordError, match="expected workers, found none; name them with --pools"):

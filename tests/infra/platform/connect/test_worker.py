@@ -13,7 +13,7 @@ from infra.platform.connect.worker import Connect
 from schemas.codec import Codec
 from schemas.errors import ConfigError, QueueFull
 from schemas.log.clients import LogProducer
-from schemas.log.transactions import Sending
+from schemas.log.transactions import OutgoingRecord
 from schemas.records import AnswerPart
 from schemas.settings import LogSettings
 from streams.bridge.answers import Answers
@@ -42,7 +42,7 @@ def prompt(kafka: LogSettings) -> PromptRecord:
     )
 
 
-def answers(kafka: LogSettings, form: str) -> list[Sending]:
+def answers(kafka: LogSettings, form: str) -> list[OutgoingRecord]:
     """One answer, and a part of one, in this form; errors have the same fields."""
     prefix, asked = kafka.topic_prefix, prompt(kafka)
     pair = Pair(

@@ -16,11 +16,11 @@ from schemas.errors import ConfigError
 from schemas.log.faust import patches
 from schemas.log.faust.app import (
     add_agents,
-    ends_of,
+    fetched_ends,
     follow_rebalances,
-    hold,
-    let_come,
     make_app,
+    pause_partition,
+    resume_partition,
     run_app,
 )
 from schemas.log.faust.receipts import Place
@@ -43,10 +43,10 @@ class Member:
     async def take(self, topic: str, event: Any) -> None:
         self.taken.append((topic, event.value))
 
-    def assigned(self, places: set[Place]) -> None:
+    def on_assigned(self, places: set[Place]) -> None:
         self.owned.append(places)
 
-    async def revoked(self) -> None:
+    async def on_revoked(self) -> None:
         self.owned.append(set())
 
 
@@ -76,8 +76,8 @@ async def test_ends_are_those_that_fetches_told() -> None:
     consumer = SimpleNamespace(assignment=lambda: set(ends), highwater=ends.__getitem__)
     app: Any = SimpleNamespace(consumer=consumer)
     places = [("requests", number) for number in range(3)]  # the last one is not ours any more
-    assert ends_of(app, "test.", places) == {("requests", 0): 7}
-    assert ends_of(None, "test.", ()) == {}, "before there is a consumer"
+    assert fetched_ends(app, "test.", places) == {("requests", 0): 7}
+    assert fetched_ends(None, "test.", ()) == {}, "before there is a consumer"
 
 
 async def test_the_app_has_no_web_server_and_never_commits_ahead() -> None:
@@ -200,7 +200,7 @@ class HoldingMember(Member):
         await super().take(topic, event)
         if topic == "requests":
             self.event = event
-            hold(event)
+            pause_partition(event)
 
 
 @pytest.mark.kafka
@@ -215,7 +215,7 @@ async def test_of_a_partition_that_is_held_nothing_comes(kafka: LogSettings) -> 
         await produce_batch(kafka, "phases", batch([b"other"]))
         await until(lambda: len(member.taken) > 1)
         assert member.taken[1:] == [("phases", b"other")]
-        let_come(member.event)
+        resume_partition(member.event)
         await until(lambda: len(member.taken) > 2)
     finally:
         await app.stop()

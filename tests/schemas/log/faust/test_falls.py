@@ -9,8 +9,8 @@ from aiokafka import TopicPartition
 from aiokafka.errors import CommitFailedError
 
 from schemas.log.faust import falls
-from schemas.log.faust.falls import FALLS_MAX, Falls, fallen
-from schemas.log.transactions import FullPlace, Position
+from schemas.log.faust.falls import CRASHES_MAX, CrashNotes, crash_error
+from schemas.log.transactions import CommittedOffset, FullPlace
 from schemas.settings import LogSettings
 
 PLACE = ("documents", 0)
@@ -21,14 +21,14 @@ class Group:
     """What a group has committed; `app` is that of a member."""
 
     def __init__(self) -> None:
-        self.positions: dict[FullPlace, Position] = {}
+        self.positions: dict[FullPlace, CommittedOffset] = {}
         self.is_away = False
         self.app = SimpleNamespace(consumer=self)
 
     async def commit_note(self, tp: TopicPartition, offset: int, note: str) -> None:
         if self.is_away:
             raise CommitFailedError("already rebalanced")
-        self.positions[tp.topic, tp.partition] = Position(offset, note)
+        self.positions[tp.topic, tp.partition] = CommittedOffset(offset, note)
 
     def note(self) -> str:
         return self.positions["t-documents", 0].metadata
@@ -40,19 +40,19 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Group:
 
     async def committed(
         log: LogSettings, group_id: str, places: Sequence[FullPlace]
-    ) -> dict[FullPlace, Position]:
+    ) -> dict[FullPlace, CommittedOffset]:
         return {place: made.positions[place] for place in places if place in made.positions}
 
     monkeypatch.setattr(falls, "committed", committed)
     return made
 
 
-def member(group: Group, of: Falls | None = None) -> Falls:
+def member(group: Group, of: CrashNotes | None = None) -> CrashNotes:
     """A process, or the next life of one, that owns both partitions."""
-    found = of or Falls(LogSettings(topic_prefix="t-"), "group")
+    found = of or CrashNotes(LogSettings(topic_prefix="t-"), "group")
     app: Any = group.app
     found.begin_life(app)
-    found.assigned({PLACE, OTHER})
+    found.on_assigned({PLACE, OTHER})
     return found
 
 
@@ -64,15 +64,15 @@ async def test_each_that_begins_and_does_not_end_is_counted(group: Group) -> Non
     assert await one.begin(OTHER, 3) == 0
     assert await member(group, one).begin(PLACE, 7) == 1
     assert await member(group).begin(PLACE, 7) == 2
-    assert await member(group).begin(PLACE, 7) == FALLS_MAX and group.note() == "begun=4"
-    assert "3 members began this record" in fallen(FALLS_MAX).message
-    group.positions["t-documents", 0] = Position(8, "")  # it is buried
+    assert await member(group).begin(PLACE, 7) == CRASHES_MAX and group.note() == "begun=4"
+    assert "3 members began this record" in crash_error(CRASHES_MAX).message
+    group.positions["t-documents", 0] = CommittedOffset(8, "")  # it is buried
     assert await member(group).begin(PLACE, 8) == 0
 
 
 async def test_what_ends_otherwise_takes_its_note_back(group: Group) -> None:
     """A rebalance, a drain: the record is at no fault."""
-    for _ in range(FALLS_MAX + 1):
+    for _ in range(CRASHES_MAX + 1):
         one = member(group)
         assert await one.begin(PLACE, 7) == 0
         await one.forgive()
@@ -91,14 +91,14 @@ async def test_who_is_done_is_not_blamed_for_the_record_behind_it(group: Group) 
         assert await one.begin(PLACE, 7) == lives
         one.end(PLACE, 7)
         assert await one.begin(PLACE, 8) == 0
-    assert group.positions["t-documents", 0] == Position(8, "begun=1")
+    assert group.positions["t-documents", 0] == CommittedOffset(8, "begun=1")
     assert await member(group).begin(PLACE, 8) == 1
 
 
 async def test_where_nothing_can_be_written_the_process_itself_knows(group: Group) -> None:
     """The broker is away, and the same process comes back."""
     one = member(group)
-    for _ in range(FALLS_MAX + 1):
+    for _ in range(CRASHES_MAX + 1):
         assert await one.begin(PLACE, 7) == 0
         group.is_away = True
         await one.forgive()
@@ -109,7 +109,7 @@ async def test_where_nothing_can_be_written_the_process_itself_knows(group: Grou
 
 async def test_other_metadata_is_none_of_ours(group: Group) -> None:
     for note in ("", "begun=", "begun=x", "other"):
-        group.positions["t-documents", 0] = Position(7, note)
+        group.positions["t-documents", 0] = CommittedOffset(7, note)
         assert await member(group).begin(PLACE, 7) == 0
-    unassigned = Falls(LogSettings(topic_prefix="t-"), "group")
+    unassigned = CrashNotes(LogSettings(topic_prefix="t-"), "group")
     assert await unassigned.begin(PLACE, 7) == 0, "before anything is assigned"

@@ -9,7 +9,7 @@ from aiokafka.errors import KafkaConnectionError
 from schemas.errors import BrokerUnavailable
 from schemas.log.faust import watchdog
 from schemas.log.faust.group import Group
-from schemas.log.faust.watchdog import Progress
+from schemas.log.faust.watchdog import ReadProgress
 from schemas.settings import LogSettings
 from tests.virtual import virtual
 from tests.waiting import pass_time
@@ -18,21 +18,21 @@ PLACE = ("requests", 0)
 STALL_MS = 1_000
 
 
-async def group_at(offset: int | None) -> tuple[Group, Progress]:
+async def group_at(offset: int | None) -> tuple[Group, ReadProgress]:
     group = Group()
-    group.assigned({PLACE})
+    group.on_assigned({PLACE})
     if offset is not None:
         group.next_offsets[PLACE] = offset
-    return group, Progress(group, STALL_MS)
+    return group, ReadProgress(group, STALL_MS)
 
 
 async def test_lag_without_progress_ends_the_life() -> None:
     _, progress = await group_at(3)
     for now_ms in range(0, 9_000, 500):
-        progress.look({PLACE: 3}, now_ms)  # nothing to read
-    progress.look({PLACE: 5}, 9_500)
+        progress.check({PLACE: 3}, now_ms)  # nothing to read
+    progress.check({PLACE: 5}, 9_500)
     with pytest.raises(BrokerUnavailable, match=r"2 records to read of .*requests.* restart it"):
-        progress.look({PLACE: 5}, 10_600)
+        progress.check({PLACE: 5}, 10_600)
 
 
 async def test_whatever_is_read_is_progress() -> None:
@@ -40,35 +40,35 @@ async def test_whatever_is_read_is_progress() -> None:
     group, progress = await group_at(0)
     for now_ms in range(0, 9_000, 900):
         group.records_read += 1
-        progress.look({PLACE: 5}, now_ms)
-    progress.look({PLACE: 5}, 9_000)
+        progress.check({PLACE: 5}, now_ms)
+    progress.check({PLACE: 5}, 9_000)
     with pytest.raises(BrokerUnavailable, match="5 records"):
-        progress.look({PLACE: 5}, 9_200)
+        progress.check({PLACE: 5}, 9_200)
 
 
 async def test_of_what_was_never_read_only_what_comes_now_counts() -> None:
     _, progress = await group_at(None)
     for now_ms in range(0, 9_000, 500):
-        progress.look({PLACE: 100}, now_ms)
-    progress.look({PLACE: 110}, 9_000)
+        progress.check({PLACE: 100}, now_ms)
+    progress.check({PLACE: 110}, 9_000)
     with pytest.raises(BrokerUnavailable, match="10 records"):
-        progress.look({PLACE: 110}, 9_600)
+        progress.check({PLACE: 110}, 9_600)
 
 
 async def test_a_rebalance_begins_the_count_of_what_was_read_anew() -> None:
     """What others have read meanwhile is not known."""
     group, progress = await group_at(100)
-    progress.look({PLACE: 100}, 0)
+    progress.check({PLACE: 100}, 0)
     group.records_read += 50
     group.next_offsets[PLACE] = 150
-    progress.look({PLACE: 150}, 500)
-    group.revoked()
-    group.assigned({PLACE})
+    progress.check({PLACE: 150}, 500)
+    group.on_revoked()
+    group.on_assigned({PLACE})
     for now_ms in range(1_000, 9_000, 500):
-        progress.look({PLACE: 150}, now_ms)
-    progress.look({PLACE: 160}, 9_000)
+        progress.check({PLACE: 150}, now_ms)
+    progress.check({PLACE: 160}, 9_000)
     with pytest.raises(BrokerUnavailable, match="10 records to read"):
-        progress.look({PLACE: 160}, 9_600)
+        progress.check({PLACE: 160}, 9_600)
 
 
 @virtual

@@ -18,8 +18,8 @@ from schemas.codec import Codec, why_unreadable
 from schemas.errors import RecordError
 from schemas.log.clients import AssignedReader
 from schemas.log.connecting import client_options
-from schemas.log.reading.batches import UNPACKED_BYTES_MAX, PassedOver, readable
-from schemas.log.transactions import Sending, Transactions
+from schemas.log.reading.batches import UNPACKED_BYTES_MAX, UnreadableRange, readable
+from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.settings import LogSettings
 from tests.schemas.log.reading.odd_batches import (
     CODECS,
@@ -114,12 +114,14 @@ def test_a_codec_that_nobody_knows_is_named() -> None:
 def test_more_than_one_fetch_may_unpack_is_left_to_the_next() -> None:
     one = batch([b"x" * 1_000], codec="zstd")
     two = batch([b"y"], base=1, codec="zstd")
-    found = readable(one + two, 0, room=500)
+    found = readable(one + two, 0, budget_bytes=500)
     assert [offset for offset, _ in read(found.data)] == [0]
-    assert readable(one, 0, room=0).data == b""
+    assert readable(one, 0, budget_bytes=0).data == b""
     bad = packed(batch(), "zstd", records=b"nothing")
     assert [at for at, _ in read(readable(bad + two, 0).data)] == [0], "it may have been as much"
-    assert readable(batch(), 0, room=0).data == batch(), "what is not compressed is no matter"
+    assert readable(batch(), 0, budget_bytes=0).data == batch(), (
+        "what is not compressed is no matter"
+    )
 
 
 def test_a_damaged_batch_ends_where_the_next_one_begins() -> None:
@@ -128,7 +130,7 @@ def test_a_damaged_batch_ends_where_the_next_one_begins() -> None:
     damaged[90] ^= 0xFF
     data = bytes(damaged) + batch([b"c"], base=9)
     assert readable(data, 3, closely=True).passed_over == [
-        PassedOver(3, 8, "its checksum is wrong")  # compaction leaves gaps
+        UnreadableRange(3, 8, "its checksum is wrong")  # compaction leaves gaps
     ]
     assert readable(bytes(damaged), 3, closely=True).passed_over[0].last == 4
     struct.pack_into(">i", damaged, 23, 1_000_000)  # how far its last offset is from its first
@@ -208,7 +210,7 @@ async def test_what_a_topic_compresses_is_read(kafka: LogSettings, codec: str) -
     writer = Transactions(kafka, "writer")
     await writer.start()
     values = [f"{n} ".encode() * 100 for n in range(3)]
-    sends = [Sending(topic=topic, partition=0, key=b"k", value=value) for value in values]
+    sends = [OutgoingRecord(topic=topic, partition=0, key=b"k", value=value) for value in values]
     try:
         await writer.commit(sends)
     finally:

@@ -11,8 +11,8 @@ import pytest
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.fleet import FleetView
-from schemas.log.clients import AssignedReader, LogProducer, bury
-from schemas.log.endings import ended
+from schemas.log.clients import AssignedReader, LogProducer, send_dead_letter
+from schemas.log.endings import cancel_and_wait
 from schemas.log.membership import Membership
 from schemas.log.reading.faults import FAULTS, ProcessFaults
 from schemas.records import Faults, Heartbeat, Load, MemberKind, MemberState, Registration
@@ -28,12 +28,12 @@ def test_what_fails_is_told_until_it_works_or_is_heard_of_no_more(
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     of = ProcessFaults()
     assert of.record() is None
-    of.failing("rows[0]", "cannot be read")
-    of.failing("rows[1]", "cannot be read")
-    of.failing("rows[1]", "not leased")
+    of.note_failing("rows[0]", "cannot be read")
+    of.note_failing("rows[1]", "cannot be read")
+    of.note_failing("rows[1]", "not leased")
     assert of.record() == Faults(failing="rows[0]: cannot be read; rows[1]: not leased")
     assert of.why_failing("rows[1]") == "not leased"
-    of.works("rows[1]")
+    of.note_working("rows[1]")
     assert (of.why_failing("rows[1]"), of.problem) == ("", "rows[0]: cannot be read")
     now_s += 61
     assert (of.why_failing("rows[0]"), of.problem, of.record()) == ("", "", None)
@@ -42,9 +42,9 @@ def test_what_fails_is_told_until_it_works_or_is_heard_of_no_more(
 def test_what_cannot_be_read_is_counted_once_and_bounded() -> None:
     of = ProcessFaults()
     for offset in (7, 7, 9):
-        of.unreadable("rows", 0, offset, "x" * 5_000)
+        of.note_unreadable("rows", 0, offset, "x" * 5_000)
     for number in range(200):
-        of.failing(f"rows[{number}]", "y" * 5_000)
+        of.note_failing(f"rows[{number}]", "y" * 5_000)
     record = of.record()
     assert record is not None and record.unreadable_total == 2
     assert record.unreadable.startswith("rows[0]@9: xxx")
@@ -89,12 +89,12 @@ async def test_members_tell_which_partition_their_broker_does_not_give(
     async with reader.reading({0: 1}):
         reading = asyncio.create_task(reader.batch())
         await until(lambda: bool(FAULTS.why_failing(place)) or reading.done())
-        await ended(reading)
+        await cancel_and_wait(reading)
     async with LogProducer(kafka, Codec(), durable=True, client_id="m") as producer:
         member = Membership(kafka, Codec(), producer, member_id="m", kind=MemberKind.WORKER)
         await member.join()
         await member.leave()
-        FAULTS.works(place)
+        FAULTS.note_working(place)
     beats = AssignedReader(kafka, "fleet", [0], client_id="watch")
     async with beats.reading("earliest"):
         records = [Codec().decode(each.value) for each in await beats.read_to_end()]
@@ -111,7 +111,7 @@ async def test_what_is_buried_is_told(kafka: LogSettings) -> None:
         async with reader.reading("earliest"):
             (record,) = await reader.read_to_end()
             for _ in range(2):
-                await bury(producer, record, RecordError("nobody can mean this"))
+                await send_dead_letter(producer, record, RecordError("nobody can mean this"))
     told = FAULTS.record()
     assert told is not None and told.unreadable_total == before.unreadable_total + 1
     assert told.unreadable == f"{kafka.topic_prefix}prompts[0]@0: nobody can mean this"

@@ -18,9 +18,9 @@ from aiokafka.record.memory_records import MemoryRecords
 
 from schemas.codec import Codec
 from schemas.log.clients import LogProducer
-from schemas.log.connecting import client_options, stopped
-from schemas.log.reading.fetching import Fetches, prepare_fetches
-from schemas.log.transactions import Sending, Transactions
+from schemas.log.connecting import client_options, stop_consumer
+from schemas.log.reading.fetching import FetchTimer, prepare_fetches
+from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.records import Cancellation, CancelReason
 from schemas.settings import LogSettings
 from tests.schemas.log.reading.odd_batches import batch
@@ -31,7 +31,7 @@ BOTH = frozenset({("a", 0, 5), ("b", 0, 7)})
 
 
 def test_a_fetch_waits_longer_and_longer_while_nothing_comes() -> None:
-    fetches = Fetches(100, 1_000)
+    fetches = FetchTimer(100, 1_000)
     assert [fetches.wait_ms(1, BOTH, 2) for _ in range(6)] == [100, 200, 400, 800, 1_000, 1_000]
     news = frozenset({("a", 0, 6), ("b", 0, 7)})
     assert [fetches.wait_ms(1, news, 2) for _ in range(2)] == [100, 200]
@@ -41,7 +41,7 @@ def test_a_fetch_waits_longer_and_longer_while_nothing_comes() -> None:
 
 def test_a_fetch_waits_briefly_while_it_leaves_partitions_out() -> None:
     """They are read, paused or new: what they want then is behind it."""
-    fetches = Fetches(100, 1_000)
+    fetches = FetchTimer(100, 1_000)
     assert [fetches.wait_ms(1, BOTH, 3) for _ in range(3)] == [100, 100, 100]
     assert [fetches.wait_ms(1, BOTH, 2) for _ in range(2)] == [200, 400]
 
@@ -152,7 +152,7 @@ async def consumer_of(
     try:
         yield consumer
     finally:
-        await stopped(consumer.client)
+        await stop_consumer(consumer.client)
 
 
 def cancellation() -> Cancellation:
@@ -189,7 +189,7 @@ async def test_a_commit_wakes_who_reads_what_is_committed(kafka: LogSettings) ->
         await writer.start()
         try:
             await consumer.fetching(0)
-            sending = Sending(topic=place.topic, partition=0, key=b"k", value=b"v")
+            sending = OutgoingRecord(topic=place.topic, partition=0, key=b"k", value=b"v")
             assert await writer.commit([sending]) == [await consumer.offset()]
         finally:
             await writer.stop()

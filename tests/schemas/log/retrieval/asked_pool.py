@@ -9,7 +9,7 @@ from typing import Any
 from schemas.codec import Codec
 from schemas.fleet import FleetView
 from schemas.log.clock import wall_ms
-from schemas.log.retrieval.asker import Asker
+from schemas.log.retrieval.asker import RetrievalClient
 from schemas.records import (
     EmbedCapability,
     Embedded,
@@ -24,7 +24,7 @@ from schemas.records import (
     Role,
     SearchCapability,
 )
-from schemas.retrieval import Found, pack_vector
+from schemas.retrieval import RetrievalResult, pack_vector
 from schemas.settings import LogSettings
 
 CODEC = Codec()
@@ -133,10 +133,10 @@ class Pool:
 
 
 @asynccontextmanager
-async def asking(shards: int, answers: Answers) -> AsyncIterator[tuple[Asker, Pool]]:
+async def asking(shards: int, answers: Answers) -> AsyncIterator[tuple[RetrievalClient, Pool]]:
     pool = Pool(shards, answers)
     settings = LogSettings(retrieval_partitions=4)
-    found = Asker(settings, CODEC, pool, pool)  # type: ignore[arg-type]  # fakes
+    found = RetrievalClient(settings, CODEC, pool, pool)  # type: ignore[arg-type]  # fakes
     found._reader = pool  # type: ignore[assignment]  # the same
     life = asyncio.create_task(found.run())
     try:
@@ -145,10 +145,12 @@ async def asking(shards: int, answers: Answers) -> AsyncIterator[tuple[Asker, Po
         life.cancel()
 
 
-async def ask_text(asker: Asker, within_ms: int = 1_000, **fields: Any) -> Found:
+async def ask_text(
+    asker: RetrievalClient, within_ms: int = 1_000, **fields: Any
+) -> RetrievalResult:
     fields = {"collection": "c", "k": 2, **fields}
     return await asker.search_text("when?", deadline_ms=wall_ms() + within_ms, **fields)
 
 
-async def ask(asker: Asker, within_ms: int = 300) -> Found:
+async def ask(asker: RetrievalClient, within_ms: int = 300) -> RetrievalResult:
     return await asker.search([1.0], collection="c", deadline_ms=wall_ms() + within_ms)

@@ -16,7 +16,7 @@ from schemas.errors import (
 )
 from schemas.log.clock import wall_ms
 from schemas.log.retrieval import embedding as module
-from schemas.log.retrieval.asker import Asker
+from schemas.log.retrieval.asker import RetrievalClient
 from schemas.log.retrieval.embedding import EmbeddedTexts
 from schemas.records import Embedded, EmbedRequest
 from schemas.retrieval import pack_vector
@@ -38,7 +38,7 @@ def answers(pool: Pool, _partition: int, request: EmbedRequest) -> None:
     pool.answer(embedded(request))
 
 
-async def embed(asker: Asker, *texts: str, within_ms: int = 1_000) -> EmbeddedTexts:
+async def embed(asker: RetrievalClient, *texts: str, within_ms: int = 1_000) -> EmbeddedTexts:
     return await asker.embed(texts, deadline_ms=wall_ms() + within_ms)
 
 
@@ -51,7 +51,7 @@ async def test_vectors_come_in_order_whatever_parts_they_went_in() -> None:
         assert found.vectors[:, 0].tolist() == list(range(1, 150)) and found.tokens == 149
         assert found.embedder == "hash@1" and found.vectors.dtype == np.float32
         assert pool.asked == [1, 2, 3] and pool.topics == ["embeddings"] * 3
-        assert asker._embedding._asked == {}
+        assert asker._embedding._pending == {}
         await embed(asker, "é" * 100_000, "a" * 100_000)
         assert len(pool.asked) == 5, "each record keeps its size"
 

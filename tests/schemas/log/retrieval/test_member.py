@@ -35,10 +35,10 @@ async def test_who_asks_is_told_when_its_membership_ends(monkeypatch: pytest.Mon
     monkeypatch.setattr(asking, "Membership", Part)
     monkeypatch.setattr(asker, "AssignedReader", Part)
     with pytest.raises(ZeroDivisionError):
-        async with asking.asking(LogSettings(), Codec(), "asker"):
+        async with asking.open_retrieval_client(LogSettings(), Codec(), "asker"):
             raise ZeroDivisionError
     with pytest.raises(LeaseError, match="silent for too long") as raised:
-        async with asking.asking(LogSettings(), Codec(), "asker"):
+        async with asking.open_retrieval_client(LogSettings(), Codec(), "asker"):
             lost.set()
             await asyncio.Event().wait()
     assert isinstance(raised.value.__cause__, ConnectionError)
@@ -68,6 +68,6 @@ async def test_who_asks_and_is_cancelled_again_closes_all_the_same(
     monkeypatch.setattr(asking, "Membership", Part)
     monkeypatch.setattr(asker, "AssignedReader", Part)
     with pytest.raises(asyncio.CancelledError):
-        async with asking.asking(LogSettings(), Codec(), "asker"):
+        async with asking.open_retrieval_client(LogSettings(), Codec(), "asker"):
             pass
     assert closed == ["stop", "leave", "stop"]  # the reader, the membership, the producer

@@ -14,10 +14,10 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas.codec import Codec
 from schemas.errors import Fenced
-from schemas.log.admin import create_others
+from schemas.log.admin import create_extra_topics
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.connecting import client_options
-from schemas.log.transactions import Transactions, committed
+from schemas.log.transactions import Transactions, committed_offsets
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
 from streams.bridge.config import DocumentSource
@@ -51,7 +51,7 @@ async def feeding(kafka: LogSettings, *names: str) -> AsyncIterator[None]:
 async def write(kafka: LogSettings, *rows: Row, partition: int = 0) -> None:
     """As a change stream does, a row after the other."""
     topic = source(kafka).topic
-    await create_others(kafka, {topic: 3_600_000})
+    await create_extra_topics(kafka, {topic: 3_600_000})
     async with LogProducer(kafka, CODEC, durable=True, client_id="database") as producer:
         for name, row in rows:
             key = json.dumps({"id": name}).encode()
@@ -60,7 +60,9 @@ async def write(kafka: LogSettings, *rows: Row, partition: int = 0) -> None:
 
 
 async def read(kafka: LogSettings, topic: str, partitions: int) -> list[ConsumerRecord]:
-    reader = AssignedReader(kafka, topic, range(partitions), client_id="reader", decided=True)
+    reader = AssignedReader(
+        kafka, topic, range(partitions), client_id="reader", committed_only=True
+    )
     async with reader.reading("earliest"):
         return [record async for record in reader.by_time(await reader.end_offsets())]
 
@@ -138,7 +140,7 @@ async def test_whoever_comes_next_goes_on_where_it_was(kafka: LogSettings) -> No
         await until(has(kafka, lambda found: found[-1] == (KEY, "two")))
     assert await documents(kafka) == [(KEY, "one"), (KEY, "two")]
     place = (source(kafka).topic, 0)
-    assert (await committed(kafka, feed_group(kafka), [place]))[place].offset >= 2
+    assert (await committed_offsets(kafka, feed_group(kafka), [place]))[place].offset >= 2
 
 
 async def test_who_is_fenced_begins_again_and_repeats_nothing(kafka: LogSettings) -> None:

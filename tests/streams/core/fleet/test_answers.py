@@ -3,16 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.core.fleet.workers import Answer, Answers
+from streams.core.fleet.workers import ActiveAnswer, ActiveAnswers
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30)), max_size=120))
 def test_columns_tell_of_those_that_are_held(steps: list[tuple[bool, int]]) -> None:
-    answers, held = Answers(), dict[str, Answer]()
+    answers, held = ActiveAnswers(), dict[str, ActiveAnswer]()
     for number, (comes, which) in enumerate(steps):
         name = str(which)
         if comes and name not in held:
-            held[name] = Answer(name, 1, number, 1_000 + number, 2_000 + number)
+            held[name] = ActiveAnswer(name, 1, number, 1_000 + number, 2_000 + number)
             answers.add(held[name])
         elif not comes:
             assert answers.remove(name) == held.pop(name, None)

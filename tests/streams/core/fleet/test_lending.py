@@ -6,7 +6,7 @@ import pytest
 
 from schemas.fleet import LEASE_MS
 from schemas.records import AssignRoles, MemberKind, Orchestration, Role
-from streams.core.fleet.lending import Lending
+from streams.core.fleet.lending import RoleLending
 from streams.core.fleet.members import Fleet
 from tests.streams import builders
 from tests.streams.builders import ROUTER, T0
@@ -20,7 +20,7 @@ class Play:
 
     def __init__(self, *, after_ms: int = AFTER_MS, router: str = ROUTER) -> None:
         self.fleet = Fleet(router)
-        self.lending = Lending(self.fleet, after_ms)
+        self.lending = RoleLending(self.fleet, after_ms)
         self.now_ms, self._seq = T0, 0
         self.epochs: dict[str, int] = {}
         self.silent: set[str] = set()
@@ -47,7 +47,7 @@ class Play:
             for name, epoch in self.epochs.items():
                 if name not in self.silent:
                     self._apply(builders.beat(name, self._seq, epoch=epoch))
-            for lend in self.lending.look(self.now_ms):
+            for lend in self.lending.check(self.now_ms):
                 orders.append(lend.record)
                 if followed:
                     self.worker(lend.record.worker_id, *lend.record.roles)

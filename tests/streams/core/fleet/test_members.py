@@ -19,7 +19,7 @@ def joined(*roles: Role, epoch: int = 1) -> tuple[Fleet, Worker]:
 
 def test_what_is_said_of_an_earlier_life_changes_nothing() -> None:
     fleet, worker = joined(Role.DECODE, epoch=2)
-    fleet.take(worker, 10)
+    fleet.add_request(worker, 10)
     fleet.release(("w", 1), Role.DECODE, 10)
     fleet.set_pace(("w", 1), Role.DECODE, 3.0)
     fleet.pause(("w", 1), Role.DECODE)
@@ -30,7 +30,7 @@ def test_what_is_said_of_an_earlier_life_changes_nothing() -> None:
 
 def test_a_role_that_is_given_up_is_counted_until_its_work_is_done() -> None:
     fleet, prefill = joined(Role.DECODE, Role.PREFILL)
-    fleet.take(prefill, 10)
+    fleet.add_request(prefill, 10)
     fleet.apply(builders.registration("w", Role.DECODE), 2, T0)
     assert not fleet.pools[Role.PREFILL].workers
     assert [each.worker_id for each in fleet.pools[Role.DECODE].workers] == ["w"]
@@ -43,5 +43,5 @@ def test_a_role_without_its_lease_takes_nothing() -> None:
     record = builders.registration("w", Role.DECODE)
     fleet.apply(builders.registration("w", Role.DECODE, Role.PREFILL, leases=record.leases), 0, T0)
     fleet.apply(builders.beat("w", 1, {Role.DECODE: 2, Role.PREFILL: 2}), 1, T0)
-    assert fleet.worker("w", Role.PREFILL) is None and not fleet.any_lives(Role.PREFILL, T0)
-    assert fleet.any_lives(Role.DECODE, T0)
+    assert fleet.worker("w", Role.PREFILL) is None and not fleet.has_living(Role.PREFILL, T0)
+    assert fleet.has_living(Role.DECODE, T0)

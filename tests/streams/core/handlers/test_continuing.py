@@ -21,8 +21,8 @@ from schemas.records import (
     WorkPhase,
 )
 from schemas.rules.tokens import pack_tokens, token_count
-from streams.core.effects import AskSaid, Decide, Dispatch
-from streams.core.events import ContinuedArrived, Placed, Tick
+from streams.core.effects import Decide, Dispatch, RequestProgress
+from streams.core.events import ContinuedArrived, DecisionLoaded, Tick
 from streams.core.states import State
 from tests.streams.builders import T0, continued, passage, probing, request, retrieval
 from tests.streams.core.router_harness import PARTITION, RouterHarness
@@ -65,7 +65,7 @@ def test_the_void_decision_is_before_the_question() -> None:
     on.request("r1")
     effects = on.phase(on.works[-1], PhaseKind.FAILED)
     kinds = [type(effect) for effect in effects]
-    assert kinds.index(Decide) < kinds.index(AskSaid)
+    assert kinds.index(Decide) < kinds.index(RequestProgress)
     assert not any(isinstance(each, Dispatch) and each.record.attempt > 1 for each in effects)
 
 
@@ -288,7 +288,7 @@ def test_every_attempt_that_is_given_up_is_marked(changes: dict[str, Any]) -> No
     assert [void.attempt for void in on.marks] == [1]
     other = replicas(1)
     other.request("r1", **changes)
-    other.log = [each for each in other.log if not isinstance(each, Placed)]
+    other.log = [each for each in other.log if not isinstance(each, DecisionLoaded)]
     other.attempts.clear()
     other.workers["x0"].holds.clear()
     other.says_at_once = False

@@ -21,16 +21,16 @@ from schemas.records import (
 )
 from streams.core.handlers.decisions import decision, outcome
 from streams.core.placement.answer import Placement
-from streams.core.placement.case import Missed
-from streams.core.requests.live import LiveRequest, arrived
+from streams.core.placement.case import UnmetWishes
+from streams.core.requests.live import LiveRequest, new_live_request
 from tests.streams import builders
 from tests.streams.builders import ROUTER, T0
 
 
 def placed() -> LiveRequest:
     """The second attempt of a request of ten tokens, which goes on behind three of its answer."""
-    live = arrived(builders.request("r1", 13, deadline_ms=T0 + 9_000), 0)
-    live.attempt, live.said, live.queued_ms = 2, 3, T0 + 100
+    live = new_live_request(builders.request("r1", 13, deadline_ms=T0 + 9_000), 0)
+    live.attempt, live.prior_tokens, live.queued_ms = 2, 3, T0 + 100
     live.mode, live.orchestration = Mode.REMOTE, Orchestration.CONCURRENT
     live.prefill, live.decode = ("p0", 3), ("d0", 4)
     live.sent_tokens, live.cached_tokens, live.first_token_ms = 5, 4, T0 + 200
@@ -48,7 +48,7 @@ def test_a_placement_is_told_with_what_it_looked_at() -> None:
     estimate = Estimate(score=7.0)
     placement = Placement(
         policy="p", mode=Mode.REMOTE, reason=Reason.LEARNED, w_ttft=0.5, w_tpot=0.25, load=1.5,
-        estimate=estimate, missed=Missed(policy="a", orchestration="b", unmet=Unmet.NO_WORKER),
+        estimate=estimate, unmet_wishes=UnmetWishes(policy="a", orchestration="b", unmet=Unmet.NO_WORKER),
         policy_reason=Reason.EXPLORING,
     )  # fmt: skip
     told = decision(

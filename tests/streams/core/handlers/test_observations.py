@@ -17,18 +17,18 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     """Every observation, by the name of the call; what follows the note."""
     found: Told = {"prefill_done": [], "transferred": [], "finished": []}
 
-    def prefill_done(self: Estimates, note: Any, *facts: Any) -> None:
+    def observe_prefill(self: Estimates, note: Any, *facts: Any) -> None:
         assert note is not None
         found["prefill_done"].append(facts)
 
-    def transferred(self: Estimates, *facts: Any) -> None:
+    def observe_transfer(self: Estimates, *facts: Any) -> None:
         found["transferred"].append(facts)
 
-    def finished(self: Estimates, note: Any, worker: Worker, **facts: Any) -> None:
+    def observe_answer(self: Estimates, note: Any, worker: Worker, **facts: Any) -> None:
         assert note is not None
         found["finished"].append((worker.life, worker.requests, facts))
 
-    for spy in (prefill_done, transferred, finished):
+    for spy in (observe_prefill, observe_transfer, observe_answer):
         monkeypatch.setattr(Estimates, spy.__name__, spy)
     return found
 

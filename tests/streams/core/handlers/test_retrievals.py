@@ -7,7 +7,15 @@ import pytest
 from schemas.errors import DeadlineExceeded
 from schemas.records import Cancellation, OutcomeKind, PhaseKind, Quoted, Retrieved, Work
 from schemas.rules.tokens import pack_tokens, token_count, unpack_tokens
-from streams.core.effects import Ask, Decide, Dispatch, End, GoWithout, Tell, Use
+from streams.core.effects import (
+    Decide,
+    Dispatch,
+    End,
+    NotifyRetrieval,
+    RecordUsage,
+    SkipRetrieval,
+    StartRetrieval,
+)
 from streams.core.events import (
     CancellationArrived,
     PartitionLost,
@@ -41,10 +49,10 @@ def test_it_is_searched_for_first_and_then_placed_with_what_was_found() -> None:
     (issue 12, 3)."""
     on = split()
     (asked,) = ask(on, "r1")
-    assert isinstance(asked, Ask) and asked.request == on.accepted["r1"]
+    assert isinstance(asked, StartRetrieval) and asked.request == on.accepted["r1"]
     assert state_of(on, "r1") is State.RETRIEVING and not len(on.router.tables.admission)
     told, placed, work = on.retrieved("r1", passage(1), passage(2))
-    assert isinstance(told, Tell) and told.gateway_partition == 0
+    assert isinstance(told, NotifyRetrieval) and told.gateway_partition == 0
     assert [each.passage_id for each in told.retrieved.citations] == ["d1#0", "d2#0"]
     assert isinstance(placed, Decide) and placed.decision.prompt_tokens == 10 + 11
     assert isinstance(work, Dispatch) and isinstance(work.record, Work)
@@ -52,7 +60,7 @@ def test_it_is_searched_for_first_and_then_placed_with_what_was_found() -> None:
     live = on.router.tables.requests.by_id["r1"]
     assert live.prompt_tokens == token_count(live.request.prompt_tokens) == 21
     assert live.case is not None and live.case.prompt_tokens == 21
-    assert live.told is None, "its reader was told once"
+    assert live.notice is None, "its reader was told once"
 
 
 def test_only_the_first_answer_counts() -> None:
@@ -92,7 +100,7 @@ def test_what_is_late_goes_on_without_once_the_log_says_so() -> None:
     on.now_ms += 1
     (written,) = on.apply(Tick())
     error = DeadlineExceeded("r1: nothing was found in time, 100 ms ago").to_wire()
-    assert written == GoWithout(
+    assert written == SkipRetrieval(
         Retrieved(
             request_id="r1",
             session_id="s-r1",
@@ -105,7 +113,7 @@ def test_what_is_late_goes_on_without_once_the_log_says_so() -> None:
     )
     assert state_of(on, "r1") is State.RETRIEVING
     on.now_ms += 10
-    assert not [each for each in on.apply(Tick()) if isinstance(each, GoWithout)]  # once
+    assert not [each for each in on.apply(Tick()) if isinstance(each, SkipRetrieval)]  # once
     on.read()
     assert on.told[-1].error == error
     assert on.works[-1].prompt_tokens == on.accepted["r1"].prompt_tokens
@@ -142,7 +150,7 @@ def test_no_search_is_begun_when_its_time_is_over(late_ms: int) -> None:
     """As after an outage of the log (issue 12, 3)."""
     on = split()
     (written,) = on.request("r1", retrieval=retrieval(on.now_ms - late_ms))
-    assert isinstance(written, GoWithout) and not on.asks
+    assert isinstance(written, SkipRetrieval) and not on.asks
     on.read()
     assert on.told[-1].error is not None and on.works
 
@@ -170,7 +178,7 @@ def test_a_cancellation_ends_it_while_it_waits() -> None:
     """(issue 12, 3)"""
     on = asking()
     *_, end, used = on.cancel("r1")
-    assert isinstance(used, Use)
+    assert isinstance(used, RecordUsage)
     assert isinstance(end, End) and end.outcome.kind is OutcomeKind.CANCELLED
     assert on.retrieved("r1", passage(1)) == [] and not on.told
     on.pass_ms(2_000)

@@ -6,7 +6,7 @@ import pytest
 
 from schemas.records import PhaseKind, Role
 from schemas.rules.tokens import token_count
-from streams.core.placement.case import Warmed
+from streams.core.placement.case import WarmedPrefix
 from tests.streams.builders import passage, retrieval
 from tests.streams.core.router_harness import RouterHarness
 from tests.streams.core.router_setups import replicas, split
@@ -117,7 +117,7 @@ def test_a_worker_that_is_another_now_holds_nothing() -> None:
     on = replicas(1, warm_tokens_min=300)
     ask(on)
     live = on.router.tables.requests.by_id["r1"]
-    assert live.warm == Warmed(life=("x0", 1), tokens=LONG - 10)
+    assert live.warm == WarmedPrefix(life=("x0", 1), tokens=LONG - 10)
     on.worker("x0", Role.REPLICA)
     on.retrieved("r1", passage(1))
     (chosen,) = on.decisions[-1].candidates

@@ -20,7 +20,7 @@ from streams.config import RouterSettings
 from streams.core.fleet.members import Fleet
 from streams.core.fleet.workers import Worker
 from streams.core.placement.answer import Placement
-from streams.core.placement.case import Case
+from streams.core.placement.case import RequestCase
 from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
 from tests.streams import builders
@@ -96,10 +96,12 @@ class PlacerFixture:
         values = {"epoch": 1, "at_ms": T0, "block_size": BLOCK, "snapshot": not seq, **changes}
         self.placer.prefixes.apply(KvEvents(worker_id=worker_id, seq=seq, stored=stored, **values))
 
-    def place(self, case: Case) -> Placement | None:
+    def place(self, case: RequestCase) -> Placement | None:
         return self.placer.place(case, self.fleet, self.now_ms)
 
-    def hand_over(self, case: Case, prefill: str = "", decode: str = "") -> tuple[str, Reason]:
+    def hand_over(
+        self, case: RequestCase, prefill: str = "", decode: str = ""
+    ) -> tuple[str, Reason]:
         """The decode worker of a prompt that was placed so, empty while it waits, and why."""
         lives = [(prefill, 1), (decode, 1 if decode else 0)]
         worker, reason = self.placer.handoff(
@@ -107,25 +109,25 @@ class PlacerFixture:
         )
         return "" if worker is None else worker.worker_id, reason
 
-    def take(self, case: Case) -> Placement:
+    def take(self, case: RequestCase) -> Placement:
         """Place and dispatch: the credits and tokens count."""
         found = self.place(case)
         assert found is not None
         if found.prefill is not None:
-            self.fleet.take(found.prefill, case.prompt_tokens - found.prefill_cached_tokens)
+            self.fleet.add_request(found.prefill, case.prompt_tokens - found.prefill_cached_tokens)
         elif found.decode is not None:
-            self.fleet.take(found.decode, case.prompt_tokens)
+            self.fleet.add_request(found.decode, case.prompt_tokens)
         return found
 
 
-def case(tokens: int | range = 100, session: Session | None = None, **changes: Any) -> Case:
+def case(tokens: int | range = 100, session: Session | None = None, **changes: Any) -> RequestCase:
     """A request of so many tokens."""
     values = {"deadline_ms": T0 + 600_000, **changes}
     now = {name: values.pop(name) for name in ("waiting", "before_decode") if name in values}
     sampling = Sampling(max_tokens=values.pop("max_tokens", 100))
     prompt = pack_tokens(range(tokens) if isinstance(tokens, int) else tokens)
     request = builders.request(prompt_tokens=prompt, sampling=sampling, **values)
-    return replace(Case.of(request), session=session, **{"waiting": 1, **now})
+    return replace(RequestCase.from_request(request), session=session, **{"waiting": 1, **now})
 
 
 def session(worker_id: str = "d0", context_tokens: int = 1_000, epoch: int = 1) -> Session:

@@ -13,7 +13,7 @@ from typing import Any
 
 from schemas.records import Mode, Reason, Role
 from streams.core.placement.answer import Placement
-from streams.core.placement.case import Case
+from streams.core.placement.case import RequestCase
 from streams.core.requests.live import NOBODY
 from tests.streams.core.placement.placer_fixture import PlacerFixture, case, pair, session
 
@@ -39,7 +39,7 @@ class SimulatedTurn:
 
     number: int
     at_ms: float
-    asked: Case
+    asked: RequestCase
     later: bool
     placed: Placement
     placed_ms: float
@@ -68,7 +68,7 @@ class QueueSimulation:
         self._seq = 0
         self._busy: dict[str, float] = {}
         self._batches: dict[str, dict[int, SimulatedTurn]] = {}
-        self._waiting: list[tuple[float, Case, bool, int]] = []
+        self._waiting: list[tuple[float, RequestCase, bool, int]] = []
         self._handing: list[SimulatedTurn] = []
         self._count = 0
         self._start_ms = self.scene.now_ms
@@ -150,7 +150,7 @@ class QueueSimulation:
         laws, placed, now = self.laws, turn.placed, self.scene.now_ms
         if placed.prefill is not None:
             turn.computed = turn.asked.prompt_tokens - placed.prefill_cached_tokens
-            self.scene.fleet.take(placed.prefill, turn.computed)
+            self.scene.fleet.add_request(placed.prefill, turn.computed)
             took = self._noisy(laws.prefill_base + laws.prefill_token * turn.computed)
             name = placed.prefill.worker_id
             end = max(float(now), self._busy.get(name, 0.0)) + took
@@ -159,7 +159,7 @@ class QueueSimulation:
             return
         assert placed.decode is not None
         turn.computed = turn.asked.prompt_tokens - placed.decode_cached_tokens
-        self.scene.fleet.take(placed.decode, turn.asked.prompt_tokens)
+        self.scene.fleet.add_request(placed.decode, turn.asked.prompt_tokens)
         name = turn.decode = placed.decode.worker_id
         took = self._noisy(laws.append_base + laws.append_token * turn.computed)
         end = max(float(now), self._busy.get(name, 0.0)) + took
@@ -172,7 +172,7 @@ class QueueSimulation:
         self.scene.fleet.release(worker.life, Role.PREFILL, turn.computed)
         assert turn.asked.note is not None
         took_ms = end - turn.placed_ms
-        self.scene.placer.estimates.prefill_done(
+        self.scene.placer.estimates.observe_prefill(
             turn.asked.note, worker.life, turn.computed, took_ms
         )
         turn.ttft_ms, turn.first_ms = end - turn.at_ms, end
@@ -186,7 +186,7 @@ class QueueSimulation:
         if worker is None:
             return
         self._handing.remove(turn)
-        self.scene.fleet.take(worker, 0)
+        self.scene.fleet.add_request(worker, 0)
         turn.decode = worker.worker_id
         moving = self.laws.transfer_token * turn.asked.prompt_tokens
         turn.stalled_ms += moving
@@ -218,7 +218,7 @@ class QueueSimulation:
         local = turn.placed.mode is Mode.LOCAL
         tokens = turn.asked.prompt_tokens if local else 0
         assert turn.asked.note is not None
-        self.scene.placer.estimates.finished(
+        self.scene.placer.estimates.observe_answer(
             turn.asked.note,
             worker,
             computed_tokens=turn.computed,

@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.records import Mode, Reason, Role
-from streams.core.fleet.workers import Answer
+from streams.core.fleet.workers import ActiveAnswer
 from streams.core.placement.selection import MARGIN
 from tests.streams.builders import T0
 from tests.streams.core.placement.placer_fixture import PlacerFixture, case, pair, session
@@ -15,8 +15,8 @@ TOKENS, STEP_MS = 1_000, 10.0
 def holds_answer(scene: PlacerFixture, worker_id: str, deadline_ms: int, **changes: int) -> None:
     """A decode worker answers a request of this router's."""
     values = {"prompt_tokens": 100, "max_tokens": TOKENS, "begins_ms": T0, **changes}
-    answer = Answer(f"on {worker_id}", deadline_ms=deadline_ms, **values)
-    scene.fleet.take(scene.worker(worker_id), 0, answer)
+    answer = ActiveAnswer(f"on {worker_id}", deadline_ms=deadline_ms, **values)
+    scene.fleet.add_request(scene.worker(worker_id), 0, answer)
 
 
 def spent_ms(tokens: int) -> int:
@@ -32,7 +32,7 @@ def test_a_long_context_goes_where_it_delays_nobody_beyond_a_deadline(
     """d1 has less to do, and an answer that just comes in time."""
     scene = pair(decodes=2, policy=policy)
     holds_answer(scene, "d0", T0 + 600_000)
-    scene.fleet.take(scene.worker("d0"), 0)
+    scene.fleet.add_request(scene.worker("d0"), 0)
     holds_answer(scene, "d1", T0 + round(slack * spent_ms(TOKENS)))
     found = scene.place(case(60_000))
     assert found is not None and found.decode is scene.worker("d0" if slack < 2 else "d1")
@@ -40,8 +40,8 @@ def test_a_long_context_goes_where_it_delays_nobody_beyond_a_deadline(
 
 def test_what_is_late_anyway_holds_nobody_up() -> None:
     scene = pair(decodes=2, policy="learned")
-    scene.fleet.take(scene.worker("d0"), 0)
-    scene.fleet.take(scene.worker("d0"), 0)
+    scene.fleet.add_request(scene.worker("d0"), 0)
+    scene.fleet.add_request(scene.worker("d0"), 0)
     holds_answer(scene, "d1", T0 + spent_ms(TOKENS) // 2)
     found = scene.place(case(60_000))
     assert found is not None and found.decode is scene.worker("d1")
@@ -108,10 +108,10 @@ def test_a_request_goes_where_its_kv_has_room(room_tokens: int) -> None:
     scene.placer.estimates.answer_tokens = 100.0
     scene.placer.estimates.speeds = scene.placer.estimates._speeds()
     for _ in range(3):
-        scene.fleet.take(scene.worker("d0"), 0)
+        scene.fleet.add_request(scene.worker("d0"), 0)
     holds_answer(scene, "d1", T0 + 600_000, prompt_tokens=9_000)
     worker = scene.worker("d1")
-    worker.room_tokens = room_tokens
+    worker.capacity_tokens = room_tokens
     scene.fleet.pools[Role.DECODE].update(worker)
     found = scene.place(case(2_000))
     assert found is not None

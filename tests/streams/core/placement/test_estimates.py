@@ -29,8 +29,8 @@ def test_the_pace_of_a_slow_worker_reaches_its_pool() -> None:
     known = scene.placer.estimates
     for number in range(40):
         name, took_ms = ("p0", 100.0) if number % 2 else ("p1", 300.0)
-        note = known.remote(scene.worker(name), None, 1_000, 10, scene.now_ms)
-        known.prefill_done(note, (name, 1), 1_000, took_ms)
+        note = known.note_remote(scene.worker(name), None, 1_000, 10, scene.now_ms)
+        known.observe_prefill(note, (name, 1), 1_000, took_ms)
     assert scene.worker("p1").pace == 1.0
     placed = [scene.take(case(1_000)).prefill for _ in range(8)]
     assert scene.worker("p1").pace > 1.5 * scene.worker("p0").pace
@@ -42,25 +42,25 @@ def test_paces_of_lives_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = pair(policy="static")
     known = scene.placer.estimates
     for epoch in range(9):
-        note = known.remote(scene.worker("p0"), None, 1_000, 10, scene.now_ms)
-        known.prefill_done(note, ("p0", epoch), 1_000, 100.0)
+        note = known.note_remote(scene.worker("p0"), None, 1_000, 10, scene.now_ms)
+        known.observe_prefill(note, ("p0", epoch), 1_000, 100.0)
     assert len(known._paces) == 3
 
 
 def test_a_prefill_of_what_was_to_run_in_place_teaches_nothing() -> None:
     scene = pair(policy="static")
     known = scene.placer.estimates
-    note = known.in_place(scene.worker("d0"), 1_000, 10, scene.now_ms)
-    known.prefill_done(note, ("p0", 1), 1_000, 100.0)
+    note = known.note_local(scene.worker("d0"), 1_000, 10, scene.now_ms)
+    known.observe_prefill(note, ("p0", 1), 1_000, 100.0)
     assert known.prefill.samples == 0 and not note.prefill_ms
 
 
 def test_without_the_word_of_prefill_nothing_is_known_of_the_hand_over() -> None:
     scene = pair(policy="static")
     known, decode = scene.placer.estimates, scene.worker("d0")
-    note = known.remote(scene.worker("p0"), decode, 1_000, 10, scene.now_ms)
+    note = known.note_remote(scene.worker("p0"), decode, 1_000, 10, scene.now_ms)
     before_ms = known.hop_ms
-    known.finished(
+    known.observe_answer(
         note, decode, computed_tokens=0, ttft_ms=500.0, tpot_ms=5.0, now_ms=scene.now_ms + 600
     )
     assert known.hop_ms == before_ms and known.decode.samples == 1
@@ -72,7 +72,7 @@ def test_an_answer_of_another_worker_than_the_chosen_teaches_nothing() -> None:
     scene.take(asked)
     known: Estimates = scene.placer.estimates
     assert asked.note is not None
-    known.finished(
+    known.observe_answer(
         asked.note,
         scene.worker("d1"),
         computed_tokens=10,
@@ -88,10 +88,10 @@ def answer(
 ) -> None:
     """A remote request was answered with so many tokens of 10 ms, after 50 ms of hand-over."""
     p0, d0 = scene.worker("p0"), scene.worker("d0")
-    note = known.remote(p0, d0, 1_000, 1_000, ended_ms, moved_tokens)
-    known.prefill_done(note, ("p0", 1), 1_000, 100.0)
+    note = known.note_remote(p0, d0, 1_000, 1_000, ended_ms, moved_tokens)
+    known.observe_prefill(note, ("p0", 1), 1_000, 100.0)
     took_ms = 10.0 * tokens + 50.0
-    known.finished(
+    known.observe_answer(
         note,
         d0,
         computed_tokens=0,
@@ -148,9 +148,9 @@ def test_what_prompts_behind_it_wait_counts_on_either_side() -> None:
         known, worker = scene.placer.estimates, scene.worker("p0" if busy == "p0" else "d0")
         for _ in range(20 if busy != "nobody" else 0):
             if busy == "p0":
-                known.remote(worker, None, 100, 100, scene.now_ms)
+                known.note_remote(worker, None, 100, 100, scene.now_ms)
             else:
-                known.in_place(worker, 100, 100, scene.now_ms)
+                known.note_local(worker, 100, 100, scene.now_ms)
         scores[busy] = expected(known, scene)
     assert scores["d0"].score < scores["nobody"].score < scores["p0"].score
     assert scores["nobody"].gain_ttft == pytest.approx(
@@ -184,7 +184,7 @@ def test_streams_that_a_prompt_delays_delay_others_and_meet_more_prompts(
     now_ms, few = tpot_ms(rate), 1e-6
     scene = pair(policy="learned")
     known, home = scene.placer.estimates, scene.worker("d0")
-    home.token_rate, home.given_ms = rate, scene.now_ms
+    home.token_rate, home.rates_at_ms = rate, scene.now_ms
     home.others_running = per_ms * answer_tokens * now_ms  # type: ignore[assignment]  # a mean
     known.answer_tokens = answer_tokens
     known.decode.coefficients = [8.0, sharing_ms, 0.0, each_ms * now_ms, 0.0, 0.0]

@@ -5,13 +5,13 @@ from itertools import product
 import pytest
 
 from schemas.records import Mode, Reason, Role, Unmet
-from streams.core.placement.case import Case
+from streams.core.placement.case import RequestCase
 from tests.streams.core.placement.placer_fixture import PlacerFixture, case, pair, session
 
 POLICIES = ["pairs", "round_robin"]
 
 
-def took(scene: PlacerFixture, asked: Case) -> tuple[str, str]:
+def took(scene: PlacerFixture, asked: RequestCase) -> tuple[str, str]:
     """Prefill and decode worker of a request that is dispatched."""
     found = scene.take(asked)
     assert found.policy == (asked.request.policy or scene.settings.policy)
@@ -123,8 +123,8 @@ def test_one_request_may_wish_it() -> None:
     only = PlacerFixture()
     only.workers(Role.REPLICA, "x0")
     found = only.take(case(policy="pairs"))
-    assert (found.policy, found.missed.policy) == ("replica", "pairs")
-    assert found.missed.unmet is Unmet.NO_WORKER
+    assert (found.policy, found.unmet_wishes.policy) == ("replica", "pairs")
+    assert found.unmet_wishes.unmet is Unmet.NO_WORKER
 
 
 def test_a_beginning_is_computed_where_it_is_the_turn() -> None:

@@ -257,7 +257,7 @@ def test_candidates_tell_what_is_so_now() -> None:
         return [(each.worker_id, each.credits, each.cached_tokens) for each in found]
 
     assert seen() == [("p1", 8, 7), ("p0", 8, 0)]
-    scene.fleet.take(p0, 5)
+    scene.fleet.add_request(p0, 5)
     assert seen() == [("p1", 8, 7), ("p0", 7, 0)]
     scene.beat(p0=3)
     assert seen() == [("p1", 8, 7), ("p0", 2, 0)]
@@ -376,9 +376,9 @@ def test_remembered_lives_are_those_of_the_workers(
         scene.fleet.apply(beat, seq, scene.now_ms)
         pool = scene.fleet.pools[Role.PREFILL]
         for at_ms in (scene.now_ms, scene.now_ms + 1_700):
-            expected = [worker.lives(at_ms) for worker in pool.workers]
+            expected = [worker.is_alive(at_ms) for worker in pool.workers]
             assert pool.living(at_ms).tolist() == expected
             assert pool.living_count(at_ms) == sum(expected)
             assert pool.open(at_ms).tolist() == [
-                w.lives(at_ms) and w.free > 0 for w in pool.workers
+                w.is_alive(at_ms) and w.free > 0 for w in pool.workers
             ]

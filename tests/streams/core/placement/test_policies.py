@@ -11,13 +11,20 @@ from schemas.errors import ConfigError
 from schemas.records import Estimate, Mode, Reason
 from streams.config import RouterSettings
 from streams.core.placement.placer import Placer
-from streams.core.placement.policies import Choice, Conditional, Learned, Static, Tabled, Turn
-from streams.core.placement.ppd_table import Cell, PpdTable
+from streams.core.placement.policies import (
+    Choice,
+    ConditionalPolicy,
+    LearnedPolicy,
+    PlacementTurn,
+    StaticPolicy,
+    TablePolicy,
+)
+from streams.core.placement.ppd_table import PpdCell, PpdTable
 from tests.streams.core.placement.placer_fixture import PlacerFixture, case, pair, session
 from tests.streams.core.placement.queue_simulation import Laws, QueueSimulation, simulated
 
 
-def turn(ticket: int = 1, **changes: Any) -> Turn:
+def turn(ticket: int = 1, **changes: Any) -> PlacementTurn:
     values: dict[str, Any] = {
         "ticket": ticket,
         "prompt_tokens": 1_200,
@@ -31,7 +38,7 @@ def turn(ticket: int = 1, **changes: Any) -> Turn:
         "w_ttft": 0.5,
         "w_tpot": 0.5,
     }
-    return Turn(**{**values, **changes})
+    return PlacementTurn(**{**values, **changes})
 
 
 def estimate(score: float, samples: int = 100) -> Estimate:
@@ -42,7 +49,7 @@ def estimate(score: float, samples: int = 100) -> Estimate:
     st.sampled_from([0.0, 1 / 3, 0.5, 2 / 3, 1.0]), st.integers(0, 10_000), st.integers(1, 2_000)
 )
 def test_a_static_share_is_met_by_any_run_of_requests(share: float, first: int, count: int) -> None:
-    policy = Static(RouterSettings(policy="static", local_share=share))
+    policy = StaticPolicy(RouterSettings(policy="static", local_share=share))
     choices = [policy.choose(turn(ticket)) for ticket in range(first, first + count)]
     local = sum(choice.local for choice in choices)
     assert abs(local - share * count) <= 4
@@ -70,8 +77,10 @@ EDGES = {
 }
 
 
-def cell(*at: int, gain: float = 0.5, loss: float = 0.1, samples: int = 10) -> Cell:
-    return Cell(bin=(at[0], at[1], at[2], at[3]), gain_ttft=gain, loss_tpot=loss, samples=samples)
+def cell(*at: int, gain: float = 0.5, loss: float = 0.1, samples: int = 10) -> PpdCell:
+    return PpdCell(
+        bin=(at[0], at[1], at[2], at[3]), gain_ttft=gain, loss_tpot=loss, samples=samples
+    )
 
 
 CELLS = [
@@ -96,7 +105,7 @@ CELLS = [
     ],
 )
 def test_the_table(changes: dict[str, Any], local: bool, reason: Reason, samples: int) -> None:
-    choice = Tabled(PpdTable(EDGES, CELLS)).choose(turn(**changes))
+    choice = TablePolicy(PpdTable(EDGES, CELLS)).choose(turn(**changes))
     assert (choice.local, choice.reason) == (local, reason)
     estimate = choice.estimate
     assert (estimate.samples if estimate else 0) == samples
@@ -150,7 +159,7 @@ def test_the_policy_table_needs_one() -> None:
 
 def test_learned_falls_back_while_it_knows_too_little() -> None:
     settings = RouterSettings(samples_min=20, explore_share=0.0)
-    learned, fallback = Learned(settings), Conditional(settings)
+    learned, fallback = LearnedPolicy(settings), ConditionalPolicy(settings)
     for tokens in (200, 2_000):
         asked = turn(append_tokens=tokens, estimate=estimate(1.0, samples=19))
         assert learned.choose(asked).local == fallback.choose(asked).local
@@ -163,7 +172,7 @@ def test_learned_falls_back_while_it_knows_too_little() -> None:
 
 @given(st.floats(0.0, 0.5), st.integers(1, 3_000))
 def test_exploring_never_exceeds_its_share(share: float, count: int) -> None:
-    learned = Learned(RouterSettings(explore_share=share))
+    learned = LearnedPolicy(RouterSettings(explore_share=share))
     known = estimate(0.5)
     choices = [learned.choose(turn(ticket, estimate=known)) for ticket in range(1, count + 1)]
     explored = [choice for choice in choices if choice.reason is Reason.EXPLORING]
@@ -172,7 +181,7 @@ def test_exploring_never_exceeds_its_share(share: float, count: int) -> None:
 
 
 def test_no_exploring_when_time_is_short() -> None:
-    learned = Learned(RouterSettings(explore_share=1.0, explore_slack_ms=5_000))
+    learned = LearnedPolicy(RouterSettings(explore_share=1.0, explore_slack_ms=5_000))
     known = estimate(0.5)
     assert learned.choose(turn(slack_ms=5_000, estimate=known)).reason is Reason.EXPLORING
     assert learned.choose(turn(slack_ms=4_999, estimate=known)).reason is Reason.LEARNED

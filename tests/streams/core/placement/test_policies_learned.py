@@ -6,7 +6,7 @@ import pytest
 
 from schemas.records import Estimate, Mode, Reason, Role
 from streams.config import RouterSettings
-from streams.core.placement.policies import Choice, Learned
+from streams.core.placement.policies import Choice, LearnedPolicy
 from tests.streams import builders
 from tests.streams.core.placement.placer_fixture import PlacerFixture, case
 from tests.streams.core.placement.test_policies import estimate, turn
@@ -24,7 +24,7 @@ from tests.streams.core.placement.test_policies import estimate, turn
 )
 def test_learned_assumes_little(changes: dict[str, Any], local_ms: float, local: bool) -> None:
     unsure = Estimate(ttft_local_ms=local_ms, ttft_remote_ms=200, score=1.0, samples=0)
-    learned = Learned(RouterSettings(explore_share=0.0))
+    learned = LearnedPolicy(RouterSettings(explore_share=0.0))
     asked = turn(estimate=unsure, local_ms=local_ms, remote_ms=200, **changes)
     found = learned.choose(asked)
     assert found == Choice(local, Reason.TOO_LITTLE_KNOWN, unsure)
@@ -38,12 +38,12 @@ def test_moving_less_is_not_paid_with_the_deadline(
     slack_ms: int, local_ms: float, local: bool
 ) -> None:
     known = Estimate(ttft_local_ms=local_ms, ttft_remote_ms=600, score=1.0, samples=100)
-    found = Learned(RouterSettings()).choose(turn(slack_ms=slack_ms, estimate=known))
+    found = LearnedPolicy(RouterSettings()).choose(turn(slack_ms=slack_ms, estimate=known))
     assert found == Choice(local, Reason.LEARNED, known)
 
 
 def test_no_exploring_without_a_history() -> None:
-    learned = Learned(RouterSettings(explore_share=1.0))
+    learned = LearnedPolicy(RouterSettings(explore_share=1.0))
     known = estimate(0.5)
     assert learned.choose(turn(estimate=known)).reason is Reason.EXPLORING
     assert learned.choose(turn(estimate=known, has_home=False)).reason is Reason.LEARNED
@@ -54,7 +54,7 @@ def test_no_exploring_without_a_history() -> None:
 def test_what_a_worker_can_do_alone_needs_no_other(samples: int, has_home: bool) -> None:
     """Whatever the score says: a transfer is saved, and nobody is spared (issue 10, 29)."""
     known = Estimate(ttft_local_ms=9, ttft_remote_ms=3, score=-1.0, samples=samples)
-    learned = Learned(RouterSettings(explore_share=0.0))
+    learned = LearnedPolicy(RouterSettings(explore_share=0.0))
     asked = turn(estimate=known, alone=True, has_home=has_home, append_tokens=5_000)
     assert learned.choose(asked).local
 

@@ -12,7 +12,7 @@ from schemas.fleet import Member
 from schemas.prefix import chain, pack
 from schemas.records import KvEvents, Role
 from streams.core.events import KvEventsArrived
-from streams.core.fleet.workers import Life, Pool, Worker
+from streams.core.fleet.workers import Life, Worker, WorkerPool
 from streams.core.placement import prefixes
 from streams.core.placement.prefixes import SLOTS_MAX, PrefixIndex
 from tests.streams import builders
@@ -56,7 +56,7 @@ def test_depths_of_each_worker() -> None:
 def test_blocks_can_have_other_names() -> None:
     """One or more each; what is known of them stays, and the index is as it was (issue 14, 2)."""
     index = two_workers()
-    other = index.renamed(lambda value: (value + 1, value + 2))
+    other = index.map_hashes(lambda value: (value + 1, value + 2))
     for more in (1, 2):
         renamed = [value + more for value in PROMPT]
         assert other.depths(renamed, BLOCK) == {("a", 1): 10, ("b", 1): 25}
@@ -70,7 +70,7 @@ def test_what_workers_hold_are_the_depths() -> None:
     index = PrefixIndex(1_000)
     joined = [builders.registration(f"w{number:02}", Role.REPLICA) for number in range(21)]
     members = [Member(registration=record, seen_ms=0) for record in joined]
-    pool = Pool(Worker(each.member_id, 1, Role.REPLICA, "", 0, each) for each in members)
+    pool = WorkerPool(Worker(each.member_id, 1, Role.REPLICA, "", 0, each) for each in members)
     for number in range(20):
         index.apply(events(f"w{number:02}", 0, snapshot=True, stored=PROMPT[: 1 + number % 5 * 6]))
         levels = index.levels_of(lambda _: PROMPT)

@@ -17,7 +17,7 @@ def _alone(scene: PlacerFixture) -> list[str]:
     assert placed is not None
     found = [worker for worker in (placed.prefill, placed.decode) if worker is not None]
     for worker in found:
-        fleet.take(worker, 100)
+        fleet.add_request(worker, 100)
         fleet.release(worker.life, worker.role, 100)
     return [worker.worker_id for worker in found]
 

@@ -16,7 +16,7 @@ P, D, C = Orchestration.PREFILL_FIRST, Orchestration.DECODE_FIRST, Orchestration
 
 def missed(found: Placement | None) -> tuple[str, str, Unmet]:
     assert found is not None
-    return found.missed.policy, found.missed.orchestration, found.missed.unmet
+    return found.unmet_wishes.policy, found.unmet_wishes.orchestration, found.unmet_wishes.unmet
 
 
 MET = ("", "", Unmet.NONE)

@@ -172,7 +172,7 @@ def test_nobody_saves_up_while_others_are_served() -> None:
 
 def test_answers_count_as_what_a_tenant_was_served_and_twice() -> None:
     queue = admission()
-    queue.answered("a", 25)
+    queue.count_answer("a", 25)
     for number in range(10):
         arrive(queue, f"a{number}", tenant="a")
         arrive(queue, f"b{number}", tenant="b")
@@ -181,7 +181,7 @@ def test_answers_count_as_what_a_tenant_was_served_and_twice() -> None:
 
 def test_a_better_class_is_served_before_whoever_was_served_least() -> None:
     queue = admission()
-    queue.answered("a", 1_000)
+    queue.count_answer("a", 1_000)
     arrive(queue, "b", tenant="b", level=1)
     arrive(queue, "a", tenant="a", level=0)
     assert order(queue) == ["a", "b"]
@@ -335,7 +335,7 @@ def test_equals_the_slow_model(
             for request_id in due:
                 del model.items[request_id]
         elif step == "answered":
-            queue.answered(tenant, tokens)
+            queue.count_answer(tenant, tokens)
             model.answered(tenant, tokens)
         assert len(queue) == len(model.items) and all(r in queue for r in model.items)
         assert queue.tokens == sum(i.tokens for i in model.items.values())

@@ -9,7 +9,13 @@ from schemas.errors import DeadlineExceeded
 from schemas.records import Insert, Quoted, Request
 from schemas.rules.sizes import QUOTED_MAX
 from schemas.rules.tokens import pack_tokens, unpack_tokens
-from streams.core.requests.context import Context, Histories, beginning, quoted_in, with_context
+from streams.core.requests.context import (
+    PromptContext,
+    SessionHistories,
+    beginning,
+    quoted_in,
+    with_context,
+)
 from tests.streams.builders import passage, request, retrieval, retrieved
 
 HISTORY = (
@@ -22,7 +28,7 @@ def asked(tokens: int = 10, **changes: Any) -> Request:
     return request("r1", tokens, retrieval=retrieval(**changes))
 
 
-def prompt(context: Context) -> list[int]:
+def prompt(context: PromptContext) -> list[int]:
     return unpack_tokens(context.request.prompt_tokens)
 
 
@@ -31,7 +37,7 @@ def test_passages_stand_at_their_place_and_the_tail_at_its_own() -> None:
     context = with_context(asked(), retrieved("r1", passage(1), passage(2, 2)))
     found = [901, 1000, 1001, 1002, 902, 2000, 2001, 903]
     assert prompt(context) == [0, 1, 2, 3, *found, 4, 5, 6, 7, 904, 905, 8, 9]
-    told = context.told
+    told = context.notice
     assert [each.passage_id for each in told.citations] == ["d1#0", "d2#0"]
     assert (told.request_id, told.collection, told.tokens) == ("r1", "handbook", 10)
     first = told.citations[0]
@@ -53,9 +59,9 @@ def test_whole_passages_are_taken_within_the_budget(tokens_max: int, cited: list
     """What stands around them has room besides: 4 tokens, and 1 between two (issue 12, 3)."""
     found = retrieved("r1", passage(1, 4), passage(2, 30), passage(3, 3))
     context = with_context(asked(tokens_max=tokens_max), found)
-    assert [int(each.document_id[1:]) for each in context.told.citations] == cited
-    assert context.told.left_out == (0 if cited == [1, 2] else 3 - len(cited)), "of the best two"
-    assert context.told.tokens == len(prompt(context)) - 10 <= max(0, tokens_max) + 5
+    assert [int(each.document_id[1:]) for each in context.notice.citations] == cited
+    assert context.notice.left_out == (0 if cited == [1, 2] else 3 - len(cited)), "of the best two"
+    assert context.notice.tokens == len(prompt(context)) - 10 <= max(0, tokens_max) + 5
     if not cited:
         assert context.request == asked(tokens_max=tokens_max)
 
@@ -64,7 +70,7 @@ def test_no_more_than_k_and_none_without_tokens() -> None:
     """(issue 12, 3)"""
     blank, torn = replace(passage(1), tokens=b""), replace(passage(2), tokens=b"123")
     context = with_context(asked(k=1), retrieved("r1", blank, torn, passage(3), passage(4)))
-    assert [each.document_id for each in context.told.citations] == ["d3"]
+    assert [each.document_id for each in context.notice.citations] == ["d3"]
 
 
 def test_without_anything_found_the_prompt_is_the_plain_one() -> None:
@@ -73,17 +79,17 @@ def test_without_anything_found_the_prompt_is_the_plain_one() -> None:
     for found in (retrieved("r1"), retrieved("r1", passage(1), error=error, missing=(0, 2))):
         context = with_context(asked(), found)
         assert context.request == asked() and not context.inserts
-        assert context.told.error == found.error and not context.told.citations
-    assert context.told.missing_shards == 2
+        assert context.notice.error == found.error and not context.notice.citations
+    assert context.notice.missing_shards == 2
     by_words = replace(retrieved("r1"), degraded="no embedding worker is ready")
-    assert with_context(asked(), by_words).told.degraded == by_words.degraded
+    assert with_context(asked(), by_words).notice.degraded == by_words.degraded
 
 
 @pytest.mark.parametrize(("at", "tail_at"), [(-5, -1), (99, 1), (10, 10), (99, 1 << 40), (0, 0)])
 def test_places_that_no_prompt_has_lose_no_token(at: int, tail_at: int) -> None:
     context = with_context(asked(at=at, tail_at=tail_at), retrieved("r1", passage(1)))
     plain = [token for token in prompt(context) if token < 10]
-    assert plain == list(range(10)) and len(prompt(context)) == 10 + context.told.tokens
+    assert plain == list(range(10)) and len(prompt(context)) == 10 + context.notice.tokens
 
 
 @pytest.mark.parametrize(
@@ -99,7 +105,7 @@ def test_what_earlier_turns_had_comes_back_as_far_as_there_is_room(
     found = retrieved("r1", passage(1), passage(2, 2), history=HISTORY)
     context = with_context(own, found)
     assert [token for token in prompt(context) if 70 < token < 80] == history
-    assert len(context.told.citations) == 2
+    assert len(context.notice.citations) == 2
     if len(history) > 2:
         assert prompt(context)[:9] == [0, 71, 72, 1, 2, 73, 74, 75, 3]
 
@@ -157,7 +163,7 @@ def test_no_more_is_remembered_than_may_be_asked_and_answered(
 ) -> None:
     """A search that asks of too many documents is none, and what changed stands in a record."""
     quoted = tuple(Quoted(document_id=f"{n:0{chars}}", content="") for n in range(count))
-    histories = Histories(sessions_max=9, bytes_max=64 << 20)
+    histories = SessionHistories(sessions_max=9, bytes_max=64 << 20)
     histories.remember(asked(), (Insert(at=1, tokens=b"aaaa", quoted=quoted),), 0)
     assert len(histories) == kept
 
@@ -186,7 +192,7 @@ def test_every_prompt_begins_so(count: int) -> None:
 # Sessions
 
 
-def turns(histories: Histories, *, edited: bool = False) -> tuple[list[int], list[int]]:
+def turns(histories: SessionHistories, *, edited: bool = False) -> tuple[list[int], list[int]]:
     """The prompts of two turns of a session, with two passages each."""
     first = replace(asked(10), session_id="s")
     found = with_context(first, retrieved("r1", passage(1)))
@@ -196,13 +202,13 @@ def turns(histories: Histories, *, edited: bool = False) -> tuple[list[int], lis
         plain[9] = 99
     place = retrieval(at=16, tail_at=18, history_tokens=15, room_tokens=100)
     second = replace(first, request_id="r2", prompt_tokens=pack_tokens(plain), retrieval=place)
-    later = retrieved("r2", passage(2), history=histories.of(second))
+    later = retrieved("r2", passage(2), history=histories.inserts_of(second))
     return prompt(found), prompt(with_context(second, later))
 
 
 def test_a_sessions_prompts_are_beginnings_of_each_other() -> None:
     """(issue 12, 3)"""
-    first, second = turns(Histories(sessions_max=9, bytes_max=1 << 20))
+    first, second = turns(SessionHistories(sessions_max=9, bytes_max=1 << 20))
     assert len(first) > 10 and second[: len(first)] == first
     assert second[len(first) :][:6] == list(range(50, 56))
 
@@ -210,15 +216,15 @@ def test_a_sessions_prompts_are_beginnings_of_each_other() -> None:
 def test_another_history_brings_nothing_back() -> None:
     """A client may edit what was said, or the router may not have seen it (issue 12, 3)."""
     for histories, edited in (
-        (Histories(sessions_max=9, bytes_max=1 << 20), True),
-        (Histories(sessions_max=9, bytes_max=100), False),
+        (SessionHistories(sessions_max=9, bytes_max=1 << 20), True),
+        (SessionHistories(sessions_max=9, bytes_max=100), False),
     ):
         first, second = turns(histories, edited=edited)
         assert 1000 in first and 1000 not in second and 2000 in second
 
 
 def test_only_what_repeats_earlier_turns_is_compared() -> None:
-    histories = Histories(sessions_max=9, bytes_max=1 << 20)
+    histories = SessionHistories(sessions_max=9, bytes_max=1 << 20)
     first = asked(10)
     histories.remember(first, HISTORY, 0)
     again = replace(first, prompt_tokens=pack_tokens(range(20)))
@@ -228,26 +234,26 @@ def test_only_what_repeats_earlier_turns_is_compared() -> None:
         (retrieval(at=9, history_tokens=10), ()),
         (None, ()),
     ):
-        assert histories.of(replace(again, retrieval=known)) == found
+        assert histories.inserts_of(replace(again, retrieval=known)) == found
     again = replace(again, retrieval=retrieval(at=20, history_tokens=10))
-    assert histories.of(again) == HISTORY
-    assert histories.of(replace(again, session_id="other")) == ()
+    assert histories.inserts_of(again) == HISTORY
+    assert histories.inserts_of(replace(again, session_id="other")) == ()
 
 
 def test_one_tenant_never_gets_what_stood_in_the_prompts_of_another() -> None:
     """Also where both name their sessions alike and ask the same (issue 12, 3)."""
-    histories = Histories(sessions_max=9, bytes_max=1 << 20)
+    histories = SessionHistories(sessions_max=9, bytes_max=1 << 20)
     histories.remember(replace(asked(10), tenant="acme"), HISTORY, 0)
     again = request("r2", 20, session_id="s-r1", retrieval=retrieval(at=20, history_tokens=10))
-    assert histories.of(replace(again, tenant="acme")) == HISTORY
-    assert histories.of(again) == histories.of(replace(again, tenant="other")) == ()
+    assert histories.inserts_of(replace(again, tenant="acme")) == HISTORY
+    assert histories.inserts_of(again) == histories.inserts_of(replace(again, tenant="other")) == ()
 
 
 def test_what_is_remembered_is_bounded_and_goes_with_its_partition() -> None:
     """By number and by bytes, the least recently used first (issue 12, 3)."""
     few, small = (
-        Histories(sessions_max=2, bytes_max=1 << 20),
-        Histories(sessions_max=99, bytes_max=1_200),
+        SessionHistories(sessions_max=2, bytes_max=1 << 20),
+        SessionHistories(sessions_max=99, bytes_max=1_200),
     )
     for number in range(5):
         for histories in (few, small):
@@ -255,9 +261,9 @@ def test_what_is_remembered_is_bounded_and_goes_with_its_partition() -> None:
             histories.remember(session, HISTORY, number % 2)
     assert len(few) == len(small) == 2
     few.drop(0)
-    assert list(few.known) == [("", "s3")]
+    assert list(few.by_session) == [("", "s3")]
     few.remember(replace(asked(), session_id="s3"), (), 1)
     assert not len(few)
-    none = Histories(sessions_max=0, bytes_max=1 << 20)
+    none = SessionHistories(sessions_max=0, bytes_max=1 << 20)
     none.remember(asked(), HISTORY, 0)
     assert not len(none)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from streams.core.requests.demand import MEMORY_MS, Forgetting
+from streams.core.requests.demand import MEMORY_MS, DecayingSums
 from tests.streams.builders import T0
 
 
-def counted(per_s: float, seconds: int, tokens: float = 10.0) -> Forgetting:
-    found = Forgetting("tokens")
+def counted(per_s: float, seconds: int, tokens: float = 10.0) -> DecayingSums:
+    found = DecayingSums("tokens")
     for number in range(int(per_s * seconds)):
         found.add(T0 + int(number * 1_000 / per_s), tokens=tokens)
     return found
@@ -27,7 +27,7 @@ def test_what_was_is_forgotten() -> None:
 
 
 def test_before_anything_came_nothing_is_known() -> None:
-    found = Forgetting("tokens")
+    found = DecayingSums("tokens")
     assert (found.per_s(T0), found.mean("tokens")) == (0.0, 0.0)
 
 

@@ -3,7 +3,7 @@
 from schemas.records import OutcomeKind
 from streams.core.effects import End
 from streams.core.events import Tick
-from streams.core.requests.live import LiveRequests, arrived
+from streams.core.requests.live import LiveRequests, new_live_request
 from tests.streams import builders
 from tests.streams.builders import T0, retrieval
 from tests.streams.core.router_setups import replicas
@@ -21,10 +21,10 @@ def test_a_request_of_which_several_times_have_passed_is_due_once() -> None:
 def test_deadlines_of_ended_requests_are_forgotten() -> None:
     """Not only an hour later, when they are over (issue 10, 14)."""
     table = LiveRequests()
-    kept = arrived(builders.request("kept", deadline_ms=T0 + 5_000), 0)
+    kept = new_live_request(builders.request("kept", deadline_ms=T0 + 5_000), 0)
     table.add(kept)
     for number in range(10_000):
-        live = arrived(builders.request(f"r{number}", deadline_ms=T0 + 3_600_000), 0)
+        live = new_live_request(builders.request(f"r{number}", deadline_ms=T0 + 3_600_000), 0)
         table.add(live)
         table.drop(live)
     assert len(table._deadlines) < 2_000

@@ -6,7 +6,7 @@ import pytest
 
 from schemas.records import Request, Retrieved
 from schemas.rules.sizes import PROBED_BYTES_MAX, PROBES_MAX
-from streams.core.requests.probed import Probed, probes_of, with_probe
+from streams.core.requests.probed import ProbeResult, probes_of, with_probe
 from tests.streams.builders import passage, probing, request, retrieval, retrieved
 
 
@@ -19,8 +19,8 @@ def record(attempt: int, probe: int, tokens: bytes = b"", **changes: Any) -> Ret
     return retrieved("r1", **{**where, **changes})
 
 
-def kept(*records: Retrieved, **changes: Any) -> tuple[Probed, ...]:
-    found: tuple[Probed, ...] = ()
+def kept(*records: Retrieved, **changes: Any) -> tuple[ProbeResult, ...]:
+    found: tuple[ProbeResult, ...] = ()
     for each in records:
         found = with_probe(found, asked(**changes), each)
     return found
@@ -79,7 +79,7 @@ def test_what_was_put_in_is_handed_on_and_not_found_again() -> None:
     # that nothing was put in tells from where the next probe's place counts
     assert [(each.at, each.tokens) for each in probes.put_in] == [(8, b"aaaabbbb"), (16, b"")]
     assert probes.known == ("d1#0", "d7#0", "d8#0") and probes.decided == 2
-    told = found[0].told
+    told = found[0].notice
     assert told is not None and (told.probe, told.seq, told.tokens) == (1, 8, 2)
     assert [(each.probe, each.seq) for each in told.citations] == [(1, 8), (1, 8)]
     assert probes_of(request("r1", retrieval=retrieval()), (), ()) is None

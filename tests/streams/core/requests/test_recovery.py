@@ -3,16 +3,16 @@
 from itertools import permutations
 
 from schemas.records import CancelWork, DecisionKind, OutcomeKind, PhaseKind, Reason, Work
-from schemas.rules.outcomes import counting, outcome_key
+from schemas.rules.outcomes import counting_outcome, outcome_key
 from schemas.topics import TOPICS
-from streams.core.effects import Dispatch, Use
+from streams.core.effects import Dispatch, RecordUsage
 from streams.core.events import (
     CancellationArrived,
+    DecisionLoaded,
     OutcomeArrived,
     PartitionLost,
     PartitionReady,
     PartitionTaken,
-    Placed,
     Tick,
 )
 from tests.streams import builders
@@ -24,7 +24,7 @@ def forget(on: RouterHarness, kind: DecisionKind) -> Work:
     """The last decision did not reach the log, the work that followed from it did, and another
     router takes over. Returns that work."""
     unheard = on.works[-1]
-    on.log = [e for e in on.log if not (isinstance(e, Placed) and e.decision.kind is kind)]
+    on.log = [e for e in on.log if not (isinstance(e, DecisionLoaded) and e.decision.kind is kind)]
     on.workers[unheard.worker_id].holds.clear()
     on.taken_over()
     return unheard
@@ -121,10 +121,10 @@ def test_of_several_outcomes_the_one_that_counts_is_told_by_the_records_alone() 
     assert state_of(on, "r1").value == "decoding"
     on.outcome(on.works[1])
     for order in permutations((lost, second)):
-        assert counting(order) == second
+        assert counting_outcome(order) == second
         compacted = {outcome_key(outcome): outcome for outcome in (*order, lost)}
-        assert counting(compacted.values()) == second
-    assert TOPICS["outcomes"].key == "attempt" and counting(()) is None
+        assert counting_outcome(compacted.values()) == second
+    assert TOPICS["outcomes"].key == "attempt" and counting_outcome(()) is None
 
 
 def test_what_a_router_ends_is_told_from_what_its_worker_still_ends() -> None:
@@ -138,7 +138,7 @@ def test_what_a_router_ends_is_told_from_what_its_worker_still_ends() -> None:
     on.record(OutcomeArrived(late, 0))
     assert (ended.kind, ended.attempt) == (OutcomeKind.EXPIRED, 2)
     assert outcome_key(ended) != outcome_key(late)
-    assert counting((late, ended)) is counting((ended, late)) is ended
+    assert counting_outcome((late, ended)) is counting_outcome((ended, late)) is ended
     assert not on.rebuilt().view()
 
 
@@ -148,7 +148,7 @@ def test_an_end_by_the_last_router_has_workers_drop_what_they_hold() -> None:
     on.request("r1")
     end = builders.outcome(on.works[0], on.now_ms, attempt=2, kind=OutcomeKind.CANCELLED)
     order, used = on.record(OutcomeArrived(end, 0))
-    assert isinstance(used, Use) and used.usage.attempt == 2
+    assert isinstance(used, RecordUsage) and used.usage.attempt == 2
     assert isinstance(order, Dispatch) and isinstance(order.record, CancelWork)
     assert order.record.void
     assert not on.router.view()

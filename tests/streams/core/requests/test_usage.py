@@ -7,8 +7,8 @@ import pytest
 
 from schemas.fleet import LEASE_MS
 from schemas.records import Endpoint, OutcomeKind, PhaseKind, Priority, Usage, WireError
-from streams.core.events import OutcomeArrived, PhaseArrived, UsageTold
-from streams.core.requests.live import arrived, note_work
+from streams.core.events import OutcomeArrived, PhaseArrived, UsageLoaded
+from streams.core.requests.live import new_live_request, note_work
 from streams.core.requests.usage import usage_of
 from tests.streams import builders
 from tests.streams.builders import T0
@@ -18,7 +18,7 @@ from tests.streams.core.router_setups import replicas, split, to_decoding
 
 def untold(on: RouterHarness) -> None:
     """The last router has written none of it."""
-    on.log = [event for event in on.log if not isinstance(event, UsageTold)]
+    on.log = [event for event in on.log if not isinstance(event, UsageLoaded)]
     on.used.clear()
 
 
@@ -115,7 +115,7 @@ def test_a_router_that_comes_after_tells_what_the_last_one_has_not_written() -> 
     on.cancel("given_up")
     on.outcome(on.works[1], kind=OutcomeKind.CANCELLED)
     told = dict(on.used)
-    on.log = [e for e in on.log if not isinstance(e, UsageTold) or e.request_id == "written"]
+    on.log = [e for e in on.log if not isinstance(e, UsageLoaded) or e.request_id == "written"]
     on.used.clear()
     on.taken_over()
     assert on.used == {name: told[name] for name in ("whole", "given_up")}
@@ -144,7 +144,7 @@ def test_what_lives_though_its_usage_is_written_tells_nothing_again() -> None:
     """No writer does that; should one, sums stay right (issue 13, 1)."""
     on = split()
     work = to_decoding(on)
-    on.log.append(UsageTold("r1", PARTITION))
+    on.log.append(UsageLoaded("r1", PARTITION))
     on.taken_over()
     on.outcome(work)
     assert not on.router.view() and not on.used
@@ -154,7 +154,7 @@ def test_usage_is_told_to_whoever_owns_the_partition_alone() -> None:
     """A record of usage that is read later changes nothing."""
     on = replicas()
     on.request("r1")
-    assert on.apply(UsageTold("r1", PARTITION)) == []
+    assert on.apply(UsageLoaded("r1", PARTITION)) == []
     on.outcome(on.works[0])
     assert isinstance(on.used["r1"], Usage)
 
@@ -165,7 +165,7 @@ def test_a_worker_in_both_roles_tells_the_time_of_both() -> None:
     on = replicas()
     on.request("r1")
     request = on.accepted["r1"]
-    live, taken = arrived(request, PARTITION), on.works[0]
+    live, taken = new_live_request(request, PARTITION), on.works[0]
     for attempt in (1, 2):
         work = replace(taken, attempt=attempt)
         done = builders.phase(work, PhaseKind.PREFILL_DONE, T0 + 40, started_ms=T0)

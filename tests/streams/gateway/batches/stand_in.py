@@ -12,7 +12,7 @@ from aiokafka import ConsumerRecord
 
 from schemas.codec import Codec
 from schemas.log.clients import AssignedReader
-from schemas.log.transactions import Sending, Transactions
+from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.records import Answer, Prompt
 from schemas.settings import LogSettings
 from tests.waiting import meanwhile
@@ -41,11 +41,11 @@ class StandIn:
         """Until cancelled."""
         partitions = range(self._log.prompt_partitions)
         reader = AssignedReader(
-            self._log, "batch.prompts", partitions, client_id="stand-in", decided=True
+            self._log, "batch.prompts", partitions, client_id="stand-in", committed_only=True
         )
         writer = Transactions(self._log, f"stand-in-{uuid4().hex}")
         await writer.start()
-        sends: list[Sending] = []
+        sends: list[OutgoingRecord] = []
         try:
             async with reader.reading("latest"):
                 self.is_reading.set()
@@ -59,7 +59,7 @@ class StandIn:
         finally:
             await writer.stop()
 
-    def _answer(self, record: ConsumerRecord) -> Sending | None:
+    def _answer(self, record: ConsumerRecord) -> OutgoingRecord | None:
         key, prompt = record.key.decode(), CODEC.decode(record.value)
         assert isinstance(prompt, Prompt) and prompt.body is not None
         self.asked[key] += 1
@@ -72,7 +72,7 @@ class StandIn:
             request_id=f"r{record.partition}-{record.offset}",
             **fields,
         )
-        return Sending(
+        return OutgoingRecord(
             topic=self._log.topic_prefix + "batch.answers",
             partition=record.partition,
             key=record.key,

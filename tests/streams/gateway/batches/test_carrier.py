@@ -13,7 +13,7 @@ import pytest
 
 from schemas.errors import RecordTooLarge
 from schemas.log.clock import wall_ms
-from schemas.log.transactions import Sending, Transactions
+from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.records import Batch
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
@@ -308,7 +308,10 @@ async def test_what_was_never_committed_is_not_there(kafka: LogSettings) -> None
             values = (CODEC.encode(lost), key_of(lost).encode()), (too_large, b"/x")
             with pytest.raises(RecordTooLarge):
                 await writer.commit(
-                    [Sending(topic=topic, partition=0, key=key, value=v) for v, key in values]
+                    [
+                        OutgoingRecord(topic=topic, partition=0, key=key, value=v)
+                        for v, key in values
+                    ]
                 )
         finally:
             await writer.stop()

@@ -12,10 +12,10 @@ from typing import Any
 from schemas.codec import Codec
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.retrieval.asker import Asker
-from schemas.log.retrieval.member import asking
+from schemas.log.retrieval.asker import RetrievalClient
+from schemas.log.retrieval.member import open_retrieval_client
 from schemas.records import Document
-from schemas.retrieval import Found, layout_of, pack_vector
+from schemas.retrieval import RetrievalResult, layout_of, pack_vector
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
 from tests.long_leases import LONG_LEASES, long_leases
@@ -41,7 +41,7 @@ async def calm() -> AsyncIterator[None]:
 class Library:
     """Writes documents, and asks."""
 
-    def __init__(self, log: LogSettings, asker: Asker, producer: LogProducer) -> None:
+    def __init__(self, log: LogSettings, asker: RetrievalClient, producer: LogProducer) -> None:
         self.log, self.asker, self.producer = log, asker, producer
 
     async def put(
@@ -72,7 +72,9 @@ class Library:
         partition = partition_of(key, self.log.document_partitions)
         await self.raw("documents", None, key.encode(), partition)
 
-    async def search(self, vector: Any, *, within_ms: int = 60_000, **fields: Any) -> Found:
+    async def search(
+        self, vector: Any, *, within_ms: int = 60_000, **fields: Any
+    ) -> RetrievalResult:
         fields = {"collection": "books", "k": 3, **fields}
         return await self.asker.search(vector, deadline_ms=wall_ms() + within_ms, **fields)
 
@@ -83,7 +85,7 @@ class Library:
 @asynccontextmanager
 async def library(log: LogSettings) -> AsyncIterator[Library]:
     producer = LogProducer(log, CODEC, durable=True, client_id="library")
-    async with asking(log, CODEC, "asker") as asker:
+    async with open_retrieval_client(log, CODEC, "asker") as asker:
         await producer.start()
         try:
             yield Library(log, asker, producer)

@@ -14,7 +14,14 @@ import pytest
 from schemas import errors
 from schemas.log.clock import wall_ms
 from schemas.records import Hits, Quoted, RetrievalRequest
-from schemas.retrieval import Found, check_hits, merged, pack_vector, shard_of, unpack_vector
+from schemas.retrieval import (
+    RetrievalResult,
+    check_hits,
+    merge_hits,
+    pack_vector,
+    shard_of,
+    unpack_vector,
+)
 from schemas.rules.ranks import depth_of
 from tests.workers.search.words.shelves import (
     collections,
@@ -77,10 +84,10 @@ class Pool:
             check_hits(each)
         return found
 
-    async def find(self, query: str, **fields: Any) -> Found:
+    async def find(self, query: str, **fields: Any) -> RetrievalResult:
         answers = dict(enumerate(await self.hits(query, **fields)))
         k, quoted = fields.get("k", 5), fields.get("quoted", ())
-        return merged("q", answers, len(self.shards), k, by_text=True, quoted=quoted)
+        return merge_hits("q", answers, len(self.shards), k, by_text=True, quoted=quoted)
 
     async def names(self, query: str, **fields: Any) -> list[str]:
         return [hit.document_id for hit in (await self.find(query, **fields)).hits]

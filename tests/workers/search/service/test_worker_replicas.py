@@ -12,7 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from schemas.errors import TriviumError
 from schemas.log.clock import wall_ms
 from schemas.records import MemberState
-from schemas.retrieval import Found, partitions_at
+from schemas.retrieval import RetrievalResult, partitions_at
 from schemas.settings import LogSettings
 from tests.waiting import PATIENCE_S, pause, until
 from tests.workers.search.data import gaussian, nearest
@@ -67,7 +67,7 @@ async def test_every_retrieval_is_answered_while_a_replica_dies(
 
             names = ("victim", "left", "right-a", "right-b")
             await until(lambda: sum(map(holds, names)) == 2 * len(vectors))
-            ended: list[Found | TriviumError] = []
+            ended: list[RetrievalResult | TriviumError] = []
 
             async def ask(number: int) -> None:
                 try:
@@ -86,7 +86,11 @@ async def test_every_retrieval_is_answered_while_a_replica_dies(
                     if number == count // 4:
                         victim.kill()
             assert len(ended) == count
-            wrong = [each for each in ended if not (isinstance(each, Found) and each.is_complete)]
+            wrong = [
+                each
+                for each in ended
+                if not (isinstance(each, RetrievalResult) and each.is_complete)
+            ]
             assert not wrong, "the others stand in for the dead one"
             for each in (left, right_a, right_b):
                 assert each.responder.tallies.searches > 0

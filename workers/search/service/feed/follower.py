@@ -116,7 +116,7 @@ class FeedFollower(ABC, Generic[AnyChange]):
     @property
     def behind(self) -> int:
         """Records that are not applied yet."""
-        return self._reader.behind(self.offsets)
+        return self._reader.lag(self.offsets)
 
     @property
     def applied_offsets(self) -> tuple[int, ...]:

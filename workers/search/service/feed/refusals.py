@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError
 
 from schemas.errors import TriviumError
 from schemas.fleet import FleetView
-from schemas.log.clients import AssignedReader, LogProducer, bury
+from schemas.log.clients import AssignedReader, LogProducer, send_dead_letter
 from schemas.records import MemberKind, MemberState
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_SUFFIX
@@ -95,7 +95,7 @@ class Refusals:
             self._waiting.pop(_origin(buried), None)
         if self._is_first():
             for origin, (record, error) in list(self._waiting.items()):
-                await bury(self._producer, record, error)
+                await send_dead_letter(self._producer, record, error)
                 self._waiting.pop(origin, None)
 
     async def _buried(self) -> list[ConsumerRecord]:

@@ -13,7 +13,7 @@ from aiokafka import ConsumerRecord
 from schemas.errors import UnknownCollection
 from schemas.log.clock import wall_ms
 from schemas.records import Chunk, CollectionDeclared
-from schemas.retrieval import Found, embedding_workers
+from schemas.retrieval import RetrievalResult, embedding_workers
 from schemas.settings import LogSettings
 from schemas.topics import declaration_key, document_key
 from tests.waiting import until
@@ -39,7 +39,7 @@ async def _calm() -> AsyncIterator[None]:
         yield
 
 
-async def ask(books: Library, text: str, **fields: Any) -> Found:
+async def ask(books: Library, text: str, **fields: Any) -> RetrievalResult:
     known = {"collection": "books", "deadline_ms": wall_ms() + 60_000, **fields}
     return await books.asker.search_text(text, **known)
 
