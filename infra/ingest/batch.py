@@ -12,7 +12,7 @@ from schemas.errors import InvalidRequest
 from schemas.records import Document
 from schemas.rules.metadata import Kinds, check_metadata, metadata_of
 from schemas.rules.sizes import DOCUMENT_CHARS_MAX, NAME_CHARS_MAX
-from streams.parsing.parsed import Parsed, Unreadable
+from streams.parsing.parsed import ParsedDocument, Unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ def _shown(path: Path) -> str:
     return os.fsencode(named.as_posix()).decode(errors="replace")
 
 
-def _wrong(parsed: Parsed, name: str, taken: bool) -> str:
+def _wrong(parsed: ParsedDocument, name: str, taken: bool) -> str:
     """Why a document is not ingested, empty if it is."""
     chars = len(parsed.text)
     try:

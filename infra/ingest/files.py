@@ -12,7 +12,7 @@ from pathlib import Path
 
 from schemas.errors import InvalidRequest
 from streams.gateway.indexing.reading import FILE_PROCESS, documents_in
-from streams.parsing.parsed import Parsed, Unreadable
+from streams.parsing.parsed import ParsedDocument, Unreadable
 
 FILE_BYTES_MAX = 64 << 20
 FILE_MS = 60_000
@@ -52,7 +52,7 @@ def sources(roots: Iterable[Path]) -> Iterator[Source]:
                     yield Source(path, path.relative_to(root).as_posix())
 
 
-async def read(path: Path) -> list[Parsed]:
+async def read(path: Path) -> list[ParsedDocument]:
     """The documents of a file; raises Unreadable. A process of its own reads it, so that a file
     that takes too long or too much memory ends that process and not the call.
     """

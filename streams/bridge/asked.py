@@ -10,7 +10,7 @@ from streams.bridge.limits import Limits
 from streams.bridge.prompts import Prompts, Question
 from streams.bridge.records.record import PromptRecord
 from streams.gateway.request.embed_body import EmbeddingsBody
-from streams.gateway.request.intake import Intake
+from streams.gateway.request.intake import CallIntake
 from streams.gateway.stream.hub import Call
 
 
@@ -36,7 +36,7 @@ class Asked:
     asked_ms: int = 0
     tries: int = 0
     call: Call | None = None  # of the present try
-    intake: Intake | None = None  # kept where the answer tells of it
+    intake: CallIntake | None = None  # kept where the answer tells of it
     sends: list[OutgoingRecord] | None = None  # what is to be committed, once that is known
     error: TriviumError | None = None  # that these tell of
 

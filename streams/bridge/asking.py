@@ -35,14 +35,14 @@ from streams.bridge.prompts import Question
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.turns.lines import BatchLines
 from streams.bridge.turns.slots import Slots
-from streams.gateway.endpoints.embeddings import embedded, vectors_body
+from streams.gateway.endpoints.embeddings import embed_texts, vectors_body
 from streams.gateway.endpoints.generate import Inquiry, requests_of
-from streams.gateway.ids import derived_ids
+from streams.gateway.ids import derive_ids
 from streams.gateway.log.backend import LogBackend
 from streams.gateway.request.body import ChatBody
 from streams.gateway.request.conversation import Conversation
 from streams.gateway.request.embed_body import EmbeddingsBody
-from streams.gateway.request.intake import Intake, take_in_body
+from streams.gateway.request.intake import CallIntake, take_in_body
 from streams.gateway.request.options import CallOptions
 from streams.gateway.responses.create import ResponseCall
 from streams.gateway.responses.form import Form, whole_of
@@ -103,17 +103,17 @@ class Asking:
             tolerates_difference=gateway.tolerates_difference,
         )
         call.add(request_id, 0)
-        gateway.hold(call, hears=partition not in read_apart)
+        gateway.hold(call, in_hub=partition not in read_apart)
         return call
 
     def _ids(self, record: PromptRecord, tries: int) -> tuple[str, str]:
         place = f"{self._cluster}\0{record.topic}\0{record.partition}\0{record.offset}\0{tries}"
         rest = hashlib.blake2b(place.encode(), digest_size=10).digest()
-        return derived_ids(max(0, record.timestamp_ms), rest)
+        return derive_ids(max(0, record.timestamp_ms), rest)
 
     def is_told_of(self, asked: Asked) -> bool:
         """Whether anything of its present try has come."""
-        return asked.call is not None and asked.call.streams[0].is_told_of
+        return asked.call is not None and asked.call.streams[0].has_frames
 
     def release(self, asked: Asked) -> None:
         """Listen no more to its present try."""
@@ -154,7 +154,7 @@ class Asking:
         name = self.gateway.response_ids.name(record.request_id, record.tenant, None)
         return whole_of(Form(name, record), call).decode()
 
-    async def _intake(self, asked: Asked) -> Intake:
+    async def _intake(self, asked: Asked) -> CallIntake:
         """What is checked and tokenised of what it asks."""
         gateway, question = self.gateway, asked.question
         assert question is not None and not isinstance(question.body, EmbeddingsBody)
@@ -249,7 +249,7 @@ class Asking:
         try:
             deadline_ms = asked.asked_ms + question.deadline_ms
             tenant = self.lines.owner(asked.record)
-            found = await embedded(self.gateway.pool, body, deadline_ms, tenant)
+            found = await embed_texts(self.gateway.pool, body, deadline_ms, tenant)
         except (BrokerUnavailable, NotReady):
             raise  # it is waited for; that is no try
         except TriviumError:
@@ -298,8 +298,8 @@ class Asking:
         stream, seq, start, anew = call.streams[0], 0, 0, 0
         call.waits_for_end = False
         while call_error(call) is None:
-            if stream.anew != anew:
-                seq, start, anew = 0, 0, stream.anew
+            if stream.restart_count != anew:
+                seq, start, anew = 0, 0, stream.restart_count
             # Before the part is sent: more may come meanwhile.
             end, next_seq, next_char = stream.end, stream.next_seq, stream.next_char
             if end is not None or next_seq > seq:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from schemas.errors import InvalidRequest
 from streams.gateway.batches import lines
-from streams.gateway.http.errors import from_validation, shown
+from streams.gateway.http.errors import from_validation, shorten
 from streams.gateway.request.body import Body, ChatBody, CompletionBody
 from streams.gateway.request.embed_body import EmbeddingsBody, inputs_of
 from streams.gateway.request.fields import EMBEDDING_NEUTRAL, refuse_extras
@@ -50,7 +50,7 @@ def checked(body: Json, endpoint: str = "") -> Checked:
         case lines.COMPLETION:
             return Checked(_alone(_parsed(CompletionBody, body)))
     raise InvalidRequest(
-        f"endpoint: expected one of {', '.join(lines.ENDPOINTS)}, found {shown(endpoint)}",
+        f"endpoint: expected one of {', '.join(lines.ENDPOINTS)}, found {shorten(endpoint)}",
         "endpoint",
     )
 

@@ -211,7 +211,7 @@ class Life:
         for asked in recovered:
             if asked.call is not None:
                 hub.add(asked.call)
-        hub.live_from_here(self._shared.asking.gateway.hub.on_void)
+        hub.go_live(self._shared.asking.gateway.hub.on_void)
         tasks = [self._spawn(self._read_tokens(hub, *at, live=True)) for at in reached.items()]
         async with self._changed:
             await self._changed.wait_for(

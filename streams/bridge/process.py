@@ -38,7 +38,7 @@ from streams.gateway.config import GatewaySettings
 from streams.gateway.log.backend import LogBackend
 from streams.gateway.log.pool import LogPool
 from streams.gateway.metrics import Metrics
-from streams.gateway.request.intake import Served
+from streams.gateway.request.intake import ServedModel
 from streams.gateway.request.tokenizer import Tokenizer
 from streams.gateway.state import Gateway
 from streams.gateway.stream.hub import Hub
@@ -200,7 +200,7 @@ async def run_bridge(
         lambda: Tokenizer(model_folder(model), inline_chars=gateway.encode_inline_chars)
     )
     started_ms = wall_ms()
-    served = Served(
+    served = ServedModel(
         name=model.served_name,
         tokenizer=tokenizer,
         max_model_len=model.max_model_len,

@@ -23,9 +23,9 @@ from streams.bridge.records.template import Template, look_up
 from streams.bridge.records.writer_schemas import READS_MAX, WriterSchemas
 from streams.gateway.batches.lines import EMBEDDINGS
 from streams.gateway.config import BY_URGENCY
-from streams.gateway.http.errors import shown
+from streams.gateway.http.errors import shorten
 from streams.gateway.request.body import ChatBody, Message, ResponseFormat
-from streams.gateway.request.conversation import checked_session
+from streams.gateway.request.conversation import check_session_id
 from streams.gateway.request.embed_body import EmbeddingsBody
 from streams.gateway.responses.create import ResponseCall
 
@@ -199,7 +199,7 @@ def _loaded(name: str, text: str) -> Json:
     except ValueError as error:
         raise InvalidRequest(f"{name}: expected a JSON object: {error}", name) from error
     if not isinstance(found, dict):
-        raise InvalidRequest(f"{name}: expected a JSON object, found {shown(found)}", name)
+        raise InvalidRequest(f"{name}: expected a JSON object, found {shorten(found)}", name)
     return found
 
 
@@ -233,7 +233,7 @@ def _dumped(name: str, value: Json) -> str:
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise InvalidRequest(f"{name}: expected a text, found {shown(value)}", name)
+        raise InvalidRequest(f"{name}: expected a text, found {shorten(value)}", name)
     return value
 
 
@@ -253,7 +253,7 @@ def _schema(form: ResponseFormat | None) -> str:
 def _session(said: Json) -> str:
     if "session_id" not in said:
         return ""
-    return checked_session("session_id", _text("session_id", said["session_id"]))
+    return check_session_id("session_id", _text("session_id", said["session_id"]))
 
 
 def _priority(*sources: Json) -> Priority | None:
@@ -263,7 +263,8 @@ def _priority(*sources: Json) -> Priority | None:
             continue
         if found not in list(Priority):
             raise InvalidRequest(
-                f"priority: expected one of {', '.join(Priority)}, found {shown(found)}", "priority"
+                f"priority: expected one of {', '.join(Priority)}, found {shorten(found)}",
+                "priority",
             )
         return Priority(found)
     return None
@@ -275,7 +276,7 @@ def _deadline(said: Json, usual_ms: int) -> int:
         found = int(found)
     if type(found) is not int or not 0 < found <= live_ms_max():
         raise InvalidRequest(
-            f"deadline_ms: expected a whole number from 1 to {live_ms_max()}, found {shown(found)}",
+            f"deadline_ms: expected a whole number from 1 to {live_ms_max()}, found {shorten(found)}",
             "deadline_ms",
         )
     return found

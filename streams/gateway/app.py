@@ -23,7 +23,7 @@ from schemas.log.endings import cancel_and_wait
 from schemas.model.files import model_folder
 from schemas.records import CancelReason, Endpoint
 from schemas.settings import LogSettings, ModelSettings
-from streams.gateway.batches.carrier import Carrier
+from streams.gateway.batches.carrier import BatchRunner
 from streams.gateway.config import GatewaySettings
 from streams.gateway.endpoints.docs_page import DocsPage
 from streams.gateway.endpoints.embeddings import embeddings, rerank
@@ -31,16 +31,16 @@ from streams.gateway.endpoints.generate import generate
 from streams.gateway.endpoints.openapi import describe
 from streams.gateway.endpoints.resume import events
 from streams.gateway.endpoints.routes import make_routes
-from streams.gateway.http.entry import AsgiEndpoint, Entry, Handler
+from streams.gateway.http.entry import AsgiEndpoint, Handler, RootApp
 from streams.gateway.http.errors import error_body, from_detail, plain_body, retry_headers
-from streams.gateway.http.listener import listen, passed_on
-from streams.gateway.http.server import Server, allow_files, make_server
+from streams.gateway.http.listener import inherit_listener, listen
+from streams.gateway.http.server import GatewayServer, allow_files, make_server
 from streams.gateway.ids import new_request_id
 from streams.gateway.indexing.indexer import Indexer
 from streams.gateway.log.backend import LogBackend
 from streams.gateway.log.pool import LogPool
 from streams.gateway.metrics import Metrics
-from streams.gateway.request.intake import Served
+from streams.gateway.request.intake import ServedModel
 from streams.gateway.request.search import collection_of
 from streams.gateway.request.tokenizer import Tokenizer
 from streams.gateway.responses.create import create
@@ -53,7 +53,7 @@ _LOOK_S = 0.05
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-def create_app(gateway: Gateway) -> Entry:
+def create_app(gateway: Gateway) -> RootApp:
     """The app around a gateway. The generating endpoints are plain ASGI, the rest is FastAPI."""
 
     def endpoint(name: str, handler: Handler) -> AsgiEndpoint:
@@ -98,7 +98,7 @@ def create_app(gateway: Gateway) -> Entry:
         *make_routes(gateway),
     ]
     _handle_errors(app, gateway.settings.retry_after_s)
-    return Entry(app, posts, gateway.settings)
+    return RootApp(app, posts, gateway.settings)
 
 
 def _version() -> str:
@@ -155,15 +155,15 @@ async def run_gateway(
     tokenizer = await asyncio.to_thread(
         lambda: Tokenizer(model_folder(model), inline_chars=gateway.encode_inline_chars)
     )
-    served = Served(
+    served = ServedModel(
         name=model.served_name,
         tokenizer=tokenizer,
         max_model_len=model.max_model_len,
         created_s=wall_ms() // 1000,
     )
     allow_files(gateway.connections_max)
-    kept = passed_on()
-    sock = kept or listen(gateway.host, gateway.port)
+    inherited_socket = inherit_listener()
+    sock = inherited_socket or listen(gateway.host, gateway.port)
     url = "http://{}:{}".format(*sock.getsockname()[:2])
     metrics, started_ms = Metrics(), wall_ms()
     hub = Hub(metrics)
@@ -195,7 +195,7 @@ async def run_gateway(
         is_first=backend.is_first,
         parse_ms=gateway.parse_ms,
     )
-    carrier = Carrier(
+    carrier = BatchRunner(
         log,
         codec,
         backend.objects,
@@ -203,7 +203,14 @@ async def run_gateway(
         check_model=lambda model: collection_of(model, served.name),
     )
     try:
-        await _serve(state, backend, (indexer, carrier), sock, stop, is_kept=kept is not None)
+        await _serve(
+            state,
+            backend,
+            (indexer, carrier),
+            sock,
+            stop,
+            is_inherited=inherited_socket is not None,
+        )
     finally:
         await pool.close()
 
@@ -211,18 +218,18 @@ async def run_gateway(
 async def _serve(
     gateway: Gateway,
     backend: LogBackend,
-    for_all: tuple[Indexer, Carrier],
+    services: tuple[Indexer, BatchRunner],
     sock: socket.socket,
     stop: asyncio.Event,
     *,
-    is_kept: bool,
+    is_inherited: bool,
 ) -> None:
     """`is_kept`: whoever started this process listens at the socket, too, when this one has ended.
     What comes while it drains is the next one's.
     """
     server = make_server(create_app(gateway), gateway.settings)
     loop = asyncio.get_running_loop()
-    runs = (backend.run(), gateway.sweep_forever(), *(each.run() for each in for_all))
+    runs = (backend.run(), gateway.sweep_forever(), *(service.run() for service in services))
     helpers = [loop.create_task(run) for run in runs]
     serving = loop.create_task(_accept(server, gateway, backend, sock))
     stopping = loop.create_task(stop.wait())
@@ -230,11 +237,11 @@ async def _serve(
         await asyncio.wait([*helpers, serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
             server.leave()
-            if is_kept:
+            if is_inherited:
                 await server.stop_listening(sock)
                 sock.close()
             await _drain(gateway, backend)
-            if not is_kept:
+            if not is_inherited:
                 await server.stop_listening(sock)
             await server.linger(gateway.settings.linger_ms)
     finally:
@@ -251,7 +258,7 @@ async def _serve(
 
 
 async def _accept(
-    server: Server, gateway: Gateway, backend: LogBackend, sock: socket.socket
+    server: GatewayServer, gateway: Gateway, backend: LogBackend, sock: socket.socket
 ) -> None:
     """Serve once calls would be answered: until then they wait in the socket's backlog."""
     loop = asyncio.get_running_loop()

@@ -17,7 +17,7 @@ IN_NO_PROMPT = (SEARCH_PREFIX, "rs_")  # items of any server: searches and reaso
 STORE_PREFIX = "vs_"
 
 
-def _ordered(now_ms: int, rest: bytes = b"") -> str:
+def _make_id(now_ms: int, rest: bytes = b"") -> str:
     number = (now_ms & 0xFFFF_FFFF_FFFF) << 80 | int.from_bytes(rest or os.urandom(10), "big")
     pairs = _PAIRS
     return "".join([pairs[(number >> shift) & 1023] for shift in range(120, -1, -10)])
@@ -25,24 +25,24 @@ def _ordered(now_ms: int, rest: bytes = b"") -> str:
 
 def new_request_id(now_ms: int) -> str:
     """The id of a call, `r` and 26 characters."""
-    return "r" + _ordered(now_ms)
+    return "r" + _make_id(now_ms)
 
 
 def new_session_id(now_ms: int) -> str:
     """The id of a conversation, `s` and 26 characters."""
-    return "s" + _ordered(now_ms)
+    return "s" + _make_id(now_ms)
 
 
-def derived_ids(now_ms: int, rest: bytes) -> tuple[str, str]:
+def derive_ids(now_ms: int, rest: bytes) -> tuple[str, str]:
     """A request's and a session's id that whoever has these 10 bytes makes again. The time is not
     that of a call, but of what waits to be asked, so the request's begins with `q`."""
-    ordered = _ordered(now_ms, rest)
-    return "q" + ordered, "s" + ordered
+    shared_part = _make_id(now_ms, rest)
+    return "q" + shared_part, "s" + shared_part
 
 
 def new_object_id(kind: str, now_ms: int) -> str:
     """The id of something that a caller keeps: a kind, as `file-` or `vs_`, and 26 characters."""
-    return kind + _ordered(now_ms)
+    return kind + _make_id(now_ms)
 
 
 def is_id(text: str) -> bool:

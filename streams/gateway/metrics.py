@@ -80,8 +80,8 @@ class Metrics(Collector):
         )
         if (view := self.fleet()) is not None:
             now_ms = wall_ms()
-            if (wanted := view.scaling_target_at(now_ms)) is not None:
-                yield from _pools(wanted)
+            if (target := view.scaling_target_at(now_ms)) is not None:
+                yield from _pools(target)
             living = view.living(MemberKind.WORKER, now_ms)
             yield from retrieval_metrics.families(tuple(living))
         yield self._ttft.family()
@@ -134,11 +134,15 @@ class Metrics(Collector):
         return generate_latest(self.registry)
 
 
-def _pools(wanted: Wanted) -> Iterator[Metric]:
+def _pools(target: Wanted) -> Iterator[Metric]:
     """Workers by pool, as whoever scales them says; absent where nobody does."""
-    wants = GaugeMetricFamily("trivium_workers_wanted", "That a pool wants.", labels=("pool",))
-    has = GaugeMetricFamily("trivium_workers_present", "That a pool has.", labels=("pool",))
-    for pool in wanted.pools:
-        wants.add_metric([pool.role.value], pool.workers)
-        has.add_metric([pool.role.value], pool.present)
-    yield from (wants, has)
+    target_workers = GaugeMetricFamily(
+        "trivium_workers_wanted", "That a pool wants.", labels=("pool",)
+    )
+    present_workers = GaugeMetricFamily(
+        "trivium_workers_present", "That a pool has.", labels=("pool",)
+    )
+    for pool in target.pools:
+        target_workers.add_metric([pool.role.value], pool.workers)
+        present_workers.add_metric([pool.role.value], pool.present)
+    yield from (target_workers, present_workers)

@@ -5,39 +5,39 @@ from collections import Counter
 from schemas.errors import TooManyRequests
 
 
-class Places:
+class FairShare:
     """So many at once. They are divided by the tenants that use some now, and one more. The last
     quarter is for those that have few: each gets half of what others have left, so that whoever
     comes finds some.
     """
 
-    def __init__(self, most: int, *, tenants: int) -> None:
+    def __init__(self, limit: int, *, tenants: int) -> None:
         """`tenants` there are in the deployment."""
-        self._most, self._is_shared = most, tenants > 1
-        self._for_newcomers = max(1, most // 4) if self._is_shared else 0
-        self._taken: Counter[str] = Counter()
+        self._limit, self._is_shared = limit, tenants > 1
+        self._for_newcomers = max(1, limit // 4) if self._is_shared else 0
+        self._used: Counter[str] = Counter()
 
     @property
-    def taken(self) -> int:
+    def used(self) -> int:
         """By all."""
-        return self._taken.total()
+        return self._used.total()
 
-    def most_of(self, tenant: str) -> int:
+    def limit_of(self, tenant: str) -> int:
         """How many a tenant may have now."""
         if not self._is_shared:
-            return self._most
-        others = len(self._taken) - (tenant in self._taken)
-        return max(1, self._most // (others + 2))
+            return self._limit
+        other_tenants = len(self._used) - (tenant in self._used)
+        return max(1, self._limit // (other_tenants + 2))
 
     def check(self, tenant: str, what: str, count: int = 1) -> None:
         """Raise TooManyRequests, which says of `what` there are too many, for so many more."""
-        own, most = self._taken.get(tenant, 0), self.most_of(tenant)
-        has_few = own + count <= max(1, (self._most - self.taken + own) // 2)
-        together = self._most if has_few else self._most - self._for_newcomers
-        if own + count > most or self.taken + count > together:
+        tenant_used, tenant_limit = self._used.get(tenant, 0), self.limit_of(tenant)
+        has_few = tenant_used + count <= max(1, (self._limit - self.used + tenant_used) // 2)
+        together = self._limit if has_few else self._limit - self._for_newcomers
+        if tenant_used + count > tenant_limit or self.used + count > together:
             raise TooManyRequests(
-                f"{own} of your {what} and {self.taken - own} of others are under way, and at most "
-                f"{most} and {self._most} together may be; try again later"
+                f"{tenant_used} of your {what} and {self.used - tenant_used} of others are under way, and at most "
+                f"{tenant_limit} and {self._limit} together may be; try again later"
             )
 
     def take(self, tenant: str, what: str, count: int = 1) -> None:
@@ -47,10 +47,10 @@ class Places:
 
     def add(self, tenant: str, count: int = 1) -> None:
         """They are taken, whatever the bound."""
-        self._taken[tenant] += count
+        self._used[tenant] += count
 
     def give_back(self, tenant: str, count: int = 1) -> None:
         """They are free again."""
-        self._taken[tenant] -= count
-        if not self._taken[tenant]:
-            del self._taken[tenant]
+        self._used[tenant] -= count
+        if not self._used[tenant]:
+            del self._used[tenant]

@@ -36,23 +36,23 @@ _OF_COLLECTIONS = (
 
 def families(workers: Sequence[Member]) -> Iterator[Metric]:
     """Of workers with a shard that have told what they do; nothing where there are none."""
-    told = {
+    loads = {
         (member.member_id, str(member.registration.search.shard)): member.search
         for member in workers
         if member.search is not None and member.registration.search is not None
     }
-    if told:
-        yield from _searches(told)
-        yield from _standing(told)
-        yield from _collections(told)
+    if loads:
+        yield from _searches(loads)
+        yield from _standing(loads)
+        yield from _collections(loads)
 
 
-_Told = Mapping[tuple[str, str], SearchLoad]
+_Loads = Mapping[tuple[str, str], SearchLoad]
 
 
-def _searches(told: _Told) -> Iterator[Metric]:
+def _searches(loads: _Loads) -> Iterator[Metric]:
     labels = (*_WORKER, "class")
-    ended = CounterMetricFamily(
+    searches = CounterMetricFamily(
         f"{_PREFIX}_searches", "Retrievals by outcome: completed, or the error's code.",
         labels=(*labels, "outcome"),
     )  # fmt: skip
@@ -62,11 +62,11 @@ def _searches(told: _Told) -> Iterator[Metric]:
     times = HistogramMetricFamily(
         f"{_PREFIX}_search_seconds", "From reading a retrieval to its hits.", labels=labels
     )
-    for worker, load in told.items():
+    for worker, load in loads.items():
         for tally in load.tallies:
             place = [*worker, tally.kind]
             for outcome, count in tally.outcomes.items():
-                ended.add_metric([*place, outcome], count)
+                searches.add_metric([*place, outcome], count)
             if len(tally.waits) == len(tally.times) == len(_BOUNDS_S) + 1:
                 waits.add_metric(
                     place, cumulative_counts(_BOUNDS_S, tally.waits), tally.waited_ms / 1_000
@@ -74,10 +74,10 @@ def _searches(told: _Told) -> Iterator[Metric]:
                 times.add_metric(
                     place, cumulative_counts(_BOUNDS_S, tally.times), tally.took_ms / 1_000
                 )
-    yield from (ended, waits, times)
+    yield from (searches, waits, times)
 
 
-def _standing(told: _Told) -> Iterator[Metric]:
+def _standing(loads: _Loads) -> Iterator[Metric]:
     waiting = GaugeMetricFamily(
         f"{_PREFIX}_waiting", "Searches that wait for a slot.", labels=(*_WORKER, "class")
     )
@@ -96,7 +96,7 @@ def _standing(told: _Told) -> Iterator[Metric]:
         f"{_PREFIX}_feed_held_back_seconds",
         "For which documents and passages waited until rows had edges.", labels=_WORKER,
     )  # fmt: skip
-    for worker, load in told.items():
+    for worker, load in loads.items():
         waiting.add_metric([*worker, "prefill"], load.waiting_prefill)
         waiting.add_metric([*worker, "decode"], load.waiting_decode)
         running.add_metric(worker, load.running)
@@ -107,12 +107,12 @@ def _standing(told: _Told) -> Iterator[Metric]:
     yield from (waiting, running, parked, missed, behind, held_back)
 
 
-def _collections(told: _Told) -> Iterator[Metric]:
+def _collections(loads: _Loads) -> Iterator[Metric]:
     """Vector stores are together one: their ids are their tenants' own, and whoever scrapes need be
     none of them."""
     for name, doc in _OF_COLLECTIONS:
         family = GaugeMetricFamily(f"{_PREFIX}_{name}", doc, labels=(*_WORKER, "collection"))
-        for worker, load in told.items():
+        for worker, load in loads.items():
             values: dict[str, list[float]] = {}
             for state in load.collections:
                 label = _STORES if state.name.startswith(STORE_PREFIX) else state.name

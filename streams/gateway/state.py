@@ -36,12 +36,12 @@ from streams.gateway.http.exchange import BodyReader
 from streams.gateway.http.uploads import Uploads
 from streams.gateway.log.backend import ToRouter
 from streams.gateway.log.objects import Objects
-from streams.gateway.log.pool import Pool
+from streams.gateway.log.pool import RetrievalPool
 from streams.gateway.log.responses import ResponseStore
 from streams.gateway.metrics import Metrics
-from streams.gateway.places import Places
-from streams.gateway.request.conversation import Conversation, Conversations, Turn
-from streams.gateway.request.intake import Served
+from streams.gateway.places import FairShare
+from streams.gateway.request.conversation import Conversation, Conversations, ConversationTurn
+from streams.gateway.request.intake import ServedModel
 from streams.gateway.stream.event_id import EventIds
 from streams.gateway.stream.hub import Call, Hub
 from streams.gateway.stream.overdue import failure_of
@@ -69,7 +69,7 @@ class Backend(Protocol):
     async def send(self, record: ToRouter, headers: Headers = ()) -> None:
         """Returns when the broker has acknowledged; raises BrokerUnavailable, RecordTooLarge."""
 
-    def publish_turn(self, turn: Turn) -> None:
+    def publish_turn(self, turn: ConversationTurn) -> None:
         """Have every gateway know it, soon; where that fails it is only logged."""
 
     def problems(self) -> list[str]:
@@ -96,11 +96,11 @@ class Gateway:
     def __init__(
         self,
         settings: GatewaySettings,
-        served: Served,
+        served: ServedModel,
         backend: Backend,
         hub: Hub,
         metrics: Metrics,
-        pool: Pool,
+        pool: RetrievalPool,
         objects: Objects,
         *,
         gateway_id: str,
@@ -116,7 +116,7 @@ class Gateway:
         tenants = settings.tenants
         self.uploads = Uploads(
             bytes_max=settings.file_bytes_max,
-            places=Places(settings.uploads_max, tenants=tenants),
+            share=FairShare(settings.uploads_max, tenants=tenants),
         )
         self.gateway_id = gateway_id
         self.started_ms = started_ms
@@ -124,7 +124,7 @@ class Gateway:
         self.keys = Keys(settings.api_keys)
         self.body_reader = BodyReader(
             bytes_max=settings.body_bytes_max,
-            places=Places(settings.bodies_bytes_max, tenants=tenants),
+            share=FairShare(settings.bodies_bytes_max, tenants=tenants),
         )
         # Without a key nobody else resumes what is streamed here.
         event_key = settings.event_key or secrets.token_hex()
@@ -135,9 +135,11 @@ class Gateway:
         )
         self.tolerates_difference = settings.on_difference == "mark"
         self.calls: dict[Call, None] = {}  # that are answered here, the oldest first
-        self._answering = Places(settings.in_flight_max, tenants=tenants)
+        self._answer_share = FairShare(settings.in_flight_max, tenants=tenants)
         self.detached = 0  # of these, choices whose client left and let the work go on
-        self.resumed: set[Call] = set()  # calls that began at any gateway, and are read on here
+        self.resumed_calls: set[Call] = (
+            set()
+        )  # calls that began at any gateway, and are read on here
         self.draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -147,9 +149,9 @@ class Gateway:
     @property
     def in_flight(self) -> int:
         """Choices that are being answered."""
-        return self._answering.taken
+        return self._answer_share.used
 
-    async def admitted(self, tenant: str, choices: int = 1) -> None:
+    async def admit(self, tenant: str, choices: int = 1) -> None:
         """Wait until one more call can be sent. Raises what stands in the way: draining and the
         limit at once, a log that is away, or workers, after `gateway.wait_ms`.
 
@@ -160,34 +162,34 @@ class Gateway:
         until_s = loop.time() + self.settings.wait_ms / 1000
         while True:
             try:
-                return self._admit(tenant, choices)
+                return self._check_admission(tenant, choices)
             except (BrokerUnavailable, NotReady):
                 if self.draining or loop.time() >= until_s:
                     raise
             await asyncio.sleep(ADMIT_S)
 
-    def _admit(self, tenant: str, choices: int) -> None:
+    def _check_admission(self, tenant: str, choices: int) -> None:
         if self.draining:
             raise NotReady("this gateway is shutting down; try again")
-        self._answering.check(tenant, "answers", choices)
+        self._answer_share.check(tenant, "answers", choices)
         self.backend.reply_position()
 
     def admit_resume(self, parent_id: str, tenant: str) -> None:
         """Raise TooManyRequests where one more resume of this request, or of any, is too many."""
-        same = sum(call.key.parent_id == parent_id for call in self.resumed)
-        if same >= (most := self.settings.resumes_per_request_max):
+        same = sum(call.key.parent_id == parent_id for call in self.resumed_calls)
+        if same >= (resumes_max := self.settings.resumes_per_request_max):
             raise TooManyRequests(
-                f"{same} times this stream is being resumed, and at most {most} are allowed; try "
+                f"{same} times this stream is being resumed, and at most {resumes_max} are allowed; try "
                 "again later"
             )
-        places = Places(self.settings.resumes_max, tenants=self.settings.tenants)
-        for call in self.resumed:
-            places.add(call.key.tenant)
-        places.check(tenant, "resumed streams")
+        share = FairShare(self.settings.resumes_max, tenants=self.settings.tenants)
+        for call in self.resumed_calls:
+            share.add(call.key.tenant)
+        share.check(tenant, "resumed streams")
 
     def is_resumed(self, call: Call) -> bool:
         """Whether its client has come back to this gateway on another connection."""
-        return any(each.key.parent_id == call.key.parent_id for each in self.resumed)
+        return any(peer.key.parent_id == call.key.parent_id for peer in self.resumed_calls)
 
     def find_call(self, parent_id: str, tenant: str) -> Call | None:
         """The call that this gateway answers, if it is the caller's."""
@@ -204,21 +206,21 @@ class Gateway:
         """Why /health/ready says no."""
         return ["shutting down"] if self.draining else self.backend.problems()
 
-    def hold(self, call: Call, *, hears: bool = True) -> None:
+    def hold(self, call: Call, *, in_hub: bool = True) -> None:
         """Expect frames for a call, and count it. One that does not hear what this gateway's
         partition brings is told by whoever holds it.
         """
-        if hears:
+        if in_hub:
             self.hub.add(call)
         self.calls[call] = None
-        self._answering.add(call.key.tenant, call.key.choices)
+        self._answer_share.add(call.key.tenant, call.key.choices)
         self._idle.clear()
 
     def release(self, call: Call) -> None:
         """Forget a call that is over."""
         self.hub.remove(call)
         del self.calls[call]
-        self._answering.give_back(call.key.tenant, call.key.choices)
+        self._answer_share.give_back(call.key.tenant, call.key.choices)
         self._set_idle()
 
     def _set_idle(self) -> None:
@@ -287,7 +289,7 @@ class Gateway:
 
     def sweep(self, now_s: float, now_ms: int) -> None:
         """End late calls and those that lack tokens; keep silent ones alive."""
-        for call in [*self.calls, *self.resumed]:
+        for call in [*self.calls, *self.resumed_calls]:
             failure = failure_of(call, now_s, now_ms, self.settings.gap_ms)
             if failure is not None:
                 is_late = isinstance(failure, DeadlineExceeded)

@@ -12,7 +12,7 @@ MEMBERS_MAX = 20_000
 
 
 @contextmanager
-def opened(data: bytes, kind: str) -> Iterator[zipfile.ZipFile]:
+def open_archive(data: bytes, kind: str) -> Iterator[zipfile.ZipFile]:
     """Raises Unreadable for what is no such archive, has a password, or is too large unpacked."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:

@@ -39,9 +39,9 @@ _SIGNS = re.compile(r"[\x01-\x08\x0e-\x1a\x1c-\x1f]")  # of machines and termina
 _SIGNS_SHARE_MAX = 0.01
 
 
-def decoded(data: bytes, declared: str = "") -> str:
+def decode_text(data: bytes, declared: str = "") -> str:
     """The text, with `\\n` at the ends of lines; raises Unreadable where it is no text."""
-    text = _text(data, _known(declared)).removeprefix("\ufeff")
+    text = _text(data, _codec_name(declared)).removeprefix("\ufeff")
     if "\0" in text:
         raise Unreadable("expected text, found zero bytes: it is some other kind of file")
     text, count = _SIGNS.subn("", text)
@@ -55,9 +55,9 @@ def decoded(data: bytes, declared: str = "") -> str:
 def _text(data: bytes, declared: str) -> str:
     for mark, name in _MARKS.items():
         if data.startswith(mark):
-            return _strictly(data, name)
+            return _decode_strict(data, name)
     if wide := _wide(data):
-        return _strictly(data, wide)
+        return _decode_strict(data, wide)
     if not declared and _JAPANESE.search(data):
         declared = "iso2022_jp"
     for name in (declared, "utf-8"):
@@ -66,14 +66,14 @@ def _text(data: bytes, declared: str) -> str:
                 return data.decode(name)
     if not declared or declared == "utf-8":
         text = data.decode(errors="replace")
-        others = len(text) - len(text.encode("ascii", "ignore"))
-        if text.count("\ufffd") <= _DAMAGED_SHARE_MAX * others:
+        non_ascii = len(text) - len(text.encode("ascii", "ignore"))
+        if text.count("\ufffd") <= _DAMAGED_SHARE_MAX * non_ascii:
             return text
-        declared = _detected(data)
+        declared = _detect(data)
     return data.decode(declared, errors="replace")
 
 
-def _strictly(data: bytes, name: str) -> str:
+def _decode_strict(data: bytes, name: str) -> str:
     try:
         return data.decode(name)
     except UnicodeDecodeError as error:
@@ -82,7 +82,7 @@ def _strictly(data: bytes, name: str) -> str:
         ) from None
 
 
-def _known(declared: str) -> str:
+def _codec_name(declared: str) -> str:
     """Python's name of a set of characters in single bytes; empty for none."""
     declared = declared.strip().lower()
     try:
@@ -111,13 +111,13 @@ def _wide(data: bytes) -> str:
     return "" if zeros[1] + zeros[3] else "utf-16-be"
 
 
-def _detected(data: bytes) -> str:
+def _detect(data: bytes) -> str:
     """A few letters among many of ASCII tell nothing of their language."""
     sample = data[:_DETECTED_BYTES_MAX]
     high = len(sample) - len(sample.decode("ascii", "ignore"))
     if high < _TELLING and 2 * high < len(sample):
         return _USUAL
-    name = _known(chardet.detect(sample)["encoding"] or "") or _USUAL
+    name = _codec_name(chardet.detect(sample)["encoding"] or "") or _USUAL
     try:
         data.decode(name)
     except UnicodeDecodeError:

@@ -7,23 +7,23 @@ from zipfile import ZipFile
 
 from lxml import etree  # type: ignore[import-untyped]  # ships no types
 
-from streams.parsing.archive import opened
+from streams.parsing.archive import open_archive
 from streams.parsing.html import html
-from streams.parsing.parsed import Parsed, Unreadable
+from streams.parsing.parsed import ParsedDocument, Unreadable
 
 _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
 _CONTAINER = "META-INF/container.xml"
 
 
-def epub(data: bytes) -> Parsed:
+def epub(data: bytes) -> ParsedDocument:
     """Raises Unreadable for what is no book, and for one that only its shop's program opens."""
-    with opened(data, "a book in EPUB") as archive:
+    with open_archive(data, "a book in EPUB") as archive:
         names = set(archive.namelist())
         place = _xml(archive, _CONTAINER).xpath("string(//*[local-name()='rootfile']/@full-path)")
         book = _xml(archive, str(place))
         title = str(book.xpath("string(//*[local-name()='metadata']/*[local-name()='title'])"))
-        items = {each.get("id"): each for each in book.xpath("//*[local-name()='item']")}
-        refs = [each.get("idref") for each in book.xpath("//*[local-name()='itemref']")]
+        items = {item.get("id"): item for item in book.xpath("//*[local-name()='item']")}
+        refs = [itemref.get("idref") for itemref in book.xpath("//*[local-name()='itemref']")]
         folder = posixpath.dirname(str(place))
         texts = []
         for item in (items[ref] for ref in dict.fromkeys(refs) if ref in items):
@@ -33,15 +33,15 @@ def epub(data: bytes) -> Parsed:
     text = "\n\n".join(text for text in texts if text)
     if not text and "META-INF/encryption.xml" in names:
         raise Unreadable("expected a book without a lock, found an encrypted one")
-    return Parsed(text, " ".join(title.split()))
+    return ParsedDocument(text, " ".join(title.split()))
 
 
 def _xml(archive: ZipFile, name: str) -> Any:
     parser = etree.XMLParser(no_network=True, resolve_entities="internal", recover=True)
     try:
-        found = etree.fromstring(archive.read(name), parser)
+        root = etree.fromstring(archive.read(name), parser)
     except (KeyError, etree.XMLSyntaxError) as error:
         raise Unreadable(f"expected a book in EPUB: {error}") from error
-    if found is None:
+    if root is None:
         raise Unreadable(f"expected a book in EPUB, found no XML in {name}")
-    return found
+    return root

@@ -18,9 +18,9 @@ import lxml.html  # type: ignore[import-untyped]  # ships no types
 from lxml import etree
 from selectolax.lexbor import LexborHTMLParser
 
-from streams.parsing.charset import decoded
-from streams.parsing.parsed import Parsed
-from streams.parsing.plain import fenced
+from streams.parsing.charset import decode_text
+from streams.parsing.parsed import ParsedDocument
+from streams.parsing.plain import add_fences
 
 NOT_SAID = frozenset(
     "script style noscript template svg nav head iframe object select rt rp annotation".split()
@@ -53,15 +53,15 @@ _EMPTY = re.compile(
 _ENTITY = re.compile(r"&(?!(?:amp|lt|gt|quot|apos);)([A-Za-z][A-Za-z0-9]{1,31});")
 
 
-def html(data: bytes) -> Parsed:
+def html(data: bytes) -> ParsedDocument:
     """The title is that of the page, or its first heading."""
     head = data[:_DECLARED_WITHIN]
     declared = _PROLOG.search(head) or _CHARSET.search(head)
-    source = decoded(data, declared.group(1).decode() if declared else "")
+    source = decode_text(data, declared.group(1).decode() if declared else "")
     if _IS_XML.search(source, 0, _DECLARED_WITHIN):
         source = _from_xml(source)
     tree = LexborHTMLParser(source)
-    return Parsed(_text(tree), _title(tree))
+    return ParsedDocument(_text(tree), _title(tree))
 
 
 def html_text(source: str) -> str:
@@ -71,10 +71,10 @@ def html_text(source: str) -> str:
 
 def _from_xml(source: str) -> str:
     """As HTML writes it, where any element may be empty and entities are those of HTML."""
-    named = _ENTITY.sub(lambda found: entities.unescape(found.group()), source)
+    xml_text = _ENTITY.sub(lambda match: entities.unescape(match.group()), source)
     parser = etree.XMLParser(encoding="utf-8", no_network=True, resolve_entities="internal")
     try:
-        root = etree.fromstring(named.encode(errors="replace"), parser)
+        root = etree.fromstring(xml_text.encode(errors="replace"), parser)
     except (etree.XMLSyntaxError, ValueError):
         return _EMPTY.sub(r"<\1\2></\1>", source)  # not well-formed: for the other reader
     lxml.html.xhtml_to_html(root)
@@ -91,28 +91,28 @@ def _title(tree: LexborHTMLParser) -> str:
 
 def _text(tree: LexborHTMLParser) -> str:
     body = tree.body
-    writer = _Writer()
+    writer = _BlockWriter()
     for node, begins in _walk(body) if body is not None else ():
         writer.enter(node) if begins else writer.leave(node)
     writer.flush()
-    return joined(writer.blocks)
+    return join_blocks(writer.blocks)
 
 
 def row(cells: Iterable[str]) -> str:
     """A row of a table, as a line; empty where its cells are."""
-    said = " | ".join(cells).split()
-    return " ".join(said) if set(said) - {"|"} else ""
+    words = " | ".join(cells).split()
+    return " ".join(words) if set(words) - {"|"} else ""
 
 
-def joined(blocks: Iterable[Block]) -> str:
+def join_blocks(blocks: Iterable[Block]) -> str:
     """A blank line between blocks; none between the items of a list and the rows of a table."""
-    found: list[str] = []
+    pieces: list[str] = []
     last = ""
     for kind, words in blocks:
         is_close = kind == last and kind[:2] in ("li", "tr")
-        found += ["\n" if is_close else "\n\n" if found else "", words]
+        pieces += ["\n" if is_close else "\n\n" if pieces else "", words]
         last = kind
-    return "".join(found)
+    return "".join(pieces)
 
 
 def _walk(body: Any) -> Iterator[tuple[Any, bool]]:
@@ -137,12 +137,12 @@ def _walk(body: Any) -> Iterator[tuple[Any, bool]]:
             node = node.parent
 
 
-class _Writer:
+class _BlockWriter:
     """Blocks of a page, from its nodes in order."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
-        self._said: list[str] = []  # of the block that is open
+        self._pieces: list[str] = []  # of the block that is open
         self._lead, self._tag = "", ""
         self._lists: list[int] = []  # number of the next item; 0 in lists without numbers
         self._row: list[str] | None = None  # cells, while a row is written as a line
@@ -157,23 +157,23 @@ class _Writer:
         tag = node.tag
         if tag == "-text":
             text = node.text_content or ""
-            if self._low_number[1] == len(self._said) > 0 and text[:1].isdecimal():
+            if self._low_number[1] == len(self._pieces) > 0 and text[:1].isdecimal():
                 self._part()
-            self._said.append(text if self._kept_depth else _SPACES.sub(" ", text))
+            self._pieces.append(text if self._kept_depth else _SPACES.sub(" ", text))
         elif tag == "br":
-            self._said.append("\n" if self._row is None else " ")
+            self._pieces.append("\n" if self._row is None else " ")
         elif tag == "img":
-            self._said += [" ", node.attributes.get("alt") or "", " "]
+            self._pieces += [" ", node.attributes.get("alt") or "", " "]
         elif tag == "sup":
-            self._raised.append(len(self._said))
+            self._raised.append(len(self._pieces))
         elif tag == "sub":
-            self._lowered = len(self._said)
+            self._lowered = len(self._pieces)
         elif tag in _BLOCKS:
             self._begin(tag, node)
 
     def _begin(self, tag: str, node: Any) -> None:
         if self._row is not None:
-            self._said.append(" ")
+            self._pieces.append(" ")
             if tag in ("td", "th"):
                 self._clear()
             return
@@ -188,8 +188,8 @@ class _Writer:
             self._lists.append(_number(node, "start", 1))
         elif tag == "li":
             self._lead, self._tag = self._bullet(node), "li"
-        elif found := _HEADING.fullmatch(tag):
-            self._lead = "#" * int(found.group(1)) + " "
+        elif match := _HEADING.fullmatch(tag):
+            self._lead = "#" * int(match.group(1)) + " "
         elif tag in _KEPT_AS_IT_IS:
             self._kept_depth += 1
 
@@ -210,8 +210,8 @@ class _Writer:
         elif tag == "sub":
             self._lower(self._lowered)
         elif tag == "a":
-            if self._lead[:1] == "#" and "".join(self._said[-1:]).strip() in _LINKS_TO_HEADINGS:
-                self._said.pop()
+            if self._lead[:1] == "#" and "".join(self._pieces[-1:]).strip() in _LINKS_TO_HEADINGS:
+                self._pieces.pop()
         elif self._row is not None:
             self._leave_in_row(tag, node)
         elif tag in _BLOCKS:
@@ -226,7 +226,7 @@ class _Writer:
     def _leave_in_row(self, tag: str, node: Any) -> None:
         assert self._row is not None, "asked before"
         if tag in ("td", "th"):
-            self._row.append("".join(self._said))
+            self._row.append("".join(self._pieces))
             self._clear()
         elif tag == "tr" and node.mem_id == self._row_node:
             if line := row(self._row):
@@ -234,53 +234,53 @@ class _Writer:
             self._row = None
             self._clear()
         elif tag in _BLOCKS:
-            self._said.append(" ")
+            self._pieces.append(" ")
 
     def _raise(self, since: int) -> None:
         raised, before = self._short(since), self._before(since)
         if not (before.isalnum() or before in (")", "]")):
             return
         if _POWER.fullmatch(raised):
-            self._said[since:] = ["^", raised]
+            self._pieces[since:] = ["^", raised]
         elif _FORMULA.fullmatch(raised):
-            self._said[since:] = ["^(", raised, ")"]
+            self._pieces[since:] = ["^(", raised, ")"]
 
     def _lower(self, since: int) -> None:
         if not (lowered := self._short(since)).isdecimal():
             return
-        self._said[since:] = ["_" if self._before(since).isdecimal() else "", lowered]
-        self._low_number = (since, len(self._said))
+        self._pieces[since:] = ["_" if self._before(since).isdecimal() else "", lowered]
+        self._low_number = (since, len(self._pieces))
 
     def _part(self) -> None:
         """What is said next begins with a digit: it is no part of the lowered number before it."""
-        self._said[self._low_number[0]] = "_"
-        self._said.append(" ")
+        self._pieces[self._low_number[0]] = "_"
+        self._pieces.append(" ")
 
     def _before(self, since: int) -> str:
-        return self._said[since - 1][-1:] if since else ""
+        return self._pieces[since - 1][-1:] if since else ""
 
     def _short(self, since: int) -> str:
         """What was said since then; nothing where that is long, so that nested ones cost little."""
-        pieces = self._said[since : since + _RAISED_CHARS_MAX + 1]
+        pieces = self._pieces[since : since + _RAISED_CHARS_MAX + 1]
         if len(pieces) > _RAISED_CHARS_MAX or sum(map(len, pieces)) > _RAISED_CHARS_MAX:
             return ""
         return "".join(pieces).strip()
 
     def _clear(self) -> None:
-        self._said.clear()
+        self._pieces.clear()
         self._raised.clear()
         self._lowered, self._low_number = 0, (0, 0)
 
     def flush(self, *, is_kept: bool = False) -> None:
         """What was said is a block, if it says something."""
-        said = "".join(self._said)
+        text = "".join(self._pieces)
         self._clear()
-        if not said.strip():
+        if not text.strip():
             return
         if is_kept or self._kept_depth:
-            self.blocks.append(("pre", fenced(said)))
+            self.blocks.append(("pre", add_fences(text)))
             return
-        words = "\n".join(_SPACES.sub(" ", line).strip() for line in said.split("\n")).strip()
+        words = "\n".join(_SPACES.sub(" ", line).strip() for line in text.split("\n")).strip()
         self.blocks.append((self._tag, self._lead + words))
         self._lead = ""
 

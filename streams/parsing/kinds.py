@@ -9,7 +9,7 @@ from streams.parsing.html import html
 from streams.parsing.mail import mail
 from streams.parsing.markdown import markdown
 from streams.parsing.office import slides, word_document
-from streams.parsing.parsed import TEXT_CHARS_MAX, Parsed, Unreadable
+from streams.parsing.parsed import TEXT_CHARS_MAX, ParsedDocument, Unreadable
 from streams.parsing.pdf import pdf
 from streams.parsing.plain import code, plain_text
 from streams.parsing.records import json_lines, json_text, table
@@ -19,7 +19,7 @@ _CODE = (
     ".bash .c .cc .cfg .conf .cpp .cs .css .cxx .go .h .hpp .ini .java .js .jsx .kt .lua .mjs .php "
     ".pl .pm .ps1 .py .pyi .r .rb .rs .scala .sh .sql .swift .toml .ts .tsx .yaml .yml .zsh"
 )
-_READERS: dict[str, Callable[[bytes], Parsed]] = {
+_READERS: dict[str, Callable[[bytes], ParsedDocument]] = {
     **dict.fromkeys(_PLAIN.split(), plain_text),
     **dict.fromkeys(_CODE.split(), code),
     ".csv": table,
@@ -52,7 +52,7 @@ def kind_of(name: str) -> str:
     return kind
 
 
-def parse(kind: str, data: bytes) -> list[Parsed]:
+def parse(kind: str, data: bytes) -> list[ParsedDocument]:
     """The documents of a file of that kind; raises Unreadable. Marks of where a word may be
     divided are left out of their texts.
     """
@@ -62,11 +62,15 @@ def parse(kind: str, data: bytes) -> list[Parsed]:
         raise
     except Exception as error:  # libraries raise all kinds of them for damaged files
         raise Unreadable(f"expected {kind}: {type(error).__name__}: {error}") from error
-    if (chars := sum(len(each.text) for each in documents)) > TEXT_CHARS_MAX:
+    if (chars := sum(len(document.text) for document in documents)) > TEXT_CHARS_MAX:
         raise Unreadable(
             f"expected at most {TEXT_CHARS_MAX} characters of text, found {chars}; divide it"
         )
     return [
-        replace(each, text=each.text.replace("\xad", ""), title=each.title.replace("\xad", ""))
-        for each in documents
+        replace(
+            document,
+            text=document.text.replace("\xad", ""),
+            title=document.title.replace("\xad", ""),
+        )
+        for document in documents
     ]

@@ -5,21 +5,23 @@ from email import message_from_bytes, policy
 from email.message import EmailMessage
 from itertools import chain
 
-from streams.parsing.charset import decoded
+from streams.parsing.charset import decode_text
 from streams.parsing.html import html_text
-from streams.parsing.parsed import Parsed
+from streams.parsing.parsed import ParsedDocument
 
 _HEADERS = ("From", "To", "Cc", "Date", "Subject")
 _INNER_MAX = 5  # mails within mails
 
 
-def mail(data: bytes) -> Parsed:
+def mail(data: bytes) -> ParsedDocument:
     """The title is its subject."""
     message = message_from_bytes(data, policy=policy.default)
-    return Parsed("\n\n".join(filter(None, _said(message, 0))), _header(message, "Subject"))
+    return ParsedDocument(
+        "\n\n".join(filter(None, _message_texts(message, 0))), _header(message, "Subject")
+    )
 
 
-def _said(message: EmailMessage, depth: int) -> Iterator[str]:
+def _message_texts(message: EmailMessage, depth: int) -> Iterator[str]:
     heads = [(name, _header(message, name)) for name in _HEADERS]
     yield "\n".join(f"{name}: {value}" for name, value in heads if value)
     yield from _parts(message, depth)
@@ -29,17 +31,17 @@ def _parts(part: EmailMessage, depth: int) -> Iterator[str]:
     """What a part says: of alternatives one, of what belongs together the first, else all."""
     kind, inner = part.get_content_type(), part.get_payload()
     if isinstance(inner, list):
-        within = [each for each in inner if isinstance(each, EmailMessage)]
+        within = [child for child in inner if isinstance(child, EmailMessage)]
         if kind == "message/rfc822":
             if depth < _INNER_MAX:
-                yield from _said(within[0], depth + 1) if within else ()
+                yield from _message_texts(within[0], depth + 1) if within else ()
         elif kind == "multipart/alternative":
             yield from _alternative(within, depth)
         elif part.get_content_maintype() == "multipart":
-            said = within[:1] if kind == "multipart/related" else within
-            for each in said:
-                yield from _parts(each, depth)
-            yield from _named(within[len(said) :])
+            main_parts = within[:1] if kind == "multipart/related" else within
+            for child in main_parts:
+                yield from _parts(child, depth)
+            yield from _attachments(within[len(main_parts) :])
     elif part.get_content_maintype() == "text" and not (
         part.is_attachment() and part.get_filename()
     ):
@@ -50,10 +52,10 @@ def _parts(part: EmailMessage, depth: int) -> Iterator[str]:
 
 def _alternative(parts: Sequence[EmailMessage], depth: int) -> Iterator[str]:
     """The plainest that says something, and the names of what is attached to others."""
-    for each in sorted(parts, key=_plainness):
-        if said := [text for text in _parts(each, depth) if text]:
-            yield from said
-            yield from _named([other for other in parts if other is not each])
+    for part in sorted(parts, key=_plainness):
+        if texts := [text for text in _parts(part, depth) if text]:
+            yield from texts
+            yield from _attachments([sibling for sibling in parts if sibling is not part])
             return
 
 
@@ -64,8 +66,8 @@ def _plainness(part: EmailMessage) -> int:
     return 1 if kind == "text/html" or part.is_multipart() else 2
 
 
-def _named(parts: Iterable[EmailMessage]) -> Iterator[str]:
-    for part in chain.from_iterable(each.walk() for each in parts):
+def _attachments(parts: Iterable[EmailMessage]) -> Iterator[str]:
+    for part in chain.from_iterable(outer.walk() for outer in parts):
         if part.is_attachment() and (name := part.get_filename()):
             yield f"Attachment: {name}"
 
@@ -73,7 +75,7 @@ def _named(parts: Iterable[EmailMessage]) -> Iterator[str]:
 def _text(part: EmailMessage) -> str:
     payload = part.get_payload(decode=True)
     charset = part.get_content_charset() or ""
-    text = decoded(payload if isinstance(payload, bytes) else b"", charset)
+    text = decode_text(payload if isinstance(payload, bytes) else b"", charset)
     return html_text(text) if part.get_content_subtype() == "html" else text.strip()
 
 

@@ -13,9 +13,9 @@ import yaml  # type: ignore[import-untyped]  # ships no types
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from streams.parsing.charset import decoded
+from streams.parsing.charset import decode_text
 from streams.parsing.html import NOT_SAID, html_text
-from streams.parsing.parsed import Parsed
+from streams.parsing.parsed import ParsedDocument
 
 _PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 _FRONT = re.compile(
@@ -30,16 +30,16 @@ _NO_VALUES = ("", "~", "null", "Null", "NULL")
 _END = re.compile(r"</([A-Za-z]+)")
 
 
-def markdown(data: bytes) -> Parsed:
+def markdown(data: bytes) -> ParsedDocument:
     """The title is that of the front matter, or the first heading of the highest level there is."""
-    source = decoded(data)
+    source = decode_text(data)
     front, source = _front_matter(source)
     tokens = _PARSER.parse(source)
-    ended = set[str]()  # by blocks of HTML that follow
+    closed_tags = set[str]()  # by blocks of HTML that follow
     for token in reversed(tokens):
         if token.type == "html_block":
-            ended |= _ends(token.content)
-            _tame(token, ended)
+            closed_tags |= _ends(token.content)
+            _tame(token, closed_tags)
         elif token.type == "inline":
             pieces = [piece for piece in token.children or () if piece.type == "html_inline"]
             ends = _ends("".join(piece.content for piece in pieces))
@@ -54,7 +54,9 @@ def markdown(data: bytes) -> Parsed:
     title = front.get("title")
     text = html_text(str(_PARSER.renderer.render(tokens, _PARSER.options, {})))
     facts = {name: front[name] for name in _FACTS if front.get(name)}
-    return Parsed(text, title if isinstance(title, str) and title else first, metadata=facts)
+    return ParsedDocument(
+        text, title if isinstance(title, str) and title else first, metadata=facts
+    )
 
 
 def _front_matter(source: str) -> tuple[Mapping[str, Any], str]:
@@ -64,16 +66,16 @@ def _front_matter(source: str) -> tuple[Mapping[str, Any], str]:
         return {}, source
     mark, text = front.groups()
     try:
-        found: Any = _loaded(mark, text)
+        fields: Any = _load(mark, text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return {}, source
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         return {}, source
-    plain = {name: _plain(found.get(name)) for name in ("title", *_FACTS)}
+    plain = {name: _plain(fields.get(name)) for name in ("title", *_FACTS)}
     return plain, source[front.end() :]
 
 
-def _loaded(mark: str, text: str) -> Any:
+def _load(mark: str, text: str) -> Any:
     """With values as they are written: `1.10` is a version, and `on` may be a word."""
     if mark == "+++":
         return tomllib.loads(text, parse_float=str)
@@ -83,7 +85,7 @@ def _loaded(mark: str, text: str) -> Any:
 def _plain(value: Any) -> Any:
     """A text, or a list of texts; None for what is neither."""
     return (
-        [text for each in value if (text := _text(each))]
+        [text for inner in value if (text := _text(inner))]
         if isinstance(value, list)
         else (_text(value))
     )
@@ -106,12 +108,12 @@ def _ends(source: str) -> set[str]:
 def _tame(piece: Token, ends: Set[str]) -> None:
     """Have tags that nothing ends read as text, as GitHub's Markdown does."""
 
-    def tamed(found: re.Match[str]) -> str:
-        return found.group() if found.group(1).lower() in ends else "&lt;" + found.group(1)
+    def escape_unclosed(match: re.Match[str]) -> str:
+        return match.group() if match.group(1).lower() in ends else "&lt;" + match.group(1)
 
-    piece.content = _SWALLOWS.sub(tamed, piece.content)
+    piece.content = _SWALLOWS.sub(escape_unclosed, piece.content)
 
 
 def _words(token: Token) -> str:
-    said = (each.content for each in token.children or () if not each.type.startswith("html"))
-    return " ".join("".join(said).split())
+    texts = (child.content for child in token.children or () if not child.type.startswith("html"))
+    return " ".join("".join(texts).split())

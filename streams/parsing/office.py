@@ -10,9 +10,9 @@ import mammoth  # type: ignore[import-untyped]  # ships no types
 from lxml import etree  # type: ignore[import-untyped]  # the same
 from pptx import Presentation
 
-from streams.parsing.archive import opened
-from streams.parsing.html import Block, html, joined, row
-from streams.parsing.parsed import Parsed, Unreadable
+from streams.parsing.archive import open_archive
+from streams.parsing.html import Block, html, join_blocks, row
+from streams.parsing.parsed import ParsedDocument, Unreadable
 
 # How older files begin, and newer ones that have a password.
 _COMPOUND = b"\xd0\xcf\x11\xe0"
@@ -23,27 +23,27 @@ _PASSED_OVER = re.compile(rb":(?:fldSimple|bdo|dir|ruby|oMath)\b")
 _MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 
 
-def word_document(data: bytes) -> Parsed:
+def word_document(data: bytes) -> ParsedDocument:
     """Headings, lists, tables and notes; pictures are left out."""
     _check(data, ".docx")
-    with opened(data, "a Word document") as archive:
-        file = io.BytesIO(data) if _DOCUMENT not in archive.namelist() else _spelt(archive)
-        made = mammoth.convert_to_html(file, convert_image=lambda image: [])
-    page = made.value.replace("<ol>", "<ul>").replace("</ol>", "</ul>")  # it knows no numbers
+    with open_archive(data, "a Word document") as archive:
+        file = io.BytesIO(data) if _DOCUMENT not in archive.namelist() else _spell_out(archive)
+        result = mammoth.convert_to_html(file, convert_image=lambda image: [])
+    page = result.value.replace("<ol>", "<ul>").replace("</ol>", "</ul>")  # it knows no numbers
     return html(f'<meta charset="utf-8">{page}'.encode(errors="replace"))
 
 
-def _spelt(archive: ZipFile) -> io.BytesIO:
+def _spell_out(archive: ZipFile) -> io.BytesIO:
     """The document with fields, equations, and what has its sound written above it as text:
     mammoth passes over them.
     """
-    made = io.BytesIO()
-    with ZipFile(made, "w") as packed:
+    buffer = io.BytesIO()
+    with ZipFile(buffer, "w") as packed:
         for name in archive.namelist():
             if name.endswith((".xml", ".rels")):  # others are pictures
                 part = archive.read(name)
                 packed.writestr(name, _plain(part) if name == _DOCUMENT else part)
-    return made
+    return buffer
 
 
 def _plain(part: bytes) -> bytes:
@@ -73,21 +73,21 @@ def _equation(part: Any, depth: int) -> str:
     if depth > _DEPTH_MAX or not isinstance(part.tag, str):
         return ""
     kind = part.tag.removeprefix(_MATH)
-    said = [_equation(inner, depth + 1) for inner in part]
+    terms = [_equation(inner, depth + 1) for inner in part]
     sign = {"sup": "^", "sub": "_", "den": "/", "rad": "√"}.get(kind, "")
-    text = "".join(said)
+    text = "".join(terms)
     if kind in ("num", "den", "rad", "sup", "sub") and len(text) > 1 and not text.isalnum():
         text = f"({text})"
     return f"({text})" if kind == "d" else sign + text
 
 
-def slides(data: bytes) -> Parsed:
+def slides(data: bytes) -> ParsedDocument:
     """Slide after slide: its title as a heading, texts, tables, and what its speaker notes."""
     _check(data, ".pptx")
-    with opened(data, "slides"):
+    with open_archive(data, "slides"):
         show = Presentation(io.BytesIO(data))
         blocks = [block for slide in show.slides for block in _slide(slide)]
-    return Parsed(joined(blocks), str(show.core_properties.title or "").strip())
+    return ParsedDocument(join_blocks(blocks), str(show.core_properties.title or "").strip())
 
 
 def _check(data: bytes, kind: str) -> None:

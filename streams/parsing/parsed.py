@@ -13,7 +13,7 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
+class ParsedDocument:
     """A document's text; `document_id` where it has one of its own, as a line of JSON has."""
 
     text: str

@@ -13,7 +13,7 @@ from pypdfium2 import (  # type: ignore[import-untyped]  # ships no types
 )
 
 from schemas.rules.letters import plain_letters
-from streams.parsing.parsed import TEXT_CHARS_MAX, Parsed, Unreadable
+from streams.parsing.parsed import TEXT_CHARS_MAX, ParsedDocument, Unreadable
 
 PAGES_MAX = 5_000
 _FROM_RIGHT = re.compile("[\u0590-\u08ff]{2}")
@@ -21,7 +21,7 @@ _DIVIDED = "\x02"  # as PDFium has the hyphen of a word that is divided at the e
 _PASSWORD = 4  # of PDFium's errors
 
 
-def pdf(data: bytes) -> Parsed:
+def pdf(data: bytes) -> ParsedDocument:
     """Letters of fonts, as ligatures and full-width ones, are those that they stand for. Raises
     Unreadable where it is encrypted, damaged, or has pictures of text only.
     """
@@ -38,13 +38,13 @@ def pdf(data: bytes) -> Parsed:
         title = document.get_metadata_value("Title").strip()
     if not text:
         raise Unreadable(f"expected a PDF with text, found none on {count} pages: a scan?")
-    return Parsed(text, title)
+    return ParsedDocument(text, title)
 
 
 def _pages(document: PdfDocument) -> Iterator[str]:
     chars = 0
     for page in document:
-        text = _said(page.get_textpage())
+        text = _page_text(page.get_textpage())
         page.close()  # with its text
         text = text.replace(_DIVIDED, "").replace("\r\n", "\n").replace("\0", "")
         chars += len(text)
@@ -53,7 +53,7 @@ def _pages(document: PdfDocument) -> Iterator[str]:
         yield plain_letters(text).strip()
 
 
-def _said(page: Any) -> str:
+def _page_text(page: Any) -> str:
     """PDFium turns a line from the right letter by letter, those of a ligature too: they have one
     place, and are turned back.
     """

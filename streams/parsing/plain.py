@@ -2,8 +2,8 @@
 
 import re
 
-from streams.parsing.charset import decoded
-from streams.parsing.parsed import Parsed
+from streams.parsing.charset import decode_text
+from streams.parsing.parsed import ParsedDocument
 
 _RUN = re.compile(r"`{3,}")
 # As editors and PEP 263 have it, in the first two lines; LaTeX names its own in the preamble.
@@ -11,19 +11,19 @@ _COOKIE = re.compile(rb"\A(?:[^\n]{0,500}\n)?[^\n]{0,500}?coding[:=][ \t]*([\w.-
 _INPUTENC = re.compile(rb"\\usepackage\[([\w-]{1,40})\]\{inputenc\}")
 
 
-def plain_text(data: bytes) -> Parsed:
+def plain_text(data: bytes) -> ParsedDocument:
     """As it is."""
-    return Parsed(decoded(data))
+    return ParsedDocument(decode_text(data))
 
 
-def code(data: bytes) -> Parsed:
+def code(data: bytes) -> ParsedDocument:
     """Fenced, so that it is cut between its lines and its comments are no headings."""
     declared = _COOKIE.search(data) or _INPUTENC.search(data, 0, 8_192)
-    source = decoded(data, declared.group(1).decode() if declared else "")
-    return Parsed(fenced(source) if source.strip() else "")
+    source = decode_text(data, declared.group(1).decode() if declared else "")
+    return ParsedDocument(add_fences(source) if source.strip() else "")
 
 
-def fenced(source: str) -> str:
+def add_fences(source: str) -> str:
     """Between fences that are longer than any inside."""
     longest = max((len(run) for run in _RUN.findall(source)), default=2)
     fence = "`" * (longest + 1)

@@ -9,8 +9,8 @@ from itertools import chain, islice, zip_longest
 from typing import Any
 
 from schemas.rules.numbers import float_of
-from streams.parsing.charset import decoded
-from streams.parsing.parsed import TEXT_CHARS_MAX, Parsed, Unreadable
+from streams.parsing.charset import decode_text
+from streams.parsing.parsed import TEXT_CHARS_MAX, ParsedDocument, Unreadable
 
 _CELL_CHARS_MAX = 1 << 20
 _SAMPLE_CHARS, _SAMPLE_ROWS = 65_536, 20  # by which the sign between values is known
@@ -19,66 +19,66 @@ _NUMBER = re.compile(r"[\s\d.,:/%€$£+-]*")
 csv.field_size_limit(_CELL_CHARS_MAX)
 
 
-def json_lines(data: bytes) -> Iterator[Parsed]:
+def json_lines(data: bytes) -> Iterator[ParsedDocument]:
     """One document per line: `{"id": "a", "text": "…", "title": "…", "metadata": {…}}`.
 
     A line without an id has its number for one. Lines that give no document say why.
     """
-    for number, line in enumerate(decoded(data).split("\n"), 1):
+    for number, line in enumerate(decode_text(data).split("\n"), 1):
         if line.strip():
             place = f"line {number}"
             try:
                 yield _of_line(json.loads(line, parse_float=float_of), place)
             except (ValueError, RecursionError) as error:
-                yield Parsed("", place=place, wrong=f"expected a JSON object: {error}")
+                yield ParsedDocument("", place=place, wrong=f"expected a JSON object: {error}")
             except Unreadable as error:
-                yield Parsed("", place=place, wrong=str(error))
+                yield ParsedDocument("", place=place, wrong=str(error))
 
 
-def _of_line(found: Any, place: str) -> Parsed:
-    if not isinstance(found, dict):
+def _of_line(fields: Any, place: str) -> ParsedDocument:
+    if not isinstance(fields, dict):
         raise Unreadable("expected a JSON object with a text")
-    if found.get("vector"):
+    if fields.get("vector"):
         raise Unreadable("found a vector; `trivium documents load` takes documents with vectors")
-    name, text, metadata = found.get("id"), found.get("text"), found.get("metadata") or {}
+    name, text, metadata = fields.get("id"), fields.get("text"), fields.get("metadata") or {}
     if not isinstance(name, str | int | None) or isinstance(name, bool) or name == "":
         raise Unreadable("expected an id, a string or a whole number")
-    shown = "" if name is None else f"document {name!r:.80}: "
+    label = "" if name is None else f"document {name!r:.80}: "
     if not isinstance(text, str):
-        raise Unreadable(f"{shown}expected a text")
-    title, tenant = found.get("title") or "", found.get("tenant") or ""
+        raise Unreadable(f"{label}expected a text")
+    title, tenant = fields.get("title") or "", fields.get("tenant") or ""
     fits = isinstance(metadata, dict) and isinstance(title, str) and isinstance(tenant, str)
     if not fits:
-        raise Unreadable(f"{shown}expected strings as title and tenant, an object as metadata")
+        raise Unreadable(f"{label}expected strings as title and tenant, an object as metadata")
     try:
         f"{name}{text}{title}{tenant}".encode()
     except UnicodeEncodeError as error:
-        raise Unreadable(f"{shown}expected characters: {error.reason}") from None
+        raise Unreadable(f"{label}expected characters: {error.reason}") from None
     document_id = "" if name is None else str(name)
-    return Parsed(text, title, document_id, tenant, metadata, place)
+    return ParsedDocument(text, title, document_id, tenant, metadata, place)
 
 
-def json_text(data: bytes) -> Parsed:
+def json_text(data: bytes) -> ParsedDocument:
     """A line for each value, behind its path: `price.amount: 12.50`; numbers keep their digits."""
-    source = decoded(data)
+    source = decode_text(data)
     try:
-        found = json.loads(source, parse_float=str, parse_int=str, parse_constant=str)
-        text = _joined(_lines(found, ""))
+        value = json.loads(source, parse_float=str, parse_int=str, parse_constant=str)
+        text = _join_lines(_lines(value, ""))
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"expected JSON: {error}") from None
-    return Parsed(text.encode(errors="replace").decode())
+    return ParsedDocument(text.encode(errors="replace").decode())
 
 
-def _joined(lines: Iterable[str]) -> str:
+def _join_lines(lines: Iterable[str]) -> str:
     """Paths and names of columns are repeated, so a small file may have a long text; raises
     Unreadable."""
-    found, chars = list[str](), 0
+    parts, chars = list[str](), 0
     for line in lines:
-        found.append(line)
+        parts.append(line)
         chars += len(line) + 1
         if chars > TEXT_CHARS_MAX:
             raise Unreadable(f"expected at most {TEXT_CHARS_MAX} characters of text; divide it")
-    return "\n".join(found)
+    return "\n".join(parts)
 
 
 def _lines(value: Any, path: str) -> Iterator[str]:
@@ -88,37 +88,37 @@ def _lines(value: Any, path: str) -> Iterator[str]:
             yield from _lines(inner, f"{path}.{name}" if path else str(name))
     elif isinstance(value, list):
         if all(not isinstance(inner, dict | list) for inner in value):
-            said = ", ".join(_spelled(inner) for inner in value)
-            yield from _line(said, path)
+            text = ", ".join(_spell(inner) for inner in value)
+            yield from _line(text, path)
             return
         for number, inner in enumerate(value):
             if not path and number:
                 yield ""
             yield from _lines(inner, f"{path}[{number}]" if path else "")
     else:
-        yield from _line(_spelled(value), path)
+        yield from _line(_spell(value), path)
 
 
-def _line(said: str, path: str) -> Iterator[str]:
-    if said.strip():
-        yield f"{path}: {said}" if path else said
+def _line(text: str, path: str) -> Iterator[str]:
+    if text.strip():
+        yield f"{path}: {text}" if path else text
 
 
-def _spelled(value: Any) -> str:
+def _spell(value: Any) -> str:
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def table(data: bytes) -> Parsed:
+def table(data: bytes) -> ParsedDocument:
     """A line for each row; where the first one names the columns, with the names."""
-    source = decoded(data)
-    delimiter = max(_DELIMITERS, key=lambda sign: _alike(source[:_SAMPLE_CHARS], sign))
+    source = decode_text(data)
+    delimiter = max(_DELIMITERS, key=lambda sign: _regularity(source[:_SAMPLE_CHARS], sign))
     rows = (row for row in _rows(source, delimiter) if any(map(str.strip, row)))
-    return Parsed(_joined(_of_rows(rows)))
+    return ParsedDocument(_join_lines(_of_rows(rows)))
 
 
-def _alike(sample: str, delimiter: str) -> tuple[int, int]:
+def _regularity(sample: str, delimiter: str) -> tuple[int, int]:
     """How many of the first rows have as many values as most of them, and how many these are."""
     widths = [len(row) for row in islice(_rows(sample, delimiter), _SAMPLE_ROWS) if row]
     usual = max(widths, key=widths.count, default=0)
@@ -142,6 +142,6 @@ def _of_rows(rows: Iterator[Sequence[str]]) -> Iterator[str]:
     for row in chain(second, rows):
         values = [" ".join(value.split()) for value in row]
         if names:
-            named = zip_longest(names, values, fillvalue="")
-            values = [f"{name}: {value}" if name else value for name, value in named if value]
+            pairs = zip_longest(names, values, fillvalue="")
+            values = [f"{name}: {value}" if name else value for name, value in pairs if value]
         yield " | ".join(values).strip()

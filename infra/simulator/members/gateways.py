@@ -13,9 +13,9 @@ from zlib import crc32
 from infra.simulator.log.clock import Clock
 from schemas.records import Continued, Request, Resumption, TokenFrame
 from streams.gateway.config import GatewaySettings
-from streams.gateway.log.answers import answer_so_far
-from streams.gateway.stream.event_id import Position, StreamKey
-from streams.gateway.stream.hub import Call, CallStream, Hub, SoFar
+from streams.gateway.log.answers import progress_record
+from streams.gateway.stream.event_id import ClientPosition, StreamKey
+from streams.gateway.stream.hub import AnswerProgress, Call, CallStream, Hub
 from streams.gateway.stream.overdue import failure_of
 
 GAP_MS = GatewaySettings().gap_ms
@@ -33,7 +33,7 @@ class Answer(Call):
         touched: dict[str, "Answer"],
         offset: int,
         now_ms: float,
-        has: Position | None = None,
+        has: ClientPosition | None = None,
         *,
         wants_ids: bool,
         is_whole: bool,
@@ -111,8 +111,8 @@ class Gateways:
         """One that says what there is of answers whose attempts are void."""
         gateway = SimGateway(gateway_id, started_ms, partition, epoch)
 
-        def on_void(so_far: SoFar) -> None:
-            self._write(answer_so_far(so_far, gateway_id, int(self._clock.now_ms)))
+        def on_void(so_far: AnswerProgress) -> None:
+            self._write(progress_record(so_far, gateway_id, int(self._clock.now_ms)))
 
         gateway.hub.on_void = on_void
         return gateway
@@ -139,7 +139,7 @@ class Gateways:
         gateway.hub.add(self._answer(found, offset))
         return found
 
-    def _answer(self, request: Request, offset: int, has: Position | None = None) -> Answer:
+    def _answer(self, request: Request, offset: int, has: ClientPosition | None = None) -> Answer:
         now_ms, is_even = self._clock.now_ms, crc32(request.request_id.encode()) % 2 == 0
         whole = self.reads_whole and is_even
         ids = self._wants_ids

@@ -18,7 +18,7 @@ from schemas.codec import CONFLUENT_MAGIC, SINGLE_OBJECT_MARKER, why_unreadable
 from schemas.errors import InvalidRequest, RecordError
 from streams.bridge.records import exact_json
 from streams.bridge.records.writer_schemas import HEADER, WriterSchemas, decoded, schema_id_of
-from streams.gateway.http.errors import shown
+from streams.gateway.http.errors import shorten
 from streams.gateway.request.body import values_of
 
 VALUES_MAX = 65_536  # of a JSON text: what a value costs to read is microseconds
@@ -128,7 +128,7 @@ def _data_of(event: Any, kind: _Kind) -> Fields | None:
     """Of a CloudEvent in structured mode."""
     if not isinstance(event, dict) or "specversion" not in event:
         raise RecordError(
-            f"{kind.media}: expected one event with specversion, found {shown(event)}"
+            f"{kind.media}: expected one event with specversion, found {shorten(event)}"
         )
     data, inner = event.get("data"), _Kind.of(str(event.get("datacontenttype") or ""))
     if (packed := event.get("data_base64")) is not None:
@@ -150,7 +150,7 @@ def json_of(value: bytes, charset: str = "") -> Any:
     if text[:1].strip() not in (b"", b"{"):
         raise RecordError(
             "expected a JSON object, Avro that begins with c301 or with 00 and a schema id, or a "
-            f"header content-type: text/plain, found {shown(value[:40])}"
+            f"header content-type: text/plain, found {shorten(value[:40])}"
         )
     if values_of(text, VALUES_MAX) > VALUES_MAX:
         raise InvalidRequest(f"the value: expected at most {VALUES_MAX} values, found more")
@@ -182,7 +182,7 @@ def _row(found: Any) -> Fields | None:
     if found is None:
         return None
     if not isinstance(found, dict):
-        raise RecordError(f"expected a record, found {shown(found)}")
+        raise RecordError(f"expected a record, found {shorten(found)}")
     if _GONE not in found:
         return found
     return None if found[_GONE] in (True, "true") else {k: found[k] for k in found if k != _GONE}
@@ -191,7 +191,7 @@ def _row(found: Any) -> Fields | None:
 def _after(operation: Any, row: Any) -> Any:
     if row is None and operation not in _OF_DELETES:
         raise RecordError(
-            f"op {shown(operation)}: expected a row under `after`, found none; have the connector "
+            f"op {shorten(operation)}: expected a row under `after`, found none; have the connector "
             "send whole rows"
         )
     return json_of(row.encode()) if isinstance(row, str) else row  # MongoDB's are JSON texts

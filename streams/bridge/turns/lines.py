@@ -6,13 +6,13 @@ from schemas.errors import NotReady
 from schemas.log.clock import wall_ms
 from streams.bridge.records.record import PromptRecord
 from streams.gateway.objects.batches import tenant_of
-from streams.gateway.objects.table import Table
+from streams.gateway.objects.table import ObjectTable
 
 
 class BatchLines:
     """By their topic and their keys."""
 
-    def __init__(self, topic: str, table: Callable[[], Table]) -> None:
+    def __init__(self, topic: str, table: Callable[[], ObjectTable]) -> None:
         """`table` raises NotReady while it is not known."""
         self._topic, self._table = topic, table
 

@@ -8,109 +8,116 @@ from collections.abc import Iterator
 
 from schemas.records import Batch, BatchProgress
 from streams.gateway.batches import turns
-from streams.gateway.batches.underway import Underway
+from streams.gateway.batches.underway import BatchRun
 from streams.gateway.objects.batches import VALIDATING, BatchTable
 from streams.gateway.objects.table import key_of
 
 
-class Carried:
+class BatchRuns:
     """By key."""
 
     def __init__(self) -> None:
-        self._placed: dict[str, Underway] = {}  # the one whose step was last is the last
-        self._leaving: dict[str, Underway] = {}
-        self._left: dict[str, int] = {}  # by tenant: a number that rises when one leaves its place
+        self._running: dict[str, BatchRun] = {}  # the one whose step was last is the last
+        self._leaving: dict[str, BatchRun] = {}
+        self._leave_order: dict[
+            str, int
+        ] = {}  # by tenant: a number that rises when one leaves its place
 
-    def __iter__(self) -> Iterator[Underway]:
-        return iter([*self._placed.values(), *self._leaving.values()])
+    def __iter__(self) -> Iterator[BatchRun]:
+        return iter([*self._running.values(), *self._leaving.values()])
 
-    def get(self, key: str) -> Underway | None:
+    def get(self, key: str) -> BatchRun | None:
         """One that is carried."""
-        return self._placed.get(key) or self._leaving.get(key)
+        return self._running.get(key) or self._leaving.get(key)
 
     def clear(self) -> None:
         """Nothing is; who has had a place last is still known."""
-        self._placed.clear()
+        self._running.clear()
         self._leaving.clear()
 
     def tenants(self) -> list[str]:
         """Whose they are."""
-        return list({each.batch.tenant: None for each in self})
+        return list({run.batch.tenant: None for run in self})
 
-    def of(self, tenant: str) -> list[Underway]:
+    def of_tenant(self, tenant: str) -> list[BatchRun]:
         """A tenant's, in the order in which they have their turn."""
-        return [each for each in self if each.batch.tenant == tenant]
+        return [run for run in self if run.batch.tenant == tenant]
 
-    def has_had_turn(self, each: Underway) -> None:
+    def move_to_back(self, run: BatchRun) -> None:
         """Others of its tenant are next."""
-        key = key_of(each.batch)
-        if key in self._placed:
-            self._placed[key] = self._placed.pop(key)
+        key = key_of(run.batch)
+        if key in self._running:
+            self._running[key] = self._running.pop(key)
 
-    def put(self, each: Underway) -> None:
+    def put(self, run: BatchRun) -> None:
         """In the stead of what was known of one."""
-        key = key_of(each.batch)
-        (self._placed if key in self._placed else self._leaving)[key] = each
+        key = key_of(run.batch)
+        (self._running if key in self._running else self._leaving)[key] = run
 
     def remember(self, batch: Batch, progress: BatchProgress, now_s: float) -> None:
         """One that is begun: whoever carried it, answers to lines of it may come."""
-        each = Underway(batch, progress, now_s)
-        if self.get(key_of(batch)) is None and each.waiting:
-            self._leaving[key_of(batch)] = each
+        run = BatchRun(batch, progress, now_s)
+        if self.get(key_of(batch)) is None and run.waiting:
+            self._leaving[key_of(batch)] = run
 
-    def look(self, table: BatchTable, now_s: float) -> bool:
+    def refresh(self, table: BatchTable, now_s: float) -> bool:
         """See what the table has, and give places; whether anything is to be done."""
-        for carried in (self._placed, self._leaving):
-            for key, each in list(carried.items()):
-                name = each.batch.tenant, each.batch.batch_id
-                if (batch := table.get(*name)) is not None and table.is_unended(*name):
-                    each.batch = batch
+        for group in (self._running, self._leaving):
+            for key, run in list(group.items()):
+                name = run.batch.tenant, run.batch.batch_id
+                if (batch := table.get(*name)) is not None and table.is_open(*name):
+                    run.batch = batch
                 else:
-                    self._pop(key, carried)
-        for key, each in list(self._leaving.items()):
-            is_settled = not each.waiting and not each.pending_bytes
+                    self._pop(key, group)
+        for key, run in list(self._leaving.items()):
+            is_settled = not run.waiting and not run.pending_bytes
             # What was committed last may not be in the table yet, from which it would go on.
-            is_new = each.committed.status == VALIDATING
-            if is_settled and (is_new or table.progress(each.batch) == each.committed):
+            is_new = run.committed.status == VALIDATING
+            if is_settled and (is_new or table.progress(run.batch) == run.committed):
                 del self._leaving[key]
-        tenants = sorted(table.unended_tenants())
-        if (key_to_leave := turns.to_leave(tenants, self._places())) is not None:
-            self._leaving[key_to_leave] = self._pop(key_to_leave, self._placed)
+        tenants = sorted(table.open_tenants())
+        if (key_to_leave := turns.choose_leaver(tenants, self._slots())) is not None:
+            self._leaving[key_to_leave] = self._pop(key_to_leave, self._running)
         waiting = {
-            tenant: (each for each in table.unended(tenant) if key_of(each) not in self._placed)
+            tenant: (
+                batch for batch in table.open_batches(tenant) if key_of(batch) not in self._running
+            )
             for tenant in tenants
         }
-        for batch in turns.to_begin(waiting, self._places(), self._left):
+        for batch in turns.choose_batches(waiting, self._slots(), self._leave_order):
             if (key := key_of(batch)) in self._leaving:
-                each = self._leaving.pop(key)
+                run = self._leaving.pop(key)
             else:
-                each = Underway(batch, table.progress(batch) or _unchecked(batch), now_s)
-            each.placed_at = each.committed.sent
-            self._placed[key] = each
+                run = BatchRun(batch, table.progress(batch) or _initial_progress(batch), now_s)
+            run.sent_before_slot = run.committed.sent
+            self._running[key] = run
         return bool(tenants)
 
-    def _pop(self, key: str, carried: dict[str, Underway]) -> Underway:
-        each = carried.pop(key)
-        if carried is self._placed:
-            self._left[each.batch.tenant] = 1 + max(self._left.values(), default=0)
-        return each
+    def _pop(self, key: str, group: dict[str, BatchRun]) -> BatchRun:
+        run = group.pop(key)
+        if group is self._running:
+            self._leave_order[run.batch.tenant] = 1 + max(self._leave_order.values(), default=0)
+        return run
 
-    def _places(self) -> list[turns.Placed]:
+    def _slots(self) -> list[turns.BatchSlot]:
         return [
-            turns.Placed(key, each.batch.tenant, each.committed.sent - each.placed_at)
-            for key, each in self._placed.items()
+            turns.BatchSlot(key, run.batch.tenant, run.committed.sent - run.sent_before_slot)
+            for key, run in self._running.items()
         ]
 
-    def may_send(self, each: Underway, more: int) -> bool:
+    def may_send(self, run: BatchRun, new_lines: int) -> bool:
         """Whether one has lines left and a place, and its tenant has not too many ahead."""
-        if each.committed.sent >= each.committed.total or key_of(each.batch) not in self._placed:
+        if run.committed.sent >= run.committed.total or key_of(run.batch) not in self._running:
             return False
-        own = self.of(each.batch.tenant)
-        ahead, ahead_bytes = sum(one.waiting for one in own), sum(one.waiting_bytes for one in own)
-        return turns.may_send(more, ahead, ahead_bytes, len(self.tenants()))
+        tenant_runs = self.of_tenant(run.batch.tenant)
+        ahead, ahead_bytes = (
+            sum(tenant_run.waiting for tenant_run in tenant_runs),
+            sum(tenant_run.waiting_bytes for tenant_run in tenant_runs),
+        )
+        return turns.may_send(new_lines, ahead, ahead_bytes, len(self.tenants()))
 
 
-def _unchecked(batch: Batch) -> BatchProgress:
+def _initial_progress(batch: Batch) -> BatchProgress:
     return BatchProgress(
         batch_id=batch.batch_id, tenant=batch.tenant, status=VALIDATING, at_ms=batch.created_ms
     )

@@ -28,10 +28,10 @@ from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.records import Answer, Batch, BatchProgress, FilePart, StoredFile
 from schemas.settings import LogSettings
 from schemas.topics import partition_of
-from streams.gateway.batches.carried import Carried
-from streams.gateway.batches.lines import FileCheck, Wrong, call_of
+from streams.gateway.batches.carried import BatchRuns
+from streams.gateway.batches.lines import BatchFileError, FileCheck, call_of
 from streams.gateway.batches.reading import lines_of
-from streams.gateway.batches.underway import Draft, Underway, wanted_end
+from streams.gateway.batches.underway import BatchRun, Draft, early_end_status
 from streams.gateway.ids import new_object_id
 from streams.gateway.log.objects import PART_BYTES, ObjectLog, part_key
 from streams.gateway.objects.batches import (
@@ -49,10 +49,10 @@ CHUNK = 250  # lines of one transaction
 AHEAD_BYTES = 2 << 20  # of lines that were read at once
 ANSWERS = 200  # taken at once; between them calls get their turn
 PACE_MS = 100  # between looks, where nothing comes
-BUG = Wrong("server_error", "an error of the gateway; its log has the details")
+BUG = BatchFileError("server_error", "an error of the gateway; its log has the details")
 
 
-class Carrier:
+class BatchRunner:
     """`run` until cancelled."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Carrier:
         self._log, self._codec, self._objects = log, codec, objects
         self._is_first, self._check_model = is_first, check_model
         self._writer = Transactions(log, ID)
-        self._carried = Carried()
+        self._runs = BatchRuns()
         self._read_to: dict[int, int] = {}  # by partition of batch.answers
 
     async def run(self) -> None:
@@ -80,10 +80,10 @@ class Carrier:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0), self._objects.news:
                     await self._objects.news.wait()
-            if self._is_first() and self._objects.table.batches.unended_tenants():
-                await self._carry()
+            if self._is_first() and self._objects.table.batches.open_tenants():
+                await self._run_batches()
 
-    async def _carry(self) -> None:
+    async def _run_batches(self) -> None:
         """Until no batch is left, or another gateway is the first."""
         self._writer = Transactions(self._log, ID)
         try:
@@ -99,19 +99,19 @@ class Carrier:
                 self._read_to = await reader.end_offsets()
                 self._look()
                 await self._remember()
-                for each in self._carried:
-                    for partition, offset in enumerate(each.committed.answers_from):
+                for run in self._runs:
+                    for partition, offset in enumerate(run.committed.answers_from):
                         self._read_to[partition] = min(self._read_to[partition], offset)
                 await reader.seek(self._read_to)
-                await self._carry_with(reader)
+                await self._run_with(reader)
         finally:
-            self._carried.clear()
+            self._runs.clear()
             await self._writer.stop()
 
-    async def _carry_with(self, reader: AssignedReader) -> None:
+    async def _run_with(self, reader: AssignedReader) -> None:
         while self._is_first() and self._look():
             is_busy = False
-            for tenant in self._carried.tenants():
+            for tenant in self._runs.tenants():
                 is_busy |= await self._step_of(tenant)
             wait_ms = 0 if is_busy else PACE_MS
             answers = await reader.batch(max_records=ANSWERS, timeout_ms=wait_ms)
@@ -121,69 +121,69 @@ class Carrier:
     async def _remember(self) -> None:
         """Batches that had left their place, whoever carried them, with lines unanswered."""
         now_s, table = asyncio.get_running_loop().time(), self._objects.table.batches
-        async for batch in in_slices(table.begun()):
+        async for batch in in_slices(table.started_batches()):
             if (progress := table.progress(batch)) is not None:
-                self._carried.remember(batch, progress, now_s)
+                self._runs.remember(batch, progress, now_s)
 
     async def _step_of(self, tenant: str) -> bool:
         """Take the next step that costs something, of whichever batch of a tenant; if there is."""
-        for each in self._carried.of(tenant):
-            if not each.has_ended and await self._step(each):
-                self._carried.has_had_turn(each)
+        for run in self._runs.of_tenant(tenant):
+            if not run.has_ended and await self._step(run):
+                self._runs.move_to_back(run)
                 return True
         return False
 
     def _look(self) -> bool:
         """See what the table has; whether anything is to be done."""
         now_s = asyncio.get_running_loop().time()
-        return self._carried.look(self._objects.table.batches, now_s)
+        return self._runs.refresh(self._objects.table.batches, now_s)
 
     # One batch
 
-    async def _step(self, each: Underway) -> bool:
+    async def _step(self, run: BatchRun) -> bool:
         """Do what is next; whether there is more at once."""
         try:
-            return await self._next(each)
+            return await self._next(run)
         except (*TRANSIENT_ERRORS, OverloadError):
             raise  # it is tried again
-        except Wrong as wrong:
-            await self._end(each, FAILED, [wrong.told(None)])
+        except BatchFileError as wrong:
+            await self._end(run, FAILED, [wrong.as_json(None)])
         except Exception:
-            logger.exception("%s: a bug", each.batch.batch_id)
-            await self._end(each, FAILED, [BUG.told(None)])
+            logger.exception("%s: a bug", run.batch.batch_id)
+            await self._end(run, FAILED, [BUG.as_json(None)])
         return False
 
-    async def _next(self, each: Underway) -> bool:
+    async def _next(self, run: BatchRun) -> bool:
         now_s, now_ms = asyncio.get_running_loop().time(), wall_ms()
-        if each.committed.status == VALIDATING:
-            if wanted := wanted_end(each.batch, now_ms):
-                await self._end(each, wanted)
+        if run.committed.status == VALIDATING:
+            if status := early_end_status(run.batch, now_ms):
+                await self._end(run, status)
             else:
-                await self._check(each)
+                await self._check(run)
             return True
-        elif end := each.end(now_ms):
+        elif end := run.end_status(now_ms):
             if end == COMPLETED:
-                await self._end(each, end)
+                await self._end(run, end)
             else:
-                await self._give_up(each, end)
+                await self._give_up(run, end)
             return True
-        elif self._carried.may_send(each, CHUNK):
-            await self._send(each)
+        elif self._runs.may_send(run, CHUNK):
+            await self._send(run)
             return True
-        if not each.has_ended and each.is_due(now_s, now_ms):
-            await self._write(each)
+        if not run.has_ended and run.is_due(now_s, now_ms):
+            await self._write(run)
         return False
 
-    def _file(self, each: Underway) -> StoredFile:
-        file = self._objects.table.batch_file(each.batch)
+    def _file(self, run: BatchRun) -> StoredFile:
+        file = self._objects.table.batch_file(run.batch)
         if file is None:
-            raise Wrong("invalid_file", "The file of the batch is not there any more.")
+            raise BatchFileError("invalid_file", "The file of the batch is not there any more.")
         return file
 
-    async def _check(self, each: Underway) -> None:
+    async def _check(self, run: BatchRun) -> None:
         """Whether its file may be asked."""
-        check, number = FileCheck(each.batch.endpoint, self._check_model), 0
-        lines = lines_of(self._objects, self._file(each))
+        check, number = FileCheck(run.batch.endpoint, self._check_model), 0
+        lines = lines_of(self._objects, self._file(run))
         try:
             async with contextlib.aclosing(lines):
                 async for line in lines:
@@ -191,14 +191,14 @@ class Carrier:
                     check.add(number, line.text)
                     if check.is_over:
                         break
-        except Wrong as wrong:
+        except BatchFileError as wrong:
             check.refuse(number + 1, wrong)
         if errors := check.errors:
-            await self._end(each, FAILED, errors)
+            await self._end(run, FAILED, errors)
             return
         now_ms = wall_ms()
         progress = replace(
-            each.committed,
+            run.committed,
             status=IN_PROGRESS,
             total=check.total,
             answers_from=self._positions(),
@@ -207,34 +207,34 @@ class Carrier:
             started_ms=now_ms,
             at_ms=now_ms,
         )
-        await self._commit(self._kept(progress))
-        self._carried.put(Underway(each.batch, progress, asyncio.get_running_loop().time()))
+        await self._commit(self._object(progress))
+        self._runs.put(BatchRun(run.batch, progress, asyncio.get_running_loop().time()))
 
-    async def _send(self, each: Underway) -> None:
+    async def _send(self, run: BatchRun) -> None:
         """Ask some lines."""
-        if not each.ahead:
-            await self._read_ahead(each)
-        sent, sends = each.committed.sent, list[OutgoingRecord]()
-        chunk = [each.ahead.popleft() for _ in range(min(CHUNK, len(each.ahead)))]
-        async for number, line in in_slices(enumerate(chunk, sent)):
-            sends.append(self._prompt(each.batch, number, line.text))
+        if not run.buffered_lines:
+            await self._read_ahead(run)
+        first_line, sends = run.committed.sent, list[OutgoingRecord]()
+        chunk = [run.buffered_lines.popleft() for _ in range(min(CHUNK, len(run.buffered_lines)))]
+        async for number, line in in_slices(enumerate(chunk, first_line)):
+            sends.append(self._prompt(run.batch, number, line.text))
         progress = replace(
-            each.committed,
-            sent=sent + len(chunk),
+            run.committed,
+            sent=first_line + len(chunk),
             sent_bytes=chunk[-1].end,
             at_ms=wall_ms(),
         )
-        await self._commit(*sends, self._kept(progress))
-        each.sent(progress, [len(line.text) for line in chunk])
+        await self._commit(*sends, self._object(progress))
+        run.mark_sent(progress, [len(line.text) for line in chunk])
 
-    async def _read_ahead(self, each: Underway) -> None:
-        size, most = 0, each.committed.total - each.committed.sent
-        lines = lines_of(self._objects, self._file(each), each.committed.sent_bytes)
+    async def _read_ahead(self, run: BatchRun) -> None:
+        size, lines_left = 0, run.committed.total - run.committed.sent
+        lines = lines_of(self._objects, self._file(run), run.committed.sent_bytes)
         async with contextlib.aclosing(lines):
             async for line in lines:
-                each.ahead.append(line)
+                run.buffered_lines.append(line)
                 size += len(line.text)
-                if size > AHEAD_BYTES or len(each.ahead) == most:
+                if size > AHEAD_BYTES or len(run.buffered_lines) == lines_left:
                     break
 
     def _prompt(self, batch: Batch, number: int, text: bytes) -> OutgoingRecord:
@@ -251,46 +251,46 @@ class Carrier:
         """One of the answers."""
         self._read_to[record.partition] = record.offset + 1
         names = (record.key or b"").decode(errors="replace").split("/", 3)
-        each = self._carried.get("/".join(names[:2]))
-        if each is None or each.has_ended or len(names) < 4 or not record.value:
+        run = self._runs.get("/".join(names[:2]))
+        if run is None or run.has_ended or len(names) < 4 or not record.value:
             return
         try:
             answer = self._codec.decode(record.value)
             if not isinstance(answer, Answer):
                 raise RecordError(f"expected an Answer, found {type(answer).__name__}")
-            each.take(int(names[2]), names[3], answer)
+            run.take_answer(int(names[2]), names[3], answer)
         except (RecordError, ValueError) as error:
             logger.error("%s[%d]@%d: %s", record.topic, record.partition, record.offset, error)
 
-    async def _give_up(self, each: Underway, status: str) -> None:
+    async def _give_up(self, run: BatchRun, status: str) -> None:
         """What is not answered is in the file of errors, too."""
-        lines, number = lines_of(self._objects, self._file(each)), 0
+        lines, number = lines_of(self._objects, self._file(run)), 0
         async with contextlib.aclosing(lines):
             async for line in lines:
-                if number < each.committed.total and not each.is_answered(number):
-                    each.give_up(number, call_of(line.text).custom_id, status)
+                if number < run.committed.total and not run.is_answered(number):
+                    run.give_up(number, call_of(line.text).custom_id, status)
                 number += 1
-                if each.pending_bytes >= PART_BYTES:
-                    await self._write(each)
-        await self._end(each, status)
+                if run.pending_bytes >= PART_BYTES:
+                    await self._write(run)
+        await self._end(run, status)
 
     # What is written
 
-    async def _write(self, each: Underway) -> None:
+    async def _write(self, run: BatchRun) -> None:
         """Results so far, and that they are."""
-        await self._write_parts(each)
-        progress = each.progress(self._positions(), wall_ms())
-        await self._commit(self._kept(progress))
-        each.committed = progress
+        await self._write_parts(run)
+        progress = run.progress(self._positions(), wall_ms())
+        await self._commit(self._object(progress))
+        run.committed = progress
 
-    async def _write_parts(self, each: Underway) -> None:
-        for draft in (each.output, each.errors):
+    async def _write_parts(self, run: BatchRun) -> None:
+        for draft in (run.output, run.errors):
             sends = [
                 self._part(draft, len(draft.offsets) + number, data)
                 for number, data in enumerate(draft.parts())
             ]
-            draft.written(await self._commit(*sends) if sends else ())
-        each.written(asyncio.get_running_loop().time())
+            draft.mark_written(await self._commit(*sends) if sends else ())
+        run.mark_written(asyncio.get_running_loop().time())
 
     def _part(self, draft: Draft, number: int, data: bytes) -> OutgoingRecord:
         """The next gateway may write it again; one of both stays, the last."""
@@ -302,28 +302,28 @@ class Carrier:
             value=self._codec.encode(part),
         )
 
-    async def _end(self, each: Underway, status: str, errors: Sequence[object] = ()) -> None:
+    async def _end(self, run: BatchRun, status: str, errors: Sequence[object] = ()) -> None:
         """It is over, and callers find its files."""
-        await self._write_parts(each)
+        await self._write_parts(run)
         now_ms, files = wall_ms(), list[StoredFile]()
-        for name, draft in (("output", each.output), ("error", each.errors)):
+        for name, draft in (("output", run.output), ("error", run.errors)):
             if draft.size:
                 partition = self._objects.partition(draft.file_id)
-                files.append(draft.stored(each.batch, name, partition, now_ms))
+                files.append(draft.stored_file(run.batch, name, partition, now_ms))
         progress = replace(
-            each.progress(self._positions(), now_ms),
+            run.progress(self._positions(), now_ms),
             status=status,
             errors=orjson.dumps(errors).decode() if errors else "",
             finalizing_ms=now_ms if status != FAILED else 0,
             ended_ms=now_ms,
         )
-        await self._commit(*map(self._kept, files), self._kept(progress))
-        each.committed = progress
+        await self._commit(*map(self._object, files), self._object(progress))
+        run.committed = progress
 
     def _positions(self) -> tuple[int, ...]:
         return tuple(offset for _, offset in sorted(self._read_to.items()))
 
-    def _kept(self, record: BatchProgress | StoredFile) -> OutgoingRecord:
+    def _object(self, record: BatchProgress | StoredFile) -> OutgoingRecord:
         return OutgoingRecord(
             topic=self._log.topic_prefix + "objects",
             partition=0,

@@ -12,7 +12,7 @@ import orjson
 
 from schemas.errors import BY_CODE, TriviumError, UnknownModel
 from schemas.records import Answer, Prompt
-from streams.gateway.http.errors import plain_body, shown
+from streams.gateway.http.errors import plain_body, shorten
 from streams.gateway.request.body import BYTE_ORDER_MARK
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -31,20 +31,20 @@ GIVEN_UP = {
 }
 
 
-class Wrong(Exception):
+class BatchFileError(Exception):
     """One thing that is wrong with a file; `param` names the field."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code, self.message, self.param = code, message, param
 
-    def told(self, line: int | None) -> dict[str, Any]:
+    def as_json(self, line: int | None) -> dict[str, Any]:
         """As batches list it."""
         return {"code": self.code, "line": line, "message": self.message, "param": self.param}
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     """One line that is not blank."""
 
     number: int  # from 1, counted from where reading began, blank ones too
@@ -53,7 +53,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class BatchCall:
     """One line."""
 
     custom_id: str
@@ -64,7 +64,7 @@ class Call:
         return Prompt(body=orjson.dumps(self.body).decode(), endpoint=endpoint)
 
 
-def call_of(text: bytes) -> Call:
+def call_of(text: bytes) -> BatchCall:
     """The call that a line holds; raises Wrong."""
     return _call(_object(text))
 
@@ -73,34 +73,38 @@ def _object(text: bytes) -> dict[str, Any]:
     try:
         value = orjson.loads(text.removeprefix(BYTE_ORDER_MARK))
     except ValueError as error:
-        raise Wrong(
+        raise BatchFileError(
             "invalid_json_line", f"This line is not parseable as valid JSON: {error}."
         ) from None
     if not isinstance(value, dict):
-        raise Wrong("invalid_json_line", f"Expected a JSON object, found {shown(value)}.")
+        raise BatchFileError(
+            "invalid_json_line", f"Expected a JSON object, found {shorten(value)}."
+        )
     return value
 
 
-def _call(value: dict[str, Any]) -> Call:
+def _call(value: dict[str, Any]) -> BatchCall:
     custom_id, body = _field(value, "custom_id", str), _field(value, "body", dict)
     if not 0 < len(custom_id) <= CUSTOM_ID_CHARS_MAX:
-        raise Wrong(
+        raise BatchFileError(
             "invalid_custom_id",
             f"Expected 1 to {CUSTOM_ID_CHARS_MAX} characters, found {len(custom_id)}.",
             "custom_id",
         )
-    return Call(custom_id, body)
+    return BatchCall(custom_id, body)
 
 
 def _field(value: dict[str, Any], name: str, kind: type, at: str = "") -> Any:
-    found = value.get(name)
-    if found is None:
+    field_value = value.get(name)
+    if field_value is None:
         missing = f"Missing required parameter: '{at}{name}'."
-        raise Wrong("missing_required_parameter", missing, at + name)
-    if not isinstance(found, kind):
-        expected = f"expected {'an object' if kind is dict else 'a string'}, found {shown(found)}"
-        raise Wrong("invalid_type", f"'{at}{name}': {expected}.", at + name)
-    return found
+        raise BatchFileError("missing_required_parameter", missing, at + name)
+    if not isinstance(field_value, kind):
+        expected = (
+            f"expected {'an object' if kind is dict else 'a string'}, found {shorten(field_value)}"
+        )
+        raise BatchFileError("invalid_type", f"'{at}{name}': {expected}.", at + name)
+    return field_value
 
 
 class FileCheck:
@@ -109,7 +113,7 @@ class FileCheck:
     def __init__(self, endpoint: str, check_model: Callable[[str], object]) -> None:
         """`check_model` raises UnknownModel."""
         self._endpoint, self._check_model = endpoint, check_model
-        self._seen: set[bytes] = set()
+        self._digests: set[bytes] = set()
         self._errors: list[dict[str, Any]] = []
         self.total = 0
 
@@ -122,10 +126,10 @@ class FileCheck:
     def errors(self) -> list[dict[str, Any]]:
         """What is wrong; nothing: it may be asked."""
         if self.total > LINES_MAX:
-            wrong = Wrong("too_many_tasks", f"The file has more than {LINES_MAX} lines.")
-            return [wrong.told(None)]
+            wrong = BatchFileError("too_many_tasks", f"The file has more than {LINES_MAX} lines.")
+            return [wrong.as_json(None)]
         if not self.total and not self._errors:
-            return [Wrong("empty_file", "The file has no lines.").told(None)]
+            return [BatchFileError("empty_file", "The file has no lines.").as_json(None)]
         return self._errors
 
     def add(self, number: int, text: bytes) -> None:
@@ -133,31 +137,33 @@ class FileCheck:
         self.total += 1
         try:
             self._check(text)
-        except Wrong as wrong:
-            self._errors.append(wrong.told(number))
+        except BatchFileError as wrong:
+            self._errors.append(wrong.as_json(number))
 
-    def refuse(self, number: int, wrong: Wrong) -> None:
+    def refuse(self, number: int, wrong: BatchFileError) -> None:
         """What came in place of a line."""
-        self._errors.append(wrong.told(number))
+        self._errors.append(wrong.as_json(number))
 
     def _check(self, text: bytes) -> None:
         value = _object(text)
         call = _call(value)
         digest = hashlib.blake2b(call.custom_id.encode(), digest_size=16).digest()
-        if digest in self._seen:
-            raise Wrong(
+        if digest in self._digests:
+            raise BatchFileError(
                 "duplicate_custom_id",
                 f"The custom_id {call.custom_id[:64]!r} is that of an earlier line; it must be "
                 "unique in a batch.",
                 "custom_id",
             )
-        self._seen.add(digest)
+        self._digests.add(digest)
         if (method := _field(value, "method", str)) != "POST":
-            raise Wrong("invalid_method", f"Expected POST, found {shown(method)}.", "method")
+            raise BatchFileError(
+                "invalid_method", f"Expected POST, found {shorten(method)}.", "method"
+            )
         if (url := _field(value, "url", str)) != self._endpoint:
-            raise Wrong(
+            raise BatchFileError(
                 "url_mismatch",
-                f"Expected the endpoint of the batch, {self._endpoint}, found {shown(url)}.",
+                f"Expected the endpoint of the batch, {self._endpoint}, found {shorten(url)}.",
                 "url",
             )
         model = _field(call.body, "model", str, "body.")
@@ -165,12 +171,14 @@ class FileCheck:
             if self._endpoint != EMBEDDINGS:  # the embedding workers know theirs
                 self._check_model(model)
         except UnknownModel as error:
-            raise Wrong("model_not_found", error.message, "body.model") from None
+            raise BatchFileError("model_not_found", error.message, "body.model") from None
         if call.body.get("stream"):
-            raise Wrong("invalid_value", "Answers of batches are no streams.", "body.stream")
+            raise BatchFileError(
+                "invalid_value", "Answers of batches are no streams.", "body.stream"
+            )
 
 
-def given_up_line(line_id: str, custom_id: str, status: str) -> bytes:
+def unanswered_line(line_id: str, custom_id: str, status: str) -> bytes:
     """Of a call that was not answered before its batch ended so."""
     code, message = GIVEN_UP[status]
     error = {"code": code, "message": message}

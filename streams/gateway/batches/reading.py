@@ -6,13 +6,15 @@ from dataclasses import replace
 
 from schemas.log.slices import Slices
 from schemas.records import StoredFile
-from streams.gateway.batches.lines import LINE_BYTES_MAX, Line, Wrong
+from streams.gateway.batches.lines import LINE_BYTES_MAX, BatchFileError, BatchLine
 from streams.gateway.log.objects import PART_BYTES, Objects
 
 LINES_READ_MAX = 1_000_000  # blank ones, too, which no batch has any use for
 
 
-async def lines_of(objects: Objects, file: StoredFile, first_byte: int = 0) -> AsyncGenerator[Line]:
+async def lines_of(
+    objects: Objects, file: StoredFile, first_byte: int = 0
+) -> AsyncGenerator[BatchLine]:
     """From the line that begins there; raises Wrong for one that is too long, whose parts come as
     they were uploaded, and what reading the log may raise.
     """
@@ -24,24 +26,26 @@ async def lines_of(objects: Objects, file: StoredFile, first_byte: int = 0) -> A
             number, at = number + 1, at + len(text)
             await slices.turn()
             if number > LINES_READ_MAX:
-                most = f"Expected at most {LINES_READ_MAX} lines with the blank ones, found more."
-                raise Wrong("too_many_tasks", most)
+                message = (
+                    f"Expected at most {LINES_READ_MAX} lines with the blank ones, found more."
+                )
+                raise BatchFileError("too_many_tasks", message)
             if text.strip():
-                yield Line(number, text, at)
+                yield BatchLine(number, text, at)
 
 
 async def _split(parts: AsyncIterator[bytes], skipped: int) -> AsyncGenerator[bytes]:
     """Lines with their ends."""
-    held = b""
+    tail = b""
     async with contextlib.aclosing(parts):  # type: ignore[type-var]  # every reader is a generator
         async for part in parts:
-            *lines, held = (held + part[skipped:]).split(b"\n")
+            *lines, tail = (tail + part[skipped:]).split(b"\n")
             skipped = 0
             for line in lines:
                 yield line + b"\n"
-            if len(held) > LINE_BYTES_MAX:
-                raise Wrong(
+            if len(tail) > LINE_BYTES_MAX:
+                raise BatchFileError(
                     "line_too_long", f"Expected at most {LINE_BYTES_MAX} bytes, found more."
                 )
-    if held:
-        yield held
+    if tail:
+        yield tail

@@ -15,24 +15,24 @@ from streams.gateway.objects.batches import (
     BatchTable,
 )
 from streams.gateway.objects.bodies import Texts
-from streams.gateway.objects.described import COUNT, TEXT, listed, shape_of
+from streams.gateway.objects.described import COUNT, TEXT, list_shape, shape_of
 
 WINDOWS_MS = {"24h": 86_400_000}
 _BATCHES, _BATCH = "/v1/batches", "/v1/batches/{batch_id}"
 
 
-class _Body(BaseModel):
+class _BatchModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class OutputExpiry(_Body):
+class OutputExpiry(_BatchModel):
     """When the files of results are deleted."""
 
     anchor: Literal["created_at"]
     seconds: int = Field(ge=3_600, le=2_592_000)
 
 
-class BatchCreateBody(_Body):
+class BatchCreateBody(_BatchModel):
     """POST /v1/batches."""
 
     input_file_id: str = Field(min_length=1, max_length=64)
@@ -47,7 +47,7 @@ def batch_json(table: BatchTable, batch: Batch) -> dict[str, Any]:
     progress = table.progress(batch) or BatchProgress(
         batch_id=batch.batch_id, tenant=batch.tenant, status=table.status(batch), at_ms=0
     )
-    ended = {status: progress.ended_ms * (progress.status == status) for status in ENDED}
+    end_times_ms = {status: progress.ended_ms * (progress.status == status) for status in ENDED}
     errors = json.loads(progress.errors) if progress.errors else None
     has_ended = progress.status in ENDED
     return {
@@ -64,11 +64,11 @@ def batch_json(table: BatchTable, batch: Batch) -> dict[str, Any]:
         "in_progress_at": _seconds(progress.started_ms),
         "expires_at": batch.expires_ms // 1000,
         "finalizing_at": _seconds(progress.finalizing_ms),
-        "completed_at": _seconds(ended[COMPLETED]),
-        "failed_at": _seconds(ended[FAILED]),
-        "expired_at": _seconds(ended[EXPIRED]),
+        "completed_at": _seconds(end_times_ms[COMPLETED]),
+        "failed_at": _seconds(end_times_ms[FAILED]),
+        "expired_at": _seconds(end_times_ms[EXPIRED]),
         "cancelling_at": _seconds(batch.cancelled_ms),
-        "cancelled_at": _seconds(ended[CANCELLED]),
+        "cancelled_at": _seconds(end_times_ms[CANCELLED]),
         "request_counts": {
             "total": progress.total,
             "completed": progress.completed,
@@ -104,7 +104,7 @@ _SHAPE = shape_of(
 BODIES: dict[str, type[BaseModel]] = {_BATCHES: BatchCreateBody}
 SHAPES: dict[tuple[str, str], dict[str, Any]] = {
     (_BATCHES, "post"): _SHAPE,
-    (_BATCHES, "get"): listed(_SHAPE),
+    (_BATCHES, "get"): list_shape(_SHAPE),
     (_BATCH, "get"): _SHAPE,
     (_BATCH + "/cancel", "post"): _SHAPE,
 }

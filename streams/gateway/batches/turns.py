@@ -20,50 +20,52 @@ TURN_LINES = 1_000  # that a batch has sent before it leaves for another tenant'
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class BatchSlot:
     """A batch that has a place, and how many lines it has sent since."""
 
     key: str
     tenant: str
-    sent: int
+    sent_lines: int
 
 
-def to_begin(
-    waiting: Mapping[str, Iterator[Batch]], placed: Iterable[Placed], left: Mapping[str, int]
+def choose_batches(
+    waiting: Mapping[str, Iterator[Batch]],
+    slots: Iterable[BatchSlot],
+    leave_order: Mapping[str, int],
 ) -> list[Batch]:
     """Which get the places that are free: of those `waiting` by tenant, the first. `left` has
     numbers that rise with each batch of a tenant's that leaves its place.
     """
-    places = Counter(each.tenant for each in placed)
-    tenants, found = list(waiting), list[Batch]()
-    while tenants and places.total() < CARRIED_MAX:
-        tenant = min(tenants, key=lambda each: (places[each], left.get(each, 0)))
+    slot_counts = Counter(slot.tenant for slot in slots)
+    tenants, batches = list(waiting), list[Batch]()
+    while tenants and slot_counts.total() < CARRIED_MAX:
+        tenant = min(tenants, key=lambda name: (slot_counts[name], leave_order.get(name, 0)))
         if (batch := next(waiting[tenant], None)) is None:
             tenants.remove(tenant)
             continue
-        found.append(batch)
-        places[tenant] += 1
-    return found
+        batches.append(batch)
+        slot_counts[tenant] += 1
+    return batches
 
 
-def to_leave(tenants: Iterable[str], placed: Sequence[Placed]) -> str | None:
+def choose_leaver(tenants: Iterable[str], slots: Sequence[BatchSlot]) -> str | None:
     """The key of a batch whose place another one of the tenants is to have; `placed` begin with the
     oldest.
     """
-    places = Counter(each.tenant for each in placed)
-    if places.total() < CARRIED_MAX or all(tenant in places for tenant in tenants):
+    slot_counts = Counter(slot.tenant for slot in slots)
+    if slot_counts.total() < CARRIED_MAX or all(tenant in slot_counts for tenant in tenants):
         return None
-    most = max(places.values())
-    for each in placed:
-        if places[each.tenant] == most and (most > 1 or each.sent >= TURN_LINES):
-            return each.key
+    highest = max(slot_counts.values())
+    for slot in slots:
+        if slot_counts[slot.tenant] == highest and (highest > 1 or slot.sent_lines >= TURN_LINES):
+            return slot.key
     return None
 
 
-def may_send(more: int, ahead: int, ahead_bytes: float, tenants: int) -> bool:
+def may_send(new_lines: int, ahead: int, ahead_bytes: float, tenants: int) -> bool:
     """Whether a tenant may have so many more lines ahead of their answers, where so many tenants
     have some. A first few it always may.
     """
     share = max(1, tenants)
-    fits = ahead + more <= WAITING_MAX // share and ahead_bytes <= WAITING_BYTES // share
+    fits = ahead + new_lines <= WAITING_MAX // share and ahead_bytes <= WAITING_BYTES // share
     return fits or not ahead

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from schemas.records import Answer, Batch, BatchProgress, StoredFile
-from streams.gateway.batches.lines import Line, answer_line, given_up_line
+from streams.gateway.batches.lines import BatchLine, answer_line, unanswered_line
 from streams.gateway.log.objects import PART_BYTES
 from streams.gateway.objects.batches import CANCELLED, COMPLETED, ENDED, EXPIRED
 from streams.gateway.objects.table import STORED
@@ -31,13 +31,13 @@ class Draft:
             for first in range(0, len(self.pending), PART_BYTES)
         ]
 
-    def written(self, offsets: Sequence[int]) -> None:
+    def mark_written(self, offsets: Sequence[int]) -> None:
         """It is."""
         self.offsets += offsets
         self.size += len(self.pending)
         self.pending.clear()
 
-    def stored(self, batch: Batch, name: str, partition: int, now_ms: int) -> StoredFile:
+    def stored_file(self, batch: Batch, name: str, partition: int, now_ms: int) -> StoredFile:
         """As callers find it."""
         expires_s = batch.output_expires_s
         return StoredFile(
@@ -54,12 +54,14 @@ class Draft:
         )
 
 
-class Underway:
+class BatchRun:
     """`committed` is what a successor would go on from; `progress` what is to be committed next."""
 
     def __init__(self, batch: Batch, committed: BatchProgress, now_s: float) -> None:
         self.batch, self.committed = batch, committed
-        self.ahead: deque[Line] = deque()  # lines that were read, and are not sent yet
+        self.buffered_lines: deque[BatchLine] = (
+            deque()
+        )  # lines that were read, and are not sent yet
         self.output = Draft(
             committed.output_file_id, list(committed.output_parts), committed.output_bytes
         )
@@ -67,14 +69,14 @@ class Underway:
             committed.error_file_id, list(committed.error_parts), committed.error_bytes
         )
         self._answered = bytearray(committed.answered.ljust(-(-committed.total // 8), b"\0"))
-        self.done = sum(byte.bit_count() for byte in self._answered)
+        self.done_lines = sum(byte.bit_count() for byte in self._answered)
         self._counts = committed.completed, committed.failed
         self._tokens = (
             *(committed.prompt_tokens, committed.cached_tokens, committed.completion_tokens),
         )
         self._written_s = now_s
         self._sizes: dict[int, int] = {}  # bytes of lines that wait, of those sent from here
-        self.placed_at = committed.sent  # lines that were sent before it got its place
+        self.sent_before_slot = committed.sent  # lines that were sent before it got its place
 
     @property
     def has_ended(self) -> bool:
@@ -84,7 +86,7 @@ class Underway:
     @property
     def waiting(self) -> int:
         """Lines that were sent and have no answer."""
-        return self.committed.sent - self.done
+        return self.committed.sent - self.done_lines
 
     @property
     def waiting_bytes(self) -> float:
@@ -92,7 +94,7 @@ class Underway:
         mean = self.committed.sent_bytes / max(1, self.committed.sent)
         return sum(self._sizes.values()) + (self.waiting - len(self._sizes)) * mean
 
-    def sent(self, committed: BatchProgress, sizes: Sequence[int]) -> None:
+    def mark_sent(self, committed: BatchProgress, sizes: Sequence[int]) -> None:
         """More lines are, of so many bytes."""
         self._sizes.update(enumerate(sizes, self.committed.sent))
         self.committed = committed
@@ -101,16 +103,16 @@ class Underway:
         """Whether a line needs no answer any more."""
         return bool(self._answered[line // 8] >> line % 8 & 1)
 
-    def _mark(self, line: int) -> None:
+    def _mark_done(self, line: int) -> None:
         self._answered[line // 8] |= 1 << line % 8
         self._sizes.pop(line, None)
-        self.done += 1
+        self.done_lines += 1
 
     def line_id(self, line: int) -> str:
         """Of a line of results."""
         return f"batch_req_{self.batch.batch_id.partition('_')[2]}_{line}"
 
-    def take(self, line: int, custom_id: str, answer: Answer) -> None:
+    def take_answer(self, line: int, custom_id: str, answer: Answer) -> None:
         """The answer to a line; a second one changes nothing."""
         if not 0 <= line < self.committed.sent or self.is_answered(line):
             return
@@ -124,12 +126,12 @@ class Underway:
             cached + answer.cached_tokens,
             completion + answer.completion_tokens,
         )
-        self._mark(line)
+        self._mark_done(line)
 
     def give_up(self, line: int, custom_id: str, status: str) -> None:
         """No answer to a line is waited for any more."""
-        self.errors.pending.extend(given_up_line(self.line_id(line), custom_id, status))
-        self._mark(line)
+        self.errors.pending.extend(unanswered_line(self.line_id(line), custom_id, status))
+        self._mark_done(line)
 
     @property
     def pending_bytes(self) -> int:
@@ -144,17 +146,17 @@ class Underway:
         )
         return bool(waits) or self.pending_bytes >= PART_BYTES
 
-    def written(self, now_s: float) -> None:
+    def mark_written(self, now_s: float) -> None:
         """Its results are."""
         self._written_s = now_s
 
-    def end(self, now_ms: int) -> str:
+    def end_status(self, now_ms: int) -> str:
         """How it is to end now; empty: not yet. A line that was given up, by a predecessor too, has
         no answer: such a batch is not completed.
         """
         if sum(self._counts) == self.committed.total:
             return COMPLETED
-        return wanted_end(self.batch, now_ms)
+        return early_end_status(self.batch, now_ms)
 
     def progress(self, answers_from: Sequence[int], now_ms: int) -> BatchProgress:
         """What is true once all parts are written."""
@@ -177,7 +179,7 @@ class Underway:
         )
 
 
-def wanted_end(batch: Batch, now_ms: int) -> str:
+def early_end_status(batch: Batch, now_ms: int) -> str:
     """How a batch that is not done is to end now; empty: not yet."""
     if batch.cancelled_ms:
         return CANCELLED

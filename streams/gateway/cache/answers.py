@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from schemas.errors import EmptyIndex, TriviumError, UnknownCollection, UnknownFilterField
 from schemas.log.clock import wall_ms
 from schemas.records import Passage
-from streams.gateway.cache.entry import KEY_FIELD, UNTIL_FIELD, Entry, document_of, read
+from streams.gateway.cache.entry import KEY_FIELD, UNTIL_FIELD, CacheEntry, document_of, parse_entry
 from streams.gateway.cache.guard import asks_the_same
-from streams.gateway.cache.wish import CacheWish
+from streams.gateway.cache.wish import CacheQuery
 from streams.gateway.config import GatewaySettings
-from streams.gateway.log.pool import Pool
+from streams.gateway.log.pool import RetrievalPool
 from streams.gateway.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -27,11 +27,11 @@ _KEEP_MS = 10_000  # to have one kept; nobody waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hit:
+class CacheHit:
     """An answer that fits."""
 
     entry_id: str
-    entry: Entry
+    entry: CacheEntry
     similarity: float
     age_s: float
 
@@ -39,16 +39,16 @@ class Hit:
 class AnswerCache:
     """Of one gateway."""
 
-    def __init__(self, settings: GatewaySettings, pool: Pool, metrics: Metrics) -> None:
+    def __init__(self, settings: GatewaySettings, pool: RetrievalPool, metrics: Metrics) -> None:
         self._settings, self._pool, self._metrics = settings, pool, metrics
         self._collection = settings.cache_collection
 
-    async def look_up(self, wish: CacheWish, tenant: str) -> Hit | None:
+    async def look_up(self, query: CacheQuery, tenant: str) -> CacheHit | None:
         """In the time that a lookup has; never raises."""
         hit, outcome, wait_ms = None, "miss", self._settings.cache_wait_ms
         try:
             async with asyncio.timeout(wait_ms / 1000):
-                hit = await self._find(wish, tenant, wall_ms() + wait_ms)
+                hit = await self._find(query, tenant, wall_ms() + wait_ms)
         except (UnknownCollection, UnknownFilterField, EmptyIndex):  # nothing was kept yet
             pass
         except (TriviumError, TimeoutError) as error:
@@ -60,25 +60,25 @@ class AnswerCache:
         self._metrics.cache_lookup("hit" if hit else outcome)
         return hit
 
-    async def _find(self, wish: CacheWish, tenant: str, deadline_ms: int) -> Hit | None:
-        where = {KEY_FIELD: wish.number, UNTIL_FIELD: {"$gt": wall_ms()}}
-        found = await self._pool.search_text(
-            wish.question,
+    async def _find(self, query: CacheQuery, tenant: str, deadline_ms: int) -> CacheHit | None:
+        where = {KEY_FIELD: query.number, UNTIL_FIELD: {"$gt": wall_ms()}}
+        answer = await self._pool.search_text(
+            query.question,
             collection=self._collection,
             k=CANDIDATES,
             mode="vector",
             filter=json.dumps(where),
-            min_score=wish.threshold,
+            min_score=query.threshold,
             tenant=tenant,
             deadline_ms=deadline_ms,
         )
-        for passage in found.passages:
-            entry = read(passage.text)
-            if entry is None or not _fits(entry, wish):
+        for passage in answer.passages:
+            entry = parse_entry(passage.text)
+            if entry is None or not _fits(entry, query):
                 continue
             if await self._still_holds(entry, passage, tenant, deadline_ms):
                 age_s = max(0, wall_ms() - entry.created_ms) / 1000
-                return Hit(
+                return CacheHit(
                     entry_id=passage.document_id,
                     entry=entry,
                     similarity=passage.score,
@@ -87,7 +87,7 @@ class AnswerCache:
         return None
 
     async def _still_holds(
-        self, entry: Entry, passage: Passage, tenant: str, deadline_ms: int
+        self, entry: CacheEntry, passage: Passage, tenant: str, deadline_ms: int
     ) -> bool:
         """Whether all documents that it cites say what they said; else it is dropped."""
         if not entry.quoted:
@@ -100,18 +100,18 @@ class AnswerCache:
             await self._pool.remove(self._collection, passage.document_id)
         return not changed
 
-    async def keep(self, wish: CacheWish, entry: Entry, tenant: str) -> None:
+    async def store(self, query: CacheQuery, entry: CacheEntry, tenant: str) -> None:
         """For later; never raises."""
         try:
-            found = await self._pool.embed(
-                [wish.question], deadline_ms=wall_ms() + _KEEP_MS, tenant=tenant
+            embedded_texts = await self._pool.embed(
+                [query.question], deadline_ms=wall_ms() + _KEEP_MS, tenant=tenant
             )
             document = document_of(
                 entry,
-                found.vectors[0],
+                embedded_texts.vectors[0],
                 collection=self._collection,
                 tenant=tenant,
-                number=wish.number,
+                number=query.number,
                 entries_max=self._settings.cache_entries_max,
             )
             if document is not None:
@@ -121,15 +121,15 @@ class AnswerCache:
         except Exception:
             logger.exception("an answer was not kept")
 
-    async def drop(self, entry_id: str) -> None:
+    async def evict(self, entry_id: str) -> None:
         """Have it found no more; raises BrokerUnavailable."""
         await self._pool.remove(self._collection, entry_id)
 
 
-def _fits(entry: Entry, wish: CacheWish) -> bool:
+def _fits(entry: CacheEntry, query: CacheQuery) -> bool:
     """Whether it is what is asked for, as far as it can tell by itself."""
     return (
-        entry.key == wish.key
+        entry.key == query.key
         and entry.until_ms > wall_ms()
-        and asks_the_same(entry.question, wish.question)
+        and asks_the_same(entry.question, query.question)
     )

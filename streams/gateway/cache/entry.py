@@ -14,7 +14,7 @@ from typing import Any
 
 from schemas.records import Citation, Document, OutcomeKind, Quoted
 from schemas.retrieval import pack_vector
-from streams.gateway.cache.wish import CacheWish
+from streams.gateway.cache.wish import CacheQuery
 from streams.gateway.stream.answers import usage
 from streams.gateway.stream.citations import annotations, retrieval
 from streams.gateway.stream.stream import Stream
@@ -26,7 +26,7 @@ _NOBODY = "all"  # where no keys are set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class CacheEntry:
     """What was answered, to what, and from which documents."""
 
     key: str
@@ -49,46 +49,48 @@ class Entry:
 
 
 def entry_of(
-    wish: CacheWish, stream: Stream, text: str, *, looked_up: bool, now_ms: int
-) -> Entry | None:
+    query: CacheQuery, stream: Stream, text: str, *, has_retrieval: bool, now_ms: int
+) -> CacheEntry | None:
     """An answer that has just ended, as it is kept; None where it is none for others.
 
     That is one that was cut, or differs from what stood before it, or whose documents were not all
     searched, cannot be asked about, or are none at all though it was looked up.
     """
-    end, told = stream.end, stream.retrieved
+    end, notices = stream.end, stream.retrieved
     if end is None or end.kind is not OutcomeKind.COMPLETED or stream.differs_at is not None:
         return None
     if end.finish_reason not in ("", "stop"):
         return None
-    cited: list[Citation] = [each for found in told.values() for each in found.citations]
-    if looked_up and not cited:
+    cited: list[Citation] = [
+        citation for notice in notices.values() for citation in notice.citations
+    ]
+    if has_retrieval and not cited:
         return None
-    if any(found.error or found.missing_shards or found.degraded for found in told.values()):
+    if any(notice.error or notice.missing_shards or notice.degraded for notice in notices.values()):
         return None
-    if not all(each.content for each in cited):
+    if not all(citation.content for citation in cited):
         return None
-    quoted = {each.document_id: each.content for each in cited}
-    if any(quoted[each.document_id] != each.content for each in cited):
+    quoted = {citation.document_id: citation.content for citation in cited}
+    if any(quoted[citation.document_id] != citation.content for citation in cited):
         return None  # a document changed while it was answered
-    return Entry(
-        key=wish.key,
-        question=wish.question,
+    return CacheEntry(
+        key=query.key,
+        question=query.question,
         text=text,
         finish_reason=end.finish_reason or "stop",
         stop_reason=end.stop_reason,
         usage=usage([stream], 1),
-        retrieval=retrieval(told) if told else None,
-        annotations=annotations(told, len(text)),
+        retrieval=retrieval(notices) if notices else None,
+        annotations=annotations(notices, len(text)),
         quoted=[*quoted.items()],
-        collection=next((found.collection for found in told.values()), ""),
+        collection=next((notice.collection for notice in notices.values()), ""),
         created_ms=now_ms,
-        until_ms=now_ms + 1000 * wish.ttl_s,
+        until_ms=now_ms + 1000 * query.ttl_s,
     )
 
 
 def document_of(
-    entry: Entry,
+    entry: CacheEntry,
     vector: Any,
     *,
     collection: str,
@@ -112,15 +114,15 @@ def document_of(
     )
 
 
-def read(text: str) -> Entry | None:
+def parse_entry(text: str) -> CacheEntry | None:
     """Inverse; None for what nobody here has written."""
     try:
-        return Entry(**json.loads(text))
+        return CacheEntry(**json.loads(text))
     except (ValueError, TypeError):
         return None
 
 
-def is_of(entry_id: str, tenant: str) -> bool:
+def belongs_to(entry_id: str, tenant: str) -> bool:
     """Whether this can be the id of an entry of this tenant."""
-    found = _ID.fullmatch(entry_id)
-    return found is not None and found[1] == (tenant or _NOBODY)
+    match = _ID.fullmatch(entry_id)
+    return match is not None and match[1] == (tenant or _NOBODY)

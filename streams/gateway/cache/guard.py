@@ -39,9 +39,9 @@ _SPELT = {
 _QUOTES = str.maketrans("’‘“”", "''\"\"")
 
 
-def asks_the_same(one: str, other: str) -> bool:
+def asks_the_same(first: str, second: str) -> bool:
     """Whether what they ask is the same but for its spelling."""
-    return one == other or meaning(one) == meaning(other) != ()
+    return first == second or meaning(first) == meaning(second) != ()
 
 
 def meaning(question: str) -> tuple[str, ...]:
@@ -55,14 +55,14 @@ def meaning(question: str) -> tuple[str, ...]:
     if not _SAYS_WHAT.search(text):
         text = _THANKS.sub("", text)
     words = _WORD.findall(_STOPS.sub(" ", _FACTORIAL.sub(r"\g<0> ", text)))
-    found: list[str] = []
+    terms: list[str] = []
     for number, word in enumerate(words):
         is_name = word.isupper() and (len(word) > 1 or number > 0) and len(word) <= 3
         # Not casefold, which would make `Masse` of `Maße`.
         small = word if is_name and word != "I" else word.lower()
         if small not in _BEFORE_WORDS or not _goes_before(small, words[number + 1 : number + 2]):
-            found += _SPELT.get(small, (small,))
-    return tuple(found)
+            terms += _SPELT.get(small, (small,))
+    return tuple(terms)
 
 
 def _goes_before(word: str, following: Sequence[str]) -> bool:

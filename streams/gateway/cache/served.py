@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
-from streams.gateway.cache.answers import Hit
-from streams.gateway.http.exchange import Exchange
+from streams.gateway.cache.answers import CacheHit
+from streams.gateway.http.exchange import HttpExchange
 from streams.gateway.ids import CHAT_PREFIX
 from streams.gateway.stream.chunks import DONE
 from streams.gateway.stream.delivery import STREAM_HEADERS, one_line_each
@@ -16,7 +16,13 @@ Json = dict[str, Any]
 
 
 async def write_hit(
-    exchange: Exchange, hit: Hit, *, model: str, stream: bool, include_usage: bool, session_id: str
+    exchange: HttpExchange,
+    hit: CacheHit,
+    *,
+    model: str,
+    stream: bool,
+    include_usage: bool,
+    session_id: str,
 ) -> None:
     """The whole answer, in the form that the call wishes."""
     head = {
@@ -25,19 +31,19 @@ async def write_hit(
         "created": exchange.arrived_ms // 1000,
         "model": model,
     }
-    told = _told(exchange, hit, session_id)
+    extension = _extension(exchange, hit, session_id)
     if not stream:
-        body = orjson.dumps({**head, **_whole(hit), "trivium": told})
+        body = orjson.dumps({**head, **_whole(hit), "trivium": extension})
         await exchange.send_whole(body, exchange.reply_headers)
         return
     headers = [*STREAM_HEADERS, *exchange.reply_headers]
     await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
-    events = _events(head, hit, told, include_usage)
+    events = _events(head, hit, extension, include_usage)
     written = b"".join(b"data: %b\n\n" % orjson.dumps(event) for event in events) + DONE
     await exchange.send({"type": "http.response.body", "body": one_line_each(written)})
 
 
-def _told(exchange: Exchange, hit: Hit, session_id: str) -> Json:
+def _extension(exchange: HttpExchange, hit: CacheHit, session_id: str) -> Json:
     entry = hit.entry
     return {
         "request_id": exchange.call_id,
@@ -51,11 +57,11 @@ def _told(exchange: Exchange, hit: Hit, session_id: str) -> Json:
     }
 
 
-def _cited(hit: Hit) -> Json:
+def _citations(hit: CacheHit) -> Json:
     return {"annotations": hit.entry.annotations} if hit.entry.annotations else {}
 
 
-def _ending(hit: Hit) -> Json:
+def _ending(hit: CacheHit) -> Json:
     return {
         "logprobs": None,
         "finish_reason": hit.entry.finish_reason,
@@ -63,8 +69,8 @@ def _ending(hit: Hit) -> Json:
     }
 
 
-def _whole(hit: Hit) -> Json:
-    message = {"role": "assistant", "content": hit.entry.text, **_cited(hit)}
+def _whole(hit: CacheHit) -> Json:
+    message = {"role": "assistant", "content": hit.entry.text, **_citations(hit)}
     return {
         "choices": [{"index": 0, "message": message, **_ending(hit)}],
         "usage": hit.entry.usage,
@@ -72,17 +78,17 @@ def _whole(hit: Hit) -> Json:
     }
 
 
-def _events(head: Json, hit: Hit, told: Json, include_usage: bool) -> list[Json]:
+def _events(head: Json, hit: CacheHit, extension: Json, include_usage: bool) -> list[Json]:
     open_choice = {"index": 0, "logprobs": None, "finish_reason": None}
     role = {**open_choice, "delta": {"role": "assistant", "content": ""}}
     text = {**open_choice, "delta": {"content": hit.entry.text}}
-    last = {"index": 0, "delta": _cited(hit), **_ending(hit)}
+    last = {"index": 0, "delta": _citations(hit), **_ending(hit)}
     usage: Json = {"usage": None} if include_usage else {}
     events = [
         {**head, "choices": [role], **usage},
         {**head, "choices": [text], **usage},
-        {**head, "choices": [last], "trivium": told, **usage},
+        {**head, "choices": [last], "trivium": extension, **usage},
     ]
     if include_usage:
-        events.append({**head, "choices": [], "usage": hit.entry.usage, "trivium": told})
+        events.append({**head, "choices": [], "usage": hit.entry.usage, "trivium": extension})
     return events

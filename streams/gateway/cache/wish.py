@@ -15,11 +15,11 @@ from schemas.records import Endpoint
 from schemas.rules.tokens import pack_tokens
 from streams.gateway.config import EVERYTHING, GatewaySettings
 from streams.gateway.request.body import CacheBody, ChatBody
-from streams.gateway.request.intake import Intake, Served
+from streams.gateway.request.intake import CallIntake, ServedModel
 
 QUESTION_CHARS_MAX = 1_000  # embedding models see the beginning only
 _VERSION = "1"
-_NOTHING_SAID = CacheBody.model_validate({})
+_DEFAULTS = CacheBody.model_validate({})
 # Fields of a chat that change no text of its answer, or not of one that may be kept.
 CHANGES_NO_TEXT = frozenset(
     "model stream stream_options seed n logprobs top_logprobs return_token_ids user session_id "
@@ -38,7 +38,7 @@ _NUMBER_BITS = 53  # what a column of metadata holds exactly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheWish:
+class CacheQuery:
     """A chat whose answer may be kept."""
 
     key: str
@@ -52,21 +52,21 @@ class CacheWish:
         return int(self.key, 16) % (1 << _NUMBER_BITS)
 
 
-def cache_wish(
-    intake: Intake, served: Served, settings: GatewaySettings, tenant: str
-) -> CacheWish | None:
+def cache_query(
+    intake: CallIntake, served: ServedModel, settings: GatewaySettings, tenant: str
+) -> CacheQuery | None:
     """What a call wishes; None where nothing is to be kept or looked up. Raises InvalidRequest
     where a call asks for what cannot be.
     """
     chat = intake.body
     if intake.endpoint is not Endpoint.CHAT or not isinstance(chat, ChatBody):
         return None
-    wished = chat.cache or _NOTHING_SAID
-    is_asked = chat.cache is not None and wished.enabled is not False
-    if not is_asked and (wished.enabled is False or not _by_settings(intake, settings)):
+    options = chat.cache or _DEFAULTS
+    is_requested = chat.cache is not None and options.enabled is not False
+    if not is_requested and (options.enabled is False or not _by_settings(intake, settings)):
         return None
     if (hindrance := _hindrance(intake)) is not None:
-        if is_asked:
+        if is_requested:
             raise InvalidRequest(f"cache: {hindrance}", "cache")
         return None
     last = intake.chat.messages[-1]
@@ -75,21 +75,21 @@ def cache_wish(
         return None
     if intake.search is not None and intake.search.turns:
         return None  # passages of earlier turns stand in its prompt, which nobody tells of
-    return CacheWish(
+    return CacheQuery(
         key=_key(intake, chat, served, settings, tenant),
         question=question,
-        threshold=settings.cache_threshold if wished.threshold is None else wished.threshold,
-        ttl_s=wished.ttl_s or settings.cache_ttl_s,
+        threshold=settings.cache_threshold if options.threshold is None else options.threshold,
+        ttl_s=options.ttl_s or settings.cache_ttl_s,
     )
 
 
-def _by_settings(intake: Intake, settings: GatewaySettings) -> bool:
+def _by_settings(intake: CallIntake, settings: GatewaySettings) -> bool:
     if EVERYTHING in settings.cache_for:
         return True
     return intake.search is not None and intake.search.body.collection in settings.cache_for
 
 
-def _hindrance(intake: Intake) -> str | None:
+def _hindrance(intake: CallIntake) -> str | None:
     """Why an answer is not one for all who ask."""
     sampling = intake.samplings[0]
     if sampling.temperature:
@@ -102,30 +102,30 @@ def _hindrance(intake: Intake) -> str | None:
 
 
 def _key(
-    intake: Intake, chat: ChatBody, served: Served, settings: GatewaySettings, tenant: str
+    intake: CallIntake, chat: ChatBody, served: ServedModel, settings: GatewaySettings, tenant: str
 ) -> str:
-    *earlier, last = intake.chat.messages
+    *earlier_messages, last = intake.chat.messages
     length = chat.max_completion_tokens or chat.max_tokens or 0  # as wished: what is left differs
     sampling = replace(intake.samplings[0], seed=0, max_tokens=length)
-    others = chat.model_dump(exclude=set(CHANGES_NO_TEXT | CHECKED))
+    other_fields = chat.model_dump(exclude=set(CHANGES_NO_TEXT | CHECKED))
     is_cut = chat.truncate_prompt_tokens is not None  # where, depends on each of its words
     parts: Sequence[Any] = (
         _VERSION,
         tenant,
         served.name,
         served.max_model_len,
-        [sorted(message.items()) for message in earlier],
+        [sorted(message.items()) for message in earlier_messages],
         sorted((name, value) for name, value in last.items() if name != "content"),
         replace(intake.chat, messages=()),
         sampling,
         _search_parts(intake, settings),
-        sorted((name, value) for name, value in others.items() if value is not None),
+        sorted((name, value) for name, value in other_fields.items() if value is not None),
         last["content"] if is_cut else "",
     )
     return hashlib.blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def _search_parts(intake: Intake, settings: GatewaySettings) -> Sequence[Any]:
+def _search_parts(intake: CallIntake, settings: GatewaySettings) -> Sequence[Any]:
     search = intake.search
     if search is None:
         return ()

@@ -11,9 +11,9 @@ from schemas.log.clock import wall_ms
 from schemas.records import Batch
 from streams.gateway.batches.lines import ENDPOINTS
 from streams.gateway.batches.shapes import WINDOWS_MS, BatchCreateBody, batch_json
-from streams.gateway.endpoints.files import found_file, tenant_of
+from streams.gateway.endpoints.files import require_file, tenant_of
 from streams.gateway.endpoints.vector_stores import read_body
-from streams.gateway.http.errors import shown
+from streams.gateway.http.errors import shorten
 from streams.gateway.ids import new_object_id
 from streams.gateway.objects.batches import ENDED, PREFIX
 from streams.gateway.objects.bodies import StorePaging
@@ -41,27 +41,27 @@ def call_batch_routes(gateway: Gateway, router: APIRouter) -> None:
             table.order(tenant),
             paging,
             find=lambda batch_id: table.get(tenant, batch_id),
-            shape=lambda each: batch_json(table, each),
+            shape=lambda batch: batch_json(table, batch),
         )
 
     @router.get(_BATCH, tags=["OpenAI"])
     async def get_batch(batch_id: str, request: Request) -> dict[str, Any]:
         """How far a batch is."""
         table = gateway.objects.table.batches
-        return batch_json(table, _found(gateway, request, batch_id))
+        return batch_json(table, _require_batch(gateway, request, batch_id))
 
     @router.post(_BATCH + "/cancel", tags=["OpenAI"])
     async def cancel(batch_id: str, request: Request) -> dict[str, Any]:
         """Give up what a batch has no answers to; what it has is kept."""
-        batch, table = _found(gateway, request, batch_id), gateway.objects.table.batches
+        batch, table = _require_batch(gateway, request, batch_id), gateway.objects.table.batches
         if (status := table.status(batch)) in ENDED:
             raise InvalidRequest(f"{batch_id}: expected a batch that has not ended, it is {status}")
         if not batch.cancelled_ms:
             await gateway.objects.put(replace(batch, cancelled_ms=wall_ms()))
-        return batch_json(table, _found(gateway, request, batch_id))
+        return batch_json(table, _require_batch(gateway, request, batch_id))
 
 
-def _found(gateway: Gateway, request: Request, batch_id: str) -> Batch:
+def _require_batch(gateway: Gateway, request: Request, batch_id: str) -> Batch:
     batch = gateway.objects.table.batches.get(tenant_of(gateway, request), batch_id)
     if batch is None:
         raise NotFound(f"no such batch: {batch_id[:64]!r}")
@@ -73,10 +73,10 @@ async def _create(gateway: Gateway, request: Request) -> dict[str, Any]:
     body = await read_body(gateway, request, BatchCreateBody)
     if body.endpoint not in ENDPOINTS:
         raise InvalidRequest(
-            f"endpoint: expected one of {', '.join(ENDPOINTS)}, found {shown(body.endpoint)}",
+            f"endpoint: expected one of {', '.join(ENDPOINTS)}, found {shorten(body.endpoint)}",
             "endpoint",
         )
-    file = found_file(gateway, request, body.input_file_id)
+    file = require_file(gateway, request, body.input_file_id)
     if file.purpose != "batch":
         raise InvalidRequest(
             f"input_file_id: expected a file of purpose batch, found {file.purpose}",

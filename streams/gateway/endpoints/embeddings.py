@@ -13,16 +13,16 @@ import orjson
 
 from schemas.errors import InvalidRequest, UnknownModel
 from schemas.log.retrieval.embedding import EmbeddedTexts, Texts
-from streams.gateway.http.exchange import Exchange
+from streams.gateway.http.exchange import HttpExchange
 from streams.gateway.ids import new_request_id
-from streams.gateway.log.pool import Pool
+from streams.gateway.log.pool import RetrievalPool
 from streams.gateway.request.body import Body, parse
 from streams.gateway.request.embed_body import (
     VALUES_MAX,
     EmbeddingsBody,
     RerankBody,
     inputs_of,
-    ranked_of,
+    texts_to_rank,
 )
 from streams.gateway.request.fields import EMBEDDING_NEUTRAL, refuse_extras
 from streams.gateway.request.options import DEADLINE_HEADER
@@ -30,50 +30,54 @@ from streams.gateway.state import Gateway
 from streams.gateway.stream.delivery import COMPLETED
 
 
-async def embeddings(gateway: Gateway, exchange: Exchange) -> str:
+async def embeddings(gateway: Gateway, exchange: HttpExchange) -> str:
     """Vectors of texts; returns the outcome, raises what is the caller's to know."""
     body = await _body(gateway, exchange, EmbeddingsBody)
     deadline_ms = _deadline_ms(gateway, exchange)
-    found = await embedded(gateway.pool, body, deadline_ms, exchange.tenant)
-    await exchange.send_whole(vectors_body(found, body), exchange.reply_headers)
+    result = await embed_texts(gateway.pool, body, deadline_ms, exchange.tenant)
+    await exchange.send_whole(vectors_body(result, body), exchange.reply_headers)
     return COMPLETED
 
 
-async def embedded(
-    pool: Pool, body: EmbeddingsBody, deadline_ms: int, tenant: str
+async def embed_texts(
+    pool: RetrievalPool, body: EmbeddingsBody, deadline_ms: int, tenant: str
 ) -> EmbeddedTexts:
     """What a body asks for; raises what `Pool.embed` does, InvalidRequest, UnknownModel."""
-    found = await _embed(pool, body.model, inputs_of(body.input), deadline_ms, tenant)
-    dim = found.vectors.shape[1]
+    result = await _embed(pool, body.model, inputs_of(body.input), deadline_ms, tenant)
+    dim = result.vectors.shape[1]
     if body.dimensions not in (None, dim):
         raise InvalidRequest(
             f"dimensions: the model has {dim}, found {body.dimensions}; leave it out", "dimensions"
         )
-    return found
+    return result
 
 
-def vectors_body(found: EmbeddedTexts, body: EmbeddingsBody) -> bytes:
+def vectors_body(result: EmbeddedTexts, body: EmbeddingsBody) -> bytes:
     """The answer to a body."""
     data = [
-        {"object": "embedding", "index": i, "embedding": _written(vector, body.encoding_format)}
-        for i, vector in enumerate(np.ascontiguousarray(found.vectors, "<f4"))
+        {
+            "object": "embedding",
+            "index": i,
+            "embedding": _encode_vector(vector, body.encoding_format),
+        }
+        for i, vector in enumerate(np.ascontiguousarray(result.vectors, "<f4"))
     ]
-    answer = {"object": "list", "data": data, "model": found.embedder, "usage": _usage(found)}
+    answer = {"object": "list", "data": data, "model": result.embedder, "usage": _usage(result)}
     return _json(answer)
 
 
-async def rerank(gateway: Gateway, exchange: Exchange) -> str:
+async def rerank(gateway: Gateway, exchange: HttpExchange) -> str:
     """Documents by their similarity to a query, the most similar first."""
     body = await _body(gateway, exchange, RerankBody)
-    query_and_texts = ranked_of(body)
+    query_and_texts = texts_to_rank(body)
     deadline_ms = _deadline_ms(gateway, exchange)
-    found = await _embed(gateway.pool, body.model, query_and_texts, deadline_ms, exchange.tenant)
+    result = await _embed(gateway.pool, body.model, query_and_texts, deadline_ms, exchange.tenant)
     texts = query_and_texts[1:]
-    scores = found.vectors[1:] @ found.vectors[0]
+    scores = result.vectors[1:] @ result.vectors[0]
     order = sorted(range(len(texts)), key=lambda i: (-scores[i], i))[: body.top_n]
     answer = {
         "id": exchange.call_id,
-        "model": found.embedder,
+        "model": result.embedder,
         "results": [
             {
                 "index": i,
@@ -82,13 +86,13 @@ async def rerank(gateway: Gateway, exchange: Exchange) -> str:
             }
             for i in order
         ],
-        "usage": _usage(found),
+        "usage": _usage(result),
     }
     await exchange.send_whole(_json(answer), exchange.reply_headers)
     return COMPLETED
 
 
-async def _body(gateway: Gateway, exchange: Exchange, kind: type[Body]) -> Body:
+async def _body(gateway: Gateway, exchange: HttpExchange, kind: type[Body]) -> Body:
     exchange.call_id = new_request_id(exchange.arrived_ms)
     exchange.reply_headers.append((b"x-request-id", exchange.call_id.encode()))
     exchange.tenant = gateway.keys.tenant(exchange.headers)
@@ -98,20 +102,20 @@ async def _body(gateway: Gateway, exchange: Exchange, kind: type[Body]) -> Body:
     return body
 
 
-def _deadline_ms(gateway: Gateway, exchange: Exchange) -> int:
+def _deadline_ms(gateway: Gateway, exchange: HttpExchange) -> int:
     settings = gateway.settings
     relative_ms = exchange.number(DEADLINE_HEADER, 1, settings.deadline_ms_max)
     return exchange.arrived_ms + (relative_ms or settings.deadline_ms)
 
 
 async def _embed(
-    pool: Pool, model: str | None, texts: Texts, deadline_ms: int, tenant: str
+    pool: RetrievalPool, model: str | None, texts: Texts, deadline_ms: int, tenant: str
 ) -> EmbeddedTexts:
-    found = await pool.embed(texts, deadline_ms=deadline_ms, tenant=tenant)
-    name = public_name(found.embedder)
-    if model not in (None, "", found.embedder, name):
+    result = await pool.embed(texts, deadline_ms=deadline_ms, tenant=tenant)
+    name = public_name(result.embedder)
+    if model not in (None, "", result.embedder, name):
         raise UnknownModel(f"model: expected {name!r}, found {str(model)[:80]!r}")
-    return found
+    return result
 
 
 def public_name(embedder: str) -> str:
@@ -119,13 +123,13 @@ def public_name(embedder: str) -> str:
     return embedder.partition("@")[0]
 
 
-def _written(vector: Any, encoding: str | None) -> Any:
+def _encode_vector(vector: Any, encoding: str | None) -> Any:
     """A vector as the client wants it; the `openai` package wants base64 where nobody asks."""
     return base64.b64encode(vector.tobytes()).decode() if encoding == "base64" else vector
 
 
-def _usage(found: EmbeddedTexts) -> Mapping[str, int]:
-    return {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
+def _usage(result: EmbeddedTexts) -> Mapping[str, int]:
+    return {"prompt_tokens": result.tokens, "total_tokens": result.tokens}
 
 
 def _json(answer: Any) -> bytes:

@@ -12,7 +12,7 @@ from starlette.datastructures import UploadFile
 from schemas.errors import BodyTooLarge, InvalidRequest, NotFound
 from schemas.log.clock import wall_ms
 from schemas.records import StoredFile
-from streams.gateway.http.errors import shown
+from streams.gateway.http.errors import shorten
 from streams.gateway.http.exchange import headers_of
 from streams.gateway.http.uploads import parts_of
 from streams.gateway.ids import new_object_id
@@ -56,12 +56,12 @@ def file_routes(gateway: Gateway, router: APIRouter) -> None:
     @router.get("/v1/files/{file_id}", tags=["OpenAI"])
     async def get_file(file_id: str, request: Request) -> dict[str, Any]:
         """One file, without its content."""
-        return file_json(found_file(gateway, request, file_id))
+        return file_json(require_file(gateway, request, file_id))
 
     @router.get("/v1/files/{file_id}/content", tags=["OpenAI"])
     async def content(file_id: str, request: Request) -> StreamingResponse:
         """The bytes of a file."""
-        file = found_file(gateway, request, file_id)
+        file = require_file(gateway, request, file_id)
         headers = {"content-length": str(file.bytes)}
         parts = gateway.objects.read_parts(file)
         return StreamingResponse(parts, media_type="application/octet-stream", headers=headers)
@@ -69,8 +69,8 @@ def file_routes(gateway: Gateway, router: APIRouter) -> None:
     @router.delete("/v1/files/{file_id}", tags=["OpenAI"])
     async def delete(file_id: str, request: Request) -> dict[str, Any]:
         """Delete a file, and take it out of all vector stores."""
-        file = found_file(gateway, request, file_id)
-        await gateway.objects.put(*gateway.objects.table.without_file(file))
+        file = require_file(gateway, request, file_id)
+        await gateway.objects.put(*gateway.objects.table.deletion_of(file))
         return {"id": file_id, "object": "file", "deleted": True}
 
 
@@ -79,7 +79,7 @@ def tenant_of(gateway: Gateway, request: Request) -> str:
     return gateway.keys.tenant(headers_of(request.scope))
 
 
-def found_file(gateway: Gateway, request: Request, file_id: str) -> StoredFile:
+def require_file(gateway: Gateway, request: Request, file_id: str) -> StoredFile:
     """The caller's file of that id; raises NotFound."""
     file = gateway.objects.table.file(tenant_of(gateway, request), file_id)
     if file is None:
@@ -96,11 +96,11 @@ async def _upload(gateway: Gateway, request: Request) -> dict[str, Any]:
                 raise InvalidRequest(f"{name[:64]}: unknown field; leave it out", name[:64])
         if not isinstance(data, UploadFile):
             raise InvalidRequest("file: expected a file with a name, found none", "file")
-        size, most = data.size or 0, gateway.uploads.bytes_max
+        size, bytes_max = data.size or 0, gateway.uploads.bytes_max
         if not size:
             raise InvalidRequest("file: expected a file with content, found 0 bytes", "file")
-        if size > most:
-            raise BodyTooLarge(f"file: expected at most {most} bytes, found {size}")
+        if size > bytes_max:
+            raise BodyTooLarge(f"file: expected at most {bytes_max} bytes, found {size}")
         file_id = new_object_id("file-", now_ms)
         file = StoredFile(
             file_id=file_id,
@@ -123,19 +123,19 @@ async def _upload(gateway: Gateway, request: Request) -> dict[str, Any]:
 
 def _filename(name: str) -> str:
     """The last part of a path, whoever's slashes it has."""
-    found = _CONTROLS.sub("", re.split(r"[/\\]", name)[-1]).strip()
-    if found in ("", ".", "..") or len(found) > FILENAME_CHARS_MAX:
+    filename = _CONTROLS.sub("", re.split(r"[/\\]", name)[-1]).strip()
+    if filename in ("", ".", "..") or len(filename) > FILENAME_CHARS_MAX:
         raise InvalidRequest(
-            f"file: expected a name of 1 to {FILENAME_CHARS_MAX} characters, found {shown(name)}",
+            f"file: expected a name of 1 to {FILENAME_CHARS_MAX} characters, found {shorten(name)}",
             "file",
         )
-    return found
+    return filename
 
 
 def _purpose(value: Any) -> str:
     if value not in PURPOSES:
         raise InvalidRequest(
-            f"purpose: expected {' or '.join(PURPOSES)}, found {shown(value)}", "purpose"
+            f"purpose: expected {' or '.join(PURPOSES)}, found {shorten(value)}", "purpose"
         )
     return str(value)
 
@@ -144,13 +144,13 @@ def _expires_ms(form: Mapping[str, Any], now_ms: int) -> int:
     anchor, seconds = (form.get(name) for name in _EXPIRY)
     if anchor is None and seconds is None:
         return 0
-    least, most = _EXPIRY_S
+    min_s, max_s = _EXPIRY_S
     text = seconds if isinstance(seconds, str) and len(seconds) < 9 else ""
-    is_number = text.isascii() and text.isdigit() and least <= int(text) <= most
+    is_number = text.isascii() and text.isdigit() and min_s <= int(text) <= max_s
     if anchor != "created_at" or not is_number:
         raise InvalidRequest(
-            f"expires_after: expected anchor created_at and seconds from {least} to {most}, found "
-            f"{shown(anchor)} and {shown(seconds)}",
+            f"expires_after: expected anchor created_at and seconds from {min_s} to {max_s}, found "
+            f"{shorten(anchor)} and {shorten(seconds)}",
             "expires_after",
         )
     return now_ms + int(text) * 1000

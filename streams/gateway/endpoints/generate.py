@@ -15,13 +15,13 @@ from schemas.rules import trace
 from schemas.rules.tokens import pack_tokens
 from schemas.rules.trace import trace_of
 from streams.gateway.endpoints import kept
-from streams.gateway.endpoints.kept import Keeping
+from streams.gateway.endpoints.kept import CacheLookup
 from streams.gateway.endpoints.resume import RESUME_HEADER, last_event, resume
 from streams.gateway.endpoints.wishes import check_wishes
-from streams.gateway.http.exchange import Exchange
+from streams.gateway.http.exchange import HttpExchange
 from streams.gateway.ids import choice_ids, new_request_id
 from streams.gateway.request.conversation import Conversation, session_of
-from streams.gateway.request.intake import Intake, take_in
+from streams.gateway.request.intake import CallIntake, take_in
 from streams.gateway.request.options import CallOptions, options_of
 from streams.gateway.state import Gateway
 from streams.gateway.stream.chunks import ChunkWriter, whole_answer
@@ -34,13 +34,13 @@ from streams.gateway.stream.hub import Call
 class Inquiry:
     """What a call asks for: its checked body, its options, and the conversation that it is of."""
 
-    intake: Intake
+    intake: CallIntake
     options: CallOptions
     conversation: Conversation
-    keeping: Keeping | None = None  # of an answer that others may get, too
+    cache_lookup: CacheLookup | None = None  # of an answer that others may get, too
 
 
-async def generate(gateway: Gateway, endpoint: Endpoint, exchange: Exchange) -> str:
+async def generate(gateway: Gateway, endpoint: Endpoint, exchange: HttpExchange) -> str:
     """Answer a chat or completion; returns the outcome, raises what is the caller's to know."""
     exchange.call_id = new_request_id(exchange.arrived_ms)
     exchange.reply_headers.append((b"x-request-id", exchange.call_id.encode()))
@@ -49,16 +49,18 @@ async def generate(gateway: Gateway, endpoint: Endpoint, exchange: Exchange) -> 
         key, positions = last_event(gateway, exchange)
         await exchange.read_body(gateway.body_reader)
         return await resume(gateway, exchange, key, positions)
-    await gateway.admitted(exchange.tenant)  # before anything of the body is kept
+    await gateway.admit(exchange.tenant)  # before anything of the body is kept
     raw = await exchange.read_body(gateway.body_reader)
     intake = await take_in(raw, endpoint, gateway.served, gateway.settings, exchange.tenant)
     conversation = conversation_of(gateway, exchange, intake)
     exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
     options = options_of(exchange, intake, gateway.settings)
-    keeping = await kept.look_up(gateway, exchange, intake)
-    if keeping and await kept.give(gateway, exchange, keeping, intake, conversation):
+    cache_lookup = await kept.look_up(gateway, exchange, intake)
+    if cache_lookup and await kept.serve(gateway, exchange, cache_lookup, intake, conversation):
         return COMPLETED
-    inquiry = Inquiry(intake=intake, options=options, conversation=conversation, keeping=keeping)
+    inquiry = Inquiry(
+        intake=intake, options=options, conversation=conversation, cache_lookup=cache_lookup
+    )
     call = await accept(gateway, exchange, inquiry)
     exchange.reply_headers.append((b"x-trivium-request-id", exchange.call_id.encode()))
 
@@ -70,21 +72,21 @@ async def generate(gateway: Gateway, endpoint: Endpoint, exchange: Exchange) -> 
     return await answer(gateway, exchange, call, write, keeps_running=options.keeps_running)
 
 
-def conversation_of(gateway: Gateway, exchange: Exchange, intake: Intake) -> Conversation:
+def conversation_of(gateway: Gateway, exchange: HttpExchange, intake: CallIntake) -> Conversation:
     """The session of a call, by header, by its body or by what was said."""
     messages = intake.chat.messages
-    named = session_of(exchange.headers) or intake.session_id
-    if named:
+    session_id = session_of(exchange.headers) or intake.session_id
+    if session_id:
         turn = sum(message["role"] == "assistant" for message in messages)
-        return Conversation(session_id=named, turn=turn)
+        return Conversation(session_id=session_id, turn=turn)
     scope = f"{len(exchange.tenant)}:{exchange.tenant}{intake.user}"
     return gateway.conversations.find(scope, messages, exchange.arrived_ms)
 
 
-async def accept(gateway: Gateway, exchange: Exchange, inquiry: Inquiry) -> Call:
+async def accept(gateway: Gateway, exchange: HttpExchange, inquiry: Inquiry) -> Call:
     """Send the call's requests; returns when the broker has them all."""
     intake = inquiry.intake
-    await gateway.admitted(exchange.tenant, choices := len(intake.prompts) * intake.n)
+    await gateway.admit(exchange.tenant, choices := len(intake.prompts) * intake.n)
     key = _stream_key(gateway, exchange, inquiry, choices)
     requests = requests_of(gateway, inquiry, key, exchange.arrived_ms)
     call = Call(
@@ -112,7 +114,9 @@ def give_up(gateway: Gateway, call: Call) -> None:
     gateway.cancel_later(call, CancelReason.CLIENT_GONE)
 
 
-def _stream_key(gateway: Gateway, exchange: Exchange, inquiry: Inquiry, choices: int) -> StreamKey:
+def _stream_key(
+    gateway: Gateway, exchange: HttpExchange, inquiry: Inquiry, choices: int
+) -> StreamKey:
     intake = inquiry.intake
     partition, offset = gateway.backend.reply_position()
     return StreamKey(
@@ -187,7 +191,7 @@ def _cache_scope(gateway: Gateway, tenant: str, salt: str | None) -> str:
     return f"{tenant}/{salt}" if salt else tenant
 
 
-def _retrieval(gateway: Gateway, intake: Intake, arrived_ms: int) -> Retrieval | None:
+def _retrieval(gateway: Gateway, intake: CallIntake, arrived_ms: int) -> Retrieval | None:
     """What is to be found first, if anything is."""
     if intake.search is None:
         return None
@@ -195,7 +199,7 @@ def _retrieval(gateway: Gateway, intake: Intake, arrived_ms: int) -> Retrieval |
     return intake.search.record(gateway.settings, sampling, limit, arrived_ms)
 
 
-def _trace_headers(exchange: Exchange) -> Headers:
+def _trace_headers(exchange: HttpExchange) -> Headers:
     return trace_of([(trace.HEADER, exchange.headers.get(trace.HEADER.encode()))])
 
 
@@ -208,7 +212,7 @@ async def _send_all(gateway: Gateway, requests: list[Request], headers: Headers)
 
 async def answer(
     gateway: Gateway,
-    exchange: Exchange,
+    exchange: HttpExchange,
     call: Call,
     write: Callable[[], Awaitable[str]],
     *,
@@ -236,16 +240,18 @@ async def answer(
     return outcome
 
 
-async def _write_stream(gateway: Gateway, exchange: Exchange, inquiry: Inquiry, call: Call) -> str:
+async def _write_stream(
+    gateway: Gateway, exchange: HttpExchange, inquiry: Inquiry, call: Call
+) -> str:
     intake = inquiry.intake
     writer = ChunkWriter(
         call.key,
         call.streams,
         name=gateway.event_ids.name(call.key) if inquiry.options.event_ids else b"",
-        prompts=intake.told_prompts,
+        prompts=intake.reported_prompts,
         counts_always=intake.counts_always,
     )
-    if (inquiry.conversation.digest or inquiry.keeping) and call.key.choices == 1:
+    if (inquiry.conversation.digest or inquiry.cache_lookup) and call.key.choices == 1:
         writer.collected = []
     outcome = await write_stream(exchange, call, writer)
     if outcome == COMPLETED and writer.collected is not None:
@@ -253,8 +259,10 @@ async def _write_stream(gateway: Gateway, exchange: Exchange, inquiry: Inquiry, 
     return outcome
 
 
-async def _write_whole(gateway: Gateway, exchange: Exchange, inquiry: Inquiry, call: Call) -> str:
-    prompts = inquiry.intake.told_prompts
+async def _write_whole(
+    gateway: Gateway, exchange: HttpExchange, inquiry: Inquiry, call: Call
+) -> str:
+    prompts = inquiry.intake.reported_prompts
     outcome = await write_whole(
         exchange, call, lambda: whole_answer(call.key, call.streams, prompts)
     )
@@ -266,5 +274,5 @@ async def _write_whole(gateway: Gateway, exchange: Exchange, inquiry: Inquiry, c
 def _remember(gateway: Gateway, inquiry: Inquiry, call: Call, text: str) -> None:
     """What an answer said, for the next turn, and perhaps for others who ask the same."""
     gateway.remember(inquiry.conversation, text)
-    if inquiry.keeping is not None:
-        inquiry.keeping.keep(gateway, call.streams[0], text)
+    if inquiry.cache_lookup is not None:
+        inquiry.cache_lookup.store(gateway, call.streams[0], text)

@@ -6,51 +6,59 @@ from dataclasses import dataclass
 
 from schemas.errors import NotFound
 from schemas.log.clock import wall_ms
-from streams.gateway.cache.answers import Hit
-from streams.gateway.cache.entry import entry_of, is_of
+from streams.gateway.cache.answers import CacheHit
+from streams.gateway.cache.entry import belongs_to, entry_of
 from streams.gateway.cache.served import write_hit
-from streams.gateway.cache.wish import CacheWish, cache_wish
-from streams.gateway.http.exchange import Exchange
+from streams.gateway.cache.wish import CacheQuery, cache_query
+from streams.gateway.http.exchange import HttpExchange
 from streams.gateway.request.conversation import Conversation
-from streams.gateway.request.intake import Intake
+from streams.gateway.request.intake import CallIntake
 from streams.gateway.state import Gateway
 from streams.gateway.stream.stream import Stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
+class CacheLookup:
     """An answer that is to be kept when it has ended well."""
 
-    wish: CacheWish
-    hit: Hit | None  # one that was kept before
+    query: CacheQuery
+    hit: CacheHit | None  # one that was kept before
     tenant: str
-    looked_up: bool  # in documents
+    has_retrieval: bool  # in documents
 
-    def keep(self, gateway: Gateway, stream: Stream, text: str) -> None:
+    def store(self, gateway: Gateway, stream: Stream, text: str) -> None:
         """In the background, if it is an answer for others."""
-        entry = entry_of(self.wish, stream, text, looked_up=self.looked_up, now_ms=wall_ms())
+        entry = entry_of(
+            self.query, stream, text, has_retrieval=self.has_retrieval, now_ms=wall_ms()
+        )
         if entry is not None:
-            gateway.run_in_background(gateway.answers.keep(self.wish, entry, self.tenant))
+            gateway.run_in_background(gateway.answers.store(self.query, entry, self.tenant))
 
 
-async def look_up(gateway: Gateway, exchange: Exchange, intake: Intake) -> Keeping | None:
+async def look_up(
+    gateway: Gateway, exchange: HttpExchange, intake: CallIntake
+) -> CacheLookup | None:
     """What is kept for a chat, if it wishes that; raises InvalidRequest."""
-    wish = cache_wish(intake, gateway.served, gateway.settings, exchange.tenant)
-    if wish is None:
+    query = cache_query(intake, gateway.served, gateway.settings, exchange.tenant)
+    if query is None:
         return None
-    return Keeping(
-        wish=wish,
-        hit=await gateway.answers.look_up(wish, exchange.tenant),
+    return CacheLookup(
+        query=query,
+        hit=await gateway.answers.look_up(query, exchange.tenant),
         tenant=exchange.tenant,
-        looked_up=intake.search is not None,
+        has_retrieval=intake.search is not None,
     )
 
 
-async def give(
-    gateway: Gateway, exchange: Exchange, keeping: Keeping, intake: Intake, talk: Conversation
+async def serve(
+    gateway: Gateway,
+    exchange: HttpExchange,
+    lookup: CacheLookup,
+    intake: CallIntake,
+    conversation: Conversation,
 ) -> bool:
     """Write the answer that was found; returns whether there was one."""
-    hit = keeping.hit
+    hit = lookup.hit
     if hit is None:
         return False
     await write_hit(
@@ -59,14 +67,14 @@ async def give(
         model=gateway.served.name,
         stream=intake.stream,
         include_usage=intake.include_usage,
-        session_id=talk.session_id,
+        session_id=conversation.session_id,
     )
-    gateway.remember(talk, hit.entry.text)
+    gateway.remember(conversation, hit.entry.text)
     return True
 
 
-async def drop(gateway: Gateway, entry_id: str, tenant: str) -> None:
+async def evict(gateway: Gateway, entry_id: str, tenant: str) -> None:
     """Have an answer given no more; raises NotFound for what is none of this tenant."""
-    if not is_of(entry_id, tenant):
+    if not belongs_to(entry_id, tenant):
         raise NotFound(f"{entry_id[:64]}: not the id of an answer that is kept for this key")
-    await gateway.answers.drop(entry_id)
+    await gateway.answers.evict(entry_id)

@@ -230,8 +230,12 @@ def _describe_answers(operation: dict[str, Any], path: str, method: str) -> None
     for (of_path, of_method, status), (media, schema) in _ANSWERS.items():
         if (of_path, of_method) == (path, method):
             content = {kind: {"schema": schema} if kind == _JSON else {} for kind in media}
-            known = {"headers": generated.get(status, {}).get("headers", {})}
-            responses[status] = {"description": _DESCRIPTIONS[status], "content": content, **known}
+            header_fields = {"headers": generated.get(status, {}).get("headers", {})}
+            responses[status] = {
+                "description": _DESCRIPTIONS[status],
+                "content": content,
+                **header_fields,
+            }
     ref = {"schema": {"$ref": _REF.format(model="Error")}}
     wrong = {"description": "What is wrong, as OpenAI says it", "content": {_JSON: ref}}
     operation["responses"] = {**responses, "default": wrong}

@@ -8,36 +8,36 @@ from collections.abc import Callable, Sequence
 
 from schemas.errors import NotFound, TriviumError
 from schemas.log.clock import wall_ms
-from streams.gateway.http.exchange import Exchange
+from streams.gateway.http.exchange import HttpExchange
 from streams.gateway.ids import choice_ids, from_public, is_id, new_request_id
 from streams.gateway.state import Gateway
 from streams.gateway.stream.chunks import ChunkWriter
 from streams.gateway.stream.delivery import EventWriter, write_stream
-from streams.gateway.stream.event_id import Position, StreamKey
+from streams.gateway.stream.event_id import ClientPosition, StreamKey
 from streams.gateway.stream.hub import Call, Hub
 
 RESUME_HEADER = b"last-event-id"
 
 
-def last_event(gateway: Gateway, exchange: Exchange) -> tuple[StreamKey, list[Position]]:
+def last_event(gateway: Gateway, exchange: HttpExchange) -> tuple[StreamKey, list[ClientPosition]]:
     """What the header says; raises InvalidRequest."""
     value = exchange.headers[RESUME_HEADER].decode("latin-1")
     return gateway.event_ids.parse(value, exchange.tenant)
 
 
-async def events(gateway: Gateway, exchange: Exchange) -> str:
+async def events(gateway: Gateway, exchange: HttpExchange) -> str:
     """The stream after `Last-Event-ID`, or from its beginning; returns the outcome."""
     exchange.tenant = gateway.keys.tenant(exchange.headers)
     parent_id = from_public(exchange.scope["path_params"]["request_id"])
-    named = parent_id if is_id(parent_id) else new_request_id(wall_ms())
-    exchange.reply_headers.append((b"x-request-id", named.encode()))
+    request_id = parent_id if is_id(parent_id) else new_request_id(wall_ms())
+    exchange.reply_headers.append((b"x-request-id", request_id.encode()))
     call = gateway.find_call(parent_id, exchange.tenant)
     if RESUME_HEADER in exchange.headers:
         key, positions = last_event(gateway, exchange)
         if key.parent_id != parent_id:
             raise NotFound(f"{parent_id[:64]}: the Last-Event-ID belongs to another request")
     elif call is not None:
-        key, positions = call.key, [Position()] * call.key.choices
+        key, positions = call.key, [ClientPosition()] * call.key.choices
     else:
         raise NotFound(
             f"{parent_id[:64]}: not being answered by this gateway; to resume it anywhere, send "
@@ -47,7 +47,7 @@ async def events(gateway: Gateway, exchange: Exchange) -> str:
 
 
 async def resume(
-    gateway: Gateway, exchange: Exchange, key: StreamKey, positions: Sequence[Position]
+    gateway: Gateway, exchange: HttpExchange, key: StreamKey, positions: Sequence[ClientPosition]
 ) -> str:
     """Read the stream's partition from where it began, and write what the client lacks."""
     call = resumed_call(gateway, exchange, key, positions)
@@ -62,7 +62,7 @@ def _nothing() -> None:
 
 async def read_on(
     gateway: Gateway,
-    exchange: Exchange,
+    exchange: HttpExchange,
     call: Call,
     writer: EventWriter,
     after_frame: Callable[[], None] = _nothing,
@@ -78,7 +78,7 @@ async def read_on(
         (b"x-session-id", key.session_id.encode()),
     ]
     gateway.admit_resume(key.parent_id, key.tenant)
-    gateway.resumed.add(call)
+    gateway.resumed_calls.add(call)
     loop = asyncio.get_running_loop()
     reading = loop.create_task(_read_frames(gateway, call, after_frame))
     tasks = [exchange.on_hang_up(call.hang_up), reading]
@@ -89,14 +89,14 @@ async def read_on(
     finally:
         for task in tasks:
             task.cancel()
-        gateway.resumed.discard(call)
+        gateway.resumed_calls.discard(call)
 
 
 def resumed_call(
     gateway: Gateway,
-    exchange: Exchange,
+    exchange: HttpExchange,
     key: StreamKey,
-    positions: Sequence[Position],
+    positions: Sequence[ClientPosition],
     *,
     waits_for_end: bool = False,
 ) -> Call:

@@ -17,16 +17,16 @@ from streams.gateway.config import GatewaySettings
 from streams.gateway.endpoints.batches import call_batch_routes
 from streams.gateway.endpoints.embeddings import public_name
 from streams.gateway.endpoints.files import file_routes
-from streams.gateway.endpoints.kept import drop
+from streams.gateway.endpoints.kept import evict
 from streams.gateway.endpoints.store_files import batch_routes, store_file_routes
 from streams.gateway.endpoints.vector_stores import store_routes
-from streams.gateway.http.errors import shown
+from streams.gateway.http.errors import shorten
 from streams.gateway.http.exchange import headers_of
 from streams.gateway.ids import STORE_PREFIX, from_public, new_request_id
 from streams.gateway.request.body import DetokenizeBody, TokenizeBody, parse
 from streams.gateway.request.conversation import session_of
 from streams.gateway.request.fields import refuse_extras
-from streams.gateway.request.intake import Served, chat_prompt, check_length
+from streams.gateway.request.intake import ServedModel, chat_prompt, check_length
 from streams.gateway.request.messages import chat_of
 from streams.gateway.request.search import ALIAS, collection_of
 from streams.gateway.state import Gateway
@@ -93,7 +93,7 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
     @guarded.delete("/v1/cache/{entry_id}", tags=["Trivium"])
     async def drop_kept(entry_id: str, request: Request) -> dict[str, Any]:
         """Have an answer that was kept given no more; `trivium.cache.id` is its id."""
-        await drop(gateway, entry_id, gateway.keys.tenant(headers_of(request.scope)))
+        await evict(gateway, entry_id, gateway.keys.tenant(headers_of(request.scope)))
         return {"id": entry_id, "object": "cache.entry", "deleted": True}
 
     for add_routes in (
@@ -158,17 +158,17 @@ def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
         if name != settings.cache_collection and not name.startswith(STORE_PREFIX):
             name = f"{served}{ALIAS}{name}"
             models[name] = _model(gateway, name, root=served)
-    for each in _embedders(gateway):
-        name = public_name(each.embedder)
-        models.setdefault(name, _model(gateway, name, max_model_len=each.tokens_max))
+    for capability in _embedders(gateway):
+        name = public_name(capability.embedder)
+        models.setdefault(name, _model(gateway, name, max_model_len=capability.tokens_max))
     return models
 
 
 def _model_named(gateway: Gateway, name: str) -> dict[str, Any]:
     """A model that may be named although it is not listed; raises UnknownModel."""
-    for each in _embedders(gateway):
-        if name == each.embedder:
-            return _model(gateway, name, max_model_len=each.tokens_max)
+    for capability in _embedders(gateway):
+        if name == capability.embedder:
+            return _model(gateway, name, max_model_len=capability.tokens_max)
     collection_of(name, gateway.served.name)
     return _model(gateway, name, root=gateway.served.name)
 
@@ -179,13 +179,13 @@ def _ready_workers(gateway: Gateway) -> Iterator[Member]:
 
 
 def _embedders(gateway: Gateway) -> list[EmbedCapability]:
-    told = (member.registration.embedding for member in _ready_workers(gateway))
-    return [each for each in told if each is not None]
+    capabilities = (member.registration.embedding for member in _ready_workers(gateway))
+    return [capability for capability in capabilities if capability is not None]
 
 
 def _collections(gateway: Gateway) -> list[str]:
     loads = (member.search for member in _ready_workers(gateway))
-    return sorted({held.name for load in loads if load for held in load.collections})
+    return sorted({collection.name for load in loads if load for collection in load.collections})
 
 
 def _model(gateway: Gateway, name: str, **fields: Any) -> dict[str, Any]:
@@ -201,24 +201,24 @@ def _model(gateway: Gateway, name: str, **fields: Any) -> dict[str, Any]:
     }
 
 
-def _check_model(model: str | None, served: Served) -> None:
+def _check_model(model: str | None, served: ServedModel) -> None:
     if model not in (None, served.name):
         raise UnknownModel(f"model: expected {served.name!r}, found {str(model)[:80]!r}")
 
 
-def _detokenize(served: Served, body: DetokenizeBody) -> dict[str, str]:
+def _detokenize(served: ServedModel, body: DetokenizeBody) -> dict[str, str]:
     refuse_extras(body.model_extra)
     _check_model(body.model, served)
     vocab = served.tokenizer.vocab
     if (highest := max(body.tokens, default=0)) >= vocab:
         raise InvalidRequest(
-            f"tokens: expected ids below {vocab}, found {shown(highest)}", "tokens"
+            f"tokens: expected ids below {vocab}, found {shorten(highest)}", "tokens"
         )
     return {"prompt": served.tokenizer.text(body.tokens)}
 
 
 async def _tokenize(
-    served: Served, body: TokenizeBody, settings: GatewaySettings, tenant: str
+    served: ServedModel, body: TokenizeBody, settings: GatewaySettings, tenant: str
 ) -> dict[str, Any]:
     refuse_extras(body.model_extra)
     _check_model(body.model, served)
@@ -255,7 +255,7 @@ async def _cancel(
     call = gateway.find_call(request_id, tenant)
     if call is not None:
         await gateway.cancel(call, CancelReason.CLIENT_REQUEST)
-        return _cancelled(request_id, "the request is being cancelled")
+        return _cancellation_json(request_id, "the request is being cancelled")
     if session_id is None:
         raise NotFound(
             f"{request_id[:_ID_CHARS_MAX]}: not being answered by this gateway; if another one "
@@ -272,7 +272,7 @@ async def _cancel(
     )
     await gateway.backend.send(record)
     response.status_code = 202
-    return _cancelled(
+    return _cancellation_json(
         request_id,
         "this gateway does not answer the request; the cancellation was written to its session "
         "and takes effect if the request is yours and still running (with several choices: name "
@@ -280,5 +280,5 @@ async def _cancel(
     )
 
 
-def _cancelled(request_id: str, message: str) -> dict[str, Any]:
+def _cancellation_json(request_id: str, message: str) -> dict[str, Any]:
     return {"id": request_id, "object": "request.cancellation", "message": message}

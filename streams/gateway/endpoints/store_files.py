@@ -10,12 +10,12 @@ from schemas.errors import InvalidRequest, NotFound
 from schemas.log.clock import wall_ms
 from schemas.log.slices import in_slices
 from schemas.records import FileBatch, VectorStore
-from streams.gateway.endpoints.files import found_file
-from streams.gateway.endpoints.vector_stores import found_store, note_use, read_body
-from streams.gateway.http.exchange import unless_gone
+from streams.gateway.endpoints.files import require_file
+from streams.gateway.endpoints.vector_stores import note_use, read_body, require_store
+from streams.gateway.http.exchange import run_while_connected
 from streams.gateway.ids import new_object_id
 from streams.gateway.indexing.reading import FILE_PROCESS, Unusable, texts_of
-from streams.gateway.objects.attaching import attribute_kinds, check_kinds, wanted_files
+from streams.gateway.objects.attaching import attribute_kinds, check_kinds, new_specs
 from streams.gateway.objects.bodies import (
     AttributesBody,
     BatchBody,
@@ -24,7 +24,7 @@ from streams.gateway.objects.bodies import (
     attributes_text,
 )
 from streams.gateway.objects.shapes import batch_json, content_page, page, store_file_json
-from streams.gateway.objects.stores import CANCELLED, DELETED, IN_PROGRESS, Entry, kind_of
+from streams.gateway.objects.stores import CANCELLED, DELETED, IN_PROGRESS, StoreEntry, kind_of
 from streams.gateway.state import Gateway
 
 _STORE = "/v1/vector_stores/{vector_store_id}"
@@ -38,7 +38,7 @@ def store_file_routes(gateway: Gateway, router: APIRouter) -> None:
     @router.post(_STORE + "/files", tags=["OpenAI"])
     async def attach(vector_store_id: str, request: Request) -> dict[str, Any]:
         """Put a file into a vector store."""
-        store = found_store(gateway, request, vector_store_id, in_use=True)
+        store = require_store(gateway, request, vector_store_id, in_use=True)
         body = await read_body(gateway, request, StoreFileBody)
         await _attach(gateway, store, [body], "")
         return store_file_json(store, _entry(gateway, store, body.file_id))
@@ -46,50 +46,50 @@ def store_file_routes(gateway: Gateway, router: APIRouter) -> None:
     @router.get(_STORE + "/files", tags=["OpenAI"])
     async def list_files(vector_store_id: str, request: Request, paging: Paging) -> dict[str, Any]:
         """The files of a vector store."""
-        store = found_store(gateway, request, vector_store_id)
+        store = require_store(gateway, request, vector_store_id)
         return _page(gateway, store, paging, "")
 
     @router.get(_FILE, tags=["OpenAI"])
     async def get_file(vector_store_id: str, file_id: str, request: Request) -> dict[str, Any]:
         """How far one file is."""
-        store = found_store(gateway, request, vector_store_id)
+        store = require_store(gateway, request, vector_store_id)
         return store_file_json(store, _entry(gateway, store, file_id))
 
     @router.post(_FILE, tags=["OpenAI"])
     async def change(vector_store_id: str, file_id: str, request: Request) -> dict[str, Any]:
         """Change the attributes of a file; it is in progress until filters see them."""
-        store = found_store(gateway, request, vector_store_id, in_use=True)
+        store = require_store(gateway, request, vector_store_id, in_use=True)
         body = await read_body(gateway, request, AttributesBody)
-        wanted = _entry(gateway, store, file_id).wanted
+        spec = _entry(gateway, store, file_id).spec
         attributes = attributes_text(body.attributes)
         kinds = attribute_kinds(gateway.objects.table, store)
         check_kinds(kinds, attributes)
-        changed = replace(wanted, attributes=attributes, revision=wanted.revision + 1)
+        changed = replace(spec, attributes=attributes, revision=spec.revision + 1)
         await gateway.objects.put(changed)
         return store_file_json(store, _entry(gateway, store, file_id))
 
     @router.delete(_FILE, tags=["OpenAI"])
     async def delete(vector_store_id: str, file_id: str, request: Request) -> dict[str, Any]:
         """Take a file out of a vector store; the file itself stays."""
-        store = found_store(gateway, request, vector_store_id)
-        wanted = _entry(gateway, store, file_id).wanted
-        gone = replace(wanted, wanted=DELETED, revision=wanted.revision + 1)
-        await gateway.objects.put(gone)
+        store = require_store(gateway, request, vector_store_id)
+        spec = _entry(gateway, store, file_id).spec
+        deleted_spec = replace(spec, wanted=DELETED, revision=spec.revision + 1)
+        await gateway.objects.put(deleted_spec)
         return {"id": file_id, "object": "vector_store.file.deleted", "deleted": True}
 
     @router.get(_FILE + "/content", tags=["OpenAI"])
     async def content(vector_store_id: str, file_id: str, request: Request) -> StreamingResponse:
         """What a file of a vector store says, as text."""
-        store = found_store(gateway, request, vector_store_id)
+        store = require_store(gateway, request, vector_store_id)
         _entry(gateway, store, file_id)
-        file, limit_ms = found_file(gateway, request, file_id), gateway.settings.parse_ms
+        file, limit_ms = require_file(gateway, request, file_id), gateway.settings.parse_ms
         parts = gateway.objects.read_parts(file)
         try:
             reading = texts_of(file, parts, limit_ms, FILE_PROCESS)
-            texts = await unless_gone(request.receive, reading)
+            texts = await run_while_connected(request.receive, reading)
         except Unusable as error:
             raise InvalidRequest(f"{file_id}: {error}") from error
-        pieces = in_slices(content_page([each.text for each in texts]))
+        pieces = in_slices(content_page([text.text for text in texts]))
         return StreamingResponse(pieces, media_type="application/json")
 
 
@@ -99,7 +99,7 @@ def batch_routes(gateway: Gateway, router: APIRouter) -> None:
     @router.post(_STORE + "/file_batches", tags=["OpenAI"])
     async def create_batch(vector_store_id: str, request: Request) -> dict[str, Any]:
         """Put several files into a vector store."""
-        store = found_store(gateway, request, vector_store_id, in_use=True)
+        store = require_store(gateway, request, vector_store_id, in_use=True)
         body = await read_body(gateway, request, BatchBody)
         now_ms = wall_ms()
         batch = FileBatch(
@@ -108,26 +108,26 @@ def batch_routes(gateway: Gateway, router: APIRouter) -> None:
             tenant=store.tenant,
             created_ms=now_ms,
         )
-        await _attach(gateway, store, body.each(), batch.batch_id, batch)
+        await _attach(gateway, store, body.file_bodies(), batch.batch_id, batch)
         return batch_json(gateway.objects.table, store, batch)
 
     @router.get(_BATCH, tags=["OpenAI"])
     async def get_batch(vector_store_id: str, batch_id: str, request: Request) -> dict[str, Any]:
         """How far a batch is."""
-        store = found_store(gateway, request, vector_store_id)
+        store = require_store(gateway, request, vector_store_id)
         return batch_json(gateway.objects.table, store, _batch(gateway, store, batch_id))
 
     @router.post(_BATCH + "/cancel", tags=["OpenAI"])
     async def cancel(vector_store_id: str, batch_id: str, request: Request) -> dict[str, Any]:
         """Give up what a batch has not completed."""
-        store = found_store(gateway, request, vector_store_id)
+        store = require_store(gateway, request, vector_store_id)
         batch, table = _batch(gateway, store, batch_id), gateway.objects.table
-        files = table.of(store)
+        files = table.contents(store)
         entries = [files.entry(file_id) async for file_id in in_slices(list(files.files))]
         given_up = [
-            replace(each.wanted, wanted=CANCELLED, revision=each.wanted.revision + 1)
-            for each in entries
-            if each is not None and each.status == IN_PROGRESS and each.wanted.batch_id == batch_id
+            replace(entry.spec, wanted=CANCELLED, revision=entry.spec.revision + 1)
+            for entry in entries
+            if entry is not None and entry.status == IN_PROGRESS and entry.spec.batch_id == batch_id
         ]
         if given_up:
             batch = replace(batch, cancelled=True)
@@ -139,7 +139,7 @@ def batch_routes(gateway: Gateway, router: APIRouter) -> None:
         vector_store_id: str, batch_id: str, request: Request, paging: Paging
     ) -> dict[str, Any]:
         """The files of a batch."""
-        store = found_store(gateway, request, vector_store_id)
+        store = require_store(gateway, request, vector_store_id)
         batch = _batch(gateway, store, batch_id)
         return _page(gateway, store, paging, batch.batch_id)
 
@@ -149,22 +149,22 @@ async def _attach(
     store: VectorStore,
     bodies: list[StoreFileBody],
     batch_id: str,
-    *more: FileBatch,
+    *batches: FileBatch,
 ) -> None:
-    wanted = wanted_files(gateway.objects.table, store, bodies, batch_id, wall_ms())
-    await gateway.objects.put(*more, *wanted)
+    specs = new_specs(gateway.objects.table, store, bodies, batch_id, wall_ms())
+    await gateway.objects.put(*batches, *specs)
     await note_use(gateway, store)
 
 
-def _entry(gateway: Gateway, store: VectorStore, file_id: str) -> Entry:
-    entry = gateway.objects.table.of(store).entry(file_id)
+def _entry(gateway: Gateway, store: VectorStore, file_id: str) -> StoreEntry:
+    entry = gateway.objects.table.contents(store).entry(file_id)
     if entry is None:
         raise NotFound(f"no such file in vector store {store.store_id}: {file_id[:64]!r}")
     return entry
 
 
 def _batch(gateway: Gateway, store: VectorStore, batch_id: str) -> FileBatch:
-    batch = gateway.objects.table.of(store).batches.get(batch_id)
+    batch = gateway.objects.table.contents(store).batches.get(batch_id)
     if batch is None:
         raise NotFound(f"no such file batch in {store.store_id}: {batch_id[:64]!r}")
     return batch
@@ -173,11 +173,11 @@ def _batch(gateway: Gateway, store: VectorStore, batch_id: str) -> FileBatch:
 def _page(
     gateway: Gateway, store: VectorStore, paging: StoreFilePaging, batch_id: str
 ) -> dict[str, Any]:
-    files = gateway.objects.table.of(store)
+    files = gateway.objects.table.contents(store)
     return page(
         files.order,
         paging,
         kind=kind_of(paging.filter or "", batch_id),
         find=files.entry,
-        shape=lambda each: store_file_json(store, each),
+        shape=lambda entry: store_file_json(store, entry),
     )

@@ -18,15 +18,15 @@ from schemas.rules.sizes import PASSAGES_MAX
 from streams.gateway.endpoints.files import tenant_of
 from streams.gateway.http.exchange import headers_of
 from streams.gateway.ids import STORE_PREFIX, new_object_id
-from streams.gateway.objects.attaching import chunk_sizes, wanted_files
+from streams.gateway.objects.attaching import chunk_sizes, new_specs
 from streams.gateway.objects.bodies import (
     HybridWeights,
     RankingBody,
-    SearchBody,
     StoreBody,
     StoreChangeBody,
     StoreFileBody,
     StorePaging,
+    StoreSearchBody,
 )
 from streams.gateway.objects.filters import filter_text
 from streams.gateway.objects.shapes import page, store_json, whole_page
@@ -58,41 +58,41 @@ def store_routes(gateway: Gateway, router: APIRouter) -> None:
             table.store_order(tenant),
             paging,
             find=lambda store_id: table.store(tenant, store_id),
-            shape=lambda each: store_json(table, each, now_ms),
+            shape=lambda store: store_json(table, store, now_ms),
         )
 
     @router.get("/v1/vector_stores/{vector_store_id}", tags=["OpenAI"])
     async def get_store(vector_store_id: str, request: Request) -> dict[str, Any]:
         """One vector store."""
-        store = found_store(gateway, request, vector_store_id)
+        store = require_store(gateway, request, vector_store_id)
         return store_json(gateway.objects.table, store, wall_ms())
 
     @router.post("/v1/vector_stores/{vector_store_id}", tags=["OpenAI"])
     async def change(vector_store_id: str, request: Request) -> dict[str, Any]:
         """Change the name, the metadata or the expiry of a vector store."""
-        store = found_store(gateway, request, vector_store_id)
+        store = require_store(gateway, request, vector_store_id)
         body = await read_body(gateway, request, StoreChangeBody)
-        await gateway.objects.put(_changed(store, body))
-        store = found_store(gateway, request, vector_store_id)
+        await gateway.objects.put(_apply_changes(store, body))
+        store = require_store(gateway, request, vector_store_id)
         return store_json(gateway.objects.table, store, wall_ms())
 
     @router.delete("/v1/vector_stores/{vector_store_id}", tags=["OpenAI"])
     async def delete(vector_store_id: str, request: Request) -> dict[str, Any]:
         """Delete a vector store with its documents; the files stay."""
-        store = found_store(gateway, request, vector_store_id)
+        store = require_store(gateway, request, vector_store_id)
         await gateway.objects.put(replace(store, deleted=True))
         return {"id": vector_store_id, "object": "vector_store.deleted", "deleted": True}
 
     @router.post("/v1/vector_stores/{vector_store_id}/search", tags=["OpenAI"])
     async def search(vector_store_id: str, request: Request) -> dict[str, Any]:
         """The passages of a vector store that fit one or more queries best."""
-        store = found_store(gateway, request, vector_store_id, in_use=True)
-        body = await read_body(gateway, request, SearchBody)
+        store = require_store(gateway, request, vector_store_id, in_use=True)
+        body = await read_body(gateway, request, StoreSearchBody)
         await note_use(gateway, store)
         return await _search(gateway, store, body)
 
 
-def found_store(
+def require_store(
     gateway: Gateway, request: Request, store_id: str, *, in_use: bool = False
 ) -> VectorStore:
     """The caller's store of that id; raises NotFound, and InvalidRequest for an expired one that is
@@ -138,31 +138,31 @@ async def _create(gateway: Gateway, request: Request) -> dict[str, Any]:
         chunk_overlap=overlap,
     )
     table = gateway.objects.table
-    files = [StoreFileBody(file_id=each) for each in dict.fromkeys(body.file_ids or ())]
-    await gateway.objects.put(store, *wanted_files(table, store, files, "", now_ms))
+    files = [StoreFileBody(file_id=file_id) for file_id in dict.fromkeys(body.file_ids or ())]
+    await gateway.objects.put(store, *new_specs(table, store, files, "", now_ms))
     return store_json(gateway.objects.table, store, now_ms)
 
 
-def _metadata(given: dict[str, str] | None) -> str:
-    return json.dumps(given, ensure_ascii=False) if given else ""
+def _metadata(metadata: dict[str, str] | None) -> str:
+    return json.dumps(metadata, ensure_ascii=False) if metadata else ""
 
 
-def _changed(store: VectorStore, body: StoreChangeBody) -> VectorStore:
-    named = body.model_fields_set
-    if "name" in named:
+def _apply_changes(store: VectorStore, body: StoreChangeBody) -> VectorStore:
+    set_fields = body.model_fields_set
+    if "name" in set_fields:
         store = replace(store, name=body.name or "")
-    if "metadata" in named:
+    if "metadata" in set_fields:
         store = replace(store, metadata=_metadata(body.metadata))
-    if "expires_after" in named:
+    if "expires_after" in set_fields:
         days = body.expires_after.days if body.expires_after is not None else 0
         store = replace(store, expires_days=days)
     return store
 
 
-async def _search(gateway: Gateway, store: VectorStore, body: SearchBody) -> dict[str, Any]:
+async def _search(gateway: Gateway, store: VectorStore, body: StoreSearchBody) -> dict[str, Any]:
     queries, ranking = body.queries(), body.ranking_options or RankingBody()
     k, weights = body.max_num_results or RESULTS, _weights(ranking)
-    wishes: dict[str, Any] = {
+    options: dict[str, Any] = {
         "collection": store.store_id,
         "tenant": store.tenant,
         "k": PASSAGES_MAX if weights.count(0) == 0 and len(set(weights)) > 1 else k,
@@ -171,41 +171,43 @@ async def _search(gateway: Gateway, store: VectorStore, body: SearchBody) -> dic
         "min_score": ranking.score_threshold if ranking.score_threshold is not None else -1.0,
         "deadline_ms": wall_ms() + SEARCH_MS,
     }
-    searches = (gateway.pool.search_text(query, **wishes) for query in queries)
-    found = [each for each in await asyncio.gather(*map(_or_none, searches)) if each is not None]
+    searches = (gateway.pool.search_text(query, **options) for query in queries)
+    answers = [
+        answer for answer in await asyncio.gather(*map(_or_none, searches)) if answer is not None
+    ]
     best: dict[str, Hit] = {}
-    for hit in (hit for each in found for hit in weighted(each.hits, weights)):
+    for hit in (hit for answer in answers for hit in reweight(answer.hits, weights)):
         if hit.document_id not in best or hit.fused > best[hit.document_id].fused:
             best[hit.document_id] = hit
     ordered = sorted(best.values(), key=lambda hit: (-hit.fused, hit.document_id))
-    results = [shown for hit in ordered if (shown := _result(gateway, store, hit)) is not None]
-    told = _told(found)
-    more = {"trivium": told} if told else {}
+    results = [result for hit in ordered if (result := _result(gateway, store, hit)) is not None]
+    gaps = _gaps(answers)
+    extras = {"trivium": gaps} if gaps else {}
     name = "vector_store.search_results.page"
-    return whole_page(results[:k], name, search_query=queries, **more)
+    return whole_page(results[:k], name, search_query=queries, **extras)
 
 
 async def _or_none(search: Any) -> RetrievalResult | None:
     """A store in which nothing is yet has no collection."""
     try:
-        found: RetrievalResult = await search
+        answer: RetrievalResult = await search
     except (UnknownCollection, EmptyIndex):
         return None
-    return found
+    return answer
 
 
 def _weights(ranking: RankingBody) -> tuple[float, float]:
     """Of vectors and of words."""
-    given = ranking.hybrid_search or HybridWeights()
-    if not given.embedding_weight and not given.text_weight:
+    hybrid = ranking.hybrid_search or HybridWeights()
+    if not hybrid.embedding_weight and not hybrid.text_weight:
         raise InvalidRequest(
             "ranking_options.hybrid_search: expected a weight above 0, found none",
             "ranking_options.hybrid_search",
         )
-    return given.embedding_weight, given.text_weight
+    return hybrid.embedding_weight, hybrid.text_weight
 
 
-def weighted(hits: Sequence[Hit], weights: tuple[float, float]) -> list[Hit]:
+def reweight(hits: Sequence[Hit], weights: tuple[float, float]) -> list[Hit]:
     """Fused anew, from the ranks that they have among each other."""
     if len(set(weights)) == 1 or 0 in weights:
         return list(hits)
@@ -224,21 +226,21 @@ def _result(gateway: Gateway, store: VectorStore, hit: Hit) -> dict[str, Any] | 
         return None
     file_id = hit.passage.document_id.partition("/")[0]
     table = gateway.objects.table
-    entry, file = table.of(store).entry(file_id), table.file(store.tenant, file_id)
+    entry, file = table.contents(store).entry(file_id), table.file(store.tenant, file_id)
     if entry is None or file is None:
         return None
     return {
         "file_id": file_id,
         "filename": file.filename,
         "score": max(0.0, hit.score),
-        "attributes": json.loads(entry.wanted.attributes or "{}"),
+        "attributes": json.loads(entry.spec.attributes or "{}"),
         "content": [{"type": "text", "text": hit.passage.text}],
     }
 
 
-def _told(found: Iterable[RetrievalResult]) -> dict[str, Any]:
+def _gaps(answers: Iterable[RetrievalResult]) -> dict[str, Any]:
     """What is missing from the results, if anything is."""
-    missing = sorted({shard for each in found for shard in each.missing})
-    degraded = next((each.degraded for each in found if each.degraded), "")
-    told: dict[str, Any] = {"missing_shards": missing} if missing else {}
-    return told | ({"degraded": degraded} if degraded else {})
+    missing = sorted({shard for answer in answers for shard in answer.missing})
+    degraded = next((answer.degraded for answer in answers if answer.degraded), "")
+    gaps: dict[str, Any] = {"missing_shards": missing} if missing else {}
+    return gaps | ({"degraded": degraded} if degraded else {})

@@ -14,7 +14,7 @@ from schemas.errors import InvalidRequest
 from schemas.records import Capability, MemberKind, Orchestration, Registration, Role
 from streams.config import ORCHESTRATIONS, POLICIES
 from streams.core.placement.orchestration import common_orders
-from streams.gateway.request.intake import Intake
+from streams.gateway.request.intake import CallIntake
 from streams.gateway.request.options import ORCHESTRATION_HEADER, POLICY_HEADER, CallOptions
 
 _AUTO = "auto"
@@ -30,7 +30,7 @@ _ALWAYS_THERE = ("every", "sentence", "uncertain")  # of a worker that does not 
 
 
 def check_wishes(
-    servers: Callable[[], Sequence[Registration]], intake: Intake, options: CallOptions
+    servers: Callable[[], Sequence[Registration]], intake: CallIntake, options: CallOptions
 ) -> None:
     """Raise InvalidRequest for what none of these can meet: routers, and workers that serve the
     model. Where no worker is known, nothing is, and who wishes nothing costs nothing."""
@@ -39,15 +39,15 @@ def check_wishes(
     order = "" if options.orchestration == _AUTO else options.orchestration
     if not (trigger or options.policy or order):
         return
-    known = servers()
-    workers = [each for each in known if each.capability is not None]
+    members = servers()
+    workers = [member for member in members if member.capability is not None]
     if not workers:
         return
     if trigger:
         _check_trigger(trigger, workers)
     if options.policy:
         param = "trivium.policy" if intake.policy else POLICY_HEADER
-        routers = [each for each in known if each.kind is MemberKind.ROUTER]
+        routers = [member for member in members if member.kind is MemberKind.ROUTER]
         _check_policy(options.policy, param, _roles(workers), routers)
     if order:
         param = "trivium.orchestration" if intake.orchestration else ORCHESTRATION_HEADER
@@ -56,8 +56,14 @@ def check_wishes(
 
 def _check_trigger(wish: str, workers: Sequence[Registration]) -> None:
     """Every worker that decodes has to have it, since any may get the request."""
-    decoders = (each.capability for each in workers if {*each.roles} & {Role.DECODE, Role.REPLICA})
-    of_each = [{*able.triggers} or {*_ALWAYS_THERE} for able in decoders if able is not None]
+    decoders = (
+        worker.capability for worker in workers if {*worker.roles} & {Role.DECODE, Role.REPLICA}
+    )
+    of_each = [
+        {*capability.triggers} or {*_ALWAYS_THERE}
+        for capability in decoders
+        if capability is not None
+    ]
     if all(wish in triggers for triggers in of_each):
         return
     some = "some do" if any(wish in triggers for triggers in of_each) else "none does"
@@ -67,11 +73,11 @@ def _check_trigger(wish: str, workers: Sequence[Registration]) -> None:
 
 def _check_policy(wish: str, param: str, roles: set[Role], routers: Sequence[Registration]) -> None:
     """A router that does not tell its policies is thought to have them all."""
-    known = [each.policies or POLICIES for each in routers]
+    policy_lists = [router.policies or POLICIES for router in routers]
     possible = [
         name
         for name in POLICIES
-        if _has_workers(name, roles) and all(name in policies for policies in known)
+        if _has_workers(name, roles) and all(name in policies for policies in policy_lists)
     ]
     if wish in possible:
         return
@@ -119,24 +125,24 @@ def _orders(workers: Sequence[Registration]) -> set[Orchestration]:
     )
     if not prefills or not decodes:
         return set()
-    found = {Orchestration.PREFILL_FIRST}
-    for (prefill, ids), (decode, others) in product(prefills.items(), decodes.items()):
-        if len(ids | others) > 1:
-            found |= common_orders(prefill, decode)
-    return found
+    orders = {Orchestration.PREFILL_FIRST}
+    for (prefill, prefill_ids), (decode, decode_ids) in product(prefills.items(), decodes.items()):
+        if len(prefill_ids | decode_ids) > 1:
+            orders |= common_orders(prefill, decode)
+    return orders
 
 
 def _kinds(workers: Iterable[Registration]) -> dict[Capability, set[str]]:
     """Who is alike in all that matters to a peer; these are few, however many workers there are."""
-    found: dict[Capability, set[str]] = {}
+    ids_by_kind: dict[Capability, set[str]] = {}
     for worker in workers:
-        if (able := worker.capability) is not None:
-            orders = tuple(able.orchestrations)
+        if (capability := worker.capability) is not None:
+            orders = tuple(capability.orchestrations)
             kind = replace(
-                able, engine_id="", nixl_metadata=b"", triggers=(), orchestrations=orders
+                capability, engine_id="", nixl_metadata=b"", triggers=(), orchestrations=orders
             )
-            found.setdefault(kind, set()).add(worker.member_id)
-    return found
+            ids_by_kind.setdefault(kind, set()).add(worker.member_id)
+    return ids_by_kind
 
 
 def _hindrance(wish: Orchestration, workers: Sequence[Registration]) -> str:
@@ -144,15 +150,17 @@ def _hindrance(wish: Orchestration, workers: Sequence[Registration]) -> str:
     for role in _PAIR:
         if role not in roles:
             return f"{wish} needs a worker for prefill and one for decode; there is none for {role}"
-    able = [{each.member_id for each in workers if _lists(each, role, wish)} for role in _PAIR]
-    if all(able) and len(able[0] | able[1]) > 1:
+    able_ids = [
+        {worker.member_id for worker in workers if _lists(worker, role, wish)} for role in _PAIR
+    ]
+    if all(able_ids) and len(able_ids[0] | able_ids[1]) > 1:
         return (
             f"no two workers that can do {wish} can exchange KV; `trivium pool list` has them all"
         )
-    engines = {each.capability.engine for each in workers if each.capability is not None}
+    engines = {worker.capability.engine for worker in workers if worker.capability is not None}
     return f"no two workers of engine {' or '.join(sorted(engines))} can do it as they are set"
 
 
 def _lists(worker: Registration, role: Role, wish: Orchestration) -> bool:
-    able = worker.capability
-    return able is not None and role in worker.roles and wish in able.orchestrations
+    capability = worker.capability
+    return capability is not None and role in worker.roles and wish in capability.orchestrations

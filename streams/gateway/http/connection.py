@@ -32,11 +32,11 @@ _PIPELINED_MAX = 128
 _ANY_STATUS, _ANY_SIZE = STATUS_LINE[200][:1], b"0"  # what an answer, and a chunk, may begin with
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """One connection with its requests, of which one is answered at a time."""
 
-    def __init__(self, *args: Any, limits: GatewaySettings, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(self, *args: Any, limits: GatewaySettings, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._limits = limits
         self._is_offer = False  # the head that was read offers another protocol
         self._in_head = True  # else in a body, or in the trailers behind it
@@ -75,11 +75,13 @@ class Connection(HttpToolsProtocol):
             self.refuse(InvalidRequest("CONNECT: expected a call, this is no proxy"))
             return
         head = b"%b %b HTTP/%b\r\n" % (method, self.url, version)
-        kept = [header for header in self.headers if header[0] not in _OFFER]
+        headers = [header for header in self.headers if header[0] not in _OFFER]
         self._is_offer, self._in_head = False, True
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
-        self.parser.feed_data(head + b"".join(b"%b: %b\r\n" % one for one in kept) + b"\r\n")
+        self.parser.feed_data(
+            head + b"".join(b"%b: %b\r\n" % header for header in headers) + b"\r\n"
+        )
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header. Trailers are dropped: no proxy looks at them, and nobody here needs one."""
@@ -115,7 +117,7 @@ class Connection(HttpToolsProtocol):
         cycle.transport = self._answers  # type: ignore[assignment]  # as far as it is used
         if cycle.scope["http_version"] == "1.0":
             cycle.waiting_for_100_continue = False
-            app = _unframed(app, cycle)
+            app = _without_chunks(app, cycle)
         elif cycle.waiting_for_100_continue:
             app = _closing_unread(app, cycle)
         super()._start_asgi_task(cycle, app)
@@ -239,7 +241,7 @@ def _disconnect(cycle: RequestResponseCycle) -> None:
     cycle.message_event.set()
 
 
-def _unframed(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
     """For HTTP/1.0, which knows no chunks: what has no length ends with its connection."""
 
     async def run(scope: Scope, receive: Receive, _: Send) -> None:
@@ -281,12 +283,12 @@ class _Answers:
         self.is_closing = transport.is_closing
         self.close = close
 
-    def begin(self, begun: bytes) -> None:
+    def begin(self, prefix: bytes) -> None:
         """Write the first bytes of the next answer, which are the same in all."""
 
         def write_rest(data: bytes | bytearray | memoryview) -> None:
             self.write = self._write
-            self._write(data[len(begun) :])
+            self._write(data[len(prefix) :])
 
-        self._write(begun)
+        self._write(prefix)
         self.write = write_rest

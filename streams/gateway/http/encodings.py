@@ -29,7 +29,7 @@ _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 _Failed = (zlib.error, zstd.ZstdError, brotli.error)
 
 
-class Decoder(Protocol):
+class BodyDecoder(Protocol):
     """Decodes one body."""
 
     members: int  # or frames, that were begun
@@ -106,7 +106,7 @@ class _Brotli:
             data = b""  # it keeps what it could not write yet
 
 
-_DECODERS: dict[str, Callable[[], Decoder]] = {
+_DECODERS: dict[str, Callable[[], BodyDecoder]] = {
     "gzip": lambda: _Zlib(_GZIP),
     "x-gzip": lambda: _Zlib(_GZIP),
     "deflate": lambda: _Zlib(_ZLIB),
@@ -129,7 +129,7 @@ def encoding_of(scope: Scope) -> str:
     return name
 
 
-def decoded(encoding: str, receive: Receive) -> Receive:
+def decode_body(encoding: str, receive: Receive) -> Receive:
     """The messages of a call with its body decoded; raise InvalidRequest where it cannot be, or
     becomes so little that no bound on that would end it. No bytes are a whole body.
     """

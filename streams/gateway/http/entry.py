@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from schemas.errors import Forbidden, InvalidRequest, TriviumError, Unauthorized, UnsupportedMedia
 from schemas.log.clock import wall_ms
 from streams.gateway.config import GatewaySettings
-from streams.gateway.http.encodings import ACCEPTED, decoded, encoding_of
-from streams.gateway.http.exchange import Exchange, RawHeaders, send_error
+from streams.gateway.http.encodings import ACCEPTED, decode_body, encoding_of
+from streams.gateway.http.exchange import HttpExchange, RawHeaders, send_error
 from streams.gateway.ids import new_request_id
 
 logger = logging.getLogger(__name__)
@@ -29,13 +29,13 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ANY = "*"
 _PREFLIGHT_S = b"600"
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:@/\[\]]+)(?::\d*)?")
-_WANTED = b"access-control-request-headers"
+_REQUEST_HEADERS = b"access-control-request-headers"
 
-Handler = Callable[[Exchange], Awaitable[str]]  # returns the outcome, for the metrics
+Handler = Callable[[HttpExchange], Awaitable[str]]  # returns the outcome, for the metrics
 CountOutcome = Callable[[str, str], None]
 
 
-class Entry:
+class RootApp:
     """The app that the server calls: POSTs of the path to their endpoints, the rest to FastAPI.
 
     FastAPI's middleware would wrap every write of every stream.
@@ -61,7 +61,7 @@ class Entry:
                 await send_error(send, error, headers, 0)
                 return
             if encoding:
-                receive = decoded(encoding, receive)
+                receive = decode_body(encoding, receive)
             if scope["method"] == "HEAD":
                 scope, send = {**scope, "method": "GET"}, _head_alone(send)
             if origin:
@@ -86,7 +86,7 @@ class AsgiEndpoint:
         self._retry_after_s = retry_after_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
+        exchange = HttpExchange(scope, receive, send)
         try:
             outcome = await self._handler(exchange)
         except TriviumError as error:
@@ -198,10 +198,10 @@ def _is_preflight(scope: Scope) -> bool:
 
 async def _answer_preflight(scope: Scope, send: Send) -> None:
     """It may; who asks was checked."""
-    wanted = [value for name, value in scope["headers"] if name == _WANTED]
+    header_names = [value for name, value in scope["headers"] if name == _REQUEST_HEADERS]
     allowed: Iterable[Any] = [
         (b"access-control-allow-methods", b"GET, POST, DELETE"),
-        (b"access-control-allow-headers", b", ".join(wanted)),
+        (b"access-control-allow-headers", b", ".join(header_names)),
         (b"access-control-max-age", _PREFLIGHT_S),
         (b"content-length", b"0"),
     ]

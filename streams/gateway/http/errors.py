@@ -25,7 +25,7 @@ _FOUND_CHARS_MAX = 80
 _BRANCH = re.compile(r"(str|list\[.*|dict\[.*)$")
 
 
-class _Shown(reprlib.Repr):
+class _ShortRepr(reprlib.Repr):
     """Looks at a few parts of a value only, however large it is."""
 
     def __init__(self) -> None:
@@ -40,12 +40,12 @@ class _Shown(reprlib.Repr):
         return super().repr_int(x, level)
 
 
-_shown = _Shown()
+_repr = _ShortRepr()
 
 
-def shown(value: Any) -> str:
+def shorten(value: Any) -> str:
     """What was found, short enough for a message."""
-    text = _shown.repr(value)
+    text = _repr.repr(value)
     return text if len(text) <= _FOUND_CHARS_MAX else text[:_FOUND_CHARS_MAX] + "..."
 
 
@@ -77,13 +77,13 @@ def from_validation(error: ValidationError) -> InvalidRequest:
     """The first thing that is wrong with a body, in one sentence that names the field; of a field
     that may be of several kinds, what is wrong with the kind that it has.
     """
-    first, *others = error.errors(include_url=False)
+    first, *rest = error.errors(include_url=False)
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", first["msg"])
         return InvalidRequest(f"invalid JSON: {reason}")
     place = first["loc"][:-1]
-    same_place = (each for each in others if each["loc"][: len(place)] == place)
-    of_its_kind = (each for each in (first, *same_place) if not _is_another_kind(each))
+    same_place = (detail for detail in rest if detail["loc"][: len(place)] == place)
+    of_its_kind = (detail for detail in (first, *same_place) if not _is_another_kind(detail))
     return from_detail(next(of_its_kind, first))
 
 
@@ -100,16 +100,16 @@ def from_detail(detail: ErrorDetails | dict[str, Any]) -> InvalidRequest:
     if detail["type"] == "missing":
         return InvalidRequest(f"{path}: required, but missing", path or None)
     message = detail["msg"]
-    found = shown(detail["input"])
+    input_text = shorten(detail["input"])
     if not path:
-        return InvalidRequest(f"the body: expected a JSON object, found {found}")
+        return InvalidRequest(f"the body: expected a JSON object, found {input_text}")
     message = message.replace("Input should be", "expected", 1)
     message = message.replace("String should have", "expected", 1)
     if detail["type"] == "extra_forbidden":
         message = "unknown field; check its spelling or leave it out"
     if detail["type"] == "too_short":
         message = f"expected at least {detail['ctx']['min_length']} of them"
-    return InvalidRequest(f"{path}: {_lower(message)}, found {found}", path)
+    return InvalidRequest(f"{path}: {_lower(message)}, found {input_text}", path)
 
 
 def _lower(message: str) -> str:

@@ -21,7 +21,7 @@ from schemas.errors import (
 from schemas.log.clock import wall_ms
 from schemas.log.endings import cancel_and_wait
 from streams.gateway.http.errors import error_body, retry_headers
-from streams.gateway.places import Places
+from streams.gateway.places import FairShare
 
 Result = TypeVar("Result")
 RawHeaders = Mapping[bytes, bytes]
@@ -35,7 +35,7 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
     return dict(scope["headers"])
 
 
-class Exchange:
+class HttpExchange:
     """One HTTP request and its answer."""
 
     __slots__ = (
@@ -88,15 +88,15 @@ class Exchange:
         if abort is not None:
             abort()
 
-    def number(self, name: str, least: int, most: int) -> int | None:
+    def number(self, name: str, minimum: int, maximum: int) -> int | None:
         """A whole number in a header, if it is there; raises InvalidRequest."""
         value = self.headers.get(name.encode())
         if value is None:
             return None
         text = value.strip()
-        if not text.isdigit() or len(text) > 15 or not least <= int(text) <= most:
+        if not text.isdigit() or len(text) > 15 or not minimum <= int(text) <= maximum:
             raise InvalidRequest(
-                f"{name}: expected a whole number from {least} to {most}, "
+                f"{name}: expected a whole number from {minimum} to {maximum}, "
                 f"found {value.decode('latin-1')[:40]!r}",
                 name,
             )
@@ -106,10 +106,10 @@ class Exchange:
 class BodyReader:
     """Reads bodies, each and all of them together bounded."""
 
-    def __init__(self, *, bytes_max: int, places: Places) -> None:
+    def __init__(self, *, bytes_max: int, share: FairShare) -> None:
         """`places` are for bytes of bodies that are not whole yet."""
         self._bytes_max = bytes_max
-        self._places = places
+        self._share = share
 
     async def read(self, headers: RawHeaders, receive: Receive, tenant: str) -> bytes:
         """The whole body of a tenant's call.
@@ -128,13 +128,13 @@ class BodyReader:
             raise BodyTooLarge(
                 f"body: expected at most {self._bytes_max} bytes, found {int(announced)}"
             )
-        body, held = bytearray(), 0
+        body, reserved_bytes = bytearray(), 0
         try:
             while await self._read_part(body, receive):
-                self._places.take(tenant, "bytes of bodies", len(body) - held)
-                held = len(body)
+                self._share.take(tenant, "bytes of bodies", len(body) - reserved_bytes)
+                reserved_bytes = len(body)
         finally:
-            self._places.give_back(tenant, held)
+            self._share.give_back(tenant, reserved_bytes)
         return bytes(body)
 
     async def _read_part(self, body: bytearray, receive: Receive) -> bool:
@@ -171,7 +171,7 @@ async def send_error(
     await send_whole(send, error.http_status, error_body(error), [*headers, *extra])
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
     """What work comes to, of a request whose body is read; raises Cancelled where its client hangs
     up first, and then the work is given up.
     """
@@ -180,11 +180,11 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    working, gone = asyncio.create_task(work), asyncio.create_task(hang_up())
+    work_task, hang_up_task = asyncio.create_task(work), asyncio.create_task(hang_up())
     try:
-        await asyncio.wait([working, gone], return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
+        await asyncio.wait([work_task, hang_up_task], return_when=asyncio.FIRST_COMPLETED)
+        if work_task.done():
+            return work_task.result()
         raise Cancelled("the client hung up")
     finally:
-        await cancel_and_wait(working, gone)
+        await cancel_and_wait(work_task, hang_up_task)

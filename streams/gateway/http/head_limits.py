@@ -17,8 +17,8 @@ from streams.gateway.http.slow_clients import PatientProtocol
 class BoundedProtocol(PatientProtocol):
     """One connection. A head above the limits is answered with 431, and the connection closed."""
 
-    def __init__(self, *args: Any, limits: GatewaySettings, **more: Any) -> None:
-        super().__init__(*args, limits=limits, **more)
+    def __init__(self, *args: Any, limits: GatewaySettings, **kwargs: Any) -> None:
+        super().__init__(*args, limits=limits, **kwargs)
         self._parts = 0  # how many heads, parts of bodies and ends have come
         self._bytes_between = 0  # since the last of them
 
@@ -50,12 +50,12 @@ class BoundedProtocol(PatientProtocol):
         self._parts += 1
         super().on_message_complete()
 
-    def _refuse_head(self, found: str) -> None:
+    def _refuse_head(self, size_text: str) -> None:
         limits = self._limits
         self.refuse(
             HeadersTooLarge(
                 f"headers: expected at most {limits.headers_max} with at most "
-                f"{limits.header_bytes_max} bytes together, found {found}"
+                f"{limits.header_bytes_max} bytes together, found {size_text}"
             )
         )
 

@@ -36,13 +36,15 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def passed_on() -> socket.socket | None:
+def inherit_listener() -> socket.socket | None:
     """The socket that was kept for this process, once; None where none was. Raises ConfigError."""
-    given = {name: os.environ.pop(name, "") for name in LISTEN_NAMES}
-    if given["LISTEN_PID"] != str(os.getpid()):
+    variables = {name: os.environ.pop(name, "") for name in LISTEN_NAMES}
+    if variables["LISTEN_PID"] != str(os.getpid()):
         return None
-    if given["LISTEN_FDS"] != "1":
-        raise ConfigError(f"LISTEN_FDS: expected 1 socket, found {given['LISTEN_FDS'] or 'none'}")
+    if variables["LISTEN_FDS"] != "1":
+        raise ConfigError(
+            f"LISTEN_FDS: expected 1 socket, found {variables['LISTEN_FDS'] or 'none'}"
+        )
     try:
         listener = socket.socket(fileno=LISTEN_FILE)
         is_listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)

@@ -23,7 +23,7 @@ _LOOK_S = 0.1
 OTHER_FILES = 512  # besides connections of clients
 
 
-class Server(library.Server):
+class GatewayServer(library.Server):
     """Uvicorn without its signal handlers: `run_gateway`'s caller decides when to stop."""
 
     @contextlib.contextmanager
@@ -65,28 +65,30 @@ class Server(library.Server):
             await loop.connect_accepted_socket(self._connection, accepted)
 
     def _connection(self) -> asyncio.Protocol:
-        made = self.config.http_protocol_class
-        return made(self.config, self.server_state, self.lifespan.state)  # type: ignore[call-arg]  # as uvicorn's
+        protocol_class = self.config.http_protocol_class
+        return protocol_class(self.config, self.server_state, self.lifespan.state)  # type: ignore[call-arg]  # as uvicorn's
 
-    async def linger(self, most_ms: int) -> None:
+    async def linger(self, limit_ms: int) -> None:
         """Wait until no client is likely to use a connection again; `leave` comes first.
 
         One that is closed at the moment of a request leaves its client without any answer.
         """
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + most_ms / 1000
+        end_s = loop.time() + limit_ms / 1000
         while True:
             now_s = loop.time()
-            if now_s >= end_s or not any(each.is_kept(now_s) for each in self._connections()):
+            if now_s >= end_s or not any(
+                connection.may_be_reused(now_s) for connection in self._connections()
+            ):
                 return
             await asyncio.sleep(_LOOK_S)
 
     def _connections(self) -> list[PatientProtocol]:
         connections = self.server_state.connections
-        return [each for each in connections if isinstance(each, PatientProtocol)]
+        return [connection for connection in connections if isinstance(connection, PatientProtocol)]
 
 
-def make_server(app: ASGIApp, settings: GatewaySettings, *, grace_ms: int = 1_000) -> Server:
+def make_server(app: ASGIApp, settings: GatewaySettings, *, grace_ms: int = 1_000) -> GatewayServer:
     """A server for an app; `serve(sockets=[...])` runs it, `should_exit` ends it."""
     config = library.Config(
         app,
@@ -102,20 +104,20 @@ def make_server(app: ASGIApp, settings: GatewaySettings, *, grace_ms: int = 1_00
         ws="none",
         proxy_headers=False,  # nothing here looks at the client's address
     )
-    return Server(config)
+    return GatewayServer(config)
 
 
 def allow_files(connections_max: int) -> None:
     """Let the process hold so many connections open, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections_max + OTHER_FILES
-    if hard != resource.RLIM_INFINITY and hard < wanted:
+    files_max = connections_max + OTHER_FILES
+    if hard != resource.RLIM_INFINITY and hard < files_max:
         logger.warning(
             "at most %d files may be open, so there may be fewer connections than "
             "gateway.connections_max=%d; raise the limit (ulimit -n)",
             hard,
             connections_max,
         )
-        wanted = hard
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        files_max = hard
+    if soft != resource.RLIM_INFINITY and soft < files_max:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, hard))

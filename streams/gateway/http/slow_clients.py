@@ -10,17 +10,17 @@ from typing import Any
 
 from schemas.errors import RequestTooSlow, TooManyRequests
 from streams.gateway.config import GatewaySettings
-from streams.gateway.http.connection import Connection
+from streams.gateway.http.connection import HttpConnection
 from streams.gateway.http.exchange import ABORT
 
 _HEAD, _BODY = "head", "body"
 
 
-class PatientProtocol(Connection):
+class PatientProtocol(HttpConnection):
     """One connection, that is waited for as long as the settings say."""
 
-    def __init__(self, *args: Any, limits: GatewaySettings, **more: Any) -> None:
-        super().__init__(*args, limits=limits, **more)
+    def __init__(self, *args: Any, limits: GatewaySettings, **kwargs: Any) -> None:
+        super().__init__(*args, limits=limits, **kwargs)
         self._waits_for = ""  # which part of a request is not complete
         self._since_s = 0.0
         self._unread_s = 0.0  # since when the client has not read; 0: it reads
@@ -32,10 +32,12 @@ class PatientProtocol(Connection):
         super().connection_made(transport)
         self._wait_for(_HEAD)
         self._free_s = self.loop.time()
-        most = self._limits.connections_max
-        if len(self.connections) > most:
+        connections_max = self._limits.connections_max
+        if len(self.connections) > connections_max:
             self.refuse(
-                TooManyRequests(f"at most {most} connections are served at once; try again later")
+                TooManyRequests(
+                    f"at most {connections_max} connections are served at once; try again later"
+                )
             )
             self.transport.close()  # it holds a place until it has read that
 
@@ -91,7 +93,7 @@ class PatientProtocol(Connection):
         elif self._waits_for == _HEAD and late_ms > limits.head_ms and self.is_free:
             self._refuse_late(limits.head_ms)
 
-    def is_kept(self, now_s: float) -> bool:
+    def may_be_reused(self, now_s: float) -> bool:
         """Whether its client may be about to use it, and does not know that we stop."""
         if self.is_ending or not self.is_free:
             return False

@@ -18,7 +18,7 @@ from schemas.errors import (
     InvalidRequest,
     UnsupportedMedia,
 )
-from streams.gateway.places import Places
+from streams.gateway.places import FairShare
 
 FORM = b"multipart/form-data"
 FIELDS_MAX = 8
@@ -28,9 +28,9 @@ _AROUND_BYTES = 64 << 10  # of a form beside its file
 class Uploads:
     """Reads forms, a few at once."""
 
-    def __init__(self, *, bytes_max: int, places: Places) -> None:
+    def __init__(self, *, bytes_max: int, share: FairShare) -> None:
         self.bytes_max = bytes_max
-        self._places = places
+        self._share = share
 
     @contextlib.asynccontextmanager
     async def form(self, request: Request, tenant: str) -> AsyncIterator[FormData]:
@@ -47,9 +47,9 @@ class Uploads:
         announced = request.headers.get("content-length", "0")
         if announced.isdigit() and len(announced) < 20:
             self._check(int(announced))
-        self._places.take(tenant, "uploads")
+        self._share.take(tenant, "uploads")
         try:
-            bounded = Request(request.scope, self._bounded(request.receive))
+            bounded = Request(request.scope, self._limit_body(request.receive))
             try:
                 form = await bounded.form(max_files=1, max_fields=FIELDS_MAX)
             except HTTPException as error:
@@ -61,22 +61,22 @@ class Uploads:
             finally:
                 await form.close()
         finally:
-            self._places.give_back(tenant)
+            self._share.give_back(tenant)
 
-    def _bounded(self, receive: Receive) -> Receive:
-        seen = 0
+    def _limit_body(self, receive: Receive) -> Receive:
+        received_bytes = 0
 
-        async def counted() -> Message:
-            nonlocal seen
+        async def receive_and_count() -> Message:
+            nonlocal received_bytes
             message = await receive()
-            seen += len(message.get("body", b""))
-            self._check(seen)
+            received_bytes += len(message.get("body", b""))
+            self._check(received_bytes)
             return message
 
-        return counted
+        return receive_and_count
 
-    def _check(self, found: int) -> None:
-        if found > self.bytes_max + _AROUND_BYTES:
+    def _check(self, size: int) -> None:
+        if size > self.bytes_max + _AROUND_BYTES:
             raise BodyTooLarge(f"file: expected at most {self.bytes_max} bytes, found more")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from schemas.records import CollectionDeclared, Document, StoredFile, StoreFile, VectorStore
 from schemas.rules.sizes import DOCUMENT_CHARS_MAX
-from streams.gateway.indexing.reading import Text
+from streams.gateway.indexing.reading import FileText
 from streams.gateway.objects.attaching import FILE_ID, REVISION
 
 PIECE_CHARS_MAX = DOCUMENT_CHARS_MAX // 4  # small enough for passages of all sizes
@@ -17,21 +17,21 @@ def document_id(file_id: str, number: int) -> str:
 
 
 def documents_of(
-    file: StoredFile, wanted: StoreFile, texts: Sequence[Text], now_ms: int
+    file: StoredFile, spec: StoreFile, texts: Sequence[FileText], now_ms: int
 ) -> Iterator[Document]:
     """All of a file's. What a store is told of a file goes with each."""
-    attributes, number = json.loads(wanted.attributes or "{}"), 0
+    attributes, number = json.loads(spec.attributes or "{}"), 0
     for text in texts:
         facts = {"title": text.title or file.filename, "source": file.filename, **attributes}
-        facts |= {FILE_ID: file.file_id, REVISION: wanted.revision}
+        facts |= {FILE_ID: file.file_id, REVISION: spec.revision}
         metadata = json.dumps(facts, ensure_ascii=False)
         for piece in pieces(text.text):
             yield Document(
                 document_id=document_id(file.file_id, number),
-                collection=wanted.store_id,
+                collection=spec.store_id,
                 text=piece,
                 metadata=metadata,
-                tenant=wanted.tenant,
+                tenant=spec.tenant,
                 at_ms=now_ms,
             )
             number += 1
@@ -43,8 +43,8 @@ def pieces(text: str, chars_max: int = PIECE_CHARS_MAX) -> Iterator[str]:
     while len(text) - first > chars_max:
         end = first + chars_max
         for mark in ("\n\n", "\n", " "):
-            if (found := text.rfind(mark, first + chars_max // 2, end)) > 0:
-                end = found + len(mark)
+            if (position := text.rfind(mark, first + chars_max // 2, end)) > 0:
+                end = position + len(mark)
                 break
         if text[first:end].strip():
             yield text[first:end]

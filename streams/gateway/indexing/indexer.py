@@ -26,7 +26,7 @@ from schemas.records import Document, StoreFileResult, VectorStore
 from schemas.settings import LogSettings
 from streams.gateway.indexing.documents import declaration, document_id, documents_of
 from streams.gateway.indexing.reading import INDEX_PROCESS, Unusable, texts_of
-from streams.gateway.indexing.tending import Tending
+from streams.gateway.indexing.tending import ExpirySweeper
 from streams.gateway.log.objects import ObjectLog
 from streams.gateway.objects.stores import (
     CANCELLED,
@@ -34,9 +34,9 @@ from streams.gateway.objects.stores import (
     FAILED,
     IN_PROGRESS,
     PRESENT,
-    Entry,
+    StoreEntry,
 )
-from streams.gateway.objects.table import Place, key_of
+from streams.gateway.objects.table import FileKey, key_of
 from streams.parsing.parsed import INVALID
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Indexer:
         self._log, self._codec = log, codec
         self._objects, self._view = objects, view
         self._is_first, self._parse_ms = is_first, parse_ms
-        self._tending = Tending(log, objects)
+        self._sweeper = ExpirySweeper(log, objects)
         self._declared: set[str] = set()  # stores, by this process
         self._put = asyncio.Event()
 
@@ -79,7 +79,7 @@ class Indexer:
         while True:
             await self._news()
             if self._is_first():
-                await self._tending.tend()
+                await self._sweeper.sweep()
                 await self._index_all()
 
     async def _news(self) -> None:
@@ -89,15 +89,15 @@ class Indexer:
 
     async def _index_all(self) -> None:
         """As long as there is something to do."""
-        if not self._objects.table.has_undone():
+        if not self._objects.table.has_pending():
             return
         ingester = Ingester(self._log, self._codec, self._view)
         await ingester.start()
         following = asyncio.create_task(self._follow(ingester))
-        jobs: dict[Place, Job] = {}
+        jobs: dict[FileKey, Job] = {}
         try:
             while self._is_first():
-                await self._tending.tend()
+                await self._sweeper.sweep()
                 await self._begin_and_end(ingester, jobs)
                 if not jobs:
                     return
@@ -113,12 +113,12 @@ class Indexer:
             finally:
                 await ingester.stop()
 
-    async def _begin_and_end(self, ingester: Ingester, jobs: dict[Place, Job]) -> None:
+    async def _begin_and_end(self, ingester: Ingester, jobs: dict[FileKey, Job]) -> None:
         """Reap what has ended, end what is not wanted any more, begin what is."""
         table = self._objects.table
-        for place, (*wish, task) in list(jobs.items()):
-            now = table.wish(place)
-            if not task.done() and (now is None or wish != [*_wish(*now)]):
+        for place, (*target, task) in list(jobs.items()):
+            now = table.pending_entry(place)
+            if not task.done() and (now is None or target != [*_target(*now)]):
                 await cancel_and_wait(task)
             if task.done():
                 del jobs[place]
@@ -126,27 +126,27 @@ class Indexer:
                     task.result()
         for is_present in (True, False):
             while (chosen := self._next(jobs, is_present)) is not None:
-                undone = table.wish(chosen)
-                assert undone is not None, "it is among those"
-                store, entry = undone
+                pending_entry = table.pending_entry(chosen)
+                assert pending_entry is not None, "it is among those"
+                store, entry = pending_entry
                 if is_present:
                     assert store is not None
                     job = self._index(ingester, store, entry)
                 else:
                     job = self._remove(ingester, store, entry)
-                jobs[chosen] = entry.wanted.revision, is_present, asyncio.create_task(job)
+                jobs[chosen] = entry.spec.revision, is_present, asyncio.create_task(job)
 
-    def _next(self, jobs: dict[Place, Job], is_present: bool) -> Place | None:
+    def _next(self, jobs: dict[FileKey, Job], is_present: bool) -> FileKey | None:
         """The next file that is to be put into its store, or taken away, of who has the fewest."""
         table = self._objects.table
         running = Counter(place[0] for place, (_, kind, _) in jobs.items() if kind is is_present)
         if running.total() >= FILES_AT_ONCE:
             return None
-        for tenant in sorted(table.undone_tenants(is_present=is_present), key=running.__getitem__):
+        for tenant in sorted(table.pending_tenants(is_present=is_present), key=running.__getitem__):
             has_many = running[tenant] >= FILES_OF_TENANT
             is_full = running.total() >= FILES_AT_ONCE - FOR_NEWCOMERS
             if not has_many and not (is_full and running[tenant]):
-                place = table.next_undone(tenant, jobs, is_present=is_present)
+                place = table.next_pending(tenant, jobs, is_present=is_present)
                 if place is not None:
                     return place
         return None
@@ -159,20 +159,20 @@ class Indexer:
 
     # One file
 
-    async def _index(self, ingester: Ingester, store: VectorStore, entry: Entry) -> None:
-        wanted = entry.wanted
+    async def _index(self, ingester: Ingester, store: VectorStore, entry: StoreEntry) -> None:
+        spec = entry.spec
         result = StoreFileResult(
-            store_id=wanted.store_id,
-            file_id=wanted.file_id,
-            tenant=wanted.tenant,
-            revision=wanted.revision,
+            store_id=spec.store_id,
+            file_id=spec.file_id,
+            tenant=spec.tenant,
+            revision=spec.revision,
             status=IN_PROGRESS,
             documents=entry.result.documents if entry.result is not None else 0,
             at_ms=wall_ms(),
         )
         try:
             result, documents = await self._documents(store, entry, result)
-            wrong = await self._written(ingester, documents)
+            wrong = await self._write_and_wait(ingester, documents)
         except Unusable as error:
             result = replace(result, status=FAILED, error_code=error.code, error=str(error))
         except TRANSIENT_ERRORS:
@@ -181,7 +181,7 @@ class Indexer:
             await asyncio.sleep(PACE_S)
             return
         except Exception:
-            logger.exception("%s in %s: a bug", wanted.file_id, wanted.store_id)
+            logger.exception("%s in %s: a bug", spec.file_id, spec.store_id)
             result = replace(result, status=FAILED, error_code="server_error", error=BUG)
         else:
             status = FAILED if wrong else COMPLETED
@@ -190,63 +190,67 @@ class Indexer:
         await self._objects.put(replace(result, at_ms=wall_ms()))
 
     async def _documents(
-        self, store: VectorStore, entry: Entry, result: StoreFileResult
+        self, store: VectorStore, entry: StoreEntry, result: StoreFileResult
     ) -> tuple[StoreFileResult, list[Document]]:
         """All of a file's; the log knows how many before the first is there. Raises Unusable."""
-        wanted = entry.wanted
+        spec = entry.spec
         if store.store_id not in self._declared:
-            await self._tending.declare(store.store_id, declaration(store, wall_ms()))
+            await self._sweeper.declare(store.store_id, declaration(store, wall_ms()))
             self._declared.add(store.store_id)
-        file = self._objects.table.file(wanted.tenant, wanted.file_id)
+        file = self._objects.table.file(spec.tenant, spec.file_id)
         if file is None:
             raise Unusable(INVALID, "the file was deleted")
         parts = self._objects.read_parts(file)
         texts = await texts_of(file, parts, self._parse_ms, INDEX_PROCESS)
-        documents = [each async for each in in_slices(documents_of(file, wanted, texts, wall_ms()))]
+        documents = [
+            document async for document in in_slices(documents_of(file, spec, texts, wall_ms()))
+        ]
         usage = sum([len(document.text.encode()) async for document in in_slices(documents)])
         count = max(len(documents), result.documents)
         result = replace(result, documents=count, usage_bytes=usage, at_ms=wall_ms())
         await self._objects.put(result)
         return result, documents
 
-    async def _written(self, ingester: Ingester, documents: list[Document]) -> str:
+    async def _write_and_wait(self, ingester: Ingester, documents: list[Document]) -> str:
         """When they are found; what the first refused one was refused with."""
         embedded_next = asyncio.Semaphore(EMBEDDED_NEXT)
         indexed_next = asyncio.Semaphore(INDEXED_NEXT)
-        refused, left = list[str](), len(documents)
-        over = asyncio.get_running_loop().create_future()
+        refused, pending_documents = list[str](), len(documents)
+        all_indexed = asyncio.get_running_loop().create_future()
 
-        def done(reason: str) -> None:
-            nonlocal left
-            left -= 1
+        def on_indexed(reason: str) -> None:
+            nonlocal pending_documents
+            pending_documents -= 1
             refused.extend([reason] if reason else [])
             indexed_next.release()
-            if not left and not over.done():
-                over.set_result(None)
+            if not pending_documents and not all_indexed.done():
+                all_indexed.set_result(None)
 
         for document in documents:
             await indexed_next.acquire()
             await embedded_next.acquire()
-            await ingester.put(document, done, embedded_next.release)
+            await ingester.put(document, on_indexed, embedded_next.release)
             self._put.set()
-        await over
+        await all_indexed
         return refused[0] if refused else ""
 
-    async def _remove(self, ingester: Ingester, store: VectorStore | None, entry: Entry) -> None:
+    async def _remove(
+        self, ingester: Ingester, store: VectorStore | None, entry: StoreEntry
+    ) -> None:
         """Its documents, and then what is known of it."""
-        wanted, result = entry.wanted, entry.result
+        spec, result = entry.spec, entry.result
         for number in range(result.documents if result is not None else 0):
-            await ingester.delete(wanted.store_id, document_id(wanted.file_id, number))
+            await ingester.delete(spec.store_id, document_id(spec.file_id, number))
         await ingester.flush()
-        if store is not None and wanted.wanted == CANCELLED:
+        if store is not None and spec.wanted == CANCELLED:
             assert result is not None, "else nothing was to be done"
             result = replace(result, documents=0, usage_bytes=0, at_ms=wall_ms())
             await self._objects.put(result)
             return
-        keys = [key_of(each) for each in (result, wanted) if each is not None]
+        keys = [key_of(record) for record in (result, spec) if record is not None]
         await self._objects.drop(*keys)
 
 
-def _wish(store: VectorStore | None, entry: Entry) -> tuple[int, bool]:
+def _target(store: VectorStore | None, entry: StoreEntry) -> tuple[int, bool]:
     """Of which revision, and whether the file is to be there."""
-    return entry.wanted.revision, store is not None and entry.wanted.wanted == PRESENT
+    return entry.spec.revision, store is not None and entry.spec.wanted == PRESENT

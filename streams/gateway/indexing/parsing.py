@@ -32,20 +32,20 @@ def documents(path: str, name: str) -> Iterator[dict[str, Any] | str]:
         yield {"code": UNSUPPORTED, "wrong": str(error)}
         return
     try:
-        found = parse(kind, Path(path).read_bytes())
-        if len(found) > TEXTS_MAX:
+        parsed_documents = parse(kind, Path(path).read_bytes())
+        if len(parsed_documents) > TEXTS_MAX:
             raise Unreadable(
-                f"expected at most {TEXTS_MAX} documents in a file, found {len(found)}; divide it"
+                f"expected at most {TEXTS_MAX} documents in a file, found {len(parsed_documents)}; divide it"
             )
-        if not any(each.text.strip() or each.wrong for each in found):
+        if not any(document.text.strip() or document.wrong for document in parsed_documents):
             raise Unreadable("empty: expected a text with words")
     except Unreadable as error:
         yield {"code": INVALID, "wrong": str(error)}
         return
-    for each in found:
-        yield asdict(replace(each, text=each.text[:LINE_CHARS]))
-        for first in range(LINE_CHARS, len(each.text), LINE_CHARS):
-            yield each.text[first : first + LINE_CHARS]
+    for document in parsed_documents:
+        yield asdict(replace(document, text=document.text[:LINE_CHARS]))
+        for first in range(LINE_CHARS, len(document.text), LINE_CHARS):
+            yield document.text[first : first + LINE_CHARS]
 
 
 def main() -> None:
@@ -56,10 +56,10 @@ def main() -> None:
     sys.stdout.flush()
     for line in sys.stdin:
         _, arguments = json.loads(line)
-        say(documents(*arguments))
+        write_list(documents(*arguments))
 
 
-def say(items: Iterable[Any]) -> None:
+def write_list(items: Iterable[Any]) -> None:
     """A list in lines."""
     sys.stdout.write("[\n")
     for item in items:

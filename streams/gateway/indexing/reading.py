@@ -11,7 +11,7 @@ from schemas.errors import InvalidRequest
 from schemas.log.slices import in_slices
 from schemas.records import StoredFile
 from streams.gateway.request.check_process import CheckProcess, TooSlow
-from streams.parsing.parsed import INVALID, Parsed, Unreadable
+from streams.parsing.parsed import INVALID, ParsedDocument, Unreadable
 
 _MODULE = "streams.gateway.indexing.parsing"
 FILE_PROCESS = CheckProcess(_MODULE, "reading the file")  # callers wait for it
@@ -30,7 +30,7 @@ class Unusable(Unreadable):
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class FileText:
     """What a file, or a line of it, says."""
 
     title: str
@@ -39,17 +39,17 @@ class Text:
 
 async def texts_of(
     file: StoredFile, parts: AsyncIterator[bytes], limit_ms: int, process: CheckProcess
-) -> list[Text]:
+) -> list[FileText]:
     """In order; raises Unusable, and TooManyRequests where too many of its tenant's wait."""
-    if (said := _slow.get((file.file_id, limit_ms))) is not None:
-        raise Unusable(INVALID, said)
-    process.check_room(file.tenant, WAITING_MAX)
+    if (reason := _slow.get((file.file_id, limit_ms))) is not None:
+        raise Unusable(INVALID, reason)
+    process.check_queue(file.tenant, WAITING_MAX)
     with tempfile.NamedTemporaryFile() as copy:
         async for part in parts:
             await asyncio.to_thread(copy.write, part)
         copy.flush()
         try:
-            found = await process.ask(
+            answer = await process.ask(
                 *("documents", copy.name, file.filename),
                 limit_ms=limit_ms,
                 tenant=file.tenant,
@@ -62,24 +62,27 @@ async def texts_of(
             raise Unusable(INVALID, error.message) from error
         except InvalidRequest as error:
             raise Unusable(INVALID, error.message) from error
-    documents = await documents_in(found)
-    for each in documents:
-        if each.wrong:
-            raise Unusable(INVALID, f"{each.place}: {each.wrong}"[:1_000])
-    texts = [Text(each.title, each.text) for each in documents]
-    return [each for each in texts if each.text and not each.text.isspace()]
+    documents = await documents_in(answer)
+    for document in documents:
+        if document.wrong:
+            raise Unusable(INVALID, f"{document.place}: {document.wrong}"[:1_000])
+    texts = [FileText(document.title, document.text) for document in documents]
+    return [text for text in texts if text.text and not text.text.isspace()]
 
 
-async def documents_in(answer: list[Any]) -> list[Parsed]:
+async def documents_in(answer: list[Any]) -> list[ParsedDocument]:
     """What `parsing.py` says of a file; raises Unusable."""
-    found, texts = list[dict[str, Any]](), list[list[str]]()
+    fields, texts = list[dict[str, Any]](), list[list[str]]()
     async for item in in_slices(answer):
         if isinstance(item, str):
             texts[-1].append(item)
         elif "code" in item:
             raise Unusable(item["code"], item["wrong"][:1_000])
         else:
-            found.append(item)
+            fields.append(item)
             texts.append([item["text"]])
-    pairs = in_slices(zip(found, texts, strict=True))
-    return [Parsed(**{**each, "text": "".join(text)}) async for each, text in pairs]
+    pairs = in_slices(zip(fields, texts, strict=True))
+    return [
+        ParsedDocument(**{**document_fields, "text": "".join(text)})
+        async for document_fields, text in pairs
+    ]

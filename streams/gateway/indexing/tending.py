@@ -9,29 +9,29 @@ from schemas.records import CollectionDeclared
 from schemas.settings import LogSettings
 from streams.gateway.log.objects import ObjectLog
 from streams.gateway.objects.stores import DELETED
-from streams.gateway.objects.table import STORED, UPLOADING, gone, key_of
+from streams.gateway.objects.table import STORED, UPLOADING, key_of, mark_deleted
 
 LOOK_S = 2.0
 UPLOAD_MS = 900_000  # an upload that is not complete by then never will be
 
 
-class Tending:
+class ExpirySweeper:
     """`tend` as often as one likes."""
 
     def __init__(self, log: LogSettings, objects: ObjectLog) -> None:
         self._log, self._objects = log, objects
-        self._looked_s = float("-inf")
+        self._last_sweep_s = float("-inf")
 
-    async def tend(self) -> None:
+    async def sweep(self) -> None:
         """Raises BrokerUnavailable."""
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._looked_s < LOOK_S:
+        if now_s - self._last_sweep_s < LOOK_S:
             return
-        self._looked_s = now_s
+        self._last_sweep_s = now_s
         table, now_ms = self._objects.table, wall_ms()
         async for file in in_slices(table.every_file()):
             if file.state == STORED and 0 < file.expires_ms <= now_ms:
-                await self._objects.put(*table.without_file(file))
+                await self._objects.put(*table.deletion_of(file))
             elif (file.state == DELETED and not table.batches.needs(file)) or (
                 file.state == UPLOADING and now_ms - file.created_ms > UPLOAD_MS
             ):
@@ -40,13 +40,15 @@ class Tending:
         async for store in in_slices(list(table.every_store())):
             expires_ms = table.expires_ms(store)
             if expires_ms is not None and expires_ms <= now_ms:
-                files = table.of(store)
+                files = table.contents(store)
                 entries = [files.entry(file_id) for file_id in list(files.files)]
-                await self._objects.put(*(gone(each) for each in entries if each is not None))
+                await self._objects.put(
+                    *(mark_deleted(entry) for entry in entries if entry is not None)
+                )
         for store in list(table.deleted_stores()):
             await self.declare(store.store_id, None)
             await self._objects.drop(*table.keys_of(store))
 
-    async def declare(self, collection: str, said: CollectionDeclared | None) -> None:
+    async def declare(self, collection: str, declaration: CollectionDeclared | None) -> None:
         """As `schemas.log.documents.declare`."""
-        await declare(self._objects.started(), self._log, collection, said)
+        await declare(self._objects.require_producer(), self._log, collection, declaration)

@@ -16,34 +16,34 @@ from schemas.errors import TriviumError
 from schemas.log.clients import Ack, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.records import Continued
-from streams.gateway.stream.hub import Hub, SoFar
+from streams.gateway.stream.hub import AnswerProgress, Hub
 
 logger = logging.getLogger(__name__)
 PENDING_MAX = 10_000  # the oldest go first
 
 
-class AnswersSoFar:
+class ProgressReporter:
     """What a hub is told of void attempts; `write` until cancelled."""
 
     def __init__(
         self, gateway_id: str, hub: Hub, *, producer: Callable[[], LogProducer | None]
     ) -> None:
-        hub.on_void = self._tell
+        hub.on_void = self._report
         self._gateway_id, self._producer = gateway_id, producer
         self._pending: deque[Continued] = deque(maxlen=PENDING_MAX)
         # Requests, attempts, and whether their end was told: whoever reads again.
-        self._told: dict[tuple[str, int, bool], None] = {}
+        self._reported_keys: dict[tuple[str, int, bool], None] = {}
         self._has_pending = asyncio.Event()
 
-    def _tell(self, so_far: SoFar) -> None:
+    def _report(self, progress: AnswerProgress) -> None:
         """An attempt was given up; its mark may be read more than once."""
-        record = answer_so_far(so_far, self._gateway_id, wall_ms())
+        record = progress_record(progress, self._gateway_id, wall_ms())
         key = _key(record)
-        if key in self._told:
+        if key in self._reported_keys:
             return
-        self._told[key] = None
-        if len(self._told) > PENDING_MAX:
-            del self._told[next(iter(self._told))]
+        self._reported_keys[key] = None
+        if len(self._reported_keys) > PENDING_MAX:
+            del self._reported_keys[next(iter(self._reported_keys))]
         self._pending.append(record)
         self._has_pending.set()
 
@@ -52,45 +52,45 @@ class AnswersSoFar:
         while True:
             await self._has_pending.wait()
             self._has_pending.clear()
-            sent: list[tuple[Continued, Ack]] = []
+            in_flight: list[tuple[Continued, Ack]] = []
             while self._pending:
-                await self._send(self._pending.popleft(), sent)
-            acks = [ack for _, ack in sent]
+                await self._send(self._pending.popleft(), in_flight)
+            acks = [ack for _, ack in in_flight]
             outcomes = await asyncio.gather(*acks, return_exceptions=True)
-            for (record, _), outcome in zip(sent, outcomes, strict=True):
+            for (record, _), outcome in zip(in_flight, outcomes, strict=True):
                 if isinstance(outcome, BaseException):
-                    self._not_told(record, outcome)
+                    self._report_failed(record, outcome)
 
-    async def _send(self, record: Continued, sent: list[tuple[Continued, Ack]]) -> None:
+    async def _send(self, record: Continued, in_flight: list[tuple[Continued, Ack]]) -> None:
         producer = self._producer()
         if producer is None:
-            self._not_told(record, None)
+            self._report_failed(record, None)
             return
         partition = producer.session_partition(record.session_id)
         try:
             ack = await producer.send("phases", record, key=record.session_id, partition=partition)
         except (TriviumError, KafkaError) as error:
-            self._not_told(record, error)
+            self._report_failed(record, error)
         else:
-            sent.append((record, ack))
+            in_flight.append((record, ack))
 
-    def _not_told(self, record: Continued, error: BaseException | None) -> None:
+    def _report_failed(self, record: Continued, error: BaseException | None) -> None:
         """The next router asks again, by another mark."""
-        self._told.pop(_key(record), None)
+        self._reported_keys.pop(_key(record), None)
         logger.warning("phases: %s: what there is was not told: %r", record.request_id, error)
 
 
-def answer_so_far(so_far: SoFar, gateway_id: str, now_ms: int) -> Continued:
+def progress_record(progress: AnswerProgress, gateway_id: str, now_ms: int) -> Continued:
     """What a reader has, for the next attempt to go on behind, or as the end of all."""
     return Continued(
-        request_id=so_far.request_id,
-        session_id=so_far.session_id,
-        attempt=so_far.attempt,
-        tokens=so_far.tokens,
-        chars=so_far.chars,
+        request_id=progress.request_id,
+        session_id=progress.session_id,
+        attempt=progress.attempt,
+        tokens=progress.tokens,
+        chars=progress.chars,
         written_by=gateway_id,
         at_ms=now_ms,
-        end=so_far.end,
+        end=progress.end,
     )
 
 

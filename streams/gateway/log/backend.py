@@ -43,14 +43,14 @@ from schemas.records import (
 )
 from schemas.settings import LogSettings
 from streams.gateway.config import GatewaySettings
-from streams.gateway.log.answers import AnswersSoFar
+from streams.gateway.log.answers import ProgressReporter
 from streams.gateway.log.frames import FRAMES_MAX, decode_frame, frame_reader, frames_from
 from streams.gateway.log.objects import ObjectLog
 from streams.gateway.log.responses import ResponseTopic
 from streams.gateway.log.turns import TurnTopic
 from streams.gateway.metrics import Metrics
 from streams.gateway.objects.quota import Quota
-from streams.gateway.request.conversation import Turn
+from streams.gateway.request.conversation import ConversationTurn
 from streams.gateway.stream.hub import Hub
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class LogBackend:
             producer=lambda: self._producer,
             bury=self._bury,
         )
-        self._answers = AnswersSoFar(gateway_id, hub, producer=lambda: self._producer)
+        self._progress_reporter = ProgressReporter(gateway_id, hub, producer=lambda: self._producer)
         self._producer: LogProducer | None = None
         self._membership: Membership | None = None
         self._readers: dict[int, asyncio.Task[None]] = {}
@@ -197,15 +197,20 @@ class LogBackend:
     def servers(self) -> list[Registration]:
         membership = self._membership
         members = () if membership is None else membership.view.members.values()
-        here = (each.registration for each in members if each.state is not MemberState.GONE)
+        registrations = (
+            member.registration for member in members if member.state is not MemberState.GONE
+        )
         return [
-            each
-            for each in here
-            if each.kind is MemberKind.ROUTER
-            or (each.capability is not None and each.capability.model in self._models)
+            registration
+            for registration in registrations
+            if registration.kind is MemberKind.ROUTER
+            or (
+                registration.capability is not None
+                and registration.capability.model in self._models
+            )
         ]
 
-    def publish_turn(self, turn: Turn) -> None:
+    def publish_turn(self, turn: ConversationTurn) -> None:
         self.turns.publish(turn)
 
     def problems(self) -> list[str]:
@@ -275,7 +280,7 @@ class LogBackend:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.objects.read())
-                tasks.create_task(self._answers.write())
+                tasks.create_task(self._progress_reporter.write())
                 if self._url:
                     tasks.create_task(self.turns.read())
                     tasks.create_task(self.responses.follow())

@@ -25,7 +25,7 @@ from schemas.records import FilePart, StoredFile
 from schemas.settings import LogSettings
 from schemas.topics import check_record, partition_of
 from streams.gateway.objects.quota import Quota
-from streams.gateway.objects.table import Kept, Table, key_of
+from streams.gateway.objects.table import ObjectRecord, ObjectTable, key_of
 
 logger = logging.getLogger(__name__)
 PART_BYTES = 1 << 20
@@ -37,7 +37,7 @@ class Objects(Protocol):
     """Where endpoints keep what callers give them."""
 
     @property
-    def table(self) -> Table:
+    def table(self) -> ObjectTable:
         """What there is; raises NotReady while that is not known."""
 
     async def catch_up(self) -> None:
@@ -47,7 +47,7 @@ class Objects(Protocol):
     def partition(self, file_id: str) -> int:
         """Of `files`, for all parts of a file."""
 
-    async def put(self, *records: Kept) -> None:
+    async def put(self, *records: ObjectRecord) -> None:
         """When it returns the table has them; raises BrokerUnavailable, TooManyRequests."""
 
     async def write_parts(self, file: StoredFile, parts: AsyncIterator[bytes]) -> list[int]:
@@ -76,7 +76,7 @@ class ObjectLog:
         self._client_id = f"{gateway_id}-objects"
         self._quota, self._wait_s = quota, wait_ms / 1000
         self._producer, self._bury = producer, bury
-        self._table: Table | None = None
+        self._table: ObjectTable | None = None
         self._follower = TopicFollower("objects", wait_ms=wait_ms)
 
     @property
@@ -85,7 +85,7 @@ class ObjectLog:
         return self._table is not None
 
     @property
-    def table(self) -> Table:
+    def table(self) -> ObjectTable:
         if self._table is None:
             raise NotReady("this gateway is still reading what was kept; try again")
         return self._table
@@ -97,14 +97,14 @@ class ObjectLog:
 
     async def catch_up(self) -> None:
         self.table  # noqa: B018  # raises where there is none
-        self.started()
+        self.require_producer()
         await self._follower.catch_up()
 
     def partition(self, file_id: str) -> int:
         """Of `files`, for all parts of a file."""
         return partition_of(file_id, self._log.document_partitions)
 
-    async def put(self, *records: Kept) -> None:
+    async def put(self, *records: ObjectRecord) -> None:
         self._quota.check(self.table, records)
         await self._write([(key_of(record), record) for record in records])
 
@@ -112,8 +112,8 @@ class ObjectLog:
         """These are no more."""
         await self._write([(key, None) for key in keys])
 
-    async def _write(self, pairs: list[tuple[str, Kept | None]]) -> None:
-        producer, topic = self.started(), self._log.topic_prefix + "objects"
+    async def _write(self, pairs: list[tuple[str, ObjectRecord | None]]) -> None:
+        producer, topic = self.require_producer(), self._log.topic_prefix + "objects"
         try:
             async with asyncio.timeout(self._wait_s):
                 acks = [
@@ -130,7 +130,7 @@ class ObjectLog:
                 f"{type(error).__name__}; try again"
             ) from error
 
-    def started(self) -> LogProducer:
+    def require_producer(self) -> LogProducer:
         """Who writes; raises BrokerUnavailable."""
         if (producer := self._producer()) is None:
             raise BrokerUnavailable("the log cannot be written; is the broker away?")
@@ -139,7 +139,7 @@ class ObjectLog:
     # The bytes of files
 
     async def write_parts(self, file: StoredFile, parts: AsyncIterator[bytes]) -> list[int]:
-        producer, offsets = self.started(), list[int]()
+        producer, offsets = self.require_producer(), list[int]()
         try:
             async for data in parts:
                 part = FilePart(file_id=file.file_id, number=len(offsets), data=data)
@@ -153,7 +153,7 @@ class ObjectLog:
 
     async def drop_parts(self, file: StoredFile) -> None:
         """The bytes of a file are no more; those of an upload that broke off, either."""
-        producer, topic = self.started(), self._log.topic_prefix + "files"
+        producer, topic = self.require_producer(), self._log.topic_prefix + "files"
         for number in range(len(file.parts)):
             key = part_key(file.file_id, number).encode()
             ack = await producer.send_raw(topic, None, key=key, partition=file.partition)
@@ -161,15 +161,15 @@ class ObjectLog:
 
     async def read_parts(self, file: StoredFile) -> AsyncIterator[bytes]:
         reader = AssignedReader(self._log, "files", [file.partition], client_id=self._client_id)
-        wanted = list(file.parts)
+        offsets = list(file.parts)
         try:
-            async with reader.reading({file.partition: wanted[0]} if wanted else "nowhere"):
-                while wanted:
+            async with reader.reading({file.partition: offsets[0]} if offsets else "nowhere"):
+                while offsets:
                     async with asyncio.timeout(self._wait_s):
                         records = await reader.batch(max_records=16)
                     for record in records:
-                        if wanted and record.offset >= wanted[0]:
-                            yield self._data(record, file, wanted.pop(0))
+                        if offsets and record.offset >= offsets[0]:
+                            yield self._data(record, file, offsets.pop(0))
         except (TimeoutError, *_TROUBLE) as error:
             raise BrokerUnavailable(
                 f"{file.file_id}: its bytes cannot be read: {type(error).__name__}: {error}"
@@ -191,7 +191,7 @@ class ObjectLog:
 
     async def _read_topic(self) -> None:
         """Read it whole each time: what was deleted long ago is not on it any more."""
-        table = Table()
+        table = ObjectTable()
         reader = AssignedReader(
             self._log, "objects", [0], client_id=self._client_id, committed_only=True
         )
@@ -203,13 +203,13 @@ class ObjectLog:
                 async for records in batches:
                     await self._fold(table, records)
 
-    async def _fold(self, table: Table, records: list[ConsumerRecord]) -> None:
+    async def _fold(self, table: ObjectTable, records: list[ConsumerRecord]) -> None:
         async for record in in_slices(records):
             try:
-                kept = self._codec.decode(record.value) if record.value else None
-                if kept is not None:
-                    check_record("objects", kept)
-                table.apply((record.key or b"").decode(errors="replace"), kept)
+                stored_object = self._codec.decode(record.value) if record.value else None
+                if stored_object is not None:
+                    check_record("objects", stored_object)
+                table.apply((record.key or b"").decode(errors="replace"), stored_object)
             except RecordError as error:
                 await self._bury(record, error)
 

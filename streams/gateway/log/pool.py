@@ -30,7 +30,7 @@ from schemas.topics import document_key, partition_of
 logger = logging.getLogger(__name__)
 
 
-class Pool(Protocol):
+class RetrievalPool(Protocol):
     """Who makes vectors of texts, and holds documents."""
 
     async def embed(self, texts: Texts, *, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
@@ -59,35 +59,35 @@ class LogPool:
         self._member_id = member_id
         self._join_ms = join_ms
         self._joined: asyncio.Future[RetrievalClient] | None = None
-        self._life: asyncio.Task[None] | None = None
+        self._member_task: asyncio.Task[None] | None = None
 
     async def embed(self, texts: Texts, *, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
-        asker = await self._asker(deadline_ms)
-        return await asker.embed(texts, deadline_ms=deadline_ms, tenant=tenant)
+        client = await self._client(deadline_ms)
+        return await client.embed(texts, deadline_ms=deadline_ms, tenant=tenant)
 
     async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> RetrievalResult:
-        asker = await self._asker(deadline_ms)
-        return await asker.search_text(text, deadline_ms=deadline_ms, **fields)
+        client = await self._client(deadline_ms)
+        return await client.search_text(text, deadline_ms=deadline_ms, **fields)
 
     async def check(
         self, quoted: Sequence[Quoted], *, deadline_ms: int, **fields: Any
     ) -> frozenset[str]:
-        asker = await self._asker(deadline_ms)
-        return await asker.check(quoted, deadline_ms=deadline_ms, **fields)
+        client = await self._client(deadline_ms)
+        return await client.check(quoted, deadline_ms=deadline_ms, **fields)
 
     async def write(self, document: Document) -> None:
-        asker = await self._asker()
-        await self._acknowledged(send_document(asker.producer, self._log, document))
+        client = await self._client()
+        await self._await_ack(send_document(client.producer, self._log, document))
 
     async def remove(self, collection: str, document_id: str) -> None:
-        asker = await self._asker()
+        client = await self._client()
         key = document_key(collection, document_id)
         partition = partition_of(key, self._log.document_partitions)
         topic = self._log.topic_prefix + "documents"
-        sending = asker.producer.send_raw(topic, None, key=key.encode(), partition=partition)
-        await self._acknowledged(sending)
+        sending = client.producer.send_raw(topic, None, key=key.encode(), partition=partition)
+        await self._await_ack(sending)
 
-    async def _acknowledged(self, sending: Awaitable[Ack]) -> None:
+    async def _await_ack(self, sending: Awaitable[Ack]) -> None:
         try:
             async with asyncio.timeout(self._join_ms / 1000):
                 await (await sending)
@@ -96,13 +96,13 @@ class LogPool:
                 f"a document was not written: {type(error).__name__}: {error}"
             ) from error
 
-    async def _asker(self, deadline_ms: int | None = None) -> RetrievalClient:
+    async def _client(self, deadline_ms: int | None = None) -> RetrievalClient:
         """The present membership, or a new one, by the deadline at the latest."""
         until_ms = wall_ms() + self._join_ms
         until_ms = until_ms if deadline_ms is None else min(until_ms, deadline_ms)
-        if self._life is None or self._life.done():
+        if self._member_task is None or self._member_task.done():
             self._joined = asyncio.get_running_loop().create_future()
-            self._life = asyncio.create_task(self._live(self._joined))
+            self._member_task = asyncio.create_task(self._stay_member(self._joined))
         assert self._joined is not None
         try:
             async with asyncio.timeout(max(0, until_ms - wall_ms()) / 1000):
@@ -110,11 +110,11 @@ class LogPool:
         except TimeoutError:
             raise BrokerUnavailable("the retrieval pool was not joined in time") from None
 
-    async def _live(self, joined: "asyncio.Future[RetrievalClient]") -> None:
+    async def _stay_member(self, joined: "asyncio.Future[RetrievalClient]") -> None:
         """Be a member until it is lost; the next call joins again."""
         try:
-            async with open_retrieval_client(self._log, self._codec, self._member_id) as asker:
-                joined.set_result(asker)
+            async with open_retrieval_client(self._log, self._codec, self._member_id) as client:
+                joined.set_result(client)
                 await asyncio.Event().wait()
         except TRANSIENT_ERRORS as error:
             logger.warning("%s: %s: %s", self._member_id, type(error).__name__, error)
@@ -127,5 +127,5 @@ class LogPool:
 
     async def close(self) -> None:
         """Leave."""
-        if self._life is not None:
-            await cancel_and_wait(self._life)
+        if self._member_task is not None:
+            await cancel_and_wait(self._member_task)

@@ -25,22 +25,22 @@ from schemas.records import ResponseDeleted, StoredResponse
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from streams.gateway.ids import RESPONSE_PREFIX
-from streams.gateway.stream.response_id import Place
+from streams.gateway.stream.response_id import RecordPosition
 
 logger = logging.getLogger(__name__)
 TOPIC, DELETED = "responses", "responses.deleted"
 DELETED_MAX = 262_144  # ids that are remembered; the oldest go first
 _TROUBLE = (*TRANSIENT_ERRORS, TopicError)
-KEPT_H = TOPICS[TOPIC].retention_ms // 3_600_000
+RETENTION_H = TOPICS[TOPIC].retention_ms // 3_600_000
 
 
 class ResponseStore(Protocol):
     """Who keeps calls of /v1/responses."""
 
-    async def put(self, record: StoredResponse) -> Place:
+    async def put(self, record: StoredResponse) -> RecordPosition:
         """Keep it, and say where; raises BrokerUnavailable, RecordTooLarge."""
 
-    async def get(self, request_id: str, place: Place) -> StoredResponse:
+    async def get(self, request_id: str, place: RecordPosition) -> StoredResponse:
         """What lies there; raises NotFound, BrokerUnavailable."""
 
     async def delete(self, record: StoredResponse) -> None:
@@ -68,20 +68,20 @@ class ResponseTopic:
         self._deleted: OrderedDict[str, None] = OrderedDict()
         self._follower = TopicFollower(DELETED, wait_ms=accept_ms)
 
-    async def put(self, record: StoredResponse) -> Place:
+    async def put(self, record: StoredResponse) -> RecordPosition:
         producer, key = self._writer(), record.request_id
         partition = producer.session_partition(record.session_id)
-        written = await self._acked(producer.send(TOPIC, record, key=key, partition=partition))
-        return Place(partition, written.offset)
+        written = await self._await_ack(producer.send(TOPIC, record, key=key, partition=partition))
+        return RecordPosition(partition, written.offset)
 
     async def delete(self, record: StoredResponse) -> None:
         producer, key = self._writer(), record.request_id
-        gone = ResponseDeleted(request_id=key, at_ms=wall_ms())
-        await self._acked(producer.send(DELETED, gone, key=key, partition=0))
+        deletion = ResponseDeleted(request_id=key, at_ms=wall_ms())
+        await self._await_ack(producer.send(DELETED, deletion, key=key, partition=0))
         self._note(key)
         partition = producer.session_partition(record.session_id)
         full_topic = self._log.topic_prefix + TOPIC
-        await self._acked(
+        await self._await_ack(
             producer.send_raw(full_topic, None, key=key.encode(), partition=partition)
         )
 
@@ -91,37 +91,37 @@ class ResponseTopic:
             raise BrokerUnavailable("responses: the log cannot be written; try again later")
         return producer
 
-    async def _acked(self, sent: Coroutine[Any, Any, Ack]) -> Any:
+    async def _await_ack(self, sending: Coroutine[Any, Any, Ack]) -> Any:
         """What the broker says of a record that it has acknowledged."""
         try:
             async with asyncio.timeout(self._accept_ms / 1000):
-                return await (await sent)
+                return await (await sending)
         except (TimeoutError, KafkaError) as error:
             raise BrokerUnavailable(
                 f"responses: not acknowledged within {self._accept_ms} ms: {type(error).__name__}"
             ) from error
 
-    async def get(self, request_id: str, place: Place) -> StoredResponse:
-        gone = NotFound(
+    async def get(self, request_id: str, place: RecordPosition) -> StoredResponse:
+        not_found = NotFound(
             f"response {RESPONSE_PREFIX}{request_id}: deleted, or older than what the log keeps "
-            f"({KEPT_H} h)"
+            f"({RETENTION_H} h)"
         )
         if place.partition >= self._log.session_partitions:
-            raise gone
+            raise not_found
         try:
             async with asyncio.timeout(self._accept_ms / 1000):
                 await self._follower.catch_up()
                 if request_id in self._deleted:
-                    raise gone
+                    raise not_found
                 value = await self._read(place)
         except (TimeoutError, KafkaError) as error:
             raise BrokerUnavailable(f"responses: not read: {type(error).__name__}") from error
         record = None if value is None else self._codec.decode(value)
         if not isinstance(record, StoredResponse) or record.request_id != request_id:
-            raise gone
+            raise not_found
         return record
 
-    async def _read(self, place: Place) -> bytes | None:
+    async def _read(self, place: RecordPosition) -> bytes | None:
         """The bytes that lie there, or, where they are gone, those of the next record."""
         client_id = f"{self._gateway_id}-responses"
         reader = AssignedReader(self._log, TOPIC, [place.partition], client_id=client_id)

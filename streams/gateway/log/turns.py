@@ -20,7 +20,7 @@ from schemas.log.patience import TRANSIENT_ERRORS, retry_forever
 from schemas.records import TurnBatch
 from schemas.settings import LogSettings
 from schemas.topics import check_record
-from streams.gateway.request.conversation import Turn
+from streams.gateway.request.conversation import ConversationTurn
 
 logger = logging.getLogger(__name__)
 BATCHES_MAX = 100  # taken at once; between them calls get their turn
@@ -43,17 +43,17 @@ class TurnTopic:
         bury: Callable[[ConsumerRecord, RecordError], Awaitable[None]],
     ) -> None:
         """`producer` is asked each time: there is none while the log is away."""
-        self.on_turn: Callable[[Turn], None] = lambda turn: None
+        self.on_turn: Callable[[ConversationTurn], None] = lambda turn: None
         self._log = log
         self._codec = codec
         self._gateway_id = gateway_id
         self._back_ms = back_ms
         self._producer = producer
         self._bury = bury
-        self._unpublished: deque[Turn] = deque(maxlen=UNPUBLISHED_MAX)
+        self._unpublished: deque[ConversationTurn] = deque(maxlen=UNPUBLISHED_MAX)
         self._has_unpublished = asyncio.Event()
 
-    def publish(self, turn: Turn) -> None:
+    def publish(self, turn: ConversationTurn) -> None:
         """Have it sent, with what else there is by then."""
         self._unpublished.append(turn)
         self._has_unpublished.set()
@@ -105,4 +105,4 @@ class TurnTopic:
             await self._bury(record, error)
             return
         for digest, session_id in zip(batch.digests, batch.session_ids, strict=True):
-            self.on_turn(Turn(digest, session_id, batch.at_ms))
+            self.on_turn(ConversationTurn(digest, session_id, batch.at_ms))

@@ -13,7 +13,7 @@ from streams.gateway.objects.bodies import (
     attributes_text,
 )
 from streams.gateway.objects.stores import PRESENT, Store
-from streams.gateway.objects.table import Table
+from streams.gateway.objects.table import ObjectTable
 
 FILE_ID, REVISION = "file_id", "file_revision"  # attributes of ours, beside those of callers
 _RESERVED = {FILE_ID, REVISION}
@@ -36,19 +36,23 @@ def chunk_sizes(chunks: AutoChunks | StaticChunks | None) -> tuple[int, int]:
     return sizes.max_chunk_size_tokens, sizes.chunk_overlap_tokens
 
 
-def wanted_files(
-    table: Table, store: VectorStore, bodies: Sequence[StoreFileBody], batch_id: str, now_ms: int
+def new_specs(
+    table: ObjectTable,
+    store: VectorStore,
+    bodies: Sequence[StoreFileBody],
+    batch_id: str,
+    now_ms: int,
 ) -> list[StoreFile]:
     """Raises NotFound and InvalidRequest; then nothing of the call is done."""
     kinds = attribute_kinds(table, store)
-    known = table.of(store)
-    return [_wanted(table, store, known, body, kinds, batch_id, now_ms) for body in bodies]
+    contents = table.contents(store)
+    return [_new_spec(table, store, contents, body, kinds, batch_id, now_ms) for body in bodies]
 
 
-def _wanted(
-    table: Table,
+def _new_spec(
+    table: ObjectTable,
     store: VectorStore,
-    known: Store,
+    contents: Store,
     body: StoreFileBody,
     kinds: dict[str, bool],
     batch_id: str,
@@ -64,7 +68,7 @@ def _wanted(
         )
     attributes = attributes_text(body.attributes)
     check_kinds(kinds, attributes)
-    entry = known.entry(body.file_id)
+    entry = contents.entry(body.file_id)
     return StoreFile(
         store_id=store.store_id,
         file_id=body.file_id,
@@ -73,15 +77,15 @@ def _wanted(
         batch_id=batch_id,
         wanted=PRESENT,
         revision=table.revision(store, body.file_id) + 1,
-        created_ms=now_ms if entry is None else entry.wanted.created_ms,
+        created_ms=now_ms if entry is None else entry.spec.created_ms,
     )
 
 
-def attribute_kinds(table: Table, store: VectorStore) -> dict[str, bool]:
+def attribute_kinds(table: ObjectTable, store: VectorStore) -> dict[str, bool]:
     """By attribute of a store's files, whether it is a number; also of the file that is changed,
     since its documents are indexed one after the other.
     """
-    return {**table.of(store).kinds(), **_OURS}
+    return {**table.contents(store).kinds(), **_OURS}
 
 
 def check_kinds(kinds: dict[str, bool], attributes: str) -> None:

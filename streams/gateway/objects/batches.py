@@ -10,7 +10,7 @@ from itertools import chain
 
 from schemas.records import Batch, BatchProgress, StoredFile
 from schemas.topics import object_key
-from streams.gateway.objects.ordered import Ordered
+from streams.gateway.objects.ordered import OrderedIds
 
 PREFIX, PROGRESS = "batch_", "progress"  # of ids, and the last part of keys
 VALIDATING, IN_PROGRESS, CANCELLING = "validating", "in_progress", "cancelling"
@@ -46,36 +46,36 @@ class BatchTable:
         self._batches: dict[Name, Batch] = {}
         self._progress: dict[Name, BatchProgress] = {}
         # Those that something is to be done about, by whether they are begun, and by tenant.
-        self._unended: dict[bool, dict[str, Ordered]] = {True: {}, False: {}}
-        self._orders: dict[str, Ordered] = {}  # by tenant
+        self._open_orders: dict[bool, dict[str, OrderedIds]] = {True: {}, False: {}}
+        self._orders: dict[str, OrderedIds] = {}  # by tenant
         self._needed: Counter[Name] = Counter()  # files of those that have not ended
 
     def set(self, record: Batch | BatchProgress) -> None:
         """The last record of its key counts."""
         name = record.tenant, record.batch_id
-        self._forget(name)
+        self._untrack(name)
         if isinstance(record, Batch):
             self._batches[name] = record
-            self._orders.setdefault(record.tenant, Ordered()).add(
+            self._orders.setdefault(record.tenant, OrderedIds()).add(
                 record.batch_id, record.created_ms
             )
         else:
             self._progress[name] = record
-        self._judge(name)
+        self._track_if_open(name)
 
     def drop(self, tenant: str, batch_id: str, *rest: str) -> None:
         """What its key says is no more."""
         name = tenant, batch_id
-        self._forget(name)
+        self._untrack(name)
         (self._progress if rest else self._batches).pop(name, None)
         if not rest:
-            self._orders.get(tenant, Ordered()).drop(batch_id)
-        self._judge(name)
+            self._orders.get(tenant, OrderedIds()).drop(batch_id)
+        self._track_if_open(name)
 
-    def _forget(self, name: Name) -> None:
+    def _untrack(self, name: Name) -> None:
         tenant, batch_id = name
-        for orders in self._unended.values():
-            if batch_id not in (order := orders.get(tenant, Ordered())):
+        for orders in self._open_orders.values():
+            if batch_id not in (order := orders.get(tenant, OrderedIds())):
                 continue
             order.drop(batch_id)
             if not order:
@@ -85,10 +85,10 @@ class BatchTable:
             if not self._needed[file]:
                 del self._needed[file]
 
-    def _judge(self, name: Name) -> None:
+    def _track_if_open(self, name: Name) -> None:
         progress = self._progress.get(name)
         if name in self._batches and (progress is None or progress.status not in ENDED):
-            order = self._unended[progress is not None].setdefault(name[0], Ordered())
+            order = self._open_orders[progress is not None].setdefault(name[0], OrderedIds())
             order.add(name[1], self._batches[name].created_ms)
             self._needed[name[0], self._batches[name].input_file_id] += 1
 
@@ -96,33 +96,35 @@ class BatchTable:
         """One of a tenant's."""
         return self._batches.get((tenant, batch_id))
 
-    def order(self, tenant: str) -> Ordered:
+    def order(self, tenant: str) -> OrderedIds:
         """All of a tenant's."""
-        return self._orders.get(tenant, Ordered())
+        return self._orders.get(tenant, OrderedIds())
 
     def progress(self, batch: Batch) -> BatchProgress | None:
         """None: nobody has looked at its file yet."""
         return self._progress.get((batch.tenant, batch.batch_id))
 
-    def is_unended(self, tenant: str, batch_id: str) -> bool:
+    def is_open(self, tenant: str, batch_id: str) -> bool:
         """Whether something is to be done about one."""
-        return any(batch_id in orders.get(tenant, ()) for orders in self._unended.values())
+        return any(batch_id in orders.get(tenant, ()) for orders in self._open_orders.values())
 
-    def unended_tenants(self) -> Set[str]:
+    def open_tenants(self) -> Set[str]:
         """Who has any such."""
-        return self._unended[True].keys() | self._unended[False].keys()
+        return self._open_orders[True].keys() | self._open_orders[False].keys()
 
-    def unended(self, tenant: str) -> Iterator[Batch]:
+    def open_batches(self, tenant: str) -> Iterator[Batch]:
         """A tenant's: those begun first, and the oldest of others."""
-        orders = [self._unended[is_begun].get(tenant, Ordered()) for is_begun in (True, False)]
+        orders = [
+            self._open_orders[is_begun].get(tenant, OrderedIds()) for is_begun in (True, False)
+        ]
         names = chain.from_iterable(order.beyond(None, newer=True) for order in orders)
         return (self._batches[tenant, name] for name in names)
 
-    def begun(self) -> list[Batch]:
+    def started_batches(self) -> list[Batch]:
         """Those that are begun and not ended, of all tenants."""
         return [
             self._batches[tenant, name]
-            for tenant, order in self._unended[True].items()
+            for tenant, order in self._open_orders[True].items()
             for name in order.beyond(None, newer=True)
         ]
 
@@ -148,4 +150,4 @@ class BatchTable:
         if (batch := self._batches.get(name)) is None:
             return False
         is_over = batch.cancelled_ms > 0 or batch.expires_ms <= now_ms
-        return is_over or not self.is_unended(*name)
+        return is_over or not self.is_open(*name)

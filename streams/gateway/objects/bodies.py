@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from schemas.errors import InvalidRequest
-from streams.gateway.http.errors import shown
+from streams.gateway.http.errors import shorten
 
 FILES_MAX = 2_000  # of one batch
 PAIRS_MAX, KEY_CHARS_MAX, VALUE_CHARS_MAX = 16, 64, 512
@@ -24,7 +24,7 @@ Texts = Annotated[
 ]
 
 
-class _Body(BaseModel):
+class _StoreModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
@@ -53,27 +53,27 @@ class StoreFilePaging(StorePaging):
     filter: Literal["in_progress", "completed", "failed", "cancelled"] | None = None
 
 
-class Expiry(_Body):
+class Expiry(_StoreModel):
     """When a store that nobody uses is emptied."""
 
     anchor: Literal["last_active_at"]
     days: int = Field(ge=1, le=365)
 
 
-class AutoChunks(_Body):
+class AutoChunks(_StoreModel):
     """As the deployment cuts."""
 
     type: Literal["auto"]
 
 
-class ChunkSizes(_Body):
+class ChunkSizes(_StoreModel):
     """Tokens of the embedding model."""
 
     max_chunk_size_tokens: int = Field(ge=100, le=4_096)
     chunk_overlap_tokens: int = Field(ge=0, le=2_048)
 
 
-class StaticChunks(_Body):
+class StaticChunks(_StoreModel):
     """As the caller says."""
 
     type: Literal["static"]
@@ -104,7 +104,7 @@ Attributes = Annotated[
 ]
 
 
-class StoreBody(_Body):
+class StoreBody(_StoreModel):
     """POST /v1/vector_stores."""
 
     name: str | None = Field(None, max_length=NAME_CHARS_MAX)
@@ -115,7 +115,7 @@ class StoreBody(_Body):
     chunking_strategy: Chunks | None = None
 
 
-class StoreChangeBody(_Body):
+class StoreChangeBody(_StoreModel):
     """POST /v1/vector_stores/{id}; what is left out stays as it is."""
 
     name: str | None = Field(None, max_length=NAME_CHARS_MAX)
@@ -123,7 +123,7 @@ class StoreChangeBody(_Body):
     expires_after: Expiry | None = None
 
 
-class StoreFileBody(_Body):
+class StoreFileBody(_StoreModel):
     """POST /v1/vector_stores/{id}/files, and each of `files` in a batch."""
 
     file_id: _Id
@@ -131,13 +131,13 @@ class StoreFileBody(_Body):
     chunking_strategy: Chunks | None = None
 
 
-class AttributesBody(_Body):
+class AttributesBody(_StoreModel):
     """POST /v1/vector_stores/{id}/files/{file_id}."""
 
     attributes: Attributes
 
 
-class BatchBody(_Body):
+class BatchBody(_StoreModel):
     """POST /v1/vector_stores/{id}/file_batches."""
 
     file_ids: list[_Id] | None = Field(None, min_length=1, max_length=FILES_MAX)
@@ -145,29 +145,29 @@ class BatchBody(_Body):
     attributes: Attributes = None
     chunking_strategy: Chunks | None = None
 
-    def each(self) -> list[StoreFileBody]:
+    def file_bodies(self) -> list[StoreFileBody]:
         """One for each file, the last one of each id; raises InvalidRequest."""
         if (self.file_ids is None) == (self.files is None):
             raise InvalidRequest("file_ids: expected either file_ids or files", "file_ids")
-        given = self.files or [
+        bodies = self.files or [
             StoreFileBody(
-                file_id=each,
+                file_id=file_id,
                 attributes=self.attributes,
                 chunking_strategy=self.chunking_strategy,
             )
-            for each in self.file_ids or ()
+            for file_id in self.file_ids or ()
         ]
-        return list({each.file_id: each for each in given}.values())
+        return list({body.file_id: body for body in bodies}.values())
 
 
-class HybridWeights(_Body):
+class HybridWeights(_StoreModel):
     """How much each list counts."""
 
     embedding_weight: float = Field(default=1.0, ge=0, le=1_000)
     text_weight: float = Field(default=1.0, ge=0, le=1_000)
 
 
-class RankingBody(_Body):
+class RankingBody(_StoreModel):
     """Which results count, and how they are put in order."""
 
     ranker: Literal["none", "auto", "default-2024-11-15", "default_2024_08_21"] | None = None
@@ -175,7 +175,7 @@ class RankingBody(_Body):
     hybrid_search: HybridWeights | None = None
 
 
-class SearchBody(_Body):
+class StoreSearchBody(_StoreModel):
     """POST /v1/vector_stores/{id}/search."""
 
     query: str | list[str]
@@ -186,35 +186,35 @@ class SearchBody(_Body):
 
     def queries(self) -> list[str]:
         """What is searched for; raises InvalidRequest."""
-        found = [self.query] if isinstance(self.query, str) else self.query
-        if not 0 < len(found) <= QUERIES_MAX:
+        queries = [self.query] if isinstance(self.query, str) else self.query
+        if not 0 < len(queries) <= QUERIES_MAX:
             raise InvalidRequest(
-                f"query: expected 1 to {QUERIES_MAX} texts, found {len(found)}", "query"
+                f"query: expected 1 to {QUERIES_MAX} texts, found {len(queries)}", "query"
             )
-        for each in found:
-            if not each.strip() or len(each) > QUERY_CHARS_MAX:
+        for query in queries:
+            if not query.strip() or len(query) > QUERY_CHARS_MAX:
                 raise InvalidRequest(
                     f"query: expected a text of 1 to {QUERY_CHARS_MAX} characters, found "
-                    f"{shown(each)}",
+                    f"{shorten(query)}",
                     "query",
                 )
         if self.rewrite_query:
             raise InvalidRequest(
                 "rewrite_query: queries are not rewritten here; leave it out", "rewrite_query"
             )
-        return found
+        return queries
 
 
-def attributes_text(given: Mapping[str, Any] | None) -> str:
+def attributes_text(attributes: Mapping[str, Any] | None) -> str:
     """Attributes as they stand on the log; raises InvalidRequest."""
     where = "attributes"
-    if len(given or {}) > PAIRS_MAX:
+    if len(attributes or {}) > PAIRS_MAX:
         raise InvalidRequest(f"{where}: expected at most {PAIRS_MAX}, found more", where)
-    for key, value in (given or {}).items():
+    for key, value in (attributes or {}).items():
         if not 0 < len(key) <= KEY_CHARS_MAX or key.startswith("$"):
             raise InvalidRequest(
                 f"{where}: expected keys of 1 to {KEY_CHARS_MAX} characters that do not begin with "
-                f"$, found {shown(key)}",
+                f"$, found {shorten(key)}",
                 where,
             )
         is_text = isinstance(value, str) and len(value) <= VALUE_CHARS_MAX
@@ -222,7 +222,7 @@ def attributes_text(given: Mapping[str, Any] | None) -> str:
         if not is_text and not (is_number and not math.isnan(value)):
             raise InvalidRequest(
                 f"{where}.{key}: expected a text of at most {VALUE_CHARS_MAX} characters, a number "
-                f"within +-2**53 or a truth value, found {shown(value)}",
+                f"within +-2**53 or a truth value, found {shorten(value)}",
                 where,
             )
-    return json.dumps(given, ensure_ascii=False) if given else ""
+    return json.dumps(attributes, ensure_ascii=False) if attributes else ""

@@ -7,10 +7,10 @@ from pydantic import BaseModel
 from streams.gateway.objects.bodies import (
     AttributesBody,
     BatchBody,
-    SearchBody,
     StoreBody,
     StoreChangeBody,
     StoreFileBody,
+    StoreSearchBody,
 )
 
 _FILES, _STORES = "/v1/files", "/v1/vector_stores"
@@ -21,7 +21,7 @@ UPLOAD = _FILES
 BODIES: dict[str, type[BaseModel]] = {
     _STORES: StoreBody,
     _STORE: StoreChangeBody,
-    _STORE + "/search": SearchBody,
+    _STORE + "/search": StoreSearchBody,
     _IN_STORE: StoreFileBody,
     _OF_STORE: AttributesBody,
     _BATCHES: BatchBody,
@@ -41,12 +41,12 @@ def shape_of(kind: str, **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-def listed(items: dict[str, Any], kind: str = "list") -> dict[str, Any]:
+def list_shape(items: dict[str, Any], kind: str = "list") -> dict[str, Any]:
     data = {"type": "array", "items": items}
     return shape_of(kind, data=data, has_more={"type": "boolean"})
 
 
-def _deleted(kind: str) -> dict[str, Any]:
+def _deletion_shape(kind: str) -> dict[str, Any]:
     return shape_of(kind, id=TEXT, deleted={"const": True})
 
 
@@ -78,24 +78,24 @@ _RESULT = {
 _PIECE = {"type": "object", "properties": {"text": TEXT}, "required": ["type", "text"]}
 SHAPES: dict[tuple[str, str], dict[str, Any]] = {
     (_FILES, "post"): _FILE_SHAPE,
-    (_FILES, "get"): listed(_FILE_SHAPE),
+    (_FILES, "get"): list_shape(_FILE_SHAPE),
     (_FILE, "get"): _FILE_SHAPE,
-    (_FILE, "delete"): _deleted("file"),
+    (_FILE, "delete"): _deletion_shape("file"),
     (_STORES, "post"): _STORE_SHAPE,
-    (_STORES, "get"): listed(_STORE_SHAPE),
+    (_STORES, "get"): list_shape(_STORE_SHAPE),
     (_STORE, "get"): _STORE_SHAPE,
     (_STORE, "post"): _STORE_SHAPE,
-    (_STORE, "delete"): _deleted("vector_store.deleted"),
-    (_STORE + "/search", "post"): listed(_RESULT, "vector_store.search_results.page"),
+    (_STORE, "delete"): _deletion_shape("vector_store.deleted"),
+    (_STORE + "/search", "post"): list_shape(_RESULT, "vector_store.search_results.page"),
     (_IN_STORE, "post"): _STORE_FILE,
-    (_IN_STORE, "get"): listed(_STORE_FILE),
+    (_IN_STORE, "get"): list_shape(_STORE_FILE),
     (_OF_STORE, "get"): _STORE_FILE,
     (_OF_STORE, "post"): _STORE_FILE,
-    (_OF_STORE, "delete"): _deleted("vector_store.file.deleted"),
-    (_OF_STORE + "/content", "get"): listed(_PIECE, "vector_store.file_content.page"),
+    (_OF_STORE, "delete"): _deletion_shape("vector_store.file.deleted"),
+    (_OF_STORE + "/content", "get"): list_shape(_PIECE, "vector_store.file_content.page"),
     (_BATCHES, "post"): _BATCH_SHAPE,
     (_BATCH, "get"): _BATCH_SHAPE,
     (_BATCH + "/cancel", "post"): _BATCH_SHAPE,
-    (_BATCH + "/files", "get"): listed(_STORE_FILE),
+    (_BATCH + "/files", "get"): list_shape(_STORE_FILE),
 }
 CONTENT = (_FILE + "/content", "get")

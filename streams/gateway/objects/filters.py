@@ -6,22 +6,22 @@ from typing import Any
 
 from schemas.errors import InvalidRequest
 from schemas.rules import filters
-from streams.gateway.http.errors import shown
+from streams.gateway.http.errors import shorten
 
 _COMPARISONS = ("eq", "ne", "gt", "gte", "lt", "lte")
 _OF_LISTS = ("in", "nin", "contains_any", "contains_all")
 COMPARISONS = (*_COMPARISONS, *_OF_LISTS, "contains", "exists")
 
 
-def filter_text(given: Mapping[str, Any] | None, where: str = "filters") -> str:
+def filter_text(attribute_filter: Mapping[str, Any] | None, where: str = "filters") -> str:
     """The expression of a filter, empty for none; raises InvalidRequest.
 
     `where` is the filter's place in the body.
     """
-    if given is None:
+    if attribute_filter is None:
         return ""
     try:
-        text = json.dumps(_expression(given, filters.DEPTH_MAX), ensure_ascii=False)
+        text = json.dumps(_expression(attribute_filter, filters.DEPTH_MAX), ensure_ascii=False)
     except ValueError as error:
         raise InvalidRequest(f"{where}: {error}", where) from error
     filters.parse(text)
@@ -39,7 +39,7 @@ def _expression(node: Any, depth: int) -> dict[str, Any]:
         parts = node.get("filters")
         if not isinstance(parts, list) or not parts:
             raise _wrong(f"a list of filters in one of type {kind}", parts)
-        return {f"${kind}": [_expression(each, depth - 1) for each in parts]}
+        return {f"${kind}": [_expression(part, depth - 1) for part in parts]}
     if kind not in COMPARISONS:
         raise _wrong(f"a type of and, or, {', '.join(COMPARISONS)}", kind)
     _only(node, "type", "key", "value")
@@ -75,5 +75,5 @@ def _value(kind: str, value: Any) -> Any:
     return value
 
 
-def _wrong(expected: str, found: Any) -> ValueError:
-    return ValueError(f"expected {expected}, found {shown(found)}")
+def _wrong(expected: str, value: Any) -> ValueError:
+    return ValueError(f"expected {expected}, found {shorten(value)}")

@@ -4,35 +4,35 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
 
-class Ordered:
+class OrderedIds:
     """Ids by when something was made, of equal ones by themselves: all, and those of each kind."""
 
     def __init__(self) -> None:
-        self._made_ms: dict[str, int] = {}
+        self._created_ms: dict[str, int] = {}
         self._kinds: dict[str, tuple[str, ...]] = {}
         self._keys: dict[str, list[tuple[int, str]]] = {}  # by kind, "": all
 
     def __len__(self) -> int:
-        return len(self._made_ms)
+        return len(self._created_ms)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._made_ms
+        return name in self._created_ms
 
-    def add(self, name: str, made_ms: int, *kinds: str) -> None:
+    def add(self, name: str, created_ms: int, *kinds: str) -> None:
         """One that is there already moves where its time or its kinds are others."""
         kinds = "", *kinds
-        if self._made_ms.get(name) == made_ms and self._kinds[name] == kinds:
+        if self._created_ms.get(name) == created_ms and self._kinds[name] == kinds:
             return
         self.drop(name)
-        self._made_ms[name], self._kinds[name] = made_ms, kinds
+        self._created_ms[name], self._kinds[name] = created_ms, kinds
         for kind in kinds:
-            insort(self._keys.setdefault(kind, []), (made_ms, name))
+            insort(self._keys.setdefault(kind, []), (created_ms, name))
 
     def drop(self, name: str) -> None:
         """It need not be there."""
-        if name not in self._made_ms:
+        if name not in self._created_ms:
             return
-        key = self._made_ms.pop(name), name
+        key = self._created_ms.pop(name), name
         for kind in self._kinds.pop(name):
             keys = self._keys[kind]
             del keys[bisect_left(keys, key)]
@@ -53,4 +53,4 @@ class Ordered:
         return (keys[number][1] for number in numbers)
 
     def _key(self, name: str) -> tuple[int, str]:
-        return self._made_ms[name], name
+        return self._created_ms[name], name

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from schemas.errors import TooManyRequests
 from schemas.records import Batch, StoredFile
-from streams.gateway.objects.table import OF_CALLERS, Kept, Table, key_of
+from streams.gateway.objects.table import OF_CALLERS, ObjectRecord, ObjectTable, key_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,34 +24,38 @@ class Quota:
     tenant_objects_max: int = 0
     tenant_bytes_max: int = 0
 
-    def check(self, table: Table, records: Sequence[Kept]) -> None:
+    def check(self, table: ObjectTable, records: Sequence[ObjectRecord]) -> None:
         """Raise TooManyRequests where one tenant's new records are too many, or too much."""
         new = [
-            each for each in records if isinstance(each, OF_CALLERS) and key_of(each) not in table
+            record
+            for record in records
+            if isinstance(record, OF_CALLERS) and key_of(record) not in table
         ]
         if not new:
             return
         tenant = new[0].tenant
-        objects = self.tenant_objects_max or max(1, self.objects_max // self.tenants)
-        held = self.tenant_bytes_max or max(1, self.bytes_max // self.tenants)
-        _check(table.objects_of(tenant), len(new), objects, "files, stores and batches of yours")
+        objects_limit = self.tenant_objects_max or max(1, self.objects_max // self.tenants)
+        bytes_limit = self.tenant_bytes_max or max(1, self.bytes_max // self.tenants)
+        _check(
+            table.objects_of(tenant), len(new), objects_limit, "files, stores and batches of yours"
+        )
         if self.tenant_objects_max:
             _check(table.objects_count(), len(new), self.objects_max, "files, stores and batches")
-        if size := sum(map(_least_bytes, new)):
-            _check(table.bytes_of(tenant), size, held, "bytes of your files")
+        if size := sum(map(_min_bytes, new)):
+            _check(table.bytes_of(tenant), size, bytes_limit, "bytes of your files")
             if self.tenant_bytes_max:
                 _check(table.bytes_count(), size, self.bytes_max, "bytes of files")
 
 
-def _least_bytes(record: Kept) -> int:
+def _min_bytes(record: ObjectRecord) -> int:
     """Of files that come with a record; how many results a batch will have nobody knows yet."""
     if isinstance(record, StoredFile):
         return record.bytes
     return 1 if isinstance(record, Batch) else 0
 
 
-def _check(found: int, more: int, most: int, what: str) -> None:
-    if found + more > most:
+def _check(count: int, new_count: int, limit: int, what: str) -> None:
+    if count + new_count > limit:
         raise TooManyRequests(
-            f"{found} {what} are kept, and {more} more would be more than {most}; delete some"
+            f"{count} {what} are kept, and {new_count} more would be more than {limit}; delete some"
         )

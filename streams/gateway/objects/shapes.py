@@ -10,16 +10,16 @@ import orjson
 from schemas.errors import InvalidRequest
 from schemas.records import FileBatch, StoredFile, VectorStore
 from streams.gateway.objects.bodies import FilePaging, StorePaging
-from streams.gateway.objects.ordered import Ordered
+from streams.gateway.objects.ordered import OrderedIds
 from streams.gateway.objects.stores import (
     CANCELLED,
     COMPLETED,
     FAILED,
     IN_PROGRESS,
     STATUSES,
-    Entry,
+    StoreEntry,
 )
-from streams.gateway.objects.table import Table
+from streams.gateway.objects.table import ObjectTable
 
 PIECE_CHARS = 65_536
 
@@ -42,9 +42,9 @@ def file_json(file: StoredFile) -> Json:
     }
 
 
-def store_json(table: Table, store: VectorStore, now_ms: int) -> Json:
+def store_json(table: ObjectTable, store: VectorStore, now_ms: int) -> Json:
     """A `vector_store`."""
-    files, expires_ms = table.of(store), table.expires_ms(store)
+    files, expires_ms = table.contents(store), table.expires_ms(store)
     counts = _counts(files.counts())
     status = IN_PROGRESS if counts[IN_PROGRESS] else COMPLETED
     if expires_ms is not None and now_ms >= expires_ms:
@@ -67,21 +67,21 @@ def store_json(table: Table, store: VectorStore, now_ms: int) -> Json:
     }
 
 
-def store_file_json(store: VectorStore, entry: Entry) -> Json:
+def store_file_json(store: VectorStore, entry: StoreEntry) -> Json:
     """A `vector_store.file`."""
-    wanted, result = entry.wanted, entry.result
+    spec, result = entry.spec, entry.result
     error = None
     if entry.status == FAILED and result is not None:
         error = {"code": result.error_code, "message": result.error}
     return {
-        "id": wanted.file_id,
+        "id": spec.file_id,
         "object": "vector_store.file",
         "usage_bytes": result.usage_bytes if result is not None else 0,
-        "created_at": wanted.created_ms // 1000,
-        "vector_store_id": wanted.store_id,
+        "created_at": spec.created_ms // 1000,
+        "vector_store_id": spec.store_id,
         "status": entry.status,
         "last_error": error,
-        "attributes": json.loads(wanted.attributes or "{}"),
+        "attributes": json.loads(spec.attributes or "{}"),
         "chunking_strategy": chunking_json(store),
     }
 
@@ -97,9 +97,9 @@ def chunking_json(store: VectorStore) -> Json:
     return {"type": "static", "static": sizes}
 
 
-def batch_json(table: Table, store: VectorStore, batch: FileBatch) -> Json:
+def batch_json(table: ObjectTable, store: VectorStore, batch: FileBatch) -> Json:
     """A `vector_store.files_batch`."""
-    counts = _counts(table.of(store).counts(batch.batch_id))
+    counts = _counts(table.contents(store).counts(batch.batch_id))
     status = COMPLETED if not counts[IN_PROGRESS] else IN_PROGRESS
     if counts["total"] and counts[FAILED] == counts["total"]:
         status = FAILED
@@ -118,7 +118,7 @@ def _counts(counts: Counter[str]) -> dict[str, int]:
 
 
 def page(
-    order: Ordered,
+    order: OrderedIds,
     paging: FilePaging | StorePaging,
     *,
     kind: str = "",
@@ -135,20 +135,20 @@ def page(
     start, newer = paging.after, paging.order == "asc"
     if is_backward:
         start, newer = paging.before, not newer
-    shown, has_more = list[tuple[str, Item]](), False
+    rows, has_more = list[tuple[str, Item]](), False
     until = None if is_backward else paging.before
     for name in order.beyond(start, newer=newer, kind=kind, until=until):
         if (item := find(name)) is not None:
-            if has_more := len(shown) == paging.limit:
+            if has_more := len(rows) == paging.limit:
                 break
-            shown.append((name, item))
+            rows.append((name, item))
     if is_backward:
-        shown.reverse()
+        rows.reverse()
     return {
         "object": "list",
-        "data": [shape(item) for _, item in shown],
-        "first_id": shown[0][0] if shown else None,
-        "last_id": shown[-1][0] if shown else None,
+        "data": [shape(item) for _, item in rows],
+        "first_id": rows[0][0] if rows else None,
+        "last_id": rows[-1][0] if rows else None,
         "has_more": has_more,
     }
 
@@ -165,6 +165,6 @@ def content_page(texts: Iterable[str]) -> Iterator[bytes]:
     yield b"]" + tail
 
 
-def whole_page(data: Sequence[Json], name: str, **more: Any) -> Json:
+def whole_page(data: Sequence[Json], name: str, **fields: Any) -> Json:
     """A list that is never divided."""
-    return {"object": name, **more, "data": list(data), "has_more": False, "next_page": None}
+    return {"object": name, **fields, "data": list(data), "has_more": False, "next_page": None}

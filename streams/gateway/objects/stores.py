@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from schemas.records import FileBatch, StoreFile, StoreFileResult, VectorStore
 from schemas.rules.metadata import is_number
-from streams.gateway.objects.ordered import Ordered
+from streams.gateway.objects.ordered import OrderedIds
 
 PRESENT, CANCELLED, DELETED = "present", "cancelled", "deleted"  # what is wanted of a store's file
 IN_PROGRESS, COMPLETED, FAILED = "in_progress", "completed", "failed"
@@ -18,27 +18,27 @@ STATUSES = (IN_PROGRESS, COMPLETED, FAILED, CANCELLED)
 
 
 @dataclass(slots=True)
-class Entry:
+class StoreEntry:
     """A file of a store: what is wanted, and what has come of that."""
 
-    wanted: StoreFile
+    spec: StoreFile
     result: StoreFileResult | None = None
 
     @property
     def status(self) -> str:
         """As callers see it."""
-        if self.wanted.wanted == CANCELLED:
+        if self.spec.wanted == CANCELLED:
             return CANCELLED
-        if self.result is None or self.result.revision != self.wanted.revision:
+        if self.result is None or self.result.revision != self.spec.revision:
             return IN_PROGRESS
         return self.result.status
 
     @property
     def is_done(self) -> bool:
         """Whether what is on the log is what is wanted, as long as the store is there."""
-        if self.wanted.wanted == CANCELLED:
+        if self.spec.wanted == CANCELLED:
             return self.result is None or not self.result.documents
-        return self.wanted.wanted == PRESENT and self.status != IN_PROGRESS
+        return self.spec.wanted == PRESENT and self.status != IN_PROGRESS
 
 
 def kind_of(status: str, batch_id: str) -> str:
@@ -56,11 +56,11 @@ class Store:
     results: dict[str, StoreFileResult] = field(default_factory=dict)
     batches: dict[str, FileBatch] = field(default_factory=dict)
     # Of files that are not deleted; their kinds are a status, a batch, and both.
-    order: Ordered = field(default_factory=Ordered)
+    order: OrderedIds = field(default_factory=OrderedIds)
     usage_bytes: int = 0  # of these
     _counts: dict[str, Counter[str]] = field(default_factory=dict)  # by batch, "": all; by status
     _kinds: dict[str, Counter[bool]] = field(default_factory=dict)  # files by attribute, and kind
-    _told: dict[str, tuple[str, int, dict[str, bool]]] = field(default_factory=dict)
+    _contributions: dict[str, tuple[str, int, dict[str, bool]]] = field(default_factory=dict)
 
     @property
     def is_there(self) -> bool:
@@ -71,12 +71,12 @@ class Store:
         """Whether nothing is known of it."""
         return not (self.record or self.files or self.results or self.batches or self.used_ms)
 
-    def entry(self, file_id: str) -> Entry | None:
+    def entry(self, file_id: str) -> StoreEntry | None:
         """A file of it that is not deleted."""
-        wanted = self.files.get(file_id)
-        if wanted is None or wanted.wanted == DELETED:
+        spec = self.files.get(file_id)
+        if spec is None or spec.wanted == DELETED:
             return None
-        return Entry(wanted, self.results.get(file_id))
+        return StoreEntry(spec, self.results.get(file_id))
 
     def counts(self, batch_id: str = "") -> Counter[str]:
         """Its files, or those of a batch, by status."""
@@ -89,43 +89,43 @@ class Store:
     def put_file(self, record: StoreFile) -> None:
         """What is wanted of one."""
         self.files[record.file_id] = record
-        self._tell(record.file_id)
+        self._update_sums(record.file_id)
 
     def put_result(self, record: StoreFileResult) -> None:
         """What has come of that."""
         self.results[record.file_id] = record
-        self._tell(record.file_id)
+        self._update_sums(record.file_id)
 
     def drop_file(self, file_id: str) -> None:
         """Nothing is wanted of it."""
         self.files.pop(file_id, None)
-        self._tell(file_id)
+        self._update_sums(file_id)
 
     def drop_result(self, file_id: str) -> None:
         """Nothing has come of it."""
         self.results.pop(file_id, None)
-        self._tell(file_id)
+        self._update_sums(file_id)
 
-    def _tell(self, file_id: str) -> None:
+    def _update_sums(self, file_id: str) -> None:
         """Bring sums up to date with one file."""
-        if (told := self._told.pop(file_id, None)) is not None:
-            self._add(*told, -1)
+        if (contribution := self._contributions.pop(file_id, None)) is not None:
+            self._add(*contribution, -1)
         entry = self.entry(file_id)
         if entry is None:
             self.order.drop(file_id)
             return
-        wanted, result = entry.wanted, entry.result
-        attributes = json.loads(wanted.attributes or "{}")
-        told = (
-            f"{entry.status} {wanted.batch_id}",
+        spec, result = entry.spec, entry.result
+        attributes = json.loads(spec.attributes or "{}")
+        contribution = (
+            f"{entry.status} {spec.batch_id}",
             result.usage_bytes if result is not None else 0,
             {key: is_number(value) for key, value in attributes.items()},
         )
-        self._told[file_id] = told
-        self._add(*told, 1)
-        status, batch_id = entry.status, wanted.batch_id
+        self._contributions[file_id] = contribution
+        self._add(*contribution, 1)
+        status, batch_id = entry.status, spec.batch_id
         kinds = {kind_of(status, ""), kind_of("", batch_id), kind_of(status, batch_id)}
-        self.order.add(file_id, wanted.created_ms, *sorted(kinds - {""}))
+        self.order.add(file_id, spec.created_ms, *sorted(kinds - {""}))
 
     def _add(self, what: str, usage_bytes: int, kinds: dict[str, bool], files: int) -> None:
         status, _, batch_id = what.partition(" ")

@@ -22,20 +22,20 @@ from schemas.records import (
 from schemas.topics import object_key
 from streams.gateway.ids import STORE_PREFIX
 from streams.gateway.objects import batches
-from streams.gateway.objects.ordered import Ordered
-from streams.gateway.objects.stores import DELETED, PRESENT, Entry, Store
+from streams.gateway.objects.ordered import OrderedIds
+from streams.gateway.objects.stores import DELETED, PRESENT, Store, StoreEntry
 
 DAY_MS = 86_400_000
 UPLOADING, STORED = "uploading", "stored"  # of a file; or deleted
 RESULT, USED = "result", "used"  # last parts of keys
 OfStore = VectorStore | StoreUsed | StoreFile | StoreFileResult | FileBatch
-Kept = StoredFile | OfStore | Batch | BatchProgress
+ObjectRecord = StoredFile | OfStore | Batch | BatchProgress
 # What counts as an object that a caller keeps; the rest tells what has become of those.
 OF_CALLERS = (StoredFile, VectorStore, StoreFile, FileBatch, Batch)
-Place = tuple[str, str, str]  # tenant, store and file
+FileKey = tuple[str, str, str]  # tenant, store and file
 
 
-def key_of(record: Kept) -> str:
+def key_of(record: ObjectRecord) -> str:
     """The key under which a record stands on `objects`."""
     match record:
         case StoredFile():
@@ -56,21 +56,23 @@ def key_of(record: Kept) -> str:
             return batches.progress_key(record.tenant, record.batch_id)
 
 
-class Table:
+class ObjectTable:
     """Everything by tenant and id; `apply` records in the order of the log."""
 
     def __init__(self) -> None:
         self.batches = batches.BatchTable()
         self._files: dict[str, dict[str, StoredFile]] = {}
         self._stores: dict[str, dict[str, Store]] = {}
-        self._file_order: dict[str, Ordered] = {}  # of those that callers see; kinds are purposes
-        self._store_order: dict[str, Ordered] = {}  # of those that callers see
+        self._file_order: dict[
+            str, OrderedIds
+        ] = {}  # of those that callers see; kinds are purposes
+        self._store_order: dict[str, OrderedIds] = {}  # of those that callers see
         self._keys: dict[str, bool] = {}  # whether a caller's object stands there
         self._objects: Counter[str] = Counter()  # callers', by tenant
         self._bytes: Counter[str] = Counter()  # of files, by tenant
         # By tenant, files of stores of which the log does not have what is wanted: to be there, and
         # to be taken away; first come, first served.
-        self._undone: dict[bool, dict[str, dict[Place, None]]] = {True: {}, False: {}}
+        self._pending: dict[bool, dict[str, dict[FileKey, None]]] = {True: {}, False: {}}
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -94,7 +96,7 @@ class Table:
         """Likewise of all tenants."""
         return self._bytes.total()
 
-    def apply(self, key: str, record: Kept | None) -> None:
+    def apply(self, key: str, record: ObjectRecord | None) -> None:
         """One record; None: the key is no more. What stands under another's key is no record."""
         names = key.split("/")
         if record is None:
@@ -107,34 +109,34 @@ class Table:
                 self._add(self._objects, names[0], self._keys[key])
             self._set(record)
         if len(names) > 2 and names[1].startswith(STORE_PREFIX):
-            self._judge((names[0], names[1], names[2]))
+            self._update_pending((names[0], names[1], names[2]))
 
     @staticmethod
-    def _add(sums: Counter[str], tenant: str, more: int) -> None:
-        sums[tenant] += more
+    def _add(sums: Counter[str], tenant: str, amount: int) -> None:
+        sums[tenant] += amount
         if not sums[tenant]:
             del sums[tenant]
 
-    def _judge(self, place: Place) -> None:
+    def _update_pending(self, place: FileKey) -> None:
         """Note whether something is to be done about a file of a store."""
         tenant, store_id, file_id = place
         store = self._store(tenant, store_id)
-        wanted = store.files.get(file_id)
-        entry = Entry(wanted, store.results.get(file_id)) if wanted is not None else None
+        spec = store.files.get(file_id)
+        entry = StoreEntry(spec, store.results.get(file_id)) if spec is not None else None
         is_done = entry is None or (store.is_there and entry.is_done)
-        is_present = store.is_there and wanted is not None and wanted.wanted == PRESENT
-        for kind, undone in self._undone.items():
+        is_present = store.is_there and spec is not None and spec.wanted == PRESENT
+        for kind, pending in self._pending.items():
             if not is_done and kind is is_present:
-                undone.setdefault(tenant, {}).setdefault(place)
-            elif tenant in undone:
-                undone[tenant].pop(place, None)
-                if not undone[tenant]:
-                    del undone[tenant]
+                pending.setdefault(tenant, {}).setdefault(place)
+            elif tenant in pending:
+                pending[tenant].pop(place, None)
+                if not pending[tenant]:
+                    del pending[tenant]
 
     def _store(self, tenant: str, store_id: str) -> Store:
         return self._stores.get(tenant, {}).get(store_id) or Store()
 
-    def _set(self, record: Kept) -> None:
+    def _set(self, record: ObjectRecord) -> None:
         if isinstance(record, StoredFile):
             self._set_file(record)
             return
@@ -160,30 +162,30 @@ class Table:
         self._files.setdefault(record.tenant, {})[record.file_id] = record
         self._add(self._bytes, record.tenant, record.bytes)
         if record.state == STORED:
-            order = self._file_order.setdefault(record.tenant, Ordered())
+            order = self._file_order.setdefault(record.tenant, OrderedIds())
             order.add(record.file_id, record.created_ms, record.purpose)
 
     def _drop_file(self, tenant: str, file_id: str) -> None:
         files = self._files.get(tenant, {})
         if (file := files.pop(file_id, None)) is not None:
             self._add(self._bytes, tenant, -file.bytes)
-            self._file_order.get(tenant, Ordered()).drop(file_id)
+            self._file_order.get(tenant, OrderedIds()).drop(file_id)
         if not files:
             self._files.pop(tenant, None)
 
     def _set_store(self, store: Store, record: VectorStore | None) -> None:
-        was_there, before = store.is_there, store.record
+        was_there, old_record = store.is_there, store.record
         store.record = record
-        known = record or before
-        if known is None or was_there is store.is_there:
+        vector_store = record or old_record
+        if vector_store is None or was_there is store.is_there:
             return
-        order = self._store_order.setdefault(known.tenant, Ordered())
+        order = self._store_order.setdefault(vector_store.tenant, OrderedIds())
         if store.is_there:
-            order.add(known.store_id, known.created_ms)
+            order.add(vector_store.store_id, vector_store.created_ms)
         else:
-            order.drop(known.store_id)
+            order.drop(vector_store.store_id)
         for file_id in list(store.files):
-            self._judge((known.tenant, known.store_id, file_id))
+            self._update_pending((vector_store.tenant, vector_store.store_id, file_id))
 
     def _drop(self, names: list[str]) -> None:
         match names:
@@ -195,13 +197,13 @@ class Table:
                 match rest:
                     case []:
                         self._set_store(store, None)
-                    case [one] if one == USED:
+                    case [child_id] if child_id == USED:
                         store.used_ms = 0
-                    case [one]:
-                        store.drop_file(one)
-                        store.batches.pop(one, None)
-                    case [one, _]:
-                        store.drop_result(one)
+                    case [child_id]:
+                        store.drop_file(child_id)
+                        store.batches.pop(child_id, None)
+                    case [child_id, _]:
+                        store.drop_result(child_id)
                 if store.is_empty():
                     del self._stores[tenant][name]
 
@@ -209,26 +211,26 @@ class Table:
 
     def file(self, tenant: str, file_id: str) -> StoredFile | None:
         """A file whose upload is complete."""
-        found = self._files.get(tenant, {}).get(file_id)
-        return found if found is not None and found.state == STORED else None
+        file = self._files.get(tenant, {}).get(file_id)
+        return file if file is not None and file.state == STORED else None
 
-    def file_order(self, tenant: str) -> Ordered:
+    def file_order(self, tenant: str) -> OrderedIds:
         """All of a tenant's."""
-        return self._file_order.get(tenant, Ordered())
+        return self._file_order.get(tenant, OrderedIds())
 
     def batch_file(self, batch: Batch) -> StoredFile | None:
         """The file of a batch's calls; until the batch ends it is there, even if deleted."""
-        found = self._files.get(batch.tenant, {}).get(batch.input_file_id)
-        return found if found is not None and found.state in (STORED, DELETED) else None
+        file = self._files.get(batch.tenant, {}).get(batch.input_file_id)
+        return file if file is not None and file.state in (STORED, DELETED) else None
 
     def store(self, tenant: str, store_id: str) -> VectorStore | None:
         """A store that its owner has not deleted."""
-        found = self._store(tenant, store_id)
-        return found.record if found.is_there else None
+        store = self._store(tenant, store_id)
+        return store.record if store.is_there else None
 
-    def store_order(self, tenant: str) -> Ordered:
+    def store_order(self, tenant: str) -> OrderedIds:
         """All of a tenant's."""
-        return self._store_order.get(tenant, Ordered())
+        return self._store_order.get(tenant, OrderedIds())
 
     def used_ms(self, store: VectorStore) -> int:
         """When a store was last used."""
@@ -239,64 +241,70 @@ class Table:
         days = store.expires_days
         return self.used_ms(store) + days * DAY_MS if days else None
 
-    def of(self, store: VectorStore) -> Store:
+    def contents(self, store: VectorStore) -> Store:
         """Its files and batches."""
         return self._store(store.tenant, store.store_id)
 
     def revision(self, store: VectorStore, file_id: str) -> int:
         """Of what was last wanted of a file, 0 for nothing."""
-        found = self.of(store).files.get(file_id)
-        return found.revision if found is not None else 0
+        spec = self.contents(store).files.get(file_id)
+        return spec.revision if spec is not None else 0
 
-    def without_file(self, file: StoredFile) -> list[Kept]:
+    def deletion_of(self, file: StoredFile) -> list[ObjectRecord]:
         """What is to be written for a file to be deleted: it goes from all stores, too."""
         stores = self._stores.get(file.tenant, {}).values()
-        entries = (each.entry(file.file_id) for each in stores if each.is_there)
-        return [replace(file, state=DELETED), *(gone(each) for each in entries if each)]
+        entries = (store.entry(file.file_id) for store in stores if store.is_there)
+        return [replace(file, state=DELETED), *(mark_deleted(entry) for entry in entries if entry)]
 
     # Asked by whoever does what callers wish
 
-    def has_undone(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether there is a file of a store of which the log does not have what is wanted."""
-        return any(self._undone.values())
+        return any(self._pending.values())
 
-    def undone_tenants(self, *, is_present: bool) -> Iterable[str]:
+    def pending_tenants(self, *, is_present: bool) -> Iterable[str]:
         """Whose files are to be put into stores, or to be taken away."""
-        return self._undone[is_present].keys()
+        return self._pending[is_present].keys()
 
-    def next_undone(self, tenant: str, but: Container[Place], *, is_present: bool) -> Place | None:
+    def next_pending(
+        self, tenant: str, excluded_keys: Container[FileKey], *, is_present: bool
+    ) -> FileKey | None:
         """The first of these, but those that are under way."""
-        waiting = self._undone[is_present].get(tenant, {})
-        return next((place for place in waiting if place not in but), None)
+        waiting = self._pending[is_present].get(tenant, {})
+        return next((place for place in waiting if place not in excluded_keys), None)
 
-    def wish(self, place: Place) -> tuple[VectorStore | None, Entry] | None:
+    def pending_entry(self, place: FileKey) -> tuple[VectorStore | None, StoreEntry] | None:
         """What is to be done about a file of a store; without a store, that is no more."""
         tenant, store_id, file_id = place
-        if not any(place in undone.get(tenant, {}) for undone in self._undone.values()):
+        if not any(place in pending.get(tenant, {}) for pending in self._pending.values()):
             return None
         store = self._store(tenant, store_id)
-        entry = Entry(store.files[file_id], store.results.get(file_id))
+        entry = StoreEntry(store.files[file_id], store.results.get(file_id))
         return store.record if store.is_there else None, entry
 
     def deleted_stores(self) -> Iterator[VectorStore]:
         """Those of which no file is left."""
-        for store in self._every():
+        for store in self._all_stores():
             if store.record is not None and store.record.deleted and not store.files:
                 yield store.record
 
     def keys_of(self, store: VectorStore) -> Iterable[str]:
         """All keys below that of a store, and then its own."""
-        found = self.of(store)
-        kept: list[Kept] = [*found.results.values(), *found.files.values()]
-        kept += found.batches.values()
-        keys = [key_of(each) for each in kept]
+        contents = self.contents(store)
+        records: list[ObjectRecord] = [*contents.results.values(), *contents.files.values()]
+        records += contents.batches.values()
+        keys = [key_of(record) for record in records]
         return [*keys, object_key(store.tenant, store.store_id, USED), key_of(store)]
 
     def every_store(self) -> Iterator[VectorStore]:
         """Of all tenants, those not deleted."""
-        return (each.record for each in self._every() if each.record and not each.record.deleted)
+        return (
+            store.record
+            for store in self._all_stores()
+            if store.record and not store.record.deleted
+        )
 
-    def _every(self) -> list[Store]:
+    def _all_stores(self) -> list[Store]:
         return [store for stores in self._stores.values() for store in stores.values()]
 
     def every_file(self) -> list[StoredFile]:
@@ -304,6 +312,6 @@ class Table:
         return [file for files in self._files.values() for file in files.values()]
 
 
-def gone(entry: Entry) -> StoreFile:
+def mark_deleted(entry: StoreEntry) -> StoreFile:
     """What is to be written for a file to leave its store."""
-    return replace(entry.wanted, wanted=DELETED, revision=entry.wanted.revision + 1)
+    return replace(entry.spec, wanted=DELETED, revision=entry.spec.revision + 1)

@@ -40,7 +40,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # which Windows' tools write before JSON
 
 
 # The first thing that is wrong with a list is told; the others would only cost time.
-class _First(FailFast):
+class _FailFirst(FailFast):
     def __hash__(self) -> int:  # a member of a union has to be hashable
         return 1
 
@@ -65,7 +65,7 @@ def whole_numbers(value: Any) -> list[int] | None:
 
 
 Whole = Annotated[int, BeforeValidator(whole)]
-Texts = Annotated[list[str], _First()]
+Texts = Annotated[list[str], _FailFirst()]
 Strings = Annotated[
     Any,
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
@@ -135,7 +135,7 @@ class StructuredOutputs(StrictBody):
     grammar: str | None = None
 
 
-class Wishes(StrictBody):
+class PlacementOptions(StrictBody):
     """How the request is wished to be placed; only Trivium understands it."""
 
     model_config = ConfigDict(extra="forbid")
@@ -161,7 +161,7 @@ class ProbesBody(StrictBody):
     warm: bool | None = None  # whether a probe starts where the one before ended
 
 
-def _spelt_out(value: Any) -> Any:
+def _expand_probes(value: Any) -> Any:
     """`true`: as is usual here; a number: so many tokens between two."""
     if isinstance(value, bool):
         return {} if value else None
@@ -171,7 +171,7 @@ def _spelt_out(value: Any) -> Any:
 Probes = Annotated[
     ProbesBody | None,
     BeforeValidator(
-        _spelt_out,
+        _expand_probes,
         json_schema_input_type=bool | Annotated[int, Field(ge=1)] | ProbesBody | None,
     ),
 ]
@@ -248,7 +248,7 @@ class GenerationBody(StrictBody):
     session_id: str | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=CACHE_SALT_CHARS_MAX)] | None = None
     priority: PriorityField = None
-    trivium: Wishes | None = None
+    trivium: PlacementOptions | None = None
 
     @property
     def names_form(self) -> bool:
@@ -264,9 +264,9 @@ class Message(StrictBody):
     """
 
     role: str = Field(min_length=1, max_length=64)
-    content: str | Annotated[list[dict[str, Any]], _First()] | None = None
+    content: str | Annotated[list[dict[str, Any]], _FailFirst()] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[dict[str, Any]], _First()] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], _FailFirst()] | None = None
     tool_call_id: str | None = None
     function_call: dict[str, Any] | None = None  # OpenAI's older form of one tool call
 
@@ -274,9 +274,9 @@ class Message(StrictBody):
 class TemplateFields(StrictBody):
     """What a model's template is told besides messages."""
 
-    tools: Annotated[list[dict[str, Any]], _First()] | None = None
+    tools: Annotated[list[dict[str, Any]], _FailFirst()] | None = None
     tool_choice: Any = None
-    functions: Annotated[list[dict[str, Any]], _First()] | None = None  # OpenAI's older form
+    functions: Annotated[list[dict[str, Any]], _FailFirst()] | None = None  # OpenAI's older form
     function_call: Any = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     add_generation_prompt: bool | None = None
@@ -287,7 +287,7 @@ class TemplateFields(StrictBody):
 class ChatBody(TemplateFields, GenerationBody):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], _First()] = Field(min_length=1, max_length=MESSAGES_MAX)
+    messages: Annotated[list[Message], _FailFirst()] = Field(min_length=1, max_length=MESSAGES_MAX)
     max_completion_tokens: Whole | None = Field(None, ge=1, le=_INT_32_MAX)
     logprobs: bool | None = None
     top_logprobs: Whole | None = Field(None, ge=0, le=20)
@@ -309,7 +309,7 @@ class TokenizeBody(TemplateFields):
     model: str | None = None
     prompt: str | None = None
     messages: (
-        Annotated[list[Message], _First(), Field(min_length=1, max_length=MESSAGES_MAX)] | None
+        Annotated[list[Message], _FailFirst(), Field(min_length=1, max_length=MESSAGES_MAX)] | None
     ) = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None

@@ -150,23 +150,23 @@ class CheckProcess:
         """`module` answers, and `doing` is what callers are told took too long."""
         self._module, self._doing = module, doing
         self._idle = [_Process(module, doing)]
-        self._asked: dict[str, _Process] = {}  # by tenant: whose question is under way
-        self._lines: dict[str, deque[_Question]] = {}  # what waits; who is next is the first
+        self._busy_processes: dict[str, _Process] = {}  # by tenant: whose question is under way
+        self._queues: dict[str, deque[_Question]] = {}  # what waits; who is next is the first
         self._tasks: set[asyncio.Task[None]] = set()
-        self._known: OrderedDict[bytes, str] = OrderedDict()
+        self._cached_answers: OrderedDict[bytes, str] = OrderedDict()
         atexit.register(self.close)
 
     async def check(self, name: str, text: str, limit_ms: int, tenant: str = "") -> str:
         """What is wrong with a text, by a check of that name; empty when nothing is."""
         digest = blake2b(f"{name}\0{text}".encode(), digest_size=16).digest()
-        known = self._known.get(digest)
-        if known is not None:
-            self._known.move_to_end(digest)
-            return known
+        cached_answer = self._cached_answers.get(digest)
+        if cached_answer is not None:
+            self._cached_answers.move_to_end(digest)
+            return cached_answer
         answer = str(await self.ask(name, text, limit_ms=limit_ms, tenant=tenant))
-        self._known[digest] = answer
-        if len(self._known) > KNOWN_MAX:
-            self._known.popitem(last=False)
+        self._cached_answers[digest] = answer
+        if len(self._cached_answers) > KNOWN_MAX:
+            self._cached_answers.popitem(last=False)
         return answer
 
     async def ask(
@@ -180,37 +180,37 @@ class CheckProcess:
         """The answer; raises InvalidRequest where it takes too much, TooManyRequests where too many
         of a tenant's wait.
         """
-        self.check_room(tenant, waiting_max)
+        self.check_queue(tenant, waiting_max)
         question = _Question(json.dumps([name, arguments]).encode() + b"\n", limit_ms)
-        self._lines.setdefault(tenant, deque()).append(question)
+        self._queues.setdefault(tenant, deque()).append(question)
         self._begin()
         try:
             return await question.answer
         finally:
-            if question in (line := self._lines.get(tenant, deque())):  # nobody waits any more
-                line.remove(question)
+            if question in (queue := self._queues.get(tenant, deque())):  # nobody waits any more
+                queue.remove(question)
 
-    def check_room(self, tenant: str, waiting_max: int) -> None:
+    def check_queue(self, tenant: str, waiting_max: int) -> None:
         """Raise TooManyRequests where so many questions of a tenant's wait already."""
-        if len(self._lines.get(tenant, ())) + (tenant in self._asked) >= waiting_max:
+        if len(self._queues.get(tenant, ())) + (tenant in self._busy_processes) >= waiting_max:
             raise TooManyRequests(f"{waiting_max} calls for {self._doing} wait; try again")
 
     def _begin(self) -> None:
         """Ask what may be asked now."""
-        for tenant in list(self._lines):
-            if tenant in self._asked:
+        for tenant in list(self._queues):
+            if tenant in self._busy_processes:
                 continue
-            line = self._lines.pop(tenant)
-            if not line:
+            queue = self._queues.pop(tenant)
+            if not queue:
                 continue
             process = self._free()
             if process is None:
-                self._lines = {tenant: line, **self._lines}
+                self._queues = {tenant: queue, **self._queues}
                 return
-            question = line.popleft()
-            if line:
-                self._lines[tenant] = line  # behind those of others
-            self._asked[tenant] = process
+            question = queue.popleft()
+            if queue:
+                self._queues[tenant] = queue  # behind those of others
+            self._busy_processes[tenant] = process
             task = asyncio.create_task(self._answer(tenant, process, question))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -218,14 +218,18 @@ class CheckProcess:
     def _free(self) -> _Process | None:
         if self._idle:
             return self._idle.pop()
-        return _Process(self._module, self._doing) if len(self._asked) < PROCESSES_MAX else None
+        return (
+            _Process(self._module, self._doing)
+            if len(self._busy_processes) < PROCESSES_MAX
+            else None
+        )
 
     async def _answer(self, tenant: str, process: _Process, question: _Question) -> None:
         loop = asyncio.get_running_loop()
         asking = loop.run_in_executor(
             process.thread, process.ask_blocking, question.line, question.limit_ms
         )
-        asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        asking.add_done_callback(lambda future: future.cancelled() or future.exception())
         try:
             await asyncio.wait([asking, question.answer], return_when="FIRST_COMPLETED")
             if not asking.done():
@@ -239,17 +243,19 @@ class CheckProcess:
             else:
                 question.answer.set_result(asking.result())
         finally:
-            if self._asked.get(tenant) is process:
-                del self._asked[tenant]
+            if self._busy_processes.get(tenant) is process:
+                del self._busy_processes[tenant]
                 self._idle.append(process)
-                self._idle.sort(key=lambda each: each.is_running)  # the last one is asked next
+                self._idle.sort(
+                    key=lambda candidate: candidate.is_running
+                )  # the last one is asked next
                 self._begin()
 
     def close(self) -> None:
         """End all processes."""
-        self._idle += self._asked.values()
-        self._asked.clear()
-        self._lines.clear()
+        self._idle += self._busy_processes.values()
+        self._busy_processes.clear()
+        self._queues.clear()
         for process in self._idle:
             process.close()
         del self._idle[1:]

@@ -68,7 +68,7 @@ def breaks(schema: str, text: str) -> str:
     References lead nowhere outside of the schema.
     """
     try:
-        _validator(schema).validate(json.loads(text, parse_constant=_refused))
+        _validator(schema).validate(json.loads(text, parse_constant=_refuse_constant))
     except (ValueError, RecursionError, ValidationError, Unresolvable) as error:
         return str(getattr(error, "message", error))[:REASON_CHARS_MAX]
     return ""
@@ -82,7 +82,7 @@ def _validator(schema: str) -> Any:
     return kind(value, registry=Registry())
 
 
-def _refused(constant: str) -> None:
+def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 

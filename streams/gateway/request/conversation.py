@@ -36,7 +36,7 @@ SESSION_CHARS_MAX = 128
 _SAME_WORDS_MAX = 8  # sessions remembered under one hash
 
 
-class Turn(NamedTuple):
+class ConversationTurn(NamedTuple):
     """An answer ended: what the next turn of its conversation begins with."""
 
     digest: bytes
@@ -58,11 +58,11 @@ def session_of(headers: Mapping[bytes, bytes]) -> str | None:
     for name in HEADERS:
         value = headers.get(name)
         if value is not None:
-            return checked_session(name.decode(), value.decode("latin-1").strip())
+            return check_session_id(name.decode(), value.decode("latin-1").strip())
     return None
 
 
-def checked_session(name: str, text: str) -> str:
+def check_session_id(name: str, text: str) -> str:
     """A session's id that `name` brought; raises InvalidRequest for one that cannot be."""
     if 0 < len(text) <= SESSION_CHARS_MAX and text.isascii() and text.isprintable():
         return text
@@ -114,21 +114,23 @@ class Conversations:
         entry = self._table.get(digest)
         if entry is None or now_ms - entry[0] > self._idle_ms:
             return None
-        taken, *others = entry[1]
-        self._table[digest] = (now_ms, (*others, taken))
+        session_id, *rest = entry[1]
+        self._table[digest] = (now_ms, (*rest, session_id))
         self._table.move_to_end(digest)
-        return taken
+        return session_id
 
-    def remember(self, conversation: Conversation, answer: str, now_ms: int) -> Turn | None:
+    def remember(
+        self, conversation: Conversation, answer: str, now_ms: int
+    ) -> ConversationTurn | None:
         """Let the next turn of this conversation find it; returns what others are to be told."""
         if not conversation.digest:
             return None
         digest = _chain(conversation.digest, "assistant", answer)
-        turn = Turn(digest=digest, session_id=conversation.session_id, at_ms=now_ms)
+        turn = ConversationTurn(digest=digest, session_id=conversation.session_id, at_ms=now_ms)
         self.add(turn)
         return turn
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: ConversationTurn) -> None:
         """Know what a gateway has remembered; also again."""
         at_ms, sessions = self._table.pop(turn.digest, (0, ()))
         if turn.session_id not in sessions:

@@ -7,7 +7,7 @@ from pydantic import Field
 from schemas.errors import InvalidRequest
 from schemas.log.retrieval.embedding import Texts
 from schemas.rules.sizes import TEXTS_MAX
-from streams.gateway.http.errors import shown
+from streams.gateway.http.errors import shorten
 from streams.gateway.request.body import PromptField, StrictBody, Whole, whole_numbers
 
 TEXT_CHARS_MAX = 65_536  # of each: embedding models see the beginning, which no more than this is
@@ -45,27 +45,29 @@ def inputs_of(value: Any) -> Texts:
         texts = [texts]
     if not isinstance(texts, list) or not 0 < len(texts) <= TEXTS_MAX:
         raise InvalidRequest(
-            f"input: expected a text or 1 to {TEXTS_MAX} texts, found {shown(value)}", "input"
+            f"input: expected a text or 1 to {TEXTS_MAX} texts, found {shorten(value)}", "input"
         )
     if isinstance(texts[0], list):
         return [_token_ids(ids, f"input.{i}") for i, ids in enumerate(texts)]
     return [_text(text, f"input.{i}") for i, text in enumerate(texts)]
 
 
-def ranked_of(body: RerankBody) -> list[str]:
+def texts_to_rank(body: RerankBody) -> list[str]:
     """The query, and the texts of documents that are to be ranked; raises InvalidRequest."""
     return [
         _text(body.query, "query"),
         *(
-            _text(each.get("text") if isinstance(each, dict) else each, f"documents.{i}")
-            for i, each in enumerate(body.documents)
+            _text(
+                document.get("text") if isinstance(document, dict) else document, f"documents.{i}"
+            )
+            for i, document in enumerate(body.documents)
         ),
     ]
 
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest(f"{where}: expected a text, found {shown(value)}", where)
+        raise InvalidRequest(f"{where}: expected a text, found {shorten(value)}", where)
     return value[:TEXT_CHARS_MAX]
 
 
@@ -74,7 +76,7 @@ def _token_ids(value: Any, where: str) -> list[int]:
     ids = whole_numbers(value)
     if not ids or not 0 <= min(ids) <= max(ids) <= _TOKEN_ID_MAX:
         raise InvalidRequest(
-            f"{where}: expected texts, or token ids of the embedding model, found {shown(value)}",
+            f"{where}: expected texts, or token ids of the embedding model, found {shorten(value)}",
             where,
         )
     return ids[:TEXT_CHARS_MAX]

@@ -9,7 +9,7 @@ from typing import Any
 
 from schemas.errors import InvalidRequest
 from streams.gateway.config import GatewaySettings
-from streams.gateway.http.errors import shown
+from streams.gateway.http.errors import shorten
 
 # Sent by clients as a matter of course; they change nothing that is generated here.
 HARMLESS = frozenset(
@@ -129,6 +129,6 @@ def one_of(names: Sequence[str], value: Any, param: str) -> str | None:
         return None
     if value not in names:
         raise InvalidRequest(
-            f"{param}: expected one of {', '.join(names)}, found {shown(value)}", param
+            f"{param}: expected one of {', '.join(names)}, found {shorten(value)}", param
         )
     return str(value)

@@ -9,7 +9,7 @@ from typing import Any
 
 from schemas.errors import InvalidRequest
 from schemas.records import Structured, StructuredKind
-from streams.gateway.http.errors import shown
+from streams.gateway.http.errors import shorten
 from streams.gateway.request.body import GenerationBody
 from streams.gateway.request.check_process import CHECK_PROCESS
 from streams.gateway.request.fields import refuse_extras
@@ -32,9 +32,11 @@ async def form_of(body: GenerationBody, limit_ms: int, tenant: str = "") -> Stru
         raise InvalidRequest(f"{names}: expected one form of the answer at most", forms[1][0])
     name, kind, value = forms[0]
     text = _text(name, kind, value)
-    most = REGEX_CHARS_MAX if kind is StructuredKind.REGEX else FORM_CHARS_MAX
-    if len(text) > most:
-        raise InvalidRequest(f"{name}: expected at most {most} characters, found {len(text)}", name)
+    chars_max = REGEX_CHARS_MAX if kind is StructuredKind.REGEX else FORM_CHARS_MAX
+    if len(text) > chars_max:
+        raise InvalidRequest(
+            f"{name}: expected at most {chars_max} characters, found {len(text)}", name
+        )
     check = _CHECKS.get(kind)
     if check is not None and not _is_beyond(kind, text):
         try:
@@ -119,7 +121,7 @@ def _schema_text(name: str, value: Any) -> str:
                 raise ValueError(f"more than {FORM_CHARS_MAX} characters")
             value = json.loads(value)
         if not isinstance(value, dict):
-            raise InvalidRequest(f"{name}: expected a JSON schema, found {shown(value)}", name)
+            raise InvalidRequest(f"{name}: expected a JSON schema, found {shorten(value)}", name)
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         text.encode()
     except (ValueError, RecursionError) as error:

@@ -12,26 +12,26 @@ from schemas.errors import InvalidRequest, PromptTooLong
 from schemas.records import Endpoint, Sampling, Structured
 from streams.config import ORCHESTRATIONS, POLICIES
 from streams.gateway.config import GatewaySettings
-from streams.gateway.http.errors import shown
+from streams.gateway.http.errors import shorten
 from streams.gateway.request.body import (
     ChatBody,
     CompletionBody,
     GenerationBody,
-    Wishes,
+    PlacementOptions,
     parse,
     whole_numbers,
 )
-from streams.gateway.request.conversation import checked_session
+from streams.gateway.request.conversation import check_session_id
 from streams.gateway.request.fields import one_of, priority_of, refuse_extras
 from streams.gateway.request.form import form_of
 from streams.gateway.request.messages import chat_of
 from streams.gateway.request.sampling import sampling_of
-from streams.gateway.request.search import Search, collection_of, search_of, wished_search
+from streams.gateway.request.search import PromptSearch, collection_of, search_body_of, search_of
 from streams.gateway.request.tokenizer import Chat, Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServedModel:
     """The model that this deployment serves."""
 
     name: str
@@ -41,7 +41,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Intake:
+class CallIntake:
     """A body that passed every check. Choices of one prompt differ in their seeds only."""
 
     endpoint: Endpoint
@@ -49,7 +49,7 @@ class Intake:
     prompts: Sequence[Sequence[int]]
     samplings: Sequence[Sampling]  # one per prompt
     n: int
-    search: Search | None  # of a chat: what is to be found before the answer
+    search: PromptSearch | None  # of a chat: what is to be found before the answer
     chat: Chat  # as the template got it; of a completion an empty one
     stream: bool
     include_usage: bool
@@ -62,7 +62,7 @@ class Intake:
     user: str
 
     @property
-    def told_prompts(self) -> list[Sequence[int]]:
+    def reported_prompts(self) -> list[Sequence[int]]:
         """Each choice's prompt, where answers tell of them and no passages will stand in them."""
         if self.search is not None or not (self.token_ids or self.counts_always):
             return []
@@ -70,8 +70,8 @@ class Intake:
 
 
 async def take_in(
-    raw: bytes, endpoint: Endpoint, served: Served, settings: GatewaySettings, tenant: str = ""
-) -> Intake:
+    raw: bytes, endpoint: Endpoint, served: ServedModel, settings: GatewaySettings, tenant: str = ""
+) -> CallIntake:
     """Check a call's bytes and tokenise its prompt."""
     body: ChatBody | CompletionBody
     if endpoint is Endpoint.CHAT:
@@ -82,31 +82,34 @@ async def take_in(
 
 
 async def take_in_body(
-    body: ChatBody | CompletionBody, served: Served, settings: GatewaySettings, tenant: str = ""
-) -> Intake:
+    body: ChatBody | CompletionBody,
+    served: ServedModel,
+    settings: GatewaySettings,
+    tenant: str = "",
+) -> CallIntake:
     """Check what its types do not, and tokenise its prompt; what takes long has its turn."""
     collection = collection_of(body.model or served.name, served.name)
     if body.model_extra:
         refuse_extras(body.model_extra)
     include_usage = _include_usage(body)
-    n, wishes = body.n or 1, body.trivium or Wishes()
-    given = [body.messages] if isinstance(body, ChatBody) else _prompts_given(body.prompt)
-    if n * len(given) > (most := min(settings.choices_max, settings.in_flight_max)):
+    n, placement = body.n or 1, body.trivium or PlacementOptions()
+    raw_prompts = [body.messages] if isinstance(body, ChatBody) else _raw_prompts(body.prompt)
+    if n * len(raw_prompts) > (choices_max := min(settings.choices_max, settings.in_flight_max)):
         raise InvalidRequest(
-            f"n: expected at most {most} answers of one call, found {shown(n * len(given))}",
+            f"n: expected at most {choices_max} answers of one call, found {shorten(n * len(raw_prompts))}",
             "n",
         )
     form = await form_of(body, settings.aside_ms, tenant) if body.names_form else None
-    keeps = _kept_tokens(body, served, settings)
+    tokens_max = _truncation_limit(body, served, settings)
     chat = Chat()
-    search: Search | None = None
+    search: PromptSearch | None = None
     prompts: Sequence[Sequence[int]]
     if isinstance(body, ChatBody):
         chat = chat_of(body, body.messages, served.tokenizer)
         search = await _search(body, collection, chat, served, settings, tenant)
         if search is None:
-            prompts = [_cut(await chat_prompt(chat, served, settings, tenant), body, keeps)]
-        elif keeps is not None:
+            prompts = [_cut(await chat_prompt(chat, served, settings, tenant), body, tokens_max)]
+        elif tokens_max is not None:
             raise InvalidRequest(
                 "truncate_prompt_tokens: expected none together with retrieval, whose passages "
                 "have their places in the prompt; leave out one of them",
@@ -119,10 +122,14 @@ async def take_in_body(
         raise InvalidRequest("model: only chats are looked up in a collection", "model")
     else:
         prompts = [
-            _cut(await _completion_prompt(each, body, served, settings, tenant), body, keeps)
-            for each in given
+            _cut(
+                await _completion_prompt(raw_prompt, body, served, settings, tenant),
+                body,
+                tokens_max,
+            )
+            for raw_prompt in raw_prompts
         ]
-    return Intake(
+    return CallIntake(
         endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETION,
         body=body,
         prompts=prompts,
@@ -134,10 +141,10 @@ async def take_in_body(
         include_usage=include_usage,
         counts_always=include_usage and _counts_always(body),
         token_ids=bool(body.return_token_ids),
-        session_id=checked_session("session_id", body.session_id) if body.session_id else "",
+        session_id=check_session_id("session_id", body.session_id) if body.session_id else "",
         priority=priority_of(settings, body.priority, "priority"),
-        policy=one_of(POLICIES, wishes.policy, "trivium.policy"),
-        orchestration=one_of(ORCHESTRATIONS, wishes.orchestration, "trivium.orchestration"),
+        policy=one_of(POLICIES, placement.policy, "trivium.policy"),
+        orchestration=one_of(ORCHESTRATIONS, placement.orchestration, "trivium.orchestration"),
         user=body.user or "",
     )
 
@@ -159,16 +166,16 @@ async def _search(
     body: ChatBody,
     collection: str,
     chat: Chat,
-    served: Served,
+    served: ServedModel,
     settings: GatewaySettings,
     tenant: str,
-) -> Search | None:
+) -> PromptSearch | None:
     """What is to be found for a chat first, if anything is."""
-    wished = wished_search(body, collection)
-    if wished is None:
+    search_body = search_body_of(body, collection)
+    if search_body is None:
         return None
     return await search_of(
-        wished,
+        search_body,
         chat,
         served.tokenizer,
         settings,
@@ -178,7 +185,7 @@ async def _search(
 
 
 async def chat_prompt(
-    chat: Chat, served: Served, settings: GatewaySettings, tenant: str = ""
+    chat: Chat, served: ServedModel, settings: GatewaySettings, tenant: str = ""
 ) -> "array[int]":
     """Render and tokenise."""
     return await served.tokenizer.encode_chat(
@@ -189,62 +196,64 @@ async def chat_prompt(
     )
 
 
-def _kept_tokens(body: GenerationBody, served: Served, settings: GatewaySettings) -> int | None:
+def _truncation_limit(
+    body: GenerationBody, served: ServedModel, settings: GatewaySettings
+) -> int | None:
     """How much of a longer prompt is kept; None where it is not to be cut."""
-    wished, most = body.truncate_prompt_tokens, _prompt_tokens_max(served, settings)
-    if wished is not None and wished > most:
+    truncate_to, tokens_max = body.truncate_prompt_tokens, _prompt_tokens_max(served, settings)
+    if truncate_to is not None and truncate_to > tokens_max:
         raise InvalidRequest(
-            f"truncate_prompt_tokens: expected at most {most}, found {wished}",
+            f"truncate_prompt_tokens: expected at most {tokens_max}, found {truncate_to}",
             "truncate_prompt_tokens",
         )
-    return most if wished == -1 else wished
+    return tokens_max if truncate_to == -1 else truncate_to
 
 
-def _cut(ids: Sequence[int], body: GenerationBody, keeps: int | None) -> Sequence[int]:
+def _cut(ids: Sequence[int], body: GenerationBody, tokens_max: int | None) -> Sequence[int]:
     """Its end, as vLLM does where no side is named."""
-    if keeps is None or len(ids) <= keeps:
+    if tokens_max is None or len(ids) <= tokens_max:
         return ids
-    return ids[:keeps] if body.truncation_side == "right" else ids[len(ids) - keeps :]
+    return ids[:tokens_max] if body.truncation_side == "right" else ids[len(ids) - tokens_max :]
 
 
-def check_length(chars: int, param: str, served: Served, settings: GatewaySettings) -> None:
+def check_length(chars: int, param: str, served: ServedModel, settings: GatewaySettings) -> None:
     """Raise PromptTooLong where a text cannot fit, before anything is spent on its tokens."""
-    most = _prompt_tokens_max(served, settings)
-    if chars > most * served.tokenizer.token_chars_max:
-        found = f"{chars} characters, more than {most} tokens hold; shorten it"
-        raise _too_long(found, param, served, most)
+    tokens_max = _prompt_tokens_max(served, settings)
+    if chars > tokens_max * served.tokenizer.token_chars_max:
+        size_text = f"{chars} characters, more than {tokens_max} tokens hold; shorten it"
+        raise _too_long(size_text, param, served, tokens_max)
 
 
-def _too_long(found: str, param: str, served: Served, most: int) -> PromptTooLong:
+def _too_long(size_text: str, param: str, served: ServedModel, tokens_max: int) -> PromptTooLong:
     """In the words by which clients know it, to shorten a conversation or ask another model:
     OpenAI's and vLLM's first sentence, and the code itself. `most`: tokens of a prompt.
     """
     limit = served.max_model_len
-    bound = f", and at most {most} of a prompt are served" if most < limit - 1 else ""
+    bound = f", and at most {tokens_max} of a prompt are served" if tokens_max < limit - 1 else ""
     return PromptTooLong(
         f"This model's maximum context length is {limit} tokens{bound}. However, your prompt has "
-        f"{found} ({PromptTooLong.code})",
+        f"{size_text} ({PromptTooLong.code})",
         param,
     )
 
 
-def _prompt_tokens_max(served: Served, settings: GatewaySettings) -> int:
+def _prompt_tokens_max(served: ServedModel, settings: GatewaySettings) -> int:
     """One token at least is for the answer."""
     limit = served.max_model_len
     return min(limit - 1, settings.prompt_tokens_max or limit)
 
 
-def _prompts_given(prompt: Any) -> list[Any]:
+def _raw_prompts(prompt: Any) -> list[Any]:
     """The prompts of a completion, each a text or token ids."""
     several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
     return prompt if several else [prompt]
 
 
 async def _completion_prompt(
-    prompt: Any, body: CompletionBody, served: Served, settings: GatewaySettings, tenant: str
+    prompt: Any, body: CompletionBody, served: ServedModel, settings: GatewaySettings, tenant: str
 ) -> Sequence[int]:
     if not isinstance(prompt, str):
-        return _checked_ids(prompt, served.tokenizer.vocab)
+        return _check_ids(prompt, served.tokenizer.vocab)
     check_length(len(prompt), "prompt", served, settings)
     special = body.add_special_tokens is not False
     return await served.tokenizer.encode(
@@ -252,18 +261,18 @@ async def _completion_prompt(
     )
 
 
-def _checked_ids(value: Any, vocab: int) -> list[int]:
+def _check_ids(value: Any, vocab: int) -> list[int]:
     ids = whole_numbers(value)
     if ids is None:
         raise InvalidRequest(
             "prompt: expected a string, token ids, or a list of one kind of these, "
-            f"found {shown(value)}",
+            f"found {shorten(value)}",
             "prompt",
         )
     if ids and not (0 <= min(ids) and max(ids) < vocab):
         raise InvalidRequest(
-            f"prompt: expected token ids from 0 to {vocab - 1}, found {shown(min(ids))} to "
-            f"{shown(max(ids))}",
+            f"prompt: expected token ids from 0 to {vocab - 1}, found {shorten(min(ids))} to "
+            f"{shorten(max(ids))}",
             "prompt",
         )
     return ids
@@ -273,21 +282,21 @@ def _sampling(
     body: GenerationBody,
     form: Structured | None,
     prompt: Sequence[int],
-    served: Served,
+    served: ServedModel,
     settings: GatewaySettings,
-    search: Search | None,
+    search: PromptSearch | None,
 ) -> Sampling:
     limit, count = served.max_model_len, len(prompt)
     param = "messages" if isinstance(body, ChatBody) else "prompt"
     if not count:
         raise InvalidRequest("prompt: expected at least one token, found none", "prompt")
-    most = _prompt_tokens_max(served, settings)
-    if count > most:
-        raise _too_long(f"{count} tokens; shorten it", param, served, most)
+    tokens_max = _prompt_tokens_max(served, settings)
+    if count > tokens_max:
+        raise _too_long(f"{count} tokens; shorten it", param, served, tokens_max)
     vocab = served.tokenizer.vocab
     free = 0 if search is None else search.reserve(limit)
     sampling = sampling_of(body, form, prompt_tokens=count, limit=limit - free, vocab=vocab)
     if count + sampling.max_tokens > limit:
-        wanted = f"max_tokens is {sampling.max_tokens}; shorten the prompt or lower max_tokens"
-        raise _too_long(f"{count} tokens and {wanted}", param, served, limit)
+        limit_text = f"max_tokens is {sampling.max_tokens}; shorten the prompt or lower max_tokens"
+        raise _too_long(f"{count} tokens and {limit_text}", param, served, limit)
     return sampling

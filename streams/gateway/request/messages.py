@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from schemas.errors import InvalidRequest
-from streams.gateway.http.errors import shown
+from streams.gateway.http.errors import shorten
 from streams.gateway.request.body import Message, TemplateFields
 from streams.gateway.request.tokenizer import Chat, Tokenizer
 
@@ -69,7 +69,7 @@ def _tools(body: TemplateFields) -> Sequence[Json]:
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidRequest(
-                f"{name}.{i}: expected a function with a name, found {shown(tool)}", f"{name}.{i}"
+                f"{name}.{i}: expected a function with a name, found {shorten(tool)}", f"{name}.{i}"
             )
     return tools or ()
 
@@ -84,11 +84,11 @@ def _plain(message: Message, where: str, keeps_digits: bool) -> Json:
         content = extras.get("refusal")
         if not isinstance(content, str | None):
             raise InvalidRequest(
-                f"{where}.refusal: expected a string, found {shown(content)}", f"{where}.refusal"
+                f"{where}.refusal: expected a string, found {shorten(content)}", f"{where}.refusal"
             )
-    elif content is None and (lost := [name for name, value in extras.items() if value]):
+    elif content is None and (unread_fields := [name for name, value in extras.items() if value]):
         raise InvalidRequest(
-            f"{where}.content: required, but missing; {lost[0][:80]!r} is not read",
+            f"{where}.content: required, but missing; {unread_fields[0][:80]!r} is not read",
             f"{where}.content",
         )
     role = {"developer": "system", _RESULT_BEFORE: _RESULT}.get(message.role, message.role)
@@ -114,7 +114,7 @@ def _content(content: str | Sequence[Json] | None, where: str) -> str:
         field = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
         if field is None:
             raise InvalidRequest(
-                f"{where}.{i}.type: expected text, found {shown(kind)}; only text is served",
+                f"{where}.{i}.type: expected text, found {shorten(kind)}; only text is served",
                 f"{where}.{i}.type",
             )
         if not isinstance(part.get(field), str):
@@ -126,21 +126,21 @@ def _content(content: str | Sequence[Json] | None, where: str) -> str:
 def _calls(message: Message, where: str, keeps_digits: bool) -> list[Json]:
     """An assistant's calls of tools, their arguments as an object where they are one."""
     if message.function_call is not None:
-        function = _called(message.function_call, where, keeps_digits)
+        function = _function_call(message.function_call, where, keeps_digits)
         return [{"type": "function", "function": function}]
     calls = []
     for i, call in enumerate(message.tool_calls or ()):
         kind = call.get("type") or "function"
         called = call.get(kind) if isinstance(kind, str) else None
-        function = _called(called, f"{where}.tool_calls.{i}", keeps_digits)
+        function = _function_call(called, f"{where}.tool_calls.{i}", keeps_digits)
         calls.append({"id": call.get("id"), "type": "function", "function": function})
     return calls
 
 
-def _called(function: Any, where: str, keeps_digits: bool) -> Json:
+def _function_call(function: Any, where: str, keeps_digits: bool) -> Json:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidRequest(
-            f"{where}: expected a function with a name, found {shown(function)}", where
+            f"{where}: expected a function with a name, found {shorten(function)}", where
         )
     arguments = function.get("arguments", function.get("input"))  # the latter of a custom tool
     if isinstance(arguments, str):
@@ -170,35 +170,38 @@ def _is_deeper(value: Any, depth: int) -> bool:
     if not isinstance(value, dict | list):
         return False
     inner = value.values() if isinstance(value, dict) else value
-    return not depth or any(_is_deeper(each, depth - 1) for each in inner)
+    return not depth or any(_is_deeper(child, depth - 1) for child in inner)
 
 
 def _in_words(messages: Sequence[Json]) -> list[Json]:
     """For a template that knows nothing of tools: calls stand in the text that they follow, and
     results, as the user's, in one message with whatever the user says next.
     """
-    told: list[Json] = []
+    plain_messages: list[Json] = []
     joins = False  # whether the last message is of results
     for message in messages:
         text, is_result = message["content"], message["role"] == _RESULT
         if is_result:
             text = f"<tool_response>\n{text}\n</tool_response>"
         for call in message.get("tool_calls", ()):
-            text += f"\n<tool_call>\n{_spelled(**call['function'])}\n</tool_call>"
+            text += f"\n<tool_call>\n{_spell(**call['function'])}\n</tool_call>"
         role = "user" if is_result else message["role"]
         if joins and role == "user":
-            told[-1] = {**told[-1], "content": f"{told[-1]['content']}\n{text}"}
+            plain_messages[-1] = {
+                **plain_messages[-1],
+                "content": f"{plain_messages[-1]['content']}\n{text}",
+            }
             joins = is_result
             continue
         plain = {"role": role, "content": text.lstrip("\n") if "tool_calls" in message else text}
         if "name" in message and not is_result:
             plain["name"] = message["name"]
-        told.append(plain)
+        plain_messages.append(plain)
         joins = is_result
-    return told
+    return plain_messages
 
 
-def _spelled(name: str, arguments: Any) -> str:
+def _spell(name: str, arguments: Any) -> str:
     """A call as JSON, with arguments that were kept as a text as they stand there."""
     written = _json(arguments)
     if isinstance(arguments, str) and arguments.lstrip()[:1] in ("{", "["):

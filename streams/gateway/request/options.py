@@ -8,9 +8,9 @@ from schemas.errors import InvalidRequest
 from schemas.records import Priority
 from streams.config import ORCHESTRATIONS, POLICIES
 from streams.gateway.config import GatewaySettings
-from streams.gateway.http.exchange import Exchange, RawHeaders
+from streams.gateway.http.exchange import HttpExchange, RawHeaders
 from streams.gateway.request.fields import one_of, priority_of
-from streams.gateway.request.intake import Intake
+from streams.gateway.request.intake import CallIntake
 
 PRIORITY_HEADER, DEADLINE_HEADER = "x-priority", "x-deadline-ms"
 WEIGHTS_HEADER, DISCONNECT_HEADER = "x-trivium-weights", "x-trivium-on-disconnect"
@@ -33,7 +33,9 @@ class CallOptions:
     event_ids: bool = False  # its client may resume the stream
 
 
-def options_of(exchange: Exchange, intake: Intake, settings: GatewaySettings) -> CallOptions:
+def options_of(
+    exchange: HttpExchange, intake: CallIntake, settings: GatewaySettings
+) -> CallOptions:
     """What the call asks for besides its answer; raises InvalidRequest."""
     headers = exchange.headers
     priority = intake.priority or priority_of(

@@ -13,7 +13,7 @@ from streams.gateway.config import GatewaySettings
 from streams.gateway.request.body import ProbesBody, SearchBody
 from streams.gateway.request.tokenizer import MarkedPrompt
 
-_USUAL = Probing()
+_DEFAULTS = Probing()
 Around = tuple["array[int]", "array[int]", "array[int]"]  # lead, joint, trail
 Form = tuple["array[int]", "array[int]", "array[int]", "array[int]"]  # and tail
 
@@ -28,7 +28,7 @@ class Probe:
     min_score: float
 
     @property
-    def around(self) -> int:
+    def overhead_tokens(self) -> int:
         """Tokens before, between and after the passages of one probe."""
         lead, joint, trail = map(len, self.form)
         return lead + joint * (self._k - 1) + trail
@@ -36,26 +36,26 @@ class Probe:
     @property
     def tokens(self) -> int:
         """What all of them add to an answer at most."""
-        return self.tokens_max + self.around * self._probes_max
+        return self.tokens_max + self.overhead_tokens * self._probes_max
 
-    def record(self, room: int) -> Probing | None:
+    def record(self, free_tokens: int) -> Probing | None:
         """For decode workers, with so many tokens to put in. Where these are few, so are the
         probes; None where not even one fits."""
-        if room <= self.around:
+        if free_tokens <= self.overhead_tokens:
             return None
-        share = self.around + self.tokens_max // self._probes_max
-        probes_max = max(1, min(self._probes_max, room // share))
-        body, every = self.body, self.body.every or _USUAL.every
+        share = self.overhead_tokens + self.tokens_max // self._probes_max
+        probes_max = max(1, min(self._probes_max, free_tokens // share))
+        body, every = self.body, self.body.every or _DEFAULTS.every
         lead, joint, trail = map(pack_tokens, self.form)
         return Probing(
-            trigger=body.trigger or _USUAL.trigger,
+            trigger=body.trigger or _DEFAULTS.trigger,
             every=every,
-            lookahead=min(_USUAL.lookahead, every) if body.lookahead is None else body.lookahead,
+            lookahead=min(_DEFAULTS.lookahead, every) if body.lookahead is None else body.lookahead,
             probes_max=probes_max,
             k=self._k,
-            tokens_max=min(self.tokens_max, room - probes_max * self.around),
+            tokens_max=min(self.tokens_max, free_tokens - probes_max * self.overhead_tokens),
             min_score=self.min_score,
-            stall_ms=_USUAL.stall_ms if body.stall_ms is None else body.stall_ms,
+            stall_ms=_DEFAULTS.stall_ms if body.stall_ms is None else body.stall_ms,
             is_warm=body.warm is not False,
             lead=lead,
             joint=joint,
@@ -64,27 +64,27 @@ class Probe:
 
     @property
     def _k(self) -> int:
-        return self.body.k or _USUAL.k
+        return self.body.k or _DEFAULTS.k
 
     @property
     def _probes_max(self) -> int:
-        return self.body.max or _USUAL.probes_max
+        return self.body.max or _DEFAULTS.probes_max
 
 
 def probe_of(
-    wished: SearchBody,
+    search_body: SearchBody,
     probes: ProbesBody,
     settings: GatewaySettings,
     form: Around,
 ) -> Probe:
     """What the search wishes of probes; raises InvalidRequest."""
-    every = probes.every or _USUAL.every
+    every = probes.every or _DEFAULTS.every
     if probes.lookahead is not None and probes.lookahead > every:
         raise InvalidRequest(
             f"retrieval.probes.lookahead: expected at most every={every}, found {probes.lookahead}",
             "retrieval.probes.lookahead",
         )
-    min_score = probes.min_score if probes.min_score is not None else wished.min_score
+    min_score = probes.min_score if probes.min_score is not None else search_body.min_score
     return Probe(
         body=probes,
         form=form,
@@ -93,7 +93,7 @@ def probe_of(
     )
 
 
-def asked_again(prompt: MarkedPrompt, longer: MarkedPrompt, form: Form) -> Around:
+def repeat_question(prompt: MarkedPrompt, longer: MarkedPrompt, form: Form) -> Around:
     """What stands before, between and after the passages of a probe: a turn in which the question
     is put again, as in the prompt. Models that are made for chats read passages there, and hardly
     in an answer of their own (`LOG.md`).

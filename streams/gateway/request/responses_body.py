@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from schemas.errors import InvalidRequest
 from schemas.rules.sizes import PASSAGES_MAX
-from streams.gateway.http.errors import from_detail, shown
+from streams.gateway.http.errors import from_detail, shorten
 from streams.gateway.request.body import MESSAGES_MAX, Body, StrictBody, Whole
 from streams.gateway.request.fields import HARMLESS
 
@@ -85,7 +85,7 @@ class FileSearchTool(StrictBody):
     ranking_options: RankingOptions | None = None
 
 
-class StreamOptions(StrictBody):
+class ResponseStreamOptions(StrictBody):
     """What a stream carries besides."""
 
     include_obfuscation: bool | None = None  # padding against traffic analysis; never added here
@@ -117,7 +117,7 @@ class ResponsesBody(StrictBody):
     metadata: dict[str, str] | None = None
     store: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     background: bool | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
 
@@ -155,7 +155,7 @@ def check_include(name: str, where: str = "include") -> None:
     if name not in (*INCLUDE, *_INCLUDES_NOTHING):
         raise InvalidRequest(
             f"{where}: expected {RESULTS}, {LOGPROBS} or what no answer here has, as "
-            f"{', '.join(_INCLUDES_NOTHING)}, found {shown(name)}",
+            f"{', '.join(_INCLUDES_NOTHING)}, found {shorten(name)}",
             "include",
         )
 
@@ -175,12 +175,12 @@ def _check_metadata(metadata: dict[str, str]) -> None:
         if len(key) > _KEY_CHARS_MAX or len(value) > _VALUE_CHARS_MAX:
             raise InvalidRequest(
                 f"metadata: expected keys of at most {_KEY_CHARS_MAX} characters and values of at "
-                f"most {_VALUE_CHARS_MAX}, found {shown(key)}",
+                f"most {_VALUE_CHARS_MAX}, found {shorten(key)}",
                 "metadata",
             )
 
 
-def parsed(kind: type[Body], fields: Mapping[str, Any], where: str = "") -> Body:
+def parse_fields(kind: type[Body], fields: Mapping[str, Any], where: str = "") -> Body:
     """Fields as their model; raises InvalidRequest that names where they stand."""
     try:
         return kind.model_validate(fields)

@@ -10,7 +10,7 @@ from typing import Any
 
 from schemas.errors import InvalidRequest
 from schemas.records import Sampling, Structured
-from streams.gateway.http.errors import shown
+from streams.gateway.http.errors import shorten
 from streams.gateway.request.body import ChatBody, CompletionBody, GenerationBody
 
 COMPLETION_TOKENS = 16  # OpenAI's default of the completions endpoint
@@ -60,14 +60,14 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _max_tokens(body: GenerationBody, room: int) -> int:
-    wanted = body.max_tokens
+def _max_tokens(body: GenerationBody, free_tokens: int) -> int:
+    max_tokens = body.max_tokens
     if isinstance(body, ChatBody):
         if body.max_completion_tokens is not None:
-            wanted = body.max_completion_tokens
-    elif wanted is None:
-        wanted = min(COMPLETION_TOKENS, room)
-    return room if wanted is None else wanted
+            max_tokens = body.max_completion_tokens
+    elif max_tokens is None:
+        max_tokens = min(COMPLETION_TOKENS, free_tokens)
+    return free_tokens if max_tokens is None else max_tokens
 
 
 def strings(name: str, value: Any, count_max: int, chars_max: int) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ def strings(name: str, value: Any, count_max: int, chars_max: int) -> tuple[str,
     if not isinstance(values, list) or not all(isinstance(v, str) and v for v in values):
         raise InvalidRequest(
             f"{name}: expected a string or a list of strings, none of them empty, "
-            f"found {shown(value)}",
+            f"found {shorten(value)}",
             name,
         )
     longest = max(map(len, values), default=0)
@@ -121,7 +121,7 @@ def _biases(value: Any, vocab: int) -> dict[str, float]:
         return {}
     if not isinstance(value, dict):
         raise InvalidRequest(
-            f"logit_bias: expected an object of numbers, found {shown(value)}", "logit_bias"
+            f"logit_bias: expected an object of numbers, found {shorten(value)}", "logit_bias"
         )
     if len(value) > BIASES_MAX:
         raise InvalidRequest(
@@ -135,7 +135,7 @@ def _biases(value: Any, vocab: int) -> dict[str, float]:
             )
         if type(bias) not in (int, float) or not -100 <= bias <= 100:
             raise InvalidRequest(
-                f"logit_bias.{key}: expected a bias from -100 to 100, found {shown(bias)}",
+                f"logit_bias.{key}: expected a bias from -100 to 100, found {shorten(bias)}",
                 f"logit_bias.{key}",
             )
     return {str(int(key)): float(bias) for key, bias in value.items()}

@@ -18,7 +18,7 @@ from schemas.rules import filters
 from schemas.rules.tokens import pack_tokens
 from streams.gateway.config import GatewaySettings
 from streams.gateway.request.body import ChatBody, SearchBody
-from streams.gateway.request.probing import Form, Probe, asked_again, probe_of
+from streams.gateway.request.probing import Form, Probe, probe_of, repeat_question
 from streams.gateway.request.tokenizer import Chat, MarkedPrompt, Tokenizer
 
 ALIAS = "@"  # between a model and the collection in which its answers are looked up
@@ -26,7 +26,7 @@ QUERY_CHARS_MAX = 8_192  # of what is searched for; embedding models see less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
+class PromptSearch:
     """A search that passed every check; `record` adds what follows from the rest of the call."""
 
     body: SearchBody
@@ -65,10 +65,10 @@ class Search:
     ) -> Retrieval:
         """For routers. `limit` is what prompt and answer may have together; where the answer wants
         more of it, fewer passages fit, or none. The prompt's own go first, then those of probes."""
-        room = limit - len(self.prompt.ids) - sampling.max_tokens
-        probing = self.probe.record(room - self.tokens) if self.probe else None
+        free_tokens = limit - len(self.prompt.ids) - sampling.max_tokens
+        probing = self.probe.record(free_tokens - self.tokens) if self.probe else None
         if self.probe and probing:
-            room -= probing.tokens_max + probing.probes_max * self.probe.around
+            free_tokens -= probing.tokens_max + probing.probes_max * self.probe.overhead_tokens
         body = self.body
         lead, joint, trail, tail = map(pack_tokens, self.form)
         return Retrieval(
@@ -79,7 +79,7 @@ class Search:
             filter=filters.text_of(body.filter),
             min_score=settings.retrieval_min_score if body.min_score is None else body.min_score,
             by_ms=arrived_ms + round(settings.ttft_ms * settings.retrieval_share),
-            tokens_max=max(0, self.passage_tokens - max(0, self.tokens - room)),
+            tokens_max=max(0, self.passage_tokens - max(0, self.tokens - free_tokens)),
             at=self.prompt.at,
             lead=lead,
             joint=joint,
@@ -87,7 +87,7 @@ class Search:
             tail_at=self.prompt.tail_at,
             tail=tail,
             history_tokens=self.prompt.at,
-            room_tokens=max(0, room),
+            room_tokens=max(0, free_tokens),
             probing=probing,
             reserved=self.reserved,
         )
@@ -106,59 +106,61 @@ def collection_of(model: str, served: str) -> str:
     return collection
 
 
-def wished_search(body: ChatBody, collection: str) -> SearchBody | None:
+def search_body_of(body: ChatBody, collection: str) -> SearchBody | None:
     """What the body and the model's name wish, together; raises InvalidRequest."""
-    wished = body.retrieval
+    search_body = body.retrieval
     if not collection:
-        return wished
-    if wished is None:
-        wished = SearchBody.model_validate({"collection": collection[:128]})
-    if wished.collection != collection:
+        return search_body
+    if search_body is None:
+        search_body = SearchBody.model_validate({"collection": collection[:128]})
+    if search_body.collection != collection:
         raise InvalidRequest(
             f"retrieval.collection: the model names {collection[:80]!r}, found "
-            f"{wished.collection[:80]!r}; name one of them only",
+            f"{search_body.collection[:80]!r}; name one of them only",
             "retrieval.collection",
         )
-    return wished
+    return search_body
 
 
 async def search_of(
-    wished: SearchBody,
+    search_body: SearchBody,
     chat: Chat,
     tokenizer: Tokenizer,
     settings: GatewaySettings,
     check_chars: Callable[[int], None],
     tenant: str,
-) -> Search:
+) -> PromptSearch:
     """Check the search, and tokenise its chat; raises InvalidRequest."""
     messages = chat.messages
-    marked = _last_user(messages)
-    query = messages[marked]["content"] if wished.query is None else wished.query
+    user_index = _last_user(messages)
+    query = messages[user_index]["content"] if search_body.query is None else search_body.query
     if not query.strip():
         raise InvalidRequest("retrieval.query: expected a text, found an empty one", "retrieval")
     prompt = await tokenizer.encode_marked_chat(
-        chat, marked, check_chars=check_chars, tenant=tenant
+        chat, user_index, check_chars=check_chars, tenant=tenant
     )
     texts = (settings.context_lead, settings.context_joint, settings.context_trail)
     lead, joint, trail = (tokenizer.encoder.ids([text]) for text in texts)
     form = (lead, joint, trail, tokenizer.encoder.ids([settings.context_tail]))
     probe = None
-    if wished.probes is not None:
-        again = [*messages, {"role": "assistant", "content": ""}, messages[marked]]
+    if search_body.probes is not None:
+        follow_up = [*messages, {"role": "assistant", "content": ""}, messages[user_index]]
         longer = await tokenizer.encode_marked_chat(
-            replace(chat, messages=again, add_generation_prompt=True, continues_last=False),
-            len(again) - 1,
+            replace(chat, messages=follow_up, add_generation_prompt=True, continues_last=False),
+            len(follow_up) - 1,
             check_chars=check_chars,
             tenant=tenant,
         )
-        probe = probe_of(wished, wished.probes, settings, asked_again(prompt, longer, form))
-    return Search(
-        body=wished,
+        probe = probe_of(
+            search_body, search_body.probes, settings, repeat_question(prompt, longer, form)
+        )
+    return PromptSearch(
+        body=search_body,
         query=query[:QUERY_CHARS_MAX],
         prompt=prompt,
         form=form,
-        k=wished.k or settings.retrieval_k,
-        passage_tokens=wished.tokens_max or settings.retrieval_tokens_max,
+        k=search_body.k or settings.retrieval_k,
+        passage_tokens=search_body.tokens_max or settings.retrieval_tokens_max,
         turns=sum(message["role"] == "assistant" for message in messages),
         probe=probe,
         reserved=tokenizer.reserved,

@@ -102,19 +102,19 @@ class ChatTemplate:
                 }
             )
         except _REFUSALS as error:
-            said = str(error).replace(MARK, "")
+            reason = str(error).replace(MARK, "")
             raise InvalidRequest(
-                f"messages: the model's chat template refuses them: {said}", "messages"
+                f"messages: the model's chat template refuses them: {reason}", "messages"
             ) from error
 
 
 def _asks_for_text(test: nodes.Test) -> bool:
     """Of `tool_call.arguments is string`: whether they may be a text besides an object."""
-    of = test.node
-    named = isinstance(of, nodes.Getattr) and of.attr == "arguments"
-    if isinstance(of, nodes.Getitem):
-        named = isinstance(of.arg, nodes.Const) and of.arg.value == "arguments"
-    return named and test.name in ("string", "mapping")
+    node = test.node
+    is_arguments = isinstance(node, nodes.Getattr) and node.attr == "arguments"
+    if isinstance(node, nodes.Getitem):
+        is_arguments = isinstance(node.arg, nodes.Const) and node.arg.value == "arguments"
+    return is_arguments and test.name in ("string", "mapping")
 
 
 def _chars(value: Any) -> int:
@@ -182,9 +182,9 @@ class Tokenizer:
 
         They end within what a message spells like a control token: cut, it is text.
         """
-        return self.control.pieces(self._rendered(self._marked(chat)))
+        return self.control.pieces(self._render_prompt(self._mark_chat(chat)))
 
-    def _marked(self, chat: Chat) -> Chat:
+    def _mark_chat(self, chat: Chat) -> Chat:
         """With marks where what callers say may spell a control token; without a template nothing
         is rendered."""
         marks = self._marks
@@ -197,7 +197,7 @@ class Tokenizer:
             variables=marks.value(chat.variables),
         )
 
-    def _rendered(self, chat: Chat) -> str:
+    def _render_prompt(self, chat: Chat) -> str:
         """Up to the end of the last message's text where the answer goes on with it."""
         if not chat.continues_last:
             return self.render(chat)
@@ -236,10 +236,10 @@ class Tokenizer:
             return self.encoder.ids(pieces, in_thread=True)
 
         with suppress(TooLong):
-            return await self.encoder.aside(ids, chars, tenant)
+            return await self.encoder.offload(ids, chars, tenant)
         check_chars(chars)
-        asked = (str(self._folder), asdict(chat))
-        answer = await CHECK_PROCESS.ask("chat", *asked, limit_ms=limit_ms, tenant=tenant)
+        arguments = (str(self._folder), asdict(chat))
+        answer = await CHECK_PROCESS.ask("chat", *arguments, limit_ms=limit_ms, tenant=tenant)
         if "refused" in answer:
             raise InvalidRequest(*answer["refused"])
         return array("i", answer["ids"])
@@ -254,11 +254,11 @@ class Tokenizer:
         check_chars(chars := chat.chars)
 
         def prompt() -> MarkedPrompt:
-            marked_chat = self._marked(chat)
+            marked_chat = self._mark_chat(chat)
             messages = list(marked_chat.messages)
             content = f"{_MARK}{messages[marked]['content']}{_MARK}"
             messages[marked] = {**messages[marked], "content": content}
-            parts = self._rendered(replace(marked_chat, messages=messages)).split(_MARK)
+            parts = self._render_prompt(replace(marked_chat, messages=messages)).split(_MARK)
             if len(parts) != 3:
                 raise InvalidRequest(
                     "messages: the model's chat template has no single place for the last user "
@@ -269,7 +269,7 @@ class Tokenizer:
             return self._prompt(parts)
 
         try:
-            return await self.encoder.aside(prompt, chars, tenant)
+            return await self.encoder.offload(prompt, chars, tenant)
         except TooLong:
             raise InvalidRequest(
                 f"messages: expected at most {self.encoder.thread_chars_max} characters with "
@@ -294,9 +294,9 @@ class Tokenizer:
             return self.encoder.ids([text], add_special_tokens=add_special_tokens, in_thread=True)
 
         with suppress(TooLong):
-            return await self.encoder.aside(ids, len(text), tenant)
-        asked = (str(self._folder), text, add_special_tokens)
-        ids_made = await CHECK_PROCESS.ask("encode", *asked, limit_ms=limit_ms, tenant=tenant)
+            return await self.encoder.offload(ids, len(text), tenant)
+        arguments = (str(self._folder), text, add_special_tokens)
+        ids_made = await CHECK_PROCESS.ask("encode", *arguments, limit_ms=limit_ms, tenant=tenant)
         return array("i", ids_made)
 
     def text(self, token_ids: Sequence[int]) -> str:

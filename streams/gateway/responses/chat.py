@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from schemas.errors import InvalidRequest
-from streams.gateway.http.errors import shown
+from streams.gateway.http.errors import shorten
 from streams.gateway.objects.filters import filter_text
 from streams.gateway.request.body import ChatBody
 from streams.gateway.request.responses_body import (
@@ -13,7 +13,7 @@ from streams.gateway.request.responses_body import (
     FileSearchTool,
     ResponsesBody,
     TextFormat,
-    parsed,
+    parse_fields,
     refuse_extras,
 )
 
@@ -39,7 +39,7 @@ def chat_body(body: ResponsesBody, messages: Sequence[dict[str, Any]]) -> ChatBo
         fields["response_format"] = _response_format(form)
     functions = [tool for tool in body.tools or () if tool.get("type") == "function"]
     if functions:
-        fields["tools"] = [{"type": "function", "function": each} for each in functions]
+        fields["tools"] = [{"type": "function", "function": function} for function in functions]
         fields["tool_choice"] = body.tool_choice
     tool = file_search_of(body)
     if tool is not None:
@@ -48,7 +48,7 @@ def chat_body(body: ResponsesBody, messages: Sequence[dict[str, Any]]) -> ChatBo
                 "retrieval: the call has file_search; use one of them", "retrieval"
             )
         fields["retrieval"] = _retrieval(tool)
-    return parsed(ChatBody, fields)
+    return parse_fields(ChatBody, fields)
 
 
 def _response_format(form: TextFormat) -> dict[str, Any]:
@@ -65,14 +65,14 @@ def _response_format(form: TextFormat) -> dict[str, Any]:
 
 
 def _retrieval(tool: FileSearchTool) -> dict[str, Any]:
-    wished: dict[str, Any] = {"collection": tool.vector_store_ids[0]}
+    retrieval: dict[str, Any] = {"collection": tool.vector_store_ids[0]}
     if tool.max_num_results is not None:
-        wished["k"] = tool.max_num_results
+        retrieval["k"] = tool.max_num_results
     if tool.filters is not None:
-        wished["filter"] = filter_text(tool.filters, "tools.0.filters")
+        retrieval["filter"] = filter_text(tool.filters, "tools.0.filters")
     if tool.ranking_options is not None and tool.ranking_options.score_threshold is not None:
-        wished["min_score"] = tool.ranking_options.score_threshold
-    return wished
+        retrieval["min_score"] = tool.ranking_options.score_threshold
+    return retrieval
 
 
 def file_search_of(body: ResponsesBody) -> FileSearchTool | None:
@@ -95,7 +95,7 @@ def file_search_of(body: ResponsesBody) -> FileSearchTool | None:
             return None  # whoever renders the chat says what of functions is served
     raise InvalidRequest(
         "tool_choice: expected none, auto, required or a tool that the call has, found "
-        f"{shown(body.tool_choice)}",
+        f"{shorten(body.tool_choice)}",
         "tool_choice",
     )
 
@@ -103,11 +103,11 @@ def file_search_of(body: ResponsesBody) -> FileSearchTool | None:
 def _file_search(value: dict[str, Any], where: str) -> FileSearchTool:
     if value.get("type") != "file_search":
         raise InvalidRequest(
-            f"{where}.type: expected file_search, found {shown(value.get('type'))}; no other tools "
+            f"{where}.type: expected file_search, found {shorten(value.get('type'))}; no other tools "
             "are served",
             f"{where}.type",
         )
-    tool = parsed(FileSearchTool, value, where)
+    tool = parse_fields(FileSearchTool, value, where)
     refuse_extras(where, tool)
     if tool.ranking_options is not None:
         refuse_extras(f"{where}.ranking_options", tool.ranking_options)

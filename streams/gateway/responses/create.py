@@ -20,18 +20,18 @@ from streams.gateway.endpoints.generate import (
     conversation_of,
     give_up,
 )
-from streams.gateway.http.exchange import Exchange
+from streams.gateway.http.exchange import HttpExchange
 from streams.gateway.ids import new_request_id
 from streams.gateway.request.body import ChatBody, parse
 from streams.gateway.request.conversation import Conversation
-from streams.gateway.request.intake import Intake, Served, take_in_body
+from streams.gateway.request.intake import CallIntake, ServedModel, take_in_body
 from streams.gateway.request.options import options_of
 from streams.gateway.request.responses_body import ResponsesBody, refuse_fields
 from streams.gateway.responses.chat import chat_body
 from streams.gateway.responses.events import ResponseEvents
 from streams.gateway.responses.form import Form, Json, whole_of
 from streams.gateway.responses.items import Item, items_of, messages_of
-from streams.gateway.responses.stored import Earlier, continued, resolved
+from streams.gateway.responses.stored import EarlierTurns, load_conversation, resolve_references
 from streams.gateway.state import Gateway
 from streams.gateway.stream.delivery import (
     COMPLETED,
@@ -52,7 +52,7 @@ class ResponseCall:
 
     body: ResponsesBody
     items: Sequence[Item]
-    earlier: Earlier = field(default_factory=Earlier)
+    earlier: EarlierTurns = field(default_factory=EarlierTurns)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -67,7 +67,9 @@ class ResponseCall:
             raise InvalidRequest("input: expected a message, found none", "input")
         return chat_body(self.body, messages)
 
-    async def take_in(self, served: Served, settings: GatewaySettings, tenant: str = "") -> Intake:
+    async def take_in(
+        self, served: ServedModel, settings: GatewaySettings, tenant: str = ""
+    ) -> CallIntake:
         """The chat, checked and tokenised. With `truncation: auto` what was said first is left out
         of one that is too long, as little as need be. Raises InvalidRequest, PromptTooLong.
         """
@@ -76,17 +78,17 @@ class ResponseCall:
         try:
             return await take_in_body(chat, served, settings, tenant)
         except PromptTooLong:
-            least, most = 1, len(_droppable(chat)) - 1
-            if self.body.truncation != "auto" or most < least:
+            low, high = 1, len(_droppable(chat)) - 1
+            if self.body.truncation != "auto" or high < low:
                 raise
-        while least < most:
-            middle = (least + most) // 2
+        while low < high:
+            middle = (low + high) // 2
             try:
                 await take_in_body(_without_first(chat, middle), served, settings, tenant)
-                most = middle
+                high = middle
             except PromptTooLong:
-                least = middle + 1
-        return await take_in_body(_without_first(chat, least), served, settings, tenant)
+                low = middle + 1
+        return await take_in_body(_without_first(chat, low), served, settings, tenant)
 
     def _texts(self, served: str) -> dict[str, str]:
         """What is kept of it, as JSON; raises InvalidRequest for what cannot be."""
@@ -99,7 +101,7 @@ class ResponseCall:
             "history": _json(self.earlier.messages, "previous_response_id"),
         }
 
-    def record(self, intake: Intake, key: StreamKey) -> StoredResponse:
+    def record(self, intake: CallIntake, key: StreamKey) -> StoredResponse:
         """As it is kept, and told of."""
         search = intake.search
         return StoredResponse(
@@ -127,7 +129,9 @@ def _json(value: Any, field: str) -> str:
 
 def _droppable(chat: ChatBody) -> list[int]:
     """Which messages may be left out, but for the last of them: all that are no instructions."""
-    return [i for i, each in enumerate(chat.messages) if each.role not in ("system", "developer")]
+    return [
+        i for i, message in enumerate(chat.messages) if message.role not in ("system", "developer")
+    ]
 
 
 def _without_first(chat: ChatBody, count: int) -> ChatBody:
@@ -136,26 +140,26 @@ def _without_first(chat: ChatBody, count: int) -> ChatBody:
     return chat.model_copy(update={"messages": messages})
 
 
-async def create(gateway: Gateway, exchange: Exchange) -> str:
+async def create(gateway: Gateway, exchange: HttpExchange) -> str:
     """Answer, or begin to in the background; returns the outcome, raises what the caller is to
     know.
     """
     exchange.call_id = new_request_id(exchange.arrived_ms)
     exchange.reply_headers.append((b"x-request-id", exchange.call_id.encode()))
     exchange.tenant = gateway.keys.tenant(exchange.headers)
-    await gateway.admitted(exchange.tenant)  # before anything of the body is kept
+    await gateway.admit(exchange.tenant)  # before anything of the body is kept
     raw = await exchange.read_body(gateway.body_reader)
     body = parse(ResponsesBody, raw, gateway.settings.values_max)
     refuse_fields(body)
-    items = await resolved(gateway, exchange, items_of(body.input, exchange.call_id))
-    earlier = Earlier()
+    items = await resolve_references(gateway, exchange, items_of(body.input, exchange.call_id))
+    earlier = EarlierTurns()
     if body.previous_response_id is not None:
-        earlier = await continued(gateway, exchange, body.previous_response_id)
-    asked = ResponseCall(body=body, items=items, earlier=earlier)
-    inquiry = await _inquiry(gateway, exchange, asked)
+        earlier = await load_conversation(gateway, exchange, body.previous_response_id)
+    response_call = ResponseCall(body=body, items=items, earlier=earlier)
+    inquiry = await _inquiry(gateway, exchange, response_call)
     call = await accept(gateway, exchange, inquiry)
     try:
-        record = asked.record(inquiry.intake, call.key)
+        record = response_call.record(inquiry.intake, call.key)
         form = Form(await _response_id(gateway, record, body.store is not False), record)
     except BaseException:
         give_up(gateway, call)
@@ -163,18 +167,20 @@ async def create(gateway: Gateway, exchange: Exchange) -> str:
     return await _answer(gateway, exchange, inquiry, call, form)
 
 
-async def _inquiry(gateway: Gateway, exchange: Exchange, asked: ResponseCall) -> Inquiry:
+async def _inquiry(
+    gateway: Gateway, exchange: HttpExchange, response_call: ResponseCall
+) -> Inquiry:
     try:
-        intake = await asked.take_in(gateway.served, gateway.settings, exchange.tenant)
+        intake = await response_call.take_in(gateway.served, gateway.settings, exchange.tenant)
     except PromptTooLong as error:
         raise PromptTooLong(error.message, "input") from None
     conversation = conversation_of(gateway, exchange, intake)
-    if asked.earlier.session_id:  # there lies the KV of what was said
-        turn = sum(message["role"] == "assistant" for message in asked.messages)
-        conversation = Conversation(session_id=asked.earlier.session_id, turn=turn)
+    if response_call.earlier.session_id:  # there lies the KV of what was said
+        turn = sum(message["role"] == "assistant" for message in response_call.messages)
+        conversation = Conversation(session_id=response_call.earlier.session_id, turn=turn)
     exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
     options = options_of(exchange, intake, gateway.settings)
-    if asked.body.background:
+    if response_call.body.background:
         options = replace(options, keeps_running=True, event_ids=True)
     return Inquiry(intake=intake, options=options, conversation=conversation)
 
@@ -186,7 +192,7 @@ async def _response_id(gateway: Gateway, record: StoredResponse, store: bool) ->
 
 
 async def _answer(
-    gateway: Gateway, exchange: Exchange, inquiry: Inquiry, call: Call, form: Form
+    gateway: Gateway, exchange: HttpExchange, inquiry: Inquiry, call: Call, form: Form
 ) -> str:
     conversation = inquiry.conversation
 
@@ -206,7 +212,7 @@ async def _answer(
     if form.is_background and call.waits_for_end:
         call.hang_up()  # nobody waits for the end here
         gateway.detach(call)  # from now on it is counted until it ends, whatever happens here
-        await exchange.send_whole(orjson.dumps(form.begun()), reply_headers(call))
+        await exchange.send_whole(orjson.dumps(form.initial_response()), reply_headers(call))
         return ACCEPTED
     return await answer(gateway, exchange, call, write, keeps_running=inquiry.options.keeps_running)
 

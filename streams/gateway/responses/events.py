@@ -13,7 +13,7 @@ import orjson
 
 from schemas.errors import TriviumError
 from schemas.records import TokenLogprob
-from streams.gateway.responses.form import Form, Json, Said, annotations, logprobs
+from streams.gateway.responses.form import AnswerText, Form, Json, annotations, logprobs
 from streams.gateway.stream.delivery import KEEPALIVE
 from streams.gateway.stream.hub import Call
 
@@ -31,7 +31,7 @@ class ResponseEvents:
         self.keepalive = keepalive
         self._message_at = 1 if form.searches else 0  # its index among the items
         self._first = _WITH_SEARCH if form.searches else _BEFORE
-        self._begun = False
+        self._has_begun = False
         self._texts: list[str] = []
         self._logprobs = list[TokenLogprob]()
         self._head = {
@@ -49,8 +49,8 @@ class ResponseEvents:
         """What is known when the call is accepted."""
         form = self._form
         events = [
-            self._event(0, "created", response=form.begun()),
-            self._event(1, "in_progress", response=form.running()),
+            self._event(0, "created", response=form.initial_response()),
+            self._event(1, "in_progress", response=form.running_response()),
         ]
         if form.searches:
             events += [
@@ -66,14 +66,14 @@ class ResponseEvents:
         if not stream.next_seq and (stream.end is None or self._call.failed_end is not None):
             return b""
         text = stream.drain()
-        events = [] if self._begun else self._beginning()
-        self._begun = True
+        events = [] if self._has_begun else self._beginning()
+        self._has_begun = True
         if text:
             new, stream.logprobs = stream.logprobs, []
             self._texts.append(text)
             self._logprobs += new
-            shown = logprobs(tuple(new))
-            delta = {**self._head, "delta": text, "logprobs": shown}
+            logprobs_json = logprobs(tuple(new))
+            delta = {**self._head, "delta": text, "logprobs": logprobs_json}
             events.append(self._event(self._number(), "output_text.delta", **delta))
         return b"".join(events)
 
@@ -84,20 +84,20 @@ class ResponseEvents:
 
     def closing(self) -> bytes:
         """What follows the text of a whole answer."""
-        form, stream, said = self._form, self._stream, self._said()
-        part = form.part(stream, said)
-        message = form.message(stream, said, "completed")
-        whole = form.whole(self._call, said, None)
+        form, stream, answer = self._form, self._stream, self._answer_text()
+        part = form.part(stream, answer)
+        message = form.message(stream, answer, "completed")
+        whole = form.whole(self._call, answer, None)
         if whole["status"] != "completed":
             message["status"] = whole["status"]
-        cited = annotations(stream, len(said.text))
+        cited = annotations(stream, len(answer.text))
         following: list[tuple[str, Json]] = [
             ("output_text.annotation.added", {**self._head, "annotation_index": i, "annotation": a})
             for i, a in enumerate(cited)
         ]
-        done = {**self._head, "text": said.text, "logprobs": part["logprobs"]}
+        done_fields = {**self._head, "text": answer.text, "logprobs": part["logprobs"]}
         following += [
-            ("output_text.done", done),
+            ("output_text.done", done_fields),
             ("content_part.done", {**self._head, "part": part}),
             ("output_item.done", {"output_index": self._message_at, "item": message}),
             (whole["status"], {"response": whole}),
@@ -109,14 +109,14 @@ class ResponseEvents:
 
     def failing(self, error: TriviumError) -> bytes:
         """The response that failed or was cancelled, with what there is of its answer."""
-        whole = self._form.whole(self._call, self._said(), error)
+        whole = self._form.whole(self._call, self._answer_text(), error)
         return self._event(self._number() + 1, "failed", response=whole)
 
     def _beginning(self) -> list[bytes]:
         """What comes right before the text."""
         form, stream, first = self._form, self._stream, self._first
-        item = form.message(stream, Said(), "in_progress") | {"content": []}
-        part = form.part(stream, Said()) | {"annotations": []}
+        item = form.message(stream, AnswerText(), "in_progress") | {"content": []}
+        part = form.part(stream, AnswerText()) | {"annotations": []}
         events = []
         if form.searches:
             searched = form.search(stream)
@@ -131,8 +131,8 @@ class ResponseEvents:
             self._event(first + 1, "content_part.added", **self._head, part=part),
         ]
 
-    def _said(self) -> Said:
-        return Said(text=self.text, logprobs=tuple(self._logprobs))
+    def _answer_text(self) -> AnswerText:
+        return AnswerText(text=self.text, logprobs=tuple(self._logprobs))
 
     def _number(self) -> int:
         """Of the delta that ends where the stream is now."""

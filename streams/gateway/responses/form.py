@@ -24,7 +24,7 @@ _CUT = {"length": "max_output_tokens"}
 
 
 @frozen
-class Said:
+class AnswerText:
     """What there is of an answer by now."""
 
     text: str = ""
@@ -65,55 +65,57 @@ class Form:
             tenant=record.tenant,
         )
 
-    def begun(self) -> Json:
+    def initial_response(self) -> Json:
         """The response before anything is known of its answer."""
         return self._response("queued" if self.is_background else IN_PROGRESS, [])
 
-    def running(self) -> Json:
+    def running_response(self) -> Json:
         """The same as it is being answered."""
         return self._response(IN_PROGRESS, [])
 
-    def whole(self, call: Call, said: Said, error: TriviumError | None) -> Json:
+    def whole(self, call: Call, answer: AnswerText, error: TriviumError | None) -> Json:
         """The response with all that there is of its answer."""
         (stream,) = call.streams
         status = _status(stream, error)
-        output = self.output(stream, said, status)
-        more: Json = {}
+        output = self.output(stream, answer, status)
+        extras: Json = {}
         if status == "failed" and error is not None:
-            more["error"] = _error(error)
+            extras["error"] = _error(error)
         if stream.end is not None:
-            more["usage"] = _usage(stream)
-            more["trivium"] = answers.placement(call.key, [stream])
+            extras["usage"] = _usage(stream)
+            extras["trivium"] = answers.placement(call.key, [stream])
             if status == INCOMPLETE:
                 reason = _CUT.get(stream.end.finish_reason)
-                more["incomplete_details"] = {"reason": reason}
-        return self._response(status, output, **more)
+                extras["incomplete_details"] = {"reason": reason}
+        return self._response(status, output, **extras)
 
-    def output(self, stream: CallStream, said: Said, status: str) -> list[Json]:
+    def output(self, stream: CallStream, answer: AnswerText, status: str) -> list[Json]:
         """The items; of an answer that has not begun, none."""
         if not stream.next_seq and status not in (COMPLETED, INCOMPLETE):
             return []
-        done = COMPLETED if status == COMPLETED else INCOMPLETE
-        message = self.message(stream, said, IN_PROGRESS if status == IN_PROGRESS else done)
+        final_status = COMPLETED if status == COMPLETED else INCOMPLETE
+        message = self.message(
+            stream, answer, IN_PROGRESS if status == IN_PROGRESS else final_status
+        )
         return [*([self.search(stream)] if self.searches else []), message]
 
-    def message(self, stream: CallStream, said: Said, status: str) -> Json:
+    def message(self, stream: CallStream, answer: AnswerText, status: str) -> Json:
         """The answer's message."""
         return {
             "id": self.message_id,
             "type": "message",
             "role": "assistant",
             "status": status,
-            "content": [self.part(stream, said)],
+            "content": [self.part(stream, answer)],
         }
 
-    def part(self, stream: CallStream, said: Said) -> Json:
+    def part(self, stream: CallStream, answer: AnswerText) -> Json:
         """Its text."""
         return {
             "type": "output_text",
-            "text": said.text,
-            "annotations": annotations(stream, len(said.text)),
-            "logprobs": logprobs(said.logprobs),
+            "text": answer.text,
+            "annotations": annotations(stream, len(answer.text)),
+            "logprobs": logprobs(answer.logprobs),
         }
 
     def search(self, stream: CallStream | None) -> Json:
@@ -127,14 +129,16 @@ class Form:
         }
         if stream is None:
             return item | {"status": IN_PROGRESS}
-        told = stream.retrieved.get(0)  # what probes of the answer find is no part of this call
-        if told is not None and told.error is not None:
+        notice = stream.retrieved.get(0)  # what probes of the answer find is no part of this call
+        if notice is not None and notice.error is not None:
             item["status"] = "failed"
         if RESULTS in self.record.include:
-            item["results"] = [_result(each) for each in (told.citations if told else ())]
+            item["results"] = [
+                _result(citation) for citation in (notice.citations if notice else ())
+            ]
         return item
 
-    def _response(self, status: str, output: list[Json], **more: Any) -> Json:
+    def _response(self, status: str, output: list[Json], **extras: Any) -> Json:
         return {
             "id": self.response_id,
             "object": "response",
@@ -145,7 +149,7 @@ class Form:
             "output": output,
             "usage": None,
             **self._options,
-            **more,
+            **extras,
         }
 
 
@@ -164,45 +168,45 @@ def _error(error: TriviumError) -> Json:
 
 
 def _usage(stream: CallStream) -> Json:
-    told = answers.usage([stream], 1)
-    details = {"cache_write_tokens": 0, **told["prompt_tokens_details"]}
+    counts = answers.usage([stream], 1)
+    details = {"cache_write_tokens": 0, **counts["prompt_tokens_details"]}
     return {
-        "input_tokens": told["prompt_tokens"],
+        "input_tokens": counts["prompt_tokens"],
         "input_tokens_details": details,
-        "output_tokens": told["completion_tokens"],
+        "output_tokens": counts["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": told["total_tokens"],
+        "total_tokens": counts["total_tokens"],
     }
 
 
 def annotations(stream: CallStream, chars: int) -> list[Json]:
     """Citations of an answer with so many characters; each document once, after the text."""
     documents: dict[str, Citation] = {}
-    for told in in_order(stream.retrieved):
-        for each in told.citations:
-            documents.setdefault(each.document_id, each)
+    for notice in in_order(stream.retrieved):
+        for citation in notice.citations:
+            documents.setdefault(citation.document_id, citation)
     return [
         {
             "type": "file_citation",
             "file_id": document_id,
-            "filename": _filename(each),
+            "filename": _filename(citation),
             "index": chars,
         }
-        for document_id, each in documents.items()
+        for document_id, citation in documents.items()
     ]
 
 
-def _filename(each: Citation) -> str:
-    return each.title or each.source or each.document_id
+def _filename(citation: Citation) -> str:
+    return citation.title or citation.source or citation.document_id
 
 
-def _result(each: Citation) -> Json:
+def _result(citation: Citation) -> Json:
     return {
-        "file_id": each.document_id,
-        "filename": _filename(each),
-        "score": round(max(0.0, each.score), 4),
-        "text": each.text,
-        "attributes": {"passage_id": each.passage_id, "source": each.source},
+        "file_id": citation.document_id,
+        "filename": _filename(citation),
+        "score": round(max(0.0, citation.score), 4),
+        "text": citation.text,
+        "attributes": {"passage_id": citation.passage_id, "source": citation.source},
     }
 
 
@@ -218,5 +222,5 @@ def logprobs(tokens: tuple[TokenLogprob, ...]) -> list[Json]:
 def whole_of(form: Form, call: Call) -> bytes:
     """The body of a response that is not streamed."""
     (stream,) = call.streams
-    said = Said(text="".join(stream.texts), logprobs=tuple(stream.logprobs))
-    return orjson.dumps(form.whole(call, said, call_error(call)))
+    answer = AnswerText(text="".join(stream.texts), logprobs=tuple(stream.logprobs))
+    return orjson.dumps(form.whole(call, answer, call_error(call)))

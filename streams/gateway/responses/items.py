@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from schemas.errors import InvalidRequest
-from streams.gateway.http.errors import shown
+from streams.gateway.http.errors import shorten
 
 Item = dict[str, Any]
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -18,11 +18,11 @@ _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # and what
 _RESULTS = ("function_call_output", "custom_tool_call_output")
 
 
-def items_of(given: str | Sequence[Item], request_id: str) -> list[Item]:
+def items_of(request_input: str | Sequence[Item], request_id: str) -> list[Item]:
     """The input as items of OpenAI's, each with a type and an id; raises InvalidRequest."""
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    return [_item(item, i, request_id) for i, item in enumerate(given)]
+    if isinstance(request_input, str):
+        request_input = [{"role": "user", "content": request_input}]
+    return [_item(item, i, request_id) for i, item in enumerate(request_input)]
 
 
 def _item(item: Item, i: int, request_id: str) -> Item:
@@ -35,7 +35,7 @@ def _item(item: Item, i: int, request_id: str) -> Item:
     check = _CHECKS.get(kind) if isinstance(kind, str) else None
     if check is None:
         raise InvalidRequest(
-            f"{where}.type: expected one of {', '.join(_CHECKS)}, found {shown(kind)}; other items "
+            f"{where}.type: expected one of {', '.join(_CHECKS)}, found {shorten(kind)}; other items "
             "are not served",
             f"{where}.type",
         )
@@ -70,17 +70,21 @@ def _message(item: Item, where: str) -> Item:
     role, content = item.get("role"), item.get("content")
     if role not in _ROLES:
         raise InvalidRequest(
-            f"{where}.role: expected user, assistant, system or developer, found {shown(role)}",
+            f"{where}.role: expected user, assistant, system or developer, found {shorten(role)}",
             f"{where}.role",
         )
-    own = "output_text" if role == "assistant" else "input_text"
+    part_type = "output_text" if role == "assistant" else "input_text"
     parts = [content] if isinstance(content, str) else content
-    texts = _texts(parts, own, f"{where}.content")
+    texts = _texts(parts, part_type, f"{where}.content")
     return {
         "role": role,
         "status": "completed",
         "content": [
-            {"type": own, "text": text, **({"annotations": []} if own == "output_text" else {})}
+            {
+                "type": part_type,
+                "text": text,
+                **({"annotations": []} if part_type == "output_text" else {}),
+            }
             for text in texts
         ],
     }
@@ -100,25 +104,25 @@ def _text(part: Item, field: str, where: str) -> str:
     text = part.get(field)
     if not isinstance(text, str):
         raise InvalidRequest(
-            f"{where}.{field}: expected a string, found {shown(text)}", f"{where}.{field}"
+            f"{where}.{field}: expected a string, found {shorten(text)}", f"{where}.{field}"
         )
     return text
 
 
-def _texts(parts: Any, own: str, where: str) -> list[str]:
+def _texts(parts: Any, part_type: str, where: str) -> list[str]:
     if not isinstance(parts, list):
         raise InvalidRequest(
-            f"{where}: expected a text or a list of parts, found {shown(parts)}", where
+            f"{where}: expected a text or a list of parts, found {shorten(parts)}", where
         )
     texts = []
     for j, part in enumerate(parts):
         if isinstance(part, str):
-            part = {"type": own, "text": part}
+            part = {"type": part_type, "text": part}
         kind = part.get("type") if isinstance(part, dict) else part
         field = _PARTS.get(kind) if isinstance(kind, str) else None
         if not isinstance(part, dict) or field is None:
             raise InvalidRequest(
-                f"{where}.{j}.type: expected input_text or output_text, found {shown(kind)}; only "
+                f"{where}.{j}.type: expected input_text or output_text, found {shorten(kind)}; only "
                 "text is served",
                 f"{where}.{j}.type",
             )

@@ -17,15 +17,15 @@ from schemas.errors import BrokerUnavailable, DeadlineExceeded, InvalidRequest
 from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, CancelReason
 from streams.gateway.endpoints.resume import read_on, resumed_call
-from streams.gateway.http.exchange import Exchange
+from streams.gateway.http.exchange import HttpExchange
 from streams.gateway.ids import IN_NO_PROMPT, MESSAGE_PREFIX, RESPONSE_PREFIX, new_request_id
 from streams.gateway.request.responses_body import check_include
 from streams.gateway.responses.events import ResponseEvents
-from streams.gateway.responses.form import Form, Said, whole_of
+from streams.gateway.responses.form import AnswerText, Form, whole_of
 from streams.gateway.responses.items import REFERENCE, Item, messages_of
 from streams.gateway.state import Gateway
 from streams.gateway.stream.delivery import COMPLETED, KEEPALIVE, call_error
-from streams.gateway.stream.event_id import Position
+from streams.gateway.stream.event_id import ClientPosition
 from streams.gateway.stream.hub import Call, CallStream, Hub
 from streams.gateway.stream.overdue import DEADLINE_GRACE_MS
 
@@ -36,23 +36,27 @@ _ITEMS, _ITEMS_MAX, _PARAMETERS_MAX = 20, 100, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Earlier:
+class EarlierTurns:
     """What a conversation has said before a call; of a new one, nothing."""
 
     session_id: str = ""
     messages: Sequence[dict[str, Any]] = ()
 
 
-async def continued(gateway: Gateway, exchange: Exchange, response_id: str) -> Earlier:
+async def load_conversation(
+    gateway: Gateway, exchange: HttpExchange, response_id: str
+) -> EarlierTurns:
     """The conversation that a response has ended; raises NotFound, InvalidRequest."""
-    form, stream = await _answered(gateway, exchange, response_id, "previous_response_id")
+    form, stream = await _load_answer(gateway, exchange, response_id, "previous_response_id")
     record = form.record
-    said = [*orjson.loads(record.history), *messages_of(orjson.loads(record.input))]
+    history = [*orjson.loads(record.history), *messages_of(orjson.loads(record.input))]
     answer = {"role": "assistant", "content": "".join(stream.texts)}
-    return Earlier(session_id=record.session_id, messages=[*said, answer])
+    return EarlierTurns(session_id=record.session_id, messages=[*history, answer])
 
 
-async def resolved(gateway: Gateway, exchange: Exchange, items: Sequence[Item]) -> list[Item]:
+async def resolve_references(
+    gateway: Gateway, exchange: HttpExchange, items: Sequence[Item]
+) -> list[Item]:
     """Items of a call, with the answers that it refers to by an id; raises NotFound,
     InvalidRequest.
     """
@@ -63,18 +67,20 @@ async def resolved(gateway: Gateway, exchange: Exchange, items: Sequence[Item]) 
             f"{len(references)}; use previous_response_id, or send the messages themselves",
             "input",
         )
-    found = list(items)
+    resolved_items = list(items)
     for i in references:
         name, param = items[i]["id"], f"input.{i}.id"
         if not name.startswith(IN_NO_PROMPT):
             response_id = RESPONSE_PREFIX + name.removeprefix(MESSAGE_PREFIX)
-            form, stream = await _answered(gateway, exchange, response_id, param)
-            found[i] = form.message(stream, Said(text="".join(stream.texts)), COMPLETED)
-    return found
+            form, stream = await _load_answer(gateway, exchange, response_id, param)
+            resolved_items[i] = form.message(
+                stream, AnswerText(text="".join(stream.texts)), COMPLETED
+            )
+    return resolved_items
 
 
-async def _answered(
-    gateway: Gateway, exchange: Exchange, response_id: str, param: str
+async def _load_answer(
+    gateway: Gateway, exchange: HttpExchange, response_id: str, param: str
 ) -> tuple[Form, CallStream]:
     """A response that has ended with an answer; raises NotFound, InvalidRequest."""
     form = await _find(gateway, exchange, response_id)
@@ -89,14 +95,14 @@ async def _answered(
     return form, stream
 
 
-async def retrieve(gateway: Gateway, exchange: Exchange) -> str:
+async def retrieve(gateway: Gateway, exchange: HttpExchange) -> str:
     """The response as it is by now, or its events; returns the outcome."""
-    form, query = await _named(
+    form, query = await _parse_call(
         gateway, exchange, ("stream", "starting_after", "include_obfuscation")
     )
     if _flag(query, "stream"):
         after = _number(query, "starting_after", -1, 0, _NUMBER_MAX)
-        call = resumed_call(gateway, exchange, form.key(), [Position()])
+        call = resumed_call(gateway, exchange, form.key(), [ClientPosition()])
         writer = ResponseEvents(form, call, after, keepalive=KEEPALIVE)
         return await read_on(gateway, exchange, call, writer, writer.skip)
     if "starting_after" in query:
@@ -104,9 +110,9 @@ async def retrieve(gateway: Gateway, exchange: Exchange) -> str:
     return await _send(exchange, form, await _answer_by_now(gateway, exchange, form))
 
 
-async def cancel(gateway: Gateway, exchange: Exchange) -> str:
+async def cancel(gateway: Gateway, exchange: HttpExchange) -> str:
     """Give a response up that runs in the background; what has ended stays as it is."""
-    form, _ = await _named(gateway, exchange, ())
+    form, _ = await _parse_call(gateway, exchange, ())
     if not form.is_background:
         raise InvalidRequest(
             f"response {form.response_id}: only one that was created with background=true can be "
@@ -119,20 +125,20 @@ async def cancel(gateway: Gateway, exchange: Exchange) -> str:
     return await _send(exchange, form, call)
 
 
-async def delete(gateway: Gateway, exchange: Exchange) -> str:
+async def delete(gateway: Gateway, exchange: HttpExchange) -> str:
     """Know a response no more; where it is being answered, that ends."""
-    form, _ = await _named(gateway, exchange, ())
+    form, _ = await _parse_call(gateway, exchange, ())
     if wall_ms() < form.record.deadline_ms:
         await _give_up(gateway, form)
     await gateway.backend.responses.delete(form.record)
-    gone = {"id": form.response_id, "object": "response", "deleted": True}
-    await exchange.send_whole(orjson.dumps(gone), exchange.reply_headers)
+    answer = {"id": form.response_id, "object": "response", "deleted": True}
+    await exchange.send_whole(orjson.dumps(answer), exchange.reply_headers)
     return COMPLETED
 
 
-async def input_items(gateway: Gateway, exchange: Exchange) -> str:
+async def input_items(gateway: Gateway, exchange: HttpExchange) -> str:
     """What the call brought, in pages."""
-    form, query = await _named(gateway, exchange, ("limit", "order", "after"))
+    form, query = await _parse_call(gateway, exchange, ("limit", "order", "after"))
     items: list[Any] = orjson.loads(form.record.input)
     order = query.get("order", ["desc"])[-1]
     if order not in ("asc", "desc"):
@@ -156,8 +162,8 @@ async def input_items(gateway: Gateway, exchange: Exchange) -> str:
     return COMPLETED
 
 
-async def _named(
-    gateway: Gateway, exchange: Exchange, known: Sequence[str]
+async def _parse_call(
+    gateway: Gateway, exchange: HttpExchange, parameters: Sequence[str]
 ) -> tuple[Form, Mapping[str, list[str]]]:
     """The response that the path names, and the query; raises NotFound, InvalidRequest."""
     exchange.reply_headers.append((b"x-request-id", new_request_id(exchange.arrived_ms).encode()))
@@ -168,7 +174,7 @@ async def _named(
     except ValueError as error:
         raise InvalidRequest(f"expected at most {_PARAMETERS_MAX} parameters") from error
     for name in query:
-        if name not in (*known, *_INCLUDED):
+        if name not in (*parameters, *_INCLUDED):
             raise InvalidRequest(f"{name[:40]}: unknown parameter; leave it out", name[:40])
     include = [value for name in _INCLUDED for value in query.get(name, ())]
     for value in include:
@@ -178,7 +184,7 @@ async def _named(
     return Form(form.response_id, record), query
 
 
-async def _find(gateway: Gateway, exchange: Exchange, response_id: str) -> Form:
+async def _find(gateway: Gateway, exchange: HttpExchange, response_id: str) -> Form:
     request_id, place = gateway.response_ids.parse(response_id, exchange.tenant)
     return Form(response_id, await gateway.backend.responses.get(request_id, place))
 
@@ -190,24 +196,26 @@ def _flag(query: Mapping[str, list[str]], name: str) -> bool:
     return value == "true"
 
 
-def _number(query: Mapping[str, list[str]], name: str, default: int, least: int, most: int) -> int:
+def _number(
+    query: Mapping[str, list[str]], name: str, default: int, minimum: int, maximum: int
+) -> int:
     if name not in query:
         return default
     text = query[name][-1]
     if not text.isascii() or not text.isdecimal() or len(text) > 16:
         raise InvalidRequest(f"{name}: expected a whole number, found {text[:40]!r}", name)
-    if not least <= int(text) <= most:
-        raise InvalidRequest(f"{name}: expected {least} to {most}, found {text}", name)
+    if not minimum <= int(text) <= maximum:
+        raise InvalidRequest(f"{name}: expected {minimum} to {maximum}, found {text}", name)
     return int(text)
 
 
 async def _answer_by_now(
-    gateway: Gateway, exchange: Exchange, form: Form, *, wait_ms: int = 0
+    gateway: Gateway, exchange: HttpExchange, form: Form, *, wait_ms: int = 0
 ) -> Call:
     """What the log has of the answer, or will have until it ends, within so long a wait."""
-    call = resumed_call(gateway, exchange, form.key(), [Position()], waits_for_end=True)
+    call = resumed_call(gateway, exchange, form.key(), [ClientPosition()], waits_for_end=True)
     gateway.admit_resume(call.key.parent_id, call.key.tenant)
-    gateway.resumed.add(call)
+    gateway.resumed_calls.add(call)
     try:
         async with asyncio.timeout((wait_ms or gateway.settings.resume_ms) / 1000):
             await _read(gateway, call, live=bool(wait_ms))
@@ -215,7 +223,7 @@ async def _answer_by_now(
         if not wait_ms:
             raise BrokerUnavailable("the answer was not read in time; try again later") from None
     finally:
-        gateway.resumed.discard(call)
+        gateway.resumed_calls.discard(call)
     late = wall_ms() > form.record.deadline_ms + DEADLINE_GRACE_MS
     if call.open_streams and call_error(call) is None and late:
         call.fail(DeadlineExceeded("the deadline passed and nobody ended the request"))
@@ -238,7 +246,7 @@ async def _read(gateway: Gateway, call: Call, *, live: bool) -> None:
             hub.apply(frame, loop.time())
             if not call.open_streams or call_error(call) is not None:
                 break
-    hub.live_from_here(gateway.hub.on_void)
+    hub.go_live(gateway.hub.on_void)
 
 
 async def _give_up(gateway: Gateway, form: Form) -> None:
@@ -252,6 +260,6 @@ async def _give_up(gateway: Gateway, form: Form) -> None:
     await gateway.backend.send(record)
 
 
-async def _send(exchange: Exchange, form: Form, call: Call) -> str:
+async def _send(exchange: HttpExchange, form: Form, call: Call) -> str:
     await exchange.send_whole(whole_of(form, call), exchange.reply_headers)
     return COMPLETED

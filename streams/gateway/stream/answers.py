@@ -58,8 +58,8 @@ def usage(streams: Sequence[Stream], prompts: int) -> Json:
     completion_tokens = sum(stream.next_seq for stream in streams)
     details = {"cached_tokens": sum(end.cached_tokens for end in firsts)}
     if any(stream.retrieved for stream in streams):
-        found = [stream.retrieved.get(0) for stream in streams[::per_prompt]]
-        details["retrieved_tokens"] = put_in + sum(each.tokens for each in found if each)
+        notices = [stream.retrieved.get(0) for stream in streams[::per_prompt]]
+        details["retrieved_tokens"] = put_in + sum(notice.tokens for notice in notices if notice)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

@@ -18,7 +18,7 @@ from streams.gateway.http.errors import error_body
 from streams.gateway.stream import answers
 from streams.gateway.stream.citations import annotations
 from streams.gateway.stream.delivery import KEEPALIVE
-from streams.gateway.stream.event_id import Position, StreamKey, positions_text
+from streams.gateway.stream.event_id import ClientPosition, StreamKey, positions_text
 from streams.gateway.stream.stream import Stream
 
 DONE = b"data: [DONE]\n\n"
@@ -34,7 +34,7 @@ class ChunkWriter:
         streams: Sequence[Stream],
         *,
         name: bytes = b"",
-        client_positions: Sequence[Position] = (),
+        client_positions: Sequence[ClientPosition] = (),
         prompts: Sequence[Sequence[int]] = (),
         counts_always: bool = False,
     ) -> None:
@@ -48,7 +48,7 @@ class ChunkWriter:
         self._chat = key.endpoint is Endpoint.CHAT
         self._streams = streams
         # What was written so far; a stream may be ahead of it while its siblings are written.
-        self._written = list(client_positions) or [Position()] * len(streams)
+        self._written = list(client_positions) or [ClientPosition()] * len(streams)
         self._prefix = name and b"id: %b." % name
         self.keepalive = KEEPALIVE if name else b""
         same = {
@@ -106,7 +106,7 @@ class ChunkWriter:
         role = self._roles.pop(i, b"")
         if not role:
             return b""
-        _, of_chunk = self._told(i)
+        _, of_chunk = self._extra_fields(i)
         return self._id(self._written) + role + self._end(of_chunk)
 
     def _drain_one(self, i: int) -> bytes:
@@ -115,7 +115,7 @@ class ChunkWriter:
             return b""
         text, token_ids, logprobs = stream.drain(), stream.token_ids, stream.logprobs
         stream.token_ids, stream.logprobs = [], []
-        if self._written[i].ended:
+        if self._written[i].is_ended:
             return b""
         if self.collected is not None and not i:
             self.collected.append(text)
@@ -127,18 +127,18 @@ class ChunkWriter:
             middle = self._after_text + orjson.dumps(form)
             if self._key.token_ids:
                 middle += b',"token_ids":' + orjson.dumps(token_ids)
-            of_choice, of_chunk = self._told(i)
+            of_choice, of_chunk = self._extra_fields(i)
             parts = (self._opens[i], orjson.dumps(text), middle, _inner(of_choice))
             event += self._id(self._written) + b"".join(parts) + self._end(of_chunk)
         # What ended otherwise has no finish reason: an error event follows, and nothing else.
         if stream.end is not None and stream.end.kind is OutcomeKind.COMPLETED:
             event += self._role(i)  # of an answer without text
-            self._written[i] = stream.position(ended=True)
-            of_choice, of_chunk = self._told(i)
+            self._written[i] = stream.position(is_ended=True)
+            of_choice, of_chunk = self._extra_fields(i)
             event += self._finish(stream, stream.end, of_choice, of_chunk)
         return event
 
-    def _told(self, i: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _extra_fields(self, i: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the next event of a choice says besides, of the choice and of all: the prompt's
         tokens, in the first, and the usage so far.
         """
@@ -198,7 +198,7 @@ class ChunkWriter:
     def _write(self, fields: dict[str, Any]) -> bytes:
         return b"%b%b,%b\n\n" % (self._id(self._written), self._head, orjson.dumps(fields)[1:])
 
-    def _id(self, positions: Sequence[Position]) -> bytes:
+    def _id(self, positions: Sequence[ClientPosition]) -> bytes:
         """The line before an event that lets its client resume behind it."""
         return self._prefix and b"%b%b\n" % (self._prefix, positions_text(positions))
 
@@ -228,7 +228,7 @@ def whole_answer(
         if key.token_ids:
             content["token_ids"] = stream.token_ids
         if not chat:
-            content |= _of_prompt(key, prompts, stream.choice)
+            content |= _prompt_fields(key, prompts, stream.choice)
         choices.append(
             {
                 "index": stream.choice,
@@ -247,14 +247,14 @@ def whole_answer(
             "choices": choices,
             "usage": answers.usage(streams, key.prompts),
             "trivium": answers.placement(key, streams),
-            **(_of_prompt(key, prompts, 0) if chat else {}),
+            **(_prompt_fields(key, prompts, 0) if chat else {}),
         }
     )
 
 
-def _of_prompt(key: StreamKey, prompts: Sequence[Sequence[int]], choice: int) -> dict[str, Any]:
+def _prompt_fields(key: StreamKey, prompts: Sequence[Sequence[int]], choice: int) -> dict[str, Any]:
     """What vLLM's answers say of a prompt. Its log-probabilities are of no token here."""
-    told: dict[str, Any] = {"prompt_logprobs": None}
+    fields: dict[str, Any] = {"prompt_logprobs": None}
     if key.token_ids:
-        told["prompt_token_ids"] = list(prompts[choice]) if prompts else None
-    return told
+        fields["prompt_token_ids"] = list(prompts[choice]) if prompts else None
+    return fields

@@ -17,15 +17,19 @@ Retrieved = Mapping[int, StreamRetrieved]  # by probe; 0 is what stands in the p
 
 def retrieval(retrieved: Retrieved) -> Json:
     """As `trivium.retrieval` in an answer; there is something in it."""
-    told = in_order(retrieved)
-    error = told[0].error  # of the search before the answer; a probe that brought nothing is silent
+    notices = in_order(retrieved)
+    error = notices[
+        0
+    ].error  # of the search before the answer; a probe that brought nothing is silent
     return {
-        "collection": told[0].collection,
-        "tokens": sum(each.tokens for each in told),
-        "missing_shards": max(each.missing_shards for each in told),
-        "left_out": sum(each.left_out for each in told),
-        "citations": [_citation(one, each) for each in told for one in each.citations],
-        **({"degraded": told[0].degraded} if told[0].degraded else {}),
+        "collection": notices[0].collection,
+        "tokens": sum(notice.tokens for notice in notices),
+        "missing_shards": max(notice.missing_shards for notice in notices),
+        "left_out": sum(notice.left_out for notice in notices),
+        "citations": [
+            _citation(citation, notice) for notice in notices for citation in notice.citations
+        ],
+        **({"degraded": notices[0].degraded} if notices[0].degraded else {}),
         **({"error": {"code": error.code, "message": error.message}} if error else {}),
     }
 
@@ -33,37 +37,37 @@ def retrieval(retrieved: Retrieved) -> Json:
 def annotations(retrieved: Retrieved, chars: int) -> list[Json]:
     """In OpenAI's form, of an answer with so many characters; each document once."""
     documents: dict[str, Citation] = {}
-    for told in in_order(retrieved):
-        for each in told.citations:
-            documents.setdefault(each.document_id, each)
+    for notice in in_order(retrieved):
+        for citation in notice.citations:
+            documents.setdefault(citation.document_id, citation)
     return [
         {
             "type": "url_citation",
             "url_citation": {
                 "start_index": 0,
                 "end_index": chars,
-                "title": each.title or document_id,
-                "url": each.source or document_id,
+                "title": citation.title or document_id,
+                "url": citation.source or document_id,
             },
         }
-        for document_id, each in documents.items()
+        for document_id, citation in documents.items()
     ]
 
 
 def in_order(retrieved: Retrieved) -> list[StreamRetrieved]:
     """What was told, the prompt's first."""
-    return [told for _, told in sorted(retrieved.items())]
+    return [notice for _, notice in sorted(retrieved.items())]
 
 
-def _citation(each: Citation, told: StreamRetrieved) -> Json:
+def _citation(citation: Citation, notice: StreamRetrieved) -> Json:
     return {
-        "document_id": each.document_id,
-        "passage_id": each.passage_id,
-        "title": each.title,
-        "source": each.source,
-        "text": each.text,
-        "start": each.start,
-        "score": round(each.score, 4),
-        "before_token": told.seq,
-        "probe": told.probe,
+        "document_id": citation.document_id,
+        "passage_id": citation.passage_id,
+        "title": citation.title,
+        "source": citation.source,
+        "text": citation.text,
+        "start": citation.start,
+        "score": round(citation.score, 4),
+        "before_token": notice.seq,
+        "probe": notice.probe,
     }

@@ -15,7 +15,7 @@ from zlib import crc32
 from schemas.rules.tokens import pack_tokens
 
 
-class Delivered:
+class DeliveredAnswer:
     """Token ids and texts of one answer, from its start; who adds to it appends to both."""
 
     __slots__ = ("_ids_crc", "_ids_done", "_text_crc", "ids", "texts")
@@ -35,16 +35,16 @@ class Delivered:
         if text:
             self._text_crc = crc32(_bytes(text), self._text_crc)
 
-    def first(self, tokens: int, chars: int) -> "Delivered":
+    def prefix(self, tokens: int, chars: int) -> "DeliveredAnswer":
         """Its first tokens and characters, of which nothing was handed out."""
-        found = Delivered()
-        found.ids, found.texts = self.ids[:tokens], ["".join(self.texts)[:chars]]
-        return found
+        prefix = DeliveredAnswer()
+        prefix.ids, prefix.texts = self.ids[:tokens], ["".join(self.texts)[:chars]]
+        return prefix
 
-    def begins(self, other: "Delivered") -> bool:
+    def is_prefix_of(self, longer: "DeliveredAnswer") -> bool:
         """Whether the other is longer, and goes on behind this one."""
-        is_shorter = len(self.ids) < len(other.ids)
-        return is_shorter and other.differs(0, self.ids, 0, "".join(self.texts)) is None
+        is_shorter = len(self.ids) < len(longer.ids)
+        return is_shorter and longer.differs(0, self.ids, 0, "".join(self.texts)) is None
 
     @property
     def digest(self) -> int:
@@ -55,7 +55,7 @@ class Delivered:
         """The token ids, as little-endian int32."""
         return pack_tokens(self.ids)
 
-    def resumed(self, chars: int) -> None:
+    def mark_resumed(self, chars: int) -> None:
         """So much text was handed out by another gateway."""
         self._text_crc = crc32(_bytes("".join(self.texts)[:chars]))
 
@@ -70,12 +70,12 @@ class Delivered:
 
         Where only the text differs, that of the first of these tokens.
         """
-        mine = self.ids[first_seq : first_seq + len(token_ids)]
-        if mine != array("q", token_ids[: len(mine)]):
-            pairs = enumerate(zip(mine, token_ids, strict=False), first_seq)
-            return next(seq for seq, (one, other) in pairs if one != other)
-        said = "".join(self.texts)[first_char : first_char + len(text)]
-        return None if text.startswith(said) else first_seq
+        old_ids = self.ids[first_seq : first_seq + len(token_ids)]
+        if old_ids != array("q", token_ids[: len(old_ids)]):
+            pairs = enumerate(zip(old_ids, token_ids, strict=False), first_seq)
+            return next(seq for seq, (old_id, new_id) in pairs if old_id != new_id)
+        old_text = "".join(self.texts)[first_char : first_char + len(text)]
+        return None if text.startswith(old_text) else first_seq
 
 
 def _bytes(text: str) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from schemas.errors import TriviumError
-from streams.gateway.http.exchange import Exchange, HeaderList
+from streams.gateway.http.exchange import HeaderList, HttpExchange
 from streams.gateway.stream.answers import end_error, placement_headers
 from streams.gateway.stream.hub import Call
 
@@ -77,7 +77,7 @@ def call_error(call: Call) -> TriviumError | None:
     return call.failure
 
 
-async def write_stream(exchange: Exchange, call: Call, writer: EventWriter) -> str:
+async def write_stream(exchange: HttpExchange, call: Call, writer: EventWriter) -> str:
     """Write events until the answer is whole; returns the outcome.
 
     Raises the error that ended the call if nothing was written yet.
@@ -117,7 +117,7 @@ async def write_stream(exchange: Exchange, call: Call, writer: EventWriter) -> s
             return COMPLETED if error is None else error.code
 
 
-async def write_whole(exchange: Exchange, call: Call, body: Callable[[], bytes]) -> str:
+async def write_whole(exchange: HttpExchange, call: Call, body: Callable[[], bytes]) -> str:
     """Write the answer when it is whole; returns the outcome, raises the error that ended it."""
     while call.open_streams and not call.client_gone and (error := call_error(call)) is None:
         await call.next_change()

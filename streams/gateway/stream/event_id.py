@@ -66,7 +66,7 @@ class StreamKey:
         return head + names
 
 
-class Position(NamedTuple):
+class ClientPosition(NamedTuple):
     """What a client has of one choice. A named tuple, because one is made for every event.
 
     `digest` is of all tokens and text before (`streams/gateway/stream/delivered.py`).
@@ -74,7 +74,7 @@ class Position(NamedTuple):
 
     next_seq: int = 0
     next_char: int = 0
-    ended: bool = False
+    is_ended: bool = False
     digest: int = 0
 
 
@@ -90,7 +90,7 @@ class EventIds:
         packed = key.pack()
         return base64.urlsafe_b64encode(self._sign(key.tenant, packed) + packed).rstrip(b"=")
 
-    def parse(self, value: str, tenant: str) -> tuple[StreamKey, list[Position]]:
+    def parse(self, value: str, tenant: str) -> tuple[StreamKey, list[ClientPosition]]:
         """The key and positions in a `Last-Event-ID` of this caller; raises InvalidRequest."""
         try:
             if len(value) > _ID_CHARS_MAX:
@@ -141,18 +141,18 @@ def _unpack(packed: bytes, tenant: str) -> StreamKey:
     )
 
 
-def _position(text: str) -> Position:
+def _position(text: str) -> ClientPosition:
     seq, char, digest, *flags = text.split("-")
-    position = Position(int(seq), int(char), flags == ["e"], int(digest, 16))
+    position = ClientPosition(int(seq), int(char), flags == ["e"], int(digest, 16))
     numbers = (position.next_seq, position.next_char, position.digest >> 1)
     if not (flags in ([], ["e"]) and all(0 <= number < _NUMBER_MAX for number in numbers)):
         raise ValueError(f"position {text[:20]!r}")
     return position
 
 
-def positions_text(positions: Sequence[Position]) -> bytes:
+def positions_text(positions: Sequence[ClientPosition]) -> bytes:
     """The part of the id that changes."""
     return b".".join(
-        b"%d-%d-%x%b" % (p.next_seq, p.next_char, p.digest, b"-e" if p.ended else b"")
+        b"%d-%d-%x%b" % (p.next_seq, p.next_char, p.digest, b"-e" if p.is_ended else b"")
         for p in positions
     )

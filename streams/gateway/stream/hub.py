@@ -13,7 +13,7 @@ from typing import NamedTuple
 from schemas.errors import AttemptsDiffer, TriviumError
 from schemas.records import OutcomeKind, StreamEnd, StreamStart, TokenFrame, TokenLogprob
 from streams.gateway.metrics import Metrics
-from streams.gateway.stream.event_id import Position, StreamKey
+from streams.gateway.stream.event_id import ClientPosition, StreamKey
 from streams.gateway.stream.stream import Stream
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class CallStream(Stream):
     __slots__ = ("call", "difference_reported", "grew_s", "is_closed", "start")
 
     def __init__(
-        self, call: "Call", request_id: str, choice: int, client_position: Position | None
+        self, call: "Call", request_id: str, choice: int, client_position: ClientPosition | None
     ) -> None:
         super().__init__(
             request_id,
@@ -48,12 +48,12 @@ class CallStream(Stream):
         return writer == start.prefill_worker != start.decode_worker
 
     @property
-    def is_told_of(self) -> bool:
+    def has_frames(self) -> bool:
         """Whether any frame has named it."""
         return bool(self.attempt or self._void_attempt or self.retrieved or self.start is not None)
 
 
-class SoFar(NamedTuple):
+class AnswerProgress(NamedTuple):
     """What a reader has of an answer of which an attempt was given up; with `end` it is over."""
 
     request_id: str
@@ -64,7 +64,7 @@ class SoFar(NamedTuple):
     end: StreamEnd | None = None
 
 
-OnVoid = Callable[[SoFar], None]
+OnVoid = Callable[[AnswerProgress], None]
 ENDED_MAX = 10_000  # answers of which a mark may yet come; the oldest go first
 
 
@@ -72,7 +72,7 @@ def _nothing() -> None:
     pass
 
 
-def _ignore(_: SoFar) -> None:
+def _ignore(_: AnswerProgress) -> None:
     """What a hub does that nobody asks."""
 
 
@@ -127,7 +127,9 @@ class Call:
         self._is_changed = False
         self._waiter: asyncio.Future[None] | None = None
 
-    def add(self, request_id: str, choice: int, client_position: Position | None = None) -> None:
+    def add(
+        self, request_id: str, choice: int, client_position: ClientPosition | None = None
+    ) -> None:
         """One more stream of this call; `client_position` is where a client resumes it."""
         self.streams.append(CallStream(self, request_id, choice, client_position))
         self.open_streams += 1
@@ -180,7 +182,7 @@ class Hub:
         self.on_void = on_void
         self._streams: dict[str, CallStream] = {}
         self._calls: dict[str, Call] = {}
-        self._ended: dict[str, SoFar] = {}
+        self._final_progress: dict[str, AnswerProgress] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -216,7 +218,7 @@ class Hub:
             if self._streams.get(stream.request_id) is stream:
                 del self._streams[stream.request_id]
 
-    def live_from_here(self, on_void: OnVoid) -> None:
+    def go_live(self, on_void: OnVoid) -> None:
         """What was applied so far had lain in the log. Of its marks only one behind which nothing
         goes on yet is worth a word, or the end of what was given up; from now on each is.
         """
@@ -224,9 +226,9 @@ class Hub:
         for call in self._calls.values():
             for stream in call.streams:
                 if stream.given_up:
-                    self._tell(stream, stream.given_up)
+                    self._report_progress(stream, stream.given_up)
                 elif stream.end is not None:
-                    self._tell_end(stream, stream.end)
+                    self._report_end(stream, stream.end)
 
     def apply(self, frame: TokenFrame, now_s: float) -> None:
         """Hand each row to its stream, then the last words."""
@@ -235,8 +237,8 @@ class Hub:
         if frame.starts:
             self._note_starts(frame.starts)
         for retrieved in frame.retrieved:
-            if (asked := streams.get(retrieved.request_id)) is not None:
-                asked.note_retrieved(retrieved)
+            if (target := streams.get(retrieved.request_id)) is not None:
+                target.note_retrieved(retrieved)
         token_ids = frame.token_ids
         at = tokens = foreign_rows = 0
         waits: dict[tuple[float, int], int] = {}  # rows by when their stream last grew, and tokens
@@ -291,39 +293,41 @@ class Hub:
             given_up = streams.get(void.request_id)
             if given_up is not None:
                 if given_up.void(void.attempt, asks=void.asks):
-                    self._tell(given_up, void.attempt)
-            elif (ended := self._ended.get(void.request_id)) and ended.attempt <= void.attempt:
-                self.on_void(ended)
+                    self._report_progress(given_up, void.attempt)
+            elif (
+                progress := self._final_progress.get(void.request_id)
+            ) and progress.attempt <= void.attempt:
+                self.on_void(progress)
         if self._metrics is not None:
             self._metrics.frame(tokens=tokens, foreign_rows=foreign_rows, waits=waits, now_s=now_s)
 
-    def _tell(self, stream: CallStream, attempt: int) -> None:
-        tokens, chars = stream.said()
+    def _report_progress(self, stream: CallStream, attempt: int) -> None:
+        tokens, chars = stream.progress()
         session_id = stream.call.key.session_id
-        self.on_void(SoFar(stream.request_id, session_id, attempt, tokens, chars))
+        self.on_void(AnswerProgress(stream.request_id, session_id, attempt, tokens, chars))
 
     def _keep_end(self, stream: CallStream, end: StreamEnd) -> None:
         """Its router may give the attempt up yet, before it reads of the end."""
         session_id = stream.call.key.session_id
-        ended = SoFar(stream.request_id, session_id, end.attempt, end=end)
-        self._ended[stream.request_id] = ended
-        if len(self._ended) > ENDED_MAX:
-            del self._ended[next(iter(self._ended))]
+        progress = AnswerProgress(stream.request_id, session_id, end.attempt, end=end)
+        self._final_progress[stream.request_id] = progress
+        if len(self._final_progress) > ENDED_MAX:
+            del self._final_progress[next(iter(self._final_progress))]
 
-    def _tell_end(self, stream: CallStream, end: StreamEnd) -> None:
+    def _report_end(self, stream: CallStream, end: StreamEnd) -> None:
         """Where its router has given the attempt up."""
-        ended = self._ended.get(stream.request_id)
-        if ended is not None and end.attempt <= stream.marked:
-            self.on_void(ended)
+        progress = self._final_progress.get(stream.request_id)
+        if progress is not None and end.attempt <= stream.marked_attempt:
+            self.on_void(progress)
 
     def _note_starts(self, starts: Sequence[StreamStart]) -> None:
         for start in starts:
             stream = self._streams.get(start.request_id)
             if stream is None:
                 continue
-            known = stream.start  # of one attempt, decode knows more than prefill
+            old_start = stream.start  # of one attempt, decode knows more than prefill
             fuller = (start.attempt, start.decode_worker != "")
-            if known is None or fuller > (known.attempt, known.decode_worker != ""):
+            if old_start is None or fuller > (old_start.attempt, old_start.decode_worker != ""):
                 stream.start = start
 
     def _report_difference(self, stream: CallStream) -> None:
@@ -355,7 +359,7 @@ class Hub:
         call.open_streams -= 1
         if end is not None:
             self._keep_end(stream, end)
-            self._tell_end(stream, end)
+            self._report_end(stream, end)
         if end is not None and end.kind is not OutcomeKind.COMPLETED:
             call.failed_end = call.failed_end or end
         if self._metrics is not None and stream.repeated_rows:

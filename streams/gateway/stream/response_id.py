@@ -19,7 +19,7 @@ _SIGNATURE_BYTES = 14  # with the place, 32 characters
 _CHARS = len(RESPONSE_PREFIX) + 1 + LENGTH + 1 + 32
 
 
-class Place(NamedTuple):
+class RecordPosition(NamedTuple):
     """Where a record lies on topic `responses`."""
 
     partition: int
@@ -32,15 +32,15 @@ class ResponseIds:
     def __init__(self, key: str) -> None:
         self._key = key.encode()
 
-    def name(self, request_id: str, tenant: str, place: Place | None) -> str:
+    def name(self, request_id: str, tenant: str, position: RecordPosition | None) -> str:
         """The id; without a place nobody finds it again."""
-        if place is None:
+        if position is None:
             return RESPONSE_PREFIX + request_id
-        packed = _PLACE.pack(*place)
+        packed = _PLACE.pack(*position)
         signed = self._sign(request_id, tenant, packed) + packed
         return f"{RESPONSE_PREFIX}{request_id}_{base64.urlsafe_b64encode(signed).decode()}"
 
-    def parse(self, response_id: str, tenant: str) -> tuple[str, Place]:
+    def parse(self, response_id: str, tenant: str) -> tuple[str, RecordPosition]:
         """Request and place in an id of this caller; raises NotFound."""
         try:
             if len(response_id) != _CHARS or not response_id.startswith(RESPONSE_PREFIX):
@@ -50,7 +50,7 @@ class ResponseIds:
             signature, packed = raw[:_SIGNATURE_BYTES], raw[_SIGNATURE_BYTES:]
             if not hmac.compare_digest(signature, self._sign(request_id, tenant, packed)):
                 raise ValueError("another signature")
-            return request_id, Place(*_PLACE.unpack(packed))
+            return request_id, RecordPosition(*_PLACE.unpack(packed))
         except (ValueError, struct.error, binascii.Error) as error:
             raise NotFound(
                 f"response {response_id[:80]!r}: not known; expected the id of a stored response "

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 from schemas.records import OutcomeKind, StreamEnd, StreamRetrieved, TokenLogprob
 from schemas.rules.sizes import PROBES_MAX
-from streams.gateway.stream.delivered import Delivered
-from streams.gateway.stream.event_id import Position
+from streams.gateway.stream.delivered import DeliveredAnswer
+from streams.gateway.stream.event_id import ClientPosition
 
 EARLY_ROWS_MAX = 4_096  # a row that finds no place is dropped; the gap then ends the stream
 
 
-class Row(NamedTuple):
+class StreamRow(NamedTuple):
     """Consecutive tokens of one stream and their text."""
 
     first_seq: int
@@ -54,14 +54,14 @@ class Stream:
         "_pending_end",
         "_tolerates_difference",
         "_void_attempt",
-        "anew",
+        "restart_count",
         "attempt",
         "broken",
         "choice",
         "differs_at",
         "end",
         "logprobs",
-        "marked",
+        "marked_attempt",
         "next_char",
         "next_seq",
         "repeated_rows",
@@ -77,7 +77,7 @@ class Stream:
         request_id: str,
         choice: int = 0,
         *,
-        client_position: Position | None = None,
+        client_position: ClientPosition | None = None,
         tolerates_difference: bool = False,
         restarts: bool = False,
         keeps_ids: bool = True,
@@ -96,21 +96,21 @@ class Stream:
         self.repeated_rows = 0  # of which nothing was new
         self.differs_at: int | None = None  # the first token that was repeated as another one
         self.broken = False  # by that; nothing is taken any more
-        self.anew = 0  # how often something was taken back, where it restarts
-        self._delivered = Delivered()
+        self.restart_count = 0  # how often something was taken back, where it restarts
+        self._delivered = DeliveredAnswer()
         # The longest that was taken back, where it restarts.
-        self._former: tuple[Delivered, list[TokenLogprob]] | None = None
+        self._former: tuple[DeliveredAnswer, list[TokenLogprob]] | None = None
         self._tolerates_difference = tolerates_difference
         self.restarts = restarts  # may be set where nobody reads any more
         self._keeps_ids = keeps_ids  # somebody takes `token_ids`
-        begun = client_position and (client_position.next_seq or client_position.next_char)
-        self._client_position = client_position if begun else None
+        has_position = client_position and (client_position.next_seq or client_position.next_char)
+        self._client_position = client_position if has_position else None
         self._attempt_began_at = 0  # tokens before this one are of lower attempts
-        self._early_rows: list[Row] = []
-        self.marked = 0  # the highest attempt that was said to be void
+        self._early_rows: list[StreamRow] = []
+        self.marked_attempt = 0  # the highest attempt that was said to be void
         self._void_attempt = 0  # this one and those before it were given up
         self._is_asked = False  # by the last mark
-        self._late_rows: list[tuple[int, Row]] = []  # of these, after they were
+        self._late_rows: list[tuple[int, StreamRow]] = []  # of these, after they were
         self._pending_end: StreamEnd | None = None
 
     @property
@@ -140,7 +140,7 @@ class Stream:
         over = self.end is not None or self.broken
         if attempt <= self._void_attempt and not over:
             if len(self._late_rows) < EARLY_ROWS_MAX:
-                row = Row(first_seq, first_char, count, text, token_ids, logprobs, writer)
+                row = StreamRow(first_seq, first_char, count, text, token_ids, logprobs, writer)
                 self._late_rows.append((attempt, row))
             return 0
         if attempt > self.attempt and not over:
@@ -159,7 +159,7 @@ class Stream:
             if logprobs:
                 self.logprobs += logprobs
         else:
-            row = Row(first_seq, first_char, count, text, token_ids, logprobs, writer)
+            row = StreamRow(first_seq, first_char, count, text, token_ids, logprobs, writer)
             if first_seq > self.next_seq or first_char > self.next_char:
                 if len(self._early_rows) < EARLY_ROWS_MAX:
                     self._early_rows.append(row)
@@ -191,7 +191,7 @@ class Stream:
         """The attempt was given up: nothing of it counts from here on. Whether the router `asks`
         what there is: not where the stream is past it, or has its end, for nothing is to go on
         behind it."""
-        self.marked = max(attempt, self.marked)
+        self.marked_attempt = max(attempt, self.marked_attempt)
         if self.end is not None or self.broken or self._pending_end is not None:
             return False
         if attempt < self.attempt:
@@ -201,7 +201,7 @@ class Stream:
         self._late_rows += [(self.attempt, row) for row in self._early_rows]
         self._early_rows.clear()
         former, self._former = self._former, None
-        if former is not None and self._delivered.begins(former[0]):
+        if former is not None and self._delivered.is_prefix_of(former[0]):
             self._put_back(*former)
         return asks
 
@@ -212,16 +212,16 @@ class Stream:
         goes_on = self.end is None and not self.broken and self.attempt <= self._void_attempt
         return self._void_attempt if goes_on and self._is_asked else 0
 
-    def said(self) -> tuple[bytes, int]:
+    def progress(self) -> tuple[bytes, int]:
         """All tokens that were taken, packed, and how many characters."""
         return self._delivered.packed(), self.next_char
 
     def _take_late_rows(self, attempt: int) -> None:
         """The attempt had ended when it was given up; it goes on behind nothing that came late."""
         late_rows, self._late_rows, self._void_attempt = self._late_rows, [], 0
-        for of, row in late_rows:
-            if of == attempt:
-                self.push(of, *row)
+        for row_attempt, row in late_rows:
+            if row_attempt == attempt:
+                self.push(row_attempt, *row)
 
     def note_retrieved(self, retrieved: StreamRetrieved) -> None:
         """What was put in: the first word of each counts, routers and later attempts repeat it."""
@@ -241,13 +241,13 @@ class Stream:
 
     def _start_over(self, seq: int = 0, char: int = 0) -> None:
         """Take back what nobody has read, from there on."""
-        self.next_seq, self.next_char, self.anew = seq, char, self.anew + 1
+        self.next_seq, self.next_char, self.restart_count = seq, char, self.restart_count + 1
         self.texts = ["".join(self.texts)[:char]]
         self.token_ids, self.logprobs = self.token_ids[:seq], self.logprobs[:seq]
         self.differs_at = None
-        self._delivered = self._delivered.first(seq, char)
+        self._delivered = self._delivered.prefix(seq, char)
 
-    def _put_back(self, former: Delivered, logprobs: list[TokenLogprob]) -> None:
+    def _put_back(self, former: DeliveredAnswer, logprobs: list[TokenLogprob]) -> None:
         """The attempt that began anew said less, and the same: what an earlier one has said is the
         answer so far. So it is for readers that do not restart, and all must say the same."""
         self._delivered, self.texts, self.logprobs = former, former.texts[:], logprobs
@@ -258,7 +258,7 @@ class Stream:
         """Whether the worker has no more of the present attempt than its first token."""
         return False
 
-    def _append_new_part(self, row: Row) -> None:
+    def _append_new_part(self, row: StreamRow) -> None:
         differs_at = self._delivered.differs(row.first_seq, row.token_ids, row.first_char, row.text)
         if differs_at is not None:
             if not self.restarts:
@@ -291,14 +291,14 @@ class Stream:
             self.differs_at = at
         self.broken = not self._tolerates_difference
 
-    def _catch_up(self, client: Position) -> None:
+    def _catch_up(self, client: ClientPosition) -> None:
         """Give out what lies beyond that, if what lies before is what the client has."""
         if self.next_seq < client.next_seq or self.next_char < client.next_char:
             return
         self._client_position = None
         if self._delivered.digest_of(client.next_seq, client.next_char) != client.digest:
             self._note_difference(0)
-        self._delivered.resumed(client.next_char)
+        self._delivered.mark_resumed(client.next_char)
         whole = "".join(self.texts)
         self.texts = [] if self.broken else [whole[client.next_char :]]
         self.token_ids = self.token_ids[client.next_seq :]
@@ -352,9 +352,9 @@ class Stream:
         self._delivered.hand_out(text)
         return text
 
-    def position(self, *, ended: bool = False) -> Position:
+    def position(self, *, is_ended: bool = False) -> ClientPosition:
         """What a client has that read everything; right after a drain."""
-        return Position(self.next_seq, self.next_char, ended, self.digest)
+        return ClientPosition(self.next_seq, self.next_char, is_ended, self.digest)
 
     @property
     def digest(self) -> int:

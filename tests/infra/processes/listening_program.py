@@ -2,10 +2,10 @@
 
 import os
 
-from streams.gateway.http.listener import passed_on
+from streams.gateway.http.listener import inherit_listener
 
 if __name__ == "__main__":
-    listener = passed_on()
+    listener = inherit_listener()
     assert listener is not None and "LISTEN_PID" not in os.environ
     listener.setblocking(True)
     print("up", flush=True)

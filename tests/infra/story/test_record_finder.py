@@ -14,7 +14,7 @@ from schemas.records import (
 from schemas.settings import LogSettings
 from schemas.topic import DAY_MS
 from schemas.topics import partition_of
-from streams.gateway.ids import arrival_of, derived_ids, new_request_id
+from streams.gateway.ids import arrival_of, derive_ids, new_request_id
 from tests.infra.story.told_requests import DECODE, ENDED, FRAMES, PLACED, PREFILL, RECEIVED, frame
 from tests.streams.builders import T0, request
 
@@ -135,9 +135,9 @@ async def test_only_what_belongs_to_the_request_is_read() -> None:
 
 def test_a_prompts_request_is_looked_for_from_its_prompt_on() -> None:
     """It may have waited for hours until it was asked (issue 13, 1)."""
-    name, _ = derived_ids(NOW_MS - 3_600_000, b"0123456789")
+    name, _ = derive_ids(NOW_MS - 3_600_000, b"0123456789")
     window = window_of(name, DAY_MS, NOW_MS)
     assert window.since_ms == NOW_MS - 3_600_000 - CLOCKS_MS
     assert window.until_ms == NOW_MS + CLOCKS_MS
-    old, _ = derived_ids(0, b"0123456789")
+    old, _ = derive_ids(0, b"0123456789")
     assert window_of(old, DAY_MS, NOW_MS).since_ms == NOW_MS - DAY_MS

@@ -23,7 +23,7 @@ from streams.bridge import partitions as bridge_partitions
 from streams.bridge.life import Life
 from streams.bridge.partitions import WAITING_MAX, OwnedPartitions
 from streams.bridge.records.record import PromptRecord
-from streams.gateway.stream.hub import SoFar
+from streams.gateway.stream.hub import AnswerProgress
 from tests.streams.bridge.lives import PLACE, Bridge, MemoryLog, memory_log
 from tests.streams.bridge.samples import AskingBridge, pair
 from tests.streams.gateway.samples import ended, frame
@@ -312,7 +312,7 @@ async def test_an_answer_that_went_on_is_whole_whoever_reads_its_partition_furth
 async def test_of_what_others_asked_marks_that_come_live_are_told(memory_log: MemoryLog) -> None:
     """Routers ask how far readers are, whoever reads; of marks in the past nobody waits."""
     asker, bridge, frames = await asked_by_a_life_before(memory_log)
-    heard = list[SoFar]()
+    heard = list[AnswerProgress]()
     asker.log.hub.on_void = heard.append
     memory_log.frames += frames[:1]
     async with bridge.living() as second:

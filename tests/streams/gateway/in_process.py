@@ -37,11 +37,11 @@ from streams.gateway.http.listener import listen
 from streams.gateway.http.server import make_server
 from streams.gateway.log.backend import LogBackend, ToRouter
 from streams.gateway.metrics import Metrics
-from streams.gateway.request.conversation import Turn
-from streams.gateway.request.intake import Served
+from streams.gateway.request.conversation import ConversationTurn
+from streams.gateway.request.intake import ServedModel
 from streams.gateway.state import Gateway
 from streams.gateway.stream.hub import Hub
-from streams.gateway.stream.response_id import Place
+from streams.gateway.stream.response_id import RecordPosition
 from tests.streams.gateway.memory_objects import MemoryObjects
 from tests.streams.gateway.samples import MODEL, ended, frame
 from tests.streams.gateway.small_tokenizer import tokenizer
@@ -74,11 +74,11 @@ class KeptResponses:
         self.records: list[StoredResponse] = []
         self.deleted: set[str] = set()
 
-    async def put(self, record: StoredResponse) -> Place:
+    async def put(self, record: StoredResponse) -> RecordPosition:
         self.records.append(CODEC.decode(CODEC.encode(record)))
-        return Place(1, len(self.records) - 1)
+        return RecordPosition(1, len(self.records) - 1)
 
-    async def get(self, request_id: str, place: Place) -> StoredResponse:
+    async def get(self, request_id: str, place: RecordPosition) -> StoredResponse:
         record = self.records[place.offset]
         if request_id in self.deleted or record.request_id != request_id:
             raise NotFound("deleted")
@@ -100,7 +100,7 @@ class FakeLog:
         self.frames: list[TokenFrame] = []
         self.sent: list[ToRouter] = []
         self.headers: list[Headers] = []
-        self.told: list[Turn] = []
+        self.told: list[ConversationTurn] = []
         self.reasons: list[str] = []
         self.members: list[Member] = []
         self.hold_acks: asyncio.Event | None = None
@@ -134,7 +134,7 @@ class FakeLog:
     def servers(self) -> list[Registration]:
         return [member.registration for member in self.members]
 
-    def publish_turn(self, turn: Turn) -> None:
+    def publish_turn(self, turn: ConversationTurn) -> None:
         self.told.append(turn)
 
     def problems(self) -> list[str]:
@@ -274,7 +274,7 @@ class InProcessGateway:
         self.log = FakeLog(hub, partition)
         self.pool = LetterPool()
         self.objects = MemoryObjects()
-        served = Served(
+        served = ServedModel(
             name=MODEL, tokenizer=tokenizer(), max_model_len=max_model_len, created_s=1_700_000_000
         )
         settings = {"event_key": EVENT_KEY, **settings}

@@ -3,14 +3,14 @@
 from collections.abc import AsyncIterator
 
 from schemas.records import StoredFile
-from streams.gateway.objects.table import Kept, Table, key_of
+from streams.gateway.objects.table import ObjectRecord, ObjectTable, key_of
 
 
 class MemoryObjects:
     """`Objects` without a log."""
 
     def __init__(self) -> None:
-        self.table = Table()
+        self.table = ObjectTable()
         self.parts: list[bytes] = []
         self.trouble: Exception | None = None  # raised instead of keeping anything
 
@@ -20,7 +20,7 @@ class MemoryObjects:
     def partition(self, file_id: str) -> int:
         return 0
 
-    async def put(self, *records: Kept) -> None:
+    async def put(self, *records: ObjectRecord) -> None:
         if self.trouble is not None:
             raise self.trouble
         for record in records:

@@ -3,12 +3,12 @@
 import pytest
 
 from schemas.errors import TooManyRequests
-from streams.gateway.places import Places
+from streams.gateway.places import FairShare
 
 
 def test_whoever_comes_finds_a_place() -> None:
     """One tenant's uploads, trickling, kept all others from theirs (found 28)."""
-    places = Places(8, tenants=5)
+    places = FairShare(8, tenants=5)
     taken = dict.fromkeys("abcde", 0)
     for tenant in taken:
         while True:
@@ -21,13 +21,13 @@ def test_whoever_comes_finds_a_place() -> None:
     with pytest.raises(TooManyRequests, match="1 of your uploads and 7 of others are under way"):
         places.check("c", "uploads")
     places.give_back("a", 4)
-    assert places.taken == 4 and places.most_of("e") == 1
+    assert places.used == 4 and places.limit_of("e") == 1
     places.take("e", "uploads")
 
 
 def test_a_newcomer_may_take_more_than_once() -> None:
     """A body comes in pieces; from the second on there was no room (review of 28)."""
-    places = Places(64, tenants=9)
+    places = FairShare(64, tenants=9)
     for tenant in "ab":
         places.add(tenant, 24)
     for _ in range(4):
@@ -40,10 +40,10 @@ def test_a_newcomer_may_take_more_than_once() -> None:
 
 
 def test_who_is_alone_has_all() -> None:
-    places = Places(8, tenants=1)
+    places = FairShare(8, tenants=1)
     places.take("", "answers", 8)
     with pytest.raises(TooManyRequests, match="8 of your answers and 0 of others.*at most 8 and 8"):
         places.take("", "answers")
     places.add("")  # of who must not be refused
     places.give_back("", 9)
-    assert places.taken == 0
+    assert places.used == 0

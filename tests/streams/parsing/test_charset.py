@@ -2,7 +2,7 @@
 
 import pytest
 
-from streams.parsing.charset import decoded
+from streams.parsing.charset import decode_text
 from streams.parsing.html import html
 from streams.parsing.kinds import parse
 from streams.parsing.parsed import Unreadable
@@ -27,7 +27,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("charset", TEXTS)
 def test_text_that_names_no_charset_is_detected(charset: str) -> None:
-    assert decoded(TEXTS[charset].encode(charset)) == TEXTS[charset]
+    assert decode_text(TEXTS[charset].encode(charset)) == TEXTS[charset]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_text_that_names_no_charset_is_detected(charset: str) -> None:
 )
 def test_unicode_is_read_with_and_without_a_mark(charset: str) -> None:
     for text in (GERMAN, TEXTS["cp1251"], "ok"):
-        assert decoded(text.encode(charset)) == text
+        assert decode_text(text.encode(charset)) == text
 
 
 def test_a_page_is_read_as_it_declares() -> None:
@@ -55,15 +55,15 @@ def test_code_is_read_as_its_first_lines_say() -> None:
 
 
 def test_a_damaged_byte_does_not_spoil_the_rest() -> None:
-    assert decoded((GERMAN * 3).encode() + b"\xff!") == GERMAN * 3 + "\ufffd!"
+    assert decode_text((GERMAN * 3).encode() + b"\xff!") == GERMAN * 3 + "\ufffd!"
 
 
 @pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n\0\0\0", b"a\0b", bytes(range(1, 9)) * 9])
 def test_what_is_no_text_is_refused(data: bytes) -> None:
     with pytest.raises(Unreadable, match="it is some other kind of file"):
-        decoded(data)
+        decode_text(data)
 
 
 @pytest.mark.parametrize("charset", ["idna", "hex", "unicode_escape", "undefined", "utf-7"])
 def test_codecs_that_are_no_charsets_are_not_asked(charset: str) -> None:
-    assert decoded(b"a-\\n-b", charset) == "a-\\n-b"
+    assert decode_text(b"a-\\n-b", charset) == "a-\\n-b"

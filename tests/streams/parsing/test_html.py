@@ -114,7 +114,7 @@ def test_what_is_raised_again_and_again_costs_little(monkeypatch: pytest.MonkeyP
         joined += len(said := short(writer, since))
         return said
 
-    short = html_module._Writer._short
-    monkeypatch.setattr(html_module._Writer, "_short", count)
+    short = html_module._BlockWriter._short
+    monkeypatch.setattr(html_module._BlockWriter, "_short", count)
     text = html_module.html_text("<sup>1" * 1_000)
     assert text.count("1") == 1_000 and joined < 100_000

@@ -10,7 +10,7 @@ from pptx.util import Inches
 
 from streams.parsing import archive
 from streams.parsing.kinds import parse
-from streams.parsing.parsed import Parsed, Unreadable
+from streams.parsing.parsed import ParsedDocument, Unreadable
 
 W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
 OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
@@ -45,7 +45,7 @@ def paragraph(text: str, style: str = "") -> str:
     return f"<w:p>{named}<w:r><w:t>{text}</w:t></w:r></w:p>"
 
 
-def only(kind: str, data: bytes) -> Parsed:
+def only(kind: str, data: bytes) -> ParsedDocument:
     (found,) = parse(kind, data)
     return found
 

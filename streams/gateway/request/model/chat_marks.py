@@ -27,15 +27,17 @@ class ChatMarks:
         """`special` are names by their use, as `eos_token`."""
         texts = {data.data for data in template.find_all(nodes.TemplateData)}
         texts |= set(_constants(template))
-        sought = set(_sought(template))
+        sought = set(_search_operands(template))
         in_answers = {
             name
             for name in control.names - control.special_names
             if any(name in text for text in sought)
         }
-        composed = {name: set(_composed(name, texts)) for name in control.names}
-        own = filter(_is_word, texts | {node.attr for node in template.find_all(nodes.Getattr)})
-        self._own_words = {*own} - control.names  # which it compares with
+        composed = {name: set(_composed_words(name, texts)) for name in control.names}
+        template_words = filter(
+            _is_word, texts | {node.attr for node in template.find_all(nodes.Getattr)}
+        )
+        self._own_words = {*template_words} - control.names  # which it compares with
         self._names, self._names_in_answers = control.without(()), control.without(in_answers)
         self._words = set[str]().union(*composed.values()) - self._own_words
         ends = control.names.intersection(special.values())
@@ -45,23 +47,23 @@ class ChatMarks:
         """A message with marks."""
         role = message["role"]
         names = self._names_in_answers if role == "assistant" else self._names
-        marked = {field: self._marked(value, names) for field, value in message.items()}
+        marked = {field: self._mark_value(value, names) for field, value in message.items()}
         return {**marked, "role": self._mark(role, self._names, self._no_roles)}
 
     def value(self, value: Any) -> Any:
         """Tools, or variables, with marks."""
-        return self._marked(value, self._names)
+        return self._mark_value(value, self._names)
 
-    def _marked(self, value: Any, names: Names) -> Any:
+    def _mark_value(self, value: Any, names: Names) -> Any:
         if isinstance(value, str):
             return self._mark(value, names, self._words)
         if isinstance(value, Mapping):
             return {
-                self._mark(name, names, self._words): self._marked(item, names)
+                self._mark(name, names, self._words): self._mark_value(item, names)
                 for name, item in value.items()
             }
         if isinstance(value, list | tuple):
-            return [self._marked(item, names) for item in value]
+            return [self._mark_value(item, names) for item in value]
         return value
 
     def _mark(self, text: str, names: Names, words: Set[str]) -> str:
@@ -73,7 +75,7 @@ def _constants(node: nodes.Node) -> Iterator[str]:
     return (const.value for const in node.find_all(nodes.Const) if isinstance(const.value, str))
 
 
-def _sought(template: nodes.Template) -> Iterator[str]:
+def _search_operands(template: nodes.Template) -> Iterator[str]:
     """What a template looks for in other texts."""
     operands = list[nodes.Node]()
     for compare in template.find_all(nodes.Compare):
@@ -88,7 +90,7 @@ def _sought(template: nodes.Template) -> Iterator[str]:
             yield operand.value
 
 
-def _composed(name: str, texts: Set[str]) -> Iterator[str]:
+def _composed_words(name: str, texts: Set[str]) -> Iterator[str]:
     """Words that make this name of two texts of a template, which it writes around them."""
     begins = [i for i in range(1, len(name)) if any(text.endswith(name[:i]) for text in texts)]
     ends = [i for i in range(1, len(name)) if any(text.startswith(name[i:]) for text in texts)]

@@ -84,7 +84,7 @@ class Encoder:
                     raise TooLong from None
         return self._plain(pieces, add_special_tokens)
 
-    async def aside(self, make: Callable[[], Made], chars: int, tenant: str = "") -> Made:
+    async def offload(self, make: Callable[[], Made], chars: int, tenant: str = "") -> Made:
         """What `make` gives of so many characters; of many from a thread, so that streams go on.
         Raises TooLong, and TooManyRequests where too many of a tenant's wait."""
         if chars > self.thread_chars_max:

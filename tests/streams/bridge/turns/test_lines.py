@@ -3,7 +3,7 @@
 from schemas.errors import NotReady
 from streams.bridge.turns.lines import BatchLines
 from streams.gateway.objects.batches import line_key
-from streams.gateway.objects.table import Table, key_of
+from streams.gateway.objects.table import ObjectTable, key_of
 from tests.streams.bridge.samples import record
 from tests.streams.gateway.batches.test_turns import batch
 
@@ -12,16 +12,18 @@ LINES = "rows"  # the topic of the samples
 
 def test_lines_are_their_tenants_and_other_prompts_their_topics() -> None:
     bobs = record({}, key=line_key(batch("bob", 1), 7, "a/b").encode())
-    assert BatchLines(LINES, Table).owner(bobs) == "rows/bob"
-    assert BatchLines(LINES, Table).tenant(bobs) == "bob"
-    other = BatchLines("batch.prompts", Table)
+    assert BatchLines(LINES, ObjectTable).owner(bobs) == "rows/bob"
+    assert BatchLines(LINES, ObjectTable).tenant(bobs) == "bob"
+    other = BatchLines("batch.prompts", ObjectTable)
     assert (other.owner(bobs), other.tenant(bobs)) == ("rows/", "")
     for key, tenant in ((None, ""), (b"\xff/batch_1/0/c", "\ufffd")):
-        assert BatchLines(LINES, Table).tenant(record({}, key=key)) == tenant, "no line of ours"
+        assert BatchLines(LINES, ObjectTable).tenant(record({}, key=key)) == tenant, (
+            "no line of ours"
+        )
 
 
 def test_a_cancelled_batch_is_waited_for_by_nobody() -> None:
-    table, made = Table(), batch("bob", 1)
+    table, made = ObjectTable(), batch("bob", 1)
     line = record({}, key=line_key(made, 7, "a").encode())
     lines = BatchLines(LINES, lambda: table)
     assert not lines.is_given_up(line), "a batch that is not read yet"
@@ -29,7 +31,7 @@ def test_a_cancelled_batch_is_waited_for_by_nobody() -> None:
     assert lines.is_given_up(line), "its time is over"
     assert not BatchLines("batch.prompts", lambda: table).is_given_up(line)
 
-    def unknown() -> Table:
+    def unknown() -> ObjectTable:
         raise NotReady("still reading")
 
     assert not BatchLines(LINES, unknown).is_given_up(line)

@@ -15,7 +15,7 @@ from streams.gateway.batches.lines import (
     FileCheck,
     answer_line,
     call_of,
-    given_up_line,
+    unanswered_line,
 )
 from tests.streams.gateway.batches.samples import line
 from tests.streams.gateway.samples import MODEL
@@ -130,5 +130,5 @@ def test_answers_and_errors_have_the_form_of_openai() -> None:
 
 @pytest.mark.parametrize("status", ["expired", "cancelled"])
 def test_a_line_that_was_given_up_says_why(status: str) -> None:
-    told = json.loads(given_up_line("batch_req_1_0", "a", status))
+    told = json.loads(unanswered_line("batch_req_1_0", "a", status))
     assert told["response"] is None and told["error"]["code"] == f"batch_{status}"

@@ -8,7 +8,7 @@ import pytest
 
 from schemas.records import StoredFile
 from streams.gateway.batches import reading
-from streams.gateway.batches.lines import Line, Wrong
+from streams.gateway.batches.lines import BatchFileError, BatchLine
 from streams.gateway.batches.reading import lines_of
 from tests.streams.gateway.memory_objects import MemoryObjects
 
@@ -32,7 +32,7 @@ async def stored(objects: MemoryObjects, data: bytes, part_bytes: int) -> Stored
     return replace(FILE, parts=tuple(offsets))
 
 
-async def read(objects: MemoryObjects, file: StoredFile, first_byte: int = 0) -> list[Line]:
+async def read(objects: MemoryObjects, file: StoredFile, first_byte: int = 0) -> list[BatchLine]:
     async with contextlib.aclosing(lines_of(objects, file, first_byte)) as lines:
         return [line async for line in lines]
 
@@ -61,6 +61,6 @@ async def test_a_line_without_end_is_not_held(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(reading, "LINE_BYTES_MAX", 10)
     objects = MemoryObjects()
     file = await stored(objects, b"short\n" + b"x" * 40, 4)
-    with pytest.raises(Wrong) as error:
+    with pytest.raises(BatchFileError) as error:
         await read(objects, file)
     assert error.value.code == "line_too_long"

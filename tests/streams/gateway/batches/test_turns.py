@@ -6,10 +6,10 @@ from streams.gateway.batches.turns import (
     TURN_LINES,
     WAITING_BYTES,
     WAITING_MAX,
-    Placed,
+    BatchSlot,
+    choose_batches,
+    choose_leaver,
     may_send,
-    to_begin,
-    to_leave,
 )
 
 
@@ -27,37 +27,39 @@ def batch(tenant: str, number: int) -> Batch:
     )
 
 
-def placed(tenant: str, number: int, sent: int = 0) -> Placed:
-    return Placed(f"{tenant}/batch_{number}", tenant, sent)
+def placed(tenant: str, number: int, sent: int = 0) -> BatchSlot:
+    return BatchSlot(f"{tenant}/batch_{number}", tenant, sent)
 
 
 def test_places_go_to_who_has_fewest() -> None:
     bobs = [batch("bob", number) for number in range(40)]
-    alone = to_begin({"bob": iter(bobs)}, [], {})
+    alone = choose_batches({"bob": iter(bobs)}, [], {})
     assert alone == bobs[:CARRIED_MAX], "who is alone has all"
     alices = [batch("alice", 50), batch("alice", 51)]
     waiting = {"bob": iter(bobs), "alice": iter(alices)}
-    begun = to_begin(waiting, [placed("bob", 60) for _ in range(CARRIED_MAX - 3)], {"alice": 9})
+    begun = choose_batches(
+        waiting, [placed("bob", 60) for _ in range(CARRIED_MAX - 3)], {"alice": 9}
+    )
     assert begun == [*alices, bobs[0]] and next(waiting["bob"]) == bobs[1], "no more are looked at"
-    assert to_begin({}, [], {}) == []
+    assert choose_batches({}, [], {}) == []
 
 
 def test_of_equals_who_has_been_without_a_place_the_longest_is_next() -> None:
     left = {"bob": 2, "carol": 1}
     waiting = {name: iter([batch(name, 0)]) for name in ("bob", "carol", "dave")}
-    assert [each.tenant for each in to_begin(waiting, [], left)] == ["dave", "carol", "bob"]
+    assert [each.tenant for each in choose_batches(waiting, [], left)] == ["dave", "carol", "bob"]
 
 
 def test_who_has_no_place_gets_one_from_who_has_the_most() -> None:
     """Sixteen batches of one tenant kept another's one line waiting (found 28)."""
     bobs = [placed("bob", number) for number in range(CARRIED_MAX - 1)]
-    assert to_leave(["alice"], [*bobs, placed("carol", 20)]) == "bob/batch_0"
-    assert to_leave(["alice"], bobs) is None, "there is room"
-    assert to_leave(["bob"], [*bobs, placed("carol", 20)]) is None
+    assert choose_leaver(["alice"], [*bobs, placed("carol", 20)]) == "bob/batch_0"
+    assert choose_leaver(["alice"], bobs) is None, "there is room"
+    assert choose_leaver(["bob"], [*bobs, placed("carol", 20)]) is None
     each = [placed(f"t{number}", number) for number in range(CARRIED_MAX)]
-    assert to_leave(["alice"], each) is None, "each has its turn first"
+    assert choose_leaver(["alice"], each) is None, "each has its turn first"
     each[5] = placed("t5", 5, sent=TURN_LINES)
-    assert to_leave(["alice"], each) == "t5/batch_5"
+    assert choose_leaver(["alice"], each) == "t5/batch_5"
 
 
 def test_lines_ahead_are_shared() -> None:

@@ -10,8 +10,8 @@ from schemas.log.clock import wall_ms
 from schemas.records import Quoted
 from schemas.settings import LogSettings
 from streams.gateway.cache.answers import AnswerCache
-from streams.gateway.cache.entry import Entry
-from streams.gateway.cache.wish import CacheWish
+from streams.gateway.cache.entry import CacheEntry
+from streams.gateway.cache.wish import CacheQuery
 from streams.gateway.config import GatewaySettings
 from streams.gateway.log.pool import LogPool
 from streams.gateway.metrics import Metrics
@@ -19,7 +19,7 @@ from tests.waiting import until
 from tests.workers.embed import bookshelf
 from tests.workers.search.service import library
 
-WISH = CacheWish(key="ab" * 16, question="Where is the ferry?", threshold=0.8, ttl_s=600)
+WISH = CacheQuery(key="ab" * 16, question="Where is the ferry?", threshold=0.8, ttl_s=600)
 SETTINGS = GatewaySettings(cache_wait_ms=20_000)
 
 
@@ -32,8 +32,8 @@ async def cache(log: LogSettings, name: str) -> AsyncIterator[AnswerCache]:
         await pool.close()
 
 
-def entry(*quoted: Quoted) -> Entry:
-    return Entry(
+def entry(*quoted: Quoted) -> CacheEntry:
+    return CacheEntry(
         key=WISH.key, question=WISH.question, text="At pier 7.", finish_reason="stop",
         stop_reason="", usage={"total_tokens": 3}, retrieval=None, annotations=[],
         quoted=[(each.document_id, each.content) for each in quoted], collection="books",
@@ -63,14 +63,14 @@ async def test_any_gateway_finds_what_one_has_kept_until_its_document_changes(
             return await other.look_up(WISH, tenant) is not None
 
         async def keep() -> None:
-            await one.keep(WISH, entry(quoted), "mine")
+            await one.store(WISH, entry(quoted), "mine")
             await until(hit)
 
         await keep()
         found = await other.look_up(WISH, "mine")
         assert found is not None and found.entry.text == "At pier 7."
         assert found.similarity > 0.99 and not await hit("yours")
-        await other.drop(found.entry_id)
+        await other.evict(found.entry_id)
 
         async def missed() -> bool:
             return not await hit()

@@ -107,7 +107,7 @@ async def test_a_batch_is_cancelled_until_it_ends() -> None:
         assert (status, cancelled["status"]) == (200, "cancelling")
         assert cancelled["cancelling_at"] >= batch["created_at"]
     table = gateway.objects.table.batches
-    (kept,) = [batch for tenant in table.unended_tenants() for batch in table.unended(tenant)]
+    (kept,) = [batch for tenant in table.open_tenants() for batch in table.open_batches(tenant)]
     ended = BatchProgress(
         batch_id=kept.batch_id, tenant=kept.tenant, status="cancelled", total=3, completed=1,
         output_file_id="file-o", output_bytes=9, error_file_id="file-e", prompt_tokens=5,

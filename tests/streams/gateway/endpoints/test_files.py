@@ -162,7 +162,7 @@ async def test_half_an_upload_leaves_nothing() -> None:
 async def test_so_many_files_come_at_once() -> None:
     """One tenant's forms that trickle leave places for others (found 28)."""
     gateway = keeping(uploads_max=2)
-    places, keys = gateway.state.uploads._places, gateway.state.keys
+    places, keys = gateway.state.uploads._share, gateway.state.keys
     one, two = (keys.tenant({b"authorization": b"Bearer %b" % key.encode()}) for key in KEYS)
     places.take(one, "uploads")
     response = await upload(gateway, key="one")
@@ -171,7 +171,7 @@ async def test_so_many_files_come_at_once() -> None:
     assert (await upload(gateway, key="two")).status_code == 200
     places.take(two, "uploads")
     assert (await upload(gateway, key="two")).status_code == 429
-    assert places.taken == 2
+    assert places.used == 2
 
 
 async def test_while_the_log_is_away_callers_are_told() -> None:

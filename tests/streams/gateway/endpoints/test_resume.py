@@ -56,7 +56,7 @@ async def test_another_gateway_resumes_after_any_event(way: Resume) -> None:
         assert rest[-2]["usage"] == whole[-2]["usage"]
         assert rest[-1] == "[DONE]"
     assert second.log.sent == second.log.resumptions
-    assert not second.state.resumed
+    assert not second.state.resumed_calls
 
 
 async def test_choices_are_resumed_each_from_its_place() -> None:
@@ -90,9 +90,9 @@ async def test_a_resumed_stream_follows_live_and_hanging_up_cancels_nothing() ->
         resumed = streamed_call(second, path=path, Last_Event_ID=stream.ids[-1])
         left = streamed_call(second, path=path, Last_Event_ID=stream.ids[-1])
         async with resumed as follower, left as leaver:
-            await until(lambda: len(second.state.resumed) == 2)
+            await until(lambda: len(second.state.resumed_calls) == 2)
             leaver.hang_up()
-            await until(lambda: len(second.state.resumed) == 1)
+            await until(lambda: len(second.state.resumed_calls) == 1)
             end = ended(request.request_id, TEXTS)
             await first.log.push(
                 frame(request.request_id, TEXTS[2:], first_seq=2, first_char=5, end=end)
@@ -111,7 +111,7 @@ async def test_a_connection_that_ends_after_its_client_has_resumed_cancels_nothi
         await until(lambda: len(stream.writes) == 1)
         path = f"/v1/requests/{request.request_id}/events"
         async with streamed_call(gateway, path=path, Last_Event_ID=stream.ids[-1]) as again:
-            await until(lambda: len(gateway.state.resumed) == 1)
+            await until(lambda: len(gateway.state.resumed_calls) == 1)
             stream.hang_up()
             await until(lambda: stream.over or bool(gateway.state.detached))
             end = ended(request.request_id, TEXTS)
@@ -133,7 +133,7 @@ async def test_without_an_event_id_the_own_gateway_starts_from_the_beginning() -
         await until(lambda: len(stream.writes) == 1)
         path = f"/v1/requests/{request.request_id}/events"
         async with streamed_call(gateway, path=path) as again:
-            await until(lambda: len(gateway.state.resumed) == 1)  # before the call is over
+            await until(lambda: len(gateway.state.resumed_calls) == 1)  # before the call is over
             end = ended(request.request_id, TEXTS)
             await gateway.log.push(
                 frame(request.request_id, TEXTS[2:], first_seq=2, first_char=5, end=end)
@@ -154,7 +154,7 @@ async def test_resumes_are_bounded() -> None:
         event_id = next(line[4:] for line in done.text.splitlines() if line.startswith("id: "))
         path = f"/v1/requests/{done.headers['x-request-id']}/events"
         async with streamed_call(gateway, path=path, Last_Event_ID=event_id):
-            await until(lambda: len(gateway.state.resumed) == 1)
+            await until(lambda: len(gateway.state.resumed_calls) == 1)
             refused = await client.get(path, headers={"Last-Event-ID": event_id})
     assert refused.status_code == 429
 

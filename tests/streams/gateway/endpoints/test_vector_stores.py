@@ -12,7 +12,7 @@ from schemas.errors import EmptyIndex, NotReady, UnknownFilterField
 from schemas.log.clock import wall_ms
 from schemas.records import Passage, StoreFileResult
 from schemas.retrieval import Hit
-from streams.gateway.endpoints.vector_stores import weighted
+from streams.gateway.endpoints.vector_stores import reweight
 from streams.gateway.objects.table import key_of
 from tests.streams.gateway.endpoints.test_files import keeping, upload
 from tests.streams.gateway.in_process import InProcessGateway, found_hits
@@ -52,13 +52,13 @@ def complete(gateway: InProcessGateway, store: str, file_id: str) -> None:
     names = table.store_order(tenant).beyond(None, newer=True)
     record = table.store(tenant, next(name for name in names if store.endswith(name)))
     assert record is not None
-    entry = table.of(record).entry(file_id)
+    entry = table.contents(record).entry(file_id)
     assert entry is not None
     result = StoreFileResult(
         store_id=record.store_id,
         file_id=file_id,
         tenant=record.tenant,
-        revision=entry.wanted.revision,
+        revision=entry.spec.revision,
         status="completed",
         documents=1,
         usage_bytes=9,
@@ -296,11 +296,11 @@ def test_weights_order_what_was_found() -> None:
     both = [near, replace(said, distance=inf)]
 
     def best(*weights: float) -> str:
-        found = weighted(both, (weights[0], weights[1]))
+        found = reweight(both, (weights[0], weights[1]))
         return max(found, key=lambda each: each.fused).document_id
 
     assert best(0.9, 0.1) == near.document_id and best(0.1, 0.9) == said.document_id
-    assert weighted(both, (1, 1)) == both
+    assert reweight(both, (1, 1)) == both
 
 
 async def test_weights_that_are_all_zero_are_refused() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from streams.gateway.http.connection import Connection
+from streams.gateway.http.connection import HttpConnection
 from tests.streams.gateway.in_process import InProcessGateway, serving
 from tests.streams.gateway.raw_connection import ReadBytes, raw_connection
 from tests.streams.gateway.samples import chat, events_of, text_of
@@ -237,11 +237,11 @@ async def test_real_clients_are_answered() -> None:
 
 async def test_it_does_not_matter_how_a_request_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Into writes and packets: every byte comes by itself here (issue 28, 2)."""
-    whole = Connection.data_received
+    whole = HttpConnection.data_received
 
-    def byte_by_byte(protocol: Connection, data: bytes) -> None:
+    def byte_by_byte(protocol: HttpConnection, data: bytes) -> None:
         for at in range(len(data)):
             whole(protocol, data[at : at + 1])
 
-    monkeypatch.setattr(Connection, "data_received", byte_by_byte)
+    monkeypatch.setattr(HttpConnection, "data_received", byte_by_byte)
     await talk()

@@ -217,4 +217,4 @@ async def test_a_head_of_a_stream_is_not_read_to_its_end() -> None:
         response = await client.head(f"/v1/requests/{name}/events")
         assert response.headers["content-type"].startswith("text/event-stream")
         assert (response.status_code, response.content) == (200, b"")
-        await until(lambda: not gateway.state.resumed)
+        await until(lambda: not gateway.state.resumed_calls)

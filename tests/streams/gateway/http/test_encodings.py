@@ -13,7 +13,7 @@ import pytest
 from backports import zstd
 
 from schemas.errors import InvalidRequest
-from streams.gateway.http.encodings import decoded
+from streams.gateway.http.encodings import decode_body
 from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.samples import chat
 
@@ -88,7 +88,7 @@ async def test_what_it_becomes_is_bounded(form: str) -> None:
     async with gateway.client() as client:
         bomb = await client.post(CHATS, content=compress(b" " * 3_000_000), headers=headers)
     assert bomb.status_code == 413
-    assert not gateway.state.body_reader._places.taken
+    assert not gateway.state.body_reader._share.used
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -142,7 +142,7 @@ async def test_it_does_not_matter_how_a_body_is_cut(form: str, size: int) -> Non
             more = stream.tell() < len(packed)
             return {"type": "http.request", "body": part, "more_body": more}
 
-        read, more, whole = decoded(encoding, receive), True, b""
+        read, more, whole = decode_body(encoding, receive), True, b""
         while more:
             message = await read()
             more, piece = message["more_body"], message["body"]
@@ -164,7 +164,7 @@ async def test_other_calls_have_their_turns_while_a_body_grows() -> None:
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    read = decoded("gzip", receive)
+    read = decode_body("gzip", receive)
     while (await read())["more_body"]:
         pass
     counting.cancel()
@@ -194,7 +194,7 @@ async def test_what_becomes_nothing_is_bounded_too(form: str) -> None:
         return {"type": "http.request", "body": body, "more_body": True}
 
     with pytest.raises(InvalidRequest, match="become 0"):
-        await decoded(encoding, receive)()
+        await decode_body(encoding, receive)()
 
 
 async def test_many_members_that_become_something_are_a_body() -> None:
@@ -204,7 +204,7 @@ async def test_many_members_that_become_something_are_a_body() -> None:
     async def receive() -> Any:
         return {"type": "http.request", "body": packed, "more_body": False}
 
-    read, more = decoded("gzip", receive), True
+    read, more = decode_body("gzip", receive), True
     while more:
         more = (await read())["more_body"]
 
@@ -219,7 +219,7 @@ async def test_a_call_without_a_body_may_name_an_encoding(form: str) -> None:
     async def receive() -> Any:
         return {"type": "http.request", "body": next(bodies), "more_body": False}
 
-    assert await decoded(FORMS[form][0], receive)() == await receive()
+    assert await decode_body(FORMS[form][0], receive)() == await receive()
 
 
 async def test_a_window_that_is_too_large_is_refused() -> None:
@@ -235,4 +235,4 @@ async def test_a_window_that_is_too_large_is_refused() -> None:
         return {"type": "http.request", "body": packed, "more_body": False}
 
     with pytest.raises(InvalidRequest, match="expected a body in zstd"):
-        await decoded("zstd", receive)()
+        await decode_body("zstd", receive)()

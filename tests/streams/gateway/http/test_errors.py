@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from streams.gateway.http.errors import from_validation, shown
+from streams.gateway.http.errors import from_validation, shorten
 from streams.gateway.request.body import MESSAGES_MAX
 from streams.gateway.request.responses_body import ResponsesBody
 
@@ -13,8 +13,8 @@ from streams.gateway.request.responses_body import ResponsesBody
 def test_what_was_found_is_shown_whatever_it_is() -> None:
     """Python writes no number of 4 301 digits, and raises instead (issue 10, 23)."""
     for value in (10**4_301, -(10**9_000), [10**4_301], {"n": 10**5_000}):
-        assert "a number of very many digits" in shown(value)
-    assert len(shown("x" * 10_000)) < 100
+        assert "a number of very many digits" in shorten(value)
+    assert len(shorten("x" * 10_000)) < 100
 
 
 @pytest.mark.parametrize(

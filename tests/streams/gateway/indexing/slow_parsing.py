@@ -6,8 +6,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from streams.gateway.indexing.parsing import say
-from streams.parsing.parsed import Parsed
+from streams.gateway.indexing.parsing import write_list
+from streams.parsing.parsed import ParsedDocument
 
 
 def main() -> None:
@@ -19,8 +19,8 @@ def main() -> None:
         if text.startswith("slow"):
             slow += 1
             signal.pause()
-        read = Parsed(f"{text}, after {slow} slow ones")
-        say([asdict(read)])
+        read = ParsedDocument(f"{text}, after {slow} slow ones")
+        write_list([asdict(read)])
 
 
 if __name__ == "__main__":

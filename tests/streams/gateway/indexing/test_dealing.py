@@ -15,7 +15,7 @@ from streams.gateway.indexing.indexer import (
     INDEXED_NEXT,
     Indexer,
 )
-from streams.gateway.objects.table import Place, Table, key_of
+from streams.gateway.objects.table import FileKey, ObjectTable, key_of
 from tests.streams.gateway.memory_objects import MemoryObjects
 from tests.streams.gateway.objects.test_table import STORE, wanted
 from tests.waiting import until
@@ -23,7 +23,7 @@ from tests.waiting import until
 TENANTS = ("bob", "alice", "carol", "dave", "erin")
 
 
-def indexer(table: Table) -> Indexer:
+def indexer(table: ObjectTable) -> Indexer:
     objects: Any = MemoryObjects()
     objects.table = table
     unused: Any = None
@@ -32,14 +32,14 @@ def indexer(table: Table) -> Indexer:
 
 async def test_whoever_has_the_fewest_files_under_way_is_next() -> None:
     """One tenant's thousand files are in front of another's one (found 28)."""
-    table = Table()
+    table = ObjectTable()
     for tenant in TENANTS:
         store = replace(STORE, tenant=tenant)
         table.apply(key_of(store), store)
         for number in range(1_000 if tenant == "bob" else 9):
             record = wanted(f"file-{number}", tenant=tenant)
             table.apply(key_of(record), record)
-    dealt, jobs = indexer(table), dict[Place, Any]()
+    dealt, jobs = indexer(table), dict[FileKey, Any]()
 
     def begun() -> list[str]:
         names = list[str]()
@@ -58,7 +58,7 @@ async def test_whoever_has_the_fewest_files_under_way_is_next() -> None:
 
 async def test_a_fifth_tenants_file_waits_for_nobody() -> None:
     """Four tenants with eight slow files each had all (review of 28)."""
-    table, jobs = Table(), dict[Place, Any]()
+    table, jobs = ObjectTable(), dict[FileKey, Any]()
     dealt = indexer(table)
     for tenant in TENANTS:
         store = replace(STORE, tenant=tenant)
@@ -96,8 +96,8 @@ async def test_documents_of_a_file_do_not_wait_for_the_heartbeats_of_an_index() 
     """64 were written for each of them, so 20 000 took minutes (issue 28, M3)."""
     ingester: Any = ReadAtOnce()
     document: Any = None
-    dealt = indexer(Table())
-    writing = asyncio.create_task(dealt._written(ingester, [document] * (INDEXED_NEXT + 1)))
+    dealt = indexer(ObjectTable())
+    writing = asyncio.create_task(dealt._write_and_wait(ingester, [document] * (INDEXED_NEXT + 1)))
     await until(lambda: ingester.put_count == INDEXED_NEXT)
     ingester.tell()
     await until(lambda: ingester.put_count == INDEXED_NEXT + 1)

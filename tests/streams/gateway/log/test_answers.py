@@ -9,9 +9,9 @@ from aiokafka.errors import KafkaConnectionError
 from schemas.records import Continued, Endpoint, StreamVoid
 from schemas.rules.tokens import pack_tokens
 from streams.agents.records import void_frame
-from streams.gateway.log.answers import AnswersSoFar
+from streams.gateway.log.answers import ProgressReporter
 from streams.gateway.stream.event_id import StreamKey
-from streams.gateway.stream.hub import Call, Hub, SoFar
+from streams.gateway.stream.hub import AnswerProgress, Call, Hub
 from tests.streams.gateway.samples import ended, frame
 from tests.waiting import until
 
@@ -53,7 +53,7 @@ def mark(hub: Hub, attempt: int = 1, request_id: str = "r1") -> None:
 
 async def told(*refusals: Exception, marks: int = 1) -> list[tuple[str, Continued, int]]:
     hub, producer = Hub(), Producer(*refusals)
-    answers = AnswersSoFar("gateway-a", hub, producer=lambda: producer)  # type: ignore[arg-type,return-value]  # what it calls
+    answers = ProgressReporter("gateway-a", hub, producer=lambda: producer)  # type: ignore[arg-type,return-value]  # what it calls
     stream = reading(hub).streams[0]
     stream.push(1, 0, 0, 2, "ab", (5, 6))
     writing = asyncio.create_task(answers.write())
@@ -82,7 +82,7 @@ async def test_what_cannot_be_written_stops_nothing_and_is_told_at_the_next_mark
 async def test_it_is_told_once_however_often_its_mark_is_read() -> None:
     """As polls of a stored response do."""
     hub, producer = Hub(), Producer()
-    answers = AnswersSoFar("gateway-a", hub, producer=lambda: producer)  # type: ignore[arg-type,return-value]  # what it calls
+    answers = ProgressReporter("gateway-a", hub, producer=lambda: producer)  # type: ignore[arg-type,return-value]  # what it calls
     for attempt in (1, 1, 2, 1, 2):
         again = Hub(on_void=hub.on_void)
         reading(again)
@@ -96,7 +96,7 @@ async def test_it_is_told_once_however_often_its_mark_is_read() -> None:
 @pytest.mark.parametrize("order", ["mark, end", "end, mark", "mark, end, mark", "gap, mark, end"])
 async def test_an_end_of_an_attempt_that_was_given_up_is_told(order: str) -> None:
     """Whichever comes first in the log: the reader has it (issue 28, 15)."""
-    hub, seen = Hub(), list[SoFar]()
+    hub, seen = Hub(), list[AnswerProgress]()
     hub.on_void = seen.append
     reading(hub)
     end = ended("r1", ["a", "b"], attempt=1)
@@ -118,14 +118,14 @@ async def test_an_end_of_an_attempt_that_was_given_up_is_told(order: str) -> Non
 @pytest.mark.parametrize("replayed", [["end"], ["mark", "end"], ["mark"]])
 async def test_an_end_that_is_read_again_is_told_by_who_follows(replayed: list[str]) -> None:
     """Else its router runs another attempt, which nobody reads (found 28)."""
-    past, seen = Hub(), list[SoFar]()
+    past, seen = Hub(), list[AnswerProgress]()
     call = reading(past)
     end = ended("r1", ["a", "b"], attempt=1)
     frames = {"end": frame("r1", ["a", "b"], end=end)}
     for hub, steps in ((past, replayed), (Hub(), {"mark", "end"} - set(replayed))):
         if hub is not past:
             hub.add(call)
-            hub.live_from_here(seen.append)
+            hub.go_live(seen.append)
         for step in steps:
             if step == "mark":
                 mark(hub)
@@ -135,7 +135,7 @@ async def test_an_end_that_is_read_again_is_told_by_who_follows(replayed: list[s
 
 
 async def test_an_end_that_nobody_gave_up_is_not_told() -> None:
-    hub, seen = Hub(), list[SoFar]()
+    hub, seen = Hub(), list[AnswerProgress]()
     hub.on_void = seen.append
     reading(hub)
     hub.apply(frame("r1", ["a"], attempt=2, end=ended("r1", ["a"], attempt=2)), 0.0)

@@ -11,7 +11,7 @@ from schemas.log.clients import LogProducer
 from schemas.records import StoredResponse
 from schemas.settings import LogSettings
 from streams.gateway.log.responses import ResponseTopic
-from streams.gateway.stream.response_id import Place
+from streams.gateway.stream.response_id import RecordPosition
 from tests.waiting import meanwhile
 
 CODEC = Codec()
@@ -35,7 +35,7 @@ def topic(log: LogSettings, producer: LogProducer | None) -> ResponseTopic:
     return ResponseTopic(log, CODEC, gateway_id="g", accept_ms=30_000, producer=lambda: producer)
 
 
-async def gone(store: ResponseTopic, name: str, place: Place) -> bool:
+async def gone(store: ResponseTopic, name: str, place: RecordPosition) -> bool:
     try:
         await store.get(name, place)
     except NotFound:
@@ -62,8 +62,8 @@ async def test_a_record_is_found_by_its_place_until_it_is_deleted(kafka: LogSett
         places = {name: await first.put(record(name)) for name in ("r1", "r2")}
         for name in ("r1", "r2"):
             assert await second.get(name, places[name]) == record(name)
-        nowhere = Place(places["r2"].partition, places["r2"].offset + 9)
-        for name, place in (("r1", places["r2"]), ("r1", nowhere), ("r1", Place(99, 0))):
+        nowhere = RecordPosition(places["r2"].partition, places["r2"].offset + 9)
+        for name, place in (("r1", places["r2"]), ("r1", nowhere), ("r1", RecordPosition(99, 0))):
             assert await gone(second, name, place)
         await first.delete(record("r1"))
         assert await gone(first, "r1", places["r1"])
@@ -76,7 +76,7 @@ async def test_a_record_is_found_by_its_place_until_it_is_deleted(kafka: LogSett
 async def test_nothing_is_told_before_it_is_known_what_was_deleted() -> None:
     store = ResponseTopic(LogSettings(), CODEC, gateway_id="g", accept_ms=1, producer=lambda: None)
     with pytest.raises(BrokerUnavailable, match="not read"):
-        await store.get("r1", Place(0, 0))
+        await store.get("r1", RecordPosition(0, 0))
 
 
 async def test_without_a_log_nothing_is_stored() -> None:

@@ -10,7 +10,7 @@ from schemas.errors import RecordError
 from schemas.log.clients import LogProducer
 from schemas.settings import LogSettings
 from streams.gateway.log.turns import TurnTopic
-from streams.gateway.request.conversation import Turn
+from streams.gateway.request.conversation import ConversationTurn
 from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.samples import chat
 from tests.waiting import until
@@ -68,16 +68,16 @@ async def test_turns_reach_all_gateways_and_those_that_start_later(kafka: LogSet
     async def bury(record: ConsumerRecord, error: RecordError) -> None:
         buried.append(record.offset)
 
-    def side(name: str) -> tuple[TurnTopic, list[Turn]]:
+    def side(name: str) -> tuple[TurnTopic, list[ConversationTurn]]:
         topic = TurnTopic(
             kafka, Codec(), gateway_id=name, back_ms=3_600_000, producer=lambda: producer, bury=bury
         )
-        heard: list[Turn] = []
+        heard: list[ConversationTurn] = []
         topic.on_turn = lambda turn: heard.append(turn._replace(at_ms=0))
         return topic, heard
 
     (one, to_one), (other, to_other) = side("gateway-1"), side("gateway-2")
-    turns = [Turn(bytes([n]) * 16, f"s{n}", 0) for n in range(4)]
+    turns = [ConversationTurn(bytes([n]) * 16, f"s{n}", 0) for n in range(4)]
     tasks = [asyncio.create_task(one.read()), asyncio.create_task(one.publish_pending())]
     try:
         for turn in turns[:2]:

@@ -6,7 +6,7 @@ import pytest
 
 from schemas.records import Batch, BatchProgress
 from streams.gateway.objects.batches import line_key
-from streams.gateway.objects.table import Table, key_of
+from streams.gateway.objects.table import ObjectTable, key_of
 
 BATCH = Batch(
     batch_id="batch_1",
@@ -22,13 +22,13 @@ def progress(status: str) -> BatchProgress:
     return BatchProgress(batch_id="batch_1", tenant="t", status=status, at_ms=1)
 
 
-def kept(table: Table, *records: Batch | BatchProgress) -> None:
+def kept(table: ObjectTable, *records: Batch | BatchProgress) -> None:
     for record in records:
         table.apply(key_of(record), record)
 
 
 def test_a_status_is_what_both_records_say() -> None:
-    table = Table()
+    table = ObjectTable()
     kept(table, BATCH)
     assert table.batches.status(BATCH) == "validating"
     kept(table, progress("in_progress"))
@@ -36,10 +36,12 @@ def test_a_status_is_what_both_records_say() -> None:
     cancelled = replace(BATCH, cancelled_ms=5)
     kept(table, cancelled)
     assert table.batches.status(cancelled) == "cancelling"
-    assert [*table.batches.unended("t")] == [cancelled] and table.batches.is_unended("t", "batch_1")
+    assert [*table.batches.open_batches("t")] == [cancelled] and table.batches.is_open(
+        "t", "batch_1"
+    )
     kept(table, progress("cancelled"))
     assert table.batches.status(cancelled) == "cancelled"
-    assert not table.batches.unended_tenants() and not [*table.batches.unended("t")]
+    assert not table.batches.open_tenants() and not [*table.batches.open_batches("t")]
     assert list(table.batches.order("t").beyond(None, newer=True)) == [cancelled.batch_id]
     assert table.batches.get("u", "batch_1") is None and len(table) == 2
     for key in (key_of(progress("")), key_of(BATCH)):
@@ -62,13 +64,16 @@ def test_lines_are_given_up_with_their_batch(
     records: tuple[Batch | BatchProgress, ...], is_given_up: bool
 ) -> None:
     """So that nobody asks what nobody waits for."""
-    table = Table()
+    table = ObjectTable()
     kept(table, *records)
     assert table.batches.is_given_up(line_key(BATCH, 7, "a/b"), 10) is is_given_up
 
 
 def test_what_was_begun_goes_on_before_what_waits() -> None:
-    table, begun = Table(), replace(BATCH, batch_id="batch_2", created_ms=9)
+    table, begun = ObjectTable(), replace(BATCH, batch_id="batch_2", created_ms=9)
     kept(table, BATCH, begun, replace(progress("in_progress"), batch_id="batch_2"))
-    assert [*table.batches.unended("t")] == [begun, BATCH] and table.batches.begun() == [begun]
-    assert table.batches.unended_tenants() == {"t"}
+    assert [*table.batches.open_batches("t")] == [
+        begun,
+        BATCH,
+    ] and table.batches.started_batches() == [begun]
+    assert table.batches.open_tenants() == {"t"}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.gateway.objects.bodies import StoreFilePaging
-from streams.gateway.objects.ordered import Ordered
+from streams.gateway.objects.ordered import OrderedIds
 from streams.gateway.objects.shapes import page
 from streams.gateway.objects.stores import Store, kind_of
 from tests.streams.gateway.objects.test_table import result, wanted
@@ -24,7 +24,7 @@ NAMES = st.sampled_from("abcdef")
 def test_what_lies_between_two_names(
     changes: list[tuple[str, int, str]], name: str | None, until: str | None, newer: bool, kind: str
 ) -> None:
-    ordered, kept = Ordered(), dict[str, tuple[int, str]]()
+    ordered, kept = OrderedIds(), dict[str, tuple[int, str]]()
     for changed, made_ms, of in changes:
         if made_ms < 0:
             ordered.drop(changed)

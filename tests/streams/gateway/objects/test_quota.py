@@ -6,7 +6,7 @@ import pytest
 
 from schemas.errors import TooManyRequests
 from streams.gateway.objects.quota import Quota
-from streams.gateway.objects.table import Table, key_of
+from streams.gateway.objects.table import ObjectTable, key_of
 from tests.streams.gateway.objects.test_batches import BATCH
 from tests.streams.gateway.objects.test_table import STORE, file, result, table_of, wanted
 
@@ -47,6 +47,6 @@ def test_results_of_one_tenants_batches_use_up_nobody_elses_part() -> None:
 
 def test_without_keys_all_is_one_tenants() -> None:
     quota = Quota(objects_max=2, bytes_max=10)
-    quota.check(Table(), [file(tenant="", bytes=10), STORE])
+    quota.check(ObjectTable(), [file(tenant="", bytes=10), STORE])
     with pytest.raises(TooManyRequests, match="bytes of your files"):
-        quota.check(Table(), [file(tenant="", bytes=11)])
+        quota.check(ObjectTable(), [file(tenant="", bytes=11)])

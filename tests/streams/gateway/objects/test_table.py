@@ -17,8 +17,8 @@ from schemas.records import (
     VectorStore,
 )
 from schemas.rules.metadata import is_number
-from streams.gateway.objects.stores import Entry
-from streams.gateway.objects.table import DAY_MS, Kept, Place, Table, key_of
+from streams.gateway.objects.stores import StoreEntry
+from streams.gateway.objects.table import DAY_MS, FileKey, ObjectRecord, ObjectTable, key_of
 
 STORE = VectorStore(store_id="vs_1", tenant="t", name="n", created_ms=5)
 
@@ -38,32 +38,32 @@ def result(name: str = "file-1", **fields: Any) -> StoreFileResult:
     return StoreFileResult(file_id=name, **{**known, **fields})
 
 
-def table_of(*records: Kept) -> Table:
-    found = Table()
+def table_of(*records: ObjectRecord) -> ObjectTable:
+    found = ObjectTable()
     for record in records:
         found.apply(key_of(record), record)
     return found
 
 
-def files_of(found: Table, tenant: str) -> list[str]:
+def files_of(found: ObjectTable, tenant: str) -> list[str]:
     return list(found.file_order(tenant).beyond(None, newer=True))
 
 
-def entries_of(found: Table, store: VectorStore = STORE) -> list[Entry]:
-    known = found.of(store)
+def entries_of(found: ObjectTable, store: VectorStore = STORE) -> list[StoreEntry]:
+    known = found.contents(store)
     entries = (known.entry(file_id) for file_id in known.order.beyond(None, newer=True))
     return [entry for entry in entries if entry is not None]
 
 
-def undone(found: Table) -> list[Entry]:
+def undone(found: ObjectTable) -> list[StoreEntry]:
     """All that something is to be done about."""
-    places = list[Place]()
+    places = list[FileKey]()
     for is_present in (True, False):
-        for tenant in found.undone_tenants(is_present=is_present):
-            while (place := found.next_undone(tenant, places, is_present=is_present)) is not None:
+        for tenant in found.pending_tenants(is_present=is_present):
+            while (place := found.next_pending(tenant, places, is_present=is_present)) is not None:
                 places.append(place)
-    assert bool(places) == found.has_undone()
-    wishes = [found.wish(place) for place in places]
+    assert bool(places) == found.has_pending()
+    wishes = [found.pending_entry(place) for place in places]
     return [wish[1] for wish in wishes if wish is not None]
 
 
@@ -78,7 +78,7 @@ def test_tenants_see_their_own_and_nobody_elses() -> None:
 
 def test_a_record_under_another_key_is_none() -> None:
     """Nobody gives another tenant a file by a forged key."""
-    found = Table()
+    found = ObjectTable()
     found.apply("u/file-1", file())
     assert not len(found) and files_of(found, "t") == files_of(found, "u") == []
 
@@ -93,9 +93,9 @@ def test_half_an_upload_and_a_deleted_file_are_not_there() -> None:
 def test_a_result_counts_for_the_revision_that_it_answers() -> None:
     """Who changes a file meanwhile is not told that its former state is ready."""
     found = table_of(STORE, wanted(revision=2), result(revision=1))
-    entry = found.of(STORE).entry("file-1")
+    entry = found.contents(STORE).entry("file-1")
     assert entry is not None and entry.status == "in_progress"
-    assert [each.wanted.revision for each in undone(found)] == [2]
+    assert [each.spec.revision for each in undone(found)] == [2]
     found.apply(key_of(result()), result(revision=2))
     assert not undone(found)
     for status in ("completed", "failed"):
@@ -104,7 +104,7 @@ def test_a_result_counts_for_the_revision_that_it_answers() -> None:
 
 
 def test_what_is_done_about_a_file_follows_from_what_is_wanted() -> None:
-    cases: list[tuple[list[Kept], bool]] = [
+    cases: list[tuple[list[ObjectRecord], bool]] = [
         ([STORE, wanted()], True),
         ([STORE, wanted(), result(status="in_progress")], True),
         ([STORE, wanted(), result()], False),
@@ -123,11 +123,11 @@ def test_records_may_come_in_any_order_and_go() -> None:
     """Compaction keeps the last record of each key where it is."""
     used = StoreUsed(store_id="vs_1", tenant="t", at_ms=9)
     batch = FileBatch(batch_id="vsfb_1", store_id="vs_1", tenant="t", created_ms=1)
-    records: list[Kept] = [result(), wanted(batch_id="vsfb_1"), batch, used, STORE]
+    records: list[ObjectRecord] = [result(), wanted(batch_id="vsfb_1"), batch, used, STORE]
     for ordered in (records, list(reversed(records))):
         found = table_of(*ordered)
-        assert found.used_ms(STORE) == 9 and found.of(STORE).batches == {"vsfb_1": batch}
-        counts = found.of(STORE).counts
+        assert found.used_ms(STORE) == 9 and found.contents(STORE).batches == {"vsfb_1": batch}
+        counts = found.contents(STORE).counts
         assert counts("vsfb_1").total() == counts().total() == 1 and not counts("other")
         assert len(found) == 5
         for key in [*found.keys_of(STORE)]:
@@ -139,10 +139,10 @@ def test_a_file_that_is_deleted_goes_from_all_its_stores() -> None:
     other = replace(STORE, store_id="vs_2")
     found = table_of(STORE, other, file(), wanted(), wanted(store_id="vs_2", revision=4))
     found.apply(key_of(STORE), STORE)
-    for record in found.without_file(file()):
+    for record in found.deletion_of(file()):
         found.apply(key_of(record), record)
     assert not (files_of(found, "t") or entries_of(found) or entries_of(found, other))
-    assert sorted(each.wanted.revision for each in undone(found)) == [2, 5]
+    assert sorted(each.spec.revision for each in undone(found)) == [2, 5]
     assert found.revision(STORE, "file-1") == 2
 
 
@@ -191,7 +191,7 @@ RECORDS = st.one_of(
 @given(st.lists(st.tuples(RECORDS, st.booleans()), max_size=20))
 def test_sums_are_those_of_all_files(records: list[tuple[Any, bool]]) -> None:
     """No call sums up all files of a store (found 28): sums follow each record."""
-    found, last = Table(), dict[str, Any]()
+    found, last = ObjectTable(), dict[str, Any]()
     for record, is_there in records:
         found.apply(key_of(record), record if is_there else None)
         last.pop(key_of(record), None)
@@ -199,14 +199,17 @@ def test_sums_are_those_of_all_files(records: list[tuple[Any, bool]]) -> None:
             last[key_of(record)] = record
     anew = table_of(*last.values())
     entries = entries_of(anew)
-    store, held = found.of(STORE), [each for each in last.values() if isinstance(each, StoredFile)]
+    store, held = (
+        found.contents(STORE),
+        [each for each in last.values() if isinstance(each, StoredFile)],
+    )
     for batch_id in ("", "vsfb_1"):
-        listed = [each for each in entries if batch_id in ("", each.wanted.batch_id)]
+        listed = [each for each in entries if batch_id in ("", each.spec.batch_id)]
         assert +store.counts(batch_id) == Counter(each.status for each in listed)
     assert store.usage_bytes == sum(each.result.usage_bytes for each in entries if each.result)
     numbers = dict[str, set[bool]]()
     for entry in entries:
-        for key, value in json.loads(entry.wanted.attributes or "{}").items():
+        for key, value in json.loads(entry.spec.attributes or "{}").items():
             numbers.setdefault(key, set()).add(is_number(value))
     assert {key: {kind} for key, kind in store.kinds().items()} == {
         key: kinds if len(kinds) == 1 else {store.kinds()[key]} for key, kinds in numbers.items()
@@ -215,7 +218,7 @@ def test_sums_are_those_of_all_files(records: list[tuple[Any, bool]]) -> None:
     assert found.objects_of("t") == sum(not isinstance(x, StoreFileResult) for x in last.values())
     names = sorted((x.created_ms, x.file_id) for x in held if x.state == "stored")
     assert files_of(found, "t") == [name for _, name in names]
-    assert {key_of(each.wanted) for each in undone(found)} == {
-        key_of(each.wanted) for each in undone(anew)
+    assert {key_of(each.spec) for each in undone(found)} == {
+        key_of(each.spec) for each in undone(anew)
     }
     assert len(found) == len(last)

@@ -128,9 +128,9 @@ async def test_a_process_that_was_given_up_is_asked_no_more(
         with monkeypatch.context() as patch:
             patch.setattr(process, "ask_blocking", ask_and_wait)
             asked = asyncio.create_task(one.check("regex", "b", 60_000))
-            await until(lambda: bool(one._asked))
+            await until(lambda: bool(one._busy_processes))
             asked.cancel()
-            await until(lambda: not one._asked)
+            await until(lambda: not one._busy_processes)
         assert one._idle == [process] and not process.is_running
         assert await one.check("regex", "c", 60_000) == ""
     finally:

@@ -5,7 +5,12 @@ import tracemalloc
 import pytest
 
 from schemas.errors import InvalidRequest
-from streams.gateway.request.conversation import Conversation, Conversations, Turn, session_of
+from streams.gateway.request.conversation import (
+    Conversation,
+    Conversations,
+    ConversationTurn,
+    session_of,
+)
 
 Messages = list[dict[str, str]]
 
@@ -172,7 +177,10 @@ def test_a_header_that_cannot_be_an_id_is_refused(value: bytes) -> None:
 def test_a_remembered_conversation_takes_so_many_bytes_as_the_page_says() -> None:
     """issue 14, 6) A gateway's memory is bounded by its table, and entries are small."""
     count, sessions = 5_000, table(entries_max=5_000)
-    turns = [Turn(number.to_bytes(16), f"s{number:026d}", number) for number in range(2 * count)]
+    turns = [
+        ConversationTurn(number.to_bytes(16), f"s{number:026d}", number)
+        for number in range(2 * count)
+    ]
     tracemalloc.start()
     try:
         for each in turns:

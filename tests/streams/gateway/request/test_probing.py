@@ -8,7 +8,7 @@ import pytest
 from schemas.errors import InvalidRequest
 from schemas.records import Probing
 from schemas.rules.tokens import unpack_tokens
-from streams.gateway.request.probing import asked_again
+from streams.gateway.request.probing import repeat_question
 from streams.gateway.request.tokenizer import MarkedPrompt
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.request.test_search import BOOKS, retrieval_of, sent, texts
@@ -78,7 +78,7 @@ def test_a_template_that_rewrites_the_beginning_is_refused() -> None:
     prompt, longer = array("i", [1, 2, 3]), array("i", [1, 9, 3, 4, 2, 5])
     nothing = array("i")
     with pytest.raises(InvalidRequest, match="leave probes out"):
-        asked_again(
+        repeat_question(
             MarkedPrompt(prompt, 1, 2),
             MarkedPrompt(longer, 4, 5),
             (nothing,) * 4,

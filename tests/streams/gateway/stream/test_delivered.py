@@ -167,7 +167,7 @@ def test_so_it_is_wherever_an_attempt_goes_on_and_however_short_it_is(
     said(stream, 2, begins, "d")
     said(stream, 2, begins, decoded)
     whole = "abc"[:begins] + decoded
-    assert stream.said() == (pack_tokens([*map(ord, whole)]), len(whole))
+    assert stream.progress() == (pack_tokens([*map(ord, whole)]), len(whole))
     assert stream.finish(ended("r1", whole, attempt=2)) and not stream.broken
     assert (stream.drain(), stream.token_ids) == (whole, [*map(ord, whole)])
     assert stream.differs_at is None

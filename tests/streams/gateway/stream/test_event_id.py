@@ -15,7 +15,7 @@ from schemas.errors import ConfigError, InvalidRequest
 from schemas.log.clock import wall_ms
 from schemas.records import Endpoint
 from streams.gateway.config import GatewaySettings
-from streams.gateway.stream.event_id import EventIds, Position, StreamKey, positions_text
+from streams.gateway.stream.event_id import ClientPosition, EventIds, StreamKey, positions_text
 from streams.gateway.stream.event_key import FILE_NAME, event_key
 from tests.streams.gateway.in_process import EVENT_KEY, InProcessGateway
 from tests.streams.gateway.samples import chat
@@ -60,10 +60,13 @@ def test_all_that_a_key_says_comes_back(changes: dict[str, Any], flags: int) -> 
     """To a gateway of another version, too: the first bytes are the version and flags."""
     made = replace(KEY, **changes)
     assert made.pack()[:2] == bytes((3, flags))
-    at = [Position(2, 5, n == 1, 0xFFFFFFFF) for n in range(made.choices)]
+    at = [ClientPosition(2, 5, n == 1, 0xFFFFFFFF) for n in range(made.choices)]
     value = f" {IDS.name(made).decode()}.{positions_text(at).decode()}\n"
     assert IDS.parse(value, made.tenant) == (made, at)
-    assert positions_text([Position(2, 5, digest=0x7F), Position(ended=True)]) == b"2-5-7f.0-0-0-e"
+    assert (
+        positions_text([ClientPosition(2, 5, digest=0x7F), ClientPosition(is_ended=True)])
+        == b"2-5-7f.0-0-0-e"
+    )
 
 
 LARGEST = (1 << 31) - 1
@@ -87,7 +90,7 @@ LARGEST = (1 << 31) - 1
 def test_positions_are_bounded(positions: str, is_refused: bool) -> None:
     value = IDS.name(KEY).decode() + positions
     if not is_refused:
-        assert IDS.parse(value, "alice")[1] == [Position(LARGEST, LARGEST, True, 0xFFFFFFFF)]
+        assert IDS.parse(value, "alice")[1] == [ClientPosition(LARGEST, LARGEST, True, 0xFFFFFFFF)]
         return
     with pytest.raises(InvalidRequest) as caught:
         IDS.parse(value, "alice")
@@ -157,7 +160,7 @@ async def test_forged_ids_take_no_place_of_resumes() -> None:
         for forged in (thief.name(later).decode() + ".0-0-0", "A" * 90 + ".0-0-0"):
             answer = await client.get(path, headers={"last-event-id": forged})
             assert answer.status_code == 400
-            assert not gateway.state.resumed
+            assert not gateway.state.resumed_calls
 
 
 @pytest.mark.parametrize(("deadline_ms", "more_ms"), [(600_000, 600_000), (1_000, 15_000)])
@@ -172,8 +175,8 @@ async def test_a_resume_ends_with_its_request(
         began_ms = wall_ms()
         resume = client.get(path, headers={"last-event-id": event_id})
         task = tasks.create_task(resume)
-        await until(lambda: len(gateway.state.resumed) == 1)
-        (follower,) = gateway.state.resumed
+        await until(lambda: len(gateway.state.resumed_calls) == 1)
+        (follower,) = gateway.state.resumed_calls
         least_ms = request.arrived_ms if deadline_ms == more_ms else began_ms
         assert follower.deadline_ms >= least_ms + more_ms
         assert follower.deadline_ms <= max(request.deadline_ms, wall_ms() + 15_000)
@@ -187,7 +190,7 @@ async def test_one_request_is_resumed_a_few_times_at_once() -> None:
     path, event_id = await event_of(gateway)
     async with gateway.client() as client:
         first = asyncio.create_task(client.get(path, headers={"last-event-id": event_id}))
-        await until(lambda: len(gateway.state.resumed) == 1)
+        await until(lambda: len(gateway.state.resumed_calls) == 1)
         refused = await client.get(path, headers={"last-event-id": event_id})
         assert refused.status_code == 429
         gateway.state.sweep(0.0, 2**62)

@@ -41,9 +41,9 @@ def test_whatever_names_a_stream_tells_of_it(told: TokenFrame, is_told_of: bool)
     call = Call(KEY, deadline_ms=9_000, arrived_s=0.0, waits_for_end=True)
     call.add("q1", 0)
     hub.add(call)
-    assert not call.streams[0].is_told_of
+    assert not call.streams[0].has_frames
     hub.apply(told, 1.0)
-    assert call.streams[0].is_told_of == is_told_of
+    assert call.streams[0].has_frames == is_told_of
 
 
 @pytest.mark.parametrize("prefill_at", [0, 1, 2])

@@ -4,10 +4,10 @@ import pytest
 
 from schemas.errors import NotFound
 from streams.gateway.ids import from_public, new_request_id
-from streams.gateway.stream.response_id import Place, ResponseIds
+from streams.gateway.stream.response_id import RecordPosition, ResponseIds
 
 KEY = "of-all-gateways-in-these-tests-01"
-PLACE = Place(65_535, 2**63)
+PLACE = RecordPosition(65_535, 2**63)
 
 
 def test_any_gateway_reads_an_id_and_nobody_else() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from schemas.records import OutcomeKind
 from schemas.rules.tokens import pack_tokens
-from streams.gateway.stream.event_id import Position
+from streams.gateway.stream.event_id import ClientPosition
 from streams.gateway.stream.stream import EARLY_ROWS_MAX, Stream
 from tests.streams.gateway.samples import ended
 
@@ -174,7 +174,7 @@ def test_rows_that_wait_are_bounded() -> None:
 def test_nothing_of_a_void_attempt_is_taken_behind_its_mark() -> None:
     stream = Stream("r1")
     said(stream, 1, 0, "abc")
-    assert stream.void(1) and stream.said() == (pack_tokens([*map(ord, "abc")]), 3)
+    assert stream.void(1) and stream.progress() == (pack_tokens([*map(ord, "abc")]), 3)
     assert said(stream, 1, 3, "xyz") == 0 and not stream.has_gap
     assert stream.drain() == "abc"
     assert said(stream, 2, 3, "def") == 3  # where the first stopped
@@ -188,19 +188,19 @@ def test_what_all_readers_have_at_a_mark_is_the_same_and_in_a_row(
 ) -> None:
     rows, last = delivery
     attempt = last[0].attempt
-    has = Position(2, 3, False, 0)  # of a client that resumes, whatever it has
+    has = ClientPosition(2, 3, False, 0)  # of a client that resumes, whatever it has
     one, other = Stream("r1"), Stream("r1", client_position=has, tolerates_difference=True)
     for row in rows[:at]:
         row.push(one)
         row.push(other)
     assert one.void(attempt) and other.void(attempt)
-    tokens, chars = one.said()
-    assert (tokens, chars) == other.said()
+    tokens, chars = one.progress()
+    assert (tokens, chars) == other.progress()
     assert tokens == pack_tokens(IDS[: len(tokens) // 4])
     assert "".join(ANSWER).startswith("".join(one.texts)) and chars == len("".join(one.texts))
     for row in rows[at:]:
         row.push(one)
-    assert one.said() == (tokens, chars)
+    assert one.progress() == (tokens, chars)
 
 
 def test_a_void_attempt_that_was_whole_all_the_same_is_taken() -> None:
@@ -240,7 +240,7 @@ def test_what_waited_before_the_mark_is_no_gap_behind_it() -> None:
     said(stream, 1, 0, "a")
     said(stream, 1, 3, "x")
     assert stream.has_gap and stream.void(1)
-    assert not stream.has_gap and stream.said()[1] == 1
+    assert not stream.has_gap and stream.progress()[1] == 1
 
 
 def test_a_mark_of_an_attempt_that_is_past_or_over_means_nothing() -> None:
@@ -254,7 +254,7 @@ def test_a_mark_of_an_attempt_that_is_past_or_over_means_nothing() -> None:
 
 def test_an_attempt_of_which_nothing_came_yet_can_be_void() -> None:
     stream = Stream("r1")
-    assert stream.void(1) and stream.said() == (b"", 0)
+    assert stream.void(1) and stream.progress() == (b"", 0)
     assert said(stream, 1, 0, "xy") == 0
     assert said(stream, 2, 0, "ab") == 2 and stream.drain() == "ab"
 
@@ -265,7 +265,7 @@ def test_late_rows_of_an_attempt_do_not_start_anything_over() -> None:
     stream.void(1)
     stream.void(2)
     said(stream, 2, 0, "xyz")
-    assert stream.said()[1] == 3
+    assert stream.progress()[1] == 3
     said(stream, 3, 3, "d")
     assert stream.drain() == "abcd"
 
@@ -291,8 +291,8 @@ def test_what_restarts_has_as_much_as_who_does_not(second: str) -> None:
         said(stream, 2, 0, second)  # anew: nobody had told in time
         stream.void(2)
     whole, restarted = streams
-    assert whole.broken or whole.said() == restarted.said()
-    assert restarted.said() == (pack_tokens([*map(ord, has)]), len(has))
+    assert whole.broken or whole.progress() == restarted.progress()
+    assert restarted.progress() == (pack_tokens([*map(ord, has)]), len(has))
     said(restarted, 3, len(has), "e")
     assert restarted.finish(ended("r1", has + "e", attempt=3)) and not restarted.broken
     assert (restarted.drain(), restarted.token_ids) == (has + "e", [*map(ord, has + "e")])

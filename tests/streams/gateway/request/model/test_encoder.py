@@ -139,13 +139,13 @@ async def test_texts_that_wait_for_the_thread_are_bounded(
         begun.set()
         return go_on.wait(PATIENCE_S)
 
-    waits = asyncio.create_task(one.aside(first, 11))
+    waits = asyncio.create_task(one.offload(first, 11))
     await asyncio.to_thread(begun.wait, PATIENCE_S)
     with pytest.raises(TooManyRequests):
-        await one.aside(first, 1)
+        await one.offload(first, 1)
     go_on.set()
     assert await waits
-    assert await asyncio.gather(*(one.aside(partial(int, n), 5) for n in (3, 4))) == [3, 4]
+    assert await asyncio.gather(*(one.offload(partial(int, n), 5) for n in (3, 4))) == [3, 4]
 
 
 def test_one_that_encodes_otherwise_is_not_asked(
