@@ -25,11 +25,11 @@ class BrokerKeeper:
 
     async def start(self) -> str:
         """The address of a broker that answers; raises BrokerUnavailable."""
-        self._is_ours = not self._broker.runs()
+        self._is_ours = not self._broker.is_running()
         bootstrap = self._broker.spawn()
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                while self._broker.mend() or not self._broker.answers():  # noqa: ASYNC110 - no event
+                while self._broker.restart_after_crash() or not self._broker.answers():  # noqa: ASYNC110 - no event
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise BrokerUnavailable(
@@ -44,7 +44,7 @@ class BrokerKeeper:
         began_s = loop.time()
         while self._is_ours:
             await asyncio.sleep(_LOOK_S)
-            if self._broker.runs():
+            if self._broker.is_running():
                 continue
             pause_s = pauses.after(loop.time() - began_s)
             try:
@@ -54,9 +54,9 @@ class BrokerKeeper:
             began_s = loop.time()
             await asyncio.sleep(pause_s)
 
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether its process lives."""
-        return self._broker.runs()
+        return self._broker.is_running()
 
     def stop(self) -> None:
         """Stop it if it is ours."""

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from infra.broker import storage
-from infra.broker.probe import broker_answers, cluster_of, free_ports, port_is_taken, reserved
+from infra.broker.probe import broker_answers, cluster_of, free_ports, port_is_taken, reserve_port
 from infra.broker.section import BrokerSettings
 from infra.processes import tether
 from infra.processes.identity import PRIVATE, Identity, identify
@@ -33,7 +33,7 @@ log = logging.getLogger("trivium.broker")
 _HERE = Path(__file__).parent
 DEFAULT_LIBS = _HERE.parents[1] / "build" / "broker" / "libs"
 _POLL_S = 0.05
-_TOLD_APART_S = 10.0  # for the answer of who has our port; a busy broker is slow
+_PROBE_TIMEOUT_S = 10.0  # for the answer of who has our port; a busy broker is slow
 _OUTPUT_LINES = 12
 _CRASHES = {-signal.SIGABRT, -signal.SIGBUS, -signal.SIGSEGV}
 
@@ -90,7 +90,7 @@ class Broker:
         bootstrap = self.spawn()
         end = time.monotonic() + self._settings.start_timeout_s
         try:
-            while self.mend() or not self.answers():
+            while self.restart_after_crash() or not self.answers():
                 if time.monotonic() > end:
                     limit = f"{self._settings.start_timeout_s:g} s"
                     raise BrokerUnavailable(
@@ -113,7 +113,7 @@ class Broker:
         private_folder(self.folder)
         with self._locked():
             state = self._read_state()
-            if state is not None and state.identity.lives():
+            if state is not None and state.identity.is_alive():
                 return state.bootstrap
             self._reap()
             classpath = self._classpath()
@@ -123,14 +123,14 @@ class Broker:
             self._reserve(ports[0])
             try:
                 self._write_properties(*ports)
-                if not storage.is_laid_out(self._data) and not self._copy_storage():
+                if not storage.is_formatted(self._data) and not self._copy_storage():
                     self._format(classpath)
                 return self._launch(classpath, *ports).bootstrap
             except BaseException:
                 self._release()
                 raise
 
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """True while the process lives, whether it serves yet or not."""
         return self.pid != 0
 
@@ -138,23 +138,23 @@ class Broker:
     def pid(self) -> int:
         """Of the living process; 0 where none runs."""
         state = self._read_state()
-        return state.pid if state is not None and state.identity.lives() else 0
+        return state.pid if state is not None and state.identity.is_alive() else 0
 
     def answers(self) -> bool:
         """True once the node serves; raises BrokerUnavailable if its process has ended, or another
         cluster's broker has its port.
         """
         state = self._read_state()
-        found = None if state is None else cluster_of(state.bootstrap)
-        if state is not None and found is not None and found != storage.cluster_of(self._data):
+        cluster = None if state is None else cluster_of(state.bootstrap)
+        if state is not None and cluster is not None and cluster != storage.cluster_of(self._data):
             raise BrokerUnavailable(_is_taken(state.host, state.port, "another Kafka broker"))
-        if state is None or not state.identity.lives():
+        if state is None or not state.identity.is_alive():
             raise BrokerUnavailable(f"the broker ended: {self._tail()}")
-        return found is not None
+        return cluster is not None
 
-    def mend(self) -> bool:
+    def restart_after_crash(self) -> bool:
         """Start it again if it crashed with an AOT cache (`_without_cache`); True if it did."""
-        if self.runs() or not self._reap():
+        if self.is_running() or not self._reap():
             return False
         self.spawn(same_port=True)
         return True
@@ -162,7 +162,7 @@ class Broker:
     def stop(self) -> bool:
         """Controlled shutdown; True if it ran."""
         state = self._read_state()
-        ran = state is not None and state.identity.lives()
+        ran = state is not None and state.identity.is_alive()
         if state is not None and ran:
             state.identity.stop(grace_s=self._settings.stop_timeout_s)
         self._reap()
@@ -172,7 +172,7 @@ class Broker:
     def status(self) -> BrokerStatus:
         """What is there now; asks the node, changes nothing."""
         state = self._read_state()
-        running = state is not None and state.identity.lives()
+        running = state is not None and state.identity.is_alive()
         bootstrap = state.bootstrap if state else f"{self._settings.host}:{self._settings.port}"
         return BrokerStatus(
             running=running,
@@ -244,7 +244,7 @@ class Broker:
         """The data port as configured, or any free one; both are taken again if they can be."""
         host, port = self._settings.host, self._settings.port
         if port and port_is_taken(host, port):
-            is_broker = broker_answers(f"{host}:{port}", timeout_s=_TOLD_APART_S)
+            is_broker = broker_answers(f"{host}:{port}", timeout_s=_PROBE_TIMEOUT_S)
             holder = "another Kafka broker" if is_broker else "another program"
             raise BrokerUnavailable(_is_taken(host, port, holder))
         free, free_for_controller = free_ports(host, "127.0.0.1")
@@ -259,7 +259,7 @@ class Broker:
         a client that came to the wrong one would join the other's deployment.
         """
         if self._reservation is None:
-            self._reservation = reserved(self._settings.host, port)
+            self._reservation = reserve_port(self._settings.host, port)
         if self._reservation is None:
             holder = "a broker that another stack starts"
             raise BrokerUnavailable(_is_taken(self._settings.host, port, holder))
@@ -288,19 +288,21 @@ class Broker:
         return self._data
 
     def _copy_storage(self) -> bool:
-        return storage.lay_out(storage.kept_storage(self._libs), self._data, new_cluster_id())
+        return storage.copy_template(
+            storage.template_path(self._libs), self._data, new_cluster_id()
+        )
 
     def _format(self, classpath: str) -> None:
         command = [self._java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
         command += [*self._common_flags(), "-cp", classpath, "kafka.tools.StorageTool", "format"]
         command += [*self._cluster(), "-c", str(self._properties)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, umask=PRIVATE)
-        if self._without_cache(done.returncode):
+        result = subprocess.run(command, capture_output=True, text=True, check=False, umask=PRIVATE)
+        if self._without_cache(result.returncode):
             self._format(classpath)
-        elif done.returncode:
+        elif result.returncode:
             raise BrokerUnavailable(
                 f"the broker's storage could not be formatted in {self._data}: "
-                f"{(done.stderr or done.stdout).strip()[-2_000:]}"
+                f"{(result.stderr or result.stdout).strip()[-2_000:]}"
             )
 
     def _cluster(self) -> list[str]:
@@ -393,5 +395,5 @@ def new_cluster_id() -> str:
 def _property(path: Path) -> str:
     """The path as Java reads it from property files: in Latin-1, with backslashes as escapes."""
     units = memoryview(str(path).encode("utf-16-le", "surrogatepass")).cast("H")
-    plain = [chr(each) if each < 128 and each != ord("\\") else f"\\u{each:04x}" for each in units]
+    plain = [chr(unit) if unit < 128 and unit != ord("\\") else f"\\u{unit:04x}" for unit in units]
     return "".join(plain)

@@ -26,15 +26,15 @@ def cluster_of(bootstrap: str, timeout_s: float = 1.0) -> str | None:
     try:
         with _connect(bootstrap, timeout_s) as connection:
             connection.sendall(_request())
-            (size,) = struct.unpack(">i", _exactly(connection, 4))
+            (size,) = struct.unpack(">i", _receive_exactly(connection, 4))
             if not _HEAD.size <= size <= _ANSWER_BYTES_MAX:
                 return None
-            return _cluster_id(_exactly(connection, size))
+            return _cluster_id(_receive_exactly(connection, size))
     except (OSError, struct.error, UnicodeDecodeError):
         return None
 
 
-def reserved(host: str, port: int) -> socket.socket | None:
+def reserve_port(host: str, port: int) -> socket.socket | None:
     """The port, for a program that is about to listen there, as far as Trivium hands out ports on
     this host: until the socket is closed, or its process has ended. None where another has it.
 
@@ -62,10 +62,10 @@ def port_is_taken(host: str, port: int) -> bool:
 
 def free_ports(*hosts: str) -> list[int]:
     """A port for each host that nobody listens on at this moment, and no two the same."""
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as sockets:
         ports = []
         for host in hosts:
-            probe = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            probe = sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
             probe.bind((host, 0))
             ports.append(int(probe.getsockname()[1]))
         return ports
@@ -101,7 +101,7 @@ def _text(answer: bytes, at: int) -> tuple[str, int]:
     return answer[at + 2 : end].decode(), end
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
+def _receive_exactly(connection: socket.socket, count: int) -> bytes:
     chunks = b""
     while len(chunks) < count:
         chunk = connection.recv(count - len(chunks))

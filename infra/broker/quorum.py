@@ -13,7 +13,7 @@ from infra.broker.section import BrokerSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class NodePlacement:
     """A node's place among several; its ports are given."""
 
     node: int  # its id, from 1
@@ -36,7 +36,7 @@ class Place:
 class Node(Broker):
     """A broker that is one of several."""
 
-    def __init__(self, settings: BrokerSettings, folder: Path, place: Place) -> None:
+    def __init__(self, settings: BrokerSettings, folder: Path, place: NodePlacement) -> None:
         super().__init__(settings, folder, tethered=True)
         self._place = place
 
@@ -45,10 +45,10 @@ class Node(Broker):
 
     def _write_properties(self, port: int, controller_port: int) -> None:
         super()._write_properties(port, controller_port)
-        own, alone = self._place.properties(), self._properties.read_text().splitlines()
-        lines = [line for line in alone if line.partition("=")[0] not in own]
+        overrides, alone = self._place.properties(), self._properties.read_text().splitlines()
+        lines = [line for line in alone if line.partition("=")[0] not in overrides]
         lines = [line for line in lines if "quorum.bootstrap" not in line]
-        lines += [f"{name}={value}" for name, value in own.items()]
+        lines += [f"{name}={value}" for name, value in overrides.items()]
         self._properties.write_text("\n".join(lines))
 
     def _copy_storage(self) -> bool:
@@ -58,7 +58,7 @@ class Node(Broker):
         return ["-t", self._place.cluster]
 
 
-class Cluster:
+class BrokerCluster:
     """So many brokers under one folder, by node id from 1."""
 
     def __init__(self, settings: BrokerSettings, folder: Path, count: int = 3) -> None:
@@ -69,7 +69,7 @@ class Cluster:
             node: Node(
                 replace(settings, port=ports[node - 1]),
                 folder / f"broker-{node}",
-                Place(
+                NodePlacement(
                     node=node,
                     cluster=name,
                     controller_port=ports[count + node - 1],

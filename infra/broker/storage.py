@@ -11,51 +11,55 @@ import re
 import shutil
 from pathlib import Path
 
-_NAMED, _CLUSTER = "meta.properties", re.compile(r"^cluster\.id=.+$", re.MULTILINE)
+_META_FILE, _CLUSTER = "meta.properties", re.compile(r"^cluster\.id=.+$", re.MULTILINE)
 
 
-def kept_storage(libs: Path) -> Path:
+def template_path(libs: Path) -> Path:
     """Where that of these jars is kept; Kafka has nothing of this name."""
     return libs.parent / "trivium-storage"
 
 
-def keep(made: Path, kept: Path) -> None:
+def save_template(source: Path, template: Path) -> None:
     """Have what the tool made, and nothing has used, as the one to copy."""
-    drop(kept)
-    draft = kept.with_name(f"{kept.name}.new")
+    delete_template(template)
+    draft = template.with_name(f"{template.name}.new")
     shutil.rmtree(draft, ignore_errors=True)
-    shutil.copytree(made, draft)
-    draft.rename(kept)
+    shutil.copytree(source, draft)
+    draft.rename(template)
 
 
-def drop(kept: Path) -> None:
+def delete_template(template: Path) -> None:
     """Keep it no longer."""
-    shutil.rmtree(kept, ignore_errors=True)
+    shutil.rmtree(template, ignore_errors=True)
 
 
-def is_laid_out(data: Path) -> bool:
+def is_formatted(data: Path) -> bool:
     """Whether a node has its storage: what names it is written last, and is not empty."""
-    named = data / _NAMED
-    return named.exists() and named.stat().st_size > 0
+    meta_file = data / _META_FILE
+    return meta_file.exists() and meta_file.stat().st_size > 0
 
 
 def cluster_of(data: Path) -> str:
     """The id of the cluster that a node with this storage is of."""
-    (line,) = _CLUSTER.findall((data / _NAMED).read_text())
+    (line,) = _CLUSTER.findall((data / _META_FILE).read_text())
     return str(line).partition("=")[2].strip()
 
 
-def lay_out(kept: Path, data: Path, cluster: str) -> bool:
+def copy_template(template: Path, data: Path, cluster: str) -> bool:
     """Copy it for a node of this cluster; False where there is none, or not all of it."""
     try:
-        named, replaced = _CLUSTER.subn(f"cluster.id={cluster}", (kept / _NAMED).read_text())
-        if not replaced or not all(file.stat().st_size for file in kept.rglob("*")):
+        properties, replaced = _CLUSTER.subn(
+            f"cluster.id={cluster}", (template / _META_FILE).read_text()
+        )
+        if not replaced or not all(file.stat().st_size for file in template.rglob("*")):
             return False
-        shutil.copytree(kept, data, ignore=shutil.ignore_patterns(_NAMED), dirs_exist_ok=True)
-        draft = data / f"{_NAMED}.new"
+        shutil.copytree(
+            template, data, ignore=shutil.ignore_patterns(_META_FILE), dirs_exist_ok=True
+        )
+        draft = data / f"{_META_FILE}.new"
         draft.touch(mode=0o600)
-        draft.write_text(named)
-        draft.rename(data / _NAMED)
+        draft.write_text(properties)
+        draft.rename(data / _META_FILE)
     except OSError:
         return False
     return True

@@ -38,7 +38,7 @@ def main() -> None:
     else:  # what clients log about a broker that is away, our own message says better
         logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     if len(sys.argv) == 1 or {*_HELP} & {*sys.argv}:
-        help_drawing.ready()
+        help_drawing.import_rich_help()
     try:
         app()
     except TriviumError as error:
@@ -53,8 +53,8 @@ def main() -> None:
         if debug or error.filename is None:
             raise
         reason = (error.strerror or str(error)).lower()
-        wanted = "expected a path that can be used; name another"
-        print(f"trivium: {error.filename}: {reason}; {wanted}", file=sys.stderr)
+        advice = "expected a path that can be used; name another"
+        print(f"trivium: {error.filename}: {reason}; {advice}", file=sys.stderr)
         sys.exit(EXIT_ERROR)
     except Exception as error:
         kafka = sys.modules.get("aiokafka.errors")  # whoever raises it has imported it

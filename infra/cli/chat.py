@@ -50,9 +50,9 @@ def chat(
         raise ConfigError("--probes: needs --collection, the documents to look in")
     base = url or gateway_url(config)
     headers = {"Authorization": f"Bearer {api_key}", "X-Session-Id": f"chat-{uuid.uuid4().hex}"}
-    wishes: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
+    options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
     if probes:
-        wishes["retrieval"] = {"collection": collection, "probes": True}
+        options["retrieval"] = {"collection": collection, "probes": True}
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     try:
         with httpx.Client(base_url=base, headers=headers, timeout=None) as client:
@@ -63,7 +63,7 @@ def chat(
                 print(f"{model} at {base}; an empty line or Ctrl-D ends")
             for text in _inputs(message):
                 messages.append({"role": "user", "content": text})
-                body = {"model": model, "messages": messages, "stream": True, **wishes}
+                body = {"model": model, "messages": messages, "stream": True, **options}
                 turn = _turn(client, body, show=not as_json)
                 messages.append({"role": "assistant", "content": turn["text"]})
                 if as_json:
@@ -138,8 +138,8 @@ def _print_where(turn: dict[str, Any]) -> None:
 
 
 def _where(placement: dict[str, Any]) -> str:
-    if kept := placement.get("cache"):
-        return f"kept answer, {kept['age_s']:.0f} s old"
+    if cache := placement.get("cache"):
+        return f"kept answer, {cache['age_s']:.0f} s old"
     workers = [placement.get("prefill_worker"), placement.get("decode_worker")]
     path = " -> ".join(dict.fromkeys(worker for worker in workers if worker))
     moved = placement.get("kv_bytes", 0)

@@ -131,7 +131,7 @@ _PLACES = {  # below infra.cli: a function, or a group as a Typer
     "version": "about:version",
     "index": "retrieve.index_files:app",
 }
-_ALSO = {  # what typer is told of a command, and how its module calls that
+_TYPER_OPTIONS = {  # what typer is told of a command, and how its module calls that
     "bench": ("context_settings", "PASS_ON"),
     "simulate": ("epilog", "EXAMPLES"),
 }
@@ -150,7 +150,7 @@ class CommandsOnUse(TyperGroup):
         name, placeholder, rest = super().resolve_command(ctx, args)
         if placeholder is None:
             return name, None, rest
-        command = imported(placeholder.name or "")
+        command = load_command(placeholder.name or "")
         _flags_are_off(command, ctx)
         return name, command, rest
 
@@ -178,7 +178,7 @@ def _placeholder() -> None:
 
 
 @cache
-def imported(name: str) -> Any:
+def load_command(name: str) -> Any:
     """The real command, ready to parse and to run."""
     place, _, attribute = _PLACES[name].partition(":")
     module = import_module(f"infra.cli.{place}")
@@ -187,8 +187,8 @@ def imported(name: str) -> Any:
     if isinstance(target, typer.Typer):
         alone.add_typer(target, name=name)
     else:
-        told = [_ALSO[name]] if name in _ALSO else []
-        alone.command(name, **{key: getattr(module, value) for key, value in told})(target)
+        options = [_TYPER_OPTIONS[name]] if name in _TYPER_OPTIONS else []
+        alone.command(name, **{key: getattr(module, value) for key, value in options})(target)
     _unwrap(alone)
     return get_group(alone).commands[name]
 
@@ -197,7 +197,7 @@ def _unwrap(group: typer.Typer) -> None:
     """Let paragraphs of help flow: typer keeps the line breaks that they have in the source."""
     for command in group.registered_commands:
         paragraphs = (inspect.getdoc(command.callback) or "").split("\n\n")
-        command.help = "\n\n".join(each.replace("\n", " ") for each in paragraphs)
+        command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
     for inner in group.registered_groups:
         if inner.typer_instance is not None:
             _unwrap(inner.typer_instance)

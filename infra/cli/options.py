@@ -99,21 +99,21 @@ def roles_from(names: list[str], option: str) -> "list[Role]":
     """The roles that an option names, repeated or with commas; raises ConfigError naming it."""
     from schemas.records import Role
 
-    other = (Role.UNKNOWN, Role.RETRIEVAL, Role.EMBEDDING)  # commands of their own run the latter
-    expected = [known.value for known in Role if known not in other]
-    wanted = [name.strip() for value in names for name in value.split(",")]
-    for name in wanted:
+    non_llm = (Role.UNKNOWN, Role.RETRIEVAL, Role.EMBEDDING)  # commands of their own run the latter
+    expected = [role.value for role in Role if role not in non_llm]
+    role_names = [name.strip() for value in names for name in value.split(",")]
+    for name in role_names:
         if name not in expected:
             raise ConfigError(f"{option}: expected {', '.join(expected)}, found {name!r}")
-    return [Role(name) for name in dict.fromkeys(wanted)]
+    return [Role(name) for name in dict.fromkeys(role_names)]
 
 
-def given_settings(policy: str, changed: list[str]) -> dict[str, str]:
+def parse_overrides(policy: str, changed: list[str]) -> dict[str, str]:
     """`--policy` and each `--set NAME=VALUE`, by name; raises ConfigError."""
-    given = {"policy": policy} if policy else {}
+    overrides = {"policy": policy} if policy else {}
     for text in changed:
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--set: expected NAME=VALUE, found {text!r}")
-        given[name.strip()] = value.strip()
-    return given
+        overrides[name.strip()] = value.strip()
+    return overrides

@@ -43,7 +43,7 @@ def pace_of(speed: str, streams: int) -> "Pace":
     return Pace(speed=factor)
 
 
-def sent_to(
+def send_trace(
     url: str, api_key: str, trace: "Trace", pace: "Pace", asks: "Asks | None" = None
 ) -> "tuple[list[Sent], dict[str, Any]]":
     """Send a trace to the gateway there, with its progress on stderr; and the report of it."""
@@ -62,8 +62,8 @@ def sent_to(
             api_key=api_key,
             on_end=lambda _: progress.advance(task),
         )
-        sent = asyncio.run(sending)
-    return sent, report(sent)
+        responses = asyncio.run(sending)
+    return responses, report(responses)
 
 
 def _model_at(url: str, api_key: str) -> str:
@@ -83,22 +83,22 @@ def _model_at(url: str, api_key: str) -> str:
         raise NotReady(f"no gateway at {url}: {error}; start one with `trivium up`") from error
 
 
-def show_report(found: dict[str, Any]) -> None:
+def show_report(report: dict[str, Any]) -> None:
     """For people."""
     from rich.table import Table
 
-    count, failed = (found[name]["avg"] for name in ("request_count", "error_request_count"))
+    count, failed = (report[name]["avg"] for name in ("request_count", "error_request_count"))
     print(f"answers: {count:,.0f}, errors: {failed:,.0f}")
-    for each in found["error_summary"]:
-        print(f"  {each['count']:,} {printable(each['error_details']['type'])}")
-    if "request_throughput" in found:
+    for error in report["error_summary"]:
+        print(f"  {error['count']:,} {printable(error['error_details']['type'])}")
+    if "request_throughput" in report:
         figures = ("request_throughput", "output_token_throughput", "benchmark_duration")
-        print(", ".join(f"{found[n]['avg']:,} {found[n]['unit']}" for n in figures))
+        print(", ".join(f"{report[n]['avg']:,} {report[n]['unit']}" for n in figures))
         columns = ("avg", "p50", "p90", "p99", "max")
         table = Table("", "unit", *columns, box=None)
-        for name in (name for name in _REPORTED if name in found):
-            row = found[name]
+        for name in (name for name in _REPORTED if name in report):
+            row = report[name]
             table.add_row(name, row["unit"], *(f"{row[column]:,.1f}" for column in columns))
         stdout_console().print(table)
-    if "replay_sched_lag_p99" in found:
-        print(f"sent late, p99: {found['replay_sched_lag_p99']['avg']:,} ms")
+    if "replay_sched_lag_p99" in report:
+        print(f"sent late, p99: {report['replay_sched_lag_p99']['avg']:,} ms")

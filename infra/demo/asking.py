@@ -15,27 +15,27 @@ OnText = Callable[[str], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class Turn:
+class DemoTurn:
     """One question and what came back."""
 
     question: str
     answer: str = ""
     first_token_ms: float = 0.0
     events: int = 0  # that brought text
-    ended: bool = False
-    told: dict[str, Any] = field(default_factory=dict)
+    is_finished: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict)
     usage: dict[str, Any] = field(default_factory=dict)
 
     @property
     def request_id(self) -> str:
         """Under which its records are on the log."""
-        return str(self.told.get("request_id", ""))
+        return str(self.metadata.get("request_id", ""))
 
     @property
     def citations(self) -> Sequence[dict[str, Any]]:
         """The passages that were put into its prompt."""
-        found: Sequence[dict[str, Any]] = self.told.get("retrieval", {}).get("citations", ())
-        return found
+        passages: Sequence[dict[str, Any]] = self.metadata.get("retrieval", {}).get("citations", ())
+        return passages
 
 
 async def ask(
@@ -48,7 +48,7 @@ async def ask(
     retrieval: Mapping[str, Any] | None = None,
     on_token: OnToken | None = None,
     on_text: OnText | None = None,
-) -> Turn:
+) -> DemoTurn:
     """Stream one greedy answer; `on_token` hears how many events brought text so far, `on_text`
     which."""
     body: dict[str, Any] = {
@@ -61,7 +61,7 @@ async def ask(
     }
     if retrieval is not None:
         body["retrieval"] = retrieval
-    turn, began_s = Turn(messages[-1]["content"]), time.monotonic()
+    turn, began_s = DemoTurn(messages[-1]["content"]), time.monotonic()
     url, headers = "/v1/chat/completions", {"X-Session-Id": session}
     async with client.stream("POST", url, json=body, headers=headers) as response:
         async for line in response.aiter_lines():
@@ -71,7 +71,7 @@ async def ask(
                 continue
             event = json.loads(line.removeprefix("data: "))
             _check(event)
-            turn.told = event.get("trivium") or turn.told
+            turn.metadata = event.get("trivium") or turn.metadata
             turn.usage = event.get("usage") or turn.usage
             for choice in event.get("choices", []):
                 if text := choice["delta"].get("content"):
@@ -82,7 +82,7 @@ async def ask(
                         await on_token(turn.events)
                     if on_text is not None:
                         await on_text(text)
-                turn.ended = turn.ended or bool(choice.get("finish_reason"))
+                turn.is_finished = turn.is_finished or bool(choice.get("finish_reason"))
     return turn
 
 

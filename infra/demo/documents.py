@@ -13,9 +13,9 @@ import httpx
 from rich.console import Console
 from rich.progress import Progress
 
-from infra.demo.asking import Turn, ask
+from infra.demo.asking import DemoTurn, ask
 from infra.handbook.handbook import Page, handbook
-from infra.handbook.library import Library, Text, library
+from infra.handbook.library import Library, TextDocument, library
 from infra.stack.launcher import Stack
 from infra.terminal.citations import citation_lines
 from infra.terminal.output import print_indented
@@ -37,7 +37,7 @@ _WHILE_ANSWERING = {
 class Tour:
     """What was asked of documents, and what came of it."""
 
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[DemoTurn] = field(default_factory=list)
     right: int = 0
     right_without: int = 0
     edit_cited: bool = False
@@ -55,33 +55,33 @@ class Tour:
 
 async def tour(stack: Stack, console: Console) -> Tour:
     """Ingest the handbook, ask about a page of it, edit the page, and kill the router."""
-    seen = Tour()
+    stats = Tour()
     pages = handbook(PAGES)
     page = pages[0]
     async with library(stack.settings.log) as books:
         console.print(f"\n[bold]Documents: a handbook of {PAGES} pages that nobody knows[/bold]")
         with Progress(console=console) as bar:
             task = bar.add_task("found by a search", total=PAGES)
-            texts = [text_of(each) for each in pages]
+            texts = [text_of(source_page) for source_page in pages]
             await books.put(COLLECTION, texts)
             for text in texts:
                 await books.wait_for(COLLECTION, text, _FOUND_S)
                 bar.advance(task)
         async with httpx.AsyncClient(base_url=stack.gateway_urls[0], timeout=120) as client:
-            await _converse(client, stack, page, seen, console)
-            changed = await _edit(books, page, seen, console)
-            await _ask_of_the_edit(client, stack, changed, seen, console)
-            await _kill_the_router(client, stack, pages[1], seen, console)
-    return seen
+            await _converse(client, stack, page, stats, console)
+            changed = await _edit(books, page, stats, console)
+            await _ask_of_the_edit(client, stack, changed, stats, console)
+            await _kill_the_router(client, stack, pages[1], stats, console)
+    return stats
 
 
-def text_of(page: Page) -> Text:
+def text_of(page: Page) -> TextDocument:
     """A page as it is put on the log."""
-    return Text(page.document_id, page.text, page.title)
+    return TextDocument(page.document_id, page.text, page.title)
 
 
 async def _converse(
-    client: httpx.AsyncClient, stack: Stack, page: Page, seen: Tour, console: Console
+    client: httpx.AsyncClient, stack: Stack, page: Page, stats: Tour, console: Console
 ) -> None:
     """Three turns about a page; each question is asked without the documents, too."""
     model, messages = stack.settings.model.served_name, list[dict[str, str]]()
@@ -90,47 +90,47 @@ async def _converse(
         plain = await ask(client, model, messages[-1:], _ANSWER_TOKENS, f"plain-{number}")
         turn = await ask(client, f"{model}@{COLLECTION}", messages, _ANSWER_TOKENS, "documents")
         messages.append({"role": "assistant", "content": turn.answer})
-        seen.turns.append(turn)
-        seen.right += question.is_right(turn.answer)
-        seen.right_without += question.is_right(plain.answer)
+        stats.turns.append(turn)
+        stats.right += question.is_right(turn.answer)
+        stats.right_without += question.is_right(plain.answer)
         console.print(f"[bold]turn {number}[/bold]  {question.text}", highlight=False)
         _print(console, "without documents", plain.answer, "dim")
         _print(console, "with documents   ", turn.answer, "green")
         _print_citations(console, turn)
 
 
-async def _edit(books: Library, page: Page, seen: Tour, console: Console) -> Page:
+async def _edit(books: Library, page: Page, stats: Tour, console: Console) -> Page:
     """Change a value on the page."""
     changed = page.edited()
     old, new = page.questions[0].value, changed.questions[0].value
     began_s = time.monotonic()
     await books.put(COLLECTION, [text_of(changed)])
     await books.wait_for(COLLECTION, text_of(changed), _FOUND_S)
-    seen.found_after_ms = (time.monotonic() - began_s) * 1000
+    stats.found_after_ms = (time.monotonic() - began_s) * 1000
     console.print(
         f"[bold]edit[/bold]  {old} becomes {new} in {page.document_id}; found after "
-        f"{seen.found_after_ms:.0f} ms",
+        f"{stats.found_after_ms:.0f} ms",
         highlight=False,
     )
     return changed
 
 
 async def _ask_of_the_edit(
-    client: httpx.AsyncClient, stack: Stack, page: Page, seen: Tour, console: Console
+    client: httpx.AsyncClient, stack: Stack, page: Page, stats: Tour, console: Console
 ) -> None:
     question = page.questions[0]
     model = f"{stack.settings.model.served_name}@{COLLECTION}"
     messages = [{"role": "user", "content": question.text}]
     turn = await ask(client, model, messages, _ANSWER_TOKENS, "after-the-edit")
-    cited = [each["text"] for each in turn.citations]
-    seen.edit_cited, seen.edit_answered = page.text in cited, question.is_right(turn.answer)
-    seen.turns.append(turn)
+    cited = [citation["text"] for citation in turn.citations]
+    stats.edit_cited, stats.edit_answered = page.text in cited, question.is_right(turn.answer)
+    stats.turns.append(turn)
     _print(console, "with documents   ", turn.answer, "green")
     _print_citations(console, turn)
 
 
 async def _kill_the_router(
-    client: httpx.AsyncClient, stack: Stack, page: Page, seen: Tour, console: Console
+    client: httpx.AsyncClient, stack: Stack, page: Page, stats: Tour, console: Console
 ) -> None:
     """In the middle of an answer that is not looked up before it, but while it is generated."""
     model, question = stack.settings.model.served_name, page.questions[0]
@@ -149,10 +149,10 @@ async def _kill_the_router(
         retrieval=_WHILE_ANSWERING,
         on_token=kill,
     )
-    seen.goes_on = turn.ended and turn.events > _KILL_AFTER
-    seen.probed = any(each.get("probe") for each in turn.citations)
-    seen.probe_answered = question.is_right(turn.answer)
-    seen.turns.append(turn)
+    stats.goes_on = turn.is_finished and turn.events > _KILL_AFTER
+    stats.probed = any(citation.get("probe") for citation in turn.citations)
+    stats.probe_answered = question.is_right(turn.answer)
+    stats.turns.append(turn)
     console.print(
         f"[bold]killed[/bold]  router-0 (process {router}) early in an answer that is looked up "
         f"only while it is generated: {question.text}",
@@ -166,19 +166,19 @@ def _print(console: Console, title: str, text: str, style: str) -> None:
     print_indented(console, f"{title}  {text.strip()}", style)
 
 
-def _print_citations(console: Console, turn: Turn) -> None:
-    for line in citation_lines(turn.told.get("retrieval", {})):
+def _print_citations(console: Console, turn: DemoTurn) -> None:
+    for line in citation_lines(turn.metadata.get("retrieval", {})):
         print_indented(console, line, "dim", cut=True)
 
 
-def summary(seen: Tour) -> Sequence[str]:
+def summary(stats: Tour) -> Sequence[str]:
     """Sentences for the end of the demo."""
     return (
-        f"{seen.right} of 3 answers right with documents, {seen.right_without} without",
-        f"an edit was found after {seen.found_after_ms:.0f} ms; it changed the next citation: "
-        f"{_yes(seen.edit_cited)}, and the next answer: {_yes(seen.edit_answered)}",
-        f"an answer whose router was killed went on: {_yes(seen.goes_on)}; it cites what was found "
-        f"while it was generated: {_yes(seen.probed)}, and is right: {_yes(seen.probe_answered)}",
+        f"{stats.right} of 3 answers right with documents, {stats.right_without} without",
+        f"an edit was found after {stats.found_after_ms:.0f} ms; it changed the next citation: "
+        f"{_yes(stats.edit_cited)}, and the next answer: {_yes(stats.edit_answered)}",
+        f"an answer whose router was killed went on: {_yes(stats.goes_on)}; it cites what was found "
+        f"while it was generated: {_yes(stats.probed)}, and is right: {_yes(stats.probe_answered)}",
     )
 
 

@@ -17,9 +17,9 @@ import httpx
 from rich.console import Console
 from rich.markup import escape
 
-from infra.demo.asking import Turn, ask
+from infra.demo.asking import DemoTurn, ask
 from infra.demo.documents import Tour, summary, tour
-from infra.demo.reference_engine import ReferenceEngine, Verdict
+from infra.demo.reference_engine import AnswerVerdict, ReferenceEngine
 from infra.stack import configuration
 from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
@@ -74,7 +74,7 @@ async def _demo(engine: str, console: Console, *, as_json: bool) -> int:
             ending.callback(reference.stop)
             await asyncio.to_thread(reference.ask, await _stories(stack))
             await stack.wait_ready()
-            seen = await tour(stack, console)
+            stats = await tour(stack, console)
             stories = await _stories(stack)
             with console.status("asking one engine alone the same questions"):
                 verdicts = await asyncio.to_thread(reference.compare, stories)
@@ -82,10 +82,10 @@ async def _demo(engine: str, console: Console, *, as_json: bool) -> int:
             with console.status("stopping: drain, then leave"):
                 await stack.stop(grace_s=20)
     console.print("\nThe way of one request, read back from the log:", style="bold")
-    explained = next(s for s in stories if s.request.request_id == seen.turns[0].request_id)
+    explained = next(s for s in stories if s.request.request_id == stats.turns[0].request_id)
     show(explained, console)
     return _conclude(
-        stories, explained, verdicts, seen, console, reads=engine == "vllm", as_json=as_json
+        stories, explained, verdicts, stats, console, reads=engine == "vllm", as_json=as_json
     )
 
 
@@ -124,10 +124,10 @@ async def _converse(stack: Stack, console: Console) -> None:
     """All conversations at once, turn by turn, behind the first answer; all ends up on the log."""
     model = stack.settings.model.served_name
     async with httpx.AsyncClient(base_url=stack.gateway_urls[0], timeout=120) as client:
-        begun = await _first_answer(client, model, stack, console)
+        history = await _first_answer(client, model, stack, console)
         await stack.wait_ready(*stack.plan.engine_names())
         talks = [
-            _conversation(client, model, questions, number, console, begun if number == 1 else ())
+            _conversation(client, model, questions, number, console, history if number == 1 else ())
             for number, questions in enumerate(CONVERSATIONS, start=1)
         ]
         await asyncio.gather(*talks)
@@ -146,7 +146,7 @@ async def _first_answer(
 
     turn = await ask(client, model, [question], ANSWER_TOKENS, "demo-1", on_text=show)
     console.print(f"\n  the first answer, {stack.age_s:.0f} s after the start", style="dim")
-    _print_way(console, turn)
+    _print_placement(console, turn)
     return question, {"role": "assistant", "content": turn.answer}
 
 
@@ -156,31 +156,31 @@ async def _conversation(
     questions: Sequence[str],
     number: int,
     console: Console,
-    begun: Sequence[dict[str, str]],
+    history: Sequence[dict[str, str]],
 ) -> None:
-    messages = [*begun]
-    for place, question in [*enumerate(questions, start=1)][len(begun) // 2 :]:
+    messages = [*history]
+    for place, question in [*enumerate(questions, start=1)][len(history) // 2 :]:
         messages.append({"role": "user", "content": question})
         turn = await ask(client, model, messages, ANSWER_TOKENS, f"demo-{number}")
         messages.append({"role": "assistant", "content": turn.answer})
         _print_question(console, f"conversation {number}, turn {place}", question)
         print_indented(console, turn.answer, "green")
-        _print_way(console, turn)
+        _print_placement(console, turn)
 
 
 def _print_question(console: Console, title: str, question: str) -> None:
     console.print(f"[bold]{title}[/bold]  {question}", highlight=False)
 
 
-def _print_way(console: Console, turn: Turn) -> None:
-    told, usage = turn.told, turn.usage
-    workers = dict.fromkeys((told.get("prefill_worker"), told.get("decode_worker")))
+def _print_placement(console: Console, turn: DemoTurn) -> None:
+    metadata, usage = turn.metadata, turn.usage
+    workers = dict.fromkeys((metadata.get("prefill_worker"), metadata.get("decode_worker")))
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     print_indented(
         console,
-        f"{told.get('mode')} on {' and '.join(filter(None, workers))}; "
+        f"{metadata.get('mode')} on {' and '.join(filter(None, workers))}; "
         f"first token after {turn.first_token_ms:.0f} ms; {usage.get('prompt_tokens')} prompt "
-        f"tokens, {cached} cached; {told.get('kv_bytes', 0):,} KV bytes over NIXL",
+        f"tokens, {cached} cached; {metadata.get('kv_bytes', 0):,} KV bytes over NIXL",
         "dim",
     )
 
@@ -188,8 +188,8 @@ def _print_way(console: Console, turn: Turn) -> None:
 def _conclude(
     stories: Sequence[Story],
     explained: Story,
-    verdicts: Sequence[Verdict],
-    seen: Tour,
+    verdicts: Sequence[AnswerVerdict],
+    stats: Tour,
     console: Console,
     *,
     reads: bool,
@@ -201,14 +201,14 @@ def _conclude(
         story.outcome is not None and story.outcome.kind is OutcomeKind.COMPLETED
         for story in stories
     )
-    good = equal == len(stories) == completed and kv_bytes > 0 and seen.is_good(reads=reads)
+    good = equal == len(stories) == completed and kv_bytes > 0 and stats.is_good(reads=reads)
     mark = "[green]✓[/green]" if good else "[red]✗[/red]"
     console.print(
         f"{mark} {completed} of {len(stories)} answers completed; {equal} equal one engine alone, "
         f"token by token; {kv_bytes:,} KV bytes went over NIXL; nothing is left running.",
         highlight=False,
     )
-    for sentence in summary(seen):
+    for sentence in summary(stats):
         console.print(f"  {sentence}", highlight=False)
     for verdict in verdicts:
         if not verdict.equal:
@@ -218,7 +218,7 @@ def _conclude(
             "good": good,
             "kv_bytes": kv_bytes,
             "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts],
-            "documents": dataclasses.asdict(seen),
+            "documents": dataclasses.asdict(stats),
             "steps": [dataclasses.asdict(step) for step in steps_of(explained)],
         }
         Console().print_json(json.dumps(report))

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.processes.supervisor import started
+from infra.processes.supervisor import start_process
 from infra.stack import configuration
 from infra.stack.configuration import Settings
-from infra.stack.engine_alone import answers
+from infra.stack.engine_alone import generate_answers
 from infra.stack.engine_source import engine_source
 from infra.stack.launcher import Stack
 from infra.stack.plan import engine_environ
@@ -37,7 +37,7 @@ _LIMIT_S = 300.0  # for an engine that reads and answers; one that hangs never d
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class AnswerVerdict:
     """Whether one answer is what the engine alone gives."""
 
     request_id: str
@@ -50,7 +50,11 @@ class ReferenceEngine:
     """Starts at once, beside a stack whose fork server it uses; `compare` once, `stop` always."""
 
     def __init__(self, stack: Stack) -> None:
-        self._codec, self._asked, self._ended = Codec(), dict[str, list[Request]](), False
+        self._codec, self._parts_by_id, self._has_exited = (
+            Codec(),
+            dict[str, list[Request]](),
+            False,
+        )
         self._folder = stack.folder / "reference"
         self._folder.mkdir(exist_ok=True)
         self._answers, self._log = self._folder / "answers", self._folder / "log"
@@ -60,10 +64,12 @@ class ReferenceEngine:
         command = [sys.executable, "-m", "infra.demo.reference_engine", *files]
         # Where the machine has room: all cores are dealt to the stack.
         environ = {**engine_environ(stack.plan, stack.folder), BIND_VARIABLE: "nobind"}
-        given, asked = os.pipe()
-        self._requests = open(asked, "wb", buffering=0)  # until it has been asked everything
-        with self._log.open("wb") as log, open(given, "rb") as requests:
-            self._process = started(command, environ, (requests, log), stack.forks.get("prefill"))
+        read_end, write_end = os.pipe()
+        self._requests = open(write_end, "wb", buffering=0)  # until it has been asked everything
+        with self._log.open("wb") as log, open(read_end, "rb") as requests:
+            self._process = start_process(
+                command, environ, (requests, log), stack.forks.get("prefill")
+            )
 
     def ask(self, stories: Sequence[Story]) -> None:
         """Let it answer what it was not asked yet; blocks while it has much to read."""
@@ -71,29 +77,29 @@ class ReferenceEngine:
             self._ask(stories)
 
     def _ask(self, stories: Sequence[Story]) -> None:
-        new = [story for story in stories if story.request.request_id not in self._asked]
+        new = [story for story in stories if story.request.request_id not in self._parts_by_id]
         for story in new:
-            parts = self._asked[story.request.request_id] = parts_of(story)
+            parts = self._parts_by_id[story.request.request_id] = parts_of(story)
             lines = "".join(f"{self._codec.encode(part).hex()}\n" for part in parts)
             with contextlib.suppress(BrokenPipeError):  # it has ended; its log says why
                 self._requests.write(lines.encode())
 
-    def compare(self, stories: Sequence[Story]) -> list[Verdict]:
+    def compare(self, stories: Sequence[Story]) -> list[AnswerVerdict]:
         """Blocks until it has answered; raises EngineFailed with its last words."""
         with self._bounded():
             self._ask(stories)
             self._requests.close()
             exit_code = self._process.wait()
-            self._ended = True
+            self._has_exited = True
         if exit_code:
             raise EngineFailed(
                 f"the reference engine ended early, or was ended as it took over {_LIMIT_S:g} s: "
                 f"{self._log.read_text()[-2_000:]}"
             )
-        said = iter(json.loads(self._answers.read_text()))
+        token_lists = iter(json.loads(self._answers.read_text()))
         alone = {
-            name: [*itertools.chain.from_iterable(itertools.islice(said, len(parts)))]
-            for name, parts in self._asked.items()
+            name: [*itertools.chain.from_iterable(itertools.islice(token_lists, len(parts)))]
+            for name, parts in self._parts_by_id.items()
         }
         return [_verdict(story, alone[story.request.request_id]) for story in stories]
 
@@ -103,7 +109,7 @@ class ReferenceEngine:
         if not self._requests.closed:
             self._requests.close()
             self._process.wait()
-            self._ended = True
+            self._has_exited = True
 
     @contextlib.contextmanager
     def _bounded(self) -> Iterator[None]:
@@ -116,7 +122,7 @@ class ReferenceEngine:
             timer.cancel()
 
     def _kill(self) -> None:
-        if not self._ended:
+        if not self._has_exited:
             for kill in (os.killpg, os.kill):  # one that begins leads no group yet
                 with contextlib.suppress(ProcessLookupError):
                     kill(self._process.pid, signal.SIGKILL)
@@ -128,32 +134,32 @@ def parts_of(story: Story) -> list[Request]:
     A part begins with the prompt as workers got it, with what was looked up for it, or where a
     probe has put tokens in; it ends where the next one did.
     """
-    request, given = story.request, [work.prompt_tokens for work in story.work[-1:]]
-    prompt = next(iter(given), request.prompt_tokens)
+    request, prompts = story.request, [work.prompt_tokens for work in story.work[-1:]]
+    prompt = next(iter(prompts), request.prompt_tokens)
     sampling = request.sampling
     parts, begin = [], 0
-    for seq, tokens in [*_put_in(story), (sampling.max_tokens, b"")]:
-        least = max(0, min(seq, sampling.min_tokens) - begin)
-        sampled = dataclasses.replace(sampling, max_tokens=seq - begin, min_tokens=least)
+    for seq, tokens in [*_probe_inserts(story), (sampling.max_tokens, b"")]:
+        min_tokens = max(0, min(seq, sampling.min_tokens) - begin)
+        sampled = dataclasses.replace(sampling, max_tokens=seq - begin, min_tokens=min_tokens)
         parts.append(dataclasses.replace(request, prompt_tokens=prompt, sampling=sampled))
         prompt += pack_tokens(story.token_ids[begin:seq]) + tokens
         begin = seq
     return parts
 
 
-def _put_in(story: Story) -> list[tuple[int, bytes]]:
+def _probe_inserts(story: Story) -> list[tuple[int, bytes]]:
     """What probes have put in, and before which tokens of the answer; the first of each counts."""
     probes: dict[int, tuple[int, bytes]] = {}
-    for found in story.retrieved:
-        if found.probe:
-            probes.setdefault(found.probe, (found.seq, found.tokens))
+    for retrieved in story.retrieved:
+        if retrieved.probe:
+            probes.setdefault(retrieved.probe, (retrieved.seq, retrieved.tokens))
     return [(seq, tokens) for _, (seq, tokens) in sorted(probes.items()) if tokens]
 
 
-def _verdict(story: Story, alone: list[int]) -> Verdict:
-    given, equal = story.token_ids, story.token_ids == alone
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(given, alone, strict=False))
-    return Verdict(
+def _verdict(story: Story, alone: list[int]) -> AnswerVerdict:
+    token_ids, equal = story.token_ids, story.token_ids == alone
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(token_ids, alone, strict=False))
+    return AnswerVerdict(
         request_id=story.request.request_id,
         tokens=len(alone),
         equal=equal,
@@ -163,18 +169,20 @@ def _verdict(story: Story, alone: list[int]) -> Verdict:
 
 async def _main(settings: Settings) -> list[list[int]]:
     engine, codec = await engine_source(settings, "reference", [Role.REPLICA])(1), Codec()
-    given = []
+    token_lists = []
     try:
         while line := await asyncio.to_thread(sys.stdin.readline):
             request = codec.decode(bytes.fromhex(line))
             assert isinstance(request, Request), f"expected a request, found {request}"
-            asked = (unpack_tokens(request.prompt_tokens), request.sampling)
-            given += [each.token_ids for each in await answers(engine, [asked], at_once=1)]
+            prompt = (unpack_tokens(request.prompt_tokens), request.sampling)
+            token_lists += [
+                answer.token_ids for answer in await generate_answers(engine, [prompt], at_once=1)
+            ]
     finally:
         await engine.close()
-    return given
+    return token_lists
 
 
 if __name__ == "__main__":
-    answered = asyncio.run(_main(configuration.load(Path(sys.argv[1]), environ={})))
-    Path(sys.argv[2]).write_text(json.dumps(answered))
+    token_lists = asyncio.run(_main(configuration.load(Path(sys.argv[1]), environ={})))
+    Path(sys.argv[2]).write_text(json.dumps(token_lists))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from infra.handbook.kinds import KINDS, Fact, Kind
+from infra.handbook.kinds import KINDS, Fact, ThingKind
 
 _ONSETS = ("b", "br", "d", "dr", "f", "g", "gr", "h", "k", "kl", "l", "m", "n", "p", "r", "s", "st",
            "t", "tr", "v", "w")  # fmt: skip
@@ -20,19 +20,19 @@ _ENDS = ("ndry", "lm", "sk", "rt", "nn", "veth", "mar", "lo", "dis", "ck", "rin"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class HandbookQuestion:
     """A question, what its answer has to contain, and which document tells it."""
 
     text: str
     value: str
     document_id: str
     is_paraphrased: bool
-    others: tuple[str, ...] = ()  # words that would be as possible, and wrong
+    wrong_values: tuple[str, ...] = ()  # words that would be as possible, and wrong
 
     def is_right(self, answer: str) -> bool:
         """Whether an answer has the value, and none of the others."""
-        said = answer.casefold()
-        return _has(said, self.value) and not any(_has(said, other) for other in self.others)
+        text = answer.casefold()
+        return _has(text, self.value) and not any(_has(text, wrong) for wrong in self.wrong_values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class Page:
     document_id: str
     title: str
     text: str
-    questions: tuple[Question, ...]  # plain ones, one for each fact
-    paraphrased: tuple[Question, ...]  # the same in other words
+    questions: tuple[HandbookQuestion, ...]  # plain ones, one for each fact
+    paraphrased: tuple[HandbookQuestion, ...]  # the same in other words
 
     def edited(self) -> "Page":
         """The page with another value of its first fact, as an author would change it."""
         old = self.questions[0]
-        new = str(int(old.value) + 1) if old.value.isdigit() else old.others[0]
+        new = str(int(old.value) + 1) if old.value.isdigit() else old.wrong_values[0]
         first = replace(old, value=new)
         text = self.text.replace(old.value, new, 1)
         return replace(self, text=text, questions=(first, *self.questions[1:]))
@@ -58,8 +58,8 @@ def handbook(pages: int, *, seed: int = 7) -> list[Page]:
     """So many pages; at most as many as there are names, which is some thousands."""
     draw = random.Random(seed)
     names = [f"{a}{b}{c}".capitalize() for a, b, c in product(_ONSETS, _VOWELS, _ENDS)]
-    if pages > (most := len(names) * 2):
-        raise ValueError(f"expected at most {most} pages, found {pages}")
+    if pages > (pages_max := len(names) * 2):
+        raise ValueError(f"expected at most {pages_max} pages, found {pages}")
     draw.shuffle(names)
     doubles = [f"{first} {last}" for first, last in zip(names, reversed(names), strict=True)]
     return [
@@ -68,15 +68,15 @@ def handbook(pages: int, *, seed: int = 7) -> list[Page]:
     ]
 
 
-def questions(pages: Sequence[Page], count: int, *, seed: int = 7) -> list[Question]:
+def questions(pages: Sequence[Page], count: int, *, seed: int = 7) -> list[HandbookQuestion]:
     """So many questions about these pages, a third of them in other words than the page's."""
     draw = random.Random(f"questions {seed}")
-    asked = []
+    sample = []
     for number in range(count):
         page = draw.choice(pages)
         forms = page.paraphrased if number % 3 == 2 else page.questions
-        asked.append(draw.choice(forms))
-    return asked
+        sample.append(draw.choice(forms))
+    return sample
 
 
 def _in_turn(names: Sequence[str], doubles: Sequence[str]) -> Iterator[str]:
@@ -84,33 +84,33 @@ def _in_turn(names: Sequence[str], doubles: Sequence[str]) -> Iterator[str]:
     yield from doubles
 
 
-def _page(kind: Kind, name: str, draw: random.Random) -> Page:
+def _page(kind: ThingKind, name: str, draw: random.Random) -> Page:
     document_id = f"{kind.noun}-{name.lower().replace(' ', '-')}"
     values = [str(draw.choice(fact.values)) for fact in kind.facts]
     lines = [
         fact.statement.format(name=name, value=value)
         for fact, value in zip(kind.facts, values, strict=True)
     ]
-    plain, other = [], []
+    plain, paraphrased = [], []
     for fact, value in zip(kind.facts, values, strict=True):
         plain.append(_question(fact, fact.question, name, value, document_id, False))
-        other.append(_question(fact, fact.paraphrase, name, value, document_id, True))
+        paraphrased.append(_question(fact, fact.paraphrase, name, value, document_id, True))
     title = f"The {name} {kind.noun}"
-    return Page(document_id, title, " ".join(lines), tuple(plain), tuple(other))
+    return Page(document_id, title, " ".join(lines), tuple(plain), tuple(paraphrased))
 
 
 def _question(
     fact: Fact, form: str, name: str, value: str, document_id: str, is_paraphrased: bool
-) -> Question:
-    others = () if isinstance(fact.values, range) else fact.values
-    return Question(
+) -> HandbookQuestion:
+    words = () if isinstance(fact.values, range) else fact.values
+    return HandbookQuestion(
         form.format(name=name),
         value,
         document_id,
         is_paraphrased,
-        tuple(word for word in others if word != value),
+        tuple(word for word in words if word != value),
     )
 
 
-def _has(said: str, value: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(value.casefold())}(?!\w)", said) is not None
+def _has(text: str, value: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(value.casefold())}(?!\w)", text) is not None

@@ -28,7 +28,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ThingKind:
     """A kind of thing with the facts that are told of each."""
 
     noun: str
@@ -36,7 +36,7 @@ class Kind:
 
 
 KINDS = (
-    Kind("ferry", (
+    ThingKind("ferry", (
         Fact("The {name} ferry leaves from pier {value}.",
              "From which pier does the {name} ferry leave?",
              "At which pier do I board the boat called {name}?", range(11, 98)),
@@ -47,7 +47,7 @@ KINDS = (
              "How much does a ticket for the {name} ferry cost?",
              "What do I pay to travel with the boat called {name}?", range(11, 90)),
     )),
-    Kind("museum", (
+    ThingKind("museum", (
         Fact("The {name} museum is closed on {value}.",
              "On which day is the {name} museum closed?",
              "When can nobody visit the museum named {name}?", WEEKDAYS),
@@ -58,7 +58,7 @@ KINDS = (
              "What is the roof of the {name} museum made of?",
              "Which material covers the museum named {name}?", MATERIALS),
     )),
-    Kind("bridge", (
+    ThingKind("bridge", (
         Fact("The {name} bridge is {value} metres long.",
              "How long is the {name} bridge?",
              "How many metres is it to walk across {name}?", range(111, 990)),
@@ -69,7 +69,7 @@ KINDS = (
              "When was the {name} bridge built?",
              "In which year did they put up the bridge of {name}?", range(1611, 1990)),
     )),
-    Kind("tavern", (
+    ThingKind("tavern", (
         Fact("The {name} tavern is known for its {value}.",
              "What is the {name} tavern known for?",
              "Which dish should I order at the inn {name}?", FOODS),
@@ -80,7 +80,7 @@ KINDS = (
              "What colour is the door of the {name} tavern?",
              "How do I know the entrance of the inn {name} by its colour?", COLOURS),
     )),
-    Kind("garden", (
+    ThingKind("garden", (
         Fact("The {name} garden is home to {value}.",
              "Which animals live in the {name} garden?",
              "What creatures can I watch in the park {name}?", ANIMALS),
@@ -91,7 +91,7 @@ KINDS = (
              "What are the paths of the {name} garden laid with?",
              "On which material do I walk in the park {name}?", MATERIALS),
     )),
-    Kind("pump", (
+    ThingKind("pump", (
         Fact("The {name} pump is filled with {value} litres of oil.",
              "With how many litres of oil is the {name} pump filled?",
              "How much oil goes into the machine {name}?", range(11, 280)),

@@ -26,7 +26,7 @@ _UNDER_WAY = 500  # documents sent and not acknowledged
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextDocument:
     """A document in words."""
 
     document_id: str
@@ -38,22 +38,22 @@ class Library:
     """Writes documents, and asks the pool for them."""
 
     def __init__(
-        self, log: LogSettings, codec: Codec, producer: LogProducer, asker: RetrievalClient
+        self, log: LogSettings, codec: Codec, producer: LogProducer, client: RetrievalClient
     ) -> None:
         self._log, self._codec, self._producer = log, codec, producer
-        self.asker = asker
+        self.client = client
 
-    async def put(self, collection: str, texts: Iterable[Text]) -> None:
+    async def put(self, collection: str, texts: Iterable[TextDocument]) -> None:
         """Write them all; returns when the broker has them."""
         await self._send_all(
             Document(
-                document_id=each.document_id,
+                document_id=text.document_id,
                 collection=collection,
-                text=each.text,
-                metadata=json.dumps({"title": each.title, "source": f"{each.document_id}.md"}),
+                text=text.text,
+                metadata=json.dumps({"title": text.title, "source": f"{text.document_id}.md"}),
                 at_ms=wall_ms(),
             )
-            for each in texts
+            for text in texts
         )
 
     async def put_vectors(self, collection: str, vectors: Vector) -> None:
@@ -81,42 +81,44 @@ class Library:
         """What the log holds of a collection's passages now."""
         partitions = range(self._log.document_partitions)
         reader = AssignedReader(self._log, "passages", partitions, client_id="library-passages")
-        held: dict[str, DocumentPassages] = {}
+        by_document: dict[str, DocumentPassages] = {}
         async with reader.reading("earliest"):
             async for record in reader.by_time(await reader.end_offsets()):
                 if not record.value:
                     continue
                 passages = self._codec.decode(record.value)
                 if passages.collection == collection:
-                    held[passages.document_id] = passages
-        return list(held.values())
+                    by_document[passages.document_id] = passages
+        return list(by_document.values())
 
-    async def wait_for_all(self, collection: str, texts: Sequence[Text], within_s: float) -> None:
+    async def wait_for_all(
+        self, collection: str, texts: Sequence[TextDocument], within_s: float
+    ) -> None:
         """Until searches find what was written: the last of each partition, which are filled by
         themselves."""
         count = self._log.document_partitions
         lasts = {
-            partition_of(document_key(collection, each.document_id), count): each for each in texts
+            partition_of(document_key(collection, text.document_id), count): text for text in texts
         }
         for last in lasts.values():
             await self.wait_for(collection, last, within_s)
 
-    async def wait_for(self, collection: str, wanted: Text, within_s: float) -> float:
+    async def wait_for(self, collection: str, document: TextDocument, within_s: float) -> float:
         """Until a search by its own text brings it as it is; returns the seconds that took."""
         began_s = time.monotonic()
         while (waited_s := time.monotonic() - began_s) < within_s:
             try:
-                found = await self.asker.search_text(
-                    wanted.text, collection=collection, k=5, deadline_ms=wall_ms() + _ASK_MS
+                results = await self.client.search_text(
+                    document.text, collection=collection, k=5, deadline_ms=wall_ms() + _ASK_MS
                 )
             except TriviumError:  # no such collection yet
                 await asyncio.sleep(_LOOK_S)
                 continue
-            for passage in found.passages:
-                if passage.document_id == wanted.document_id and passage.text in wanted.text:
+            for passage in results.passages:
+                if passage.document_id == document.document_id and passage.text in document.text:
                     return waited_s
             await asyncio.sleep(_LOOK_S)
-        raise EngineFailed(f"{wanted.document_id}: not found within {within_s:.0f} s")
+        raise EngineFailed(f"{document.document_id}: not found within {within_s:.0f} s")
 
 
 @asynccontextmanager
@@ -124,5 +126,5 @@ async def library(log: LogSettings) -> AsyncIterator[Library]:
     """A member of the fleet that writes documents and searches for them."""
     codec = await asyncio.to_thread(make_codec, log)
     making = LogProducer(log, codec, durable=True, client_id="library")
-    async with making as producer, open_retrieval_client(log, codec, "library-asks") as asker:
-        yield Library(log, codec, producer, asker)
+    async with making as producer, open_retrieval_client(log, codec, "library-asks") as client:
+        yield Library(log, codec, producer, client)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.ingest.files import Source, read
+from infra.ingest.files import FileSource, read
 from schemas.errors import InvalidRequest
 from schemas.records import Document
 from schemas.rules.metadata import Kinds, check_metadata, metadata_of
@@ -32,7 +32,7 @@ class Refusal:
     reason: str
 
 
-class Reading:
+class SourceReader:
     """Files that were read, and whose document each id is; no id is of two files."""
 
     def __init__(self, target: Target) -> None:
@@ -40,28 +40,30 @@ class Reading:
         self._owners: dict[str, Path] = {}  # file of each id
         self._kinds: Kinds = {}  # of fields, as far as documents had them
 
-    async def documents(self, source: Source, now_ms: int) -> tuple[list[Document], list[Refusal]]:
+    async def documents(
+        self, source: FileSource, now_ms: int
+    ) -> tuple[list[Document], list[Refusal]]:
         """Of one file as it is now; what it held before and holds no more is `gone`."""
-        found: dict[str, Document] = {}
-        shown, mtime = _shown(source.path), _mtime(source.path)
+        by_id: dict[str, Document] = {}
+        label, mtime = _display_path(source.path), _mtime(source.path)
         try:
             documents, refused = await read(source.path), list[Refusal]()
         except Unreadable as error:
-            documents, refused = [], [Refusal(shown, str(error))]
+            documents, refused = [], [Refusal(label, str(error))]
         for parsed in documents:
             name = parsed.document_id or source.name
             if parsed.place and not parsed.document_id:
                 name += "/" + parsed.place.rpartition(" ")[2]
-            is_taken = name in found or self._owners.get(name, source.path) != source.path
+            is_taken = name in by_id or self._owners.get(name, source.path) != source.path
             facts: dict[str, Any] = {"title": parsed.title or source.path.stem}
-            facts |= {"source": shown, "mtime": mtime, **parsed.metadata, **self.target.metadata}
+            facts |= {"source": label, "mtime": mtime, **parsed.metadata, **self.target.metadata}
             metadata = json.dumps(facts, ensure_ascii=False)
-            wrong = parsed.wrong or _wrong(parsed, name, is_taken) or self._check(metadata)
+            wrong = parsed.wrong or _refusal_reason(parsed, name, is_taken) or self._check(metadata)
             if wrong:
-                where = f"{shown}, {parsed.place}" if parsed.place else shown
+                where = f"{label}, {parsed.place}" if parsed.place else label
                 refused.append(Refusal(where, wrong))
                 continue
-            found[name] = Document(
+            by_id[name] = Document(
                 document_id=name,
                 collection=self.target.collection,
                 text=parsed.text,
@@ -69,8 +71,8 @@ class Reading:
                 tenant=parsed.tenant or self.target.tenant,
                 at_ms=now_ms,
             )
-        self._owners |= dict.fromkeys(found, source.path)
-        return list(found.values()), refused
+        self._owners |= dict.fromkeys(by_id, source.path)
+        return list(by_id.values()), refused
 
     def _check(self, metadata: str) -> str:
         """What is wrong with them, beside those of all documents before; empty for nothing."""
@@ -82,27 +84,27 @@ class Reading:
         self._kinds = kinds
         return ""
 
-    def gone(self, path: Path, kept: Iterable[str] = ()) -> list[str]:
+    def forget(self, path: Path, kept_ids: Iterable[str] = ()) -> list[str]:
         """Ids that came of a file, or of files below a folder, and are not among those kept."""
-        kept = set(kept)
-        lost = [
+        kept_ids = set(kept_ids)
+        removed_ids = [
             name
             for name, owner in self._owners.items()
-            if name not in kept and (owner == path or owner.is_relative_to(path))
+            if name not in kept_ids and (owner == path or owner.is_relative_to(path))
         ]
-        for name in lost:
+        for name in removed_ids:
             del self._owners[name]
-        return sorted(lost)
+        return sorted(removed_ids)
 
 
-def _shown(path: Path) -> str:
+def _display_path(path: Path) -> str:
     """Below the working directory as one would name it, in characters that can be printed."""
     here = Path.cwd()
-    named = path.relative_to(here) if path.is_relative_to(here) else path
-    return os.fsencode(named.as_posix()).decode(errors="replace")
+    short_path = path.relative_to(here) if path.is_relative_to(here) else path
+    return os.fsencode(short_path.as_posix()).decode(errors="replace")
 
 
-def _wrong(parsed: ParsedDocument, name: str, taken: bool) -> str:
+def _refusal_reason(parsed: ParsedDocument, name: str, is_taken: bool) -> str:
     """Why a document is not ingested, empty if it is."""
     chars = len(parsed.text)
     try:
@@ -117,7 +119,7 @@ def _wrong(parsed: ParsedDocument, name: str, taken: bool) -> str:
         )
     if len(name) > NAME_CHARS_MAX:
         return f"expected an id of at most {NAME_CHARS_MAX} characters, found {len(name)}"
-    if taken:
+    if is_taken:
         return f"the id {name!r} is taken by another document of this call"
     return ""
 

@@ -19,37 +19,37 @@ FILE_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FileSource:
     """A file, and the id of its document."""
 
     path: Path
     name: str
 
 
-def source_of(path: Path, roots: Iterable[Path]) -> Source | None:
+def source_of(path: Path, roots: Iterable[Path]) -> FileSource | None:
     """A file below one of the paths that were named; None for one that is hidden or elsewhere."""
     for root in roots:
         if path == root:
-            return Source(path, path.name)
+            return FileSource(path, path.name)
         if path.is_relative_to(root):
             below = path.relative_to(root)
             hidden = any(part.startswith(".") for part in below.parts)
-            return None if hidden else Source(path, below.as_posix())
+            return None if hidden else FileSource(path, below.as_posix())
     return None
 
 
-def sources(roots: Iterable[Path]) -> Iterator[Source]:
+def sources(roots: Iterable[Path]) -> Iterator[FileSource]:
     """All files of these paths, in order of their names; hidden ones are left out."""
     for root in roots:
         if not root.is_dir():
-            yield Source(root, root.name)
+            yield FileSource(root, root.name)
             continue
         for folder, folders, names in os.walk(root):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in sorted(names):
                 if not name.startswith("."):
                     path = Path(folder) / name
-                    yield Source(path, path.relative_to(root).as_posix())
+                    yield FileSource(path, path.relative_to(root).as_posix())
 
 
 async def read(path: Path) -> list[ParsedDocument]:
@@ -59,10 +59,10 @@ async def read(path: Path) -> list[ParsedDocument]:
     if wrong := await asyncio.to_thread(_unreadable, path):
         raise Unreadable(wrong)
     try:
-        found = await FILE_PROCESS.ask("documents", str(path), path.name, limit_ms=FILE_MS)
+        reply = await FILE_PROCESS.ask("documents", str(path), path.name, limit_ms=FILE_MS)
     except InvalidRequest as error:
         raise Unreadable(error.message) from error
-    return await documents_in(found)
+    return await documents_in(reply)
 
 
 def _unreadable(path: Path) -> str:

@@ -8,30 +8,30 @@ from typing import TYPE_CHECKING
 
 from watchfiles import Change, awatch
 
-from infra.ingest.batch import Reading, Refusal
-from infra.ingest.files import Source, source_of
+from infra.ingest.batch import Refusal, SourceReader
+from infra.ingest.files import FileSource, source_of
 from schemas.log.clock import wall_ms
 
 if TYPE_CHECKING:
     from schemas.records import Document
 
 _DEBOUNCE_MS, _STEP_MS = 400, 50
-_Found = set[tuple[Change, str]]
+_Events = set[tuple[Change, str]]
 
 
-class Changes:
+class FileChanges:
     """What one or more files have come to."""
 
     def __init__(self) -> None:
         self.documents: list[Document] = []
-        self.gone: list[str] = []
+        self.deleted_ids: list[str] = []
         self.refused: list[Refusal] = []
 
 
 @asynccontextmanager
-async def watching(
-    roots: Sequence[Path], reading: Reading, stop: asyncio.Event
-) -> AsyncIterator[AsyncIterator[Changes]]:
+async def watch_files(
+    roots: Sequence[Path], reader: SourceReader, stop: asyncio.Event
+) -> AsyncIterator[AsyncIterator[FileChanges]]:
     """Gives what changes from now on, until `stop` is set. Files that are written several times in
     a moment are read once.
     """
@@ -41,46 +41,48 @@ async def watching(
     first = asyncio.create_task(_next(watched))
     await asyncio.sleep(0)  # when it waits, the system tells it of what changes
     try:
-        yield _changes(first, watched, roots, reading)
+        yield _changes_of(first, watched, roots, reader)
     finally:
         first.cancel()
         await asyncio.wait([first])
         await watched.aclose()
 
 
-async def _next(watched: AsyncGenerator[_Found, None]) -> _Found | None:
+async def _next(watched: AsyncGenerator[_Events, None]) -> _Events | None:
     return await anext(watched, None)
 
 
-async def _changes(
-    first: "asyncio.Task[_Found | None]",
-    watched: AsyncGenerator[_Found, None],
+async def _changes_of(
+    first: "asyncio.Task[_Events | None]",
+    watched: AsyncGenerator[_Events, None],
     roots: Sequence[Path],
-    reading: Reading,
-) -> AsyncIterator[Changes]:
-    found = await first
-    while found is not None:
-        now = await _read_again(found, roots, reading)
-        if now.documents or now.gone or now.refused:
-            yield now
-        found = await _next(watched)
+    reader: SourceReader,
+) -> AsyncIterator[FileChanges]:
+    events = await first
+    while events is not None:
+        changes = await _read_again(events, roots, reader)
+        if changes.documents or changes.deleted_ids or changes.refused:
+            yield changes
+        events = await _next(watched)
 
 
-async def _read_again(found: _Found, roots: Sequence[Path], reading: Reading) -> Changes:
-    now = Changes()
-    for path in sorted({Path(text) for _, text in found}):
-        is_gone = (Change.deleted, str(path)) in found and not path.exists()
+async def _read_again(events: _Events, roots: Sequence[Path], reader: SourceReader) -> FileChanges:
+    changes = FileChanges()
+    for path in sorted({Path(text) for _, text in events}):
+        is_gone = (Change.deleted, str(path)) in events and not path.exists()
         source = source_of(path, roots)
         if is_gone:
-            now.gone += reading.gone(path)
+            changes.deleted_ids += reader.forget(path)
         elif source is not None and path.is_file():
-            await _read(reading, source, now)
-    return now
+            await _read(reader, source, changes)
+    return changes
 
 
-async def _read(reading: Reading, source: Source, now: Changes) -> None:
-    documents, refused = await reading.documents(source, wall_ms())
-    now.documents += documents
-    now.refused += refused
+async def _read(reader: SourceReader, source: FileSource, changes: FileChanges) -> None:
+    documents, refused = await reader.documents(source, wall_ms())
+    changes.documents += documents
+    changes.refused += refused
     if not refused:  # else it may be half written: what it held before stays
-        now.gone += reading.gone(source.path, [each.document_id for each in documents])
+        changes.deleted_ids += reader.forget(
+            source.path, [document.document_id for document in documents]
+        )

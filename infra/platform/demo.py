@@ -23,7 +23,7 @@ from rich.progress import Progress
 from infra.demo.documents import text_of
 from infra.demo.main import start
 from infra.handbook.handbook import Page, handbook, questions
-from infra.handbook.library import Library, Text, library
+from infra.handbook.library import Library, TextDocument, library
 from infra.platform.connect import connectors
 from infra.platform.connect.worker import Connect
 from infra.platform.postgres import DATABASE, Postgres
@@ -33,8 +33,8 @@ from infra.platform.tables import (
     QUESTIONS_PUBLICATION,
     SINK_ROLE,
     SOURCE_ROLE,
-    Answered,
-    Tables,
+    DemoTables,
+    QuestionRow,
 )
 from infra.stack import configuration
 from infra.stack.configuration import Settings
@@ -44,7 +44,7 @@ from infra.terminal.output import stdout_console
 from schemas.errors import EngineFailed
 from schemas.log.clock import wall_ms
 from schemas.state_folder import home
-from streams.bridge.config import BridgeSettings, DocumentSource, Pair
+from streams.bridge.config import BridgeSettings, DocumentSource, TopicPair
 
 COLLECTION = "handbook"
 PREFIX = "rows"  # of the topics of both tables
@@ -55,7 +55,7 @@ _AIM_MS = 2_000  # from the commit of an edit until it is found
 
 
 @dataclass(slots=True)
-class Seen:
+class PlatformDemoStats:
     """What came of it."""
 
     right: int = 0  # of the first three answers
@@ -89,34 +89,36 @@ def run(*, engine: str = "vllm", as_json: bool = False) -> int:
     """Run the demo; 0 if every step did what it is for."""
     console = Console(stderr=True) if as_json else stdout_console()
     began_s = time.monotonic()
-    seen = asyncio.run(_demo(engine, console))
-    seen.took_s = time.monotonic() - began_s
-    good = seen.is_good(reads=engine == "vllm")
-    _conclude(seen, console, good=good)
+    stats = asyncio.run(_demo(engine, console))
+    stats.took_s = time.monotonic() - began_s
+    good = stats.is_good(reads=engine == "vllm")
+    _conclude(stats, console, good=good)
     if as_json:
-        report = {"good": good, **dataclasses.asdict(seen)}
-        report |= {"found_ms_p50": seen.found_ms_p50, "found_ms_p99": seen.found_ms_p99}
+        report = {"good": good, **dataclasses.asdict(stats)}
+        report |= {"found_ms_p50": stats.found_ms_p50, "found_ms_p99": stats.found_ms_p99}
         Console().print_json(json.dumps(report))
     return 0 if good else 1
 
 
-async def _demo(engine: str, console: Console) -> Seen:
-    seen = Seen()
+async def _demo(engine: str, console: Console) -> PlatformDemoStats:
+    stats = PlatformDemoStats()
     async with platform(engine, console) as (tables, books, connect):
         pages = handbook(PAGES)
         await _load(tables, books, pages, console)
-        await _first_answers(tables, pages[0], seen, console)
-        await _edit(tables, books, pages[0], seen, console)
-        await _many_edits(tables, books, pages[1:], seen, console)
-        await _delete(tables, books, pages[1], seen, console)
-        await _many_questions(tables, pages[2:], seen, console)
+        await _first_answers(tables, pages[0], stats, console)
+        await _edit(tables, books, pages[0], stats, console)
+        await _many_edits(tables, books, pages[1:], stats, console)
+        await _delete(tables, books, pages[1], stats, console)
+        await _many_questions(tables, pages[2:], stats, console)
         await connect.check("documents", "questions", "answers")
         console.print("stopping: connectors, database, workers, broker", style="dim")
-    return seen
+    return stats
 
 
 @asynccontextmanager
-async def platform(engine: str, console: Console) -> AsyncIterator[tuple[Tables, Library, Connect]]:
+async def platform(
+    engine: str, console: Console
+) -> AsyncIterator[tuple[DemoTables, Library, Connect]]:
     """All of it, running and joined; gone at the end."""
     folder = home() / "platform"
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
@@ -124,7 +126,7 @@ async def platform(engine: str, console: Console) -> AsyncIterator[tuple[Tables,
         opened.callback(shutil.rmtree, folder, ignore_errors=True)
         console.print("[bold]1  PostgreSQL[/bold], a new server with two tables", highlight=False)
         database = await opened.enter_async_context(Postgres())
-        tables = Tables(database)
+        tables = DemoTables(database)
         await tables.create()
         console.print("[bold]2  Trivium[/bold], with a bridge", highlight=False)
         stack = Stack(_settings(engine), _plan(), folder=folder)
@@ -155,7 +157,7 @@ def _settings(engine: str) -> Settings:
             ),
         ),
         pairs=(
-            Pair(
+            TopicPair(
                 prompts=f"{PREFIX}.questions",
                 answers=f"{PREFIX}.answers",
                 template="{question}",
@@ -188,19 +190,21 @@ async def _connect(connect: Connect, database: Postgres, stack: Stack) -> None:
         reader, "documents", publication=DOCUMENTS_PUBLICATION, slot="documents",
         partitions=log.document_partitions, prefix=PREFIX,
     )  # fmt: skip
-    asked = connectors.source(
+    question_source = connectors.source(
         reader, "questions", publication=QUESTIONS_PUBLICATION, slot="questions",
         partitions=log.prompt_partitions, prefix=PREFIX,
     )  # fmt: skip
     await connect.run("documents", documents)
-    await connect.run("questions", connectors.keys_with_schemas(asked))
+    await connect.run("questions", connectors.keys_with_schemas(question_source))
     sink = connectors.sink(writer, f"{PREFIX}.answers", table="questions", columns=COLUMNS)
     await connect.run("answers", sink)
 
 
-async def _load(tables: Tables, books: Library, pages: Sequence[Page], console: Console) -> None:
+async def _load(
+    tables: DemoTables, books: Library, pages: Sequence[Page], console: Console
+) -> None:
     console.print(f"[bold]4  {PAGES} rows of documents[/bold]", highlight=False)
-    texts = [text_of(each) for each in pages]
+    texts = [text_of(page) for page in pages]
     await tables.insert(texts)
     with Progress(console=console) as bar:
         task = bar.add_task("found by a search", total=PAGES)
@@ -209,15 +213,19 @@ async def _load(tables: Tables, books: Library, pages: Sequence[Page], console: 
             bar.advance(task)
 
 
-async def _first_answers(tables: Tables, page: Page, seen: Seen, console: Console) -> None:
+async def _first_answers(
+    tables: DemoTables, page: Page, stats: PlatformDemoStats, console: Console
+) -> None:
     console.print("[bold]5  three rows of questions[/bold]", highlight=False)
     for question in page.questions:
         row = await tables.answer(question.text, _ANSWERED_S)
-        seen.right += question.is_right(row.answer)
+        stats.right += question.is_right(row.answer)
         _print(row, console)
 
 
-async def _edit(tables: Tables, books: Library, page: Page, seen: Seen, console: Console) -> None:
+async def _edit(
+    tables: DemoTables, books: Library, page: Page, stats: PlatformDemoStats, console: Console
+) -> None:
     changed = page.edited()
     old, new = page.questions[0].value, changed.questions[0].value
     console.print(
@@ -225,89 +233,99 @@ async def _edit(tables: Tables, books: Library, page: Page, seen: Seen, console:
     )
     committed_ms = await tables.edit(text_of(changed))
     await books.wait_for(COLLECTION, text_of(changed), _FOUND_S)
-    seen.found_ms.append(wall_ms() - committed_ms)
+    stats.found_ms.append(wall_ms() - committed_ms)
     row = await tables.answer(changed.questions[0].text, _ANSWERED_S)
-    seen.edit_cited_ms = wall_ms() - committed_ms
-    seen.edit_cited = changed.text in [each["text"] for each in row.citations]
-    seen.edit_answered = changed.questions[0].is_right(row.answer)
+    stats.edit_cited_ms = wall_ms() - committed_ms
+    stats.edit_cited = changed.text in [citation["text"] for citation in row.citations]
+    stats.edit_answered = changed.questions[0].is_right(row.answer)
     _print(row, console)
 
 
 async def _many_edits(
-    tables: Tables, books: Library, pages: Sequence[Page], seen: Seen, console: Console
+    tables: DemoTables,
+    books: Library,
+    pages: Sequence[Page],
+    stats: PlatformDemoStats,
+    console: Console,
 ) -> None:
     with Progress(console=console) as bar:
         task = bar.add_task("more edits, found by a search", total=EDITS)
         for number in range(EDITS):
             page = pages[number % len(pages)]
-            said = page.text.replace(".", f", as of revision {number}.", 1)
-            text = Text(page.document_id, said, page.title)
+            body = page.text.replace(".", f", as of revision {number}.", 1)
+            text = TextDocument(page.document_id, body, page.title)
             committed_ms = await tables.edit(text)
             await books.wait_for(COLLECTION, text, _FOUND_S)
-            seen.found_ms.append(wall_ms() - committed_ms)
+            stats.found_ms.append(wall_ms() - committed_ms)
             bar.advance(task)
 
 
-async def _delete(tables: Tables, books: Library, page: Page, seen: Seen, console: Console) -> None:
+async def _delete(
+    tables: DemoTables, books: Library, page: Page, stats: PlatformDemoStats, console: Console
+) -> None:
     console.print(f"[bold]7  {page.document_id} is deleted[/bold]", highlight=False)
     committed_ms = await tables.delete(page.document_id)
     question = page.questions[0].text
     end_s = time.monotonic() + _FOUND_S
-    while page.document_id in await _found(books, question):
+    while page.document_id in await _search_ids(books, question):
         if time.monotonic() > end_s:
             raise EngineFailed(f"{page.document_id}: still found after {_FOUND_S:g} s")
         await asyncio.sleep(_LOOK_S)
-    seen.deleted_ms = wall_ms() - committed_ms
+    stats.deleted_ms = wall_ms() - committed_ms
     row = await tables.answer(question, _ANSWERED_S)
-    seen.delete_gone = page.document_id not in [each["document_id"] for each in row.citations]
+    stats.delete_gone = page.document_id not in [
+        citation["document_id"] for citation in row.citations
+    ]
     _print(row, console)
 
 
-async def _found(books: Library, text: str) -> list[str]:
+async def _search_ids(books: Library, text: str) -> list[str]:
     deadline_ms = wall_ms() + 10_000
-    found = await books.asker.search_text(text, collection=COLLECTION, k=5, deadline_ms=deadline_ms)
-    return [each.document_id for each in found.passages]
+    hits = await books.client.search_text(text, collection=COLLECTION, k=5, deadline_ms=deadline_ms)
+    return [passage.document_id for passage in hits.passages]
 
 
 async def _many_questions(
-    tables: Tables, pages: Sequence[Page], seen: Seen, console: Console
+    tables: DemoTables, pages: Sequence[Page], stats: PlatformDemoStats, console: Console
 ) -> None:
     console.print(f"[bold]8  {LOAD} questions at once[/bold]", highlight=False)
     began_s = time.monotonic()
-    ids = await tables.ask(each.text for each in questions(pages, LOAD))
+    ids = await tables.ask(question.text for question in questions(pages, LOAD))
     end_s = began_s + _ANSWERED_S
     with Progress(console=console) as bar:
         task = bar.add_task("answers in the table", total=LOAD)
-        while seen.answers < LOAD and time.monotonic() < end_s:
-            seen.answers, seen.errors = await tables.answered(ids)
-            seen.answers_per_s = seen.answers / (time.monotonic() - began_s)
-            bar.update(task, completed=seen.answers)
+        while stats.answers < LOAD and time.monotonic() < end_s:
+            stats.answers, stats.errors = await tables.count_answered(ids)
+            stats.answers_per_s = stats.answers / (time.monotonic() - began_s)
+            bar.update(task, completed=stats.answers)
             await asyncio.sleep(_LOOK_S)
 
 
-def _print(row: Answered, console: Console) -> None:
-    cited = ", ".join(dict.fromkeys(each["document_id"] for each in row.citations)) or "nothing"
+def _print(row: QuestionRow, console: Console) -> None:
+    cited = (
+        ", ".join(dict.fromkeys(citation["document_id"] for citation in row.citations)) or "nothing"
+    )
     console.print(f"  {row.question}", highlight=False, markup=False)
     console.print(escape(f"  {(row.error or row.answer).strip()}"), style="green", highlight=False)
     line = f"  cites {cited}; in the table after {row.waited_ms:.0f} ms"
     console.print(line, style="dim", highlight=False, markup=False)
 
 
-def _conclude(seen: Seen, console: Console, *, good: bool) -> None:
+def _conclude(stats: PlatformDemoStats, console: Console, *, good: bool) -> None:
     mark = "[green]✓[/green]" if good else "[red]✗[/red]"
     yes = {True: "yes", False: "no"}
     console.print(
-        f"{mark} {seen.right} of 3 answers right; the edit is cited: {yes[seen.edit_cited]}, and "
-        f"in the answer: {yes[seen.edit_answered]}; the deleted row is gone: "
-        f"{yes[seen.delete_gone]}; nothing is left running.",
+        f"{mark} {stats.right} of 3 answers right; the edit is cited: {yes[stats.edit_cited]}, and "
+        f"in the answer: {yes[stats.edit_answered]}; the deleted row is gone: "
+        f"{yes[stats.delete_gone]}; nothing is left running.",
         highlight=False,
     )
     for line in (
-        f"commit to searchable: p50 {seen.found_ms_p50:.0f} ms, p99 {seen.found_ms_p99:.0f} ms "
-        f"(aim: {_AIM_MS}) over {len(seen.found_ms)} edits; a deleted row was gone after "
-        f"{seen.deleted_ms:.0f} ms",
-        f"commit to the cited answer in the table: {seen.edit_cited_ms:.0f} ms",
-        f"{seen.answers} of {LOAD} answers, {seen.errors} errors: "
-        f"{seen.answers_per_s:.1f} answers/s; {seen.took_s:.0f} s in all",
+        f"commit to searchable: p50 {stats.found_ms_p50:.0f} ms, p99 {stats.found_ms_p99:.0f} ms "
+        f"(aim: {_AIM_MS}) over {len(stats.found_ms)} edits; a deleted row was gone after "
+        f"{stats.deleted_ms:.0f} ms",
+        f"commit to the cited answer in the table: {stats.edit_cited_ms:.0f} ms",
+        f"{stats.answers} of {LOAD} answers, {stats.errors} errors: "
+        f"{stats.answers_per_s:.1f} answers/s; {stats.took_s:.0f} s in all",
     ):
         console.print(f"  {line}", highlight=False)

@@ -39,8 +39,8 @@ _SETTINGS = {
 def binaries(*roots: Path) -> Path:
     """The folder of the newest server's programs; raises ConfigError where there is none."""
     for root in roots or (_UNPACKED, Path("/")):
-        found = [folder for place in _PLACES for folder in root.glob(place)]
-        servers = [folder for folder in found if (folder / "postgres").exists()]
+        folders = [folder for place in _PLACES for folder in root.glob(place)]
+        servers = [folder for folder in folders if (folder / "postgres").exists()]
         if servers:
             return max(servers, key=_version)
     raise ConfigError(
@@ -156,8 +156,8 @@ class Postgres:
     def _environ(self) -> dict[str, str]:
         """A library that was unpacked with the programs is found beside them."""
         libraries = [str(path.parent) for path in _UNPACKED.glob("usr/lib/*/libpq.so.5")]
-        kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        return {**kept, "LC_ALL": "C.UTF-8", "LD_LIBRARY_PATH": ":".join(libraries)}
+        variables = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        return {**variables, "LC_ALL": "C.UTF-8", "LD_LIBRARY_PATH": ":".join(libraries)}
 
     async def _status(self, program: str, *arguments: str) -> int:
         process = await asyncio.create_subprocess_exec(

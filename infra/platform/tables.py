@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infra.handbook.library import Text
+from infra.handbook.library import TextDocument
 from infra.platform.postgres import Postgres
 from schemas.errors import EngineFailed
 
@@ -44,7 +44,7 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class QuestionRow:
     """A row of `questions` whose columns were filled."""
 
     question: str
@@ -54,7 +54,7 @@ class Answered:
     waited_ms: float
 
 
-class Tables:
+class DemoTables:
     """Both, in one database."""
 
     def __init__(self, database: Postgres) -> None:
@@ -64,61 +64,61 @@ class Tables:
         """Tables, who may read and write them, and what is published of their changes."""
         await self._database.sql(SCHEMA)
 
-    async def insert(self, texts: Iterable[Text]) -> int:
+    async def insert(self, texts: Iterable[TextDocument]) -> int:
         """New documents; when they were committed, in ms."""
         rows = ", ".join(
-            f"({quoted(each.document_id)}, {quoted(each.title)}, {quoted(each.text)})"
-            for each in texts
+            f"({quote_sql(text.document_id)}, {quote_sql(text.title)}, {quote_sql(text.text)})"
+            for text in texts
         )
         return await self._change(f"INSERT INTO documents VALUES {rows};")
 
-    async def edit(self, text: Text) -> int:
+    async def edit(self, text: TextDocument) -> int:
         """Another text of a document; when that was committed, in ms."""
-        where = f"WHERE id = {quoted(text.document_id)}"
-        return await self._change(f"UPDATE documents SET body = {quoted(text.text)} {where};")
+        where = f"WHERE id = {quote_sql(text.document_id)}"
+        return await self._change(f"UPDATE documents SET body = {quote_sql(text.text)} {where};")
 
     async def delete(self, document_id: str) -> int:
         """A document; when that was committed, in ms."""
-        return await self._change(f"DELETE FROM documents WHERE id = {quoted(document_id)};")
+        return await self._change(f"DELETE FROM documents WHERE id = {quote_sql(document_id)};")
 
     async def ask(self, questions: Iterable[str]) -> list[int]:
         """New questions; their ids."""
-        rows = ", ".join(f"({quoted(each)})" for each in questions)
-        found = await self._database.sql(
+        rows = ", ".join(f"({quote_sql(question)})" for question in questions)
+        id_rows = await self._database.sql(
             f"INSERT INTO questions (question) VALUES {rows} RETURNING id;"
         )
-        return [int(row[0]) for row in found]
+        return [int(row[0]) for row in id_rows]
 
-    async def answered(self, ids: Sequence[int]) -> tuple[int, int]:
+    async def count_answered(self, ids: Sequence[int]) -> tuple[int, int]:
         """How many of these questions have an answer or an error, and how many an error."""
         among = ", ".join(map(str, ids))
-        found = await self._database.sql(
+        rows = await self._database.sql(
             f"SELECT count(answered_ms), count(error) FROM questions WHERE id IN ({among});"
         )
-        answered, failed = found[0]
+        answered, failed = rows[0]
         return int(answered), int(failed)
 
-    async def answer(self, question: str, within_s: float) -> Answered:
+    async def answer(self, question: str, within_s: float) -> QuestionRow:
         """Ask, and wait until the columns are filled; raises EngineFailed where they are not."""
         began_s = time.monotonic()
         (number,) = await self.ask([question])
-        while (await self.answered([number]))[0] == 0:
+        while (await self.count_answered([number]))[0] == 0:
             if time.monotonic() - began_s > within_s:
                 raise EngineFailed(f"no answer within {within_s:g} s to {question!r}")
             await asyncio.sleep(_POLL_S)
         waited_ms = (time.monotonic() - began_s) * 1000
-        found = await self._database.sql(
+        rows = await self._database.sql(
             "SELECT coalesce(answer, ''), coalesce(error, ''), coalesce(citations, '[]') "
             f"FROM questions WHERE id = {number};"
         )
-        answer, error, citations = found[0]
-        return Answered(question, answer, error, json.loads(citations), waited_ms)
+        answer, error, citations = rows[0]
+        return QuestionRow(question, answer, error, json.loads(citations), waited_ms)
 
     async def _change(self, statement: str) -> int:
-        found = await self._database.sql(f"{statement}\n{_NOW}")
-        return int(found[0][0])
+        rows = await self._database.sql(f"{statement}\n{_NOW}")
+        return int(rows[0][0])
 
 
-def quoted(text: str) -> str:
+def quote_sql(text: str) -> str:
     """A text as SQL has it."""
     return "'" + text.replace("'", "''") + "'"

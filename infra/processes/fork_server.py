@@ -65,22 +65,22 @@ class ForkServer:
                 return
             listener.listen(_BACKLOG)
             self._imported, imported = os.pipe()
-            given = (listener.fileno(), imported)
-            me = [sys.executable, "-m", __name__, *map(str, given), *self._modules]
+            descriptors = (listener.fileno(), imported)
+            command = [sys.executable, "-m", __name__, *map(str, descriptors), *self._modules]
             self._server = subprocess.Popen(
-                tether.tethered(*me),
+                tether.tethered(*command),
                 env=self.environ,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
                 umask=PRIVATE,
-                pass_fds=given,
+                pass_fds=descriptors,
             )
         os.close(imported)
         self.pid = self._server.pid
 
-    async def ready(self, timeout_s: float) -> bool:
+    async def wait_ready(self, timeout_s: float) -> bool:
         """Wait until it has imported; False: it cannot be had, or not in time."""
         if self._server is None:
             return False
@@ -101,8 +101,8 @@ class ForkServer:
         None where the server is gone or does not answer, or Python or a library would have begun
         otherwise.
         """
-        others = forks.read_early(environ).items() - self.environ.items()
-        if others or _read_by_python(environ) != _read_by_python(self.environ) or not self._answers:
+        diff = forks.read_early(environ).items() - self.environ.items()
+        if diff or _read_by_python(environ) != _read_by_python(self.environ) or not self._answers:
             return None
         try:
             return forks.forked_command(
@@ -149,7 +149,7 @@ def _without_file_3(*files: int) -> list[int]:
     """The same files, none of them number 3. That one is nothing from now on: what is forked may
     get a listening socket there.
     """
-    moved = [os.dup(each) if each == forks.LISTEN_FILE else each for each in files]
+    moved = [os.dup(file) if file == forks.LISTEN_FILE else file for file in files]
     nothing = os.open(os.devnull, os.O_RDONLY)
     if nothing != forks.LISTEN_FILE:
         os.dup2(nothing, forks.LISTEN_FILE, inheritable=False)
@@ -165,7 +165,7 @@ def _serve(listener: int, imported: int, modules: Sequence[str]) -> None:
     forks.imported_with.update(os.environ)
     forks.set_by_imports.update({*os.environ.items()} - {*before.items()})
     threads = [
-        Path(f"/proc/self/task/{each}/comm").read_text() for each in os.listdir("/proc/self/task")
+        Path(f"/proc/self/task/{tid}/comm").read_text() for tid in os.listdir("/proc/self/task")
     ]
     if len(threads) > 1:  # a fork would have the locks that they hold, and nobody to open them
         sys.exit(f"expected no threads after the imports, found {' '.join(threads)}")
@@ -174,10 +174,10 @@ def _serve(listener: int, imported: int, modules: Sequence[str]) -> None:
     gc.freeze()  # else a child's collector writes to all of it, and so copies it
     os.write(imported, b"1")
     os.close(imported)
-    with socket.socket(fileno=os.dup(listener)) as named:
-        forks.address = named.getsockname()
+    with socket.socket(fileno=os.dup(listener)) as server_socket:
+        forks.address = server_socket.getsockname()
     signal.signal(signal.SIGTERM, partial(_leave, os.getpid()))
-    endless, _kept = os.pipe()  # the protocol's sign that no client is left; here a tether ends it
+    endless, _sink = os.pipe()  # the protocol's sign that no client is left; here a tether ends it
     forkserver.main(listener, endless, [])
 
 

@@ -16,7 +16,7 @@ THRESHOLDS = (5_000, 5, 20)  # new objects; collections of the youngest, and of 
 _FROZEN_AFTER_S = (3, 60)  # the second is for engines, which start slowly
 
 
-def spare(loop: asyncio.AbstractEventLoop) -> None:
+def defer_gc(loop: asyncio.AbstractEventLoop) -> None:
     """Keep the collector off until the first freeze; then it looks only at what came later."""
     gc.disable()
     gc.set_threshold(*THRESHOLDS)
@@ -26,7 +26,7 @@ def spare(loop: asyncio.AbstractEventLoop) -> None:
 
 
 @contextmanager
-def spared() -> Iterator[None]:
+def deferred_gc() -> Iterator[None]:
     """What `spare` comes to, at once: for benchmarks of what runs in such processes."""
     before = gc.get_threshold()
     gc.collect()

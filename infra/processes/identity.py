@@ -24,7 +24,7 @@ class Identity:
     pid: int
     started_ticks: int
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """True while the very same process runs; a zombie is dead."""
         fields = _stat(self.pid)
         return (
@@ -35,7 +35,7 @@ class Identity:
 
     def signal(self, number: signal.Signals) -> bool:
         """Send a signal if the process still lives; False if it does not."""
-        if not self.lives():
+        if not self.is_alive():
             return False
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
@@ -51,7 +51,7 @@ class Identity:
     def wait(self, timeout_s: float) -> bool:
         """Wait until the process is gone; False when time ran out."""
         end = time.monotonic() + timeout_s
-        while self.lives():
+        while self.is_alive():
             if time.monotonic() > end:
                 return False
             time.sleep(_POLL_S)
@@ -66,9 +66,9 @@ def identify(pid: int) -> Identity | None:
 
 def this_process() -> Identity:
     """The identity of the process that asks."""
-    own = identify(os.getpid())
-    assert own is not None, "it runs"
-    return own
+    identity = identify(os.getpid())
+    assert identity is not None, "it runs"
+    return identity
 
 
 def children(pid: int) -> dict[int, str]:

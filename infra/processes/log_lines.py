@@ -10,14 +10,14 @@ import sys
 import time
 from collections.abc import Callable
 
-_AGAIN_S = 10.0
+_INTERVAL_S = 10.0
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 # They tell every step of every start and stop; Faust's services by the modules of their classes.
 _TALKATIVE = ("aiokafka", "faust", "mode", "schemas.log.faust.app")
 _REPETITIVE = "aiokafka"
 
 
-class Seldom(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """Lets a library's message through if none came from the same place in the last ten seconds."""
 
     def __init__(self, library: str, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -31,9 +31,9 @@ class Seldom(logging.Filter):
             return True
         place = (record.pathname, record.lineno)
         now_s = self._now_s()
-        told_s, left_out = self._places.get(place, (-math.inf, 0))
-        if now_s - told_s < _AGAIN_S:
-            self._places[place] = (told_s, left_out + 1)
+        logged_s, left_out = self._places.get(place, (-math.inf, 0))
+        if now_s - logged_s < _INTERVAL_S:
+            self._places[place] = (logged_s, left_out + 1)
             return False
         self._places[place] = (now_s, 0)
         if left_out:
@@ -42,11 +42,11 @@ class Seldom(logging.Filter):
         return True
 
 
-def begin(level: int) -> None:
+def configure_logging(level: int) -> None:
     """Log from this level on to standard error, and libraries' news from warnings on."""
     logging.basicConfig(level=level, stream=sys.stderr, format=_FORMAT)
     for library in _TALKATIVE:
         logging.getLogger(library).setLevel(max(level, logging.WARNING))
     if level > logging.DEBUG:
         for handler in logging.getLogger().handlers:
-            handler.addFilter(Seldom(_REPETITIVE))
+            handler.addFilter(RateLimitFilter(_REPETITIVE))

@@ -44,7 +44,7 @@ class ProcessSpec:
     listener: socket.socket | None = None  # kept for it over its lives (`LISTEN_FDS`)
 
 
-class Process:
+class SupervisedProcess:
     """One spec and its present life."""
 
     def __init__(self, spec: ProcessSpec) -> None:
@@ -53,7 +53,7 @@ class Process:
         self.restarts = 0
         self.exit_code: int | None = None  # of the last life
         self.failed = False  # given up
-        self.proven = False  # it served once, so it can again: what ends it lies outside
+        self.has_served = False  # it served once, so it can again: what ends it lies outside
         self.changed = asyncio.Event()  # set at every start and end
         self.stopping = False
         self._task: asyncio.Task[None] | None = None
@@ -114,8 +114,8 @@ class Process:
         backoff_s = BACKOFF_S
         while True:
             began_s = time.monotonic()
-            await self._ended()
-            is_hopeless = self.exit_code == EXIT_BAD_CONFIG and not self.proven
+            await self._wait_for_exit()
+            is_hopeless = self.exit_code == EXIT_BAD_CONFIG and not self.has_served
             gives_up = is_hopeless or not self.spec.restart
             if self.stopping or gives_up:
                 self.failed = gives_up and not self.stopping
@@ -137,7 +137,7 @@ class Process:
         private_folder(spec.log_file.parent)
         with spec.log_file.open("ab") as output, open(os.devnull, "rb") as nothing:
             files = nothing, output
-            child = self._child = started(
+            child = self._child = start_process(
                 spec.command, spec.env, files, spec.forks, listener=spec.listener
             )
         self.pid = child.pid
@@ -146,7 +146,7 @@ class Process:
         )
         self.changed.set()
 
-    async def _ended(self) -> None:
+    async def _wait_for_exit(self) -> None:
         child = self._child
         assert child is not None, "a life ends only after it began"
         try:
@@ -171,7 +171,7 @@ def pause_s(exit_code: int | None, lived_s: float, backoff_s: float) -> float:
     return backoff_s if exit_code or backoff_s > BACKOFF_S else max(0.0, BACKOFF_S - lived_s)
 
 
-def started(
+def start_process(
     command: Sequence[str],
     environ: Mapping[str, str],
     files: tuple[IO[bytes], IO[bytes]],
@@ -184,17 +184,17 @@ def started(
     It reads the first of the files and writes to the second. It finds the listener as if systemd
     had passed it on (`streams/gateway/http/listener.py`).
     """
-    given, output = (each.fileno() for each in files)
+    stdin, output = (file.fileno() for file in files)
     listeners = [] if listener is None else [listener.fileno()]
     environ = {**environ, **dict.fromkeys(["LISTEN_FDS"][: len(listeners)], "1")}
-    all_files = (given, output, output, *listeners)
+    all_files = (stdin, output, output, *listeners)
     if forks is not None and (forked := forks.fork(command, environ, all_files)):
         return forked
     return subprocess.Popen(
         tether.tethered(*command, listener=listeners[0] if listeners else -1),
         env=environ,
         pass_fds=listeners,
-        stdin=given,
+        stdin=stdin,
         stdout=output,
         stderr=output,
         start_new_session=True,
@@ -206,13 +206,13 @@ class Supervisor:
     """The processes by name."""
 
     def __init__(self) -> None:
-        self.processes: dict[str, Process] = {}
+        self.processes: dict[str, SupervisedProcess] = {}
 
-    def start(self, spec: ProcessSpec) -> Process:
+    def start(self, spec: ProcessSpec) -> SupervisedProcess:
         """Start one and keep it running."""
         if spec.name in self.processes:
             raise ValueError(f"{spec.name} runs already")
-        process = self.processes[spec.name] = Process(spec)
+        process = self.processes[spec.name] = SupervisedProcess(spec)
         process.start()
         return process
 

@@ -49,14 +49,14 @@ def make(cache: Path) -> None:
 
 
 def _dump(draft: Path) -> None:
-    kept = storage.kept_storage(DEFAULT_LIBS)
-    storage.drop(kept)
+    template = storage.template_path(DEFAULT_LIBS)
+    storage.delete_template(template)
     flags = (*BrokerSettings().jvm_flags, f"-XX:AOTCacheOutput={draft}")
     with TemporaryDirectory() as folder:
         settings = BrokerSettings(port=0, jvm_flags=flags, start_timeout_s=_S, stop_timeout_s=_S)
         broker = Broker(settings, Path(folder), tethered=True)
         try:
-            storage.keep(broker.format(), kept)
+            storage.save_template(broker.format(), template)
             asyncio.run(_serve(broker.start(), Path(folder) / "stack"))
         finally:
             broker.stop()

@@ -70,7 +70,7 @@ class Autoscaler:
                 await asyncio.sleep(LOOK_S)
                 look = self._look()
                 if look is not None:
-                    await announcer.tell(look.pools, wall_ms())
+                    await announcer.announce(look.pools, wall_ms())
                     self._follow(look, producer)
 
     def _look(self) -> Look | None:
@@ -117,7 +117,7 @@ class Autoscaler:
         Those that start count; those that leave do not.
         """
         members = self._stack.fleet.view.members if self._stack.fleet else {}
-        found: dict[Role, list[tuple[int, int, str]]] = {role: [] for role in LLM}
+        by_role: dict[Role, list[tuple[int, int, str]]] = {role: [] for role in LLM}
         for number, (name, kind) in enumerate(self._stack.plan.names().items()):
             process, role = self._stack.processes.get(name), _LLM_NAMES.get(name.rpartition("-")[0])
             if kind is not MemberKind.WORKER or role is None or process is None or process.stopping:
@@ -128,8 +128,8 @@ class Autoscaler:
                     continue  # somebody gave it several
                 role = next(iter(member.registration.roles), role)
                 running = member.load.running + member.load.waiting
-            found[self._moving.get(name, role)].append((-running, number, name))
-        return {role: [name for *_, name in sorted(rows)] for role, rows in found.items()}
+            by_role[self._moving.get(name, role)].append((-running, number, name))
+        return {role: [name for *_, name in sorted(rows)] for role, rows in by_role.items()}
 
     async def _move(self, name: str, role: Role, producer: LogProducer) -> None:
         fleet, settings = self._stack.fleet, self._stack.settings.log
@@ -146,7 +146,7 @@ class Autoscaler:
             return
         log.info("%s %s", key, what)
 
-        async def done() -> None:
+        async def run_step() -> None:
             try:
                 await work
             except TriviumError as error:
@@ -154,7 +154,7 @@ class Autoscaler:
             finally:
                 del self._under_way[key]
 
-        self._under_way[key] = asyncio.create_task(done())
+        self._under_way[key] = asyncio.create_task(run_step())
 
 
 def _check(name: str, value: int, group: str, log_settings: LogSettings) -> None:

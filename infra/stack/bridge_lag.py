@@ -18,7 +18,7 @@ from schemas.log.transactions import CommittedOffset, FullPlace, committed_offse
 from schemas.settings import LogSettings
 from streams.bridge.answers import HEADERS
 from streams.bridge.app import group_id
-from streams.bridge.config import BridgeSettings, Pair, pairs_of
+from streams.bridge.config import BridgeSettings, TopicPair, pairs_of
 from streams.bridge.progress import decode
 
 RATE_MS = 10_000  # answers are counted over so long
@@ -51,8 +51,8 @@ async def bridge_lags(log: LogSettings, bridge: BridgeSettings) -> list[Lag]:
     owners = await group_owners(log, group_id(log))
     answers = {pair.answers for pair in present} & counts.keys()
     rates: dict[FullPlace, float] = defaultdict(float)
-    for found in await asyncio.gather(*(_rates(log, name, counts[name]) for name in answers)):
-        for place, per_s in found:
+    for topic_rates in await asyncio.gather(*(_rates(log, name, counts[name]) for name in answers)):
+        for place, per_s in topic_rates:
             rates[place] += per_s
     by_pair = await asyncio.gather(
         *(_lags(log, pair, counts[pair.prompts], positions) for pair in present)
@@ -69,7 +69,10 @@ async def bridge_lags(log: LogSettings, bridge: BridgeSettings) -> list[Lag]:
 
 
 async def _lags(
-    log: LogSettings, pair: Pair, partitions: int, positions: Mapping[FullPlace, CommittedOffset]
+    log: LogSettings,
+    pair: TopicPair,
+    partitions: int,
+    positions: Mapping[FullPlace, CommittedOffset],
 ) -> list[Lag]:
     """Rows without owner and rate."""
     reader = _reader(log, pair.prompts, partitions)
@@ -77,16 +80,16 @@ async def _lags(
         first, ends = await reader.first_offsets(), await reader.end_offsets()
         rows = []
         for partition, end in ends.items():
-            found = positions.get((pair.prompts, partition), CommittedOffset(first[partition]))
-            position = max(first[partition], found.offset)
-            ahead = decode(found.metadata, found.offset).answered
+            commit = positions.get((pair.prompts, partition), CommittedOffset(first[partition]))
+            position = max(first[partition], commit.offset)
+            ahead = decode(commit.metadata, commit.offset).answered
             row = Lag(
                 pair=pair.title,
                 topic=pair.prompts,
                 partition=partition,
                 position=position,
                 end=end,
-                lag=max(0, end - position - sum(position < each < end for each in ahead)),
+                lag=max(0, end - position - sum(position < offset < end for offset in ahead)),
                 oldest_ms=0,
                 answers_per_s=0.0,
                 owner="",
@@ -108,13 +111,13 @@ async def _oldest(reader: AssignedReader, rows: list[Lag]) -> dict[int, int]:
     if not waits:
         return {}
     await reader.seek({row.partition: row.position if row.lag else row.end for row in rows})
-    found: dict[int, int] = {}
+    timestamps: dict[int, int] = {}
     async for batch in reader.until({row.partition: row.end for row in rows}):
         for record in batch:
-            found.setdefault(record.partition, record.timestamp)
-        if found.keys() >= waits:
+            timestamps.setdefault(record.partition, record.timestamp)
+        if timestamps.keys() >= waits:
             break
-    return found
+    return timestamps
 
 
 async def _rates(log: LogSettings, answers: str, partitions: int) -> list[tuple[FullPlace, float]]:

@@ -64,13 +64,13 @@ def load(
     """The settings; raises ConfigError naming what is unknown or wrong."""
     environ = os.environ if environ is None else environ
     sections = read_toml(_file(file, environ))
-    known = (*_SECTIONS, *ENGINE_SECTIONS)
+    names = (*_SECTIONS, *ENGINE_SECTIONS)
     for name, content in sections.items():
-        if name not in known:
-            raise ConfigError(f"[{name}]: unknown section; expected one of {', '.join(known)}")
+        if name not in names:
+            raise ConfigError(f"[{name}]: unknown section; expected one of {', '.join(names)}")
         if not isinstance(content, dict):
             raise ConfigError(f"{name}: expected a section, [{name}], found {content!r}")
-    _check_variables(environ, known)
+    _check_variables(environ, names)
     flags = flags or {}
     built = {
         name: build(name, kind, sections.get(name, {}), environ=environ, flags=flags.get(name))
@@ -118,22 +118,22 @@ def without_sections(environ: Mapping[str, str]) -> dict[str, str]:
 def _file(file: Path | None, environ: Mapping[str, str]) -> Path | None:
     if file is not None:
         return file
-    if named := environ.get("TRIVIUM_CONFIG"):
-        return Path(named)
+    if config_path := environ.get("TRIVIUM_CONFIG"):
+        return Path(config_path)
     return DEFAULT_FILE if DEFAULT_FILE.exists() else None
 
 
-def _check_variables(environ: Mapping[str, str], known: tuple[str, ...]) -> None:
+def _check_variables(environ: Mapping[str, str], names: tuple[str, ...]) -> None:
     for variable in environ:
         if not variable.startswith(ENV_PREFIX) or variable.startswith(_OWN_PREFIXES):
             continue
         if variable in _OTHER_VARIABLES:
             continue
         section = variable.removeprefix(ENV_PREFIX).partition("_")[0].lower()
-        if section not in known:
+        if section not in names:
             raise ConfigError(
                 f"{variable}: unknown; expected {' or '.join(_OTHER_VARIABLES)}, or "
-                f"{ENV_PREFIX}<SECTION>_<FIELD> with a section of {', '.join(known)}"
+                f"{ENV_PREFIX}<SECTION>_<FIELD> with a section of {', '.join(names)}"
             )
 
 

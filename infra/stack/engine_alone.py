@@ -24,26 +24,26 @@ class LoneAnswer:
     text: str = ""
 
 
-async def answers(
+async def generate_answers(
     engine: Engine,
-    asked: Sequence[tuple[Sequence[int], Sampling]],
+    prompts: Sequence[tuple[Sequence[int], Sampling]],
     *,
     at_once: int,
-    ended: Callable[[], None] = lambda: None,
+    on_answer: Callable[[], None] = lambda: None,
 ) -> list[LoneAnswer]:
     """Its answers to these prompts, so many at a time; `ended` is called after each.
 
     Raises EngineFailed where it gives none.
     """
-    given = [LoneAnswer() for _ in asked]
-    coming = zip(asked, given, strict=True)
+    results = [LoneAnswer() for _ in prompts]
+    coming = zip(prompts, results, strict=True)
     running: dict[str, LoneAnswer] = {}
     while True:
         for (prompt, sampling), answer in itertools.islice(coming, at_once - len(running)):
             running[name := f"alone-{next(_NUMBERS)}"] = answer
             engine.add(_job(name, prompt, sampling))
         if not running:
-            return given
+            return results
         for output in await engine.outputs():
             if output.error is not None:
                 raise EngineFailed(f"the engine alone: {output.error.message}")
@@ -52,7 +52,7 @@ async def answers(
             answer.text += output.text
             if output.finish_reason:
                 del running[output.request_id]
-                ended()
+                on_answer()
 
 
 def _job(name: str, prompt_tokens: Sequence[int], sampling: Sampling) -> Job:

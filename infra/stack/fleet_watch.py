@@ -32,7 +32,7 @@ class FleetWatch:
     def __init__(self, settings: LogSettings, codec: Codec | None = None) -> None:
         self.view = FleetView()
         self.changed = asyncio.Event()  # set after each batch; whoever waits clears it
-        self.heard_ms = 0  # when the last record came
+        self.last_record_ms = 0  # when the last record came
         self._codec = codec or Codec()
         self._reader = AssignedReader(settings, "fleet", [0], client_id="trivium-fleet")
 
@@ -68,7 +68,7 @@ class FleetWatch:
 
     def is_silent(self, now_ms: int) -> bool:
         """Nobody was heard for a lease, though somebody was before: the log is away."""
-        return 0 < self.heard_ms < now_ms - LEASE_MS
+        return 0 < self.last_record_ms < now_ms - LEASE_MS
 
     async def follow(self, then: Callable[[FleetView], None] = lambda _: None) -> None:
         """Fold what comes, however long the broker is away; `then` is called after each batch."""
@@ -101,10 +101,10 @@ class FleetWatch:
             self.view.scaling_target = record
         elif isinstance(record, Registration | Heartbeat):
             self.view.apply(record, offset, now_ms, logged_ms)
-            self.heard_ms = now_ms
+            self.last_record_ms = now_ms
 
 
-async def news(fleet: FleetWatch) -> None:
+async def wait_for_update(fleet: FleetWatch) -> None:
     """Wait for the next batch, or a moment, whichever comes first; `fleet` must be followed."""
     fleet.changed.clear()
     with contextlib.suppress(TimeoutError):

@@ -30,16 +30,16 @@ def fork_servers(plan: StackPlan, settings: Settings, folder: Path) -> dict[str,
     small = {which: modules for which, modules in _SMALL.items() if which in present}
     if engine == "sim":
         small |= dict.fromkeys(engines, _SIMULATED)
-    modules = dict.fromkeys(name for each in small.values() for name in each)
+    modules = dict.fromkeys(name for group in small.values() for name in group)
     server = ForkServer("Trivium", [_COMMAND, *modules], environ(folder), folder / "logs")
-    found = dict.fromkeys(small, server)
+    servers = dict.fromkeys(small, server)
     if engine == "vllm" and engines and preload.is_on_cpu():
         also = {"embedding"} & present
         section = build("vllm", ENGINE_SECTIONS["vllm"], settings.engines.get("vllm", {}))
         variables = preload.environment(engine_environ(plan, folder), section)
         if variables["OMP_NUM_THREADS"] != "1":
             also = set()  # they have one, and would be started as ever, only later
-        wanted = [*preload.MODULES, _COMMAND, *[_EMBEDDING] * len(also)]
-        server = ForkServer("vLLM", wanted, variables, folder / "logs", has_children=True)
-        found |= dict.fromkeys(engines | also, server)
-    return found
+        imports = [*preload.MODULES, _COMMAND, *[_EMBEDDING] * len(also)]
+        server = ForkServer("vLLM", imports, variables, folder / "logs", has_children=True)
+        servers |= dict.fromkeys(engines | also, server)
+    return servers

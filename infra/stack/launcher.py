@@ -18,12 +18,12 @@ from typing import Any, Self
 from infra.broker.keeper import BrokerKeeper
 from infra.broker.node import Broker
 from infra.processes.fork_server import ForkServer
-from infra.processes.supervisor import Process, Supervisor
+from infra.processes.supervisor import SupervisedProcess, Supervisor
 from infra.stack import configuration
 from infra.stack.configuration import Settings
 from infra.stack.fleet_watch import FleetWatch
 from infra.stack.forking import fork_servers
-from infra.stack.plan import StackPlan, check_wishes, process_specs, seated, with_roles
+from infra.stack.plan import StackPlan, assign_seats, check_policies, process_specs, with_roles
 from infra.stack.readiness import is_served
 from infra.stack.statefile import NO_BROKER, ProcessRow, StackFiles, StackState
 from schemas.errors import ConfigError, NotReady
@@ -48,7 +48,7 @@ class Stack:
     """Broker and processes of one plan; start and stop it from the main thread's loop."""
 
     def __init__(self, settings: Settings, plan: StackPlan, *, folder: Path | None = None) -> None:
-        check_wishes(plan, settings)
+        check_policies(plan, settings)
         self.settings = settings
         self.plan = plan
         self.folder = (folder or home()).absolute()
@@ -96,7 +96,7 @@ class Stack:
         return f"{self.settings.worker.engine}: {' '.join(self.plan.names())}"
 
     @property
-    def processes(self) -> dict[str, Process]:
+    def processes(self) -> dict[str, SupervisedProcess]:
         return self._supervisor.processes
 
     @property
@@ -127,10 +127,10 @@ class Stack:
         await self._resolve_model()
         end_s = time.monotonic() + timeout_s
         await self._start_broker()
-        await self._insist(lambda: create_topics(self.settings.log), end_s)
+        await self._retry_until(lambda: create_topics(self.settings.log), end_s)
         codec = await asyncio.to_thread(make_codec, self.settings.log)
         self._fleet = FleetWatch(self.settings.log, codec)
-        await self._insist(self._fleet.start, end_s)
+        await self._retry_until(self._fleet.start, end_s)
         self._spawn(self._fleet.follow(self._keep_roles))
         self._config.write_text(configuration.dump(self.settings))
         await self._start_all(timeout_s)
@@ -161,30 +161,30 @@ class Stack:
             self._start_missing(but=importing)
             server = importing.pop(0)
             self.waits_for = f"{server.title} is imported, once for all processes"
-            if not await server.ready(timeout_s):
+            if not await server.wait_ready(timeout_s):
                 server.stop()
-                self.forks = {name: each for name, each in self.forks.items() if each is not server}
+                self.forks = {name: fork for name, fork in self.forks.items() if fork is not server}
         self.waits_for = ""
         self._start_missing()
 
-    async def _insist(self, ask: Callable[[], Awaitable[object]], end_s: float) -> None:
+    async def _retry_until(self, ask: Callable[[], Awaitable[object]], end_s: float) -> None:
         """A cluster may come after its deployment, and a broker that has just begun on a busy
         machine may be too slow at first.
         """
 
-        def told(trouble: str) -> None:
+        def report(trouble: str) -> None:
             self.waits_for = trouble
 
-        await retry_until(ask, told, end_s - time.monotonic())
+        await retry_until(ask, report, end_s - time.monotonic())
 
     async def scale(self, *, timeout_s: float = READY_TIMEOUT_S, **counts: int) -> None:
         """Other counts of the plan from now on: the last ones are drained, or more are started.
 
         `await stack.scale(prefill=3, decode=1)`; returns when they are gone and ready.
         """
-        wanted = self._with(counts).names()
-        self._stop_listening(but=wanted)
-        await self._supervisor.remove([name for name in self.plan.names() if name not in wanted])
+        target = self._with(counts).names()
+        self._stop_listening(but=target)
+        await self._supervisor.remove([name for name in self.plan.names() if name not in target])
         self.plan = self._with(counts)  # others may have come or gone meanwhile
         if started := self._start_missing():
             await self.wait_ready(*started, timeout_s=timeout_s)
@@ -216,11 +216,11 @@ class Stack:
             engine=self.settings.worker.engine,
             gateway_port=self.settings.gateway.port,
             secrets=configuration.secrets_environ(self.settings),
-            taken=self._seats,
+            used_seats=self._seats,
             forks=self.forks,
             listeners=self._listeners,
         )
-        self._seats = seated(self.plan.engine_names(), self._seats)
+        self._seats = assign_seats(self.plan.engine_names(), self._seats)
         missing = [
             spec for spec in specs if spec.name not in self.processes and spec.forks not in but
         ]
@@ -239,7 +239,7 @@ class Stack:
                 await self._until_served()
             if not self._start_s:
                 self._start_s = self.age_s
-                self._files.took(self._kind, self._start_s)
+                self._files.record_start(self._kind, self._start_s)
             self.ready |= not names
         except TimeoutError:
             late = [name for name in chosen if self.state_of(name) != "ready"]
@@ -295,7 +295,7 @@ class Stack:
         if member is None or member.registration.pid != process.pid or not member.is_alive(now_ms):
             silent = self.ready and self._fleet is not None and self._fleet.is_silent(now_ms)
             return NO_BROKER if silent else "starting"
-        process.proven |= member.state is MemberState.READY
+        process.has_served |= member.state is MemberState.READY
         return "starting" if member.state is MemberState.GONE else member.condition
 
     def _keep_roles(self, view: FleetView) -> None:
@@ -350,11 +350,11 @@ class Stack:
     async def _resolve_model(self) -> None:
         """Every process gets the same folder, and the name that the API shows."""
 
-        def told(what: str) -> None:
+        def report(what: str) -> None:
             self.waits_for = what
 
-        given, engine = self.settings.model, self.settings.worker.engine
-        model = await asyncio.to_thread(resolve_model, given, engine, told=told)
+        model_settings, engine = self.settings.model, self.settings.worker.engine
+        model = await asyncio.to_thread(resolve_model, model_settings, engine, told=report)
         self.settings = dataclasses.replace(self.settings, model=model)
         self.waits_for = ""
 

@@ -84,7 +84,7 @@ class StackPlan:
         numbers = (f"{role}-{number}" for number in itertools.count())
         name = next(name for name in numbers if name not in self.names())
         if name in self.away:
-            return replace(self, away=tuple(each for each in self.away if each != name)), name
+            return replace(self, away=tuple(worker for worker in self.away if worker != name)), name
         return replace(self, **{role: getattr(self, role) + 1}), name
 
     def without(self, worker: str) -> "StackPlan":
@@ -92,7 +92,7 @@ class StackPlan:
         return replace(self, away=(*self.away, worker))
 
 
-def check_wishes(plan: StackPlan, settings: Settings) -> None:
+def check_policies(plan: StackPlan, settings: Settings) -> None:
     """Raise ConfigError for a policy or an orchestration that no worker of the plan can meet."""
     wish, engine = settings.router.orchestration, settings.worker.engine
     if settings.router.policy == "pairs" and not (plan.prefill and plan.decode) and plan.replica:
@@ -124,7 +124,7 @@ def process_specs(
     engine: str,
     gateway_port: int,
     secrets: Mapping[str, str] = MappingProxyType({}),
-    taken: Mapping[str, int] = MappingProxyType({}),
+    used_seats: Mapping[str, int] = MappingProxyType({}),
     forks: Mapping[str, ForkServer] = MappingProxyType({}),
     listeners: Mapping[str, socket.socket] = MappingProxyType({}),
 ) -> list[ProcessSpec]:
@@ -132,7 +132,7 @@ def process_specs(
     `taken` are the seats of workers that run. `forks` are found by what a name begins with,
     `listeners` by the whole name."""
     names = plan.names()
-    seats = seated(plan.engine_names(), taken)
+    seats = assign_seats(plan.engine_names(), used_seats)
     shares = _shares(plan, seats)
     base = environ(folder)
     specs = []
@@ -175,18 +175,21 @@ def _secrets_of(which: str, secrets: Mapping[str, str]) -> dict[str, str]:
 
 def environ(folder: Path) -> dict[str, str]:
     """What all processes have."""
-    found = {**without_sections(os.environ), "TRIVIUM_HOME": str(folder)}
+    variables = {**without_sections(os.environ), "TRIVIUM_HOME": str(folder)}
     for name in LISTEN_NAMES:  # what was meant for the launcher is for no process of its
-        found.pop(name, None)
-    found.pop("PYTHONDONTWRITEBYTECODE", None)  # the cache halves the start of vLLM's processes
-    return {**found, **dict.fromkeys(_ONE_THREAD, "1")}
+        variables.pop(name, None)
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)  # the cache halves the start of vLLM's processes
+    return {**variables, **dict.fromkeys(_ONE_THREAD, "1")}
 
 
 def engine_environ(plan: StackPlan, folder: Path) -> dict[str, str]:
     """That of a vLLM worker, whichever cores it has; all have as many."""
-    found = {**environ(folder), **_vllm_env(_shares(plan, seated(plan.engine_names(), {}))[0])}
-    del found[BIND_VARIABLE]
-    return found
+    variables = {
+        **environ(folder),
+        **_vllm_env(_shares(plan, assign_seats(plan.engine_names(), {}))[0]),
+    }
+    del variables[BIND_VARIABLE]
+    return variables
 
 
 def _shares(plan: StackPlan, seats: Mapping[str, int]) -> list[list[int]]:
@@ -194,20 +197,20 @@ def _shares(plan: StackPlan, seats: Mapping[str, int]) -> list[list[int]]:
     return core_shares(sorted(os.sched_getaffinity(0)), count)
 
 
-def seated(workers: Iterable[str], taken: Mapping[str, int]) -> dict[str, int]:
+def assign_seats(workers: Iterable[str], used_seats: Mapping[str, int]) -> dict[str, int]:
     """Who sits where: who has a seat keeps it, and who comes gets the first that is free."""
     names = list(workers)
-    kept = {name: taken[name] for name in names if name in taken}
-    free = (seat for seat in itertools.count() if seat not in kept.values())
-    return kept | {name: next(free) for name in names if name not in kept}
+    seats = {name: used_seats[name] for name in names if name in used_seats}
+    free = (seat for seat in itertools.count() if seat not in seats.values())
+    return seats | {name: next(free) for name in names if name not in seats}
 
 
 def with_roles(spec: ProcessSpec, roles: Iterable[str]) -> ProcessSpec:
     """The spec of a worker with other roles; any other spec, and no roles, stay as they are."""
-    command, said = list(spec.command), ",".join(roles)
-    if "--role" not in command or not said:
+    command, role_list = list(spec.command), ",".join(roles)
+    if "--role" not in command or not role_list:
         return spec
-    command[command.index("--role") + 1] = said
+    command[command.index("--role") + 1] = role_list
     return replace(spec, command=tuple(command))
 
 

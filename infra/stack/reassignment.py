@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
-from infra.stack.fleet_watch import SLOW_S, FleetWatch, news
+from infra.stack.fleet_watch import SLOW_S, FleetWatch, wait_for_update
 from schemas.errors import ConfigError, NotReady
 from schemas.fleet import Member
 from schemas.log.clients import LogProducer
@@ -22,11 +22,13 @@ from workers.roles import check_roles, lease_topics
 
 def find_worker(fleet: FleetWatch, worker_id: str) -> Member:
     """A worker that lives and serves; raises ConfigError naming those that do."""
-    living = {each.member_id: each for each in fleet.view.living(MemberKind.WORKER, wall_ms())}
+    living = {
+        worker.member_id: worker for worker in fleet.view.living(MemberKind.WORKER, wall_ms())
+    }
     member = living.get(worker_id)
     if member is None:
-        known = ", ".join(living) or "none"
-        raise ConfigError(f"no worker {worker_id!r} lives; expected one of: {known}")
+        worker_names = ", ".join(living) or "none"
+        raise ConfigError(f"no worker {worker_id!r} lives; expected one of: {worker_names}")
     served = {Role.RETRIEVAL, Role.EMBEDDING}.intersection(member.registration.roles)
     if served:
         raise ConfigError(
@@ -37,12 +39,12 @@ def find_worker(fleet: FleetWatch, worker_id: str) -> Member:
     return member
 
 
-async def heard_worker(fleet: FleetWatch, worker_id: str) -> Member:
+async def wait_for_worker(fleet: FleetWatch, worker_id: str) -> Member:
     """The same; one that is known and silent at this moment is waited for, for a while."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SLOW_S):
             while _is_silent(fleet.view.members.get(worker_id)):
-                await news(fleet)
+                await wait_for_update(fleet)
     return find_worker(fleet, worker_id)
 
 
@@ -67,7 +69,7 @@ async def move_worker(
 
     Raises ConfigError where the order cannot be followed, NotReady where it was not in time.
     """
-    member = await heard_worker(fleet, worker_id)
+    member = await wait_for_worker(fleet, worker_id)
     capability = member.registration.capability
     assert capability is not None  # it is ready
     check_roles(roles, capability)
@@ -76,12 +78,12 @@ async def move_worker(
     order = AssignRoles(
         worker_id=worker_id, worker_epoch=member.epoch, roles=tuple(roles), at_ms=wall_ms()
     )
-    sent = await producer.send(lease.topic, order, key=worker_id, partition=lease.partition)
-    await sent
+    ack = await producer.send(lease.topic, order, key=worker_id, partition=lease.partition)
+    await ack
     try:
         async with asyncio.timeout(timeout_s):
             while not _has(member, roles):
-                await news(fleet)
+                await wait_for_update(fleet)
                 member = _same_life(fleet, order)
     except TimeoutError:
         raise NotReady(
@@ -112,7 +114,7 @@ def _has(member: Member, roles: Sequence[Role]) -> bool:
 def _same_life(fleet: FleetWatch, order: AssignRoles) -> Member:
     """The worker as it is now; its silence counts only while others are heard."""
     member = fleet.view.members.get(order.worker_id)
-    if member is None or not member.is_alive(fleet.heard_ms):
+    if member is None or not member.is_alive(fleet.last_record_ms):
         raise NotReady(f"{order.worker_id} fell silent before it had followed the order")
     if member.epoch != order.worker_epoch:
         raise NotReady(

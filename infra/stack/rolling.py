@@ -18,7 +18,11 @@ _LOOK_S = 0.2
 
 
 async def restart(
-    names: Sequence[str], *, folder: Path | None, each_s: float, told: Callable[[str, float], None]
+    names: Sequence[str],
+    *,
+    folder: Path | None,
+    timeout_s: float,
+    on_restart: Callable[[str, float], None],
 ) -> None:
     """These, or all; `told` is called with each and the seconds that it was away.
 
@@ -29,11 +33,11 @@ async def restart(
         raise ConfigError(f"expected names of {', '.join(rows)}, found {', '.join(unknown)}")
     loop = asyncio.get_running_loop()
     for name in names or tuple(rows):
-        pid = (await _all_ready(folder, each_s))[name].pid
+        pid = (await _all_ready(folder, timeout_s))[name].pid
         began_s = loop.time()
         os.kill(pid, signal.SIGTERM)
-        await _all_ready(folder, each_s, but=pid)
-        told(name, loop.time() - began_s)
+        await _all_ready(folder, timeout_s, but=pid)
+        on_restart(name, loop.time() - began_s)
 
 
 async def _all_ready(

@@ -56,7 +56,7 @@ def read_state(folder: Path | None = None) -> StackState | None:
         return None
     launcher = Identity(**content.pop("launcher"))
     rows = [ProcessRow(**row) for row in content.pop("processes")]
-    return StackState(launcher=launcher, processes=rows, **content) if launcher.lives() else None
+    return StackState(launcher=launcher, processes=rows, **content) if launcher.is_alive() else None
 
 
 class StackFiles:
@@ -65,7 +65,7 @@ class StackFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock: IO[str] | None = None
-        self._written = ""
+        self._last_text = ""
 
     def lock(self) -> None:
         """Take the folder; raises ConfigError if another stack has it."""
@@ -88,7 +88,7 @@ class StackFiles:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def took(self, kind: str, start_s: float) -> None:
+    def record_start(self, kind: str, start_s: float) -> None:
         """Remember it, and nothing of other stacks; a disk that is full fails no start."""
         with contextlib.suppress(OSError):
             (self._folder / START_FILE).write_text(json.dumps({kind: round(start_s, 1)}))
@@ -96,12 +96,12 @@ class StackFiles:
     def write(self, state: StackState) -> None:
         """Write the file anew if anything in it changed."""
         text = json.dumps(asdict(state), indent=2)
-        if text == self._written:
+        if text == self._last_text:
             return
         draft = self._folder / f"{STATE_FILE}.new"
         draft.write_text(text)
         draft.replace(self._folder / STATE_FILE)
-        self._written = text
+        self._last_text = text
 
     def release(self) -> None:
         """Remove the file and give the folder up; nothing if it was not ours."""

@@ -17,17 +17,19 @@ class Announcer:
 
     def __init__(self, producer: LogProducer, written_by: str) -> None:
         self._producer, self._written_by = producer, written_by
-        self._told: list[tuple[str, int]] = []
-        self._told_ms = 0
+        self._last_counts: list[tuple[str, int]] = []
+        self._last_ms = 0
 
-    async def tell(self, pools: Sequence[WantedPool], now_ms: int) -> None:
+    async def announce(self, pools: Sequence[WantedPool], now_ms: int) -> None:
         """Write it, if there is something to tell."""
         counts = [(pool.role.value, pool.workers) for pool in pools]
-        if not pools or (counts == self._told and now_ms - self._told_ms < SCALING_TARGET_MS):
+        if not pools or (
+            counts == self._last_counts and now_ms - self._last_ms < SCALING_TARGET_MS
+        ):
             return
         record = Wanted(written_by=self._written_by, at_ms=now_ms, pools=tuple(pools))
         try:
             await self._producer.send("fleet", record, key=KEY, partition=0)
         except (BrokerUnavailable, KafkaError):
             return
-        self._told, self._told_ms = counts, now_ms
+        self._last_counts, self._last_ms = counts, now_ms

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from infra.story.story import Story, tell
+from infra.story.story import Story, build_stories
 from schemas.codec import Codec
 from schemas.errors import NotFound, RecordError
 from schemas.log.clients import AssignedReader
@@ -31,7 +31,7 @@ MATCHES_MAX = 64  # requests looked at for a name that several have
 _NAMED_MAX = 5
 _OF_SESSIONS = ("cancellations", "decisions", "phases")
 _OF_WORKERS = ("prefill", "decode")
-_TOLD = ("requests", "outcomes", *_OF_SESSIONS, *_OF_WORKERS, "tokens")
+_STORY_TOPICS = ("requests", "outcomes", *_OF_SESSIONS, *_OF_WORKERS, "tokens")
 
 Progress = Callable[[str, int, int], None]  # topic, offsets passed, offsets to pass
 
@@ -78,27 +78,27 @@ class LogFinder:
             ends = await reader.offsets_at(window.until_ms)
             await reader.seek(starts)
             total = sum(ends[place] - starts[place] for place in ends)
-            found: list[Any] = []
+            matches: list[Any] = []
             passed = 0
             async for batch in reader.until(ends):
-                found += self._matching(batch, needle.encode())
+                matches += self._matching(batch, needle.encode())
                 passed += len(batch)
                 if self._progress is not None:
                     self._progress(topic, min(passed, total), total)
-                if limit and len(found) >= limit:
-                    return found[:limit]
-            return found
+                if limit and len(matches) >= limit:
+                    return matches[:limit]
+            return matches
 
     def _matching(self, batch: Sequence[Any], needle: bytes) -> list[Any]:
-        found = []
+        matches = []
         for record in batch:
             if record.value is None or needle not in record.value:
                 continue
             try:
-                found.append(self._codec.decode(record.value))
+                matches.append(self._codec.decode(record.value))
             except RecordError:
                 continue
-        return found
+        return matches
 
 
 def window_of(name: str, since_ms: int, now_ms: int) -> Window:
@@ -106,12 +106,18 @@ def window_of(name: str, since_ms: int, now_ms: int) -> Window:
     closely than `since_ms` (how far back to look) does; what tells of the future is a name like
     any other.
     """
-    asked = arrival_of("r" + name[1:]) if name[:1] == "q" else None
-    if asked is not None:  # a prompt's, which may have waited for long
-        return Window(max(min(asked[0], now_ms) - CLOCKS_MS, now_ms - since_ms), now_ms + CLOCKS_MS)
-    told = arrival_of(name)
-    if told is not None and told[1] - told[0] <= since_ms and told[0] <= now_ms + CLOCKS_MS:
-        return Window(told[0] - CLOCKS_MS, told[1] + ACCEPT_MS)
+    prompt_arrival = arrival_of("r" + name[1:]) if name[:1] == "q" else None
+    if prompt_arrival is not None:  # a prompt's, which may have waited for long
+        return Window(
+            max(min(prompt_arrival[0], now_ms) - CLOCKS_MS, now_ms - since_ms), now_ms + CLOCKS_MS
+        )
+    arrival = arrival_of(name)
+    if (
+        arrival is not None
+        and arrival[1] - arrival[0] <= since_ms
+        and arrival[0] <= now_ms + CLOCKS_MS
+    ):
+        return Window(arrival[0] - CLOCKS_MS, arrival[1] + ACCEPT_MS)
     return Window(now_ms - since_ms, now_ms + CLOCKS_MS)
 
 
@@ -122,37 +128,37 @@ async def find_request(
 
     Raises NotFound with what to try.
     """
-    wanted = from_public(name.strip())
-    if len(wanted) < NAME_CHARS_MIN:
+    prefix = from_public(name.strip())
+    if len(prefix) < NAME_CHARS_MIN:
         raise NotFound(f"{name}: expected at least {NAME_CHARS_MIN} characters of a request id")
-    window = window_of(wanted, since_ms, now_ms)
+    window = window_of(prefix, since_ms, now_ms)
     partitions = range(log.session_partitions)
-    records = await finder.find("requests", partitions, wanted, window, MATCHES_MAX)
-    found = {r.request_id: r for r in records if isinstance(r, Request)}
-    if wanted in found:
-        return found[wanted]
-    begun = sorted(request_id for request_id in found if request_id.startswith(wanted))
-    if len(begun) == 1:
-        return found[begun[0]]
-    if begun:
-        more = f" and {len(begun) - _NAMED_MAX} more" if len(begun) > _NAMED_MAX else ""
+    records = await finder.find("requests", partitions, prefix, window, MATCHES_MAX)
+    by_id = {r.request_id: r for r in records if isinstance(r, Request)}
+    if prefix in by_id:
+        return by_id[prefix]
+    ids = sorted(request_id for request_id in by_id if request_id.startswith(prefix))
+    if len(ids) == 1:
+        return by_id[ids[0]]
+    if ids:
+        suffix = f" and {len(ids) - _NAMED_MAX} more" if len(ids) > _NAMED_MAX else ""
         raise NotFound(
-            f"{wanted}: {len(begun)} requests begin so: {', '.join(begun[:_NAMED_MAX])}{more}; "
+            f"{prefix}: {len(ids)} requests begin so: {', '.join(ids[:_NAMED_MAX])}{suffix}; "
             "name one (choices of one call end in -0, -1, ...)"
         )
-    raise NotFound(_nowhere(log, wanted, window, now_ms))
+    raise NotFound(_nowhere(log, prefix, window, now_ms))
 
 
-def _nowhere(log: LogSettings, wanted: str, window: Window, now_ms: int) -> str:
+def _nowhere(log: LogSettings, prefix: str, window: Window, now_ms: int) -> str:
     topic = f"{log.topic_prefix}requests"
     hours = TOPICS["requests"].retention_ms // 3_600_000
     advice = "try `--since 24h`"
-    if (told := arrival_of(wanted)) is not None and told[1] <= window.until_ms:
+    if (arrival := arrival_of(prefix)) is not None and arrival[1] <= window.until_ms:
         advice = "the id says that it arrived then"
-        if now_ms - told[1] > TOPICS["requests"].retention_ms:
+        if now_ms - arrival[1] > TOPICS["requests"].retention_ms:
             advice += f", and requests are kept for {hours} h"
     return (
-        f"{wanted}: no such request on {topic} at {log.bootstrap} from {window}; {advice}; check "
+        f"{prefix}: no such request on {topic} at {log.bootstrap} from {window}; {advice}; check "
         "the id (x-trivium-request-id of the response), --bootstrap and log.topic_prefix; a call "
         "that was refused is not on the log"
     )
@@ -170,9 +176,9 @@ async def collect(finder: Finder, log: LogSettings, request: Request) -> Story:
     places = [(topic, session) for topic in _OF_SESSIONS]
     places += [(topic, list(range(log.worker_partitions))) for topic in _OF_WORKERS]
     places.append(("tokens", [request.gateway_partition]))
-    found = await asyncio.gather(*(finder.find(t, p, needle, window) for t, p in places))
-    records = [record for records in (outcomes, *found) for record in records]
-    return tell([request], records)[needle]
+    batches = await asyncio.gather(*(finder.find(t, p, needle, window) for t, p in places))
+    records = [record for records in (outcomes, *batches) for record in records]
+    return build_stories([request], records)[needle]
 
 
 async def read_story(
@@ -192,10 +198,10 @@ async def read_stories(log: LogSettings) -> dict[str, Story]:
     """The story of every request on the log, by request id; reads the topics whole."""
     finder = LogFinder(log, await asyncio.to_thread(make_codec, log))
     window = Window(0, wall_ms() + CLOCKS_MS)
-    requests, *others = await asyncio.gather(
+    requests, *batches = await asyncio.gather(
         *(
             finder.find(topic, range(log.partitions(TOPICS[topic].group)), "", window)
-            for topic in _TOLD
+            for topic in _STORY_TOPICS
         )
     )
-    return tell(requests, [record for records in others for record in records])
+    return build_stories(requests, [record for records in batches for record in records])

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from infra.story.steps import Step, steps_of
+from infra.story.steps import StoryStep, steps_of
 from infra.story.story import Story
 from infra.terminal.printable import printable
 from schemas.records import Request
@@ -78,17 +78,17 @@ def _weights(request: Request) -> str:
 
 def _where(story: Story) -> str:
     placed = [d for d in story.decisions if d.decode_worker or d.prefill_worker]
-    told = story.outcome if story.outcome is not None and story.outcome.decode_worker else None
-    last = told or (placed[-1] if placed else None)
+    outcome = story.outcome if story.outcome is not None and story.outcome.decode_worker else None
+    last = outcome or (placed[-1] if placed else None)
     if last is None:
         return "placed nowhere"
     both = filter(None, (last.prefill_worker, last.decode_worker))
     workers = " → ".join(dict.fromkeys(both))
-    way = "" if last.orchestration.value == "none" else f" {last.orchestration.value}"
+    orchestration = "" if last.orchestration.value == "none" else f" {last.orchestration.value}"
     moved = f"{story.kv_bytes:,} bytes"
     if story.kv_bytes >= 1_000_000:
         moved = f"{story.kv_bytes / 1e6:,.1f} MB"
-    return f"{last.mode.value}{way}: {workers}, {moved} of KV over NIXL"
+    return f"{last.mode.value}{orchestration}: {workers}, {moved} of KV over NIXL"
 
 
 def _speed(story: Story) -> str:
@@ -98,7 +98,7 @@ def _speed(story: Story) -> str:
     return f"TTFT {story.ttft_ms:,} ms{tpot}, {len(story.token_ids)} tokens"
 
 
-def bar_of(step: Step, span_ms: int, story: Story) -> str:
+def bar_of(step: StoryStep, span_ms: int, story: Story) -> str:
     """Where the step lies on the axis: a dot, a line while it took time, or a profile of tokens."""
     scale = (BAR_COLUMNS - 1) / span_ms
     last = min(max(round(step.after_ms * scale), 0), BAR_COLUMNS - 1)
@@ -113,8 +113,8 @@ def _profile(story: Story, scale: float, first: int, last: int) -> str:
     for row in story.rows:
         place = round((row.at_ms - story.request.arrived_ms) * scale)
         counts[min(max(place, first), last) - first] += row.tokens
-    most = max(counts)
+    peak = max(counts)
     return "".join(
-        _LEVELS[(count * (len(_LEVELS) - 1) + most - 1) // most] if count else " "
+        _LEVELS[(count * (len(_LEVELS) - 1) + peak - 1) // peak] if count else " "
         for count in counts
     )

@@ -16,8 +16,8 @@ _QUERY_CHARS = 60
 def wish(retrieval: Retrieval, arrived_ms: int) -> str:
     """What is to be found, where the request is accepted."""
     by_ms, probing = retrieval.by_ms - arrived_ms, retrieval.probing
-    more = "" if probing is None else f", and at most {probing.probes_max} probes while answering"
-    return f", wants {retrieval.k} passages of {retrieval.collection} by {by_ms} ms{more}"
+    suffix = "" if probing is None else f", and at most {probing.probes_max} probes while answering"
+    return f", wants {retrieval.k} passages of {retrieval.collection} by {by_ms} ms{suffix}"
 
 
 def outcome(retrieved: Retrieved) -> str:
@@ -31,7 +31,7 @@ def outcome(retrieved: Retrieved) -> str:
 
 
 def details(
-    request: Request, retrieved: Retrieved, others: int, warms: Sequence[WarmPrefix] = ()
+    request: Request, retrieved: Retrieved, late_count: int, warms: Sequence[WarmPrefix] = ()
 ) -> tuple[str, ...]:
     """The search, its passages with those in the prompt marked, what was put in, and what was to be
     computed meanwhile."""
@@ -48,7 +48,7 @@ def details(
             "tokens meanwhile"
             for warm in warms
         ),
-        *([f"{others} later answers changed nothing"] if others else []),
+        *([f"{late_count} later answers changed nothing"] if late_count else []),
     )
 
 
@@ -70,30 +70,30 @@ def probe_step(retrieved: Retrieved) -> tuple[str, tuple[str, ...]]:
 
 def wish_value(retrieval: Retrieval) -> dict[str, Any]:
     """For JSON: counts in place of tokens."""
-    found: dict[str, Any] = _counted(to_dict(retrieval))
-    return found
+    fields: dict[str, Any] = _with_counts(to_dict(retrieval))
+    return fields
 
 
 def retrieved_value(retrieved: Retrieved) -> dict[str, Any]:
     """Likewise."""
     history = [[insert.at, token_count(insert.tokens)] for insert in retrieved.history]
-    return {**_counted(to_dict(retrieved)), "history": history}
+    return {**_with_counts(to_dict(retrieved)), "history": history}
 
 
-def _counted(value: Any) -> Any:
+def _with_counts(value: Any) -> Any:
     """A value of records with counts in place of tokens, however deep."""
     if isinstance(value, bytes):
         return token_count(value)
     if isinstance(value, dict):
-        return {name: _counted(each) for name, each in value.items()}
-    return [_counted(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: _with_counts(inner) for name, inner in value.items()}
+    return [_with_counts(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def probes_value(probes: Probes) -> dict[str, Any]:
     """What decode work carries for probes: what is not the request's own."""
-    found: dict[str, Any] = _counted(to_dict(probes))
-    del found["retrieval"]
-    return found
+    fields: dict[str, Any] = _with_counts(to_dict(probes))
+    del fields["retrieval"]
+    return fields
 
 
 def _search(retrieval: Retrieval, retrieved: Retrieved) -> Iterator[str]:
@@ -135,7 +135,7 @@ def _passage_line(mark: str, passage: Passage, note: str = "") -> str:
 
 def _left_out(retrieved: Retrieved) -> Iterator[str]:
     """What earlier turns quoted, and this prompt does not."""
-    quoted = {each.document_id for each in quoted_in(retrieved.history)}
+    quoted = {quote.document_id for quote in quoted_in(retrieved.history)}
     if retrieved.error is not None and quoted:
         yield f"what earlier turns quoted of {len(quoted)} documents is left out: nobody was asked"
     elif changed := sorted(quoted.intersection(retrieved.changed)):

@@ -32,7 +32,7 @@ _NO_ROOM = (Reason.SESSION_WORKER_FULL, Reason.PREFILL_QUEUE_LONG)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StoryStep:
     """One line of the story; `after_ms` counts from the request's arrival at its gateway, and
     what took time ended then.
     """
@@ -45,74 +45,78 @@ class Step:
     details: tuple[str, ...] = ()
 
 
-def steps_of(story: Story) -> list[Step]:
+def steps_of(story: Story) -> list[StoryStep]:
     """What happened, in order of time."""
     start_ms = story.request.arrived_ms
-    found = [replace(step, after_ms=step.after_ms - start_ms) for step in _events(story)]
-    return sorted(found, key=lambda step: step.after_ms)
+    steps = [replace(step, after_ms=step.after_ms - start_ms) for step in _events(story)]
+    return sorted(steps, key=lambda step: step.after_ms)
 
 
-def _events(story: Story) -> Iterator[Step]:
+def _events(story: Story) -> Iterator[StoryStep]:
     """The steps with their wall-clock times, in the order of cause and effect."""
-    yield _accepted(story.request)
-    for asked in story.cancellations:
-        what = f"cancellation: {asked.reason.value}"
-        if not may_cancel(asked, story.request):
+    yield _request_step(story.request)
+    for cancellation in story.cancellations:
+        what = f"cancellation: {cancellation.reason.value}"
+        if not may_cancel(cancellation, story.request):
             what += " (by another tenant: without effect)"
-        yield Step(asked.at_ms, story.request.gateway_id, what, "cancellation")
-    for resumed in story.resumptions:
-        yield Step(resumed.at_ms, resumed.gateway_id, "answer resumed here", "resumption")
-    yield from _searched(story)
+        yield StoryStep(cancellation.at_ms, story.request.gateway_id, what, "cancellation")
+    for resumption in story.resumptions:
+        yield StoryStep(
+            resumption.at_ms, resumption.gateway_id, "answer resumed here", "resumption"
+        )
+    yield from _search_steps(story)
     for decision in story.decisions:
-        yield _decided(decision)
+        yield _decision_step(decision)
     for work in story.work:
-        yield _dispatched(work)
+        yield _work_step(work)
     for stop in story.stops:
         void = " (void: no outcome)" if stop.void else ""
-        yield Step(stop.at_ms, "", f"told {stop.worker_id} to stop{void}", "work")
+        yield StoryStep(stop.at_ms, "", f"told {stop.worker_id} to stop{void}", "work")
     for phase in story.phases:
-        yield _finished(phase)
+        yield _phase_step(phase)
     yield from _tokens(story)
     if story.outcome is not None:
-        yield _ended(story.outcome, story)
+        yield _outcome_step(story.outcome, story)
 
 
-def _accepted(request: Request) -> Step:
+def _request_step(request: Request) -> StoryStep:
     tokens = f"{token_count(request.prompt_tokens)} prompt tokens"
     what = f"accepted, {tokens}, at most {request.sampling.max_tokens} new"
     for name, wish in (("policy", request.policy), ("orchestration", request.orchestration)):
         what += f", wishes {name} {wish}" if wish else ""
     if request.retrieval is not None:
         what += searches.wish(request.retrieval, request.arrived_ms)
-    return Step(request.arrived_ms, request.gateway_id, what, "request")
+    return StoryStep(request.arrived_ms, request.gateway_id, what, "request")
 
 
-def _searched(story: Story) -> Iterator[Step]:
-    found = [each for each in story.retrieved if not each.probe]
-    if found:
-        first, *others = found
+def _search_steps(story: Story) -> Iterator[StoryStep]:
+    prompt_searches = [retrieved for retrieved in story.retrieved if not retrieved.probe]
+    if prompt_searches:
+        first, *late = prompt_searches
         what, took_ms = searches.outcome(first), max(0, first.at_ms - first.asked_ms)
-        details = searches.details(story.request, first, len(others), story.warms)
-        yield Step(first.at_ms, first.router_id, what, "retrieval", took_ms, details)
-    for probe in [each for each in story.retrieved if each.probe]:
+        details = searches.details(story.request, first, len(late), story.warms)
+        yield StoryStep(first.at_ms, first.router_id, what, "retrieval", took_ms, details)
+    for probe in [retrieved for retrieved in story.retrieved if retrieved.probe]:
         what, details = searches.probe_step(probe)
         attempt = f" (attempt {probe.attempt})" if probe.attempt > 1 else ""
         took_ms = max(0, probe.at_ms - probe.asked_ms)
-        yield Step(probe.at_ms, probe.router_id, what + attempt, "probe", took_ms, details)
+        yield StoryStep(probe.at_ms, probe.router_id, what + attempt, "probe", took_ms, details)
 
 
-def _decided(decision: Decision) -> Step:
+def _decision_step(decision: Decision) -> StoryStep:
     chosen = [worker for worker in (decision.prefill_worker, decision.decode_worker) if worker]
     where = f" {decision.mode.value} on {' and '.join(chosen)}" if chosen else ""
-    way = f", {decision.orchestration.value}" if decision.orchestration.value != "none" else ""
+    orchestration = (
+        f", {decision.orchestration.value}" if decision.orchestration.value != "none" else ""
+    )
     attempt = f", attempt {decision.attempt}" if decision.attempt > 1 else ""
     policy = f" ({decision.policy})" if decision.policy else ""
-    what = f"{decision.kind.value}{where}{way}{attempt}: {decision.reason.value}{policy}"
+    what = f"{decision.kind.value}{where}{orchestration}{attempt}: {decision.reason.value}{policy}"
     details = [", ".join(_situation(decision)), _unmet(decision)]
     if decision.estimate is not None:
-        details += _expected(decision, decision.estimate)
+        details += _estimate_lines(decision, decision.estimate)
     details += _candidates(decision)
-    return Step(
+    return StoryStep(
         decision.at_ms, decision.router_id, what, "decision", 0, tuple(filter(None, details))
     )
 
@@ -136,7 +140,7 @@ def _unmet(decision: Decision) -> str:
     return f"wished {' and '.join(wishes)}: {decision.unmet.value}" if wishes else ""
 
 
-def _expected(decision: Decision, estimate: Estimate) -> Iterator[str]:
+def _estimate_lines(decision: Decision, estimate: Estimate) -> Iterator[str]:
     """What was expected of both ways, where times were, and each term of the score."""
     local_ms, remote_ms = estimate.ttft_local_ms, estimate.ttft_remote_ms
     if remote_ms:
@@ -161,10 +165,10 @@ def _not_by_score(decision: Decision, estimate: Estimate) -> str:
     local = decision.mode is Mode.LOCAL
     overruled = decision.policy_reason is not Reason.UNKNOWN
     reason = decision.policy_reason if overruled else decision.reason
-    nobody = decision.reason in _NO_HOME
+    has_no_home = decision.reason in _NO_HOME
     if decision.reason in _NO_ROOM and overruled:
         rule = f"{decision.reason.value.replace('_', ' ')}, so it runs where there is room"
-    elif reason is Reason.TOO_LITTLE_KNOWN and nobody:
+    elif reason is Reason.TOO_LITTLE_KNOWN and has_no_home:
         rule = "too little is known, and no worker holds its history, so it is remote"
     elif reason is Reason.TOO_LITTLE_KNOWN:
         rule = "too little is known, so its length and the prefill queue decide (conditional)"
@@ -186,36 +190,36 @@ def _candidates(decision: Decision) -> Iterator[str]:
             decision.prefill_worker if prefills else decision.decode_worker
         )
 
-    found = sorted(decision.candidates, key=lambda candidate: not is_chosen(candidate))
-    for candidate in found[:CANDIDATES_SHOWN]:
+    candidates = sorted(decision.candidates, key=lambda candidate: not is_chosen(candidate))
+    for candidate in candidates[:CANDIDATES_SHOWN]:
         mark = "→" if is_chosen(candidate) else " "
         yield (
             f"{mark} {candidate.worker_id} ({candidate.role.value}): {candidate.credits} credits, "
             f"{candidate.running} running, {candidate.work_ahead_tokens} tokens ahead, "
             f"{candidate.cached_tokens} cached"
         )
-    if len(found) > CANDIDATES_SHOWN:
-        yield f"  and {len(found) - CANDIDATES_SHOWN} more"
+    if len(candidates) > CANDIDATES_SHOWN:
+        yield f"  and {len(candidates) - CANDIDATES_SHOWN} more"
 
 
-def _dispatched(work: Work) -> Step:
+def _work_step(work: Work) -> StoryStep:
     where = "prefill" if work.phase is WorkPhase.PREFILL else "decode"
     details = []
     if work.kv is not None:
         blocks = f"{len(work.kv.block_ids)} blocks, " if work.kv.block_ids else ""
         details.append(f"KV of {work.kv.tokens} tokens from {work.kv.worker_id} ({blocks}once)")
     if work.kv_target is not None:
-        held = work.kv_target.tokens
-        details.append(f"KV goes to {work.kv_target.worker_id}, which holds {held} tokens of it")
+        count = work.kv_target.tokens
+        details.append(f"KV goes to {work.kv_target.worker_id}, which holds {count} tokens of it")
     if work.probes is not None and work.probes.decided:
         put_in = [insert for insert in work.probes.put_in if insert.tokens]
-        again = f"{len(put_in)} of {work.probes.decided} probes"
-        details.append(f"what {again} of earlier attempts put in goes in again")
+        counts = f"{len(put_in)} of {work.probes.decided} probes"
+        details.append(f"what {counts} of earlier attempts put in goes in again")
     what = f"dispatched {where} to {work.worker_id}"
-    return Step(work.dispatched_ms, work.router_id, what, "work", 0, tuple(details))
+    return StoryStep(work.dispatched_ms, work.router_id, what, "work", 0, tuple(details))
 
 
-def _finished(phase: Phase) -> Step:
+def _phase_step(phase: Phase) -> StoryStep:
     took_ms = max(0, phase.ended_ms - phase.started_ms)
     what = phase.kind.value.replace("_", " ")
     details: tuple[str, ...] = ()
@@ -237,7 +241,7 @@ def _finished(phase: Phase) -> Step:
     elif phase.error is not None:
         retriable = "retriable" if phase.error.retriable else "not retriable"
         what += f": {phase.error.message} ({phase.error.code}, {retriable})"
-    return Step(phase.ended_ms, phase.worker_id, what, "phase", took_ms, details)
+    return StoryStep(phase.ended_ms, phase.worker_id, what, "phase", took_ms, details)
 
 
 def transfer_text(phase: Phase) -> str:
@@ -250,11 +254,11 @@ def transfer_text(phase: Phase) -> str:
     return text
 
 
-def _tokens(story: Story) -> Iterator[Step]:
+def _tokens(story: Story) -> Iterator[StoryStep]:
     if not story.rows:
         return
     first, last, count = story.rows[0], story.rows[-1], len(story.token_ids)
-    yield Step(first.at_ms, first.worker_id, "first token on its way", "tokens")
+    yield StoryStep(first.at_ms, first.worker_id, "first token on its way", "tokens")
     if count > 1:
         frames = "1 frame" if first is last else f"{len(story.rows)} frames"
         what = f"{count} tokens in {frames}, TPOT {story.tpot_ms or 0:.2f} ms"
@@ -263,10 +267,10 @@ def _tokens(story: Story) -> Iterator[Step]:
         if story.differs_at is not None:
             what += f"; repeated otherwise from token {story.differs_at} on"
         took_ms = story.last_token_ms - first.at_ms
-        yield Step(story.last_token_ms, last.worker_id, what, "tokens", took_ms)
+        yield StoryStep(story.last_token_ms, last.worker_id, what, "tokens", took_ms)
 
 
-def _ended(outcome: Outcome, story: Story) -> Step:
+def _outcome_step(outcome: Outcome, story: Story) -> StoryStep:
     at_ms = outcome.ended_ms
     if story.rows and story.rows[-1].worker_id == outcome.written_by:
         at_ms = max(at_ms, story.last_token_ms)  # it is written once its frame is in the log
@@ -277,4 +281,4 @@ def _ended(outcome: Outcome, story: Story) -> Step:
         what += f" and stalled it for {outcome.stalled_ms:.0f} ms"
     if outcome.error is not None:
         what += f"; {outcome.error.code}: {outcome.error.message}"
-    return Step(at_ms, outcome.written_by, what, "outcome")
+    return StoryStep(at_ms, outcome.written_by, what, "outcome")

@@ -77,8 +77,8 @@ class Story:
     @property
     def tpot_ms(self) -> float | None:
         """Mean time between tokens after the first."""
-        more = len(self.token_ids) - 1
-        return (self.last_token_ms - self.first_token_ms) / more if more > 0 else None
+        count = len(self.token_ids) - 1
+        return (self.last_token_ms - self.first_token_ms) / count if count > 0 else None
 
     @property
     def kv_bytes(self) -> int:
@@ -104,7 +104,7 @@ class Story:
             "work": [_without_prompt(work) for work in self.work],
             "stops": [to_dict(stop) for stop in self.stops],
             "phases": [to_dict(phase) for phase in self.phases],
-            "retrieved": [searches.retrieved_value(each) for each in self.retrieved],
+            "retrieved": [searches.retrieved_value(retrieved) for retrieved in self.retrieved],
             "warms": [_without_prompt(warm) for warm in self.warms],
             "cancellations": [to_dict(record) for record in self.cancellations],
             "resumptions": [to_dict(record) for record in self.resumptions],
@@ -131,7 +131,7 @@ def _without_prompt(record: Request | Work | WarmPrefix) -> dict[str, Any]:
     return value
 
 
-def tell(requests: Iterable[Request], records: Iterable[Any]) -> dict[str, Story]:
+def build_stories(requests: Iterable[Request], records: Iterable[Any]) -> dict[str, Story]:
     """Stories by request id. Records of one topic and partition have to come in log order."""
     stories = {request.request_id: Story(request) for request in requests}
     streams = {request_id: Stream(request_id) for request_id in stories}

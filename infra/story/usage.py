@@ -72,7 +72,7 @@ class Sums:
     def rows(self) -> list[dict[str, Any]]:
         """A row for each group, in order of its names."""
         groups = sorted(self._groups.items())
-        return [dict(zip(self.by, names, strict=True)) | asdict(found) for names, found in groups]
+        return [dict(zip(self.by, names, strict=True)) | asdict(total) for names, total in groups]
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Check:
     gaps: list[str] = field(default_factory=list)
     repeats: list[str] = field(default_factory=list)
     _next: dict[int, int] = field(default_factory=dict)  # number, by partition
-    _seen: set[str] = field(default_factory=set)
+    _request_ids: set[str] = field(default_factory=set)
 
     def add(self, partition: int, usage: Usage) -> None:
         """The next record of a partition; the first that is there may have any number."""
@@ -93,9 +93,9 @@ class Check:
         elif usage.number < expected:
             self.repeats.append(f"{where} again, of {usage.request_id}")
         self._next[partition] = max(expected, usage.number + 1)
-        if usage.request_id in self._seen:
+        if usage.request_id in self._request_ids:
             self.repeats.append(f"{where} is of {usage.request_id}, which has one")
-        self._seen.add(usage.request_id)
+        self._request_ids.add(usage.request_id)
 
     @property
     def holds(self) -> bool:

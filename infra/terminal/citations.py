@@ -10,12 +10,12 @@ _TEXT_CHARS = 80
 
 def citation_lines(retrieval: dict[str, Any]) -> Iterator[str]:
     """`trivium.retrieval` of an answer: a line for each passage, or why there is none."""
-    for number, each in enumerate(retrieval.get("citations", ()), start=1):
-        place = f"at token {each['before_token']}" if each.get("probe") else ""
-        named = ", ".join(filter(None, (each["source"], f"{each['score']:.2f}", place)))
-        said = " ".join(each["text"].split())
-        dots = "" if len(said) <= _TEXT_CHARS else " ..."
-        title = each["title"] or each["document_id"]
-        yield printable(f"[{number}] {title} ({named}): {said[:_TEXT_CHARS]}{dots}")
+    for number, citation in enumerate(retrieval.get("citations", ()), start=1):
+        place = f"at token {citation['before_token']}" if citation.get("probe") else ""
+        origin = ", ".join(filter(None, (citation["source"], f"{citation['score']:.2f}", place)))
+        quote = " ".join(citation["text"].split())
+        dots = "" if len(quote) <= _TEXT_CHARS else " ..."
+        title = citation["title"] or citation["document_id"]
+        yield printable(f"[{number}] {title} ({origin}): {quote[:_TEXT_CHARS]}{dots}")
     if error := retrieval.get("error"):
         yield printable(f"answered without documents: {error['message']}")

@@ -10,7 +10,7 @@ from importlib import import_module
 from schemas.stand_ins import stand_ins
 
 
-def ready() -> None:
+def import_rich_help() -> None:
     """Import the module, if it is not there yet."""
     with stand_ins("rich.markdown", "rich.traceback"):
         import_module("typer.rich_utils")

@@ -16,8 +16,8 @@ def stdout_console() -> "Console":
     """Where tables go; a pipe, which has no width, gets room for all of their columns."""
     from rich.console import Console
 
-    named = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(highlight=False, width=None if named else PIPED_COLUMNS)
+    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, width=None if has_width else PIPED_COLUMNS)
 
 
 def print_indented(console: "Console", text: str, style: str, *, cut: bool = False) -> None:
@@ -25,8 +25,8 @@ def print_indented(console: "Console", text: str, style: str, *, cut: bool = Fal
     from rich.padding import Padding
     from rich.text import Text
 
-    said = Text(text.strip(), style=style, no_wrap=cut, overflow="ellipsis" if cut else None)
-    console.print(Padding(said, (0, 0, 0, _INDENT), expand=False))
+    content = Text(text.strip(), style=style, no_wrap=cut, overflow="ellipsis" if cut else None)
+    console.print(Padding(content, (0, 0, 0, _INDENT), expand=False))
 
 
 def print_json(value: object) -> None:

@@ -41,7 +41,7 @@ class PlainLines:
     def __init__(self, stack: "Stack", console: Console | None = None) -> None:
         self._stack = stack
         self._console = console or Console(highlight=False)
-        self._shown: dict[str, str] = {}
+        self._states: dict[str, str] = {}
         self._held_up = ""
         self._told_usual = False
         self._began_s = time.monotonic()
@@ -81,8 +81,8 @@ class PlainLines:
             if self._held_up:
                 self._waits()
         for row in self._stack.rows():
-            if self._shown.get(row.name) != row.state and row.state != "waiting":
-                self._shown[row.name] = row.state
+            if self._states.get(row.name) != row.state and row.state != "waiting":
+                self._states[row.name] = row.state
                 self._changed(row)
 
     def _waits(self) -> None:
@@ -160,11 +160,11 @@ class LiveTable(PlainLines):
             )
         if self._stack.ready:
             return table
-        done = sum(row.state == "ready" for row in rows)
+        ready_count = sum(row.state == "ready" for row in rows)
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
-            ProgressBar(total=len(rows), completed=done, width=30),
-            f"{done} of {len(rows)} ready, {self._after_s():.0f} s of usually "
+            ProgressBar(total=len(rows), completed=ready_count, width=30),
+            f"{ready_count} of {len(rows)} ready, {self._after_s():.0f} s of usually "
             f"{self._stack.usual_s:.0f}",
         )
         late = ", ".join(row.name for row in rows if row.state != "ready")

@@ -21,9 +21,9 @@ from schemas.log.clock import wall_ms
 from schemas.log.retrieval.embedding import EmbeddedTexts
 from schemas.log.transactions import OutgoingRecord
 from schemas.records import Answer, AnswerPart
-from streams.bridge.config import Pair
-from streams.bridge.limits import Limits
-from streams.bridge.prompts import Question, answer_format
+from streams.bridge.config import TopicPair
+from streams.bridge.limits import TopicLimits
+from streams.bridge.prompts import PromptQuestion, answer_format
 from streams.bridge.records.record import PromptRecord
 from streams.gateway.request.check_process import ANSWER_PROCESS
 from streams.gateway.stream import answers, citations
@@ -38,22 +38,27 @@ _JSON = frozenset(("parsed", "citations", "metadata", "body"))  # texts of an An
 _CONNECT_TYPES = {"int": "int32", "long": "int64"}
 
 
-class Answers:
+class AnswerBuilder:
     """Makes those of one pair."""
 
     def __init__(
-        self, pair: Pair, codec: Codec, limits: Limits | None = None, *, aside_ms: int = 5_000
+        self,
+        pair: TopicPair,
+        codec: Codec,
+        limits: TopicLimits | None = None,
+        *,
+        aside_ms: int = 5_000,
     ) -> None:
         """`limits` know what the topic of answers takes; `aside_ms` is how long it may take to say
         whether an answer keeps to its schema.
         """
         self._pair, self._codec = pair, codec
-        self._limits, self._aside_ms = limits or Limits(), aside_ms
+        self._limits, self._aside_ms = limits or TopicLimits(), aside_ms
 
     async def answer(
         self,
         record: PromptRecord,
-        question: Question,
+        question: PromptQuestion,
         key: StreamKey,
         stream: Stream,
         *,
@@ -71,7 +76,7 @@ class Answers:
         text, owner = "".join(stream.texts), f"{record.topic}/{key.tenant}"
         finish_reason = end.finish_reason or "stop"
         usage = answers.usage([stream], 1)
-        found = citations.retrieval(stream.retrieved)["citations"] if stream.retrieved else None
+        passages = citations.retrieval(stream.retrieved)["citations"] if stream.retrieved else None
         return replace(
             self._about(record, question),
             request_id=end.request_id,
@@ -83,7 +88,7 @@ class Answers:
             cached_tokens=end.cached_tokens,
             retrieved_tokens=usage["prompt_tokens_details"].get("retrieved_tokens", 0),
             completion_tokens=usage["completion_tokens"],
-            citations=None if found is None else orjson.dumps(found).decode(),
+            citations=None if passages is None else orjson.dumps(passages).decode(),
             asked_ms=asked_ms,
             first_token_ms=first_token_ms,
             ended_ms=ended_ms,
@@ -91,11 +96,11 @@ class Answers:
             body=whole_answer(key, [stream]).decode() if self._pair.body else None,
         )
 
-    def embedded(
+    def embeddings_answer(
         self,
         record: PromptRecord,
-        question: Question,
-        found: EmbeddedTexts,
+        question: PromptQuestion,
+        embeddings: EmbeddedTexts,
         body: bytes,
         *,
         asked_ms: int,
@@ -104,20 +109,20 @@ class Answers:
         """Vectors: a body without a text."""
         return replace(
             self._about(record, question),
-            model=found.embedder,
-            prompt_tokens=found.tokens,
+            model=embeddings.embedder,
+            prompt_tokens=embeddings.tokens,
             asked_ms=asked_ms,
             ended_ms=wall_ms(),
             tries=tries,
             body=body.decode(),
         )
 
-    def failed(
+    def error_answer(
         self,
         record: PromptRecord,
         error: TriviumError,
         *,
-        question: Question | None = None,
+        question: PromptQuestion | None = None,
         request_id: str = "",
         asked_ms: int = 0,
         ended_ms: int = 0,
@@ -139,21 +144,21 @@ class Answers:
             fallback=fallback is not None,
         )
 
-    def sending(self, record: PromptRecord, answer: Answer, *, less: int = 0) -> OutgoingRecord:
+    def sending(self, record: PromptRecord, answer: Answer, *, steps: int = 0) -> OutgoingRecord:
         """As it is committed; raises RecordTooLarge, but never for what `failed` has made: an error
         goes without its metadata, then without its fallback and with a short message, and only then
         without its key, until it fits. Of these steps the first `less` are taken in any case.
         """
         form, topic = answer_format(self._pair, record), self._pair.answers
         bytes_max = self._limits.of(topic)
-        made = self._sending(record, answer, form, topic)
-        if made.bytes_at_most > bytes_max and answer.error_code is None:
+        sending = self._sending(record, answer, form, topic)
+        if sending.bytes_at_most > bytes_max and answer.error_code is None:
             raise RecordTooLarge(
                 f"the answer: expected at most {bytes_max} bytes with key and headers, found "
-                f"{made.bytes_at_most}; ask for less, or raise max.message.bytes of {topic}"
+                f"{sending.bytes_at_most}; ask for less, or raise max.message.bytes of {topic}"
             )
         for step in range(ERROR_STEPS):
-            if step >= less and made.bytes_at_most <= bytes_max:
+            if step >= steps and sending.bytes_at_most <= bytes_max:
                 break
             if step == 0:
                 answer = replace(answer, metadata=None)
@@ -164,10 +169,10 @@ class Answers:
                 )
             else:
                 record = replace(record, key=b"")
-            made = self._sending(record, answer, form, topic)
-        return made
+            sending = self._sending(record, answer, form, topic)
+        return sending
 
-    def emptied(self, record: PromptRecord) -> OutgoingRecord:
+    def empty_answer(self, record: PromptRecord) -> OutgoingRecord:
         """To an empty prompt: an empty value under its key."""
         return OutgoingRecord(
             topic=self._pair.answers,
@@ -181,7 +186,7 @@ class Answers:
         """Some text of an answer meanwhile, on the pair's topic of parts."""
         return self._sending(record, part, answer_format(self._pair, record), self._pair.parts)
 
-    def _about(self, record: PromptRecord, question: Question | None) -> Answer:
+    def _about(self, record: PromptRecord, question: PromptQuestion | None) -> Answer:
         return Answer(
             prompt_topic=record.topic,
             prompt_partition=record.partition,
@@ -191,12 +196,14 @@ class Answers:
         )
 
     async def _parsed(
-        self, text: str, question: Question, finish_reason: str, owner: str
+        self, text: str, question: PromptQuestion, finish_reason: str, owner: str
     ) -> str | None:
         """The text as it is, if it is a JSON value that keeps to the schema that was asked for."""
         if not question.wants_json:
             return None
-        if (why := await self._breaks(text, question.schema, owner)) and finish_reason == "length":
+        if (
+            why := await self._schema_error(text, question.schema, owner)
+        ) and finish_reason == "length":
             raise InvalidRequest(
                 "max_tokens: the answer was cut off before its JSON was whole; raise it",
                 "max_tokens",
@@ -205,7 +212,7 @@ class Answers:
             raise InvalidAnswer(f"expected JSON that keeps to the schema: {why}")
         return text
 
-    async def _breaks(self, text: str, schema: str, owner: str) -> str:
+    async def _schema_error(self, text: str, schema: str, owner: str) -> str:
         try:
             json.loads(text, parse_constant=_refused)
         except (ValueError, RecursionError) as error:
@@ -213,8 +220,8 @@ class Answers:
         if not schema:
             return ""
         # Slots bound how many wait: none is asked again since others are being checked.
-        ask, most = ANSWER_PROCESS.ask, sys.maxsize
-        limits = {"limit_ms": self._aside_ms, "waiting_max": most}
+        ask, waiting_max = ANSWER_PROCESS.ask, sys.maxsize
+        limits = {"limit_ms": self._aside_ms, "waiting_max": waiting_max}
         return str(await ask("breaks", schema, text, tenant=owner, **limits))
 
     def _sending(self, record: PromptRecord, value: Any, form: str, topic: str) -> OutgoingRecord:
@@ -232,7 +239,7 @@ class Answers:
             return self._codec.encode(value)
         fields = to_dict(value)
         if form == "json":
-            return orjson.dumps({name: _as_json(name, each) for name, each in fields.items()})
+            return orjson.dumps({name: _as_json(name, field) for name, field in fields.items()})
         key = None if record.key is None else record.key.decode(errors="backslashreplace")
         schema = _connect_schema(type(value).__name__)
         return orjson.dumps({"schema": schema, "payload": {"key": key, **fields}})

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 from schemas.errors import TriviumError
 from schemas.log.transactions import OutgoingRecord
-from streams.bridge.answers import Answers
-from streams.bridge.config import Pair
-from streams.bridge.limits import Limits
-from streams.bridge.prompts import Prompts, Question
+from streams.bridge.answers import AnswerBuilder
+from streams.bridge.config import TopicPair
+from streams.bridge.limits import TopicLimits
+from streams.bridge.prompts import PromptParser, PromptQuestion
 from streams.bridge.records.record import PromptRecord
 from streams.gateway.request.embed_body import EmbeddingsBody
 from streams.gateway.request.intake import CallIntake
@@ -15,22 +15,22 @@ from streams.gateway.stream.hub import Call
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class PairIO:
     """A pair with what reads its prompts and makes its answers."""
 
-    pair: Pair
-    prompts: Prompts
-    answers: Answers
-    limits: Limits = field(default_factory=Limits)
+    pair: TopicPair
+    prompts: PromptParser
+    answers: AnswerBuilder
+    limits: TopicLimits = field(default_factory=TopicLimits)
 
 
 @dataclass(eq=False, slots=True)
-class Asked:
+class PendingPrompt:
     """A prompt under way, from when it is read until its answer is committed."""
 
     record: PromptRecord
-    ends: Ends
-    question: Question | None = None
+    pair_io: PairIO
+    question: PromptQuestion | None = None
     # Where its tokens may lie: partitions of `tokens`, and from which offset on.
     starts: dict[int, int] = field(default_factory=dict)
     asked_ms: int = 0

@@ -28,10 +28,10 @@ from schemas.log.transactions import OutgoingRecord
 from schemas.records import Answer, AnswerPart, CancelReason, Endpoint
 from schemas.rules.trace import trace_of
 from schemas.topics import DEAD_LETTER_SUFFIX
-from streams.bridge.asked import Asked
+from streams.bridge.asked import PendingPrompt
 from streams.bridge.dead_letters import dead_letter
 from streams.bridge.limits import LOOK_S
-from streams.bridge.prompts import Question
+from streams.bridge.prompts import PromptQuestion
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.turns.lines import BatchLines
 from streams.bridge.turns.slots import Slots
@@ -56,7 +56,7 @@ VECTORS_AT_ONCE = 16  # calls for vectors that one bridge has under way
 MaySend = Callable[[int], Awaitable[None]]  # waits until a request with tokens there may be sent
 
 
-class Asking:
+class Submitter:
     """Asks for one bridge, whichever partition a prompt is of."""
 
     def __init__(self, gateway: Gateway, backend: LogBackend, cluster: str) -> None:
@@ -68,34 +68,34 @@ class Asking:
         self._sending: set[asyncio.Future[None]] = set()
         self.vector_slots = Slots(lambda: VECTORS_AT_ONCE)  # workers of other pools grant none
 
-    def begin(self, asked: Asked, read_apart: Container[int] = ()) -> Call:
+    def begin(self, prompt: PendingPrompt, read_apart: Container[int] = ()) -> Call:
         """The next try: from now on its tokens are listened to. Raises BrokerUnavailable.
 
         `read_apart` are partitions of `tokens` that the caller reads for it. Where this bridge's
         own is one of them, it hears that one from the caller alone: two readers of a partition are
         at two places, and what its rows mean depends on their order.
         """
-        question, gateway = asked.question, self.gateway
+        question, gateway = prompt.question, self.gateway
         assert question is not None and not isinstance(question.body, EmbeddingsBody)
         partition, offset = self.backend.tokens_position()
-        asked.starts.setdefault(partition, offset)
-        asked.asked_ms = asked.asked_ms or wall_ms()
-        asked.tries += 1
+        prompt.starts.setdefault(partition, offset)
+        prompt.asked_ms = prompt.asked_ms or wall_ms()
+        prompt.tries += 1
         is_chat = isinstance(question.body, ChatBody)
-        request_id, _ = self._ids(asked.record, asked.tries)
+        request_id, _ = self._ids(prompt.record, prompt.tries)
         key = StreamKey(
             parent_id=request_id,
-            session_id=question.session_id or self._ids(asked.record, 1)[1],
+            session_id=question.session_id or self._ids(prompt.record, 1)[1],
             model=gateway.served.name,
             endpoint=Endpoint.CHAT if is_chat else Endpoint.COMPLETION,
             partition=partition,
             offset=offset,
-            created_s=asked.asked_ms // 1000,
-            deadline_ms=asked.asked_ms + question.deadline_ms,
+            created_s=prompt.asked_ms // 1000,
+            deadline_ms=prompt.asked_ms + question.deadline_ms,
             choices=1,
-            tenant=self.lines.tenant(asked.record),
+            tenant=self.lines.tenant(prompt.record),
         )
-        asked.call = call = Call(
+        prompt.call = call = Call(
             key,
             deadline_ms=key.deadline_ms,
             arrived_s=asyncio.get_running_loop().time(),
@@ -111,19 +111,19 @@ class Asking:
         rest = hashlib.blake2b(place.encode(), digest_size=10).digest()
         return derive_ids(max(0, record.timestamp_ms), rest)
 
-    def is_told_of(self, asked: Asked) -> bool:
+    def has_output(self, prompt: PendingPrompt) -> bool:
         """Whether anything of its present try has come."""
-        return asked.call is not None and asked.call.streams[0].has_frames
+        return prompt.call is not None and prompt.call.streams[0].has_frames
 
-    def release(self, asked: Asked) -> None:
+    def release(self, prompt: PendingPrompt) -> None:
         """Listen no more to its present try."""
-        if asked.call is not None:
-            self.gateway.release(asked.call)
-            asked.call = None
+        if prompt.call is not None:
+            self.gateway.release(prompt.call)
+            prompt.call = None
 
-    async def outcome(self, asked: Asked) -> Answer | TriviumError | None:
+    async def outcome(self, prompt: PendingPrompt) -> Answer | TriviumError | None:
         """Of the present try; None while it goes on."""
-        call, question = asked.call, asked.question
+        call, question = prompt.call, prompt.question
         assert call is not None and question is not None
         if (error := call_error(call)) is not None:
             return error
@@ -132,38 +132,38 @@ class Asking:
         began_s = asyncio.get_running_loop().time() - call.first_token_s
         now_ms = wall_ms()
         try:
-            answer = await asked.ends.answers.answer(
-                asked.record,
+            answer = await prompt.pair_io.answers.answer(
+                prompt.record,
                 question,
                 call.key,
                 call.streams[0],
-                asked_ms=asked.asked_ms,
+                asked_ms=prompt.asked_ms,
                 first_token_ms=now_ms - round(1000 * began_s) if call.first_token_s else 0,
                 ended_ms=now_ms,
-                tries=asked.tries,
+                tries=prompt.tries,
             )
             if question.response is None:
                 return answer
-            return replace(answer, body=await self._response(asked, question.response, call))
+            return replace(answer, body=await self._response(prompt, question.response, call))
         except TriviumError as error:
             return error
 
-    async def _response(self, asked: Asked, response: ResponseCall, call: Call) -> str:
+    async def _response(self, prompt: PendingPrompt, response: ResponseCall, call: Call) -> str:
         """As the endpoint has it."""
-        record = response.record(await self._intake(asked), call.key)
+        record = response.record(await self._intake(prompt), call.key)
         name = self.gateway.response_ids.name(record.request_id, record.tenant, None)
         return whole_of(Form(name, record), call).decode()
 
-    async def _intake(self, asked: Asked) -> CallIntake:
+    async def _intake(self, prompt: PendingPrompt) -> CallIntake:
         """What is checked and tokenised of what it asks."""
-        gateway, question = self.gateway, asked.question
+        gateway, question = self.gateway, prompt.question
         assert question is not None and not isinstance(question.body, EmbeddingsBody)
-        if asked.intake is not None:
-            return asked.intake
-        pauses, until_ms = Backoff(), asked.asked_ms + question.deadline_ms
+        if prompt.intake is not None:
+            return prompt.intake
+        pauses, until_ms = Backoff(), prompt.asked_ms + question.deadline_ms
         while True:
             try:
-                owner, served = self.lines.owner(asked.record), gateway.served
+                owner, served = self.lines.owner(prompt.record), gateway.served
                 if question.response is not None:
                     intake = await question.response.take_in(served, gateway.settings, owner)
                 else:
@@ -174,97 +174,106 @@ class Asking:
                     raise
             await asyncio.sleep(pauses.after(0))
         if question.response is not None:
-            asked.intake = intake
+            prompt.intake = intake
         return intake
 
-    async def check(self, asked: Asked) -> None:
+    async def check(self, prompt: PendingPrompt) -> None:
         """Check and tokenise what it asks, only to see that it can be done."""
-        if asked.question is not None and not asked.wants_vectors:
+        if prompt.question is not None and not prompt.wants_vectors:
             with suppress(TriviumError):
-                await self._intake(asked)
+                await self._intake(prompt)
 
-    def asks_again(self, asked: Asked, error: TriviumError) -> bool:
+    def should_retry(self, prompt: PendingPrompt, error: TriviumError) -> bool:
         """Whether another try may be better, and there is time for it."""
-        question, pair = asked.question, asked.ends.pair
+        question, pair = prompt.question, prompt.pair_io.pair
         if question is None or not (error.retriable or isinstance(error, Cancelled)):
             return False
-        is_late = asked.asked_ms and wall_ms() >= asked.asked_ms + question.deadline_ms
-        return asked.tries < pair.tries_max and not is_late
+        is_late = prompt.asked_ms and wall_ms() >= prompt.asked_ms + question.deadline_ms
+        return prompt.tries < pair.tries_max and not is_late
 
-    async def settle(self, asked: Asked, may_send: MaySend) -> list[OutgoingRecord]:
+    async def settle(self, prompt: PendingPrompt, may_send: MaySend) -> list[OutgoingRecord]:
         """Ask until there is something to commit. Raises LeaseError: this bridge is not to ask."""
         pauses = Backoff()
         while True:
-            if self.lines.is_given_up(asked.record):
-                return self.failed(asked, Cancelled("its batch was given up"))[:1]
-            error = await self._try(asked, may_send)
+            if self.lines.is_given_up(prompt.record):
+                return self.error_records(prompt, Cancelled("its batch was given up"))[:1]
+            error = await self._try(prompt, may_send)
             if isinstance(error, list):
                 return error
-            if not self.asks_again(asked, error):
-                if asked.ends.pair.parts and asked.call is not None:
-                    await self._part(asked, asked.call, 0, 0, "error")
-                return self.failed(asked, error)
-            log.info("%s@%d: %s; asked again", asked.record.topic, asked.record.offset, error)
-            self.release(asked)
+            if not self.should_retry(prompt, error):
+                if prompt.pair_io.pair.parts and prompt.call is not None:
+                    await self._write_part(prompt, prompt.call, 0, 0, "error")
+                return self.error_records(prompt, error)
+            log.info("%s@%d: %s; asked again", prompt.record.topic, prompt.record.offset, error)
+            self.release(prompt)
             await asyncio.sleep(pauses.after(0))
 
-    async def _try(self, asked: Asked, may_send: MaySend) -> list[OutgoingRecord] | TriviumError:
-        question = asked.question
+    async def _try(
+        self, prompt: PendingPrompt, may_send: MaySend
+    ) -> list[OutgoingRecord] | TriviumError:
+        question = prompt.question
         try:
             if question is not None and isinstance(question.body, EmbeddingsBody):
-                return [await self._embed(asked, question, question.body)]
-            call = asked.call or self.begin(asked)
-            if (found := await self.outcome(asked)) is None:
-                await self._send(asked, call, may_send)
-                await (self._tell(asked, call) if asked.ends.pair.parts else call.wait_for_end())
-                found = await self.outcome(asked)
+                return [await self._embed(prompt, question, question.body)]
+            call = prompt.call or self.begin(prompt)
+            if (outcome := await self.outcome(prompt)) is None:
+                await self._send(prompt, call, may_send)
+                await (
+                    self._write_parts(prompt, call)
+                    if prompt.pair_io.pair.parts
+                    else call.wait_for_end()
+                )
+                outcome = await self.outcome(prompt)
                 if call.failure is not None:  # nobody else knows that it is given up
                     self.gateway.cancel_later(call, CancelReason.CLIENT_GONE)
-            assert found is not None
-            if isinstance(found, TriviumError):
-                return found
-            return [await self._fitting_answer(asked, found)]
+            assert outcome is not None
+            if isinstance(outcome, TriviumError):
+                return outcome
+            return [await self._fitting_answer(prompt, outcome)]
         except LeaseError:
             raise
         except TriviumError as error:
             return error
         except Exception as error:  # of one prompt: the others are to be answered
-            log.exception("%s@%d", asked.record.topic, asked.record.offset)
+            log.exception("%s@%d", prompt.record.topic, prompt.record.offset)
             return SystemFault(f"not answered: {type(error).__name__}: {error}")
 
-    async def _fitting_answer(self, asked: Asked, answer: Answer) -> OutgoingRecord:
+    async def _fitting_answer(self, prompt: PendingPrompt, answer: Answer) -> OutgoingRecord:
         """Raises RecordTooLarge, when its topic was asked whether it takes more by now."""
-        ends = asked.ends
+        pair_io = prompt.pair_io
         try:
-            return ends.answers.sending(asked.record, answer)
+            return pair_io.answers.sending(prompt.record, answer)
         except RecordTooLarge:
-            await ends.limits.look(LOOK_S)
-            return ends.answers.sending(asked.record, answer)
+            await pair_io.limits.refresh(LOOK_S)
+            return pair_io.answers.sending(prompt.record, answer)
 
     async def _embed(
-        self, asked: Asked, question: Question, body: EmbeddingsBody
+        self, prompt: PendingPrompt, question: PromptQuestion, body: EmbeddingsBody
     ) -> OutgoingRecord:
         """Nobody but the pool knows of it, so nothing is done twice but work."""
-        asked.asked_ms = asked.asked_ms or wall_ms()
+        prompt.asked_ms = prompt.asked_ms or wall_ms()
         try:
-            deadline_ms = asked.asked_ms + question.deadline_ms
-            tenant = self.lines.owner(asked.record)
-            found = await embed_texts(self.gateway.pool, body, deadline_ms, tenant)
+            deadline_ms = prompt.asked_ms + question.deadline_ms
+            tenant = self.lines.owner(prompt.record)
+            embeddings = await embed_texts(self.gateway.pool, body, deadline_ms, tenant)
         except (BrokerUnavailable, NotReady):
             raise  # it is waited for; that is no try
         except TriviumError:
-            asked.tries += 1
+            prompt.tries += 1
             raise
-        asked.tries += 1
-        whole = vectors_body(found, body)
-        answers, times = asked.ends.answers, {"asked_ms": asked.asked_ms, "tries": asked.tries}
-        answer = answers.embedded(asked.record, question, found, whole, **times)
-        return await self._fitting_answer(asked, answer)
+        prompt.tries += 1
+        whole = vectors_body(embeddings, body)
+        answers, times = (
+            prompt.pair_io.answers,
+            {"asked_ms": prompt.asked_ms, "tries": prompt.tries},
+        )
+        answer = answers.embeddings_answer(prompt.record, question, embeddings, whole, **times)
+        return await self._fitting_answer(prompt, answer)
 
-    async def _send(self, asked: Asked, call: Call, may_send: MaySend) -> None:
-        question, gateway, key = asked.question, self.gateway, call.key
+    async def _send(self, prompt: PendingPrompt, call: Call, may_send: MaySend) -> None:
+        question, gateway, key = prompt.question, self.gateway, call.key
         assert question is not None
-        intake = await self._intake(asked)
+        intake = await self._intake(prompt)
         turn = sum(message["role"] == "assistant" for message in intake.chat.messages)
         options = CallOptions(
             priority=question.priority,
@@ -282,7 +291,7 @@ class Asking:
         while True:
             try:
                 await may_send(key.partition)
-                headers = trace_of(asked.record.headers)
+                headers = trace_of(prompt.record.headers)
                 sending = asyncio.ensure_future(self.backend.send(request, headers))
                 self._sending.add(sending)
                 sending.add_done_callback(self._sending.discard)
@@ -293,25 +302,27 @@ class Asking:
                     raise DeadlineExceeded(f"not asked in time: {error.message}") from error
             await asyncio.sleep(pauses.after(0))
 
-    async def _tell(self, asked: Asked, call: Call) -> None:
+    async def _write_parts(self, prompt: PendingPrompt, call: Call) -> None:
         """Write its text as it comes, until its end; an attempt that begins anew is told anew."""
-        stream, seq, start, anew = call.streams[0], 0, 0, 0
+        stream, seq, start, restarts = call.streams[0], 0, 0, 0
         call.waits_for_end = False
         while call_error(call) is None:
-            if stream.restart_count != anew:
-                seq, start, anew = 0, 0, stream.restart_count
+            if stream.restart_count != restarts:
+                seq, start, restarts = 0, 0, stream.restart_count
             # Before the part is sent: more may come meanwhile.
             end, next_seq, next_char = stream.end, stream.next_seq, stream.next_char
             if end is not None or next_seq > seq:
                 reason = "" if end is None else end.finish_reason or "stop"
-                await self._part(asked, call, seq, start, reason)
+                await self._write_part(prompt, call, seq, start, reason)
                 seq, start = next_seq, next_char
             if end is not None:
                 return
             await call.next_change()
 
-    async def _part(self, asked: Asked, call: Call, seq: int, start: int, reason: str) -> None:
-        record, stream = asked.record, call.streams[0]
+    async def _write_part(
+        self, prompt: PendingPrompt, call: Call, seq: int, start: int, reason: str
+    ) -> None:
+        record, stream = prompt.record, call.streams[0]
         is_error = reason == "error"
         part = AnswerPart(
             prompt_topic=record.topic,
@@ -325,7 +336,7 @@ class Asking:
             finish_reason=reason,
         )
         try:
-            sending = self.fitting(asked.ends.answers.part(record, part))
+            sending = self.fitting(prompt.pair_io.answers.part(record, part))
             ack = await self.backend.producer.send_raw(
                 sending.topic,
                 sending.value,
@@ -333,7 +344,7 @@ class Asking:
                 partition=sending.partition,
                 headers=sending.headers,
             )
-            ack.add_done_callback(lambda done: done.cancelled() or done.exception())
+            ack.add_done_callback(lambda future: future.cancelled() or future.exception())
         except TriviumError as error:  # the answer comes whole
             log.warning("%s@%d: a part is not told: %s", record.topic, record.offset, error)
 
@@ -342,34 +353,38 @@ class Asking:
         count = self.partitions.get(sending.topic, 1)
         return replace(sending, partition=sending.partition % count)
 
-    async def sent(self) -> None:
+    async def wait_until_sent(self) -> None:
         """Wait until what is being sent is acknowledged, or given up."""
         if self._sending:
             await asyncio.wait(self._sending)
 
-    def failed(self, asked: Asked, error: TriviumError, *, less: int = 0) -> list[OutgoingRecord]:
+    def error_records(
+        self, prompt: PendingPrompt, error: TriviumError, *, steps: int = 0
+    ) -> list[OutgoingRecord]:
         """The answer that tells of an error, and the dead letter; both smaller by so many steps
         where topics have refused more.
         """
-        call, asked.error = asked.call, error
+        call, prompt.error = prompt.call, error
         end = call.failed_end if call is not None else None
         request_id = call.key.parent_id if call is not None else ""
-        answer = asked.ends.answers.failed(
-            asked.record,
+        answer = prompt.pair_io.answers.error_answer(
+            prompt.record,
             error,
-            question=asked.question,
+            question=prompt.question,
             request_id=request_id,
-            asked_ms=asked.asked_ms,
+            asked_ms=prompt.asked_ms,
             ended_ms=wall_ms(),
-            tries=asked.tries,
+            tries=prompt.tries,
         )
         letter = dead_letter(
-            asked.record,
+            prompt.record,
             error,
-            attempts=asked.tries,
+            attempts=prompt.tries,
             worker=(end.decode_worker or end.prefill_worker) if end is not None else "",
             reason=end.kind.value if end is not None else "",
             request_id=request_id,
-            bytes_max=0 if less else asked.ends.limits.of(asked.record.topic + DEAD_LETTER_SUFFIX),
+            bytes_max=0
+            if steps
+            else prompt.pair_io.limits.of(prompt.record.topic + DEAD_LETTER_SUFFIX),
         )
-        return [asked.ends.answers.sending(asked.record, answer, less=less), letter]
+        return [prompt.pair_io.answers.sending(prompt.record, answer, steps=steps), letter]

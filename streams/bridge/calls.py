@@ -23,18 +23,18 @@ _OF_STREAMS = ("stream", "stream_options")  # an answer is one record
 _KEPT = ("store", "background", "previous_response_id")
 
 Json = dict[str, Any]
-Asked = ChatBody | CompletionBody | EmbeddingsBody
+CallBody = ChatBody | CompletionBody | EmbeddingsBody
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedCall:
     """What a call asks."""
 
-    body: Asked
+    body: CallBody
     response: ResponseCall | None = None  # that the body, a chat, is to answer
 
 
-def checked(body: Json, endpoint: str = "") -> Checked:
+def check_call(body: Json, endpoint: str = "") -> CheckedCall:
     """Raises InvalidRequest, also for more than one answer."""
     body = {name: value for name, value in body.items() if name not in _OF_STREAMS}
     if endpoint == "":
@@ -42,13 +42,13 @@ def checked(body: Json, endpoint: str = "") -> Checked:
     match endpoint:
         case lines.RESPONSES:
             response = _response(body)
-            return Checked(response.chat(), response)
+            return CheckedCall(response.chat(), response)
         case lines.EMBEDDINGS:
-            return Checked(_embeddings(body))
+            return CheckedCall(_embeddings(body))
         case lines.CHAT:
-            return Checked(_alone(_parsed(ChatBody, body)))
+            return CheckedCall(_alone(_parsed(ChatBody, body)))
         case lines.COMPLETION:
-            return Checked(_alone(_parsed(CompletionBody, body)))
+            return CheckedCall(_alone(_parsed(CompletionBody, body)))
     raise InvalidRequest(
         f"endpoint: expected one of {', '.join(lines.ENDPOINTS)}, found {shorten(endpoint)}",
         "endpoint",

@@ -39,7 +39,7 @@ def _schema_text(value: Any) -> Any:
 
 
 @section("bridge.pairs")
-class Pair:
+class TopicPair:
     """One topic of prompts and what becomes of them."""
 
     prompts: TopicName
@@ -152,7 +152,7 @@ class DocumentSource:
 class BridgeSettings:
     """What bridges ask, and how much of it at once."""
 
-    pairs: Annotated[tuple[Pair, ...], tables_of(Pair)] = ()
+    pairs: Annotated[tuple[TopicPair, ...], tables_of(TopicPair)] = ()
     documents: Annotated[tuple[DocumentSource, ...], tables_of(DocumentSource)] = ()
     in_flight_max: Positive = 512  # questions of one bridge that are being answered
     share: Share = 0.8  # of the slots that workers grant, that all bridges together may fill
@@ -173,23 +173,23 @@ class BridgeSettings:
             raise ConfigError("bridge.documents: expected each topic once")
 
 
-def pairs_of(settings: BridgeSettings, prefix: str = "") -> tuple[Pair, ...]:
+def pairs_of(settings: BridgeSettings, prefix: str = "") -> tuple[TopicPair, ...]:
     """All pairs, with full names of topics: those of the settings, and the two of every deployment.
 
     `prefix` is that of Trivium's own topics; raises ConfigError for pairs that would write to them.
     """
-    own = {prefix + name for name in TOPICS}
-    lines = Pair(
+    own_topics = {prefix + name for name in TOPICS}
+    lines = TopicPair(
         prompts=f"{prefix}batch.prompts",
         answers=f"{prefix}batch.answers",
         priority_max=Priority.BATCH.value,
         format="avro",
         body=True,
     )
-    usual = Pair(prompts=f"{prefix}prompts", answers=f"{prefix}answers")
+    usual = TopicPair(prompts=f"{prefix}prompts", answers=f"{prefix}answers")
     open_to_all = {prefix + name for name in ("prompts", "answers", "answers.parts")}
     for pair in settings.pairs:
-        for topic in {pair.prompts, pair.answers, pair.parts} & own - open_to_all:
+        for topic in {pair.prompts, pair.answers, pair.parts} & own_topics - open_to_all:
             raise ConfigError(f"bridge.pairs ({pair.title}): {topic!r} is a topic of Trivium's own")
-    named = {pair.prompts for pair in settings.pairs}
-    return (*settings.pairs, *(() if usual.prompts in named else (usual,)), lines)
+    prompt_topics = {pair.prompts for pair in settings.pairs}
+    return (*settings.pairs, *(() if usual.prompts in prompt_topics else (usual,)), lines)

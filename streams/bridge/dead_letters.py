@@ -29,7 +29,7 @@ def dead_letter(
     Of a record that leaves no room for that, and of a batch that cannot be read, only the origin is
     told.
     """
-    told = {
+    details = {
         "error-class": type(error).__name__,
         "error-code": error.code,
         "error-message": clip_message(error.message),
@@ -43,17 +43,17 @@ def dead_letter(
         "reason": reason[:NAME_CHARS_MAX],
         "request-id": request_id[:NAME_CHARS_MAX],
     }
-    said = tuple(
+    headers = tuple(
         (DEAD_LETTER_HEADERS + name, str(value).encode(errors="backslashreplace"))
-        for name, value in told.items()
+        for name, value in details.items()
     )
     origin = OutgoingRecord(
-        topic=record.topic + DEAD_LETTER_SUFFIX, partition=0, key=b"", value=None, headers=said
+        topic=record.topic + DEAD_LETTER_SUFFIX, partition=0, key=b"", value=None, headers=headers
     )
     whole = replace(
         origin,
         key=b"" if record.value is None and record.key is None else record.key,
         value=None if why_unreadable(record.value) else record.value,
-        headers=(*record.headers, *said),
+        headers=(*record.headers, *headers),
     )
     return whole if whole.bytes_at_most <= bytes_max else origin

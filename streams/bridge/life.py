@@ -20,11 +20,11 @@ from schemas.log.endings import cancel_and_wait
 from schemas.log.transactions import CommittedOffset, FullPlace, Transactions, committed_offsets
 from schemas.settings import LogSettings
 from streams.bridge.answers import ERROR_STEPS
-from streams.bridge.asked import Asked, Ends
-from streams.bridge.asking import Asking
-from streams.bridge.past import Past, replay
-from streams.bridge.progress import WINDOW, WINDOW_BYTES, Note, Progress, decode, encode
-from streams.bridge.reading import Reading
+from streams.bridge.asked import PairIO, PendingPrompt
+from streams.bridge.asking import Submitter
+from streams.bridge.past import PromptLogReader, replay
+from streams.bridge.progress import WINDOW, WINDOW_BYTES, CommitNote, OffsetTracker, decode, encode
+from streams.bridge.reading import PromptReader
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.turns.slots import Slots
 from streams.gateway.stream.hub import Hub
@@ -36,14 +36,14 @@ COMMIT_MAX = 500  # prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class ProcessorContext:
     """What all lives of a process have in common."""
 
     log: LogSettings
     codec: Codec
     bridge_id: str
     group_id: str
-    asking: Asking
+    submitter: Submitter
     slots: Slots
     # Set while the group stands: between two assignments others may begin to own what this one has.
     may_ask: asyncio.Event
@@ -51,29 +51,31 @@ class Shared:
     epoch: int  # of the membership in the fleet
 
 
-class Life:
+class PartitionProcessor:
     """Begin it with `begin`; `take` records in order; `stop` it."""
 
-    def __init__(self, shared: Shared, place: FullPlace, ends: Ends) -> None:
-        self._shared, self._place, self._ends = shared, place, ends
+    def __init__(self, shared: ProcessorContext, place: FullPlace, pair_io: PairIO) -> None:
+        self._shared, self._place, self._pair_io = shared, place, pair_io
         topic, partition = place
         self._transactions = Transactions(shared.log, f"bridge-{topic}-{partition}")
-        self._past = Past(shared.log, place, f"{shared.bridge_id}-past")
-        self._progress = Progress(0)
+        self._log_reader = PromptLogReader(shared.log, place, f"{shared.bridge_id}-past")
+        self._progress = OffsetTracker(0)
         self._inherited: dict[int, int] = {}  # where tokens of what others asked may lie
         self._covered: set[int] = set()  # partitions of `tokens` that the last commit names
-        self._under_way: dict[int, Asked] = {}
-        self._done: list[Asked] = []  # with something to commit
-        self._lines: dict[bytes, deque[Asked]] = {}  # what waits for the answer before it, by key
+        self._under_way: dict[int, PendingPrompt] = {}
+        self._outbox: list[PendingPrompt] = []  # with something to commit
+        self._lines: dict[
+            bytes, deque[PendingPrompt]
+        ] = {}  # what waits for the answer before it, by key
         self._changed = asyncio.Condition()  # something was committed
         self._wake = asyncio.Event()
         self._committing = asyncio.Lock()
         self._ready = asyncio.Event()
         self._tasks: set[asyncio.Task[object]] = set()
         self._over = False
-        self._reading = Reading(shared.asking, self._commit)
+        self._prompt_reader = PromptReader(shared.submitter, self._commit)
         self._taking = 0  # records that wait for room
-        self._moved_s, self._seen = 0.0, -1  # when `look` last saw something new, and its offset
+        self._moved_s, self._offset = 0.0, -1  # when `look` last saw something new, and its offset
 
     # Its beginning and its end
 
@@ -82,7 +84,7 @@ class Life:
 
         Both have the same transactional id and the same ids of requests.
         """
-        self._spawn(self._live(former))
+        self._spawn(self._run(former))
 
     @property
     def is_ready(self) -> bool:
@@ -94,53 +96,53 @@ class Life:
         self._over = True
         async with AsyncExitStack() as closing:  # all of it, also by who is cancelled meanwhile
             closing.push_async_callback(self._transactions.stop)
-            closing.push_async_callback(self._past.close)
+            closing.push_async_callback(self._log_reader.close)
             closing.callback(self._release)
-            closing.push_async_callback(self._reading.forgive, self._write)
+            closing.push_async_callback(self._prompt_reader.forgive, self._write)
             await cancel_and_wait(*self._tasks)
 
     def _release(self) -> None:
-        for asked in self._under_way.values():
-            self._shared.asking.release(asked)
+        for prompt in self._under_way.values():
+            self._shared.submitter.release(prompt)
 
     async def flush(self) -> None:
         """Commit what has ended."""
-        if self._done and self._ready.is_set():
+        if self._outbox and self._ready.is_set():
             await self._commit()
 
     def _spawn(self, work: Coroutine[Any, Any, object]) -> "asyncio.Task[object]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _ended(self, task: "asyncio.Task[object]") -> None:
+    def _on_task_done(self, task: "asyncio.Task[object]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not self._over:
             self._shared.fail(error)
 
-    async def _live(self, former: "asyncio.Task[None] | None") -> None:
+    async def _run(self, former: "asyncio.Task[None] | None") -> None:
         if former is not None:
             await asyncio.wait([former])
         recovered = await self._take_over()
         self._spawn(self._commit_forever())
-        for asked in recovered:
-            self._admit(asked)
+        for prompt in recovered:
+            self._admit(prompt)
         self._ready.set()
 
-    async def _take_over(self) -> list[Asked]:
+    async def _take_over(self) -> list[PendingPrompt]:
         """What others may have asked and not answered, in order."""
         shared = self._shared
         await self._transactions.start()
-        found = (await committed_offsets(shared.log, shared.group_id, [self._place])).get(
+        commit = (await committed_offsets(shared.log, shared.group_id, [self._place])).get(
             self._place
         )
-        first, end = await self._past.bounds()
-        position, note = first, Note()
-        if found is not None:
-            position, note = max(first, found.offset), decode(found.metadata, found.offset)
-        self._progress = Progress(position, note.answered)
-        self._reading.begin(note, idle=position >= end)
+        first, end = await self._log_reader.bounds()
+        position, note = first, CommitNote()
+        if commit is not None:
+            position, note = max(first, commit.offset), decode(commit.metadata, commit.offset)
+        self._progress = OffsetTracker(position, note.answered)
+        self._prompt_reader.begin(note, idle=position >= end)
         self._inherited = dict(note.tokens)
         await self._commit()  # from where its own tokens come is known before it asks anything
         if not note.tokens:
@@ -149,52 +151,52 @@ class Life:
         recovered = await self._read_again(position, min(end, position + WINDOW))
         self._progress.window_bytes = WINDOW_BYTES
         log.info("%s[%d]: goes on at %d, %d prompts", *self._place, position, len(recovered))
-        readable = [each for each in recovered if each.question is not None]
-        await self._replay([each for each in readable if not each.wants_vectors])
+        readable = [prompt for prompt in recovered if prompt.question is not None]
+        await self._replay([prompt for prompt in readable if not prompt.wants_vectors])
         return recovered
 
-    async def _read_again(self, since: int, until: int) -> list[Asked]:
+    async def _read_again(self, since: int, until: int) -> list[PendingPrompt]:
         """What others may have read and not answered."""
-        recovered: list[Asked] = []
-        async with aclosing(self._past.records(since, until)) as records:
+        recovered: list[PendingPrompt] = []
+        async with aclosing(self._log_reader.records(since, until)) as records:
             async for record in records:
                 if not self._progress.has_room(record.offset, record.size):
                     break  # for others it had none, either
-                if (asked := await self._read(record)) is not None:
-                    recovered.append(asked)
+                if (prompt := await self._read(record)) is not None:
+                    recovered.append(prompt)
         return recovered
 
-    async def _replay(self, recovered: list[Asked]) -> None:
+    async def _replay(self, recovered: list[PendingPrompt]) -> None:
         """Read tokens that are there, once more for each further try; then follow what comes.
 
         Each reading has a hub of its own: what the rows of a partition mean depends on their order,
         and the process, and its other lives, may read the same partition further on.
         """
-        asking, inherited = self._shared.asking, dict(self._inherited)
-        begun, reached = recovered, dict[int, int]()
-        while begun:
+        submitter, inherited = self._shared.submitter, dict(self._inherited)
+        batch, reached = recovered, dict[int, int]()
+        while batch:
             hub = Hub()
-            for asked in begun:
-                asked.starts |= inherited
-                hub.add(asking.begin(asked, inherited))
+            for prompt in batch:
+                prompt.starts |= inherited
+                hub.add(submitter.begin(prompt, inherited))
             for partition, offset in inherited.items():
                 end = await self._read_tokens(hub, partition, offset)
                 reached.setdefault(partition, end)
             failed = [
-                asked
-                for asked in begun
-                if isinstance(error := await asking.outcome(asked), TriviumError)
-                and asking.asks_again(asked, error)
+                prompt
+                for prompt in batch
+                if isinstance(error := await submitter.outcome(prompt), TriviumError)
+                and submitter.should_retry(prompt, error)
             ]
-            for asked in failed:
-                asking.release(asked)
-            begun = failed
+            for prompt in failed:
+                submitter.release(prompt)
+            batch = failed
         reached = inherited | reached
         # What nothing has come of may come behind this end. So whoever is next reads on from here,
         # and not all of it again after every takeover, however many wait to be asked at all.
-        for asked in recovered:
-            if not asking.is_told_of(asked):
-                asked.starts |= reached
+        for prompt in recovered:
+            if not submitter.has_output(prompt):
+                prompt.starts |= reached
         self._inherited = dict(reached)
         self._spawn(self._follow(recovered, reached))
 
@@ -205,13 +207,13 @@ class Life:
         client_id = f"{shared.bridge_id}-replay"
         return await replay(shared.log, shared.codec, hub, partition, offset, client_id, live=live)
 
-    async def _follow(self, recovered: list[Asked], reached: dict[int, int]) -> None:
+    async def _follow(self, recovered: list[PendingPrompt], reached: dict[int, int]) -> None:
         """What others asked may answer on the partitions that they had."""
         hub = Hub()
-        for asked in recovered:
-            if asked.call is not None:
-                hub.add(asked.call)
-        hub.go_live(self._shared.asking.gateway.hub.on_void)
+        for prompt in recovered:
+            if prompt.call is not None:
+                hub.add(prompt.call)
+        hub.go_live(self._shared.submitter.gateway.hub.on_void)
         tasks = [self._spawn(self._read_tokens(hub, *at, live=True)) for at in reached.items()]
         async with self._changed:
             await self._changed.wait_for(
@@ -237,7 +239,7 @@ class Life:
         await self._ready.wait()
         progress = self._progress
         if record.offset > progress.next_offset:  # nothing lies there, or Faust has left it out
-            async with aclosing(self._past.missed(progress.next_offset, record.offset)) as gap:
+            async with aclosing(self._log_reader.gap(progress.next_offset, record.offset)) as gap:
                 async for missed in gap:
                     await self._take_next(missed)
         await self._take_next(record)
@@ -247,50 +249,50 @@ class Life:
             await self._changed.wait_for(
                 lambda: self._progress.has_room(record.offset, record.size)
             )
-        if (asked := await self._read(record)) is not None:
-            self._admit(asked)
+        if (prompt := await self._read(record)) is not None:
+            self._admit(prompt)
 
-    async def _read(self, record: PromptRecord) -> Asked | None:
+    async def _read(self, record: PromptRecord) -> PendingPrompt | None:
         """What it asks, unless it is answered already."""
         if not self._progress.take(record.offset, record.size):
             return None
-        asked = self._under_way[record.offset] = Asked(record, self._ends)
-        await self._reading.read(asked)
-        return asked
+        prompt = self._under_way[record.offset] = PendingPrompt(record, self._pair_io)
+        await self._prompt_reader.read(prompt)
+        return prompt
 
-    def _admit(self, asked: Asked) -> None:
+    def _admit(self, prompt: PendingPrompt) -> None:
         """Ask it when there is room, and where order counts after what has its key."""
-        key = asked.record.key if self._ends.pair.ordered else None
+        key = prompt.record.key if self._pair_io.pair.ordered else None
         if key is not None:
             if key in self._lines:
-                self._lines[key].append(asked)
+                self._lines[key].append(prompt)
                 return
             self._lines[key] = deque()
-        self._spawn(self._ask(asked))
+        self._spawn(self._ask(prompt))
 
-    async def _ask(self, asked: Asked) -> None:
-        if asked.sends is not None:
-            self._finish(asked)
+    async def _ask(self, prompt: PendingPrompt) -> None:
+        if prompt.sends is not None:
+            self._finish(prompt)
             return
         shared = self._shared
-        slots = shared.asking.vector_slots if asked.wants_vectors else shared.slots
-        owner = shared.asking.lines.owner(asked.record)
+        slots = shared.submitter.vector_slots if prompt.wants_vectors else shared.slots
+        owner = shared.submitter.lines.owner(prompt.record)
         await slots.acquire(owner)
         try:
-            asked.sends = await shared.asking.settle(asked, self._may_send)
+            prompt.sends = await shared.submitter.settle(prompt, self._may_send)
         finally:
             slots.release(owner)
-        self._finish(asked)
+        self._finish(prompt)
 
-    def _finish(self, asked: Asked) -> None:
-        self._shared.asking.release(asked)
-        self._done.append(asked)
+    def _finish(self, prompt: PendingPrompt) -> None:
+        self._shared.submitter.release(prompt)
+        self._outbox.append(prompt)
         self._wake.set()
 
     async def _may_send(self, partition: int) -> None:
         shared = self._shared
         await shared.may_ask.wait()
-        if shared.asking.backend.epoch != shared.epoch:
+        if shared.submitter.backend.epoch != shared.epoch:
             raise LeaseError(f"{shared.bridge_id}: was away; what it asked others may have")
         if partition not in self._covered:
             await self._commit()
@@ -303,7 +305,7 @@ class Life:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._done:
+            while self._outbox:
                 began_s = time.monotonic()
                 await self._commit()
                 took_s = time.monotonic() - began_s
@@ -311,67 +313,67 @@ class Life:
 
     async def _commit(self) -> None:
         async with self._committing:
-            done, self._done = self._done[:COMMIT_MAX], self._done[COMMIT_MAX:]
+            batch, self._outbox = self._outbox[:COMMIT_MAX], self._outbox[COMMIT_MAX:]
             try:
-                await self._write_all(done)
+                await self._write_all(batch)
             except TriviumError as error:
                 self._shared.fail(error)
                 raise
 
-    async def _write_all(self, done: list[Asked]) -> None:
+    async def _write_all(self, batch: list[PendingPrompt]) -> None:
         try:
-            await self._write(done)
+            await self._write(batch)
         except RecordTooLarge:  # a topic takes less than was known
-            await self._ends.limits.look()
+            await self._pair_io.limits.refresh()
             await self._transactions.restart()
-            for asked in done:
-                await self._write_one(asked)
+            for prompt in batch:
+                await self._write_one(prompt)
 
-    async def _write_one(self, asked: Asked) -> None:
+    async def _write_one(self, prompt: PendingPrompt) -> None:
         """What its topics refuse becomes an error, and where they refuse that, a smaller one."""
-        for less in range(ERROR_STEPS + 1):
+        for steps in range(ERROR_STEPS + 1):
             try:
-                return await self._write([asked])
+                return await self._write([prompt])
             except RecordTooLarge as error:
-                stands = asked.error or error
-                asked.sends = self._shared.asking.failed(asked, stands, less=less)
+                stands = prompt.error or error
+                prompt.sends = self._shared.submitter.error_records(prompt, stands, steps=steps)
                 await self._transactions.restart()
-        return await self._write([asked])
+        return await self._write([prompt])
 
-    async def _write(self, done: list[Asked]) -> None:
-        asking, progress = self._shared.asking, self._progress
-        offsets = {asked.record.offset for asked in done}
+    async def _write(self, batch: list[PendingPrompt]) -> None:
+        submitter, progress = self._shared.submitter, self._progress
+        offsets = {prompt.record.offset for prompt in batch}
         position = progress.position(offsets)
         tokens = self._tokens(offsets)
-        if done:
-            self._reading.begun = 0
+        if batch:
+            self._prompt_reader.start_count = 0
         answered = progress.answered(offsets)
-        note = self._reading.note(tokens, answered, progress.window_bytes, position)
+        note = self._prompt_reader.note(tokens, answered, progress.window_bytes, position)
         metadata = encode(note, position)
         await self._transactions.commit(
-            [asking.fitting(each) for asked in done for each in asked.sends or ()],
+            [submitter.fitting(sending) for prompt in batch for sending in prompt.sends or ()],
             {self._place: CommittedOffset(position, metadata)},
             self._shared.group_id,
         )
         self._covered = set(tokens)
-        progress.done(offsets)
-        for asked in done:
-            del self._under_way[asked.record.offset]
-            self._next_in_line(asked)
+        progress.mark_answered(offsets)
+        for prompt in batch:
+            del self._under_way[prompt.record.offset]
+            self._next_in_line(prompt)
         async with self._changed:
             self._changed.notify_all()
 
-    def _tokens(self, done: set[int]) -> dict[int, int]:
+    def _tokens(self, answered_offsets: set[int]) -> dict[int, int]:
         """From where on the tokens may lie of all that is under way, and of what comes."""
-        places = self._shared.asking.backend.tokens_read | self._inherited
-        for offset, asked in self._under_way.items():
-            if offset not in done:
-                for partition, start in asked.starts.items():
+        places = self._shared.submitter.backend.tokens_read | self._inherited
+        for offset, prompt in self._under_way.items():
+            if offset not in answered_offsets:
+                for partition, start in prompt.starts.items():
                     places[partition] = min(start, places.get(partition, start))
         return places
 
-    def _next_in_line(self, asked: Asked) -> None:
-        key = asked.record.key if self._ends.pair.ordered else None
+    def _next_in_line(self, prompt: PendingPrompt) -> None:
+        key = prompt.record.key if self._pair_io.pair.ordered else None
         if key is None:
             return
         if line := self._lines[key]:
@@ -381,21 +383,21 @@ class Life:
 
     # Whether Faust leaves something out
 
-    async def look(self, end: int, stall_s: float) -> None:
+    async def check_for_stall(self, end: int, stall_s: float) -> None:
         """`end` is where the partition ends. Raises BrokerUnavailable where records lie there and
         none comes for so long; what is not there, as marks of transactions, is passed over.
         """
-        now_s, progress, begin = asyncio.get_running_loop().time(), self._progress, self._seen
-        self._seen = progress.next_offset
-        if self._taking or not self._ready.is_set() or not begin == self._seen < end:
+        now_s, progress, begin = asyncio.get_running_loop().time(), self._progress, self._offset
+        self._offset = progress.next_offset
+        if self._taking or not self._ready.is_set() or not begin == self._offset < end:
             self._moved_s = now_s
         if now_s - self._moved_s < stall_s:
             return
-        async for _ in self._past.records(begin, end):
+        async for _ in self._log_reader.records(begin, end):
             if progress.next_offset == begin:
                 raise BrokerUnavailable(f"{self._place}: records from {begin} on do not come")
             return
         progress.pass_over(end)
         if progress.position() == end:
-            self._reading.begun = 0
+            self._prompt_reader.start_count = 0
         await self._commit()

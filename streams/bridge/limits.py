@@ -12,30 +12,32 @@ LOOK_S = 1.0  # between two questions about answers that are known not to fit
 Ask = Callable[[], Awaitable[Mapping[str, int]]]
 
 
-class Limits:
+class TopicLimits:
     """Of the topics that a bridge writes to; a topic that nobody asked about takes what Trivium
     writes at most."""
 
-    def __init__(self, ask: Ask | None = None, known: Mapping[str, int] | None = None) -> None:
-        self._ask, self._known = ask, dict(known or {})
-        self._looked_s = float("-inf")
+    def __init__(
+        self, ask: Ask | None = None, bytes_by_topic: Mapping[str, int] | None = None
+    ) -> None:
+        self._ask, self._bytes_by_topic = ask, dict(bytes_by_topic or {})
+        self._refreshed_s = float("-inf")
         self._turn = asyncio.Lock()
 
     def of(self, topic: str) -> int:
         """Bytes of a record with key, headers and framing."""
-        return self._known.get(topic, RECORD_BYTES_MAX)
+        return self._bytes_by_topic.get(topic, RECORD_BYTES_MAX)
 
-    async def look(self, pause_s: float = 0) -> None:
+    async def refresh(self, pause_s: float = 0) -> None:
         """Ask, unless that was done since this was called, or so short a time ago; what cannot be
         told now stays as it is known."""
         time_s = asyncio.get_running_loop().time
         asked_s = time_s()
         async with self._turn:
-            if self._ask is None or self._looked_s > asked_s - pause_s:
+            if self._ask is None or self._refreshed_s > asked_s - pause_s:
                 return
-            looking_s = time_s()
+            began_s = time_s()
             try:
-                self._known = dict(await self._ask())
+                self._bytes_by_topic = dict(await self._ask())
             except BrokerUnavailable:
                 return
-            self._looked_s = looking_s
+            self._refreshed_s = began_s

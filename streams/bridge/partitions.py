@@ -19,7 +19,7 @@ from schemas.log.faust.group import Group
 from schemas.log.faust.receipts import Place
 from schemas.log.transactions import FullPlace
 from schemas.settings import LogSettings
-from streams.bridge.life import Life
+from streams.bridge.life import PartitionProcessor
 from streams.bridge.past import prompt_record
 
 _LOOKS = 5  # in the time after which a consumer is stuck
@@ -34,17 +34,17 @@ class Delivery:
     wait here, and where many do, no more of their partition are fetched.
     """
 
-    def __init__(self, group: Group, life: Life) -> None:
-        self._group, self._life = group, life
+    def __init__(self, group: Group, processor: PartitionProcessor) -> None:
+        self._group, self._processor = group, processor
         self._waiting: asyncio.Queue[Any] = asyncio.Queue()
-        self._is_held = False
+        self._is_paused = False
         self._task = asyncio.create_task(self._hand_over())
 
     def put(self, event: Any) -> None:
         """One event, in order."""
         self._waiting.put_nowait(event)
         if self._waiting.qsize() >= WAITING_MAX:
-            self._is_held = True
+            self._is_paused = True
             pause_partition(event)
 
     async def _hand_over(self) -> None:
@@ -52,9 +52,9 @@ class Delivery:
             await self._group.guard(self._hand_over_one(await self._waiting.get()))
 
     async def _hand_over_one(self, event: Any) -> None:
-        await self._life.take(prompt_record(consumer_record(event.message)))
-        if self._is_held and self._waiting.qsize() <= WAITING_MAX // 2:
-            self._is_held = False
+        await self._processor.take(prompt_record(consumer_record(event.message)))
+        if self._is_paused and self._waiting.qsize() <= WAITING_MAX // 2:
+            self._is_paused = False
             resume_partition(event)
 
     def end(self) -> None:
@@ -62,21 +62,21 @@ class Delivery:
         self._task.cancel()
 
 
-class OwnedPartitions:
+class BridgePartitions:
     """What Faust hands to a bridge, from its assignment to its loss."""
 
     def __init__(
         self,
         group: Group,
-        make: Callable[[FullPlace], Life],
-        sent: Callable[[], Awaitable[None]],
+        make: Callable[[FullPlace], PartitionProcessor],
+        wait_until_sent: Callable[[], Awaitable[None]],
     ) -> None:
         """`sent` waits until what is being asked is in the log."""
         self.group = group
-        self._sent = sent
+        self._wait_until_sent = wait_until_sent
         self.may_ask = asyncio.Event()
         self._make = make
-        self._lives: dict[FullPlace, Life] = {}
+        self._processors: dict[FullPlace, PartitionProcessor] = {}
         self._deliveries: dict[FullPlace, Delivery] = {}  # to each of them
         self._stopping: dict[FullPlace, asyncio.Task[None]] = {}  # the last of each place
 
@@ -93,24 +93,26 @@ class OwnedPartitions:
     def on_assigned(self, places: set[Place]) -> None:
         """These partitions, and no others, are this bridge's now."""
         self.group.on_assigned(places)
-        for place in self._lives.keys() - places:
+        for place in self._processors.keys() - places:
             self._deliveries.pop(place).end()
-            ending = self._end(self._lives.pop(place), self._stopping.get(place))
+            ending = self._end(self._processors.pop(place), self._stopping.get(place))
             self._stopping[place] = task = asyncio.create_task(ending)
             task.add_done_callback(partial(self._has_stopped, place))
-        for place in sorted(places - self._lives.keys()):
-            life = self._lives[place] = self._make(place)
-            life.begin(self._stopping.get(place))
-            self._deliveries[place] = Delivery(self.group, life)
+        for place in sorted(places - self._processors.keys()):
+            processor = self._processors[place] = self._make(place)
+            processor.begin(self._stopping.get(place))
+            self._deliveries[place] = Delivery(self.group, processor)
         self.may_ask.set()
 
     @property
-    def stand(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether all are taken over; none may be this bridge's."""
-        return self.may_ask.is_set() and all(life.is_ready for life in self._lives.values())
+        return self.may_ask.is_set() and all(
+            processor.is_ready for processor in self._processors.values()
+        )
 
-    async def _end(self, life: Life, former: asyncio.Task[None] | None) -> None:
-        await life.stop()
+    async def _end(self, processor: PartitionProcessor, former: asyncio.Task[None] | None) -> None:
+        await processor.stop()
         if former is not None:
             await asyncio.wait([former])
 
@@ -122,18 +124,22 @@ class OwnedPartitions:
         """Others may have them when this returns: until then what is being asked is in the log."""
         self.group.on_revoked()
         self.may_ask.clear()
-        await self._sent()
+        await self._wait_until_sent()
 
     async def stop(self) -> None:
         """Commit what has ended, and leave the rest to whoever is next."""
-        lives = list(self._lives.values())
-        self._lives.clear()
+        processors = list(self._processors.values())
+        self._processors.clear()
         for delivery in self._deliveries.values():
             delivery.end()
         self._deliveries.clear()
         if not self.group.has_failed:
-            await asyncio.gather(*(life.flush() for life in lives), return_exceptions=True)
-        await asyncio.gather(*(life.stop() for life in lives), *self._stopping.values())
+            await asyncio.gather(
+                *(processor.flush() for processor in processors), return_exceptions=True
+            )
+        await asyncio.gather(
+            *(processor.stop() for processor in processors), *self._stopping.values()
+        )
 
     async def watch(self, log: LogSettings, stall_ms: int) -> None:
         """Have lives look now and then whether something is left out, until cancelled."""
@@ -142,11 +148,13 @@ class OwnedPartitions:
                 await asyncio.sleep(stall_ms / 1_000 / _LOOKS)
                 ends: Mapping[TopicPartition, int] = {}
                 try:
-                    if self._lives:
-                        ends = await consumer.end_offsets([TopicPartition(*p) for p in self._lives])
+                    if self._processors:
+                        ends = await consumer.end_offsets(
+                            [TopicPartition(*p) for p in self._processors]
+                        )
                 except KafkaError:
                     continue  # a broker that is away is no reason to end
                 for tp, end in ends.items():
-                    life = self._lives.get((tp.topic, tp.partition))
-                    if life is not None:
-                        await life.look(end, stall_ms / 1_000)
+                    processor = self._processors.get((tp.topic, tp.partition))
+                    if processor is not None:
+                        await processor.check_for_stall(end, stall_ms / 1_000)

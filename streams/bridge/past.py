@@ -38,14 +38,14 @@ def prompt_record(record: ConsumerRecord) -> PromptRecord:
     )
 
 
-class Past:
+class PromptLogReader:
     """Reads of one partition of prompts."""
 
     def __init__(self, log: LogSettings, place: FullPlace, client_id: str) -> None:
         self._log = dataclasses.replace(log, topic_prefix="")  # names are whole
         self._topic, self._partition = place
         self._client_id = client_id
-        self._kept: AssignedReader | None = None
+        self._gap_reader: AssignedReader | None = None
         self._turn = asyncio.Lock()
 
     def _reader(self, fetch_bytes: int = RECORD_BYTES_MAX) -> AssignedReader:
@@ -68,37 +68,37 @@ class Past:
         """All that lie between these offsets. Raises BrokerUnavailable."""
         if since >= until:
             return
-        with self._troubles():
+        with self._as_unavailable():
             async with self._reader().reading("nowhere") as reader:
                 async for record in self._read(reader, since, until):
                     yield record
 
-    async def missed(self, since: int, until: int) -> AsyncGenerator[PromptRecord]:
+    async def gap(self, since: int, until: int) -> AsyncGenerator[PromptRecord]:
         """The same of a gap. Behind each transaction of prompts is one, so the consumer that looks
         into the first is kept until `close`.
         """
         async with self._turn:
-            with self._troubles():
-                if self._kept is None:
+            with self._as_unavailable():
+                if self._gap_reader is None:
                     reader = self._reader(_GAP_BYTES)
                     await reader.start("nowhere")
-                    self._kept = reader
-                async for record in self._read(self._kept, since, until):
+                    self._gap_reader = reader
+                async for record in self._read(self._gap_reader, since, until):
                     yield record
-                self._kept.pause()
+                self._gap_reader.pause()
 
     async def _read(
         self, reader: AssignedReader, since: int, until: int
     ) -> AsyncGenerator[PromptRecord]:
         await reader.seek({self._partition: since})
-        most = min(_RECORDS_MAX, until - since)
-        async for batch in reader.until({self._partition: until}, max_records=most):
+        max_records = min(_RECORDS_MAX, until - since)
+        async for batch in reader.until({self._partition: until}, max_records=max_records):
             async for record in in_slices(batch):
                 if record.offset < until:
                     yield prompt_record(record)
 
     @contextmanager
-    def _troubles(self) -> Iterator[None]:
+    def _as_unavailable(self) -> Iterator[None]:
         try:
             yield
         except KafkaError as error:
@@ -106,9 +106,9 @@ class Past:
 
     async def close(self) -> None:
         """No gap is looked into any more."""
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            await kept.stop()
+        reader, self._gap_reader = self._gap_reader, None
+        if reader is not None:
+            await reader.stop()
 
 
 async def replay(

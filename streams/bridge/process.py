@@ -22,16 +22,16 @@ from schemas.model.files import model_folder
 from schemas.records import MemberKind
 from schemas.settings import LogSettings, ModelSettings
 from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS
-from streams.bridge.answers import Answers
+from streams.bridge.answers import AnswerBuilder
 from streams.bridge.app import group_id, make_app
-from streams.bridge.asked import Ends
-from streams.bridge.asking import Asking
-from streams.bridge.config import BridgeSettings, Pair, pairs_of
+from streams.bridge.asked import PairIO
+from streams.bridge.asking import Submitter
+from streams.bridge.config import BridgeSettings, TopicPair, pairs_of
 from streams.bridge.documents.feed import feed_documents
-from streams.bridge.life import Life, Shared
-from streams.bridge.limits import Limits
-from streams.bridge.partitions import OwnedPartitions
-from streams.bridge.prompts import Prompts
+from streams.bridge.life import PartitionProcessor, ProcessorContext
+from streams.bridge.limits import TopicLimits
+from streams.bridge.partitions import BridgePartitions
+from streams.bridge.prompts import PromptParser
 from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.bridge.turns.slots import Slots, limit
 from streams.gateway.config import GatewaySettings
@@ -65,8 +65,8 @@ class Bridge:
         self.log, self.settings, self.codec = log, settings, codec
         self.gateway, self.backend = gateway, backend
         self.slots = Slots(self._limit)
-        self.asking = Asking(gateway, backend, log.topic_prefix)
-        self.ends: Mapping[str, Ends] = {}  # by topic of prompts
+        self.submitter = Submitter(gateway, backend, log.topic_prefix)
+        self.pair_ios: Mapping[str, PairIO] = {}  # by topic of prompts
 
     def _limit(self) -> int:
         backend, settings = self.backend, self.settings
@@ -81,72 +81,74 @@ class Bridge:
     async def prepare(self) -> None:
         """Have the topics of all pairs."""
         pairs = pairs_of(self.settings, self.log.topic_prefix)
-        kept_ms = TOPICS["prompts"].retention_ms
+        retention_ms = TOPICS["prompts"].retention_ms
         topics = {topic for pair in pairs for topic in _topics(pair)}
-        retentions = dict.fromkeys(sorted(topics), kept_ms)
-        self.asking.partitions = await create_extra_topics(self.log, retentions)
+        retentions = dict.fromkeys(sorted(topics), retention_ms)
+        self.submitter.partitions = await create_extra_topics(self.log, retentions)
         schemas = WriterSchemas(self.log.schema_registry, self.log.request_timeout_ms)
         written = {*topics, *(pair.prompts + DEAD_LETTER_SUFFIX for pair in pairs)}
 
         async def ask() -> dict[str, int]:
             return await bytes_max_of(self.log, written)
 
-        limits = Limits(ask, await ask())
+        limits = TopicLimits(ask, await ask())
         served, aside_ms = self.gateway.served.name, self.gateway.settings.aside_ms
         priority_max = self.gateway.settings.priority_max
-        self.ends = {
-            pair.prompts: Ends(
+        self.pair_ios = {
+            pair.prompts: PairIO(
                 pair,
-                Prompts(pair, served, self.codec, schemas, priority_max=priority_max),
-                Answers(pair, self.codec, limits, aside_ms=aside_ms),
+                PromptParser(pair, served, self.codec, schemas, priority_max=priority_max),
+                AnswerBuilder(pair, self.codec, limits, aside_ms=aside_ms),
                 limits,
             )
             for pair in pairs
         }
 
-    async def live(self, stop: asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event) -> None:
         """One life: own what Faust's group gives, until `stop` or trouble."""
         try:
-            await self._live(stop)
+            await self._run(stop)
         except TRANSIENT_ERRORS as error:
             FAULTS.note_failing(_SUBJECT, f"{type(error).__name__}: {error}")
             raise
 
-    async def _live(self, stop: asyncio.Event) -> None:
-        if not self.ends:
+    async def _run(self, stop: asyncio.Event) -> None:
+        if not self.pair_ios:
             await self.prepare()
-        epoch, group = await self._joined(), Group()
-        partitions = OwnedPartitions(
-            group, lambda place: Life(shared, place, self.ends[place[0]]), self.asking.sent
+        epoch, group = await self._wait_for_epoch(), Group()
+        partitions = BridgePartitions(
+            group,
+            lambda place: PartitionProcessor(shared, place, self.pair_ios[place[0]]),
+            self.submitter.wait_until_sent,
         )
-        shared = Shared(
+        shared = ProcessorContext(
             log=self.log,
             codec=self.codec,
             bridge_id=self.gateway.gateway_id,
             group_id=group_id(self.log),
-            asking=self.asking,
+            submitter=self.submitter,
             slots=self.slots,
             may_ask=partitions.may_ask,
             fail=group.fail,
             epoch=epoch,
         )
-        app = make_app(self.log, self.gateway.gateway_id, sorted(self.ends), partitions)
+        app = make_app(self.log, self.gateway.gateway_id, sorted(self.pair_ios), partitions)
         works: Sequence[Any] = (
             run_app(app),
             group.wait_for_failure(),
-            self._tend(epoch, partitions),
+            self._watch_membership(epoch, partitions),
             partitions.watch(self.log, _STALL_MS),
             stop.wait(),
         )
         tasks = [asyncio.create_task(work) for work in works]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            done_tasks, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done_tasks:
                 task.result()
         finally:
             await self._wind_up(partitions, app, tasks)
 
-    async def _joined(self) -> int:
+    async def _wait_for_epoch(self) -> int:
         """Wait for the fleet; its epoch."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _JOIN_S
@@ -156,17 +158,17 @@ class Bridge:
             await asyncio.sleep(_LOOK_S)
         raise BrokerUnavailable("the fleet is not joined yet")
 
-    async def _tend(self, epoch: int, partitions: OwnedPartitions) -> None:
+    async def _watch_membership(self, epoch: int, partitions: BridgePartitions) -> None:
         """Raise LeaseError when the membership is another one; until then look for free slots."""
         while self.backend.epoch == epoch:
             self.slots.hand_out()
-            if partitions.stand:
+            if partitions.is_ready:
                 FAULTS.note_working(_SUBJECT)
             await asyncio.sleep(_LOOK_S)
         raise LeaseError(f"{self.gateway.gateway_id}: was away from the fleet; begins anew")
 
     async def _wind_up(
-        self, partitions: OwnedPartitions, app: Any, tasks: Sequence[asyncio.Task[Any]]
+        self, partitions: BridgePartitions, app: Any, tasks: Sequence[asyncio.Task[Any]]
     ) -> None:
         """Bounded: the log has everything."""
 
@@ -179,7 +181,7 @@ class Bridge:
         await cancel_and_wait(*tasks)
 
 
-def _topics(pair: Pair) -> list[str]:
+def _topics(pair: TopicPair) -> list[str]:
     return [topic for topic in (pair.prompts, pair.answers, pair.parts) if topic]
 
 
@@ -230,7 +232,7 @@ async def run_bridge(
     if settings.documents:
         works.append(feed_documents(log, settings.documents, codec, bridge_id))
     helpers = [asyncio.create_task(run) for run in works]
-    living = asyncio.create_task(run_with_reconnect(bridge_id, lambda: bridge.live(stop), stop))
+    living = asyncio.create_task(run_with_reconnect(bridge_id, lambda: bridge.run(stop), stop))
     try:
         await asyncio.wait([*helpers, living], return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -13,52 +13,54 @@ from dataclasses import dataclass, field
 
 WINDOW = 2_000  # offsets behind the first without an answer; Kafka takes 4 096 bytes of metadata
 WINDOW_BYTES = 16 << 20  # of prompts that are read and not answered
-_PLACES, _DONE, _BYTES, _BEGUN, _READING, _FALLS = "t", "d", "w", "b", "r", "f"
+_PLACES, _BITMAP, _BYTES, _STARTS, _READING, _FALLS = "t", "d", "w", "b", "r", "f"
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class CommitNote:
     """What a commit says besides its offset."""
 
     tokens: Mapping[int, int] = field(default_factory=dict)  # partition of `tokens`, offset
     answered: Set[int] = frozenset()  # prompts' offsets behind the committed one
     window_bytes: int = WINDOW_BYTES  # how much whoever committed may have read ahead
-    begun: int = 0  # lives that began at this position, and have committed no answer since
-    reading: int = -1  # the prompt that is read with care, or on which lives have fallen
+    start_count: int = 0  # lives that began at this position, and have committed no answer since
+    suspect_offset: int = -1  # the prompt that is read with care, or on which lives have fallen
     falls: int = 0  # lives that began to read it, and did not say that they were done
 
 
-def encode(note: Note, position: int) -> str:
+def encode(note: CommitNote, position: int) -> str:
     """As metadata of a commit at this position."""
     packed = bytearray((max(note.answered, default=position - 1) - position + 8) // 8)
     for offset in note.answered:
         packed[(offset - position) // 8] |= 1 << (offset - position) % 8
     places = [list(place) for place in sorted(note.tokens.items())]
-    done = base64.b64encode(packed).decode()
-    fields = {_PLACES: places, _DONE: done, _BYTES: note.window_bytes}
-    if note.begun:
-        fields[_BEGUN] = note.begun
+    bitmap = base64.b64encode(packed).decode()
+    fields = {_PLACES: places, _BITMAP: bitmap, _BYTES: note.window_bytes}
+    if note.start_count:
+        fields[_STARTS] = note.start_count
     if note.falls:
-        fields |= {_READING: note.reading, _FALLS: note.falls}
+        fields |= {_READING: note.suspect_offset, _FALLS: note.falls}
     return json.dumps(fields, separators=(",", ":"))
 
 
-def decode(metadata: str, position: int) -> Note:
+def decode(metadata: str, position: int) -> CommitNote:
     """The note of a commit; an empty one where somebody else has set the offset, as tools do."""
     try:
         fields = json.loads(metadata)
         places = {int(partition): int(offset) for partition, offset in fields[_PLACES]}
-        packed = base64.b64decode(fields[_DONE], validate=True)
+        packed = base64.b64decode(fields[_BITMAP], validate=True)
         window_bytes = int(fields.get(_BYTES, sys.maxsize))  # earlier ones knew no bound
-        begun, reading = int(fields.get(_BEGUN, 0)), int(fields.get(_READING, -1))
-        falls = int(fields.get(_FALLS, reading >= 0))  # earlier ones knew of the last life alone
+        start_count, suspect_offset = int(fields.get(_STARTS, 0)), int(fields.get(_READING, -1))
+        falls = int(
+            fields.get(_FALLS, suspect_offset >= 0)
+        )  # earlier ones knew of the last life alone
     except (ValueError, TypeError, KeyError):
-        return Note()
+        return CommitNote()
     answered = {position + n for n in range(8 * len(packed)) if packed[n // 8] >> n % 8 & 1}
-    return Note(places, answered, window_bytes, begun, reading, falls)
+    return CommitNote(places, answered, window_bytes, start_count, suspect_offset, falls)
 
 
-class Progress:
+class OffsetTracker:
     """One partition's prompts, read in the order of their offsets and answered in any."""
 
     def __init__(self, position: int, answered: Iterable[int] = ()) -> None:
@@ -67,16 +69,22 @@ class Progress:
         self._bytes = 0  # of what is open
         self.next_offset = position  # after the last that was read, or is known not to be there
         self._open: dict[int, int] = {}  # read and not answered, in order, and their bytes
-        self._known = {offset for offset in answered if offset >= position}  # read by others only
+        self._prior_answers = {
+            offset for offset in answered if offset >= position
+        }  # read by others only
 
-    def position(self, done: Set[int] = frozenset()) -> int:
+    def position(self, answered_offsets: Set[int] = frozenset()) -> int:
         """The first without an answer, when those `done` have theirs too."""
-        return next((each for each in self._open if each not in done), self.next_offset)
+        return next(
+            (offset for offset in self._open if offset not in answered_offsets), self.next_offset
+        )
 
-    def answered(self, done: Set[int] = frozenset()) -> set[int]:
+    def answered(self, answered_offsets: Set[int] = frozenset()) -> set[int]:
         """All behind that position that want no answer any more, as those that are not there."""
-        behind = range(self.position(done), self.next_offset)
-        return {n for n in behind if n not in self._open or n in done} | self._known
+        behind = range(self.position(answered_offsets), self.next_offset)
+        return {
+            n for n in behind if n not in self._open or n in answered_offsets
+        } | self._prior_answers
 
     def has_room(self, offset: int, size: int = 0) -> bool:
         """Whether a prompt of so many bytes at this offset may be read already; a first one may."""
@@ -89,7 +97,7 @@ class Progress:
         """
         if offset < self.next_offset:
             return False
-        is_answered = offset in self._known
+        is_answered = offset in self._prior_answers
         self.pass_over(offset + 1)
         if not is_answered:
             self._open[offset] = size
@@ -99,10 +107,12 @@ class Progress:
     def pass_over(self, offset: int) -> None:
         """Nothing lies before this offset that was not read."""
         self.next_offset = max(offset, self.next_offset)
-        if self._known:
-            self._known = {each for each in self._known if each >= self.next_offset}
+        if self._prior_answers:
+            self._prior_answers = {
+                prior for prior in self._prior_answers if prior >= self.next_offset
+            }
 
-    def done(self, offsets: Iterable[int]) -> None:
+    def mark_answered(self, offsets: Iterable[int]) -> None:
         """Their answers are committed."""
         for offset in offsets:
             self._bytes -= self._open.pop(offset)

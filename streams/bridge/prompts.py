@@ -15,8 +15,8 @@ from schemas.codec import SINGLE_OBJECT_MARKER, Codec, schema_of, to_dict
 from schemas.errors import BodyTooLarge, InvalidRequest, RecordError
 from schemas.records import Priority
 from schemas.topics import live_ms_max
-from streams.bridge.calls import Asked, checked
-from streams.bridge.config import Pair
+from streams.bridge.calls import CallBody, check_call
+from streams.bridge.config import TopicPair
 from streams.bridge.records import exact_json
 from streams.bridge.records.record import PromptRecord, fetch_schema, fields_of
 from streams.bridge.records.template import Template, look_up
@@ -42,10 +42,10 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class PromptQuestion:
     """What a prompt asks, checked as a call's body is; `take_in_body` checks the rest."""
 
-    body: Asked
+    body: CallBody
     session_id: str  # empty: of a conversation of its own
     priority: Priority
     deadline_ms: int  # from when it is asked
@@ -55,19 +55,19 @@ class Question:
     response: ResponseCall | None = None  # that the body is to answer
 
 
-def answer_format(pair: Pair, record: PromptRecord) -> str:
+def answer_format(pair: TopicPair, record: PromptRecord) -> str:
     """json, json_envelope or avro, as the pair says, or as the prompt is."""
     if pair.format != "prompt":
         return pair.format
     return "avro" if record.is_avro else "json"
 
 
-class Prompts:
+class PromptParser:
     """Reads those of one pair."""
 
     def __init__(
         self,
-        pair: Pair,
+        pair: TopicPair,
         served: str,
         codec: Codec,
         schemas: WriterSchemas,
@@ -77,8 +77,8 @@ class Prompts:
         """`served` is the deployment's model; `schemas` may be shared by pairs; `priority_max` is
         what no caller gets more than.
         """
-        most = (Priority(each) for each in (pair.priority_max, priority_max))
-        self._priorities = BY_URGENCY[max(map(BY_URGENCY.index, most)) :]
+        bounds = (Priority(name) for name in (pair.priority_max, priority_max))
+        self._priorities = BY_URGENCY[max(map(BY_URGENCY.index, bounds)) :]
         self._pair, self._served, self._codec, self._schemas = pair, served, codec, schemas
         self._template = Template(pair.template) if pair.template else None
         schema = orjson.loads(pair.schema) if pair.schema else None
@@ -87,7 +87,7 @@ class Prompts:
             "json_schema": {"name": "answer", "schema": schema},
         }
 
-    async def question(self, record: PromptRecord) -> Question | None:
+    async def question(self, record: PromptRecord) -> PromptQuestion | None:
         """What a record asks, None for one that deletes; raises TriviumError, a retriable one where
         only the schema registry is away.
         """
@@ -107,7 +107,7 @@ class Prompts:
                 raise InvalidRequest(
                     f"{name}: expected at most {LIST_MAX} of them, found {len(value)}", name
                 )
-        return self._question({name: value for name, value in fields.items() if _is_said(value)})
+        return self._question({name: value for name, value in fields.items() if _is_set(value)})
 
     async def fetch_schema(self, record: PromptRecord) -> None:
         """Wait until `question` needs nothing of the schema registry: what is wrong with the value
@@ -126,56 +126,56 @@ class Prompts:
             return to_dict(self._codec.decode(value, reads_max=READS_MAX))
         return await fields_of(record, self._schemas)
 
-    def _question(self, said: Json) -> Question:
-        asked = [name for name in _QUESTIONS if name in said]
-        if len(asked) != 1:
-            found = " and ".join(asked) or "none"
-            raise InvalidRequest(f"expected one of {', '.join(_QUESTIONS)}, found {found}")
-        body = _own_body(said) if "body" in said else self._body(said)
+    def _question(self, fields: Json) -> PromptQuestion:
+        questions = [name for name in _QUESTIONS if name in fields]
+        if len(questions) != 1:
+            names = " and ".join(questions) or "none"
+            raise InvalidRequest(f"expected one of {', '.join(_QUESTIONS)}, found {names}")
+        body = _own_body(fields) if "body" in fields else self._body(fields)
         body.setdefault("model", self._pair.model or self._served)
-        priority = self._capped(_priority(said, body) or Priority(self._pair.priority))
-        if said.get("endpoint") != EMBEDDINGS:
+        priority = self._capped(_priority(fields, body) or Priority(self._pair.priority))
+        if fields.get("endpoint") != EMBEDDINGS:
             body.pop("priority", None)  # the question has it, as far as it may be had
-        call = checked(body, said.get("endpoint", ""))
-        if isinstance(call.body, ChatBody) and "body" not in said:
+        call = check_call(body, fields.get("endpoint", ""))
+        if isinstance(call.body, ChatBody) and "body" not in fields:
             self._put_system_first(call.body.messages)
         form = None
         if not isinstance(call.body, EmbeddingsBody):
             form = call.body.response_format
-        return Question(
+        return PromptQuestion(
             body=call.body,
             response=call.response,
-            session_id=_session(said),
+            session_id=_session(fields),
             priority=priority,
-            deadline_ms=_deadline(said, self._pair.deadline_ms),
-            metadata=_metadata(said.get("metadata")),
+            deadline_ms=_deadline(fields, self._pair.deadline_ms),
+            metadata=_metadata(fields.get("metadata")),
             wants_json=form is not None and form.type != "text",
             schema=_schema(form),
         )
 
-    def _capped(self, wished: Priority) -> Priority:
+    def _capped(self, priority: Priority) -> Priority:
         """The most urgent class that is allowed, where it is more urgent."""
-        return wished if wished in self._priorities else self._priorities[0]
+        return priority if priority in self._priorities else self._priorities[0]
 
-    def _body(self, said: Json) -> Json:
-        if "endpoint" in said:
+    def _body(self, fields: Json) -> Json:
+        if "endpoint" in fields:
             raise InvalidRequest(
                 "endpoint: expected none but beside body; leave it out", "endpoint"
             )
         pair = self._pair
-        if "text" in said:
-            messages = [{"role": "user", "content": _text("text", said["text"])}]
+        if "text" in fields:
+            messages = [{"role": "user", "content": _text("text", fields["text"])}]
         else:
-            messages = exact_json.nearest(said["messages"])
+            messages = exact_json.nearest(fields["messages"])
         body = {"messages": messages}
-        if "model" in said:
-            body["model"] = said["model"]
+        if "model" in fields:
+            body["model"] = fields["model"]
         for name in _SAMPLING:
-            value = exact_json.nearest(said.get(name, getattr(pair, name)))
-            if _is_said(value):
+            value = exact_json.nearest(fields.get(name, getattr(pair, name)))
+            if _is_set(value):
                 body[name] = list(value) if isinstance(value, tuple) else value
-        form = _object("response_format", said.get("response_format")) or self._form
-        retrieval = _retrieval(said.get("retrieval")) or pair.retrieval
+        form = _object("response_format", fields.get("response_format")) or self._form
+        retrieval = _retrieval(fields.get("retrieval")) or pair.retrieval
         return body | {
             name: value
             for name, value in (("response_format", form), ("retrieval", retrieval))
@@ -184,47 +184,47 @@ class Prompts:
 
     def _put_system_first(self, messages: list[Message]) -> None:
         """Where there is none; after the check, which counts messages as they came."""
-        if self._pair.system and not any(each.role in _SYSTEM for each in messages):
+        if self._pair.system and not any(message.role in _SYSTEM for message in messages):
             messages.insert(0, Message(role="system", content=self._pair.system))
 
 
-def _is_said(value: Any) -> bool:
+def _is_set(value: Any) -> bool:
     """Avro has an empty value for what is left out; so may JSON."""
     return value is not None and value not in ("", [], ())
 
 
-def _loaded(name: str, text: str) -> Json:
+def _load_object(name: str, text: str) -> Json:
     try:
-        found = exact_json.loads(text.encode())
+        value = exact_json.loads(text.encode())
     except ValueError as error:
         raise InvalidRequest(f"{name}: expected a JSON object: {error}", name) from error
-    if not isinstance(found, dict):
-        raise InvalidRequest(f"{name}: expected a JSON object, found {shorten(found)}", name)
-    return found
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{name}: expected a JSON object, found {shorten(value)}", name)
+    return value
 
 
 def _exact_object(name: str, value: Any) -> Json | None:
     """A field that Avro has as JSON text, and JSON as an object; its numbers keep their digits."""
     if value is None or isinstance(value, dict):
         return value
-    return _loaded(name, _text(name, value))
+    return _load_object(name, _text(name, value))
 
 
 def _object(name: str, value: Any) -> Json | None:
     """The same for who counts with its numbers."""
-    found: Json | None = exact_json.nearest(_exact_object(name, value))
-    return found
+    rounded: Json | None = exact_json.nearest(_exact_object(name, value))
+    return rounded
 
 
 def _retrieval(value: Any) -> Json | None:
     """A filter goes on with its digits, as text: it is refused where no float has them."""
-    exact, found = _exact_object("retrieval", value), _object("retrieval", value)
-    if exact and found and exact.get("filter") != found.get("filter"):
-        found["filter"] = exact_json.dumps(exact["filter"])
-    return found
+    exact, rounded = _exact_object("retrieval", value), _object("retrieval", value)
+    if exact and rounded and exact.get("filter") != rounded.get("filter"):
+        rounded["filter"] = exact_json.dumps(exact["filter"])
+    return rounded
 
 
-def _dumped(name: str, value: Json) -> str:
+def _dump_json(name: str, value: Json) -> str:
     try:
         return exact_json.dumps(value)
     except TypeError as error:
@@ -237,56 +237,56 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
-def _own_body(said: Json) -> Json:
-    for name in said:
+def _own_body(fields: Json) -> Json:
+    for name in fields:
         if name not in _BESIDE_A_BODY:
             raise InvalidRequest(f"{name}: expected none beside body; put it there", name)
-    return _object("body", said["body"]) or {}
+    return _object("body", fields["body"]) or {}
 
 
 def _schema(form: ResponseFormat | None) -> str:
     if form is None or form.type != "json_schema" or form.json_schema is None:
         return ""
-    return _dumped("response_format", form.json_schema.json_schema or {})
+    return _dump_json("response_format", form.json_schema.json_schema or {})
 
 
-def _session(said: Json) -> str:
-    if "session_id" not in said:
+def _session(fields: Json) -> str:
+    if "session_id" not in fields:
         return ""
-    return check_session_id("session_id", _text("session_id", said["session_id"]))
+    return check_session_id("session_id", _text("session_id", fields["session_id"]))
 
 
 def _priority(*sources: Json) -> Priority | None:
     """The first that is named; vLLM's default number is none."""
-    for found in (source.get("priority") for source in sources):
-        if found in (None, "", 0):
+    for value in (source.get("priority") for source in sources):
+        if value in (None, "", 0):
             continue
-        if found not in list(Priority):
+        if value not in list(Priority):
             raise InvalidRequest(
-                f"priority: expected one of {', '.join(Priority)}, found {shorten(found)}",
+                f"priority: expected one of {', '.join(Priority)}, found {shorten(value)}",
                 "priority",
             )
-        return Priority(found)
+        return Priority(value)
     return None
 
 
-def _deadline(said: Json, usual_ms: int) -> int:
-    found = exact_json.nearest(said.get("deadline_ms", usual_ms))
-    if isinstance(found, float) and found.is_integer():  # whose numbers are all floats
-        found = int(found)
-    if type(found) is not int or not 0 < found <= live_ms_max():
+def _deadline(fields: Json, usual_ms: int) -> int:
+    value = exact_json.nearest(fields.get("deadline_ms", usual_ms))
+    if isinstance(value, float) and value.is_integer():  # whose numbers are all floats
+        value = int(value)
+    if type(value) is not int or not 0 < value <= live_ms_max():
         raise InvalidRequest(
-            f"deadline_ms: expected a whole number from 1 to {live_ms_max()}, found {shorten(found)}",
+            f"deadline_ms: expected a whole number from 1 to {live_ms_max()}, found {shorten(value)}",
             "deadline_ms",
         )
-    return found
+    return value
 
 
 def _metadata(value: Any) -> str | None:
-    found = _exact_object("metadata", value)
-    if found is None:
+    metadata = _exact_object("metadata", value)
+    if metadata is None:
         return None
-    text = _dumped("metadata", found)
+    text = _dump_json("metadata", metadata)
     if len(text) > METADATA_CHARS_MAX:
         raise InvalidRequest(
             f"metadata: expected at most {METADATA_CHARS_MAX} characters, found {len(text)}",

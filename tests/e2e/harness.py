@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from infra.processes.supervisor import Process, ProcessSpec, Supervisor
+from infra.processes.supervisor import ProcessSpec, SupervisedProcess, Supervisor
 from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
@@ -67,7 +67,7 @@ class LeaseSupervisor(Supervisor):
         super().__init__()
         self._lease_ms, self._own = lease_ms, own
 
-    def start(self, spec: ProcessSpec) -> Process:
+    def start(self, spec: ProcessSpec) -> SupervisedProcess:
         own = self._own.get(spec.name, {})
         env = {**spec.env, **self.leases, **own}
         return super().start(replace(spec, env=env, forks=None if own else spec.forks))

@@ -14,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from infra.bench.faults.expected_answers import alone
 from infra.bench.faults.log_audit import audit
-from infra.broker.quorum import Cluster
+from infra.broker.quorum import BrokerCluster
 from infra.broker.section import BrokerSettings
 from schemas.errors import ConfigError
 from schemas.log.admin import create_topics
@@ -29,8 +29,8 @@ STREAMS, TOKENS = 12, 1_500
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(SETTINGS, tmp_path / "brokers")
+def cluster(tmp_path: Path) -> Iterator[BrokerCluster]:
+    made = BrokerCluster(SETTINGS, tmp_path / "brokers")
     try:
         made.start()
     except ConfigError as error:  # no Java or no jars: the message says which
@@ -61,7 +61,7 @@ async def leader(log: LogSettings, topic: str) -> int:
 
 
 async def test_no_stream_is_lost_with_the_leader_of_what_it_needs(
-    cluster: Cluster, tmp_path: Path
+    cluster: BrokerCluster, tmp_path: Path
 ) -> None:
     """Tokens' leader first, then requests', each back before the next goes (issue 10, 13)."""
     log = LogSettings(

@@ -9,7 +9,7 @@ import pytest
 
 from infra.bench.faults.log_audit import audit
 from infra.broker.section import BrokerSettings
-from infra.processes.supervisor import Process, ProcessSpec, Supervisor
+from infra.processes.supervisor import ProcessSpec, SupervisedProcess, Supervisor
 from infra.stack.fleet_watch import FleetWatch
 from infra.stack.plan import StackPlan
 from schemas.errors import ConfigError
@@ -73,7 +73,7 @@ class OnHost(Supervisor):
         super().__init__()
         self._hosts, self._host = hosts, host
 
-    def start(self, spec: ProcessSpec) -> Process:
+    def start(self, spec: ProcessSpec) -> SupervisedProcess:
         command = self._hosts.command(self._host, *spec.command)
         return super().start(replace(spec, command=command, forks=None))  # they are on one host
 

@@ -14,13 +14,13 @@ from schemas.errors import ConfigError, RecordError, TriviumError
 from schemas.log.registry import SchemaId
 from schemas.log.transactions import OutgoingRecord
 from schemas.rules.sizes import RECORD_BYTES_MAX
-from streams.bridge.answers import Answers
-from streams.bridge.config import FORMATS, Pair
+from streams.bridge.answers import AnswerBuilder
+from streams.bridge.config import FORMATS, TopicPair
 from streams.bridge.dead_letters import dead_letter
-from streams.bridge.prompts import FIELDS, Prompts, Question
+from streams.bridge.prompts import FIELDS, PromptParser, PromptQuestion
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.template import Template
-from streams.bridge.records.writer_schemas import WriterSchemas, decoded, readable
+from streams.bridge.records.writer_schemas import WriterSchemas, decode_body, readable
 from tests.fuzz.drawn import CODEC, JSON, changed_bytes, examples, record_bytes, text_of
 from tests.stalls import unstalled
 from tests.streams.bridge.samples import body_of, pair
@@ -74,13 +74,18 @@ class OneSchema(WriterSchemas):
         return self._schema
 
 
-async def told(record: PromptRecord, of: Pair, schema: Schema | None = None) -> Question | None:
+async def told(
+    record: PromptRecord, of: TopicPair, schema: Schema | None = None
+) -> PromptQuestion | None:
     """What the record asks; of an error, that it can be told in every way."""
     try:
-        return await Prompts(of, MODEL, CODEC, OneSchema(schema)).question(record)
+        return await PromptParser(of, MODEL, CODEC, OneSchema(schema)).question(record)
     except TriviumError as error:
-        answers = Answers(of, CODEC)
-        sends = [answers.sending(record, answers.failed(record, error)), dead_letter(record, error)]
+        answers = AnswerBuilder(of, CODEC)
+        sends = [
+            answers.sending(record, answers.error_answer(record, error)),
+            dead_letter(record, error),
+        ]
         assert all(isinstance(each, OutgoingRecord) for each in sends)
         assert all(each.bytes_at_most < RECORD_BYTES_MAX for each in sends)
         assert all(each.key is not None or each.value is not None for each in sends)
@@ -105,7 +110,7 @@ def on_topic(value: bytes, draw: st.DataObject) -> PromptRecord:
     )
 
 
-def drawn_pair(draw: st.DataObject) -> Pair:
+def drawn_pair(draw: st.DataObject) -> TopicPair:
     return pair(
         format=draw.draw(st.sampled_from(FORMATS)),
         template=draw.draw(st.sampled_from(["", "{text}", "{a.0.text?} {name?}"])),
@@ -169,7 +174,7 @@ def test_what_is_written_by_a_schema_is_read(schema: Any, draw: st.DataObject) -
     value = {each["name"]: draw.draw(kinds[each["type"]]) for each in fields}
     out = io.BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(schema), value)
-    assert decoded(b"12345" + out.getvalue(), 5, readable(schema)) == value
+    assert decode_body(b"12345" + out.getvalue(), 5, readable(schema)) == value
 
 
 @examples(200)

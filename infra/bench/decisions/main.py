@@ -190,7 +190,7 @@ def measure(policy: str, size: Size, seed: int) -> dict[str, Any]:
 def _measure(policy: str, size: Size, seed: int) -> dict[str, Any]:
     run = FleetRun(size, policy, seed)
     run.set_up()
-    with garbage.spared():  # as in a router
+    with garbage.deferred_gc():  # as in a router
         run.play()
     return figures_of(run)
 

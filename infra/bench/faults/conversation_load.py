@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from infra.bench.faults.http_clients import WHOLE, Question, Seen
-from infra.handbook.library import Text
+from infra.handbook.library import TextDocument
 from workers.models.sim import make_tokenizer
 
 COLLECTION = "chaos"
@@ -139,6 +139,6 @@ def openings(seed: int) -> list[str]:
     return [" ".join(rng.choices(words, k=rng.randint(*OPENING_WORDS))) for _ in range(OPENINGS)]
 
 
-def texts(seed: int) -> Sequence[Text]:
+def texts(seed: int) -> Sequence[TextDocument]:
     """Documents that say what openings ask."""
-    return [Text(f"d{number}", text) for number, text in enumerate(openings(seed))]
+    return [TextDocument(f"d{number}", text) for number, text in enumerate(openings(seed))]

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from infra.stack.configuration import Settings
-from infra.stack.engine_alone import LoneAnswer, answers
+from infra.stack.engine_alone import LoneAnswer, generate_answers
 from infra.stack.engine_source import start_engine
 from schemas.records import Request, Role, Sampling
 from schemas.rules.tokens import unpack_tokens
@@ -34,7 +34,9 @@ async def alone(settings: Settings, requests: Iterable[Request]) -> dict[str, Lo
     )
     try:
         plain = [(unpack_tokens(prompt), sampling) for prompt, sampling in jobs.values()]
-        given = dict(zip(jobs, await answers(engine, plain, at_once=RUNNING_MAX), strict=True))
+        given = dict(
+            zip(jobs, await generate_answers(engine, plain, at_once=RUNNING_MAX), strict=True)
+        )
     finally:
         await engine.close()
     return {request_id: given[key] for request_id, key in keys.items()}

@@ -30,7 +30,7 @@ from infra.bench.faults.http_clients import Balanced
 from infra.bench.faults.log_audit import settled
 from infra.bench.faults.target_stack import MODEL, SIM, make_stack, urls
 from infra.bench.results import BENCH_DIR, Bar, at_most
-from infra.broker.quorum import Cluster
+from infra.broker.quorum import BrokerCluster
 from infra.broker.section import BrokerSettings
 from infra.stack.launcher import Stack
 from infra.stack.rolling import restart
@@ -80,7 +80,7 @@ async def _restarts(options: Options, console: Console) -> dict[str, Any]:
         console.print(f"restarted {name}: ready again after {seconds:.1f} s")
 
     stack = make_stack(chaos.PLAN, BENCH_DIR.absolute() / "rolling")
-    hurt = partial(restart, (), folder=stack.folder, each_s=BACK_S, told=told)
+    hurt = partial(restart, (), folder=stack.folder, timeout_s=BACK_S, on_restart=told)
     found = await _under_load(stack, options, hurt)
     return {**found, "ready_again_s": away_s}
 
@@ -88,7 +88,7 @@ async def _restarts(options: Options, console: Console) -> dict[str, Any]:
 async def _brokers(options: Options, console: Console) -> dict[str, Any]:
     folder = BENCH_DIR.absolute() / "rolling-brokers"
     stack = make_stack(replace(chaos.PLAN, broker=False), folder)
-    cluster = Cluster(BROKER, folder / "brokers")
+    cluster = BrokerCluster(BROKER, folder / "brokers")
     log = LogSettings(bootstrap=cluster.start(), replication_factor=3, request_timeout_ms=30_000)
     gateway = replace(stack.settings.gateway, accept_ms=ACCEPT_MS)
     stack.settings = replace(stack.settings, log=log, gateway=gateway)

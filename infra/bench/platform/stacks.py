@@ -13,7 +13,7 @@ from infra.broker.section import BrokerSettings
 from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
-from streams.bridge.config import BridgeSettings, Pair
+from streams.bridge.config import BridgeSettings, TopicPair
 from streams.gateway.config import GatewaySettings
 
 PLAN = StackPlan(prefill=1, decode=1, replica=1, routers=2, gateways=2, bridges=2)
@@ -27,7 +27,7 @@ def hurt_stack() -> Stack:
         PLAN, BENCH_DIR.absolute() / "platform", decode_step_ms=STEP_MS, running_max=RUNNING_MAX
     )
     prefix = stack.settings.log.topic_prefix
-    pair = Pair(prompts=f"{prefix}prompts", answers=f"{prefix}answers", ordered=True)
+    pair = TopicPair(prompts=f"{prefix}prompts", answers=f"{prefix}answers", ordered=True)
     stack.settings = dataclasses.replace(stack.settings, bridge=BridgeSettings(pairs=(pair,)))
     return stack
 

@@ -15,8 +15,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from infra.bench.results import Bar, at_most, median
-from infra.handbook.handbook import Question, handbook, questions
-from infra.handbook.library import Library, Text
+from infra.handbook.handbook import HandbookQuestion, handbook, questions
+from infra.handbook.library import Library, TextDocument
 from schemas.errors import EngineFailed
 from schemas.log.clock import wall_ms
 
@@ -36,7 +36,7 @@ async def measure(
     progress: Progress,
 ) -> Mapping[str, Any]:
     """Median ms of each way, and tokens of the prompts."""
-    pages = [Text(page.document_id, page.text, page.title) for page in handbook(_PAGES)]
+    pages = [TextDocument(page.document_id, page.text, page.title) for page in handbook(_PAGES)]
     await books.put(COLLECTION, pages)
     await books.wait_for_all(COLLECTION, pages, _FOUND_S)
     rng = random.Random(f"early {seed}")
@@ -66,7 +66,7 @@ async def _first_token(
     model: str,
     rng: random.Random,
     words: list[str],
-    question: Question,
+    question: HandbookQuestion,
     *,
     looks_up: bool,
 ) -> tuple[float, int]:
@@ -91,9 +91,9 @@ async def _first_token(
     return took_ms, answer["usage"]["prompt_tokens"]
 
 
-async def _search(books: Library, question: Question) -> float:
+async def _search(books: Library, question: HandbookQuestion) -> float:
     began_s = time.monotonic()
-    await books.asker.search_text(
+    await books.client.search_text(
         question.text,
         collection=COLLECTION,
         kind="prefill",

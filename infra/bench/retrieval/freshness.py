@@ -15,7 +15,7 @@ from rich.table import Table
 from infra.bench.results import Bar, at_least, at_most, median, percentile
 from infra.bench.retrieval.latency import COLLECTION, Load
 from infra.handbook.handbook import handbook
-from infra.handbook.library import Text
+from infra.handbook.library import TextDocument
 from workers.embed.embedders.choose import make_embedder
 
 _FRESH = 20  # documents whose way is timed
@@ -30,7 +30,7 @@ async def measure(load: Load, documents: int, progress: Progress) -> Mapping[str
     waits_ms = []
     async with load.full_decode_queue():
         for number in range(_FRESH):
-            fresh = Text(
+            fresh = TextDocument(
                 f"fresh-{number}", f"The {_word(number)} kettle sings at {number} o'clock."
             )
             began_s = time.monotonic()
@@ -54,12 +54,14 @@ async def measure(load: Load, documents: int, progress: Progress) -> Mapping[str
     }
 
 
-def _texts(count: int) -> list[Text]:
+def _texts(count: int) -> list[TextDocument]:
     """Pages of handbooks of as many towns as it takes."""
-    found: list[Text] = []
+    found: list[TextDocument] = []
     for town in range(count // 3_000 + 1):
         pages = handbook(min(3_000, count - len(found)), seed=100 + town)
-        found += [Text(f"{town}-{page.document_id}", page.text, page.title) for page in pages]
+        found += [
+            TextDocument(f"{town}-{page.document_id}", page.text, page.title) for page in pages
+        ]
     return found
 
 

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from infra.bench.results import Bar, at_least, at_most, percentiles
 from infra.bench.retrieval import cache
-from infra.handbook.library import Library, Text
+from infra.handbook.library import Library, TextDocument
 from infra.stack.launcher import Stack
 from schemas.errors import EngineFailed
 from workers.embed.embedders.choose import make_embedder
@@ -49,8 +49,10 @@ class Shelf:
         self.pages = {word: self._page(word, 0) for word in _WORDS}
 
     @staticmethod
-    def _page(word: str, hour: int) -> Text:
-        return Text(f"kettle-{word}", f"The {word} kettle of the pier sings at {hour} o'clock.")
+    def _page(word: str, hour: int) -> TextDocument:
+        return TextDocument(
+            f"kettle-{word}", f"The {word} kettle of the pier sings at {hour} o'clock."
+        )
 
     async def prepare(self) -> None:
         """All pages as they are first."""

@@ -19,8 +19,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from infra.bench.results import Bar, at_most, median, percentile
-from infra.handbook.handbook import Question, handbook, questions
-from infra.handbook.library import Library, Text
+from infra.handbook.handbook import HandbookQuestion, handbook, questions
+from infra.handbook.library import Library, TextDocument
 from infra.stack.fleet_watch import FleetWatch
 from infra.stack.launcher import Stack
 from schemas.errors import EngineFailed, TriviumError
@@ -73,13 +73,13 @@ class Load:
         """The handbook, found by searches, and vectors for those of the decode queue."""
         vectors = np.random.default_rng(0).normal(size=(fillers, _DIM)).astype(np.float32)
         await self.books.put_vectors(FILLER, vectors)
-        pages = [Text(page.document_id, page.text, page.title) for page in handbook(_PAGES)]
+        pages = [TextDocument(page.document_id, page.text, page.title) for page in handbook(_PAGES)]
         await self.books.put(COLLECTION, pages)
         await self.books.wait_for_all(COLLECTION, pages, _FOUND_S)
         assert self.stack.fleet is not None  # it runs
         await held_by_all(self.stack.fleet, {FILLER: fillers, COLLECTION: len(pages)}, _FOUND_S)
 
-    def question(self) -> Question:
+    def question(self) -> HandbookQuestion:
         """The next one."""
         return self._rng.choice(self._asked)
 
@@ -149,7 +149,7 @@ class Load:
 
     async def _search_ms(self, kind: Kind) -> float:
         began_s = time.monotonic()
-        await self.books.asker.search_text(
+        await self.books.client.search_text(
             self.question().text,
             collection=COLLECTION,
             kind=kind,
@@ -172,7 +172,7 @@ class Load:
         rng = random.Random(number)
         while True:
             with suppress(TriviumError):
-                await self.books.asker.search(
+                await self.books.client.search(
                     self._vectors[rng.randrange(len(self._vectors))],
                     collection=FILLER,
                     k=_DEEP_K,

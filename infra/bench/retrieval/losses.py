@@ -19,7 +19,7 @@ from rich.table import Table
 
 from infra.bench.results import Bar, at_least, at_most
 from infra.handbook.handbook import Page, handbook
-from infra.handbook.library import Library, Text
+from infra.handbook.library import Library, TextDocument
 from infra.stack.launcher import Stack
 
 COLLECTION, SHARDS = "handbook", 2
@@ -47,7 +47,7 @@ async def measure(
 ) -> Mapping[str, Any]:
     """Counts by phase: nothing is killed, a replica, and then a shard."""
     pages = handbook(_PAGES)
-    texts = [Text(page.document_id, page.text, page.title) for page in pages]
+    texts = [TextDocument(page.document_id, page.text, page.title) for page in pages]
     await books.put(COLLECTION, texts)
     for text in texts:
         await books.wait_for(COLLECTION, text, _FOUND_S)

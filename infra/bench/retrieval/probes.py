@@ -17,7 +17,7 @@ from rich.table import Table
 
 from infra.bench.results import Bar, at_least, at_most, median
 from infra.handbook.handbook import handbook, questions
-from infra.handbook.library import Library, Text
+from infra.handbook.library import Library, TextDocument
 from schemas.errors import EngineFailed
 
 COLLECTION, EVERY = "probes", 32
@@ -43,7 +43,7 @@ async def measure(
     progress: Progress,
 ) -> Mapping[str, Any]:
     """By way: tokens a second of so many answers at once, and the stalled share of decoding."""
-    pages = [Text(page.document_id, page.text, page.title) for page in handbook(_PAGES)]
+    pages = [TextDocument(page.document_id, page.text, page.title) for page in handbook(_PAGES)]
     await books.put(COLLECTION, pages)
     await books.wait_for_all(COLLECTION, pages, _FOUND_S)
     asked = [each.text for each in questions(handbook(_PAGES), streams * rounds, seed=seed)]

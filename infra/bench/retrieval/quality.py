@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 from rich.progress import Progress
 
-from infra.handbook.handbook import Question, handbook, questions
-from infra.handbook.library import Library, Text
+from infra.handbook.handbook import HandbookQuestion, handbook, questions
+from infra.handbook.library import Library, TextDocument
 from schemas.errors import EngineFailed
 
 WITH, WITHOUT, WRONG = "with documents", "without", "with wrong passages"
@@ -26,7 +26,7 @@ _FOUND_S = 600.0
 class Answered:
     """One question in one way."""
 
-    question: Question
+    question: HandbookQuestion
     is_right: bool
     is_cited: bool  # whether the page that knows was put into the prompt
     tokens: int  # put into the prompt
@@ -41,12 +41,14 @@ class Questioner:
         self._client, self._model = client, model
         self._room, self._progress = asyncio.Semaphore(streams), progress
 
-    async def ask_all(self, collection: str, asked: Sequence[Question], way: str) -> list[Answered]:
+    async def ask_all(
+        self, collection: str, asked: Sequence[HandbookQuestion], way: str
+    ) -> list[Answered]:
         """Every question once."""
         task = self._progress.add_task(f"{collection}, {way}", total=len(asked))
         shifted = [*asked[len(asked) // 2 :], *asked[: len(asked) // 2]]
 
-        async def one(question: Question, other: Question) -> Answered:
+        async def one(question: HandbookQuestion, other: HandbookQuestion) -> Answered:
             body: dict[str, Any] = {
                 "model": self._model,
                 "messages": [{"role": "user", "content": question.text}],
@@ -65,7 +67,7 @@ class Questioner:
         return list(await asyncio.gather(*map(one, asked, shifted)))
 
 
-def _answered(question: Question, response: httpx.Response) -> Answered:
+def _answered(question: HandbookQuestion, response: httpx.Response) -> Answered:
     answer = response.json()
     if response.status_code != 200:
         raise EngineFailed(f"the gateway answered: {answer['error']['message']}")
@@ -104,7 +106,7 @@ async def measure(
     asked = questions(handbook(min(sizes)), count, seed=seed)
     for size in sizes:
         collection = f"handbook-{size}"
-        pages = [Text(page.document_id, page.text, page.title) for page in handbook(size)]
+        pages = [TextDocument(page.document_id, page.text, page.title) for page in handbook(size)]
         await books.put(collection, pages)
         await books.wait_for_all(collection, pages, _FOUND_S)
         ways = (WITH, WITHOUT, WRONG) if size == sizes[0] else (WITH,)

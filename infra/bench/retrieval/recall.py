@@ -20,7 +20,7 @@ from rich.table import Table
 
 from infra.bench.results import Bar, at_most
 from infra.bench.retrieval.docstrings import Described, corpus
-from infra.handbook.library import Library, Text
+from infra.handbook.library import Library, TextDocument
 from schemas.log.clock import wall_ms
 from schemas.records import DocumentPassages
 from schemas.retrieval import unpack_vector
@@ -78,7 +78,7 @@ async def measure(
 ) -> Mapping[str, Any]:
     """Recall by mode, of the pool and exact."""
     described = corpus()[: documents or None]
-    texts = [Text(each.document_id, each.text) for each in described]
+    texts = [TextDocument(each.document_id, each.text) for each in described]
     await books.put(COLLECTION, texts)
     await books.wait_for_all(COLLECTION, texts, _FOUND_S)
     exact = Exact(await books.passages(COLLECTION))
@@ -98,7 +98,7 @@ async def measure(
 
 
 async def _exact(books: Library, exact: Exact, asked: Described) -> dict[str, list[str]]:
-    embedded = await books.asker.embed([asked.question], deadline_ms=wall_ms() + _ASK_MS)
+    embedded = await books.client.embed([asked.question], deadline_ms=wall_ms() + _ASK_MS)
     by_vector, by_words = exact.vector(embedded.vectors[0]), exact.words(asked.question)
     return {
         "vector": exact.documents_of(by_vector),
@@ -108,7 +108,7 @@ async def _exact(books: Library, exact: Exact, asked: Described) -> dict[str, li
 
 
 async def _pool(books: Library, asked: Described, mode: Any) -> list[str]:
-    answer = await books.asker.search_text(
+    answer = await books.client.search_text(
         asked.question, collection=COLLECTION, k=_DEPTH, mode=mode, deadline_ms=wall_ms() + _ASK_MS
     )
     return list(dict.fromkeys(each.document_id for each in answer.passages))[:_K]

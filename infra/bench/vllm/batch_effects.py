@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from infra.bench.benchmark import Benchmark, Findings, counting, offered
 from infra.bench.vllm.words import MODEL_SAID, plain_words
-from infra.stack.engine_alone import LoneAnswer, answers
+from infra.stack.engine_alone import LoneAnswer, generate_answers
 from infra.stack.engine_source import start_engine
 from schemas.records import Role, Sampling
 from schemas.settings import ModelSettings
@@ -89,7 +89,9 @@ async def _answers(
     given: list[LoneAnswer] = []
     for begin in range(0, len(asked), size):
         batch = asked[begin : begin + size]
-        given += await answers(engine, batch, at_once=size, ended=lambda: progress.advance(task))
+        given += await generate_answers(
+            engine, batch, at_once=size, on_answer=lambda: progress.advance(task)
+        )
     return [answer.token_ids for answer in given]
 
 

@@ -24,7 +24,7 @@ import aiohttp
 
 from infra.broker.probe import free_ports
 from infra.processes.identity import children, members
-from infra.processes.supervisor import Process, ProcessSpec, Supervisor
+from infra.processes.supervisor import ProcessSpec, SupervisedProcess, Supervisor
 from infra.stack.configuration import Settings
 from infra.stack.fleet_watch import FleetWatch
 from infra.stack.launcher import Stack
@@ -53,7 +53,7 @@ class Peer:
 
     name: str
     url: str
-    freezable: Sequence[Process] = field(default_factory=list)  # with all of their groups
+    freezable: Sequence[SupervisedProcess] = field(default_factory=list)  # with all of their groups
 
     def signal(self, number: signal.Signals) -> None:
         """To every process that may be frozen."""
@@ -215,7 +215,7 @@ def _spec(name: str, command: Sequence[str], folder: Path, env: dict[str, str]) 
     )
 
 
-async def _healthy(url: str, process: Process) -> None:
+async def _healthy(url: str, process: SupervisedProcess) -> None:
     end_s = time.monotonic() + START_S
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as client:
         while True:

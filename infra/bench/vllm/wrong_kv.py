@@ -23,7 +23,7 @@ from typing import Any
 from rich.progress import Progress
 
 from infra.bench.results import Bar, at_most
-from infra.stack.engine_alone import answers
+from infra.stack.engine_alone import generate_answers
 from infra.stack.engine_source import start_engine
 from schemas.log.clock import wall_ms
 from schemas.records import KvHandle, Role, Sampling, WorkPhase
@@ -160,7 +160,9 @@ async def measure(
     alone = await _start(model, "alone", 0, (Role.REPLICA,))
     try:
         asked = [(prompt, SAMPLING) for prompt in every]
-        given = await answers(alone, asked, at_once=1, ended=lambda: progress.advance(task))
+        given = await generate_answers(
+            alone, asked, at_once=1, on_answer=lambda: progress.advance(task)
+        )
     finally:
         await alone.close()
     right = [answer.token_ids for answer in given]

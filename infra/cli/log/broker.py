@@ -21,7 +21,7 @@ app = typer.Typer(
 def start(config: Config = None, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Start the broker in the background, and wait until it answers."""
     broker = _broker(config)
-    before = broker.runs()
+    before = broker.is_running()
     bootstrap = broker.start()
     if as_json:
         print_json(asdict(broker.status()))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.cli.log.explain import duration_ms
-from infra.cli.options import AsJson, Bootstrap, Config, given_settings, settings_of_running
+from infra.cli.options import AsJson, Bootstrap, Config, parse_overrides, settings_of_running
 from infra.terminal.output import print_json, stdout_console
 from infra.terminal.printable import printable
 from schemas.errors import ConfigError
@@ -47,19 +47,19 @@ def compare(
     from schemas.log.clock import wall_ms
 
     settings = settings_of_running(config, bootstrap)
-    given, now_ms = given_settings("", changed or []), wall_ms()
+    overrides, now_ms = parse_overrides("", changed or []), wall_ms()
     since_ms = now_ms - duration_ms(since)
     look_back_ms = 2 * settings.router.snapshot_ms
-    traffic, told = asyncio.run(read(settings.log, since_ms, now_ms, look_back_ms, shadow))
-    found = agreement(traffic, told)
-    policies = {each.policy for each in told if each.policy}
+    traffic, decisions = asyncio.run(read(settings.log, since_ms, now_ms, look_back_ms, shadow))
+    result = agreement(traffic, decisions)
+    policies = {decision.policy for decision in decisions if decision.policy}
     if len(policies) == 1:
-        given = {"policy": policies.pop()} | given
-    rows = outcomes(traffic, found, given)
+        overrides = {"policy": policies.pop()} | overrides
+    rows = outcomes(traffic, result, overrides)
     if as_json:
-        print_json({"placements": _as_json(found), "settings": given, "figures": rows})
+        print_json({"placements": _as_json(result), "settings": overrides, "figures": rows})
         return
-    _show(found, rows)
+    _show(result, rows)
 
 
 async def read(
@@ -75,8 +75,8 @@ async def read(
 
     finder = LogFinder(log, await asyncio.to_thread(make_codec, log))
     window = Window(max(0, since_ms - CLOCKS_MS), until_ms + CLOCKS_MS)
-    told = await finder.find(TOPIC, range(log.session_partitions), "", window)
-    names = sorted({each.router_id for each in told})
+    decisions = await finder.find(TOPIC, range(log.session_partitions), "", window)
+    names = sorted({decision.router_id for decision in decisions})
     if shadow and shadow not in names:
         raise ConfigError(f"--shadow: expected any of {', '.join(names) or 'none'}, found {shadow}")
     if not shadow and len(names) > 1:
@@ -85,36 +85,36 @@ async def read(
         path = Path(folder) / "span.avro"
         await record(log, path, since_ms, until_ms, look_back_ms=look_back_ms)
         traffic = await asyncio.to_thread(read_file, path)
-    return traffic, [each for each in told if shadow in ("", each.router_id)]
+    return traffic, [decision for decision in decisions if shadow in ("", decision.router_id)]
 
 
-def _as_json(found: "Agreement") -> dict[str, Any]:
+def _as_json(result: "Agreement") -> dict[str, Any]:
     return {
-        "placements": found.placements,
-        "same": found.same,
-        "share": found.share,
-        "modes": {f"{was} to {would}": number for (was, would), number in found.modes.items()},
-        "workers": found.workers,
-        "orchestrations": found.orchestrations,
-        "unseen": found.unseen,
+        "placements": result.placements,
+        "same": result.same,
+        "share": result.share,
+        "modes": {f"{was} to {would}": number for (was, would), number in result.modes.items()},
+        "workers": result.workers,
+        "orchestrations": result.orchestrations,
+        "unseen": result.unseen,
     }
 
 
-def _show(found: "Agreement", rows: dict[str, dict[str, Any]]) -> None:
+def _show(result: "Agreement", rows: dict[str, dict[str, Any]]) -> None:
     from infra.prediction.figures import table
 
-    print(f"{found.placements:,} placements; {found.same:,} ({found.share:.1%}) are the same")
+    print(f"{result.placements:,} placements; {result.same:,} ({result.share:.1%}) are the same")
     differing = [
         *(
             (number, f"{was}: would be {would}")
-            for (was, would), number in found.modes.most_common()
+            for (was, would), number in result.modes.most_common()
         ),
-        (found.workers, "of the same mode on other workers"),
-        (found.orchestrations, "on the same workers in another order"),
+        (result.workers, "of the same mode on other workers"),
+        (result.orchestrations, "on the same workers in another order"),
     ]
     for number, what in differing:
         if number:
-            print(f"  {number:,} ({number / found.placements:.1%}) {printable(what)}")
-    if found.unseen:
-        print(f"  {found.unseen:,} more the shadow has not seen")
+            print(f"  {number:,} ({number / result.placements:.1%}) {printable(what)}")
+    if result.unseen:
+        print(f"  {result.unseen:,} more the shadow has not seen")
     stdout_console().print(table("times in ms", rows))

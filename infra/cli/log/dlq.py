@@ -52,13 +52,13 @@ def list_(
 ) -> None:
     """Count dead letters by topic, and show the newest."""
     settings = settings_of_running(config, bootstrap)
-    wanted = _wanted(since, before, error)
-    found = asyncio.run(_listed(settings, topic, wanted, max(0, count)))
+    letter_filter = _letter_filter(since, before, error)
+    listing = asyncio.run(_list_letters(settings, topic, letter_filter, max(0, count)))
     if as_json:
-        newest = [_about(letter) for letter in found.newest]
-        print_json({"waiting": found.waiting, "retried": found.retried, "newest": newest})
+        newest = [_about(letter) for letter in listing.newest]
+        print_json({"waiting": listing.waiting, "retried": listing.retried, "newest": newest})
     else:
-        _show_listed(found)
+        _show_listing(listing)
 
 
 @app.command(epilog="Example: trivium dlq show prompts/0/12")
@@ -70,18 +70,18 @@ def show(
 ) -> None:
     """Show one whole: what went wrong, its headers, its value as a record, JSON, text or hex."""
     settings = settings_of_running(config, bootstrap)
-    letter, codec = asyncio.run(_one(settings, name))
-    said = {**_about(letter), "headers": _texts(letter.headers), **_value(codec, letter.value)}
+    letter, codec = asyncio.run(_find_letter(settings, name))
+    fields = {**_about(letter), "headers": _texts(letter.headers), **_value(codec, letter.value)}
     if as_json:
-        print_json(said)
+        print_json(fields)
         return
     for label in ("name", "at", "retried", "key"):
-        print(printable(f"{label}: {said[label]}"))
-    for label, text in [*letter.details.items(), *said["headers"].items()]:
+        print(printable(f"{label}: {fields[label]}"))
+    for label, text in [*letter.details.items(), *fields["headers"].items()]:
         print(printable(f"{label}: {text}"))
-    value = said["value"]
+    value = fields["value"]
     text = value if isinstance(value, str) else json.dumps(value, indent=2, default=_plain)
-    print(printable(f"{said['kind']}:\n{text}", keep="\n"))
+    print(printable(f"{fields['kind']}:\n{text}", keep="\n"))
 
 
 @app.command(
@@ -113,24 +113,24 @@ def retry_(
         )
     settings = settings_of_running(config, bootstrap)
     places = [_place(settings.log, name) for name in names or []]
-    wanted = _wanted(since, before, error, places)
-    topics = [place[0] for place in wanted.places] or topic
-    done = asyncio.run(_retried(settings, topics, wanted, dry_run))
-    if done.sent + done.already + done.impossible < len(wanted.places):
+    letter_filter = _letter_filter(since, before, error, places)
+    topics = [place[0] for place in letter_filter.places] or topic
+    result = asyncio.run(_retry_letters(settings, topics, letter_filter, dry_run))
+    if result.sent + result.already + result.impossible < len(letter_filter.places):
         raise ConfigError(f"dlq: expected names that `trivium dlq list` shows, found {names}")
     if as_json:
-        print_json({**asdict(done), "dry_run": dry_run})
+        print_json({**asdict(result), "dry_run": dry_run})
         return
     would = "would be " * dry_run
-    print(f"{done.sent} {would}sent again; {done.already} were before")
-    if done.repeatedly:
-        print(f"{done.repeatedly} of them came back after they were sent again; mend the cause")
-    if done.impossible:
-        print(f"{done.impossible} cannot be sent: their values were not kept")
+    print(f"{result.sent} {would}sent again; {result.already} were before")
+    if result.repeatedly:
+        print(f"{result.repeatedly} of them came back after they were sent again; mend the cause")
+    if result.impossible:
+        print(f"{result.impossible} cannot be sent: their values were not kept")
 
 
 @dataclass(slots=True)
-class Listed:
+class LetterListing:
     """What a list shows."""
 
     waiting: Counter[str] = field(default_factory=Counter)
@@ -138,25 +138,25 @@ class Listed:
     newest: "list[DeadLetter]" = field(default_factory=list)
 
 
-async def _listed(
-    settings: "Settings", topics: list[str] | None, wanted: "LetterSelection", count: int
-) -> Listed:
+async def _list_letters(
+    settings: "Settings", topics: list[str] | None, letter_filter: "LetterSelection", count: int
+) -> LetterListing:
     from schemas.log.dead_letters import read_letters
 
-    found = Listed()
+    listing = LetterListing()
     for topic, (_, partitions) in (await _counts(settings, topics)).items():
         newest = deque["DeadLetter"](maxlen=count)
         async for letter in read_letters(settings.log, topic, partitions):
-            if letter in wanted:
-                (found.retried if letter.is_retried else found.waiting)[letter.topic] += 1
+            if letter in letter_filter:
+                (listing.retried if letter.is_retried else listing.waiting)[letter.topic] += 1
                 newest.append(letter)
-        found.newest += newest
-    found.newest.sort(key=lambda letter: letter.at_ms)
-    del found.newest[: -count or None]
-    return found
+        listing.newest += newest
+    listing.newest.sort(key=lambda letter: letter.at_ms)
+    del listing.newest[: -count or None]
+    return listing
 
 
-async def _one(settings: "Settings", name: str) -> "tuple[DeadLetter, Codec]":
+async def _find_letter(settings: "Settings", name: str) -> "tuple[DeadLetter, Codec]":
     from schemas.log.dead_letters import read_letters
     from schemas.log.registry import make_codec
 
@@ -169,18 +169,18 @@ async def _one(settings: "Settings", name: str) -> "tuple[DeadLetter, Codec]":
     raise ConfigError(f"dlq: expected a name that `trivium dlq list` shows, found {name!r}")
 
 
-async def _retried(
-    settings: "Settings", topics: list[str] | None, wanted: "LetterSelection", dry_run: bool
+async def _retry_letters(
+    settings: "Settings", topics: list[str] | None, letter_filter: "LetterSelection", dry_run: bool
 ) -> "RetryCounts":
     from schemas.log.dead_letters import RetryCounts, count_retries, retry
 
-    done, send = RetryCounts(), count_retries if dry_run else retry
+    result, send = RetryCounts(), count_retries if dry_run else retry
     try:
         for topic, partitions in (await _counts(settings, topics)).items():
-            await send(settings.log, topic, partitions, wanted, done)
+            await send(settings.log, topic, partitions, letter_filter, result)
     except TriviumError as error:
-        raise type(error)(f"{done.sent} were sent again, then: {error.message}") from error
-    return done
+        raise type(error)(f"{result.sent} were sent again, then: {error.message}") from error
+    return result
 
 
 async def _counts(settings: "Settings", topics: list[str] | None) -> Counts:
@@ -195,13 +195,13 @@ async def _counts(settings: "Settings", topics: list[str] | None) -> Counts:
         *(pair.prompts for pair in pairs_of(settings.bridge, log.topic_prefix)),
     ]
     names = list(dict.fromkeys(names))
-    found = await partition_counts(log, [*names, *(name + DEAD_LETTER_SUFFIX for name in names)])
-    missing = [name for name in names if name + DEAD_LETTER_SUFFIX not in found]
+    counts = await partition_counts(log, [*names, *(name + DEAD_LETTER_SUFFIX for name in names)])
+    missing = [name for name in names if name + DEAD_LETTER_SUFFIX not in counts]
     if topics and missing:
         raise TopicError(f"--topic: no dead letters of {', '.join(missing)} on {log.bootstrap}")
-    of_letters = {name: found[name + DEAD_LETTER_SUFFIX] for name in names if name not in missing}
-    held = await topics_with_letters(log, of_letters)
-    return {name: (found.get(name, 0), of_letters[name]) for name in of_letters if name in held}
+    of_letters = {name: counts[name + DEAD_LETTER_SUFFIX] for name in names if name not in missing}
+    present = await topics_with_letters(log, of_letters)
+    return {name: (counts.get(name, 0), of_letters[name]) for name in of_letters if name in present}
 
 
 def _full(log: "LogSettings", topic: str) -> str:
@@ -217,7 +217,7 @@ def _place(log: "LogSettings", name: str) -> "Place":
     return _full(log, topic), int(partition), int(offset)
 
 
-def _wanted(
+def _letter_filter(
     since: str, before: str, error: str, places: "Iterable[Place]" = ()
 ) -> "LetterSelection":
     from schemas.log.dead_letters import LetterSelection
@@ -231,19 +231,19 @@ def _wanted(
     )
 
 
-def _show_listed(found: Listed) -> None:
+def _show_listing(listing: LetterListing) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    topics = sorted({*found.waiting, *found.retried})
+    topics = sorted({*listing.waiting, *listing.retried})
     if not topics:
         print("no dead letters")
         return
     counts = Table("topic", "waiting", "sent again", box=None)
     for topic in topics:
-        counts.add_row(topic, str(found.waiting[topic]), str(found.retried[topic]))
+        counts.add_row(topic, str(listing.waiting[topic]), str(listing.retried[topic]))
     letters = Table("name", "at", "key", "was at", "attempts", "error", box=None)
-    for letter in found.newest:
+    for letter in listing.newest:
         key = (letter.key or b"").decode(errors="replace")
         error = letter.error + " (sent again)" * letter.is_retried
         attempts = letter.details.get("attempts", "-")

@@ -6,7 +6,7 @@ from typing import Any
 from infra.terminal.output import stdout_console
 
 
-def predicted(file: Path, given: dict[str, str]) -> dict[str, Any]:
+def predict_figures(file: Path, overrides: dict[str, str]) -> dict[str, Any]:
     """Figures as recorded, as predicted, and with what was given."""
     from infra.prediction.figures import figures
     from infra.prediction.predicting import predict
@@ -17,11 +17,11 @@ def predicted(file: Path, given: dict[str, str]) -> dict[str, Any]:
     traffic = read(file)
     speeds = measured(traffic)
     rows = {"recorded": figures(traffic.outcomes.values())}
-    wanted = {"predicted": {}, ", ".join(f"{k}={v}" for k, v in given.items()): given}
-    for name, settings in wanted.items():
+    variants = {"predicted": {}, ", ".join(f"{k}={v}" for k, v in overrides.items()): overrides}
+    for name, settings in variants.items():
         if name:
-            found = predict(traffic, speeds, changed(traffic.settings, settings))
-            rows[name] = figures(found.outcomes.values()) | {"unserved": found.unserved}
+            prediction = predict(traffic, speeds, changed(traffic.settings, settings))
+            rows[name] = figures(prediction.outcomes.values()) | {"unserved": prediction.unserved}
     return rows
 
 

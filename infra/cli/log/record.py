@@ -62,7 +62,7 @@ def record(
         settings.log, output, *span, look_back_ms=look_back_ms, leaves_out=leaves_out
     )
     lives = asyncio.run(collecting)
-    told = [
+    rows = [
         {
             "router": life.router_id,
             "epoch": life.epoch,
@@ -74,10 +74,10 @@ def record(
     ]
     size = output.stat().st_size
     if as_json and not check:
-        print_json({"file": str(output), "bytes": size, "lives": told})
+        print_json({"file": str(output), "bytes": size, "lives": rows})
     elif not as_json:
-        for each in told:
-            print(f"{each['router']} life {each['epoch']}: {each['events']:,} events")
+        for row in rows:
+            print(f"{row['router']} life {row['epoch']}: {row['events']:,} events")
         print(f"{output}: {size / 1e6:.1f} MB; replay it with `trivium replay {output}`")
     if check:
         replay(output, as_json=as_json)

@@ -14,8 +14,8 @@ from infra.cli.options import (
     AsJson,
     Config,
     gateway_url,
-    given_settings,
     in_panel,
+    parse_overrides,
 )
 from infra.cli.sending import pace_of
 from infra.terminal.output import print_json
@@ -94,51 +94,51 @@ def replay(
     `trivium replay azure.csv --pools 2P2D --slow prefill-0@30s --simulate`,
     `trivium replay last.avro --live --speed 10`
     """
-    asked = {"kill": kill, "stop": stop, "slow": slow, "drain": drain}
-    faults = [(kind, text) for kind, texts in asked.items() for text in texts or ()]
+    fault_options = {"kill": kill, "stop": stop, "slow": slow, "drain": drain}
+    faults = [(kind, text) for kind, texts in fault_options.items() for text in texts or ()]
     if predict and (simulated or faults or pools):
         raise ConfigError(
             "--predict: expected without faults and --simulate, which have other speeds"
         )
     if live:
-        from infra.cli.log.live import send_again
+        from infra.cli.log.live import resend
 
         if simulated or faults or pools or policy or changed:
             raise ConfigError("--live: expected neither faults nor settings beside it")
         pace = pace_of(speed, streams)
-        send_again(file, pace, url or gateway_url(config), api_key, as_json=as_json)
+        resend(file, pace, url or gateway_url(config), api_key, as_json=as_json)
         return
     if simulated or faults or pools:
         from infra.cli.log.simulated import simulate
 
-        wish = given_settings(policy, changed or [])
+        wish = parse_overrides(policy, changed or [])
         simulate(file, wish, faults, pools=pools, gpu=gpu, model=model, as_json=as_json)
         return
-    from infra.cli.log.predicted import predicted, show
+    from infra.cli.log.predicted import predict_figures, show
     from infra.replay.pieces import replay_side_by_side
     from infra.replay.redeciding import SETTABLE, Redeciding
     from infra.replay.replaying import replay as run
 
-    given = given_settings(policy, changed or [])
-    places = given and not (predict and given.keys() - SETTABLE)
-    redeciding = Redeciding(given) if places else None
+    overrides = parse_overrides(policy, changed or [])
+    places = overrides and not (predict and overrides.keys() - SETTABLE)
+    redeciding = Redeciding(overrides) if places else None
     if redeciding:
         report = run(file, redeciding.watch)
     else:
         report = replay_side_by_side(file, jobs or os.cpu_count() or 1)
     if as_json:
-        told: dict[str, Any] = {}
+        sections: dict[str, Any] = {}
         if redeciding:
-            told["changes"] = _of_changes(redeciding.changes)
+            sections["changes"] = _changes_as_dict(redeciding.changes)
         if predict:
-            told["predicted"] = predicted(file, given)
-        print_json(_as_json(report) | told)
+            sections["predicted"] = predict_figures(file, overrides)
+        print_json(_as_json(report) | sections)
     else:
         _show(report)
         if redeciding:
             _show_changes(redeciding.changes)
         if predict:
-            show(predicted(file, given))
+            show(predict_figures(file, overrides))
     if not report.is_equal:
         raise typer.Exit(1)
 
@@ -162,16 +162,16 @@ def _show_changes(changes: "Changes") -> None:
         )
 
 
-def _of_changes(changes: "Changes") -> dict[str, Any]:
+def _changes_as_dict(changes: "Changes") -> dict[str, Any]:
     modes = {f"{was} to {would}": number for (was, would), number in changes.modes.items()}
     return {**asdict(changes), "modes": modes}
 
 
 def _show(report: "Report") -> None:
     for life in report.lives:
-        print(f"{_name(life)}: {_of_life(life)}")
+        print(f"{_name(life)}: {_life_summary(life)}")
         if life.difference is not None:
-            for line in _of_difference(life, life.difference):
+            for line in _difference_lines(life, life.difference):
                 print(f"  {printable(line)}")
     cpu_s = max(report.cpu_s, 1e-3)
     print(
@@ -186,32 +186,32 @@ def _name(life: "ReplayedLife") -> str:
     return printable(f"{life.router_id} life {life.epoch}")
 
 
-def _of_life(life: "ReplayedLife") -> str:
-    said = f"{life.events:,} events, {life.with_effects:,} with effects"
+def _life_summary(life: "ReplayedLife") -> str:
+    summary = f"{life.events:,} events, {life.with_effects:,} with effects"
     if life.difference is not None:
-        return f"{said}; then a difference"
+        return f"{summary}; then a difference"
     if life.is_stopped:
-        return f"{said}, equal to its end"
+        return f"{summary}, equal to its end"
     missing = f"; {life.unknown:,} decisions after it are not" if life.unknown else ""
-    return f"{said}, equal up to the last line of its journal{missing}"
+    return f"{summary}, equal up to the last line of its journal{missing}"
 
 
-def _of_difference(life: "ReplayedLife", found: "Difference") -> list[str]:
+def _difference_lines(life: "ReplayedLife", difference: "Difference") -> list[str]:
     from streams.journal.journal import version_of_core
 
-    row = found.row
+    row = difference.row
     at = datetime.fromtimestamp(row.now_ms / 1000, UTC).isoformat(timespec="milliseconds")
     lines = [
         f"line {row.seq} at {at}, {row.topic}[{row.partition}] offset {row.offset}",
-        f"input: {_short(found.event)}",
-        *(f"recorded: {_short(decision)}" for decision in found.decided),
+        f"input: {_short(difference.event)}",
+        *(f"recorded: {_short(decision)}" for decision in difference.decided),
         f"recorded checksum of effects: {row.effects:08x}",
-        *(f"replayed: {_short(effect)}" for effect in found.found),
+        *(f"replayed: {_short(effect)}" for effect in difference.found),
     ]
-    if not found.found:
+    if not difference.found:
         lines.append("replayed: nothing followed")
-    if found.error:
-        lines.append(f"replayed: the core raised {found.error}")
+    if difference.error:
+        lines.append(f"replayed: the core raised {difference.error}")
     if life.version != version_of_core():
         lines.append(f"recorded by version {life.version}, replayed by {version_of_core()}")
     return lines
@@ -225,7 +225,7 @@ def _short(value: object) -> str:
 def _as_json(report: "Report") -> dict[str, Any]:
     lives = []
     for life in report.lives:
-        told: dict[str, Any] = {
+        row: dict[str, Any] = {
             "router": life.router_id,
             "epoch": life.epoch,
             "version": life.version,
@@ -236,8 +236,8 @@ def _as_json(report: "Report") -> dict[str, Any]:
             "unknown_decisions": life.unknown,
         }
         if life.difference is not None:
-            told["difference"] = _of_difference(life, life.difference)
-        lives.append(told)
+            row["difference"] = _difference_lines(life, life.difference)
+        lives.append(row)
     return {
         "is_equal": report.is_equal,
         "events": report.events,

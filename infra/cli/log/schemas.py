@@ -29,7 +29,7 @@ def register(config: Config = None, url: Url = None, as_json: AsJson = False) ->
 
     log = settings_from(config).log
     ids = register_all(
-        url or _named(log), prefix=log.topic_prefix, timeout_ms=log.request_timeout_ms
+        url or _registry_url(log), prefix=log.topic_prefix, timeout_ms=log.request_timeout_ms
     )
     if as_json:
         print_json(ids)
@@ -48,14 +48,16 @@ def check(
     """
     from schemas.compatibility import incompatibilities
 
-    found = list(incompatibilities()) if url is None else _breaks_of(settings_from(config).log, url)
+    problems = (
+        list(incompatibilities()) if url is None else _breaks_of(settings_from(config).log, url)
+    )
     if as_json:
-        print_json({"breaks": found})
-    elif not found and not quiet:
+        print_json({"breaks": problems})
+    elif not problems and not quiet:
         print("every version of every record can be read")
-    if found and not as_json:
-        raise ConfigError("; ".join(found))
-    if found:
+    if problems and not as_json:
+        raise ConfigError("; ".join(problems))
+    if problems:
         raise typer.Exit(1)
 
 
@@ -121,14 +123,14 @@ def _subjects(log: "LogSettings", url: str) -> list[Subject]:
             fingerprint=marks[record],
             older=len(older.get(record, {})),
         )
-        for each in registry.versions(subject) if registry and subject in there else ():
-            if schema_fingerprint(each.schema).hex() == marks[record]:
-                row = replace(row, schema_id=each.schema_id, version=each.number)
+        for version in registry.versions(subject) if registry and subject in there else ():
+            if schema_fingerprint(version.schema).hex() == marks[record]:
+                row = replace(row, schema_id=version.schema_id, version=version.number)
         rows.append(row)
     return rows
 
 
-def _named(log: "LogSettings") -> str:
+def _registry_url(log: "LogSettings") -> str:
     if not log.schema_registry:
         raise ConfigError("a schema registry: expected --url or log.schema_registry, found neither")
     return log.schema_registry

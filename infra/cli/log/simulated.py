@@ -20,7 +20,7 @@ _AS_WAS, _OTHERWISE = "as it was", "otherwise"
 
 def simulate(
     file: Path,
-    given: Mapping[str, str],
+    overrides: Mapping[str, str],
     faults: Sequence[tuple[str, str]],
     *,
     pools: str,
@@ -40,10 +40,10 @@ def simulate(
     trace, shape, settings = _read(file, pools, setup.block_tokens)
     names = [name for name, _ in shape.roles()]
     struck = [fault for kind, text in faults for fault in faults_of(kind, text, names)]
-    other = changed(settings, given) if given else settings
+    changed_settings = changed(settings, overrides) if overrides else settings
     runs = {_AS_WAS: happened(trace, shape, settings, setup=setup)}
-    if struck or given:
-        runs[_OTHERWISE] = happened(trace, shape, other, struck, setup=setup)
+    if struck or overrides:
+        runs[_OTHERWISE] = happened(trace, shape, changed_settings, struck, setup=setup)
     late = later_ms(*runs.values()) if len(runs) > 1 else []
     figures = {name: run.figures() for name, run in runs.items()}
     if as_json:
@@ -83,7 +83,7 @@ def _read(file: Path, pools: str, block_tokens: int) -> "tuple[Trace, Shape, Rou
 
 def _show(figures: Mapping[str, Mapping[str, float]]) -> None:
     table = Table("", *figures, box=None)
-    rows = {row: None for each in figures.values() for row in each}
+    rows = {row: None for column in figures.values() for row in column}
     for row in rows:
-        table.add_row(row, *(f"{each.get(row, 0):,}" for each in figures.values()))
+        table.add_row(row, *(f"{column.get(row, 0):,}" for column in figures.values()))
     stdout_console().print(table)

@@ -58,12 +58,12 @@ async def _follow(
         if not from_beginning and sys.stderr.isatty():
             hint = f"{topic} from now on; --from-beginning shows what is there, Ctrl-C ends"
             print(hint, file=sys.stderr)
-        shown = 0
+        line_count = 0
         while True:
-            for record in sorted(await reader.batch(), key=lambda found: found.timestamp):
+            for record in sorted(await reader.batch(), key=lambda row: row.timestamp):
                 print(_line(codec, record, as_json))
-                shown += 1
-                if shown == count:
+                line_count += 1
+                if line_count == count:
                     return
             sys.stdout.flush()
 
@@ -96,14 +96,14 @@ def _line(codec: Any, record: Any, as_json: bool) -> str:
     if buried and kind != "undecodable":
         place_before = f"{buried['topic']} {buried['partition']}/{buried['offset']}"
         why = buried["error-message"]
-        shown = f"buried from {place_before}, {why}; {_fields(fields)}"
+        text = f"buried from {place_before}, {why}; {_fields(fields)}"
     elif kind == "Decision":
-        shown = _decision(fields)
+        text = _decision(fields)
     elif kind == "KvEvents":
-        shown = _fields({**fields, **_block_counts(fields)})
+        text = _fields({**fields, **_block_counts(fields)})
     else:
-        shown = _fields(fields)
-    return printable(f"{record.partition}/{record.offset} {kind} {key}: {shown}")
+        text = _fields(fields)
+    return printable(f"{record.partition}/{record.offset} {kind} {key}: {text}")
 
 
 def _fields(fields: dict[str, Any]) -> str:
@@ -113,27 +113,27 @@ def _fields(fields: dict[str, Any]) -> str:
 def _decision(fields: dict[str, Any]) -> str:
     """What was decided and why, in a line; `trivium explain` and --json tell the rest."""
     workers = " → ".join(filter(None, (fields["prefill_worker"], fields["decode_worker"])))
-    said = [fields["request_id"], fields["kind"]]
-    said += [value for value in (fields["mode"], fields["orchestration"]) if value != "none"]
-    said += [f"on {workers}"] if workers else []
-    said.append(f"because {fields['reason']} (policy {fields['policy'] or 'none'})")
-    said += [f"attempt {fields['attempt']}"] if fields["attempt"] > 1 else []
-    said += [f"waited {fields['waited_ms']} ms"] if fields["waited_ms"] else []
+    words = [fields["request_id"], fields["kind"]]
+    words += [value for value in (fields["mode"], fields["orchestration"]) if value != "none"]
+    words += [f"on {workers}"] if workers else []
+    words.append(f"because {fields['reason']} (policy {fields['policy'] or 'none'})")
+    words += [f"attempt {fields['attempt']}"] if fields["attempt"] > 1 else []
+    words += [f"waited {fields['waited_ms']} ms"] if fields["waited_ms"] else []
     if (estimate := fields["estimate"]) is not None:
         if estimate["ttft_remote_ms"]:
-            said.append(
+            words.append(
                 f"TTFT {estimate['ttft_local_ms']:.0f} ms local, {estimate['ttft_remote_ms']:.0f} "
                 f"remote; TPOT {estimate['tpot_local_ms']:.1f} local, "
                 f"{estimate['tpot_remote_ms']:.1f} remote;"
             )
-        said.append(f"score {estimate['score']:+.3f} from {estimate['samples']}")
-    return " ".join(said)
+        words.append(f"score {estimate['score']:+.3f} from {estimate['samples']}")
+    return " ".join(words)
 
 
 def _block_counts(fields: dict[str, Any]) -> dict[str, str]:
     """Block hashes as counts; they are of 8 bytes each."""
-    told = {name: len(fields[name]) // 8 for name in ("stored", "removed")}
-    return {name: f"{count} blocks" if count else "" for name, count in told.items()}
+    counts = {name: len(fields[name]) // 8 for name in ("stored", "removed")}
+    return {name: f"{count} blocks" if count else "" for name, count in counts.items()}
 
 
 def _telling(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -151,8 +151,8 @@ def _short(value: Any) -> str:
         return "{" + inner + "}"
     if isinstance(value, list | tuple):
         items = [_short(item) for item in value[:_LONG_LIST]]
-        more = [f"and {len(value) - _LONG_LIST} more"] if len(value) > _LONG_LIST else []
-        return "[" + ", ".join(items + more) + "]"
+        rest = [f"and {len(value) - _LONG_LIST} more"] if len(value) > _LONG_LIST else []
+        return "[" + ", ".join(items + rest) + "]"
     return str(value)
 
 

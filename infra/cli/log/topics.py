@@ -83,6 +83,6 @@ def describe(config: Config = None, bootstrap: Bootstrap = None, as_json: AsJson
     for row in rows:
         there = "missing" if not row.found else str(row.found)
         partitions = there if row.fits else f"[red]{there}, expected {row.expected}[/red]"
-        kept = "-" if row.cleanup == "compact" else f"{row.retention_ms / 3_600_000:g} h"
-        table.add_row(row.name, row.records, partitions, row.cleanup, kept)
+        retention = "-" if row.cleanup == "compact" else f"{row.retention_ms / 3_600_000:g} h"
+        table.add_row(row.name, row.records, partitions, row.cleanup, retention)
     stdout_console().print(table)

@@ -58,15 +58,15 @@ def usage(
     names = _names(by)
     since_ms = wall_ms() - duration_ms(since) if since else 0
     log = settings_of_running(config, bootstrap).log
-    sums, found = asyncio.run(_read(log, names, since_ms, check=check))
+    sums, audit = asyncio.run(_read(log, names, since_ms, check=check))
     if as_json:
-        told: dict[str, Any] = {"by": names, "sums": sums.rows(), "total": asdict(sums.total)}
-        if found is not None:
-            told["check"] = {"gaps": found.gaps, "repeats": found.repeats}
-        print_json(told)
+        report: dict[str, Any] = {"by": names, "sums": sums.rows(), "total": asdict(sums.total)}
+        if audit is not None:
+            report["check"] = {"gaps": audit.gaps, "repeats": audit.repeats}
+        print_json(report)
     else:
-        _show(sums, found)
-    if found is not None and not found.holds:
+        _show(sums, audit)
+    if audit is not None and not audit.holds:
         raise typer.Exit(1)
 
 
@@ -85,15 +85,15 @@ async def _read(
 ) -> "tuple[Sums, Check | None]":
     from infra.story.usage import Check, Sums, read_usage
 
-    sums, found = Sums(names), Check() if check else None
+    sums, audit = Sums(names), Check() if check else None
     async for partition, usage in read_usage(log, since_ms):
         sums.add(usage)
-        if found is not None:
-            found.add(partition, usage)
-    return sums, found
+        if audit is not None:
+            audit.add(partition, usage)
+    return sums, audit
 
 
-def _show(sums: "Sums", found: "Check | None") -> None:
+def _show(sums: "Sums", audit: "Check | None") -> None:
     from rich.table import Table
 
     from infra.story.usage import NAMED_MAX
@@ -107,9 +107,9 @@ def _show(sums: "Sums", found: "Check | None") -> None:
         names = ["all", *[""] * (len(sums.by) - 1)]
         table.add_row(*names, *_cells(asdict(sums.total)))
     stdout_console().print(table)
-    if found is None:
+    if audit is None:
         return
-    for what, wrong in (("gaps", found.gaps), ("repeats", found.repeats)):
+    for what, wrong in (("gaps", audit.gaps), ("repeats", audit.repeats)):
         print(f"{what}: {len(wrong) or 'none'}")
         for line in wrong[:NAMED_MAX]:
             print(f"  {printable(line)}")

@@ -92,5 +92,5 @@ def bench(
 
 def benchmark(name: str) -> "Benchmark[Any]":
     """One of `BENCHMARKS`, with all that it needs imported."""
-    found: Benchmark[Any] = importlib.import_module(BENCHMARKS[name]).BENCHMARK
-    return found
+    target: Benchmark[Any] = importlib.import_module(BENCHMARKS[name]).BENCHMARK
+    return target

@@ -237,23 +237,23 @@ def _coupled(rate: float, load_s: float, seed: int, as_json: bool) -> None:
     from infra.evaluate.live import coupled
 
     load = {"rate": rate, "load_s": load_s, "fillers": 5_000}
-    asked = coupled.compare(
+    coroutine = coupled.compare(
         Console(stderr=True), rate=rate, load_s=load_s, fillers=5_000, seed=seed
     )
-    found = asyncio.run(asked)
+    figures = asyncio.run(coroutine)
     path = results.write_report(
         "trinity_live",
         command=results.command_line(),
         seed=seed,
         load=load,
-        figures=found,
+        figures=figures,
         bars=[],
         folder=results.BENCH_DIR,
     )
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(figures, indent=1))
     else:
-        stdout_console().print(coupled.table(found))
+        stdout_console().print(coupled.table(figures))
         print(f"written: {path}")
 
 
@@ -264,10 +264,10 @@ def _trinity_case(
     from infra.evaluate.trinity.hardware import Index, SearchCosts, gpu_named
     from infra.simulator.machine.latency import Setup
 
-    found = gpu_named(gpu)
+    gpu_spec = gpu_named(gpu)
     return study.base(
-        setup=Setup(gpu=found),
-        search=SearchCosts(gpu=found, index=Index(rows=rows, dim=dim)),
+        setup=Setup(gpu=gpu_spec),
+        search=SearchCosts(gpu=gpu_spec, index=Index(rows=rows, dim=dim)),
         gpus=gpus,
         every=every,
         hop_ms=hop_ms,
@@ -280,15 +280,15 @@ def _placements(sweep: "Sweep") -> Table:
     heads = "requests/s", "placement", "index GB", "TTFT p50", "p99", "TPOT p50", "tokens/s"
     table = Table(*heads, box=None, title="at equal GPU count, ms")
     for point in sweep.points:
-        for name, found in point.results.items():
+        for name, result in point.results.items():
             table.add_row(
                 f"{point.per_s:.0f}",
                 name,
-                f"{found.index_gb:.0f}",
-                f"{found.ttft_p50:.1f}",
-                f"{found.ttft_p99:.0f}",
-                f"{found.tpot_p50:.2f}",
-                f"{found.tokens_per_s:.0f}",
+                f"{result.index_gb:.0f}",
+                f"{result.ttft_p50:.1f}",
+                f"{result.ttft_p99:.0f}",
+                f"{result.tpot_p50:.2f}",
+                f"{result.tokens_per_s:.0f}",
             )
         table.add_section()
     return table

@@ -31,12 +31,12 @@ def prediction(
     from infra.evaluate.live import prediction as study
 
     err = Console(stderr=True)
-    found = asyncio.run(study.run(study.load_of(seconds, per_s, seed), rounds, err.print))
-    path = study.write(found)
+    results = asyncio.run(study.run(study.load_of(seconds, per_s, seed), rounds, err.print))
+    path = study.write(results)
     if as_json:
-        print_json({"file": str(path), "ways": {each.way: each.errors for each in found.ways}})
+        print_json({"file": str(path), "ways": {row.way: row.errors for row in results.ways}})
         return
     console = stdout_console()
-    console.print(study.table(found))
-    show_bars(study.bars(found), console)
+    console.print(study.table(results))
+    show_bars(study.bars(results), console)
     console.print(f"Written to {path}.")

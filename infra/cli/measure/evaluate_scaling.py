@@ -63,7 +63,7 @@ def scaling(
     from infra.evaluate.report import day as report
     from infra.evaluate.studies.day_and_night import HOLDS
 
-    asked = {
+    flags = {
         "night_per_s": night,
         "noon_per_s": noon,
         "minutes": minutes,
@@ -71,52 +71,52 @@ def scaling(
         "tpot_ms": tpot,
         "workers_max": workers_max,
     }
-    given = {name: value for name, value in asked.items() if value is not None}
-    given["seed"] = seed
+    overrides = {name: value for name, value in flags.items() if value is not None}
+    overrides["seed"] = seed
     if live:
         from infra.evaluate.live.day import ENGINE, PATIENCE
 
-        found = _live(given)
+        result = _live(overrides)
         load = {"engine": ENGINE, "patience": PATIENCE}
-        page = report.write(found, out, "scaling_live", load)
+        page = report.write(result, out, "scaling_live", load)
     else:
-        found = _simulated(given, start_s, jobs)
-        page = report.write(found, out)
+        result = _simulated(overrides, start_s, jobs)
+        page = report.write(result, out)
     if as_json:
-        print_json(report.figures(found))
+        print_json(report.figures(result))
         return
     console = stdout_console()
-    console.print(_table(found))
-    if found.best is None:
-        console.print(f"no fixed fleet of up to {found.day.workers_max} workers serves as well")
+    console.print(_table(result))
+    if result.best is None:
+        console.print(f"no fixed fleet of up to {result.day.workers_max} workers serves as well")
     else:
-        console.print(f"{found.saved:.0%} fewer worker-hours than {found.best.pools}")
-    if not found.following.holds:
+        console.print(f"{result.saved:.0%} fewer worker-hours than {result.best.pools}")
+    if not result.following.holds:
         console.print(f"but pools that follow serve less than {HOLDS:.0%} in time")
     console.print(f"picture: {page}")
 
 
-def _simulated(given: dict[str, Any], start_s: float, jobs: int) -> "Compared":
+def _simulated(overrides: dict[str, Any], start_s: float, jobs: int) -> "Compared":
     from infra.evaluate.points.runs import runner
     from infra.evaluate.studies.day_and_night import Day, compared
 
-    day = _asked(Day(start_ms=1_000 * start_s), given)
+    day = _day_with(Day(start_ms=1_000 * start_s), overrides)
     with runner(jobs or os.cpu_count() or 1) as pool:
         return compared(pool, day)
 
 
-def _live(given: dict[str, Any]) -> "Compared":
+def _live(overrides: dict[str, Any]) -> "Compared":
     from rich.console import Console
 
     from infra.evaluate.live.day import DAY, compared
 
-    return asyncio.run(compared(_asked(DAY, given), Console(stderr=True).print))
+    return asyncio.run(compared(_day_with(DAY, overrides), Console(stderr=True).print))
 
 
-def _asked(day: "Day", given: dict[str, Any]) -> "Day":
+def _day_with(day: "Day", overrides: dict[str, Any]) -> "Day":
     """No night is busier than noon."""
-    asked = replace(day, **given)
-    return replace(asked, night_per_s=min(asked.night_per_s, asked.noon_per_s))
+    custom_day = replace(day, **overrides)
+    return replace(custom_day, night_per_s=min(custom_day.night_per_s, custom_day.noon_per_s))
 
 
 def interruptions(
@@ -143,16 +143,16 @@ def interruptions(
     table = Table(*heads, box=None, title=f"per answer of {answer} tokens; times in ms")
     for row in rows:
         times = (row.itl_p50, row.itl_p99, row.itl_max, row.ttft_p50)
-        table.add_row(row.pools, f"{row.per_answer:.2f}", *(f"{each:.1f}" for each in times))
+        table.add_row(row.pools, f"{row.per_answer:.2f}", *(f"{time_ms:.1f}" for time_ms in times))
     stdout_console().print(table)
 
 
-def _table(found: "Compared") -> Any:
+def _table(result: "Compared") -> Any:
     from rich.table import Table
 
     heads = ("fleet", "worker-hours", "in time", "TTFT p99", "TPOT p99")
-    table = Table(*heads, box=None, title=f"{found.following.requests} requests; times in ms")
-    for fleet in (found.following, *sorted(found.fixed, key=lambda each: -each.in_time)[:8]):
+    table = Table(*heads, box=None, title=f"{result.following.requests} requests; times in ms")
+    for fleet in (result.following, *sorted(result.fixed, key=lambda row: -row.in_time)[:8]):
         table.add_row(
             fleet.pools or "follows",
             f"{fleet.worker_hours:.3g}",

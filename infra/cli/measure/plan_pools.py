@@ -63,9 +63,9 @@ def pools(
 
     logged = None if trace is None else read(trace)
     traffic = _traffic(logged, rps, prompt, answer, searched, found, every, updates)
-    named = gpu_named(gpu)
-    setup = parallel(Setup(gpu=named, model=model_named(model)), tp)
-    search = SearchCosts(gpu=named, index=Index(rows=rows, dim=dim))
+    gpu_spec = gpu_named(gpu)
+    setup = parallel(Setup(gpu=gpu_spec, model=model_named(model)), tp)
+    search = SearchCosts(gpu=gpu_spec, index=Index(rows=rows, dim=dim))
     targets = Targets(ttft_ms=ttft, tpot_ms=tpot, hop_ms=hop_ms)
     planned = plan(setup, search, traffic, targets, tp)
     if as_json:
@@ -90,7 +90,7 @@ def _traffic(
     prompt: float | None,
     answer: float | None,
     searched: float,
-    found: float,
+    found_tokens: float,
     every: int,
     updates: float,
 ) -> "Traffic":
@@ -111,7 +111,7 @@ def _traffic(
         prompt_tokens=prompt,
         answer_tokens=answer,
         searched=searched,
-        found_tokens=found,
+        found_tokens=found_tokens,
         probing=Probing(every=every),
         updates_per_s=updates,
     )
@@ -123,13 +123,13 @@ def _table(planned: "list[Pool]", traffic: "Traffic", logged: "Logged | None") -
     if logged is not None:
         title += f" (log: {logged.requests} requests, {logged.mean_per_s:.1f}/s on average)"
     table = Table("pool", "workers", "GPUs", "busy", "then", box=None, title=title)
-    shown = {"prefill": "first token", "decode": "a token", "retrieval": "a search"}
+    figure_names = {"prefill": "first token", "decode": "a token", "retrieval": "a search"}
     for pool in planned:
         table.add_row(
             pool.name,
             str(pool.workers),
             str(pool.gpus),
             f"{pool.utilisation:.1%}",
-            f"{shown[pool.name]} {pool.figure_ms:.1f} ms",
+            f"{figure_names[pool.name]} {pool.figure_ms:.1f} ms",
         )
     return table

@@ -90,9 +90,11 @@ def ppd(
             conversations=conversations, streams=streams or (), seed=seed, quick=quick
         )
         if engine is not None:
-            table = _started(engine, loads, prefill, decode)
+            table = _measure_new(engine, loads, prefill, decode)
         else:
-            table = _running(url or _here(), settings_of_running(config, bootstrap).log, loads)
+            table = _measure_running(
+                url or _here(), settings_of_running(config, bootstrap).log, loads
+            )
     else:
         table = _simulated(prefill, decode, quick, seed, jobs)
     live_table.write(table, out)
@@ -121,11 +123,11 @@ def _bar(loads: "list[LiveLoad]") -> Iterator[Callable[[], None]]:
         yield lambda: bars.advance(bar)
 
 
-def _running(url: str, log: "LogSettings", loads: "list[LiveLoad]") -> "PpdTable":
+def _measure_running(url: str, log: "LogSettings", loads: "list[LiveLoad]") -> "PpdTable":
     from infra.evaluate.live import live_table
 
-    with _bar(loads) as done:
-        return asyncio.run(live_table.measure(url, log, loads, done))
+    with _bar(loads) as advance:
+        return asyncio.run(live_table.measure(url, log, loads, advance))
 
 
 def _here() -> str:
@@ -138,7 +140,7 @@ def _here() -> str:
     return state.gateways[0]
 
 
-def _started(engine: str, loads: "list[LiveLoad]", prefill: int, decode: int) -> "PpdTable":
+def _measure_new(engine: str, loads: "list[LiveLoad]", prefill: int, decode: int) -> "PpdTable":
     from infra.bench.results import BENCH_DIR
     from infra.evaluate.live import comparison, live_table
     from infra.stack.plan import StackPlan
@@ -146,16 +148,16 @@ def _started(engine: str, loads: "list[LiveLoad]", prefill: int, decode: int) ->
     if engine not in ("sim", "vllm"):
         raise ConfigError(f"--engine: expected sim or vllm, found {engine!r}")
 
-    async def run(done: Callable[[], None]) -> "PpdTable":
+    async def run(advance: Callable[[], None]) -> "PpdTable":
         folder = BENCH_DIR.absolute() / "plan"
-        with comparison.machine(engine, folder) as made:
+        with comparison.machine(engine, folder) as make_stack:
             live_table.write(live_table.PROBE, folder / "probe.json")
             deployment = comparison.DEPLOYMENTS[engine][0]
-            stack = made(deployment, StackPlan(prefill=prefill, decode=decode, broker=False))
+            stack = make_stack(deployment, StackPlan(prefill=prefill, decode=decode, broker=False))
             stack.settings = live_table.probed(stack.settings, folder / "probe.json")
             async with stack:
                 url, log = stack.gateway_urls[0], stack.settings.log
-                return await live_table.measure(url, log, loads, done)
+                return await live_table.measure(url, log, loads, advance)
 
-    with _bar(loads) as done:
-        return asyncio.run(run(done))
+    with _bar(loads) as advance:
+        return asyncio.run(run(advance))

@@ -55,67 +55,67 @@ def simulate(
     is well again, and everybody has to be served. Exit code 1 where an invariant was broken.
     """
     if seed is not None:
-        _one(seed, faults, clients, minimize=minimize, as_json=as_json)
+        _run_seed(seed, faults, clients, minimize=minimize, as_json=as_json)
         return
     if faults or clients or minimize:
         raise ConfigError("--faults, --clients and --minimize: expected with --seed, found without")
     from infra.simulator.scenarios.many import Summary, verdicts
 
-    found, begun_s = Summary(), time.monotonic()
+    tally, began_s = Summary(), time.monotonic()
     numbers = itertools.count(first) if until_fails else range(first, first + seeds)
     console = Console(stderr=True)
     with console.status("simulating") as status:
         for verdict in verdicts(numbers, jobs or os.cpu_count() or 1):
-            found.add(verdict)
+            tally.add(verdict)
             if verdict.violation:
-                console.print(_says(verdict), highlight=False, markup=False)
-            if until_fails and found.violations:
+                console.print(_violation_text(verdict), highlight=False, markup=False)
+            if until_fails and tally.violations:
                 break
-            status.update(f"seed {verdict.seed}, violations: {len(found.violations)}")
-    _tell(found, time.monotonic() - begun_s, as_json)
+            status.update(f"seed {verdict.seed}, violations: {len(tally.violations)}")
+    _tell(tally, time.monotonic() - began_s, as_json)
 
 
-def _says(verdict: "Verdict") -> str:
-    again = f"trivium simulate --seed {verdict.seed}"
-    return f"seed {verdict.seed}, {verdict.where}: {verdict.violation}\n  again: {again} --minimize"
+def _violation_text(verdict: "Verdict") -> str:
+    rerun = f"trivium simulate --seed {verdict.seed}"
+    return f"seed {verdict.seed}, {verdict.where}: {verdict.violation}\n  again: {rerun} --minimize"
 
 
-def _tell(found: "Summary", took_s: float, as_json: bool) -> None:
-    per_s = found.seeds / took_s
+def _tell(tally: "Summary", took_s: float, as_json: bool) -> None:
+    per_s = tally.seeds / took_s
     if as_json:
-        print(json.dumps(_figures(found, per_s), indent=1))
+        print(json.dumps(_figures(tally, per_s), indent=1))
     else:
         console = stdout_console()
-        console.print(_table(found))
+        console.print(_table(tally))
         console.print(
-            f"{found.seeds} seeds, {found.requests} requests, {found.simulated_ms / 1000:.0f} s of "
+            f"{tally.seeds} seeds, {tally.requests} requests, {tally.simulated_ms / 1000:.0f} s of "
             f"virtual time in {took_s:.0f} s: {per_s:.0f} seeds/s"
         )
-        console.print(f"pairs of a fault and a phase that never met: {len(found.unreached)}")
-        console.print(f"violations: {len(found.violations)}")
-    if found.violations:
+        console.print(f"pairs of a fault and a phase that never met: {len(tally.unreached)}")
+        console.print(f"violations: {len(tally.violations)}")
+    if tally.violations:
         raise typer.Exit(EXIT_VIOLATION)
 
 
-def _figures(found: "Summary", per_s: float) -> dict[str, object]:
+def _figures(tally: "Summary", per_s: float) -> dict[str, object]:
     reached: dict[str, dict[str, int]] = {}
-    for (kind, phase), count in sorted(found.reached.items()):
+    for (kind, phase), count in sorted(tally.reached.items()):
         reached.setdefault(kind, {})[phase] = count
     return {
-        "seeds": found.seeds,
-        "requests": found.requests,
-        "simulated_s": round(found.simulated_ms / 1000, 1),
+        "seeds": tally.seeds,
+        "requests": tally.requests,
+        "simulated_s": round(tally.simulated_ms / 1000, 1),
         "seeds_per_s": round(per_s, 1),
         "reached": reached,
-        "unreached": found.unreached,
+        "unreached": tally.unreached,
         "violations": [
-            {"seed": each.seed, "where": each.where, "violation": each.violation}
-            for each in found.violations
+            {"seed": violation.seed, "where": violation.where, "violation": violation.violation}
+            for violation in tally.violations
         ],
     }
 
 
-def _table(found: "Summary") -> Table:
+def _table(tally: "Summary") -> Table:
     """How often each kind of fault struck while a request was in each phase."""
     from infra.simulator.faults.aiming import PHASES
     from infra.simulator.faults.kinds import KINDS
@@ -124,17 +124,17 @@ def _table(found: "Summary") -> Table:
     for phase in PHASES:
         table.add_column(phase.replace("_", " "), justify="right", max_width=6, overflow="fold")
     for kind in KINDS:
-        table.add_row(kind, *(str(found.reached[kind, phase]) for phase in PHASES))
+        table.add_row(kind, *(str(tally.reached[kind, phase]) for phase in PHASES))
     return table
 
 
-def _one(
+def _run_seed(
     seed: int, faults: str | None, clients: str | None, *, minimize: bool, as_json: bool
 ) -> None:
     from infra.simulator.scenarios.minimizing import minimized
     from infra.simulator.scenarios.run import run
 
-    scenario = _chosen(seed, faults, clients)
+    scenario = _select_scenario(seed, faults, clients)
     verdict = run(scenario)
     if minimize and verdict.violation:
         scenario = minimized(scenario, verdict)
@@ -144,9 +144,9 @@ def _one(
         for e in scenario.plan
     ]
     if as_json:
-        said = {"command": scenario.command, "plan": plan, "requests": verdict.requests}
-        told = {"where": verdict.where, "violation": verdict.violation}
-        print(json.dumps({**said, **told}, indent=1))
+        report = {"command": scenario.command, "plan": plan, "requests": verdict.requests}
+        failure = {"where": verdict.where, "violation": verdict.violation}
+        print(json.dumps({**report, **failure}, indent=1))
     else:
         console = stdout_console()
         table = Table("", "fault", "from ms", "when one is", box=None, title=scenario.shape.name)
@@ -160,21 +160,23 @@ def _one(
         raise typer.Exit(EXIT_VIOLATION)
 
 
-def _chosen(seed: int, faults: str | None, clients: str | None) -> "Scenario":
+def _select_scenario(seed: int, faults: str | None, clients: str | None) -> "Scenario":
     """The seed's scenario, or a part of it."""
     from infra.simulator.scenarios.scenario import drawn
 
     scenario = drawn(seed)
-    numbers = _listed("--faults", faults, [str(each.number) for each in scenario.plan])
-    names = _listed("--clients", clients, [each.name for each in scenario.clients])
+    numbers = _parse_list("--faults", faults, [str(fault.number) for fault in scenario.plan])
+    names = _parse_list("--clients", clients, [client.name for client in scenario.clients])
     return scenario.only([int(number) for number in numbers], names)
 
 
-def _listed(option: str, text: str | None, known: list[str]) -> list[str]:
+def _parse_list(option: str, text: str | None, choices: list[str]) -> list[str]:
     if text is None:
-        return known
-    wanted = [name.strip() for name in text.split(",") if name.strip() not in ("", "none")]
-    for name in wanted:
-        if name not in known:
-            raise ConfigError(f"{option}: expected of {', '.join(known) or 'none'}, found {name!r}")
-    return wanted
+        return choices
+    selection = [name.strip() for name in text.split(",") if name.strip() not in ("", "none")]
+    for name in selection:
+        if name not in choices:
+            raise ConfigError(
+                f"{option}: expected of {', '.join(choices) or 'none'}, found {name!r}"
+            )
+    return selection

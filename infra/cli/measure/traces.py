@@ -16,7 +16,7 @@ from infra.cli.options import (
     in_panel,
     settings_of_running,
 )
-from infra.cli.sending import pace_of, sent_to, show_report
+from infra.cli.sending import pace_of, send_trace, show_report
 from infra.terminal.output import print_json, stdout_console
 from infra.terminal.printable import printable
 from schemas.errors import ConfigError
@@ -93,21 +93,21 @@ def show(
     from infra.traces.summary import bars, summary
 
     trace = _read(source, since, config, bootstrap)
-    found = summary(trace)
+    figures = summary(trace)
     if as_json:
-        print_json(found)
+        print_json(figures)
         return
     console = stdout_console()
     print(
-        f"{found['format']}: {found['requests']:,} requests in {found['duration_s']:,.0f} s, "
-        f"{found['sessions']:,} sessions{_left_out(trace)}"
+        f"{figures['format']}: {figures['requests']:,} requests in {figures['duration_s']:,.0f} s, "
+        f"{figures['sessions']:,} sessions{_left_out(trace)}"
     )
-    print(f"requests/s: {found['mean_per_s']:,} on average, {found['busiest_per_s']:,} at most")
-    print(f"prompt tokens behind a beginning that came before: {found['begins_alike']:.1%}")
-    table = Table("", *(found["prompt_tokens"]), box=None)
+    print(f"requests/s: {figures['mean_per_s']:,} on average, {figures['busiest_per_s']:,} at most")
+    print(f"prompt tokens behind a beginning that came before: {figures['begins_alike']:.1%}")
+    table = Table("", *(figures["prompt_tokens"]), box=None)
     for name in _FIGURES:
-        if found[name]:
-            table.add_row(name, *(f"{value:,.0f}" for value in found[name].values()))
+        if figures[name]:
+            table.add_row(name, *(f"{value:,.0f}" for value in figures[name].values()))
     console.print(table)
     print(f"requests       {bars(trace, _BARS)}")
     print(f"prompt tokens  {bars(trace, _BARS, 'prompt_tokens')}")
@@ -146,12 +146,12 @@ def send(
     """
     pace = pace_of(speed, streams)
     trace = _part(_read(source, since, config, bootstrap), requests, scale)
-    sent, found = sent_to(url or gateway_url(config), api_key, trace, pace)
+    responses, report = send_trace(url or gateway_url(config), api_key, trace, pace)
     if as_json:
-        print_json(found)
+        print_json(report)
     else:
-        show_report(found)
-    if any(each.error for each in sent):
+        show_report(report)
+    if any(response.error for response in responses):
         raise typer.Exit(1)
 
 
@@ -180,5 +180,5 @@ def _part(trace: "Trace", requests: int, scale: float) -> "Trace":
 
 
 def _left_out(trace: "Trace") -> str:
-    told = [f"{count:,} {what}" for what, count in trace.left_out.items()]
-    return f"; left out: {printable(', '.join(told))}" if told else ""
+    reasons = [f"{count:,} {what}" for what, count in trace.left_out.items()]
+    return f"; left out: {printable(', '.join(reasons))}" if reasons else ""

@@ -71,10 +71,10 @@ async def _list(log: "LogSettings", as_json: bool) -> None:
 
 
 def _row(member: dict[str, Any]) -> dict[str, Any]:
-    kept = ("roles", "state", "epoch", "leases", "credits", "engine", "orchestrations")
+    columns = ("roles", "state", "epoch", "leases", "credits", "engine", "orchestrations")
     return {
         "worker_id": member["member_id"],
-        **{name: member[name] for name in kept},
+        **{name: member[name] for name in columns},
         "running": member["load"]["running"],
     }
 
@@ -85,7 +85,7 @@ async def _move(
     from rich.console import Console
 
     from infra.stack.fleet_watch import FleetWatch
-    from infra.stack.reassignment import heard_worker, move_worker
+    from infra.stack.reassignment import move_worker, wait_for_worker
     from schemas.log.clients import LogProducer
     from schemas.log.clock import wall_ms
     from schemas.log.registry import make_codec
@@ -93,14 +93,14 @@ async def _move(
     codec = await asyncio.to_thread(make_codec, log)
     making = LogProducer(log, codec, durable=True, client_id="trivium-pool")
     async with FleetWatch(log, codec).followed() as fleet:
-        member = await heard_worker(fleet, worker_id)
+        member = await wait_for_worker(fleet, worker_id)
         before = [role.value for role in member.registration.roles]
-        wanted, began_ms = " and ".join(roles), wall_ms()
-        with Console(stderr=True).status(f"{worker_id}: {' and '.join(before)} becomes {wanted}"):
+        target, began_ms = " and ".join(roles), wall_ms()
+        with Console(stderr=True).status(f"{worker_id}: {' and '.join(before)} becomes {target}"):
             async with making as producer:
                 await move_worker(fleet, producer, log, worker_id, roles, timeout_s=timeout_s)
     took_ms = wall_ms() - began_ms
     if as_json:
         print_json({"worker_id": worker_id, "before": before, "roles": roles, "took_ms": took_ms})
     else:
-        print(f"{worker_id}: {' and '.join(before)} is now {wanted}, after {took_ms / 1000:.1f} s")
+        print(f"{worker_id}: {' and '.join(before)} is now {target}, after {took_ms / 1000:.1f} s")

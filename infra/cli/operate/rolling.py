@@ -28,11 +28,11 @@ def restart(
 
     away_s: dict[str, float] = {}
 
-    def told(name: str, seconds: float) -> None:
+    def report(name: str, seconds: float) -> None:
         away_s[name] = round(seconds, 1)
         if not as_json:
             print(f"{name} is ready again, after {seconds:.1f} s", flush=True)
 
-    asyncio.run(restart_each(names or (), folder=None, each_s=each_s, told=told))
+    asyncio.run(restart_each(names or (), folder=None, timeout_s=each_s, on_restart=report))
     if as_json:
         print_json(away_s)

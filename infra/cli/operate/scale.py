@@ -68,7 +68,7 @@ async def first_look(scaler: "Scaler", fleet: "FleetWatch") -> "Look | None":
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(fleet_watch.SLOW_S):
             while look is None and _knows_a_router(fleet):
-                await fleet_watch.news(fleet)
+                await fleet_watch.wait_for_update(fleet)
                 look = scaler.look(fleet.view, wall_ms())
     return look
 
@@ -101,7 +101,7 @@ async def _watch(settings: "Settings", publish: bool, as_json: bool) -> None:
             look = scaler.look(fleet.view, wall_ms())
             if look is not None:
                 if publish:
-                    await announcer.tell(look.pools, wall_ms())
+                    await announcer.announce(look.pools, wall_ms())
                 if not as_json and sys.stdout.isatty():
                     stdout_console().clear()
                 _show(look, as_json)

@@ -20,7 +20,7 @@ from infra.cli.options import (
     Bootstrap,
     Config,
     Engine,
-    given_settings,
+    parse_overrides,
     roles_from,
     settings_from,
 )
@@ -173,8 +173,8 @@ def router(
     Examples: `trivium router --id router-1 --bootstrap kafka:9092`,
     `trivium router --shadow --policy static --set local_share=0.5`
     """
-    settings, given = settings_from(config, bootstrap), given_settings(policy, changed or [])
-    if given and not shadow:
+    settings, overrides = settings_from(config, bootstrap), parse_overrides(policy, changed or [])
+    if overrides and not shadow:
         raise ConfigError("--policy, --set: expected with --shadow; others have a settings file")
 
     async def run(stop: asyncio.Event) -> None:
@@ -187,7 +187,7 @@ def router(
 
             await run_shadow(
                 settings.log,
-                given,
+                overrides,
                 shadow_id=name,
                 stop=stop,
                 codec=codec,
@@ -281,10 +281,10 @@ def _with_model_folder(settings: "Settings") -> "Settings":
     """The model's folder made or found, and its name kept."""
     from workers.models.folder import resolve_model
 
-    def told(what: str) -> None:
+    def log_progress(what: str) -> None:
         logging.getLogger("trivium").info("%s", what)
 
-    model = resolve_model(settings.model, settings.worker.engine, report=told)
+    model = resolve_model(settings.model, settings.worker.engine, report=log_progress)
     return dataclasses.replace(settings, model=model)
 
 
@@ -296,7 +296,7 @@ def _serve(run: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> N
         raise ConfigError(
             f"--log-level: expected debug, info, warning or error, found {log_level!r}"
         )
-    log_lines.begin(level)
+    log_lines.configure_logging(level)
     os.umask(PRIVATE)
     try:
         uvloop.run(_until_stopped(run))
@@ -323,7 +323,7 @@ def _until_stopped(run: Callable[[asyncio.Event], Awaitable[None]]) -> Coroutine
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
-        garbage.spare(loop)
+        garbage.defer_gc(loop)
         await run(stop)
 
     return main()

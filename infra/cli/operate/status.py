@@ -126,7 +126,7 @@ def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
                 "silent_ms": max(0, now_ms - member.seen_ms),
             }
         )
-    return sorted(rows, key=lambda each: (each["kind"] == "worker", each["member_id"]))
+    return sorted(rows, key=lambda row: (row["kind"] == "worker", row["member_id"]))
 
 
 def _kind(registration: "Registration") -> str:
@@ -155,18 +155,18 @@ def _view(rows: list[dict[str, Any]]) -> Any:
     from rich.text import Text
 
     parts = [_table(rows)]
-    alike: dict[tuple[str, ...], list[str]] = {}
+    workers_by_key: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         if row["engine"]:
             ways = ", ".join(row["orchestrations"]) or "none"
             parallel = str(row["tensor_parallel"])
-            told: tuple[str, ...] = (row["engine"], row["model"], parallel, ways)
-            alike.setdefault(told, []).append(row["member_id"])
+            key: tuple[str, ...] = (row["engine"], row["model"], parallel, ways)
+            workers_by_key.setdefault(key, []).append(row["member_id"])
     heads = ("engine", "model", "tensor parallel", "orchestrations", "workers")
     engines = Table(*heads, box=None, padding=(0, 1, 0, 0))
-    for abilities, members_alike in alike.items():
-        engines.add_row(*abilities, ", ".join(members_alike))
-    if alike:
+    for abilities, worker_ids in workers_by_key.items():
+        engines.add_row(*abilities, ", ".join(worker_ids))
+    if workers_by_key:
         parts += ["", engines]
     if len(rows) > 1:
         parts += ["", _clocks(rows)]
@@ -200,8 +200,8 @@ def _faults(rows: list[dict[str, Any]]) -> Iterator[str]:
         if faults["failing"]:
             yield printable(f"{row['member_id']} fails: {faults['failing']}")
         if count := faults["unreadable_total"]:
-            said = f"passed over {count} that it could not read; the last: {faults['unreadable']}"
-            yield printable(f"{row['member_id']} {said}; see `trivium dlq list`")
+            notice = f"passed over {count} that it could not read; the last: {faults['unreadable']}"
+            yield printable(f"{row['member_id']} {notice}; see `trivium dlq list`")
 
 
 def _searchers(rows: list[dict[str, Any]]) -> Any:
@@ -213,12 +213,12 @@ def _searchers(rows: list[dict[str, Any]]) -> Any:
         search, shard = row["search"], row["shard"]
         if not search or not shard:
             continue
-        held = map(_collection, search["collections"])
+        collections = map(_collection, search["collections"])
         waits = (search["prefill_wait_ms_p95"], search["decode_wait_ms_p95"])
         table.add_row(
             row["member_id"],
             f"{shard['shard']}/{shard['shards']}",
-            ", ".join(held) or "none",
+            ", ".join(collections) or "none",
             f"{search['running']}/{shard['slots']}",
             f"{search['waiting_prefill']}/{search['waiting_decode']}",
             "/".join(f"{wait:.1f}" for wait in waits),
@@ -284,16 +284,16 @@ def _state(row: dict[str, Any]) -> Any:
 
     from infra.terminal.stack_display import COLOURS
 
-    lost = f" {row['silent_ms'] / 1000:.0f} s" if row["state"] == "lost" else ""
-    return Text(row["state"] + lost, style=COLOURS.get(row["state"], "red"))
+    silence = f" {row['silent_ms'] / 1000:.0f} s" if row["state"] == "lost" else ""
+    return Text(row["state"] + silence, style=COLOURS.get(row["state"], "red"))
 
 
 def _megabytes(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count else "0"
 
 
-def _collection(held: dict[str, Any]) -> str:
+def _collection(collection: dict[str, Any]) -> str:
     """How much of it a worker holds, and what searches miss of that where it is worth a word."""
-    share = held["missed_share"]
+    share = collection["missed_share"]
     missed = f" ({share:.1%} not found)" if share >= _MISSED_TOLD else ""
-    return f"{held['name']} {held['documents']}{missed}"
+    return f"{collection['name']} {collection['documents']}{missed}"

@@ -181,7 +181,7 @@ async def _unless(event: asyncio.Event, work: Any) -> bool:
 def _detach(as_json: bool) -> None:
     if (running := read_state()) is not None:
         raise NotReady(f"a stack runs already, at {running.bootstrap}; stop it with `trivium down`")
-    arguments = [each for each in sys.argv[1:] if each not in ("-d", "--detach", "--json")]
+    arguments = [arg for arg in sys.argv[1:] if arg not in ("-d", "--detach", "--json")]
     private_folder(home())
     log_file = private_folder(home() / "logs") / "up.log"
     with log_file.open("wb") as output:
@@ -193,12 +193,12 @@ def _detach(as_json: bool) -> None:
             start_new_session=True,
             umask=PRIVATE,
         )
-    shown: set[str] = set()
+    printed_names: set[str] = set()
     while True:
         state = read_state()
         if state is not None and state.launcher.pid == child.pid:
             if not as_json:
-                _show_new(state, shown)
+                _show_new(state, printed_names)
             if state.ready and as_json:
                 print_json(asdict(state))
                 return
@@ -210,11 +210,11 @@ def _detach(as_json: bool) -> None:
         time.sleep(_POLL_S)
 
 
-def _show_new(state: StackState, shown: set[str]) -> None:
-    if state.waits_for and state.waits_for not in shown:
-        shown.add(state.waits_for)
+def _show_new(state: StackState, printed_names: set[str]) -> None:
+    if state.waits_for and state.waits_for not in printed_names:
+        printed_names.add(state.waits_for)
         print(f"waiting: {state.waits_for}", flush=True)
     for row in state.processes:
-        if row.state == "ready" and row.name not in shown:
-            shown.add(row.name)
+        if row.state == "ready" and row.name not in printed_names:
+            printed_names.add(row.name)
             print(f"{row.name} is ready, pid {row.pid}")

@@ -22,7 +22,7 @@ Name = Annotated[str, typer.Argument(help="The collection.")]
 
 
 @dataclass(slots=True)
-class Row:
+class CollectionRow:
     """A collection, over all shards; of a shard's replicas the one that holds most."""
 
     name: str
@@ -32,17 +32,17 @@ class Row:
 
     def as_plain(self) -> dict[str, Any]:
         states = list(self.by_shard.values())
-        said = self.declared
-        bound = next((each.embedder for each in states if each.embedder), "")
+        declaration = self.declared
+        bound = next((state.embedder for state in states if state.embedder), "")
         return {
             "collection": self.name,
-            "documents": sum(each.documents for each in states),
-            "passages": sum(each.passages for each in states),
-            "dim": max((each.dim for each in states), default=0),
+            "documents": sum(state.documents for state in states),
+            "passages": sum(state.passages for state in states),
+            "dim": max((state.dim for state in states), default=0),
             "metric": states[0].metric if states else "",
-            "embedder": (said.embedder if said else "") or bound,
-            "tenants": list(said.tenants) if said else [],
-            "declared": said is not None,
+            "embedder": (declaration.embedder if declaration else "") or bound,
+            "tenants": list(declaration.tenants) if declaration else [],
+            "declared": declaration is not None,
             "shards": self.shards,
             "shards_with_documents": len(self.by_shard),
         }
@@ -63,11 +63,11 @@ def main(
 @app.command("list", epilog="Example: trivium collections list --json | jq .documents_waiting")
 def show(config: Config = None, bootstrap: Bootstrap = None, as_json: AsJson = False) -> None:
     """Documents, passages, embedder and tenants of each, and what is still on its way."""
-    found = asyncio.run(_found(settings_of_running(config, bootstrap).log))
+    listing = asyncio.run(_read_listing(settings_of_running(config, bootstrap).log))
     if as_json:
-        print_json(found)
+        print_json(listing)
     else:
-        _show(found)
+        _show(listing)
 
 
 @app.command(epilog="Example: trivium collections declare books --tenant shop --tenant depot")
@@ -132,13 +132,13 @@ async def _declare(log: "LogSettings", name: str, fields: dict[str, Any], withdr
     producer = LogProducer(log, codec, durable=True, client_id="trivium-collections")
     await producer.start()
     try:
-        said = None if withdraw else CollectionDeclared(**fields, at_ms=wall_ms())
-        await declare_collection(producer, log, name, said)
+        declaration = None if withdraw else CollectionDeclared(**fields, at_ms=wall_ms())
+        await declare_collection(producer, log, name, declaration)
     finally:
         await producer.stop()
 
 
-async def _found(log: "LogSettings") -> dict[str, Any]:
+async def _read_listing(log: "LogSettings") -> dict[str, Any]:
     from infra.stack.fleet_watch import FleetWatch
     from schemas.log.clock import wall_ms
     from schemas.log.registry import make_codec
@@ -149,37 +149,39 @@ async def _found(log: "LogSettings") -> dict[str, Any]:
     await fleet.start()
     await fleet.stop()
     rows = rows_of(fleet.view, wall_ms())
-    for said in await _declared(log, codec):
-        rows.setdefault(said.collection, Row(said.collection)).declared = said
+    for declaration in await _read_declarations(log, codec):
+        rows.setdefault(
+            declaration.collection, CollectionRow(declaration.collection)
+        ).declared = declaration
     living = list(fleet.view.living(MemberKind.WORKER, wall_ms()))
     embeds = any(member.registration.embedding is not None for member in living)
     return {
         "collections": [row.as_plain() for _, row in sorted(rows.items())],
-        "documents_waiting": await _waiting(log) if embeds else None,
-        "retrieval_workers": sum(each.search is not None for each in living),
-        "records_behind": max([0, *[each.search.behind for each in living if each.search]]),
+        "documents_waiting": await _count_waiting(log) if embeds else None,
+        "retrieval_workers": sum(member.search is not None for member in living),
+        "records_behind": max([0, *[member.search.behind for member in living if member.search]]),
     }
 
 
-def rows_of(view: "FleetView", now_ms: int) -> dict[str, Row]:
+def rows_of(view: "FleetView", now_ms: int) -> dict[str, CollectionRow]:
     """What the living retrieval workers of the present layout hold, by collection."""
     from schemas.records import MemberKind
     from schemas.retrieval import layout_of
 
-    layout, rows = layout_of(view, now_ms), dict[str, Row]()
+    layout, rows = layout_of(view, now_ms), dict[str, CollectionRow]()
     for member in view.living(MemberKind.WORKER, now_ms):
         part, load = member.registration.search, member.search
         if part is None or load is None or part.shards != layout.shards:
             continue
         for state in load.collections:
-            row = rows.setdefault(state.name, Row(state.name, shards=layout.shards))
-            known = row.by_shard.get(part.shard)
-            if known is None or known.documents < state.documents:
+            row = rows.setdefault(state.name, CollectionRow(state.name, shards=layout.shards))
+            largest = row.by_shard.get(part.shard)
+            if largest is None or largest.documents < state.documents:
                 row.by_shard[part.shard] = state
     return rows
 
 
-async def _declared(log: "LogSettings", codec: Any) -> "Iterable[CollectionDeclared]":
+async def _read_declarations(log: "LogSettings", codec: Any) -> "Iterable[CollectionDeclared]":
     """The last word on each collection. Reads a partition of `documents`; decodes little of it."""
     from schemas.errors import RecordError
     from schemas.log.clients import AssignedReader
@@ -188,24 +190,24 @@ async def _declared(log: "LogSettings", codec: Any) -> "Iterable[CollectionDecla
 
     reader = AssignedReader(log, "documents", [0], client_id="trivium-collections")
     await reader.start("earliest")
-    said: dict[bytes, CollectionDeclared] = {}
+    declarations: dict[bytes, CollectionDeclared] = {}
     try:
         for record in await reader.read_to_end():
             if not (record.key or b"").startswith(declaration_key("").encode()):
                 continue
-            said.pop(record.key, None)
+            declarations.pop(record.key, None)
             try:
-                found = codec.decode(record.value) if record.value else None
+                declaration = codec.decode(record.value) if record.value else None
             except RecordError:
                 continue
-            if isinstance(found, CollectionDeclared):
-                said[record.key] = found
+            if isinstance(declaration, CollectionDeclared):
+                declarations[record.key] = declaration
     finally:
         await reader.stop()
-    return said.values()
+    return declarations.values()
 
 
-async def _waiting(log: "LogSettings") -> int:
+async def _count_waiting(log: "LogSettings") -> int:
     """Records of `documents` that the embedding pool has not acknowledged."""
     from aiokafka import TopicPartition
 
@@ -213,33 +215,33 @@ async def _waiting(log: "LogSettings") -> int:
     from schemas.log.documents import embedding_group
 
     topic = log.topic_prefix + "documents"
-    places = [TopicPartition(topic, each) for each in range(log.document_partitions)]
+    places = [TopicPartition(topic, partition) for partition in range(log.document_partitions)]
     async with query_client(log, embedding_group(log)) as consumer:
         consumer.assign(places)
         ends = await consumer.end_offsets(places)
         first = await consumer.beginning_offsets(places)
-        done = {each: await consumer.committed(each) or first[each] for each in places}
-    return sum(max(0, ends[each] - done[each]) for each in places)
+        positions = {place: await consumer.committed(place) or first[place] for place in places}
+    return sum(max(0, ends[place] - positions[place]) for place in places)
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(listing: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
     names = ("collection", "documents", "passages", "dim", "embedder", "tenants", "shards")
     table = Table(*names, box=None, padding=(0, 2, 0, 0))
-    for each in found["collections"]:
-        who = ", ".join(each["tenants"]) or "everybody"
-        shards = f"{each['shards_with_documents']} of {each['shards']}"
-        cells = (each["collection"], str(each["documents"]), str(each["passages"]),
-                 str(each["dim"] or "-"), each["embedder"] or "-", who, shards)  # fmt: skip
+    for row in listing["collections"]:
+        who = ", ".join(row["tenants"]) or "everybody"
+        shards = f"{row['shards_with_documents']} of {row['shards']}"
+        cells = (row["collection"], str(row["documents"]), str(row["passages"]),
+                 str(row["dim"] or "-"), row["embedder"] or "-", who, shards)  # fmt: skip
         table.add_row(*[Text(printable(cell)) for cell in cells])
-    shown = stdout_console()
-    shown.print(table if found["collections"] else "no collection is held or declared")
-    waiting = found["documents_waiting"]
-    told = "no embedding worker is there" if waiting is None else f"not embedded yet: {waiting}"
-    shown.print(f"documents {told}" if waiting is not None else told)
-    if found["retrieval_workers"]:
-        shown.print(f"records that are not in the indexes yet: {found['records_behind']}")
+    console = stdout_console()
+    console.print(table if listing["collections"] else "no collection is held or declared")
+    waiting = listing["documents_waiting"]
+    text = "no embedding worker is there" if waiting is None else f"not embedded yet: {waiting}"
+    console.print(f"documents {text}" if waiting is not None else text)
+    if listing["retrieval_workers"]:
+        console.print(f"records that are not in the indexes yet: {listing['records_behind']}")
     else:
-        shown.print("no retrieval worker was seen: nobody tells what is held")
+        console.print("no retrieval worker was seen: nobody tells what is held")

@@ -16,7 +16,7 @@ from infra.cli.options import (
     check_collection,
     settings_of_running,
 )
-from infra.cli.retrieve.rows import Row, Rows, open_rows
+from infra.cli.retrieve.rows import Rows, VectorRow, open_rows
 from infra.terminal.output import print_json
 
 if TYPE_CHECKING:
@@ -46,21 +46,21 @@ def load(
     count, rows = open_rows(file)
     check_collection(collection)
     log = settings_of_running(config, bootstrap).log
-    call = _Call(log, collection, shows=not (quiet or as_json))
-    asyncio.run(call.run(count, rows))
-    told = {"collection": collection, "documents": len(call.ids), "refused": call.refused}
+    command = _LoadCommand(log, collection, shows=not (quiet or as_json))
+    asyncio.run(command.run(count, rows))
+    report = {"collection": collection, "documents": len(command.ids), "refused": command.refused}
     if as_json:
-        print_json(told | {"replaced": call.sent - len(call.ids)})
+        print_json(report | {"replaced": command.sent_count - len(command.ids)})
     elif not quiet:
-        said = f"documents loaded into collection {collection}: {len(call.ids)}"
-        if replaced := call.sent - len(call.ids):
-            said += f", replaced by later ones of the file: {replaced}"
-        print(said + (f", refused {call.refused}" if call.refused else ""))
-    if call.refused:
+        summary = f"documents loaded into collection {collection}: {len(command.ids)}"
+        if replaced := command.sent_count - len(command.ids):
+            summary += f", replaced by later ones of the file: {replaced}"
+        print(summary + (f", refused {command.refused}" if command.refused else ""))
+    if command.refused:
         sys.exit(EXIT_INCOMPLETE)
 
 
-def _alike(rows: Rows, collection: str, dim: int) -> Rows:
+def _check_dimensions(rows: Rows, collection: str, dim: int) -> Rows:
     """The rows, all of one dimension; workers would bury others, and nobody here hear of it."""
     for place, row in rows:
         if isinstance(row, str) or len(row.vector) == (dim := dim or len(row.vector)):
@@ -83,13 +83,13 @@ async def _dimension(log: "LogSettings", codec: Any, collection: str) -> int:
 
     async with FleetWatch(log, codec) as fleet:
         living = list(fleet.view.living(MemberKind.WORKER, wall_ms()))
-    told = [member.search for member in living if member.search is not None]
-    held = [each for load in told for each in load.collections if each.name == collection]
-    dims = [each.dim for each in held if each.documents]
-    return dims[0] if dims else 0 if told else await _written_down(log, codec, collection)
+    loads = [member.search for member in living if member.search is not None]
+    states = [state for load in loads for state in load.collections if state.name == collection]
+    dims = [state.dim for state in states if state.documents]
+    return dims[0] if dims else 0 if loads else await _recorded_dimension(log, codec, collection)
 
 
-async def _written_down(log: "LogSettings", codec: Any, collection: str) -> int:
+async def _recorded_dimension(log: "LogSettings", codec: Any, collection: str) -> int:
     from schemas.errors import RecordError
     from schemas.log.clients import AssignedReader
     from schemas.records import CollectionMade
@@ -99,18 +99,18 @@ async def _written_down(log: "LogSettings", codec: Any, collection: str) -> int:
         for record in await reader.read_to_end():
             if (record.key or b"").startswith(b"/") and record.value:
                 with contextlib.suppress(RecordError):
-                    made = codec.decode(record.value)
-                    if isinstance(made, CollectionMade) and made.collection == collection:
-                        dim = made.dim
+                    creation = codec.decode(record.value)
+                    if isinstance(creation, CollectionMade) and creation.collection == collection:
+                        dim = creation.dim
     return dim
 
 
-class _Call:
+class _LoadCommand:
     """One call of the command."""
 
     def __init__(self, log: "LogSettings", collection: str, *, shows: bool) -> None:
         self.ids: set[str] = set()
-        self.sent, self.refused = 0, 0
+        self.sent_count, self.refused = 0, 0
         self._log, self._collection, self._shows = log, collection, shows
 
     async def run(self, count: int, rows: Rows) -> None:
@@ -131,7 +131,7 @@ class _Call:
             with Progress(console=errors, transient=True, disable=hidden) as progress:
                 task = progress.add_task(self._collection, total=count)
                 acks: list[Any] = []
-                for place, row in _alike(rows, self._collection, dim):
+                for place, row in _check_dimensions(rows, self._collection, dim):
                     progress.advance(task)
                     if isinstance(row, str):
                         self.refused += 1
@@ -139,7 +139,7 @@ class _Call:
                         continue
                     acks.append(await _send(self._log, producer, self._collection, row))
                     self.ids.add(row.id)
-                    self.sent += 1
+                    self.sent_count += 1
                     if len(acks) >= _UNDER_WAY:
                         await asyncio.gather(*acks)
                         acks.clear()
@@ -148,7 +148,7 @@ class _Call:
             await producer.stop()
 
 
-async def _send(log: "LogSettings", producer: Any, collection: str, row: Row) -> Any:
+async def _send(log: "LogSettings", producer: Any, collection: str, row: VectorRow) -> Any:
     from schemas.log.clock import wall_ms
     from schemas.log.documents import send_document
     from schemas.records import Document

@@ -46,9 +46,9 @@ def build(
 
     kinds = {"metric": (metric, Metric), "storage": (storage, Storage)}
     for option, (value, kind) in kinds.items():
-        known = [each.value for each in kind]
-        if value not in known:
-            raise ConfigError(f"--{option}: expected one of {', '.join(known)}, found {value!r}")
+        choices = [member.value for member in kind]
+        if value not in choices:
+            raise ConfigError(f"--{option}: expected one of {', '.join(choices)}, found {value!r}")
     if shards > 1 and SHARD_FIELD not in path.name:
         raise ConfigError(f"{path}: expected {SHARD_FIELD} in the name, with {shards} shards")
     graph_of = backend.graph_builder(device, builder)
@@ -71,7 +71,9 @@ def build(
             except OSError as error:
                 raise ConfigError(f"{file}: cannot be written: {error}") from error
         took_s = round(time.monotonic() - began_s, 3)
-        _tell({"path": str(file), "rows": len(index), "dim": index.dim, "took_s": took_s}, as_json)
+        _print_report(
+            {"path": str(file), "rows": len(index), "dim": index.dim, "took_s": took_s}, as_json
+        )
 
 
 @app.command(epilog="Example: trivium index info books.index --json | jq .live")
@@ -83,8 +85,8 @@ def info(path: Target, as_json: AsJson = False) -> None:
     from workers.search.index import snapshot
 
     header = _read(snapshot.info, path)
-    shown = {name: value for name, value in header.items() if name != "sections"}
-    _tell({"path": str(path), "bytes": path.stat().st_size, **shown}, as_json)
+    fields = {name: value for name, value in header.items() if name != "sections"}
+    _print_report({"path": str(path), "bytes": path.stat().st_size, **fields}, as_json)
 
 
 @app.command(epilog="Example: trivium index verify books.index && echo good")
@@ -97,8 +99,8 @@ def verify(path: Target, as_json: AsJson = False) -> None:
 
     index = _read(snapshot.load, path)
     missed = index.missed_share()
-    told = {"path": str(path), "rows": len(index), "sums": "good", "found_itself": 1 - missed}
-    _tell({**told, "missed_share": missed}, as_json)
+    report = {"path": str(path), "rows": len(index), "sums": "good", "found_itself": 1 - missed}
+    _print_report({**report, "missed_share": missed}, as_json)
 
 
 def _read(reader: Any, path: Path) -> Any:
@@ -108,9 +110,9 @@ def _read(reader: Any, path: Path) -> Any:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _tell(found: dict[str, Any], as_json: bool) -> None:
+def _print_report(report: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(report)
         return
-    for name, value in found.items():
+    for name, value in report.items():
         print(f"{name:12} {json.dumps(value) if isinstance(value, dict) else value}")

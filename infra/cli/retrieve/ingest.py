@@ -23,8 +23,8 @@ from schemas.errors import ConfigError, InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from infra.ingest.batch import Reading, Refusal, Target
-    from infra.ingest.watching import Changes
+    from infra.ingest.batch import Refusal, SourceReader, Target
+    from infra.ingest.watching import FileChanges
     from schemas.log.ingester import IngestCounts, Ingester
     from schemas.settings import LogSettings
 
@@ -53,15 +53,17 @@ def ingest(
 
     Examples: `trivium ingest docs -c handbook`, `trivium ingest notes --watch`
     """
-    from infra.ingest.batch import Reading
+    from infra.ingest.batch import SourceReader
 
     target = _target(collection, tenant, metadata)
     roots = [_there(path) for path in paths]
     log = settings_of_running(config, bootstrap).log
-    call = _Call(log, roots, Reading(target), shows=not (quiet or as_json), waits=wait)
-    complete = asyncio.run(call.run(watch=watch))
+    command = _IngestCommand(
+        log, roots, SourceReader(target), shows=not (quiet or as_json), waits=wait
+    )
+    complete = asyncio.run(command.run(watch=watch))
     if as_json:
-        print_json(call.told())
+        print_json(command.as_dict())
     if not complete:
         sys.exit(EXIT_INCOMPLETE)
 
@@ -91,13 +93,19 @@ def _there(path: Path) -> Path:
     return path.absolute()
 
 
-class _Call:
+class _IngestCommand:
     """One call of the command."""
 
     def __init__(
-        self, log: "LogSettings", roots: list[Path], reading: "Reading", *, shows: bool, waits: bool
+        self,
+        log: "LogSettings",
+        roots: list[Path],
+        reader: "SourceReader",
+        *,
+        shows: bool,
+        waits: bool,
     ) -> None:
-        self._log, self._roots, self._reading = log, roots, reading
+        self._log, self._roots, self._reader = log, roots, reader
         self._shows, self._waits = shows, waits
         self._refused: list[Refusal] = []
         self._workers = True
@@ -140,9 +148,9 @@ class _Call:
         with Progress(*columns, console=errors, transient=True, disable=hidden) as progress:
             task = progress.add_task("read", total=len(files))
             for source in files:
-                found, refused = await self._reading.documents(source, wall_ms())
+                documents, refused = await self._reader.documents(source, wall_ms())
                 self._refuse(refused)
-                for document in found:
+                for document in documents:
                     await ingester.put(document)
                 progress.advance(task)
             await ingester.flush()
@@ -155,54 +163,54 @@ class _Call:
 
     async def _all_and_changes(self, ingester: "Ingester") -> None:
         """The watch begins first, so that nothing changes unseen."""
-        from infra.ingest.watching import watching
+        from infra.ingest.watching import watch_files
 
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        async with watching(self._roots, self._reading, stop) as changes:
+        async with watch_files(self._roots, self._reader, stop) as changes:
             await self._all(ingester)
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, stop.set)
             self._print(f"watching {', '.join(map(str, self._roots))}; Ctrl-C ends")
             await self._follow(ingester, changes)
 
-    async def _follow(self, ingester: "Ingester", changes: "AsyncIterator[Changes]") -> None:
-        async for now in changes:
-            self._refuse(now.refused)
-            for document in now.documents:
+    async def _follow(self, ingester: "Ingester", changes: "AsyncIterator[FileChanges]") -> None:
+        async for batch in changes:
+            self._refuse(batch.refused)
+            for document in batch.documents:
                 await ingester.put(document)
-            for document_id in now.gone:
-                await ingester.delete(self._reading.target.collection, document_id)
+            for document_id in batch.deleted_ids:
+                await ingester.delete(self._reader.target.collection, document_id)
             await ingester.flush()
-            told = len(ingester.counts.refused)
+            refused_before = len(ingester.counts.refused)
             if self._waits and self._workers:
                 await ingester.follow(lambda _: None)
-            refused = dict(ingester.counts.refused[told:])
+            refused = dict(ingester.counts.refused[refused_before:])
             for name, reason in refused.items():
                 print(f"{name}: {reason}", file=sys.stderr)
-            for document in now.documents:
+            for document in batch.documents:
                 if document.document_id not in refused:
                     self._print(f"changed: {document.document_id}")
-            for document_id in now.gone:
+            for document_id in batch.deleted_ids:
                 self._print(f"deleted: {document_id}")
 
     def _refuse(self, refused: "list[Refusal]") -> None:
         self._refused += refused
-        for each in refused:
-            print(f"{each.path}: {each.reason}", file=sys.stderr)
+        for refusal in refused:
+            print(f"{refusal.path}: {refusal.reason}", file=sys.stderr)
 
     def _say(self, fates: "IngestCounts") -> None:
         for name, reason in fates.refused:
             print(f"{name}: {reason}", file=sys.stderr)
-        kept = fates.written - len(fates.refused)
-        said = f"collection {self._reading.target.collection}: documents {kept}"
+        accepted_count = fates.written - len(fates.refused)
+        summary = f"collection {self._reader.target.collection}: documents {accepted_count}"
         if self._waits and self._workers:
-            said += (
+            summary += (
                 f", embedded {fates.embedded} ({fates.passages} passages), "
                 f"unchanged {fates.unchanged}"
             )
         if refused := len(self._refused) + len(fates.refused):
-            said += f", refused {refused}"
-        self._print(said)
+            summary += f", refused {refused}"
+        self._print(summary)
         if not self._workers:
             print(
                 "no embedding worker is there: the documents wait on the log; start one with "
@@ -214,14 +222,14 @@ class _Call:
         if self._shows:
             print(text, flush=True)
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """For programs."""
         assert self._ingester is not None, "run first"
         fates = self._ingester.counts
-        refused = [{"path": each.path, "reason": each.reason} for each in self._refused]
+        refused = [{"path": refusal.path, "reason": refusal.reason} for refusal in self._refused]
         refused += [{"path": name, "reason": reason} for name, reason in fates.refused]
         return {
-            "collection": self._reading.target.collection,
+            "collection": self._reader.target.collection,
             "documents": fates.written - len(fates.refused),
             "deleted": fates.deleted,
             "embedded": fates.embedded,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from schemas.rules.metadata import Kinds, Metadata
 
 
-class Row(NamedTuple):
+class VectorRow(NamedTuple):
     """A vector, float32 of shape (values,), and what belongs to it."""
 
     id: str
@@ -25,7 +25,7 @@ class Row(NamedTuple):
     text: str = ""
 
 
-Rows = Iterator[tuple[str, Row | str]]  # place and row; in place of a bad row, what is wrong
+Rows = Iterator[tuple[str, VectorRow | str]]  # place and row; in place of a bad row, what is wrong
 
 
 def read_array(path: Path) -> Any:
@@ -83,7 +83,7 @@ def _npy_rows(file: Path, vectors: Any) -> Rows:
 
     for row, vector in enumerate(vectors):
         wrong = "" if np.isfinite(vector).all() else "expected finite values, found others"
-        yield f"{file}, row {row}", wrong or Row(str(row), vector)
+        yield f"{file}, row {row}", wrong or VectorRow(str(row), vector)
 
 
 def _json_rows(file: Path) -> Rows:
@@ -93,19 +93,19 @@ def _json_rows(file: Path) -> Rows:
             if not line.strip():
                 continue
             try:
-                found: Row | str = _row(json.loads(line, parse_float=str.encode), kinds)
+                row: VectorRow | str = _row(json.loads(line, parse_float=str.encode), kinds)
             except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
                 reason = f"{error} is missing" if isinstance(error, KeyError) else error
-                found = (
+                row = (
                     "expected an object with an id, a vector of numbers and perhaps metadata: "
                     f"{reason}"
                 )
             except InvalidRequest as error:
-                found = error.message
-            yield f"{file}, line {number}", found
+                row = error.message
+            yield f"{file}, line {number}", row
 
 
-def _row(found: Any, kinds: "Kinds") -> Row:
+def _row(fields: Any, kinds: "Kinds") -> VectorRow:
     """What stands in a line, with its floats as bytes, so that those of metadata keep their digits;
     a vector's are rounded anyway. Raises InvalidRequest, and what Python raises for what is no row.
     """
@@ -114,28 +114,28 @@ def _row(found: Any, kinds: "Kinds") -> Row:
     from schemas.rules.metadata import check_metadata, metadata_of
     from schemas.rules.numbers import float_of
 
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise TypeError("it is none")
-    given, metadata = found["id"], found.get("metadata") or {}
-    if not isinstance(given, str | int) or isinstance(given, bool) or given == "":
+    row_id, metadata = fields["id"], fields.get("metadata") or {}
+    if not isinstance(row_id, str | int) or isinstance(row_id, bool) or row_id == "":
         raise TypeError("the id is no string nor a whole number")
-    name = str(given)
+    name = str(row_id)
     name.encode()
-    if not isinstance(found["vector"], list) or not isinstance(metadata, dict):
+    if not isinstance(fields["vector"], list) or not isinstance(metadata, dict):
         raise TypeError("the vector is no list, or the metadata no object")
     with np.errstate(over="ignore"):
-        vector = np.array([float(value) for value in found["vector"]], np.float32)
+        vector = np.array([float(value) for value in fields["vector"]], np.float32)
     if not len(vector) or not np.isfinite(vector).all():
         raise ValueError("the vector is empty, or has values that float32 does not hold")
     facts = json.dumps(metadata, default=lambda digits: float_of(digits.decode()))
-    facts, now = facts if metadata else "", dict(kinds)
-    check_metadata(metadata_of(facts), now)
-    kinds |= now
-    text = found.get("text") or ""
+    facts, new_kinds = facts if metadata else "", dict(kinds)
+    check_metadata(metadata_of(facts), new_kinds)
+    kinds |= new_kinds
+    text = fields.get("text") or ""
     if not isinstance(text, str):
         raise TypeError("the text is no string")
     text.encode()
-    return Row(name, vector, facts, text)
+    return VectorRow(name, vector, facts, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def read_whole(file: Path) -> WholeFile:
     if file.suffix != ".jsonl":
         vectors = read_rows(file)
         return WholeFile(vectors, [str(row) for row in range(len(vectors))])
-    rows: list[Row] = []
+    rows: list[VectorRow] = []
     for place, row in open_rows(file)[1]:
         if isinstance(row, str):
             raise ConfigError(f"{place}: {row}")

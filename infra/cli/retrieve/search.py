@@ -80,11 +80,11 @@ def search(
     }  # fmt: skip
     of_vectors, of_texts = {"top_m": top_m, "patience": patience}, {"min_score": min_score}
     fields |= of_vectors if text is None else {**of_texts, "mode": mode}
-    found = asyncio.run(_search(log, values, deadline_ms, fields))
+    results = asyncio.run(_search(log, values, deadline_ms, fields))
     if as_json:
-        print_json(as_plain(found))
+        print_json(as_plain(results))
     else:
-        _show(found)
+        _show(results)
 
 
 def vector_from(text: str | None, file: Path | None) -> Any:
@@ -95,7 +95,7 @@ def vector_from(text: str | None, file: Path | None) -> Any:
         raise ConfigError("expected one of --vector 0.1,0.2,... and --file vector.npy")
     if text is not None:
         try:
-            return np.array([float(each) for each in text.split(",")], np.float32)
+            return np.array([float(number) for number in text.split(",")], np.float32)
         except ValueError as error:
             raise ConfigError(f"--vector: expected numbers with commas: {error}") from error
     assert file is not None
@@ -110,28 +110,30 @@ async def _search(
     from schemas.log.retrieval.member import open_retrieval_client
 
     codec = await asyncio.to_thread(make_codec, log)
-    async with open_retrieval_client(log, codec, f"search-{os.getpid()}") as asker:
-        search: Any = asker.search_text if isinstance(values, str) else asker.search
-        found: RetrievalResult = await search(values, deadline_ms=wall_ms() + deadline_ms, **fields)
-        return found
+    async with open_retrieval_client(log, codec, f"search-{os.getpid()}") as client:
+        search: Any = client.search_text if isinstance(values, str) else client.search
+        results: RetrievalResult = await search(
+            values, deadline_ms=wall_ms() + deadline_ms, **fields
+        )
+        return results
 
 
-def as_plain(found: "RetrievalResult") -> dict[str, Any]:
+def as_plain(results: "RetrievalResult") -> dict[str, Any]:
     """An answer as JSON shows it."""
     return {
-        "retrieval_id": found.retrieval_id,
-        "hits": [_plain_hit(hit) for hit in found.hits],
-        "shards": found.shards,
-        "missing": {str(shard): error.message for shard, error in found.missing.items()},
-        "exact": found.exact,
-        "took_ms": found.took_ms,
-        "extends": found.extends,
-        "distances_computed": found.distances_computed,
-        "seeds": list(found.seeds),
-        "mode": found.mode,
-        "degraded": found.degraded,
-        "wait_ms": found.wait_ms,
-        "embedded_ms": found.embedded_ms,
+        "retrieval_id": results.retrieval_id,
+        "hits": [_plain_hit(hit) for hit in results.hits],
+        "shards": results.shards,
+        "missing": {str(shard): error.message for shard, error in results.missing.items()},
+        "exact": results.exact,
+        "took_ms": results.took_ms,
+        "extends": results.extends,
+        "distances_computed": results.distances_computed,
+        "seeds": list(results.seeds),
+        "mode": results.mode,
+        "degraded": results.degraded,
+        "wait_ms": results.wait_ms,
+        "embedded_ms": results.embedded_ms,
     }
 
 
@@ -147,42 +149,44 @@ def _plain_hit(hit: "Hit") -> dict[str, Any]:
     return plain
 
 
-def _show(found: "RetrievalResult") -> None:
+def _show(results: "RetrievalResult") -> None:
     from rich.text import Text
 
-    shown = stdout_console()
-    if found.mode:
-        _show_passages(found)
+    console = stdout_console()
+    if results.mode:
+        _show_passages(results)
     else:
-        _show_distances(found)
-    way = "exact" if found.exact else "approximate"
-    by = f", by {_BY[found.mode]}" if found.mode else ""
-    shown.print(f"{found.shards - len(found.missing)} of {found.shards} shards, {way}{by}")
-    if found.degraded:
-        shown.print(Text(printable(f"words alone: {found.degraded}"), style="yellow"))
-    if found.seeds:
-        shown.print(Text(printable(f"seeds: {' '.join(found.seeds)}")))
-    for shard, error in found.missing.items():
-        said = printable(f"shard {shard} is missing: {error.message}")
-        shown.print(Text(said, style="yellow"))
+        _show_distances(results)
+    accuracy = "exact" if results.exact else "approximate"
+    by = f", by {_BY[results.mode]}" if results.mode else ""
+    console.print(
+        f"{results.shards - len(results.missing)} of {results.shards} shards, {accuracy}{by}"
+    )
+    if results.degraded:
+        console.print(Text(printable(f"words alone: {results.degraded}"), style="yellow"))
+    if results.seeds:
+        console.print(Text(printable(f"seeds: {' '.join(results.seeds)}")))
+    for shard, error in results.missing.items():
+        warning = printable(f"shard {shard} is missing: {error.message}")
+        console.print(Text(warning, style="yellow"))
 
 
-def _show_passages(found: "RetrievalResult") -> None:
+def _show_passages(results: "RetrievalResult") -> None:
     """Each with where it is from, as a reader wants it."""
     from rich.padding import Padding
     from rich.text import Text
 
-    shown = stdout_console()
-    for rank, hit in enumerate(found.hits, 1):
+    console = stdout_console()
+    for rank, hit in enumerate(results.hits, 1):
         passage, words = hit.passage, "" if hit.words is None else f"  words {hit.words:.2f}"
         cosine = "" if hit.cosine is None else f"  cosine {hit.cosine:.3f}"
-        named = " · ".join(filter(None, [passage.title, passage.source])) if passage else ""
+        origin = " · ".join(filter(None, [passage.title, passage.source])) if passage else ""
         line = Text(f"{rank}  ").append(printable(hit.document_id), style="bold")
-        shown.print(line.append(f"{cosine}{words}  {printable(named)}".rstrip(), style="dim"))
+        console.print(line.append(f"{cosine}{words}  {printable(origin)}".rstrip(), style="dim"))
         if passage is not None and passage.text:
-            shown.print(Padding(Text(_in_lines(passage.text)), (0, 0, 1, 3)))
-    if not found.hits:
-        shown.print("nothing was found")
+            console.print(Padding(Text(_in_lines(passage.text)), (0, 0, 1, 3)))
+    if not results.hits:
+        console.print("nothing was found")
 
 
 def _in_lines(text: str) -> str:
@@ -190,11 +194,11 @@ def _in_lines(text: str) -> str:
     return "\n".join(printable(line) for line in text.splitlines())
 
 
-def _show_distances(found: "RetrievalResult") -> None:
+def _show_distances(results: "RetrievalResult") -> None:
     from rich.table import Table
     from rich.text import Text
 
     table = Table("", "document", "distance", box=None, padding=(0, 1, 0, 0))
-    for rank, hit in enumerate(found.hits, 1):
+    for rank, hit in enumerate(results.hits, 1):
         table.add_row(str(rank), Text(printable(hit.document_id)), f"{hit.distance:.6g}")
-    stdout_console().print(table if found.hits else "no document is allowed by the filter")
+    stdout_console().print(table if results.hits else "no document is allowed by the filter")

@@ -18,7 +18,7 @@ import numpy as np
 from infra.bench.results import command_line, commit, machine
 from infra.bench.search.vectors import overlapping
 from infra.evaluate.trinity.measured import FILE, Measured
-from infra.stack.engine_alone import answers
+from infra.stack.engine_alone import generate_answers
 from infra.stack.engine_source import start_engine
 from schemas.records import Role, Sampling
 from schemas.settings import ModelSettings
@@ -107,7 +107,7 @@ async def _asked(
     sampling = Sampling(max_tokens=answer, ignore_eos=True)
     jobs = [(random.integers(100, 1_000, prompt).tolist(), sampling) for _ in range(batch)]
     began_s = time.perf_counter()
-    await answers(engine, jobs, at_once=batch)
+    await generate_answers(engine, jobs, at_once=batch)
     return batch / (time.perf_counter() - began_s)
 
 

@@ -30,9 +30,9 @@ def keys_with_schemas(connector: Config) -> Config:
 def avro(connector: Config, registry: str) -> Config:
     """Its keys and values are Avro in Confluent's framing, by schemas that it registers; `registry`
     is the URL of Apicurio's own API."""
-    made = dict(connector)
+    config = dict(connector)
     for name in ("key.converter", "value.converter"):
-        made[name] = "io.apicurio.registry.utils.converter.AvroConverter"
+        config[name] = "io.apicurio.registry.utils.converter.AvroConverter"
         settings = {
             "url": registry,
             "as-confluent": "true",
@@ -41,8 +41,8 @@ def avro(connector: Config, registry: str) -> Config:
             "auto-register": "true",
             "find-latest": "true",
         }
-        made |= {f"{name}.apicurio.registry.{key}": value for key, value in settings.items()}
-    return made
+        config |= {f"{name}.apicurio.registry.{key}": value for key, value in settings.items()}
+    return config
 
 
 def source(

@@ -65,7 +65,7 @@ class Connect:
                 restart=False,
             )
         )
-        await self._until(self._answers, "Kafka Connect to answer")
+        await self._until(self._is_up, "Kafka Connect to answer")
 
     def _properties(self) -> str:
         values = {
@@ -92,7 +92,7 @@ class Connect:
         answer = await self._client.put(f"/connectors/{name}/config", json=dict(config))
         if answer.is_error:
             raise ConfigError(f"connector {name}: {answer.text[:2_000]}")
-        await self._until(lambda: self._runs(name), f"connector {name} to run")
+        await self._until(lambda: self._is_running(name), f"connector {name} to run")
 
     async def remove(self, name: str) -> None:
         """Delete a connector."""
@@ -101,30 +101,30 @@ class Connect:
     async def check(self, *names: str) -> None:
         """Raise ConfigError if a task of these connectors has failed."""
         for name in names:
-            await self._runs(name)
+            await self._is_running(name)
 
-    async def _runs(self, name: str) -> bool:
+    async def _is_running(self, name: str) -> bool:
         answer = await self._client.get(f"/connectors/{name}/status")
         if answer.is_error:
             return False
         status: dict[str, Any] = answer.json()
         tasks = status["tasks"]
-        for each in (status["connector"], *tasks):
-            if each["state"] == "FAILED":
-                raise ConfigError(f"connector {name} has failed: {each.get('trace', '')[:2_000]}")
+        for part in (status["connector"], *tasks):
+            if part["state"] == "FAILED":
+                raise ConfigError(f"connector {name} has failed: {part.get('trace', '')[:2_000]}")
         return bool(tasks) and all(task["state"] == "RUNNING" for task in tasks)
 
-    async def _answers(self) -> bool:
+    async def _is_up(self) -> bool:
         try:
             return (await self._client.get("/")).is_success
         except httpx.TransportError:
             return False
 
-    async def _until(self, asked: Any, what: str) -> None:
+    async def _until(self, condition: Any, what: str) -> None:
         process = self._supervisor.processes[_NAME]
         try:
             async with asyncio.timeout(_START_S):
-                while not await asked():
+                while not await condition():
                     if process.failed:
                         raise NotReady(f"Kafka Connect has ended:\n{process.tail()}")
                     await asyncio.sleep(_POLL_S)

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from string import Template
 
-from infra.processes.supervisor import Process, ProcessSpec
+from infra.processes.supervisor import ProcessSpec, SupervisedProcess
 from schemas.errors import ConfigError
 
 HERE = Path(__file__).parent
@@ -42,26 +42,26 @@ class SqlJob:
     ) -> None:
         check_jars(libs)
         folder.mkdir(parents=True, exist_ok=True)
-        written = folder / f"{name}.sql"
-        written.write_text(text)
-        opens = [f"--add-opens={each}=ALL-UNNAMED" for each in _OPENED]
+        script_file = folder / f"{name}.sql"
+        script_file.write_text(text)
+        opens = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED]
         command = (
             *("java", f"-Xmx{heap_mb}m", *opens),
             f"-Dlog4j2.configurationFile={HERE / 'log4j2.xml'}",
-            *("-cp", f"{libs}/*", str(HERE / "Sql.java"), str(written)),
+            *("-cp", f"{libs}/*", str(HERE / "Sql.java"), str(script_file)),
         )
         self._log_file = folder / f"{name}.log"
         spec = ProcessSpec(
             name=name, command=command, log_file=self._log_file, restart=False, grace_s=10
         )
-        self.process = Process(spec)
+        self.process = SupervisedProcess(spec)
 
     def start(self) -> None:
         """Begin, in the background; the first row comes some 20 s later."""
         self._log_file.unlink(missing_ok=True)
         self.process.start()
 
-    async def ended(self) -> int:
+    async def wait_for_exit(self) -> int:
         """Its exit code, once it has ended: 0 if all jobs finished."""
         while self.process.exit_code is None:
             self.process.changed.clear()

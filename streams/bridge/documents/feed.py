@@ -53,18 +53,18 @@ async def feed_documents(
 ) -> None:
     """Until cancelled; whatever the log has troubles with, it goes on from what is committed."""
 
-    async def live() -> None:
+    async def run_feed() -> None:
         topics = [source.topic for source in sources]
         try:
             await create_extra_topics(
                 settings, dict.fromkeys(topics, TOPICS["prompts"].retention_ms)
             )
-            await _Feed(settings, sources, codec, name).live()
+            await _Feed(settings, sources, codec, name).run()
         except TRANSIENT_ERRORS as error:
             FAULTS.note_failing(_SUBJECT, f"{type(error).__name__}: {error}")
             raise
 
-    await retry_forever(live, f"{name}: documents", log)
+    await retry_forever(run_feed, f"{name}: documents", log)
 
 
 class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types here
@@ -79,7 +79,7 @@ class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         self._writers: dict[TopicPartition, Transactions] = {}
         self._writing = asyncio.Lock()  # held while anything is under way
 
-    async def live(self) -> None:
+    async def run(self) -> None:
         """Read and write; raises what the log has troubles with, and Fenced."""
         consumer = AIOKafkaConsumer(
             **client_options(self._settings),
@@ -123,28 +123,30 @@ class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             transactional_id = f"documents-{place.topic}-{place.partition}"
             writer = self._writers[place] = Transactions(self._settings, transactional_id)
             await writer.start()
-            done = (await committed_offsets(self._settings, group, [full_place])).get(full_place)
-            records = [each for each in records if done is None or each.offset >= done.offset]
+            commit = (await committed_offsets(self._settings, group, [full_place])).get(full_place)
+            records = [
+                message for message in records if commit is None or message.offset >= commit.offset
+            ]
         if not records:
             return
-        read = [prompt_record(each) for each in records]
-        sends = [await self._sending(record) async for record in in_slices(read)]
+        rows = [prompt_record(message) for message in records]
+        sends = [await self._sending(record) async for record in in_slices(rows)]
         position = CommittedOffset(records[-1].offset + 1)
         try:
             await writer.commit(sends, {full_place: position}, group)
         except RecordTooLarge:  # a topic takes less than Trivium made it for
-            for record, sending in zip(read, sends, strict=True):
+            for record, sending in zip(rows, sends, strict=True):
                 await self._write_alone(writer, record, sending)
 
     async def _write_alone(
-        self, writer: Transactions, record: PromptRecord, made: OutgoingRecord
+        self, writer: Transactions, record: PromptRecord, sending: OutgoingRecord
     ) -> None:
         """What its topic refuses goes to the dead letters, as its origin alone."""
         place, position = (record.topic, record.partition), CommittedOffset(record.offset + 1)
         await writer.stop()  # it is of no use after an error
         await writer.start()
         try:
-            await writer.commit([made], {place: position}, feed_group(self._settings))
+            await writer.commit([sending], {place: position}, feed_group(self._settings))
         except RecordTooLarge as error:
             log.warning("%s[%d]@%d: %s", record.topic, record.partition, record.offset, error)
             await writer.stop()

@@ -14,46 +14,48 @@ from schemas.records import Document
 from schemas.topics import document_key
 from streams.bridge.config import DocumentSource
 from streams.bridge.records.exact_json import json_text, loads
-from streams.bridge.records.record import PromptRecord, fields_of, in_connect
+from streams.bridge.records.record import PromptRecord, fields_of, unwrap_connect
 from streams.bridge.records.template import Template, look_up
-from streams.bridge.records.writer_schemas import WriterSchemas, decoded, schema_id_of
+from streams.bridge.records.writer_schemas import WriterSchemas, decode_body, schema_id_of
 
 UNAVAILABLE = "__debezium_unavailable_value"  # stands for a long column that did not change
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class DocumentChange:
     """A document as it is from now on, or its end."""
 
     key: str
     document: Document | None
 
 
-async def change_of(record: PromptRecord, source: DocumentSource, schemas: WriterSchemas) -> Change:
+async def change_of(
+    record: PromptRecord, source: DocumentSource, schemas: WriterSchemas
+) -> DocumentChange:
     """What a row's record says; raises RecordError for one that says nothing of a document, and
     BrokerUnavailable where the schema registry is away for long.
     """
     try:
         row = await fields_of(record, schemas)
-        key = await _by_its_schema(record, schemas)
+        key = await _decode_key(record, schemas)
         document_id = _id(_key(key), row, source)
         document = None if row is None else _document(document_id, row, source, record.timestamp_ms)
     except InvalidRequest as error:
         raise RecordError(error.message) from error
     except RecursionError as error:
         raise RecordError("value: expected a row that is nested less deeply") from error
-    return Change(document_key(source.collection, document_id), document)
+    return DocumentChange(document_key(source.collection, document_id), document)
 
 
-async def _by_its_schema(record: PromptRecord, schemas: WriterSchemas) -> Any:
+async def _decode_key(record: PromptRecord, schemas: WriterSchemas) -> Any:
     """A key that was written in Avro; of all else the bytes."""
     raw = record.key
-    if not raw or (named := schema_id_of(raw, record.headers, "key")) is None:
+    if not raw or (schema_ref := schema_id_of(raw, record.headers, "key")) is None:
         return raw
-    schema_id, start = named
+    schema_id, start = schema_ref
     schema = await schemas.of(schema_id)
-    return raw[start:] if schema is None else decoded(raw, start, schema)
+    return raw[start:] if schema is None else decode_body(raw, start, schema)
 
 
 def _document(document_id: str, row: Row, source: DocumentSource, at_ms: int) -> Document | None:
@@ -65,8 +67,8 @@ def _document(document_id: str, row: Row, source: DocumentSource, at_ms: int) ->
         )
     if not text.strip():
         return None
-    said = {name: look_up(name, row) for name in source.metadata}
-    metadata = {name: value for name, value in said.items() if value is not None}
+    fields = {name: look_up(name, row) for name in source.metadata}
+    metadata = {name: value for name, value in fields.items() if value is not None}
     return Document(
         document_id=document_id,
         collection=source.collection,
@@ -79,21 +81,23 @@ def _document(document_id: str, row: Row, source: DocumentSource, at_ms: int) ->
 
 def _id(key: Row, row: Row | None, source: DocumentSource) -> str:
     if source.id:
-        found = Template(source.id).fill(key or row or {})
+        document_id = Template(source.id).fill(key or row or {})
     elif len(key) == 1:
         (only,) = key.values()
-        found = only if isinstance(only, str) else json_text(only) if only is not None else ""
+        document_id = only if isinstance(only, str) else json_text(only) if only is not None else ""
     else:
         raise RecordError(
             f"key: expected one field, or `id` in [[bridge.documents]], found {sorted(key)}"
         )
     try:
-        found.encode()
+        document_id.encode()
     except UnicodeEncodeError as error:
-        raise RecordError(f"key: expected characters, found {found!r:.80}: {error}") from error
-    if not found:
+        raise RecordError(
+            f"key: expected characters, found {document_id!r:.80}: {error}"
+        ) from error
+    if not document_id:
         raise RecordError("key: expected the id of a document, found none")
-    return found
+    return document_id
 
 
 def _key(key: Any) -> Row:
@@ -107,11 +111,11 @@ def _key(key: Any) -> Row:
     except UnicodeDecodeError as error:
         raise RecordError(f"key: expected text, found {key[:80]!r}") from error
     try:
-        found = in_connect(loads(key))
+        payload = unwrap_connect(loads(key))
     except ValueError as error:
         if "\\ud" in text.lower():
             raise RecordError(f"key: expected characters, found {text[:80]!r}: {error}") from error
         return {"id": text}
-    if isinstance(found, dict):
-        return found
-    return {"id": found if isinstance(found, str) else text}
+    if isinstance(payload, dict):
+        return payload
+    return {"id": payload if isinstance(payload, str) else text}

@@ -36,9 +36,9 @@ class Digits:
 
 def loads(text: bytes) -> Any:
     """A value; raises ValueError, also for numbers that no float can hold."""
-    found = orjson.loads(text)
+    value = orjson.loads(text)
     if not _SUSPECT.search(text):
-        return found
+        return value
     try:
         return json.loads(text, parse_int=_int, parse_float=_float)
     except RecursionError as error:
@@ -46,13 +46,13 @@ def loads(text: bytes) -> Any:
 
 
 def _int(text: str) -> int | Digits:
-    found = int(text)
-    return found if _INT_MIN <= found <= _INT_MAX else Digits(text)
+    number = int(text)
+    return number if _INT_MIN <= number <= _INT_MAX else Digits(text)
 
 
 def _float(text: str) -> float | Digits:
-    found = float(text)
-    return found if repr(found) == text else Digits(text)
+    number = float(text)
+    return number if repr(number) == text else Digits(text)
 
 
 def dumps(value: Any) -> str:
@@ -71,7 +71,7 @@ def json_text(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=_plain_but_digits)
     except _FoundDigits:
-        return _written(value)
+        return _encode_with_digits(value)
 
 
 class _FoundDigits(Exception):
@@ -84,14 +84,15 @@ def _plain_but_digits(value: Any) -> str:
     return plain(value)
 
 
-def _written(value: Any) -> str:
+def _encode_with_digits(value: Any) -> str:
     if isinstance(value, dict):
         pairs = (
-            f"{json.dumps(name, ensure_ascii=False)}: {_written(value[name])}" for name in value
+            f"{json.dumps(name, ensure_ascii=False)}: {_encode_with_digits(value[name])}"
+            for name in value
         )
         return "{" + ", ".join(pairs) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_written, value)) + "]"
+        return "[" + ", ".join(map(_encode_with_digits, value)) + "]"
     if isinstance(value, Digits):
         return value.text
     return json.dumps(value, ensure_ascii=False, default=plain)
@@ -107,7 +108,7 @@ def plain(value: Any) -> str:
 def nearest(value: Any) -> Any:
     """The same value with numbers where there are digits, for whoever counts with them."""
     if isinstance(value, dict):
-        return {name: nearest(each) for name, each in value.items()}
+        return {name: nearest(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [nearest(each) for each in value]
+        return [nearest(inner) for inner in value]
     return value.number if isinstance(value, Digits) else value

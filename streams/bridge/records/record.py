@@ -17,7 +17,7 @@ from typing import Any
 from schemas.codec import CONFLUENT_MAGIC, SINGLE_OBJECT_MARKER, why_unreadable
 from schemas.errors import InvalidRequest, RecordError
 from streams.bridge.records import exact_json
-from streams.bridge.records.writer_schemas import HEADER, WriterSchemas, decoded, schema_id_of
+from streams.bridge.records.writer_schemas import HEADER, WriterSchemas, decode_body, schema_id_of
 from streams.gateway.http.errors import shorten
 from streams.gateway.request.body import values_of
 
@@ -57,7 +57,7 @@ class PromptRecord:
     @property
     def names_schema(self) -> bool:
         """Whether a header says by which schema it was written."""
-        return any(name == HEADER.format("value") and said for name, said in self.headers)
+        return any(name == HEADER.format("value") and schema_id for name, schema_id in self.headers)
 
     @property
     def is_avro(self) -> bool:
@@ -98,23 +98,23 @@ async def fields_of(record: PromptRecord, schemas: WriterSchemas) -> Fields | No
         return None
     kind = _kind_of(record)
     if kind.is_text:
-        return {"text": _decoded(value, kind)}
-    if (named := schema_id_of(value, record.headers)) is not None:
-        schema_id, start = named
+        return {"text": _decode_text(value, kind)}
+    if (schema_ref := schema_id_of(value, record.headers)) is not None:
+        schema_id, start = schema_ref
         schema = await schemas.of(schema_id)
         if schema is not None:
-            return _row(decoded(value, start, schema))
+            return _row(decode_body(value, start, schema))
         value = value[start:]  # by a JSON schema: what follows is JSON
-    found = json_of(value, kind.charset)
+    json_value = json_of(value, kind.charset)
     if kind.media.startswith(_CLOUD_EVENT):
-        return _data_of(found, kind)
-    return _row(found)
+        return _data_of(json_value, kind)
+    return _row(json_value)
 
 
 async def fetch_schema(record: PromptRecord, schemas: WriterSchemas) -> None:
     """Have the schema that a value names, if it names one. Raises as `fields_of`."""
-    if (named := schema_id_of(record.value or b"", record.headers)) is not None:
-        await schemas.of(named[0])
+    if (schema_ref := schema_id_of(record.value or b"", record.headers)) is not None:
+        await schemas.of(schema_ref[0])
 
 
 def _kind_of(record: PromptRecord) -> _Kind:
@@ -137,7 +137,9 @@ def _data_of(event: Any, kind: _Kind) -> Fields | None:
         except (TypeError, ValueError) as error:
             raise RecordError(f"data_base64: expected base64: {error}") from error
         return (
-            {"text": _decoded(raw, inner)} if inner.is_text else _row(json_of(raw, inner.charset))
+            {"text": _decode_text(raw, inner)}
+            if inner.is_text
+            else _row(json_of(raw, inner.charset))
         )
     if inner.is_text and isinstance(data, str):
         return {"text": data}
@@ -146,7 +148,7 @@ def _data_of(event: Any, kind: _Kind) -> Fields | None:
 
 def json_of(value: bytes, charset: str = "") -> Any:
     """A JSON value whose numbers keep their digits; raises RecordError and InvalidRequest."""
-    text = _decoded(value, _Kind(charset=charset)).encode()
+    text = _decode_text(value, _Kind(charset=charset)).encode()
     if text[:1].strip() not in (b"", b"{"):
         raise RecordError(
             "expected a JSON object, Avro that begins with c301 or with 00 and a schema id, or a "
@@ -160,7 +162,7 @@ def json_of(value: bytes, charset: str = "") -> Any:
         raise InvalidRequest(f"the value: expected a JSON object: {error}") from error
 
 
-def _decoded(value: bytes, kind: _Kind) -> str:
+def _decode_text(value: bytes, kind: _Kind) -> str:
     """Characters without a byte order mark, in the charset that is named, that such a mark says, or
     UTF-8."""
     charset = kind.charset or ("utf-16" if value.startswith(_WIDE_MARKS) else "utf-8")
@@ -174,18 +176,18 @@ def _decoded(value: bytes, kind: _Kind) -> str:
         raise InvalidRequest(f"the value: expected {charset.upper()}: {error}") from error
 
 
-def _row(found: Any) -> Fields | None:
+def _row(row: Any) -> Fields | None:
     """The fields of a row, out of its envelopes; None where it is gone."""
-    found = in_connect(found)
-    if isinstance(found, dict) and {"op", "before", "after"} <= found.keys():
-        found = _after(found["op"], found["after"])
-    if found is None:
+    row = unwrap_connect(row)
+    if isinstance(row, dict) and {"op", "before", "after"} <= row.keys():
+        row = _after(row["op"], row["after"])
+    if row is None:
         return None
-    if not isinstance(found, dict):
-        raise RecordError(f"expected a record, found {shorten(found)}")
-    if _GONE not in found:
-        return found
-    return None if found[_GONE] in (True, "true") else {k: found[k] for k in found if k != _GONE}
+    if not isinstance(row, dict):
+        raise RecordError(f"expected a record, found {shorten(row)}")
+    if _GONE not in row:
+        return row
+    return None if row[_GONE] in (True, "true") else {k: row[k] for k in row if k != _GONE}
 
 
 def _after(operation: Any, row: Any) -> Any:
@@ -197,7 +199,7 @@ def _after(operation: Any, row: Any) -> Any:
     return json_of(row.encode()) if isinstance(row, str) else row  # MongoDB's are JSON texts
 
 
-def in_connect(found: Any) -> Any:
+def unwrap_connect(value: Any) -> Any:
     """What is in Connect's envelope, or what was given."""
-    is_envelope = isinstance(found, dict) and found.keys() == {"schema", "payload"}
-    return found["payload"] if is_envelope else found
+    is_envelope = isinstance(value, dict) and value.keys() == {"schema", "payload"}
+    return value["payload"] if is_envelope else value

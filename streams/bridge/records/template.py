@@ -20,18 +20,18 @@ class Template:
     def __init__(self, text: str) -> None:
         self._parts: list[tuple[str, str]] = []  # literal text, and the path that follows it
         literal, at = "", 0
-        for found in _PLACE.finditer(text):
-            literal += text[at : found.start()]
-            at, place = found.end(), found[0]
+        for match in _PLACE.finditer(text):
+            literal += text[at : match.start()]
+            at, place = match.end(), match[0]
             if place in ("{{", "}}"):
                 literal += place[0]
-            elif found[1] is not None and _PATH.fullmatch(found[1]):
-                self._parts.append((literal, found[1]))
+            elif match[1] is not None and _PATH.fullmatch(match[1]):
+                self._parts.append((literal, match[1]))
                 literal = ""
             else:
                 raise ConfigError(
                     f"expected the name of a field in braces, as {{city}} or {{a.b}}, or two "
-                    f"braces for one, found {place[:40]!r} at character {found.start()}"
+                    f"braces for one, found {place[:40]!r} at character {match.start()}"
                 )
         self._rest = literal + text[at:]
 
@@ -61,8 +61,8 @@ def look_up(path: str, value: Mapping[str, Any]) -> Any:
 
 def _text(path: str, value: Mapping[str, Any]) -> str:
     name = path.removesuffix("?")
-    found = look_up(name, value)
-    if found is None:
+    field = look_up(name, value)
+    if field is None:
         if name != path:
             return ""
         raise InvalidRequest(
@@ -70,8 +70,8 @@ def _text(path: str, value: Mapping[str, Any]) -> str:
             f"{', '.join(map(str, value))[:200] or 'no fields'}",
             name,
         )
-    if isinstance(found, str):
-        return found
+    if isinstance(field, str):
+        return field
     from streams.bridge.records.exact_json import json_text  # settings have templates, and no JSON
 
-    return json_text(found)
+    return json_text(field)

@@ -43,8 +43,8 @@ class WriterSchemas:
     def __init__(self, url: str, timeout_ms: int) -> None:
         """`url` is `log.schema_registry`, empty for none."""
         self._registry = Registry(url, timeout_ms=timeout_ms) if url else None
-        self._known: dict[SchemaId, Schema | None] = {}
-        self._refused: dict[SchemaId, tuple[float, str]] = {}  # until when, and why
+        self._schemas: dict[SchemaId, Schema | None] = {}
+        self._refusals: dict[SchemaId, tuple[float, str]] = {}  # until when, and why
         self._turn = asyncio.Lock()
 
     async def of(self, schema_id: SchemaId) -> Schema | None:
@@ -52,18 +52,18 @@ class WriterSchemas:
         the registry does not know or a schema that cannot be read, BrokerUnavailable where the
         registry is away for long.
         """
-        if schema_id not in self._known:
+        if schema_id not in self._schemas:
             async with self._turn:
-                if schema_id not in self._known:
-                    _remember(self._known, schema_id, await self._patiently(schema_id))
-        return self._known[schema_id]
+                if schema_id not in self._schemas:
+                    _remember(self._schemas, schema_id, await self._fetch_with_retry(schema_id))
+        return self._schemas[schema_id]
 
-    async def _patiently(self, schema_id: SchemaId) -> Schema | None:
+    async def _fetch_with_retry(self, schema_id: SchemaId) -> Schema | None:
         pauses, time_s = Backoff(), asyncio.get_running_loop().time
         until_s = time_s() + AWAY_S
         while True:
             try:
-                found = await self._fetched(schema_id)
+                schema = await self._fetch(schema_id)
             except BrokerUnavailable as error:
                 FAULTS.note_failing(_SUBJECT, error.message)
                 if time_s() >= until_s:
@@ -71,23 +71,23 @@ class WriterSchemas:
                 logger.warning("prompts wait for the schema registry: %s", error)
             else:
                 FAULTS.note_working(_SUBJECT)
-                return found
+                return schema
             await asyncio.sleep(pauses.after(0))
 
-    async def _fetched(self, schema_id: SchemaId) -> Schema | None:
+    async def _fetch(self, schema_id: SchemaId) -> Schema | None:
         if self._registry is None:
             raise RecordError(
                 f"schema id {schema_id}: no schema registry is named (log.schema_registry)"
             )
         now_s = asyncio.get_running_loop().time()
-        until_s, why = self._refused.get(schema_id, (0.0, ""))
+        until_s, why = self._refusals.get(schema_id, (0.0, ""))
         if now_s < until_s:
             raise RecordError(why)
         try:
-            found = await asyncio.to_thread(self._registry.fetch, schema_id)
-            return None if found is None else readable(found)
+            schema = await asyncio.to_thread(self._registry.fetch, schema_id)
+            return None if schema is None else readable(schema)
         except (NotRegistered, RecordError) as error:
-            _remember(self._refused, schema_id, (now_s + UNKNOWN_S, error.message))
+            _remember(self._refusals, schema_id, (now_s + UNKNOWN_S, error.message))
             raise RecordError(error.message) from error
         except ConfigError as error:  # a refusal that may pass, as of a password
             raise BrokerUnavailable(error.message) from error
@@ -122,7 +122,7 @@ def readable(schema: Any) -> Schema:
     """A schema made ready; raises RecordError for what is none, or what must not be read by."""
     try:
         parsed = cast(Schema, fastavro.parse_schema(_with_digits(schema)))
-        _may_be_nothing(parsed, {})
+        _can_be_empty(parsed, {})
     except RecordError:
         raise
     except Exception as error:  # fastavro raises many kinds
@@ -137,67 +137,69 @@ def _with_digits(node: Any) -> Any:
     if node == "float":
         return {"type": "float", "logicalType": _DIGITS}
     if isinstance(node, list):
-        return [_with_digits(each) for each in node]
+        return [_with_digits(branch) for branch in node]
     if not isinstance(node, dict):
         return node
     if node.get("type") == "float":
         return {**node, "logicalType": _DIGITS}
     inner = {name: _with_digits(node[name]) for name in ("type", "items", "values") if name in node}
     if "fields" in node:
-        inner["fields"] = [{**each, "type": _with_digits(each["type"])} for each in node["fields"]]
+        inner["fields"] = [
+            {**field, "type": _with_digits(field["type"])} for field in node["fields"]
+        ]
     return {**node, **inner}
 
 
-def _shortest(found: float, *_: object) -> float:
+def _shortest(number: float, *_: object) -> float:
     """The float of 64 bits that has the fewest digits of those that are this one in 32."""
     for digits in range(1, 9):
-        shorter = float(f"{found:.{digits}g}")
-        if _FLOAT.unpack(_FLOAT.pack(shorter))[0] == found:
+        shorter = float(f"{number:.{digits}g}")
+        if _FLOAT.unpack(_FLOAT.pack(shorter))[0] == number:
             return shorter
-    return float(f"{found:.9g}")
+    return float(f"{number:.9g}")
 
 
 fastavro.read.LOGICAL_READERS[f"float-{_DIGITS}"] = _shortest
 
 
-def _may_be_nothing(node: Any, named: dict[str, bool]) -> bool:
+def _can_be_empty(node: Any, named_types: dict[str, bool]) -> bool:
     """Whether a value of it may have no bytes; `named` are those that were looked at to the end."""
     if isinstance(node, str):
         if node in _PRIMITIVES:
             return node == "null"
-        if node not in named:
+        if node not in named_types:
             raise RecordError(f"the writer's schema nests {node} in itself, which is not read")
-        return named[node]
+        return named_types[node]
     if isinstance(node, list):
-        for each in node:
-            _may_be_nothing(each, named)
+        for branch in node:
+            _can_be_empty(branch, named_types)
         return False
     match kind := node["type"]:
         case "record" | "error":
-            if any(_may_be_nothing(each["type"], named) for each in node["fields"]):
+            if any(_can_be_empty(field["type"], named_types) for field in node["fields"]):
                 raise RecordError("the writer's schema has a field of nothing, which is not read")
-            return named.setdefault(node["name"], not node["fields"])
+            return named_types.setdefault(node["name"], not node["fields"])
         case "enum" | "fixed":
-            return named.setdefault(node["name"], node.get("size") == 0)
+            return named_types.setdefault(node["name"], node.get("size") == 0)
         case "array":
-            if _may_be_nothing(node["items"], named):
+            if _can_be_empty(node["items"], named_types):
                 raise RecordError("the writer's schema has a list of nothing, which is not read")
             return False
         case "map":
-            _may_be_nothing(node["values"], named)
+            _can_be_empty(node["values"], named_types)
             return False
-    return _may_be_nothing(kind, named)
+    return _can_be_empty(kind, named_types)
 
 
-def decoded(value: bytes, start: int, schema: Schema) -> Any:
+def decode_body(value: bytes, start: int, schema: Schema) -> Any:
     """What the bytes from there on say; raises RecordError."""
     body: Any = BoundedBytes(value, start, READS_MAX)
     try:
-        found = fastavro.schemaless_reader(body, schema, None)
+        record = fastavro.schemaless_reader(body, schema, None)
     except RecordError:
         raise
     except Exception as error:  # fastavro raises many kinds on damaged bytes
         raise RecordError(f"the body is damaged: {type(error).__name__}: {error}") from error
-    if left := len(value) - body.tell():
-        raise RecordError(f"{left} bytes follow the record")
-    return found
+    if extra_bytes := len(value) - body.tell():
+        raise RecordError(f"{extra_bytes} bytes follow the record")
+    return record

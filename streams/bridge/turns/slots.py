@@ -32,46 +32,46 @@ class Slots:
     def __init__(self, limit: Callable[[], int]) -> None:
         """`limit` may change at any time; `hand_out` looks at it again."""
         self._limit = limit
-        self._taken: Counter[str] = Counter()  # by owner
+        self._in_use: Counter[str] = Counter()  # by owner
         self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # likewise: who waits
 
     @property
-    def taken(self) -> int:
+    def in_use(self) -> int:
         """How many are."""
-        return self._taken.total()
+        return self._in_use.total()
 
     @property
     def waiting(self) -> int:
         """How many wait for one."""
-        return sum(not each.cancelled() for line in self._lines.values() for each in line)
+        return sum(not waiter.cancelled() for line in self._lines.values() for waiter in line)
 
     async def acquire(self, owner: str = "") -> None:
         """Wait for one."""
-        mine = asyncio.get_running_loop().create_future()
-        self._lines.setdefault(owner, deque()).append(mine)
+        waiter = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(owner, deque()).append(waiter)
         self.hand_out()
         try:
-            await mine
+            await waiter
         except asyncio.CancelledError:
-            if not mine.cancelled():
+            if not waiter.cancelled():
                 self.release(owner)
             raise
 
     def release(self, owner: str = "") -> None:
         """Give one back."""
-        self._taken[owner] -= 1
-        if not self._taken[owner]:
-            del self._taken[owner]
+        self._in_use[owner] -= 1
+        if not self._in_use[owner]:
+            del self._in_use[owner]
         self.hand_out()
 
     def hand_out(self) -> None:
         """Let in whoever there is room for."""
-        while self._lines and self.taken < self._limit():
-            owner = min(self._lines, key=lambda each: self._taken[each])
+        while self._lines and self.in_use < self._limit():
+            owner = min(self._lines, key=lambda name: self._in_use[name])
             line = self._lines.pop(owner)
-            waiting = line.popleft()
+            waiter = line.popleft()
             if line:  # behind others that have as many
                 self._lines[owner] = line
-            if not waiting.cancelled():
-                self._taken[owner] += 1
-                waiting.set_result(None)
+            if not waiter.cancelled():
+                self._in_use[owner] += 1
+                waiter.set_result(None)

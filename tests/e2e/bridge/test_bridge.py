@@ -13,7 +13,7 @@ from schemas.log.admin import create_extra_topics
 from schemas.log.transactions import committed_offsets
 from schemas.settings import LogSettings
 from streams.bridge.app import group_id
-from streams.bridge.config import BridgeSettings, Pair
+from streams.bridge.config import BridgeSettings, TopicPair
 from tests.e2e.bridge.topics import AnswerReader, Sent, produce
 from tests.e2e.harness import sim_settings, stack
 
@@ -67,7 +67,7 @@ async def test_an_answer_is_told_while_it_comes(
     narrow = dataclasses.replace(log, prompt_partitions=1)
     await create_extra_topics(narrow, dict.fromkeys((answers, parts), KEPT_MS))
     await create_extra_topics(log, {prompts: KEPT_MS})
-    pair = Pair(prompts=prompts, answers=answers, parts=parts)
+    pair = TopicPair(prompts=prompts, answers=answers, parts=parts)
     settings = dataclasses.replace(
         sim_settings(log, decode_step_ms=10.0), bridge=BridgeSettings(pairs=(pair,))
     )

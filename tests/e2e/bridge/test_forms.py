@@ -18,7 +18,7 @@ from schemas.codec import Codec
 from schemas.log.admin import expected_topics
 from schemas.records import Answer, Prompt
 from schemas.settings import LogSettings
-from streams.bridge.config import BridgeSettings, Pair
+from streams.bridge.config import BridgeSettings, TopicPair
 from streams.bridge.prompts import VALUE_BYTES_MAX
 from tests.e2e.harness import sim_settings, stack
 from tests.schemas.log.reading.odd_batches import CODECS
@@ -84,7 +84,7 @@ async def test_every_form_has_its_answer(
 ) -> None:
     log = await kafka_with(gateway_partitions=4)
     prompts, rows = f"{log.topic_prefix}prompts", f"{log.topic_prefix}rows"
-    pair = Pair(
+    pair = TopicPair(
         prompts=rows,
         answers=f"{rows}.rated",
         template="How many stars: {text}",
@@ -94,7 +94,7 @@ async def test_every_form_has_its_answer(
         fallback='{"stars": 0}',
         format="json_envelope",
     )
-    small = Pair(prompts=f"{rows}.small", answers=f"{rows}.small.answers", format="avro")
+    small = TopicPair(prompts=f"{rows}.small", answers=f"{rows}.small.answers", format="avro")
     await take_at_most(log, small.answers, 1_000, is_new=True)
     settings = replace(sim_settings(log), bridge=BridgeSettings(pairs=(pair, small)))
     await compress_all(log)
@@ -153,7 +153,7 @@ async def compress_all(log: LogSettings) -> None:
         await admin.alter_configs(resources)
 
 
-async def check_large(log: LogSettings, pair: Pair) -> None:
+async def check_large(log: LogSettings, pair: TopicPair) -> None:
     """An answer larger than its topic takes is an error, known before it is sent or by the broker's
     refusal; those beside it come through (issue 13, What it must show)."""
     count = log.prompt_partitions

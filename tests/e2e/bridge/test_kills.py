@@ -19,7 +19,7 @@ from infra.stack.plan import StackPlan
 from schemas.errors import ConfigError
 from schemas.log.admin import create_extra_topics
 from schemas.settings import LogSettings
-from streams.bridge.config import BridgeSettings, Pair
+from streams.bridge.config import BridgeSettings, TopicPair
 from tests.e2e.bridge.topics import AnswerReader, Read, Sent, produce
 from tests.e2e.harness import met, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS
@@ -53,7 +53,7 @@ class Running:
 def settings_of(log: LogSettings) -> Settings:
     """With an ordered pair."""
     prompts, answers = log.topic_prefix + "questions", log.topic_prefix + "replies"
-    pair = Pair(prompts=prompts, answers=answers, ordered=True, tries_max=TRIES_MAX)
+    pair = TopicPair(prompts=prompts, answers=answers, ordered=True, tries_max=TRIES_MAX)
     settings = sim_settings(log, decode_step_ms=STEP_MS)
     return dataclasses.replace(settings, bridge=BridgeSettings(pairs=(pair,)))
 

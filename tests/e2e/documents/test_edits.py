@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from infra.handbook.library import Library, Text, library
+from infra.handbook.library import Library, TextDocument, library
 from schemas.codec import Codec
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 TOWN = "town"
 _SEARCHES = "trivium_retrieval_searches_total"
-FERRY = Text("ferry", "The ferry to Ondry leaves pier seven at noon.")
-LIGHT = Text("light", "The lighthouse of Ondry is lit by Marta at dusk.")
-EDITED = Text("ferry", "No boat has left the town since the storm.")
+FERRY = TextDocument("ferry", "The ferry to Ondry leaves pier seven at noon.")
+LIGHT = TextDocument("light", "The lighthouse of Ondry is lit by Marta at dusk.")
+EDITED = TextDocument("ferry", "No boat has left the town since the storm.")
 
 
 async def works(log: LogSettings) -> AsyncIterator[Work]:
@@ -100,7 +100,7 @@ async def test_what_was_edited_or_deleted_leaves_the_conversation(
 
         async def gone() -> bool:
             by_ms = wall_ms() + 10_000
-            return bool(await shelf.asker.check([quoted], collection=TOWN, deadline_ms=by_ms))
+            return bool(await shelf.client.check([quoted], collection=TOWN, deadline_ms=by_ms))
 
         await until(gone)
         fourth = await talk.ask("When does a boat leave the town since the storm?")

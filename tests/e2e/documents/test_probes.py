@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from infra.bench.faults.log_audit import settled
-from infra.handbook.library import Text, library
+from infra.handbook.library import TextDocument, library
 from infra.story.record_finder import read_story
 from schemas.settings import LogSettings
 from tests.e2e.audits import decoder
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 TOWN = "town"
 PIERS = [
-    Text(f"pier-{n}", f"Pier number {n} of Ondry is kept by a man of age {40 + n}.")
+    TextDocument(f"pier-{n}", f"Pier number {n} of Ondry is kept by a man of age {40 + n}.")
     for n in range(9)
 ]
 EVERY, PROBES = 24, 5
@@ -69,7 +69,7 @@ async def test_an_answer_with_probes_goes_on_the_same_when_its_worker_is_killed(
             await shelf.wait_for(TOWN, each, PATIENCE_S)
         wish: dict[str, Any] = {"max_tokens": 400, "retrieval": WISH}
         question = "Who keeps pier number 3 of Ondry?"
-        view = shelf.asker.membership.view
+        view = shelf.client.membership.view
 
         async def both_may_ask() -> bool:
             """Which a worker may from its first such answer on."""

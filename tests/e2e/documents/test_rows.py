@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.handbook.library import Library, Text, library
+from infra.handbook.library import Library, TextDocument, library
 from schemas.codec import Codec
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
@@ -17,12 +17,12 @@ from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 TOWN = "town"
-FERRY = Text("ferry", "The ferry to Ondry leaves pier seven at noon.")
-EDITED = Text("ferry", "No boat has left the town since the storm.")
-LIGHT = Text("light", "The lighthouse of Ondry is lit by Marta at dusk.")
+FERRY = TextDocument("ferry", "The ferry to Ondry leaves pier seven at noon.")
+EDITED = TextDocument("ferry", "No boat has left the town since the storm.")
+LIGHT = TextDocument("light", "The lighthouse of Ondry is lit by Marta at dusk.")
 
 
-async def commit(log: LogSettings, name: str, text: Text | None) -> None:
+async def commit(log: LogSettings, name: str, text: TextDocument | None) -> None:
     """As a change stream says it."""
     value = None if text is None else json.dumps({"id": name, "body": text.text}).encode()
     async with LogProducer(log, Codec(), durable=True, client_id="database") as producer:
@@ -31,7 +31,7 @@ async def commit(log: LogSettings, name: str, text: Text | None) -> None:
 
 
 async def found(shelf: Library, text: str) -> list[str]:
-    answer = await shelf.asker.search_text(
+    answer = await shelf.client.search_text(
         text, collection=TOWN, k=5, deadline_ms=wall_ms() + 30_000
     )
     return [passage.document_id for passage in answer.passages]

@@ -11,7 +11,7 @@ from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from infra.cli.log.compare import read as read_span
-from infra.cli.log.predicted import predicted
+from infra.cli.log.predicted import predict_figures
 from infra.prediction.comparing import LIVE, agreement, outcomes
 from infra.prediction.comparing import SHADOW as WITH
 from infra.prediction.predicting import shape_of
@@ -96,7 +96,7 @@ async def test_a_recording_of_a_stack_is_replayed_bit_for_bit(
         assert replay_side_by_side(without, 2).lives == less.lives
     with long_leases(LONG_LEASE_MS):
         traffic = read(tmp_path / "whole.avro")
-        rows = predicted(tmp_path / "whole.avro", {"policy": "static"})
+        rows = predict_figures(tmp_path / "whole.avro", {"policy": "static"})
     assert [shape_of(traffic.workers).name] == ["1P2D"]
     assert list(rows) == ["recorded", "predicted", "policy=static"]
     assert {row["answers"] for row in rows.values()} == {len(answers) + again.completed_now}

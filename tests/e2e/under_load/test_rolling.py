@@ -36,7 +36,10 @@ async def test_a_rolling_restart_fails_no_request(
         load = Load(client, rate=6.0, seed=1, told=seen.append, retrieves=0.0)
         asking = asyncio.create_task(load.run())
         await restart(
-            (), folder=tmp_path, each_s=START_S, told=lambda name, _: restarted.append(name)
+            (),
+            folder=tmp_path,
+            timeout_s=START_S,
+            on_restart=lambda name, _: restarted.append(name),
         )
         load.is_over = True
         await asking

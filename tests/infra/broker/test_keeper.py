@@ -20,10 +20,10 @@ class StubbornBroker:
         self.spawns: list[bool] = []
         self.refusals = 0
 
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self.alive
 
-    def mend(self) -> bool:
+    def restart_after_crash(self) -> bool:
         return False
 
     def answers(self) -> bool:

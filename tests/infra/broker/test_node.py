@@ -12,7 +12,7 @@ import pytest
 
 from infra.broker import node, storage
 from infra.broker.node import Broker
-from infra.broker.probe import broker_answers, free_ports, port_is_taken, reserved
+from infra.broker.probe import broker_answers, free_ports, port_is_taken, reserve_port
 from infra.broker.section import BrokerSettings
 from infra.processes.identity import Identity, identify
 from schemas.errors import BrokerUnavailable, ConfigError
@@ -136,9 +136,9 @@ def test_of_two_that_start_at_the_same_moment_one_is_refused_at_once(broker: Bro
     late = Broker(replace(QUICK, port=port), broker.folder.with_name("late"))
     with pytest.raises(BrokerUnavailable, match="taken by a broker that another stack starts"):
         late.spawn()
-    assert not late.runs()
+    assert not late.is_running()
     assert broker.stop()
-    held = reserved("127.0.0.1", port)
+    held = reserve_port("127.0.0.1", port)
     assert held is not None, "whoever stops lets go of it"
     held.close()
 
@@ -153,7 +153,7 @@ def test_another_clusters_broker_is_not_taken_for_ones_own(
     try:
         with pytest.raises(BrokerUnavailable, match=f"broker.port {port}.*another Kafka broker"):
             mine.start()
-        assert not mine.runs()
+        assert not mine.is_running()
     finally:
         mine.reset()
 
@@ -204,10 +204,10 @@ def test_a_process_with_the_same_id_is_not_taken_for_the_broker(tmp_path: Path) 
         assert identity is not None
         stranger = Identity(child.pid, identity.started_ticks - 1)
         stranger.stop(grace_s=1)
-        assert identity.lives(), "another start time is another process"
+        assert identity.is_alive(), "another start time is another process"
     finally:
         child.communicate()
-    assert not identity.lives()
+    assert not identity.is_alive()
 
 
 def test_probe_tells_a_broker_from_silence_and_noise(bootstrap: str) -> None:

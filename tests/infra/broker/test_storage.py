@@ -23,15 +23,15 @@ def kept(tmp_path: Path) -> Path:
     (made / "log" / "snapshot").write_bytes(b"voters")
     (made / "meta.properties").write_text("node.id=1\ncluster.id=first\ndirectory.id=d\n")
     kept = tmp_path / "kept"
-    storage.keep(made, kept)
+    storage.save_template(made, kept)
     return kept
 
 
 def test_a_copy_has_a_cluster_of_its_own_and_all_else(kept: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    assert not storage.is_laid_out(data)
-    assert storage.lay_out(kept, data, "second")
-    assert storage.is_laid_out(data)
+    assert not storage.is_formatted(data)
+    assert storage.copy_template(kept, data, "second")
+    assert storage.is_formatted(data)
     assert (data / "log" / "snapshot").read_bytes() == b"voters"
     assert (data / "meta.properties").read_text() == (
         "node.id=1\ncluster.id=second\ndirectory.id=d\n"
@@ -41,13 +41,13 @@ def test_a_copy_has_a_cluster_of_its_own_and_all_else(kept: Path, tmp_path: Path
 @pytest.mark.parametrize("name", ["meta.properties", "log/snapshot"])
 def test_what_was_cut_off_is_not_copied(kept: Path, tmp_path: Path, name: str) -> None:
     (kept / name).write_bytes(b"")
-    assert not storage.lay_out(kept, tmp_path / "data", "second")
+    assert not storage.copy_template(kept, tmp_path / "data", "second")
     assert not (tmp_path / "data").exists()
 
 
 def test_where_none_is_kept_none_is_copied(kept: Path, tmp_path: Path) -> None:
-    storage.drop(kept)
-    assert not storage.lay_out(kept, tmp_path / "data", "second")
+    storage.delete_template(kept)
+    assert not storage.copy_template(kept, tmp_path / "data", "second")
 
 
 def test_a_node_serves_on_a_copy_at_ports_of_its_own(tmp_path: Path, bootstrap: str) -> None:
@@ -55,9 +55,9 @@ def test_a_node_serves_on_a_copy_at_ports_of_its_own(tmp_path: Path, bootstrap: 
     settings = BrokerSettings(port=0, heap_mb=256, quick=True, start_timeout_s=200)
     (first, second) = (Broker(settings, tmp_path / name, tethered=True) for name in "ab")
     first.folder.mkdir()
-    storage.keep(first.format(), tmp_path / "kept")
+    storage.save_template(first.format(), tmp_path / "kept")
     data = second.folder / "data"
-    assert storage.lay_out(tmp_path / "kept", data, "dHJpAAAAQACAAAAAAAAAAA")
+    assert storage.copy_template(tmp_path / "kept", data, "dHJpAAAAQACAAAAAAAAAAA")
     try:
         second.start()
         assert cluster_of(data) == "dHJpAAAAQACAAAAAAAAAAA"

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from infra.cli.app import app
-from infra.cli.commands import LINES, imported
+from infra.cli.commands import LINES, load_command
 from infra.cli.measure.bench import PASS_ON
 from infra.cli.measure.simulate import EXAMPLES
 from tests.infra.cli.running import trivium_here
@@ -19,13 +19,13 @@ ALL = {name: line for lines in LINES.values() for name, line in lines.items()}
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_line_is_the_first_paragraph_of_the_commands_own_help(name: str) -> None:
-    assert ALL[name] == imported(name).help.partition("\n\n")[0]
+    assert ALL[name] == load_command(name).help.partition("\n\n")[0]
 
 
 def test_commands_keep_what_else_typer_is_told_of_them() -> None:
-    assert imported("simulate").epilog == EXAMPLES
-    assert imported("bench").context_settings == PASS_ON
-    assert imported("demo").context_settings == {}
+    assert load_command("simulate").epilog == EXAMPLES
+    assert load_command("bench").context_settings == PASS_ON
+    assert load_command("demo").context_settings == {}
 
 
 def test_only_what_begins_so_is_completed_down_to_options() -> None:
@@ -63,7 +63,7 @@ def test_what_is_misspelt_is_told(arguments: list[str], message: str) -> None:
 
 def test_flags_that_nobody_gave_are_off() -> None:
     """Also for commands whose own parser reads them."""
-    group: Any = imported("pool")
+    group: Any = load_command("pool")
     assert not any(option.default for option in group.params)
     code, output, _ = trivium_here("bench", "--help")
     assert (code, "takeover" in output) == (0, True)

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from infra.cli.app import app
-from infra.cli.commands import imported
+from infra.cli.commands import load_command
 from infra.cli.measure.bench import BENCHMARKS, benchmark
 from infra.stack.configuration import load
 from tests import tidy_pages
@@ -41,7 +41,7 @@ def _only_parses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def below(group: Any, name: str) -> Any:
     """What a group has by that name; of the whole program, imported for it."""
-    return imported(name) if group is ROOT_COMMAND else group.commands[name]
+    return load_command(name) if group is ROOT_COMMAND else group.commands[name]
 
 
 def check(words: list[str]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from infra.stack.configuration import load
-from streams.bridge.answers import Answers
+from streams.bridge.answers import AnswerBuilder
 from streams.bridge.config import pairs_of
 from tests.streams.bridge.samples import CODEC, KEY, asked, body_of, record, stream
 
@@ -26,7 +26,7 @@ async def test_answers_of_the_first_pair_are_prompts_of_the_second() -> None:
     review = {"id": 7, "text": "Fine, but late."}
     question = await asked(review, first)
     said = stream('{"stars": 3, "why": "late"}')
-    answers = Answers(first, CODEC)
+    answers = AnswerBuilder(first, CODEC)
     when = {"asked_ms": 1, "first_token_ms": 2, "ended_ms": 3, "tries": 1}
     answer = await answers.answer(record(review), question, KEY, said, **when)
     again = await asked(answers.sending(record(review), answer).value, second)

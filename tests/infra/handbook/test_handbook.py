@@ -49,7 +49,7 @@ def test_an_answer_is_right_with_the_value_as_a_word_of_its_own() -> None:
 def test_an_answer_that_names_all_possible_words_is_not_right() -> None:
     question = a_page("museum").questions[0]
     assert question.is_right(f"On {question.value.upper()}")
-    assert not question.is_right(" ".join((question.value, *question.others)))
+    assert not question.is_right(" ".join((question.value, *question.wrong_values)))
 
 
 def test_more_pages_than_names_are_refused() -> None:

@@ -9,8 +9,8 @@ import pytest
 from pypdf import PdfReader
 
 from infra.ingest import batch, files
-from infra.ingest.batch import Reading, Target
-from infra.ingest.files import Source, read, source_of, sources
+from infra.ingest.batch import SourceReader, Target
+from infra.ingest.files import FileSource, read, source_of, sources
 from schemas.rules.sizes import DOCUMENT_CHARS_MAX
 from streams.parsing.parsed import Unreadable
 from tests.streams.parsing.pdfs import pdf_bytes
@@ -70,8 +70,8 @@ async def test_each_line_of_json_is_a_document_and_wrong_ones_are_named(tmp_path
     ]
     file = tmp_path / "a.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)) + "\n\n{")
-    reading = Reading(Target(collection="c", tenant="all", metadata={"site": 1}))
-    found, refused = await reading.documents(Source(file, "a.jsonl"), 5)
+    reading = SourceReader(Target(collection="c", tenant="all", metadata={"site": 1}))
+    found, refused = await reading.documents(FileSource(file, "a.jsonl"), 5)
     assert [(each.document_id, each.text, each.tenant) for each in found] == [
         ("a", "A text.", "t"),
         ("7", "Seven.", "all"),
@@ -113,7 +113,9 @@ async def test_metadata_that_no_index_holds_are_named_before_they_are_sent(tmp_p
     lines = [f'{{"id": "{n}", "text": "x", "metadata": {f}}}' for n, (f, _) in enumerate(FACTS)]
     first = '{"id": "a", "text": "one", "metadata": {"v": "x", "none": null, "tags": []}}'
     file.write_text("\n".join([first, *lines, '{"id": "z", "text": "last"}']))
-    found, refused = await Reading(Target(collection="c")).documents(Source(file, "m.jsonl"), 0)
+    found, refused = await SourceReader(Target(collection="c")).documents(
+        FileSource(file, "m.jsonl"), 0
+    )
     assert [each.document_id for each in found] == ["a", "z"]
     for number, ((_, said), refusal) in enumerate(zip(FACTS, refused, strict=True), 2):
         assert refusal.path.endswith(f"m.jsonl, line {number}") and said in refusal.reason
@@ -135,7 +137,9 @@ async def test_a_file_that_takes_too_long_or_too_much_is_left_out(
 async def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     file = tmp_path / os.fsdecode(b"caf\xe9.txt")
     file.write_text("x")
-    found, (refusal,) = await Reading(Target(collection="c")).documents(Source(file, file.name), 0)
+    found, (refusal,) = await SourceReader(Target(collection="c")).documents(
+        FileSource(file, file.name), 0
+    )
     assert not found and "a name in UTF-8" in refusal.reason
     assert refusal.path.endswith("caf\ufffd.txt")
 
@@ -146,39 +150,43 @@ def test_ids_are_paths_below_what_was_named_and_hidden_files_are_left_out(tmp_pa
         (tmp_path / name).write_text("x")
     assert [each.name for each in sources([tmp_path])] == ["b.md", "a/c.txt"]
     assert [each.name for each in sources([tmp_path / "a" / "c.txt"])] == ["c.txt"]
-    assert source_of(tmp_path / "a/c.txt", [tmp_path]) == Source(tmp_path / "a/c.txt", "a/c.txt")
+    assert source_of(tmp_path / "a/c.txt", [tmp_path]) == FileSource(
+        tmp_path / "a/c.txt", "a/c.txt"
+    )
     assert source_of(tmp_path / ".git/x.txt", [tmp_path]) is None
     assert source_of(tmp_path / "b.md", [tmp_path / "a"]) is None
-    assert source_of(tmp_path / "b.md", [tmp_path / "b.md"]) == Source(tmp_path / "b.md", "b.md")
+    assert source_of(tmp_path / "b.md", [tmp_path / "b.md"]) == FileSource(
+        tmp_path / "b.md", "b.md"
+    )
 
 
 async def test_an_id_is_of_one_file_and_goes_with_it(tmp_path: Path) -> None:
-    reading = Reading(Target(collection="c"))
+    reading = SourceReader(Target(collection="c"))
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text(f"From {folder}.")
-    one, two = (Source(tmp_path / folder / "a.txt", "a.txt") for folder in ("one", "two"))
+    one, two = (FileSource(tmp_path / folder / "a.txt", "a.txt") for folder in ("one", "two"))
     assert len((await reading.documents(one, 0))[0]) == 1
     found, refused = await reading.documents(two, 0)
     assert not found and "'a.txt' is taken" in refused[0].reason
     assert len((await reading.documents(one, 0))[0]) == 1, "its own id is not taken"
-    assert reading.gone(one.path, ["a.txt"]) == []
-    assert reading.gone(tmp_path / "one") == ["a.txt"]
+    assert reading.forget(one.path, ["a.txt"]) == []
+    assert reading.forget(tmp_path / "one") == ["a.txt"]
     assert len((await reading.documents(two, 0))[0]) == 1
 
 
 async def test_empty_and_long_texts_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reading = Reading(Target(collection="c"))
+    reading = SourceReader(Target(collection="c"))
     for name, text, said in (
         ("empty.txt", " \n", "empty: expected a text with words"),
         ("long.txt", "a" * (DOCUMENT_CHARS_MAX + 1), "too large: expected at most"),
     ):
         (tmp_path / name).write_text(text)
-        found, refused = await reading.documents(Source(tmp_path / name, name), 0)
+        found, refused = await reading.documents(FileSource(tmp_path / name, name), 0)
         assert not found and said in refused[0].reason and refused[0].path.endswith(name)
     monkeypatch.setattr(batch, "NAME_CHARS_MAX", 3)
     (tmp_path / "name.txt").write_text("x")
-    _, (refusal,) = await reading.documents(Source(tmp_path / "name.txt", "name.txt"), 0)
+    _, (refusal,) = await reading.documents(FileSource(tmp_path / "name.txt", "name.txt"), 0)
     assert "at most 3 characters" in refusal.reason

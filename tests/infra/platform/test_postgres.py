@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.handbook.library import Text
+from infra.handbook.library import TextDocument
 from infra.platform import postgres
 from infra.platform.postgres import Postgres, binaries
-from infra.platform.tables import Tables, quoted
+from infra.platform.tables import DemoTables, quote_sql
 from infra.processes.identity import identify
 from schemas.errors import ConfigError
 from tests.waiting import run
@@ -38,7 +38,7 @@ def test_a_missing_server_is_named_with_its_package(tmp_path: Path) -> None:
 
 
 def test_texts_are_quoted() -> None:
-    assert quoted("it's; a \\ --\n") == "'it''s; a \\ --\n'"
+    assert quote_sql("it's; a \\ --\n") == "'it''s; a \\ --\n'"
 
 
 @pytest.mark.platform
@@ -47,13 +47,15 @@ def test_a_server_of_our_own_leaves_nothing() -> None:
 
     async def scenario() -> None:
         async with Postgres() as database:
-            tables = Tables(database)
+            tables = DemoTables(database)
             await tables.create()
             text = "it's\na \\ text with \x1d"
-            assert await tables.insert([Text("a", text, "T")]) <= await tables.edit(Text("b", "x"))
+            assert await tables.insert([TextDocument("a", text, "T")]) <= await tables.edit(
+                TextDocument("b", "x")
+            )
             assert await database.sql("SELECT id, body FROM documents") == [["a", text]]
             assert await tables.ask(["q1", "q2"]) == [1, 2]
-            assert await tables.answered([1, 2]) == (0, 0)
+            assert await tables.count_answered([1, 2]) == (0, 0)
             await tables.delete("a")
             assert await database.sql("SELECT id FROM documents") == []
             with pytest.raises(ConfigError, match="no_table"):

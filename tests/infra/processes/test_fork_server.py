@@ -16,7 +16,7 @@ import pytest
 
 from infra.processes import supervisor
 from infra.processes.fork_server import ForkServer
-from infra.processes.supervisor import Process, ProcessSpec, Supervisor
+from infra.processes.supervisor import ProcessSpec, SupervisedProcess, Supervisor
 from streams.gateway.http.listener import listen
 from tests.infra.processes import forked_family
 from tests.waiting import START_S, until
@@ -50,7 +50,7 @@ asyncio.run(main())
 async def forks(tmp_path: Path) -> AsyncIterator[ForkServer]:
     server = ForkServer("small", [FAMILY], ENVIRON, tmp_path, has_children=True)
     server.start()
-    assert await server.ready(START_S)
+    assert await server.wait_ready(START_S)
     yield server
     server.stop()
 
@@ -157,7 +157,7 @@ async def test_a_server_that_never_has_imported_is_not_had(tmp_path: Path) -> No
     server = ForkServer("small", ["json"], dict(os.environ), tmp_path)
     server.start()
     os.kill(server.pid, signal.SIGSTOP)
-    assert not await server.ready(0.01)
+    assert not await server.wait_ready(0.01)
     server.stop()
 
 
@@ -169,7 +169,7 @@ async def test_without_room_for_an_address_nothing_is_forked(
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     server = ForkServer("small", ["json"], dict(os.environ), tmp_path)
     server.start()
-    assert not await server.ready(START_S)
+    assert not await server.wait_ready(START_S)
     server.stop()
     assert not list(folder.iterdir())
 
@@ -194,7 +194,7 @@ async def test_who_has_no_children_there_leads_a_session(
 ) -> None:
     server = ForkServer("small", ["json"], ENVIRON, tmp_path, has_children=has_children)
     server.start()
-    assert await server.ready(START_S)
+    assert await server.wait_ready(START_S)
     keeper = Supervisor()
     process = keeper.start(spec(tmp_path, server, IDLE, env=ENVIRON))
     await is_up(process)
@@ -234,12 +234,12 @@ async def test_a_server_that_could_not_fork_is_not_had(
 ) -> None:
     server = ForkServer("small", [module], dict(os.environ), tmp_path)
     server.start()
-    assert not await server.ready(START_S)
+    assert not await server.wait_ready(START_S)
     server.stop()
     assert why in server.log_file.read_text()
 
 
-async def is_up(process: Process, lives: int = 1) -> None:
+async def is_up(process: SupervisedProcess, lives: int = 1) -> None:
     await until(lambda: process.tail().count("up") >= lives)
 
 

@@ -22,7 +22,7 @@ def _as_before() -> Iterator[None]:
 
 @virtual
 async def test_it_goes_on_when_what_was_built_is_frozen() -> None:
-    garbage.spare(asyncio.get_running_loop())
+    garbage.defer_gc(asyncio.get_running_loop())
     assert not gc.isenabled()
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(asyncio.Event().wait(), 4)

@@ -2,7 +2,7 @@
 
 import logging
 
-from infra.processes.log_lines import Seldom
+from infra.processes.log_lines import RateLimitFilter
 
 
 def record(name: str, line: int, number: int) -> logging.LogRecord:
@@ -11,7 +11,7 @@ def record(name: str, line: int, number: int) -> logging.LogRecord:
 
 def test_a_place_in_a_library_is_heard_once_in_ten_seconds_with_the_count_of_the_others() -> None:
     now_s = 100.0
-    seldom = Seldom("aiokafka", lambda: now_s)
+    seldom = RateLimitFilter("aiokafka", lambda: now_s)
     told = [seldom.filter(record("aiokafka.client", 7, number)) for number in range(4)]
     assert told == [True, False, False, False]
     assert seldom.filter(record("aiokafka.client", 8, 0)), "another place"
@@ -22,5 +22,5 @@ def test_a_place_in_a_library_is_heard_once_in_ten_seconds_with_the_count_of_the
 
 
 def test_others_are_heard_every_time() -> None:
-    seldom = Seldom("aiokafka", lambda: 0.0)
+    seldom = RateLimitFilter("aiokafka", lambda: 0.0)
     assert all(seldom.filter(record("streams.gateway", 7, number)) for number in range(3))

@@ -11,7 +11,7 @@ import pytest
 
 from infra.processes import supervisor, tether
 from infra.processes.identity import identify
-from infra.processes.supervisor import Process, ProcessSpec, Supervisor
+from infra.processes.supervisor import ProcessSpec, SupervisedProcess, Supervisor
 from tests.waiting import PATIENCE_S, until
 
 IDLE = "import signal, sys; print('up', flush=True); signal.pause()"
@@ -42,7 +42,7 @@ def spec(tmp_path: Path, code: str, *, name: str = "one", restart: bool = True) 
     )
 
 
-async def is_up(process: Process, lives: int = 1) -> None:
+async def is_up(process: SupervisedProcess, lives: int = 1) -> None:
     await until(lambda: process.tail().count("up") >= lives)
 
 
@@ -154,7 +154,7 @@ async def test_children_of_a_process_end_with_it(tmp_path: Path) -> None:
     grandchild = identify(int(process.tail().split()[1]))
     assert grandchild is not None
     process.kill()
-    await until(lambda: not grandchild.lives())
+    await until(lambda: not grandchild.is_alive())
     await keeper.stop()
 
 
@@ -195,7 +195,7 @@ async def test_what_has_served_once_is_never_given_up(tmp_path: Path) -> None:
     """Settings that were right stay right, so the cause lies outside (issue 10, 4)."""
     keeper = Supervisor()
     process = keeper.start(spec(tmp_path, "print('up', flush=True); raise SystemExit(2)"))
-    process.proven = True
+    process.has_served = True
     await is_up(process, lives=3)
     assert not process.failed
     await keeper.stop()

@@ -18,7 +18,7 @@ from schemas.log.transactions import CommittedOffset, OutgoingRecord, Transactio
 from schemas.settings import LogSettings
 from streams.bridge.app import group_id
 from streams.bridge.config import BridgeSettings
-from streams.bridge.progress import Note, encode
+from streams.bridge.progress import CommitNote, encode
 from tests.infra.cli.running import trivium_here
 from tests.schemas.log.settled import settle
 
@@ -58,7 +58,7 @@ async def answer(log: LogSettings, offsets: list[int], position: int, ahead: set
         )
         for offset in offsets
     ]
-    note = encode(Note({}, ahead), position)
+    note = encode(CommitNote({}, ahead), position)
     await transactions.commit(sends, {(prompts, 1): CommittedOffset(position, note)}, group_id(log))
     await transactions.stop()
     await settle(log, "bridge-test")

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from infra.stack.engine_alone import answers
+from infra.stack.engine_alone import generate_answers
 from infra.stack.engine_source import start_engine
 from schemas.errors import EngineFailed
 from schemas.records import Role, Sampling
@@ -33,14 +33,16 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engi
 
 async def test_answers_are_the_same_however_many_run_at_once(engine: Engine) -> None:
     ended: list[None] = []
-    one_by_one = await answers(engine, ASKED, at_once=1, ended=lambda: ended.append(None))
+    one_by_one = await generate_answers(
+        engine, ASKED, at_once=1, on_answer=lambda: ended.append(None)
+    )
     assert [len(answer.token_ids) for answer in one_by_one] == [3, 4, 5, 6, 7]
     assert len(ended) == 5 and all(answer.text for answer in one_by_one)
-    assert await answers(engine, ASKED, at_once=2) == one_by_one
-    assert await answers(engine, ASKED, at_once=64) == one_by_one
-    assert await answers(engine, [], at_once=2) == []
+    assert await generate_answers(engine, ASKED, at_once=2) == one_by_one
+    assert await generate_answers(engine, ASKED, at_once=64) == one_by_one
+    assert await generate_answers(engine, [], at_once=2) == []
 
 
 async def test_what_the_engine_refuses_is_raised(engine: Engine) -> None:
     with pytest.raises(EngineFailed, match="the engine alone: "):
-        await answers(engine, [([5] * 100_000, Sampling(max_tokens=2))], at_once=1)
+        await generate_answers(engine, [([5] * 100_000, Sampling(max_tokens=2))], at_once=1)

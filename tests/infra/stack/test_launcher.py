@@ -43,12 +43,12 @@ def test_the_launcher_tells_a_broker_that_is_away_from_a_start(
     assert state_at(T0) == "starting" and not process.proven
     fleet.view.apply(beat("decode-0", 1), 1, T0)
     assert state_at(T0) == "ready" and process.proven
-    fleet.heard_ms = T0
+    fleet.last_record_ms = T0
     later_ms = T0 + LEASE_MS + 1
     assert state_at(later_ms) == "starting", "the whole stack is"
     stack.ready = True
     assert state_at(later_ms) == NO_BROKER
-    fleet.heard_ms = later_ms  # from others
+    fleet.last_record_ms = later_ms  # from others
     assert state_at(later_ms) == "starting"
 
 
@@ -128,5 +128,5 @@ def test_a_start_that_cannot_be_remembered_is_a_start(tmp_path: Path) -> None:
     """A disk was full; here a folder stands in the way, which holds up root, too."""
     (tmp_path / START_FILE).mkdir()
     files = StackFiles(tmp_path)
-    files.took("sim", 3.0)
+    files.record_start("sim", 3.0)
     assert files.usual_s("sim") is None

@@ -119,7 +119,7 @@ async def test_a_start_asks_again_where_a_new_broker_is_too_slow(tmp_path: Path)
 
     with patch("schemas.log.clients.AIOKafkaConsumer", lambda **_: Consumer()):
         stack = Stack(Settings(), StackPlan(), folder=tmp_path)
-        await stack._insist(FleetWatch(stack.settings.log).start, time.monotonic() + 30)
+        await stack._retry_until(FleetWatch(stack.settings.log).start, time.monotonic() + 30)
     assert asked == ["beginnings"] * 2
 
 
@@ -136,12 +136,12 @@ async def test_a_start_waits_for_a_broker_that_comes_later(tmp_path: Path) -> No
         if asked < 5:
             raise BrokerUnavailable("no broker at k:9092")
 
-    await stack._insist(ask, time.monotonic() + 30)
+    await stack._retry_until(ask, time.monotonic() + 30)
     assert (asked, seen, stack.waits_for) == (5, {"", "no broker at k:9092"}, "")
     asked = -100
     began_s = time.monotonic()
     with pytest.raises(BrokerUnavailable, match="no broker at k:9092 .asked for 20 s"):
-        await stack._insist(ask, began_s + 20)
+        await stack._retry_until(ask, began_s + 20)
     assert time.monotonic() - began_s == pytest.approx(20)
     assert stack.waits_for == ""
 

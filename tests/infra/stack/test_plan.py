@@ -8,7 +8,7 @@ import pytest
 from infra.processes.supervisor import ProcessSpec
 from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
-from infra.stack.plan import StackPlan, core_shares, process_specs, seated, with_roles
+from infra.stack.plan import StackPlan, assign_seats, core_shares, process_specs, with_roles
 from schemas.errors import ConfigError
 from streams.config import RouterSettings
 from workers.config import WorkerSettings
@@ -123,20 +123,29 @@ def test_a_vllm_worker_that_comes_later_gets_cores_that_no_other_has(
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)))
     bound = "VLLM_CPU_OMP_THREADS_BIND"
     plan = StackPlan(prefill=1, decode=1, seats=3)
-    seats = seated(plan.engine_names(), {})
+    seats = assign_seats(plan.engine_names(), {})
     assert [specs(plan, engine="vllm")[n].env[bound] for n in seats] == ["0,1", "2,3"]
     plan, name = plan.with_worker("prefill")
     found = process_specs(
-        plan, folder=Path("/s"), config=Path("/s/x"), engine="vllm", gateway_port=0, taken=seats
+        plan,
+        folder=Path("/s"),
+        config=Path("/s/x"),
+        engine="vllm",
+        gateway_port=0,
+        used_seats=seats,
     )
     assert {each.name: each.env[bound] for each in found if bound in each.env} == {
         "prefill-0": "0,1",
         "decode-0": "2,3",
         "prefill-1": "4,5",
     }
-    seats = seated(plan.engine_names(), seats)
+    seats = assign_seats(plan.engine_names(), seats)
     plan, name = plan.without("decode-0").with_worker("prefill")
-    assert seated(plan.engine_names(), seats) == {"prefill-0": 0, "prefill-1": 2, "prefill-2": 1}
+    assert assign_seats(plan.engine_names(), seats) == {
+        "prefill-0": 0,
+        "prefill-1": 2,
+        "prefill-2": 1,
+    }
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from infra.stack import reassignment
-from infra.stack.reassignment import find_worker, heard_worker
+from infra.stack.reassignment import find_worker, wait_for_worker
 from schemas.errors import ConfigError
 from schemas.fleet import LEASE_MS
 from schemas.log.clock import wall_ms
@@ -40,7 +40,7 @@ async def test_a_worker_that_is_silent_for_a_moment_is_waited_for(
     watch.changed = asyncio.Event()
     for member in watch.view.members.values():
         member.seen_ms = wall_ms() - 2 * LEASE_MS
-    finding = asyncio.create_task(heard_worker(watch, "both-0"))
+    finding = asyncio.create_task(wait_for_worker(watch, "both-0"))
     await asyncio.sleep(0)
     assert not finding.done()
     watch.view.members["both-0"].seen_ms = wall_ms()
@@ -48,6 +48,6 @@ async def test_a_worker_that_is_silent_for_a_moment_is_waited_for(
     assert (await finding).member_id == "both-0"
     monkeypatch.setattr(reassignment, "SLOW_S", 0.01)
     with pytest.raises(ConfigError, match="no worker 'prefill-0' lives; expected one of: both-0"):
-        await heard_worker(watch, "prefill-0")
+        await wait_for_worker(watch, "prefill-0")
     with pytest.raises(ConfigError, match="no worker 'x' lives"):
-        await heard_worker(watch, "x")
+        await wait_for_worker(watch, "x")

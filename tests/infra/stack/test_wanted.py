@@ -36,7 +36,7 @@ async def test_a_change_is_told_at_once_and_the_rest_now_and_then() -> None:
         (3_000, 3),
         (2_000 + SCALING_TARGET_MS, 3),
     ):
-        await announcer.tell(pools(workers), now_ms + SCALING_TARGET_MS)
+        await announcer.announce(pools(workers), now_ms + SCALING_TARGET_MS)
     assert [each.at_ms - SCALING_TARGET_MS for each in paper.sent] == [
         0,
         2_000,
@@ -49,9 +49,9 @@ async def test_what_a_broker_missed_is_told_again() -> None:
     paper: Any = ProducerOnPaper()
     announcer = Announcer(paper, "up")
     paper.is_away = True
-    await announcer.tell(pools(2), SCALING_TARGET_MS)
+    await announcer.announce(pools(2), SCALING_TARGET_MS)
     paper.is_away = False
-    await announcer.tell(pools(2), SCALING_TARGET_MS + 1)
+    await announcer.announce(pools(2), SCALING_TARGET_MS + 1)
     assert len(paper.sent) == 1
-    await announcer.tell([], 9 * SCALING_TARGET_MS)
+    await announcer.announce([], 9 * SCALING_TARGET_MS)
     assert len(paper.sent) == 1, "nobody knows what is wanted"

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from infra.story.screen import as_json_value
-from infra.story.steps import Step, steps_of
-from infra.story.story import Story, tell
+from infra.story.steps import StoryStep, steps_of
+from infra.story.story import Story, build_stories
 from schemas.errors import DeadlineExceeded
 from schemas.records import Insert, Probes, Quoted, Retrieved, WarmPrefix, WorkPhase
 from schemas.rules.tokens import pack_tokens
@@ -24,10 +24,10 @@ from tests.streams.builders import (
 
 def told(*answers: Retrieved, **changes: Any) -> Story:
     asked = request("r1", retrieval=retrieval(T0 + 400, **changes))
-    return tell([asked], list(answers))["r1"]
+    return build_stories([asked], list(answers))["r1"]
 
 
-def search_of(story: Story) -> Step:
+def search_of(story: Story) -> StoryStep:
     (found,) = [step for step in steps_of(story) if step.kind == "retrieval"]
     return found
 
@@ -86,7 +86,7 @@ def test_nothing_found_and_words_alone_are_told() -> None:
 
 
 def test_a_request_without_a_search_has_no_such_step() -> None:
-    story = tell([request("r1")], [found(passage(1))])["r1"]
+    story = build_stories([request("r1")], [found(passage(1))])["r1"]
     assert "wants" not in steps_of(story)[0].what
     assert search_of(story).details == ()
 
@@ -122,7 +122,7 @@ def test_a_beginning_that_was_computed_meanwhile_is_told() -> None:
         request_id="r1", session_id="s", worker_id="p0", worker_epoch=1, model="tiny",
         prompt_tokens=pack_tokens([1, 2, 3]), deadline_ms=T0 + 400,
     )  # fmt: skip
-    story = tell([asked], [warm, found(passage(1))])["r1"]
+    story = build_stories([asked], [warm, found(passage(1))])["r1"]
     line = "p0 was told to compute the first 3 tokens meanwhile"
     assert search_of(story).details[-1] == line
     value = json.loads(json.dumps(as_json_value(story)))
@@ -138,7 +138,7 @@ def probe(number: int, *passages: Any, **changes: Any) -> Retrieved:
     return replace(found(*passages), **{**where, **changes})
 
 
-def probes_of(*answers: Retrieved, **changes: Any) -> list[Step]:
+def probes_of(*answers: Retrieved, **changes: Any) -> list[StoryStep]:
     story = told(*answers, probing=probing(probes_max=4), **changes)
     assert "and at most 4 probes while answering" in steps_of(story)[0].what
     return [step for step in steps_of(story) if step.kind == "probe"]
@@ -178,7 +178,7 @@ def test_a_later_attempt_tells_what_goes_in_again_and_the_end_what_probes_came_t
         probes=Probes(retrieval=asked.retrieval, put_in=kept, decided=3),
     )
     ended = replace(outcome(again, T0 + 900), probes=3, retrieved_tokens=2, stalled_ms=40.4)
-    story = tell([asked], [again, ended])["r1"]
+    story = build_stories([asked], [again, ended])["r1"]
     told_of = {step.kind: step for step in steps_of(story)}
     assert told_of["work"].details == (
         "what 1 of 3 probes of earlier attempts put in goes in again",

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from infra.story.steps import steps_of
-from infra.story.story import TokenRow, tell
+from infra.story.story import TokenRow, build_stories
 from schemas.records import (
     CancelWork,
     Candidate,
@@ -100,7 +100,7 @@ def test_a_decision_tells_what_it_looked_at() -> None:
 
 def test_each_policy_tells_the_terms_of_its_score() -> None:
     def told(placed: Decision) -> tuple[str, ...]:
-        return steps_of(tell([request("r1")], [placed])["r1"])[1].details
+        return steps_of(build_stories([request("r1")], [placed])["r1"])[1].details
 
     assert PLACED.estimate is not None
     stranger = replace(PLACED.estimate, gain_ttft=(60 - 160) / 60)
@@ -121,19 +121,19 @@ def test_a_worker_is_marked_in_the_role_for_which_it_was_chosen() -> None:
     ]
     for prefill, decode, marks in (("both", "other", "→  "), ("other", "both", "→→ ")):
         placed = decision(4, candidates=looked_at, prefill_worker=prefill, decode_worker=decode)
-        details = steps_of(tell([request("r1")], [placed])["r1"])[1].details
+        details = steps_of(build_stories([request("r1")], [placed])["r1"])[1].details
         assert "".join(detail[0] for detail in details) == marks
 
 
 def test_one_worker_is_named_once() -> None:
     ended = outcome(DECODE, mode=Mode.LOCAL, orchestration=Orchestration.NONE)
     ended = replace(ended, prefill_worker="decode-0")
-    text = shown(tell([request("r1")], [ended])["r1"])
+    text = shown(build_stories([request("r1")], [ended])["r1"])
     assert "\nlocal: decode-0, 0 bytes of KV over NIXL" in text
 
 
 def test_a_request_that_runs_or_waits_still_has_a_story() -> None:
-    story = tell([request("r1")], [])["r1"]
+    story = build_stories([request("r1")], [])["r1"]
     assert (story.ttft_ms, story.tpot_ms, story.kv_bytes) == (None, None, 0)
     text = shown(story)
     assert "no outcome on the log yet" in text
@@ -162,7 +162,7 @@ def test_failures_cancellations_and_paired_orchestrations() -> None:
         cancellation("r1", at_ms=T0 + 40),
         outcome(decode, T0 + 50, kind=OutcomeKind.FAILED, finish_reason="", error=broke),
     ]
-    story = tell([request("r1")], records)["r1"]
+    story = build_stories([request("r1")], records)["r1"]
     assert story.kv_bytes == 1_200  # both ends tell of the same bytes, and prefill of what it read
     told = " | ".join(line for step in steps_of(story) for line in (step.what, *step.details))
     for words in (
@@ -182,5 +182,5 @@ def test_stages_of_phases_are_all_told() -> None:
     """No kind of phase breaks the story."""
     for kind in PhaseKind:
         bare: Phase = replace(phase(PREFILL, kind), kv=None, error=None)
-        story = tell([request("r1")], [bare])["r1"]
+        story = build_stories([request("r1")], [bare])["r1"]
         assert steps_of(story)[1].what.startswith(kind.value.replace("_", " "))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from infra.story.steps import steps_of
-from infra.story.story import tell
+from infra.story.story import build_stories
 from schemas.records import Estimate, Mode, Reason
 from tests.schemas.examples import example
 from tests.streams.builders import request
@@ -41,7 +41,9 @@ def test_a_score_that_was_not_used_is_told_with_the_rule_that_decided(
     estimate = Estimate(score=score, samples=0)
     fields = {"request_id": "r1", "mode": Mode.REMOTE, "policy_reason": Reason.UNKNOWN, **changes}
     placed = replace(example("trivium.Decision"), estimate=estimate, **fields)
-    (step,) = (s for s in steps_of(tell([request("r1")], [placed])["r1"]) if s.kind == "decision")
+    (step,) = (
+        s for s in steps_of(build_stories([request("r1")], [placed])["r1"]) if s.kind == "decision"
+    )
     found = [detail for detail in step.details if "the score was not used: " in detail]
     assert len(found) == (rule is not None)
     assert rule is None or rule in found[0]

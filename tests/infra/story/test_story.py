@@ -1,7 +1,7 @@
 """A request's story, put together from its records."""
 
 from infra.story.steps import steps_of
-from infra.story.story import tell
+from infra.story.story import build_stories
 from tests.infra.story.told_requests import frame
 from tests.streams.builders import T0, request
 
@@ -14,7 +14,7 @@ def test_tokens_are_counted_once_whatever_repeats_them() -> None:
         frame("decode-1", 60, 0, 4, attempts=[1, 2]),
         frame("decode-0", 70, 3, 9),  # of an attempt that was given up
     ]
-    story = tell([request("r1")], frames)["r1"]
+    story = build_stories([request("r1")], frames)["r1"]
     assert story.token_ids == [0, 1, 2, 3]
     assert [(row.at_ms - T0, row.worker_id, row.tokens) for row in story.rows] == [
         (25, "prefill-0", 3),
@@ -30,6 +30,6 @@ def test_an_attempt_that_says_something_else_is_told_by_the_gateways_rule() -> N
         frame("decode-0", 20, 0, 3),
         frame("decode-1", 60, 0, 4, attempts=[1, 2], token_ids=[7, 7, 0, 9, 9, 9]),
     ]
-    story = tell([request("r1")], frames)["r1"]
+    story = build_stories([request("r1")], frames)["r1"]
     assert (story.token_ids, story.differs_at) == ([0, 1, 2], 1)
     assert "repeated otherwise from token 1 on" in steps_of(story)[-1].what

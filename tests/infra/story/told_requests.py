@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from infra.story.screen import show
-from infra.story.story import Story, tell
+from infra.story.story import Story, build_stories
 from schemas.records import (
     Candidate,
     Decision,
@@ -153,7 +153,7 @@ def remote(**changes: Any) -> Story:
     """r1 was placed remotely, prefill first, and completed with five tokens."""
     asked = request("r1", tokens=100, **changes)
     told: list[Any] = [PLACED, HANDED, PREFILL, DECODE, COMPUTED, RECEIVED, ENDED, *FRAMES]
-    return tell([asked], told)["r1"]
+    return build_stories([asked], told)["r1"]
 
 
 def shown(story: Story) -> str:

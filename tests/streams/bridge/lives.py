@@ -20,13 +20,13 @@ from schemas.records import Answer, TokenFrame
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
 from streams.bridge import life
-from streams.bridge.answers import Answers
-from streams.bridge.asked import Asked, Ends
-from streams.bridge.config import Pair
+from streams.bridge.answers import AnswerBuilder
+from streams.bridge.asked import PairIO, PendingPrompt
+from streams.bridge.config import TopicPair
 from streams.bridge.dead_letters import dead_letter
-from streams.bridge.life import Life, Shared
-from streams.bridge.progress import Note, decode
-from streams.bridge.prompts import Prompts
+from streams.bridge.life import PartitionProcessor, ProcessorContext
+from streams.bridge.progress import CommitNote, decode
+from streams.bridge.prompts import PromptParser
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.bridge.turns.slots import Slots
@@ -84,7 +84,7 @@ class MemoryLog:
         return found
 
     @property
-    def note(self) -> Note:
+    def note(self) -> CommitNote:
         """Of the last commit."""
         assert self.position is not None
         return decode(self.position.metadata, self.position.offset)
@@ -156,7 +156,7 @@ class MemoryPast:
             if since <= each.offset < until:
                 yield each
 
-    async def missed(self, since: int, until: int) -> AsyncGenerator[PromptRecord]:
+    async def gap(self, since: int, until: int) -> AsyncGenerator[PromptRecord]:
         assert not self.is_closed
         self.log.gaps.append((since, until))
         async for each in self.records(since, until):
@@ -184,35 +184,35 @@ class StubAsking:
         self.begins: set[int] = set()  # what these tell the beginning of
         self._waiting: dict[int, asyncio.Future[list[OutgoingRecord] | TriviumError]] = {}
 
-    def begin(self, asked: Asked, _: Container[int] = ()) -> Call:
+    def begin(self, asked: PendingPrompt, _: Container[int] = ()) -> Call:
         asked.starts.setdefault(*next(iter(self.backend.tokens_read.items())))
         asked.tries += 1
         self.begun.append(asked.record.offset)
         return Call(KEY, deadline_ms=1, arrived_s=0.0, waits_for_end=True)
 
-    async def check(self, asked: Asked) -> None:
+    async def check(self, asked: PendingPrompt) -> None:
         """Whether it can be tokenised."""
         assert asked.question is not None
 
-    def is_told_of(self, asked: Asked) -> bool:
+    def has_output(self, asked: PendingPrompt) -> bool:
         return asked.record.offset in self.begins
 
-    def release(self, asked: Asked) -> None:
+    def release(self, asked: PendingPrompt) -> None:
         asked.call = None
 
-    async def outcome(self, asked: Asked) -> TriviumError | None:
+    async def outcome(self, asked: PendingPrompt) -> TriviumError | None:
         return self.told.pop(asked.record.offset, None)
 
-    def asks_again(self, asked: Asked, error: TriviumError) -> bool:
-        return error.retriable and asked.tries < asked.ends.pair.tries_max
+    def should_retry(self, asked: PendingPrompt, error: TriviumError) -> bool:
+        return error.retriable and asked.tries < asked.pair_io.pair.tries_max
 
-    async def settle(self, asked: Asked, may_send: Any) -> list[OutgoingRecord]:
+    async def settle(self, asked: PendingPrompt, may_send: Any) -> list[OutgoingRecord]:
         offset = asked.record.offset
         asked.starts.setdefault(*next(iter(TOKENS.items())))
         await may_send(3)
         self.asked.append(offset)
         found = await self._waiting.setdefault(offset, asyncio.get_running_loop().create_future())
-        return self.failed(asked, found) if isinstance(found, TriviumError) else found
+        return self.error_records(asked, found) if isinstance(found, TriviumError) else found
 
     def answer(self, offset: int, text: str = "yes", metadata: str | None = None) -> None:
         made = Answer(
@@ -223,7 +223,7 @@ class StubAsking:
             text=text,
             metadata=metadata,
         )
-        answers = Answers(pair(format="avro"), CODEC)
+        answers = AnswerBuilder(pair(format="avro"), CODEC)
         self._future(offset).set_result([answers.sending(record({}, offset=offset), made)])
 
     def fail(self, offset: int, error: TriviumError) -> None:
@@ -233,12 +233,14 @@ class StubAsking:
         loop = asyncio.get_running_loop()
         return self._waiting.setdefault(offset, loop.create_future())
 
-    def failed(self, asked: Asked, error: TriviumError, *, less: int = 0) -> list[OutgoingRecord]:
-        answers, asked.error = asked.ends.answers, error
-        answer = answers.failed(asked.record, error, question=asked.question)
+    def error_records(
+        self, asked: PendingPrompt, error: TriviumError, *, steps: int = 0
+    ) -> list[OutgoingRecord]:
+        answers, asked.error = asked.pair_io.answers, error
+        answer = answers.error_answer(asked.record, error, question=asked.question)
         return [
-            answers.sending(asked.record, answer, less=less),
-            dead_letter(asked.record, error, bytes_max=0 if less else RECORD_BYTES_MAX),
+            answers.sending(asked.record, answer, steps=steps),
+            dead_letter(asked.record, error, bytes_max=0 if steps else RECORD_BYTES_MAX),
         ]
 
     def fitting(self, sending: OutgoingRecord) -> OutgoingRecord:
@@ -248,23 +250,23 @@ class StubAsking:
 class Bridge:
     """What lives of one process share."""
 
-    def __init__(self, log: MemoryLog, of: Pair | None = None) -> None:
+    def __init__(self, log: MemoryLog, of: TopicPair | None = None) -> None:
         self.log, self.asking = log, StubAsking()
         self.asks_by(self.asking, of)
 
-    def asks_by(self, asking: Any, of: Pair | None = None) -> None:
+    def asks_by(self, asking: Any, of: TopicPair | None = None) -> None:
         """Whoever that is, a product's `Asking` too."""
         self.troubles: list[BaseException] = []
-        self.lives: list[Life] = []
+        self.lives: list[PartitionProcessor] = []
         of = replace(of or pair(), format="avro")
-        prompts = Prompts(of, MODEL, CODEC, WriterSchemas("", 1))
-        self.ends = Ends(of, prompts, Answers(of, CODEC))
-        self.shared = Shared(
+        prompts = PromptParser(of, MODEL, CODEC, WriterSchemas("", 1))
+        self.ends = PairIO(of, prompts, AnswerBuilder(of, CODEC))
+        self.shared = ProcessorContext(
             log=LogSettings(),
             codec=CODEC,
             bridge_id="bridge-0",
             group_id=GROUP,
-            asking=asking,
+            submitter=asking,
             slots=Slots(lambda: 8),
             may_ask=asyncio.Event(),
             fail=self.troubles.append,
@@ -272,19 +274,19 @@ class Bridge:
         )
         self.shared.may_ask.set()
 
-    def new_life(self) -> Life:
+    def new_life(self) -> PartitionProcessor:
         """One that has not begun."""
-        self.lives.append(Life(self.shared, PLACE, self.ends))
+        self.lives.append(PartitionProcessor(self.shared, PLACE, self.ends))
         return self.lives[-1]
 
-    def life(self) -> Life:
+    def life(self) -> PartitionProcessor:
         """One that has begun."""
         made = self.new_life()
         made.begin()
         return made
 
     @asynccontextmanager
-    async def living(self) -> AsyncGenerator[Life]:
+    async def living(self) -> AsyncGenerator[PartitionProcessor]:
         made = self.life()
         try:
             yield made
@@ -292,7 +294,7 @@ class Bridge:
             await made.stop()
 
 
-async def take(life: Life, log: MemoryLog, *offsets: int, **fields: Any) -> None:
+async def take(life: PartitionProcessor, log: MemoryLog, *offsets: int, **fields: Any) -> None:
     """Each is put at its offset, and read."""
     for offset in offsets:
         await life.take(log.put(offset, **fields))

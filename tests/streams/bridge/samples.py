@@ -12,12 +12,12 @@ from schemas.log.clients import Headers
 from schemas.log.transactions import OutgoingRecord
 from schemas.records import Answer, AnswerPart, Endpoint, OutcomeKind, Request, StreamRetrieved
 from schemas.rules.sizes import RECORD_BYTES_MAX
-from streams.bridge.answers import Answers
-from streams.bridge.asked import Asked, Ends
-from streams.bridge.asking import Asking
-from streams.bridge.config import Pair
-from streams.bridge.limits import Limits
-from streams.bridge.prompts import Prompts, Question
+from streams.bridge.answers import AnswerBuilder
+from streams.bridge.asked import PairIO, PendingPrompt
+from streams.bridge.asking import Submitter
+from streams.bridge.config import TopicPair
+from streams.bridge.limits import TopicLimits
+from streams.bridge.prompts import PromptParser, PromptQuestion
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.gateway.stream.event_id import StreamKey
@@ -41,13 +41,13 @@ KEY = StreamKey(
 )
 
 
-def pair(**fields: Any) -> Pair:
-    return Pair(**{"prompts": "rows", "answers": "rows.answers", **fields})
+def pair(**fields: Any) -> TopicPair:
+    return TopicPair(**{"prompts": "rows", "answers": "rows.answers", **fields})
 
 
-def limits(answers: int, *, letters: int = RECORD_BYTES_MAX) -> Limits:
+def limits(answers: int, *, letters: int = RECORD_BYTES_MAX) -> TopicLimits:
     """What topics of that pair take."""
-    return Limits(known={"rows.answers": answers, "rows.dlq": letters})
+    return TopicLimits(bytes_by_topic={"rows.answers": answers, "rows.dlq": letters})
 
 
 def record(value: Any, **fields: Any) -> PromptRecord:
@@ -58,19 +58,21 @@ def record(value: Any, **fields: Any) -> PromptRecord:
     return PromptRecord(topic="rows", value=value, **{**usual, **fields})
 
 
-async def asked(value: Any, of: Pair | None = None, url: str = "", **fields: Any) -> Question:
+async def asked(
+    value: Any, of: TopicPair | None = None, url: str = "", **fields: Any
+) -> PromptQuestion:
     """What a value asks on a pair's topic; `url` is a schema registry's."""
     found = await prompts(of or pair(), url).question(record(value, **fields))
     assert found is not None
     return found
 
 
-def prompts(of: Pair, url: str = "") -> Prompts:
+def prompts(of: TopicPair, url: str = "") -> PromptParser:
     """What reads those of a pair."""
-    return Prompts(of, MODEL, CODEC, WriterSchemas(url, 60_000))
+    return PromptParser(of, MODEL, CODEC, WriterSchemas(url, 60_000))
 
 
-def body_of(question: Question) -> dict[str, Any]:
+def body_of(question: PromptQuestion) -> dict[str, Any]:
     """As a client of the API would have sent it."""
     return question.body.model_dump(exclude_unset=True, by_alias=True)
 
@@ -139,20 +141,20 @@ class Log(FakeLog):
 class AskingBridge:
     """Asks for one pair."""
 
-    def __init__(self, of: Pair | None = None, *, cluster: str = "") -> None:
+    def __init__(self, of: TopicPair | None = None, *, cluster: str = "") -> None:
         gateway = InProcessGateway()
         self.log = Log(gateway.state.hub)
         self.log.objects = gateway.objects  # type: ignore[attr-defined]  # as the product's
         gateway.state.backend = self.log
         self.table, self.pool = gateway.objects.table, gateway.pool
-        self.asking = Asking(gateway.state, self.log, cluster)  # type: ignore[arg-type]  # stands in
+        self.asking = Submitter(gateway.state, self.log, cluster)  # type: ignore[arg-type]  # stands in
         of = of or pair(format="avro", parts="rows.parts")
-        prompts = Prompts(of, MODEL, CODEC, WriterSchemas("", 1))
-        self.ends = Ends(of, prompts, Answers(of, CODEC))
+        prompts = PromptParser(of, MODEL, CODEC, WriterSchemas("", 1))
+        self.ends = PairIO(of, prompts, AnswerBuilder(of, CODEC))
         self.may_send: list[int] = []
 
-    async def asked(self, made: PromptRecord) -> Asked:
-        return Asked(made, self.ends, question=await self.ends.prompts.question(made))
+    async def asked(self, made: PromptRecord) -> PendingPrompt:
+        return PendingPrompt(made, self.ends, question=await self.ends.prompts.question(made))
 
     async def settle(self, made: PromptRecord | None = None) -> list[OutgoingRecord]:
         """What is committed of a prompt."""

@@ -10,8 +10,8 @@ import pytest
 from schemas.codec import Codec
 from schemas.errors import InvalidAnswer, InvalidRequest, RecordTooLarge, WorkerLost
 from schemas.records import Answer, AnswerPart, StreamRetrieved
-from streams.bridge.answers import Answers
-from streams.bridge.config import Pair
+from streams.bridge.answers import AnswerBuilder
+from streams.bridge.config import TopicPair
 from streams.gateway.request.check_process import ANSWER_PROCESS, WAITING_MAX
 from tests.schemas.examples import example
 from tests.stalls import unstalled
@@ -30,7 +30,7 @@ WHEN: dict[str, int] = {"asked_ms": 10, "first_token_ms": 11, "ended_ms": 12, "t
 
 async def answered(
     *texts: str,
-    of: Pair | None = None,
+    of: TopicPair | None = None,
     value: Any = None,
     retrieved: Any = None,
     aside_ms: int = 60_000,
@@ -41,7 +41,7 @@ async def answered(
     value = value or {"text": "hi", "metadata": {"id": 7}}
     question = await asked(value, of)
     found = stream(*texts, retrieved=retrieved, **end)
-    return await Answers(of, CODEC, aside_ms=aside_ms).answer(
+    return await AnswerBuilder(of, CODEC, aside_ms=aside_ms).answer(
         record(value), question, KEY, found, **WHEN
     )
 
@@ -89,7 +89,7 @@ async def test_json_in_every_format() -> None:
     of = pair(schema=SCHEMA)
     answer = await answered('{"stars"', ": 5}", of=of)
     prompt = record({"text": "hi"})
-    sent = Answers(of, CODEC).sending(prompt, answer)
+    sent = AnswerBuilder(of, CODEC).sending(prompt, answer)
     assert (sent.topic, sent.partition, sent.key) == ("rows.answers", 1, b"k")
     assert dict(sent.headers) == PLACE | JSON
     plain = json.loads(sent.value or b"")
@@ -97,7 +97,7 @@ async def test_json_in_every_format() -> None:
     assert (plain["parsed"], plain["metadata"]) == ({"stars": 5}, {"id": 7})
     assert (plain["text"], plain["error_code"]) == ('{"stars": 5}', None)
 
-    sent = Answers(of, CODEC).sending(record(b"\xc3\x01"), answer)
+    sent = AnswerBuilder(of, CODEC).sending(record(b"\xc3\x01"), answer)
     assert dict(sent.headers) == PLACE | AVRO
     assert CODEC.decode(sent.value) == answer
 
@@ -105,7 +105,7 @@ async def test_json_in_every_format() -> None:
 async def test_json_with_its_schema_is_what_connect_reads() -> None:
     of = pair(format="json_envelope", schema=SCHEMA)
     answer = await answered('{"stars": 5}', of=of)
-    sent = Answers(of, CODEC).sending(record(b"\xc3\x01", key=b"\xffk"), answer)
+    sent = AnswerBuilder(of, CODEC).sending(record(b"\xc3\x01", key=b"\xffk"), answer)
     whole = json.loads(sent.value or b"")
     fields = {field["field"]: field for field in whole["schema"]["fields"]}
     assert set(whole["payload"]) == set(fields) and whole["payload"]["key"] == r"\xffk"
@@ -122,9 +122,9 @@ async def test_json_with_its_schema_is_what_connect_reads() -> None:
 def test_a_part_is_written_likewise() -> None:
     of = pair(parts="rows.parts")
     part: AnswerPart = example("trivium.AnswerPart")
-    sent = Answers(of, CODEC).part(record({"text": "hi"}), part)
+    sent = AnswerBuilder(of, CODEC).part(record({"text": "hi"}), part)
     assert sent.topic == "rows.parts" and json.loads(sent.value or b"")["seq"] == part.seq
-    assert CODEC.decode(Answers(of, CODEC).part(record(b"\x00"), part).value) == part
+    assert CODEC.decode(AnswerBuilder(of, CODEC).part(record(b"\x00"), part).value) == part
 
 
 @pytest.mark.parametrize("text", ["Sure! {", '{"star": 5}', "[]", '{"stars": NaN}', "[" * 9_000])
@@ -203,29 +203,33 @@ async def test_an_error_is_an_answer() -> None:
     of = pair(schema=SCHEMA, fallback='{"stars": 0}')
     error = WorkerLost("worker w1 fell silent \ud800" + "x" * 5_000)
     prompt = record({"text": "hi"})
-    answer = Answers(of, CODEC).failed(prompt, error, question=question, request_id="q", tries=5)
+    answer = AnswerBuilder(of, CODEC).error_answer(
+        prompt, error, question=question, request_id="q", tries=5
+    )
     assert (answer.error_code, answer.error_retriable) == ("worker_lost", True)
     assert (answer.text, answer.parsed, answer.fallback) == ('{"stars": 0}', '{"stars": 0}', True)
     assert (answer.metadata, answer.request_id, answer.tries) == ('{"id":7}', "q", 5)
     assert len(answer.error_message or "") < 3_000
-    written = json.loads(Answers(of, CODEC).sending(prompt, answer).value or b"")
+    written = json.loads(AnswerBuilder(of, CODEC).sending(prompt, answer).value or b"")
     assert written["parsed"] == {"stars": 0}
 
-    plain = Answers(pair(), CODEC).failed(prompt, InvalidRequest("no text"))
+    plain = AnswerBuilder(pair(), CODEC).error_answer(prompt, InvalidRequest("no text"))
     assert (plain.text, plain.fallback, plain.finish_reason) == (None, False, "")
     assert (plain.request_id, plain.asked_ms, plain.ended_ms, plain.tries) == ("", 0, 0, 0)
-    text = Answers(pair(fallback="none"), CODEC).failed(prompt, InvalidRequest("no text"))
+    text = AnswerBuilder(pair(fallback="none"), CODEC).error_answer(
+        prompt, InvalidRequest("no text")
+    )
     assert (text.text, text.parsed, text.fallback) == ("none", None, True)
 
 
 async def test_an_answer_that_its_topic_does_not_take_is_an_error() -> None:
     """issue 13, What it must show)."""
-    answers = Answers(pair(), CODEC, limits(4_000))
+    answers = AnswerBuilder(pair(), CODEC, limits(4_000))
     answer = await answered("x" * 5_000)
     prompt = record({"text": "hi"})
     with pytest.raises(RecordTooLarge, match=r"expected at most 4000 bytes .* of rows.answers"):
         answers.sending(prompt, answer)
-    failed = answers.failed(prompt, RecordTooLarge("too large"))
+    failed = answers.error_answer(prompt, RecordTooLarge("too large"))
     assert answers.sending(prompt, failed).key == b"k"
     huge = record({"text": "hi"}, key=b"k" * 5_000)
     assert answers.sending(huge, failed).key == b"", "its headers tell whose it is"
@@ -239,19 +243,23 @@ async def test_an_answer_that_its_topic_does_not_take_is_an_error() -> None:
     for message, told in (("x" * 5_000, "x" * 200), (None, "")):
         long = answers.sending(prompt, replace(fallen, error_message=message))
         assert json.loads(long.value or b"")["error_message"] == told
-    assert [answers.sending(prompt, failed, less=n).key for n in range(4)] == [b"k"] * 3 + [b""]
-    enveloped = Answers(pair(format="json_envelope"), CODEC, limits(6_000))
+    assert [answers.sending(prompt, failed, steps=n).key for n in range(4)] == [b"k"] * 3 + [b""]
+    enveloped = AnswerBuilder(pair(format="json_envelope"), CODEC, limits(6_000))
     assert enveloped.sending(huge, failed).bytes_at_most < 6_000, "the key is in there, too"
 
 
 async def test_what_fits_exactly_is_sent() -> None:
     prompt, answer = record({"text": "hi"}), await answered("x" * 5_000)
-    failed = Answers(pair(), CODEC).failed(prompt, InvalidRequest("m" * 500))
+    failed = AnswerBuilder(pair(), CODEC).error_answer(prompt, InvalidRequest("m" * 500))
     for made in (answer, replace(failed, metadata='{"a": 1}')):
-        whole = Answers(pair(), CODEC).sending(prompt, made)
-        assert Answers(pair(), CODEC, limits(whole.bytes_at_most)).sending(prompt, made) == whole
+        whole = AnswerBuilder(pair(), CODEC).sending(prompt, made)
+        assert (
+            AnswerBuilder(pair(), CODEC, limits(whole.bytes_at_most)).sending(prompt, made) == whole
+        )
         if made.error_code:
-            less = Answers(pair(), CODEC, limits(whole.bytes_at_most - 1)).sending(prompt, made)
+            less = AnswerBuilder(pair(), CODEC, limits(whole.bytes_at_most - 1)).sending(
+                prompt, made
+            )
             assert json.loads(less.value or b"")["metadata"] is None
 
 
@@ -268,7 +276,7 @@ async def test_an_end_without_a_reason_is_a_stop() -> None:
 
 async def test_an_envelope_without_a_key_has_none() -> None:
     answer = await answered("a")
-    sent = Answers(pair(format="json_envelope"), CODEC).sending(record({}, key=None), answer)
+    sent = AnswerBuilder(pair(format="json_envelope"), CODEC).sending(record({}, key=None), answer)
     assert json.loads(sent.value or b"")["payload"]["key"] is None
 
 
@@ -287,7 +295,7 @@ async def test_whose_answer_is_checked_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(("key", "found"), [(b"k", b"k"), (None, b"")])
 def test_an_empty_prompt_has_an_empty_answer(key: bytes | None, found: bytes) -> None:
-    sent = Answers(pair(), CODEC).emptied(record(None, key=key))
+    sent = AnswerBuilder(pair(), CODEC).empty_answer(record(None, key=key))
     assert (sent.topic, sent.value, sent.key, sent.partition) == ("rows.answers", None, found, 1)
     assert dict(sent.headers) == PLACE
 
@@ -295,5 +303,5 @@ def test_an_empty_prompt_has_an_empty_answer(key: bytes | None, found: bytes) ->
 async def test_confluents_framing_where_a_registry_has_the_schema() -> None:
     codec = Codec({"Answer": 9})
     answer = await answered("a")
-    sent = Answers(pair(format="avro"), codec).sending(record({"text": "hi"}), answer)
+    sent = AnswerBuilder(pair(format="avro"), codec).sending(record({"text": "hi"}), answer)
     assert sent.value is not None and sent.value[:5] == b"\x00\x00\x00\x00\x09"

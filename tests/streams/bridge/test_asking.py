@@ -19,10 +19,10 @@ from schemas.errors import (
 from schemas.log.clock import wall_ms
 from schemas.log.transactions import OutgoingRecord
 from schemas.records import Answer, Request
-from streams.bridge.answers import Answers
-from streams.bridge.asked import Ends
+from streams.bridge.answers import AnswerBuilder
+from streams.bridge.asked import PairIO
 from streams.bridge.asking import VECTORS_AT_ONCE
-from streams.bridge.limits import Limits
+from streams.bridge.limits import TopicLimits
 from streams.bridge.records.record import PromptRecord
 from streams.gateway.request.check_process import CHECK_PROCESS
 from tests.streams.bridge.samples import CODEC, AskingBridge, limits, pair, record, told
@@ -104,7 +104,7 @@ async def test_the_last_try_stands() -> None:
 async def test_a_dead_letter_of_what_nobody_was_asked_names_nobody() -> None:
     bridge = AskingBridge()
     asked = await bridge.asked(record({"text": "hi"}))
-    letter = dict(bridge.asking.failed(asked, NotReady("away"))[1].headers)
+    letter = dict(bridge.asking.error_records(asked, NotReady("away"))[1].headers)
     names = ("worker", "reason", "request-id", "attempts")
     assert [letter[f"x-dlq-{name}"] for name in names] == [b"", b"", b"", b"0"]
 
@@ -115,7 +115,7 @@ async def test_errors_that_topics_have_refused_become_smaller() -> None:
     made = record({"text": "hi", "metadata": {"row": 3}})
     asked, found = await bridge.asked(made), []
     for less in range(4):
-        sends = bridge.asking.failed(asked, NotReady("away"), less=less)
+        sends = bridge.asking.error_records(asked, NotReady("away"), steps=less)
         found.append((told(sends).metadata, told(sends).text, sends[0].key, sends[1].value))
     assert found == [
         ('{"row":3}', "none", b"k", made.value),
@@ -179,9 +179,9 @@ async def test_its_deadline_is_late() -> None:
     bridge = AskingBridge()
     asked = await bridge.asked(record({"text": "hi", "deadline_ms": 5_000}))
     asked.asked_ms, error = wall_ms() - 4_999, WorkerLost("w")
-    assert bridge.asking.asks_again(asked, error)
+    assert bridge.asking.should_retry(asked, error)
     asked.asked_ms -= 1
-    assert not bridge.asking.asks_again(asked, error)
+    assert not bridge.asking.should_retry(asked, error)
 
 
 @virtual
@@ -272,8 +272,8 @@ async def test_an_answer_larger_than_its_topic_takes_is_an_error() -> None:
     """And its dead letter fits into theirs (issue 13, What it must show)."""
     bridge = AskingBridge()
     of = limits(2_000, letters=1_500)
-    answers = Answers(bridge.ends.pair, CODEC, of)
-    bridge.ends = Ends(bridge.ends.pair, bridge.ends.prompts, answers, of)
+    answers = AnswerBuilder(bridge.ends.pair, CODEC, of)
+    bridge.ends = PairIO(bridge.ends.pair, bridge.ends.prompts, answers, of)
     bridge.each(bridge.answer("x" * 3_000))
     prompt = record({"text": "hi", "metadata": {"a": "x" * 1_600}})
     sends = await bridge.settle(prompt)
@@ -371,13 +371,13 @@ async def test_what_is_read_with_care_is_checked_and_nothing_comes_of_it() -> No
 async def test_a_call_is_told_of_once_something_has_come() -> None:
     bridge = AskingBridge()
     asked = await bridge.asked(record({"text": "hi"}))
-    assert not bridge.asking.is_told_of(asked)
+    assert not bridge.asking.has_output(asked)
     call = bridge.asking.begin(asked)
-    assert not bridge.asking.is_told_of(asked)
+    assert not bridge.asking.has_output(asked)
     await bridge.log.push(frame(call.key.parent_id, ["a"]))
-    assert bridge.asking.is_told_of(asked)
+    assert bridge.asking.has_output(asked)
     bridge.asking.release(asked)
-    assert asked.call is None and not bridge.asking.is_told_of(asked)
+    assert asked.call is None and not bridge.asking.has_output(asked)
 
 
 @virtual
@@ -415,13 +415,13 @@ async def test_what_is_being_sent_is_waited_for() -> None:
     settling = asyncio.ensure_future(bridge.settle())
     await until(lambda: bool(bridge.may_send))
     await pass_time(0.1)
-    waiting = asyncio.ensure_future(bridge.asking.sent())
+    waiting = asyncio.ensure_future(bridge.asking.wait_until_sent())
     await pass_time(1)
     assert not waiting.done()
     bridge.log.hold_acks.set()
     await waiting
     await settling
-    await bridge.asking.sent()
+    await bridge.asking.wait_until_sent()
 
 
 @pytest.mark.parametrize(("count", "found"), [(4, 1), (1, 0)])
@@ -445,15 +445,15 @@ async def test_an_answer_that_its_topic_takes_by_now_is_one() -> None:
         asked += 1
         return dict(takes)
 
-    of = Limits(ask, takes)
-    bridge.ends = Ends(
-        bridge.ends.pair, bridge.ends.prompts, Answers(bridge.ends.pair, CODEC, of), of
+    of = TopicLimits(ask, takes)
+    bridge.ends = PairIO(
+        bridge.ends.pair, bridge.ends.prompts, AnswerBuilder(bridge.ends.pair, CODEC, of), of
     )
     bridge.each(bridge.answer("x" * 3_000))
     for _ in range(2):
         assert told(await bridge.settle()).error_code == "record_too_large"
     assert asked == 1, "within a second once"
     takes["rows.answers"] = 9_000
-    await of.look()
+    await of.refresh()
     assert told(await bridge.settle()).text == "x" * 3_000
     assert asked == 2, "and none was asked about what fits"

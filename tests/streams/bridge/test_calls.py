@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from schemas.errors import InvalidRequest
-from streams.bridge.calls import checked
+from streams.bridge.calls import check_call
 from streams.gateway.batches.lines import EMBEDDINGS, RESPONSES
 from streams.gateway.request.body import ChatBody, CompletionBody
 from streams.gateway.request.embed_body import EmbeddingsBody
@@ -29,12 +29,12 @@ INPUT = {"model": "m", "input": "hi"}
     ],
 )
 def test_calls_of_every_endpoint(body: dict[str, Any], endpoint: str, kind: type) -> None:
-    assert isinstance(checked(body | {"stream": True}, endpoint).body, kind)
+    assert isinstance(check_call(body | {"stream": True}, endpoint).body, kind)
 
 
 def test_a_response_is_a_chat_with_its_instructions() -> None:
     body = {**INPUT, "instructions": "Be brief", "max_output_tokens": 3, "store": False}
-    found = checked(body, RESPONSES)
+    found = check_call(body, RESPONSES)
     assert found.response is not None and isinstance(found.body, ChatBody)
     assert [each.content for each in found.body.messages] == ["Be brief", "hi"]
     assert found.body.max_completion_tokens == 3
@@ -64,6 +64,6 @@ def test_a_response_is_a_chat_with_its_instructions() -> None:
 )
 def test_what_is_wrong_is_told(body: dict[str, Any], endpoint: str, message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        checked(body, endpoint)
+        check_call(body, endpoint)
     assert caught.value.message.startswith(message)
     assert caught.value.param == message.partition(":")[0]

@@ -9,7 +9,7 @@ import pytest
 
 from infra.stack.configuration import dump, load
 from schemas.errors import ConfigError
-from streams.bridge.config import BridgeSettings, Pair, pairs_of
+from streams.bridge.config import BridgeSettings, TopicPair, pairs_of
 
 FILE = """
 [bridge]
@@ -58,7 +58,7 @@ def test_processes_are_told_the_same(tmp_path: Path) -> None:
 def test_the_environment_has_tables_as_json(tmp_path: Path) -> None:
     variable = "TRIVIUM_BRIDGE_PAIRS"
     environ = {variable: '[{"prompts": "a", "answers": "b"}]'}
-    assert loaded(tmp_path, "", environ).pairs == (Pair(prompts="a", answers="b"),)
+    assert loaded(tmp_path, "", environ).pairs == (TopicPair(prompts="a", answers="b"),)
     with pytest.raises(ConfigError, match=f"{variable}: expected a list of tables as JSON"):
         loaded(tmp_path, "", {variable: "a,b"})
     with pytest.raises(ConfigError, match=r"bridge.pairs: expected a valid tuple, found 7"):
@@ -67,7 +67,7 @@ def test_the_environment_has_tables_as_json(tmp_path: Path) -> None:
 
 def test_a_schema_may_be_a_file(tmp_path: Path) -> None:
     (tmp_path / "answer.json").write_text('{"type": "array"}')
-    pair = Pair(prompts="a", answers="b", schema=str(tmp_path / "answer.json"))
+    pair = TopicPair(prompts="a", answers="b", schema=str(tmp_path / "answer.json"))
     assert json.loads(pair.schema) == {"type": "array"}
 
 
@@ -106,7 +106,7 @@ def searching(filter: object) -> dict[str, Any]:
 )
 def test_what_is_wrong_with_a_pair_stops_the_start(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Pair(**{"prompts": "a", "answers": "b", **fields})
+        TopicPair(**{"prompts": "a", "answers": "b", **fields})
 
 
 def test_the_table_is_counted(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_table_is_counted(tmp_path: Path) -> None:
 
 def pairs(*topics: str) -> BridgeSettings:
     made = (text.split(">") for text in topics)
-    return BridgeSettings(pairs=tuple(Pair(prompts=a, answers=b) for a, b in made))
+    return BridgeSettings(pairs=tuple(TopicPair(prompts=a, answers=b) for a, b in made))
 
 
 def test_a_topic_has_one_pair() -> None:
@@ -139,7 +139,9 @@ def test_two_pairs_are_always_there() -> None:
         ("dev.batch.prompts", "dev.batch.answers"),
     ]
     assert found[1].body and found[1].format == "avro"
-    own = BridgeSettings(pairs=(Pair(prompts="dev.prompts", answers="dev.answers", system="s"),))
+    own = BridgeSettings(
+        pairs=(TopicPair(prompts="dev.prompts", answers="dev.answers", system="s"),)
+    )
     assert [pair.system for pair in pairs_of(own, "dev.")] == ["s", ""]
 
 

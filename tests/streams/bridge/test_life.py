@@ -331,7 +331,7 @@ async def test_nothing_is_read_far_ahead_of_the_first_without_an_answer(
         await pass_time(1)
         assert not taking.done()
         for _ in range(3):
-            await life.look(WINDOW + 1, 0.5)  # one that waits for room is no stall
+            await life.check_for_stall(WINDOW + 1, 0.5)  # one that waits for room is no stall
             await pass_time(1)
         bridge.asking.answer(0)
         await taking

@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.errors import BrokerUnavailable
-from streams.bridge.life import Life
+from streams.bridge.life import PartitionProcessor
 from tests.streams.bridge.lives import Bridge, MemoryLog, at, memory_log, take
 from tests.virtual import virtual
 from tests.waiting import pass_time, until
@@ -28,11 +28,11 @@ async def test_what_faust_leaves_out_is_read(memory_log: MemoryLog) -> None:
     assert memory_log.gaps == [(1, 4), (5, 6)]
 
 
-async def look(life: Life, end: int, seconds: float) -> None:
+async def look(life: PartitionProcessor, end: int, seconds: float) -> None:
     """As often as the watch does, for so long."""
     for _ in range(int(seconds / STALL_S * 5)):
         await pass_time(STALL_S / 5)
-        await life.look(end, STALL_S)
+        await life.check_for_stall(end, STALL_S)
 
 
 @virtual
@@ -72,7 +72,7 @@ async def test_a_life_that_gets_on_is_left_alone(memory_log: MemoryLog) -> None:
     """Though it is never at the end of its partition; so is one that has not taken over yet."""
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
-        await life.look(100, STALL_S)
+        await life.check_for_stall(100, STALL_S)
         await until(lambda: memory_log.commits == 1)
         memory_log.put(99)
         for offset in range(10):

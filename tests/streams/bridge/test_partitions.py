@@ -20,8 +20,8 @@ from schemas.log.transactions import FullPlace
 from schemas.records import StreamVoid, TokenFrame
 from schemas.settings import LogSettings
 from streams.bridge import partitions as bridge_partitions
-from streams.bridge.life import Life
-from streams.bridge.partitions import WAITING_MAX, OwnedPartitions
+from streams.bridge.life import PartitionProcessor
+from streams.bridge.partitions import WAITING_MAX, BridgePartitions
 from streams.bridge.records.record import PromptRecord
 from streams.gateway.stream.hub import AnswerProgress
 from tests.streams.bridge.lives import PLACE, Bridge, MemoryLog, memory_log
@@ -55,7 +55,7 @@ async def test_a_partition_that_leaves_and_comes_back_loses_no_prompt(
     asker = AskingBridge()
     bridge = bridge_of(memory_log, asker)
     group = Group()
-    partitions = OwnedPartitions(group, lambda _: bridge.new_life(), asker.asking.sent)
+    partitions = BridgePartitions(group, lambda _: bridge.new_life(), asker.asking.wait_until_sent)
     partitions.on_assigned({PLACE})
     memory_log.put(0)
     await bridge.lives[0].take(memory_log.prompts[0])
@@ -84,14 +84,14 @@ async def test_a_life_begins_behind_all_former_ones_of_its_place(memory_log: Mem
     """Where one has left again before the one before it was over, too."""
     bridge, group, made = Bridge(memory_log), Group(), list[FullPlace]()
 
-    def make(place: FullPlace) -> Life:
+    def make(place: FullPlace) -> PartitionProcessor:
         made.append(place)
         return bridge.new_life()
 
     async def sent() -> None:
         pass
 
-    partitions = OwnedPartitions(group, make, sent)
+    partitions = BridgePartitions(group, make, sent)
     memory_log.slow_to_stop_s = 5.0
     partitions.on_assigned({PLACE})
     await until(lambda: bridge.lives[0].is_ready)
@@ -100,9 +100,9 @@ async def test_a_life_begins_behind_all_former_ones_of_its_place(memory_log: Mem
         await pass_time(0.1)
         memory_log.slow_to_stop_s = 0.0
     await pass_time(4.0)
-    assert memory_log.commits == 1 and not partitions.stand
+    assert memory_log.commits == 1 and not partitions.is_ready
     await until(lambda: bridge.lives[2].is_ready)
-    assert partitions.stand and made == [PLACE] * 3
+    assert partitions.is_ready and made == [PLACE] * 3
     memory_log.slow_to_stop_s = 2.0
     partitions.on_assigned(set())
     await partitions.stop()
@@ -116,7 +116,7 @@ async def test_who_stops_commits_what_has_ended_and_leaves_the_rest(
 ) -> None:
     asker, group = AskingBridge(), Group()
     bridge = bridge_of(memory_log, asker)
-    partitions = OwnedPartitions(group, lambda _: bridge.new_life(), asker.asking.sent)
+    partitions = BridgePartitions(group, lambda _: bridge.new_life(), asker.asking.wait_until_sent)
     partitions.on_assigned({PLACE})
     for offset in range(3):
         await bridge.lives[0].take(memory_log.put(offset))
@@ -126,7 +126,7 @@ async def test_who_stops_commits_what_has_ended_and_leaves_the_rest(
         await asker.log.push(frame(request_id, ["yes"], end=ended(request_id, ["yes"])))
         if not offset:
             await until(lambda: 0 in memory_log.answers())
-    await until(lambda: bool(bridge.lives[0]._done))
+    await until(lambda: bool(bridge.lives[0]._outbox))
     memory_log.trouble = trouble
     await partitions.stop()
     assert sorted(memory_log.answers()) == ([0] if trouble else [0, 1])
@@ -161,12 +161,12 @@ async def test_lives_are_asked_whether_something_is_left_out(
         pass
 
     monkeypatch.setattr(bridge_partitions, "asking_client", client)
-    partitions = OwnedPartitions(Group(), lambda _: bridge.new_life(), sent)
+    partitions = BridgePartitions(Group(), lambda _: bridge.new_life(), sent)
     began_s = loop.time()
     async with meanwhile(partitions.watch(settings, 10_000)):
         await pass_time(3.0)
         partitions.on_assigned({PLACE})
-        bridge.lives[0].look = look  # type: ignore[method-assign]
+        bridge.lives[0].check_for_stall = look  # type: ignore[method-assign]
         await pass_time(6.0)
     assert questions == [4.0, 6.0, 8.0] and looks == [(9, 10.0)] * 2
     await partitions.stop()
@@ -229,7 +229,7 @@ async def test_a_partition_without_room_keeps_no_other_waiting(memory_log: Memor
     (issue 28)."""
     asker, consumer, group = AskingBridge(), Consumer(), Group()
     bridge = bridge_of(memory_log, asker)
-    partitions = OwnedPartitions(group, lambda _: bridge.new_life(), asker.asking.sent)
+    partitions = BridgePartitions(group, lambda _: bridge.new_life(), asker.asking.wait_until_sent)
     topic, _ = PLACE
     partitions.on_assigned({PLACE, (topic, 2)})
     full = bridge.lives[0]

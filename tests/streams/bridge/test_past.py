@@ -5,7 +5,7 @@ import pytest
 from schemas.log.clients import AssignedReader
 from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.settings import LogSettings
-from streams.bridge.past import Past
+from streams.bridge.past import PromptLogReader
 
 pytestmark = pytest.mark.kafka
 
@@ -29,12 +29,12 @@ async def test_gaps_of_transactions_are_looked_into_by_one_consumer(
         offsets += await writer.commit([made])
     await writer.stop()
     monkeypatch.setattr(AssignedReader, "start", counted)
-    past = Past(kafka, place, "bridge-past")
+    past = PromptLogReader(kafka, place, "bridge-past")
     try:
         for before, after in zip(offsets, offsets[1:], strict=False):
             assert after > before + 1
-            assert [each.offset async for each in past.missed(before + 1, after)] == []
-        left_out = [each.value async for each in past.missed(offsets[0], offsets[3])]
+            assert [each.offset async for each in past.gap(before + 1, after)] == []
+        left_out = [each.value async for each in past.gap(offsets[0], offsets[3])]
         assert left_out == [b"0", b"1", b"2"], "what Faust might leave out is found"
         assert len(started) == 1
     finally:

@@ -5,7 +5,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.bridge.progress import WINDOW, Note, Progress, decode, encode
+from streams.bridge.progress import WINDOW, CommitNote, OffsetTracker, decode, encode
 
 METADATA_BYTES_MAX = 4_096  # offset.metadata.max.bytes of a broker
 
@@ -28,17 +28,17 @@ def test_a_successor_answers_the_rest_and_nothing_twice(
 ) -> None:
     """Whatever was read and answered when the life ended (issue 13, 1)."""
     offsets, answered = history
-    first = Progress(offsets[0])
+    first = OffsetTracker(offsets[0])
     for offset in offsets:
         assert first.take(offset)
         assert not first.take(offset), "read once"
-    first.done(answered)
-    note = decode(encode(Note({3: 5}, first.answered()), first.position()), first.position())
+    first.mark_answered(answered)
+    note = decode(encode(CommitNote({3: 5}, first.answered()), first.position()), first.position())
     rest = [offset for offset in offsets if offset not in answered]
     assert first.position() == min(rest, default=offsets[-1] + 1)
-    second = Progress(first.position(), note.answered)
+    second = OffsetTracker(first.position(), note.answered)
     seen = [offset for offset in offsets[:read] if second.take(offset)]
-    third = Progress(second.position(), second.answered())
+    third = OffsetTracker(second.position(), second.answered())
     assert seen == [offset for offset in rest if offset in offsets[:read]]
     again = [offset for offset in offsets if third.take(offset)]
     assert again == rest, "nothing was committed by the one between"
@@ -50,20 +50,20 @@ def test_what_is_about_to_be_committed_counts_as_answered(
     history: tuple[list[int], list[int]],
 ) -> None:
     offsets, answered = history
-    progress, other = Progress(offsets[0]), Progress(offsets[0])
+    progress, other = OffsetTracker(offsets[0]), OffsetTracker(offsets[0])
     for offset in offsets:
         progress.take(offset)
         other.take(offset)
     done = set(answered)
     before = (progress.position(done), progress.answered(done))
-    other.done(answered)
+    other.mark_answered(answered)
     assert before == (other.position(), other.answered())
 
 
 def test_a_whole_window_fits_into_a_commit() -> None:
     """With the tokens of many gateways (issue 13, 1)."""
     position = 1 << 40
-    note = Note(
+    note = CommitNote(
         dict.fromkeys(range(100), 1 << 40),
         set(range(position + 1, position + WINDOW)),
     )
@@ -74,45 +74,47 @@ def test_a_whole_window_fits_into_a_commit() -> None:
 
 def test_an_offset_that_a_tool_has_set_is_believed() -> None:
     for metadata in ("", "null", "{}", '{"t":1,"d":""}', '{"t":[],"d":"?"}', "kafka-tool"):
-        assert decode(metadata, 7) == Note()
+        assert decode(metadata, 7) == CommitNote()
 
 
 def test_no_more_is_read_than_a_commit_can_tell() -> None:
-    progress = Progress(10)
+    progress = OffsetTracker(10)
     progress.take(10)
     assert progress.has_room(10 + WINDOW - 1) and not progress.has_room(10 + WINDOW)
-    progress.done([10])
+    progress.mark_answered([10])
     assert progress.position() == 11 and progress.has_room(10 + WINDOW)
 
 
 def test_what_is_not_there_is_passed_over() -> None:
     """Marks of transactions, and what compaction has removed."""
-    progress = Progress(5)
+    progress = OffsetTracker(5)
     progress.take(5)
     progress.pass_over(9)
     assert not progress.take(7) and progress.answered() == {6, 7, 8}
-    progress.done([5])
+    progress.mark_answered([5])
     assert progress.position() == 9 and progress.answered() == set()
 
 
 def test_notes_as_other_versions_read_them() -> None:
     """Kafka takes 4 096 bytes, so nothing lies between fields, and no byte says nothing."""
     for answered, done in (([], ""), ([6], "Ag=="), ([12], "gA=="), ([12, 13], "gAE=")):
-        note = Note({4: 8, 3: 9}, set(answered), 7, begun=2, reading=6, falls=1)
+        note = CommitNote({4: 8, 3: 9}, set(answered), 7, start_count=2, suspect_offset=6, falls=1)
         assert encode(note, 5) == f'{{"t":[[3,9],[4,8]],"d":"{done}","w":7,"b":2,"r":6,"f":1}}'
-    assert encode(Note(), 5) == '{"t":[],"d":"","w":16777216}'
+    assert encode(CommitNote(), 5) == '{"t":[],"d":"","w":16777216}'
 
 
 def test_notes_tell_of_falls_and_earlier_ones_of_one() -> None:
     for note in (
-        Note(),
-        Note(begun=2),
-        Note(begun=3, reading=7, falls=2),
-        Note(reading=7, falls=1),
+        CommitNote(),
+        CommitNote(start_count=2),
+        CommitNote(start_count=3, suspect_offset=7, falls=2),
+        CommitNote(suspect_offset=7, falls=1),
     ):
         assert decode(encode(note, 5), 5) == note
     earlier = '{"t":[],"d":"AA==","w":9,"b":3,"r":7}'
-    assert decode(earlier, 5) == Note(window_bytes=9, begun=3, reading=7, falls=1)
+    assert decode(earlier, 5) == CommitNote(
+        window_bytes=9, start_count=3, suspect_offset=7, falls=1
+    )
     assert decode(earlier.replace("7", "-1"), 5).falls == 0
     assert decode(earlier.replace("7", "0"), 0).falls == 1
 
@@ -123,12 +125,12 @@ def test_notes_of_commits_before_there_was_a_bound_allow_any_number_of_bytes() -
 
 
 def test_what_fits_exactly_has_room_and_gives_it_back() -> None:
-    progress = Progress(0)
+    progress = OffsetTracker(0)
     progress.window_bytes = 10
     assert progress.take(0, 4)
     assert progress.has_room(1, 6) and not progress.has_room(1, 7)
     assert progress.take(1, 6)
     assert progress.has_room(2), "what has no bytes"
-    progress.done([0])
+    progress.mark_answered([0])
     assert progress.has_room(2, 4) and not progress.has_room(2, 5)
     assert progress.take(2) and progress.has_room(3, 4), "what had none takes none"

@@ -8,7 +8,7 @@ import pytest
 
 from schemas.errors import BodyTooLarge, InvalidRequest, RecordError, TriviumError
 from schemas.records import Priority, Prompt, PromptMessage
-from streams.bridge.prompts import VALUE_BYTES_MAX, Prompts, answer_format
+from streams.bridge.prompts import VALUE_BYTES_MAX, PromptParser, answer_format
 from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.gateway.request.body import CompletionBody
 from tests.streams.bridge.samples import CODEC, asked, body_of, pair, record
@@ -256,7 +256,7 @@ async def test_no_prompt_is_more_urgent_than_it_may_be(
     own: str, deployment: str, got: Priority
 ) -> None:
     """A line of a batch said that it is interactive, and was (found 28)."""
-    prompts = Prompts(
+    prompts = PromptParser(
         pair(priority_max=own), MODEL, CODEC, WriterSchemas("", 1), priority_max=deployment
     )
     for value in (

@@ -51,7 +51,7 @@ def ingest(options: Options, progress: Progress) -> tuple[dict[str, Any], list[B
     """Figures and bars."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
-    with garbage.spared():
+    with garbage.deferred_gc():
         figures = asyncio.run(_measured(options, progress))
     sys.setswitchinterval(before_s)
     steps = figures["steps"]

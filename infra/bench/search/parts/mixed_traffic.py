@@ -66,7 +66,7 @@ async def _measure(scene: Scene, makers: dict[str, Callable[[], Server]]) -> dic
     traffic = {name: Traffic(s, scene.queries, scene.options.seed) for name, s in servers.items()}
     for each in traffic.values():
         await each.closed(_WARM_UP_S)
-    with garbage.spared():  # as a retrieval worker: a full collection stops all for 30-40 ms
+    with garbage.deferred_gc():  # as a retrieval worker: a full collection stops all for 30-40 ms
         figures = await _figures(scene, traffic)
     for server in servers.values():
         await server.close()

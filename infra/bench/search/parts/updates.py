@@ -42,7 +42,7 @@ def updates(options: Options, progress: Progress) -> tuple[dict[str, Any], list[
     progress(f"updates of an index of {options.updated_rows} rows")
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
-    with garbage.spared():
+    with garbage.deferred_gc():
         stalls = asyncio.run(_stalls(_on_a_line(options.updated_rows)))
     sys.setswitchinterval(before_s)
     figures = {"rows": options.updated_rows, "stalls_ms": stalls, "links": links}

@@ -20,7 +20,7 @@ from infra.bench.faults.checker import (
 )
 from infra.bench.faults.judging import write_task
 from infra.stack.configuration import Settings
-from infra.stack.engine_alone import answers as answers_alone
+from infra.stack.engine_alone import generate_answers as answers_alone
 from infra.stack.engine_source import start_engine
 from schemas.codec import AVRO_DIR, Codec
 from schemas.records import Role, Sampling

@@ -11,9 +11,11 @@ from infra.stack import rolling
 from tests.infra.cli.running import trivium_here
 
 
-async def restarted(names: Sequence[str], *, told: Callable[[str, float], None], **_: Any) -> None:
+async def restarted(
+    names: Sequence[str], *, on_restart: Callable[[str, float], None], **_: Any
+) -> None:
     for name in names or ("router-0", "gateway-0"):
-        told(name, 4.25)
+        on_restart(name, 4.25)
 
 
 def test_each_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infra.cli.retrieve.documents import _alike
-from infra.cli.retrieve.rows import Row, open_rows, read_array, read_rows, read_vector
+from infra.cli.retrieve.documents import _check_dimensions
+from infra.cli.retrieve.rows import VectorRow, open_rows, read_array, read_rows, read_vector
 from infra.cli.retrieve.search import _show
 from schemas.codec import Codec
 from schemas.errors import ConfigError
@@ -111,11 +111,11 @@ def test_files_that_hold_no_vectors_say_what_they_are(tmp_path: Path) -> None:
 def test_documents_of_several_dimensions_are_not_loaded() -> None:
     given: list[tuple[str, Any]] = [
         ("row 0", "no vector"),
-        ("row 1", Row("a", VECTORS[0])),
-        ("row 2", Row("b", VECTORS[1][:4])),
-        ("row 3", Row("c", VECTORS[2])),
+        ("row 1", VectorRow("a", VECTORS[0])),
+        ("row 2", VectorRow("b", VECTORS[1][:4])),
+        ("row 3", VectorRow("c", VECTORS[2])),
     ]
-    rows = [row for _, row in _alike(iter(given), "books", 0)]
+    rows = [row for _, row in _check_dimensions(iter(given), "books", 0)]
     assert [row[0] for row in rows] == ["n", "a", "d", "c"]
     assert re.match("document 'b': expected a vector of 6 values, .*found 4", str(rows[2]))
 

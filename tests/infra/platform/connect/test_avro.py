@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from infra.handbook.library import Text
+from infra.handbook.library import TextDocument
 from infra.platform.connect.connectors import Database, avro, source
 from infra.platform.connect.worker import Connect
 from infra.platform.postgres import DATABASE, Postgres
@@ -17,7 +17,7 @@ from infra.platform.tables import (
     DOCUMENTS_PUBLICATION,
     QUESTIONS_PUBLICATION,
     SOURCE_ROLE,
-    Tables,
+    DemoTables,
 )
 from schemas.settings import LogSettings
 from streams.bridge.config import DocumentSource
@@ -60,7 +60,7 @@ async def test_rows_in_avro(kafka: LogSettings, tmp_path: Path) -> None:
     prefix = f"{kafka.topic_prefix}rows"
     with running_apicurio() as registry:
         async with Postgres() as database, Connect(kafka.bootstrap, tmp_path / "c") as connect:
-            tables = Tables(database)
+            tables = DemoTables(database)
             await tables.create()
             reader = Database(
                 host=database.host, port=database.port, name=DATABASE, user=SOURCE_ROLE
@@ -73,8 +73,8 @@ async def test_rows_in_avro(kafka: LogSettings, tmp_path: Path) -> None:
                 )  # fmt: skip
                 own_api = registry.replace("/apis/ccompat/v7", "/apis/registry/v2")
                 await connect.run(table, avro(made, own_api))
-            await tables.insert([Text("a", "The ferry leaves from pier 7.", "Ferries")])
-            await tables.edit(Text("a", "It leaves from pier 9."))
+            await tables.insert([TextDocument("a", "The ferry leaves from pier 7.", "Ferries")])
+            await tables.edit(TextDocument("a", "It leaves from pier 9."))
             await tables.delete("a")
             await tables.ask(["From where does it leave?"])
             rows = await records_of(kafka, f"{prefix}.documents", 3)

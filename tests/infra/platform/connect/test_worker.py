@@ -16,8 +16,8 @@ from schemas.log.clients import LogProducer
 from schemas.log.transactions import OutgoingRecord
 from schemas.records import AnswerPart
 from schemas.settings import LogSettings
-from streams.bridge.answers import Answers
-from streams.bridge.config import Pair
+from streams.bridge.answers import AnswerBuilder
+from streams.bridge.config import TopicPair
 from streams.bridge.records.record import PromptRecord
 from tests.waiting import until
 
@@ -45,20 +45,20 @@ def prompt(kafka: LogSettings) -> PromptRecord:
 def answers(kafka: LogSettings, form: str) -> list[OutgoingRecord]:
     """One answer, and a part of one, in this form; errors have the same fields."""
     prefix, asked = kafka.topic_prefix, prompt(kafka)
-    pair = Pair(
+    pair = TopicPair(
         prompts=asked.topic,
         answers=f"{prefix}answers",
         parts=f"{prefix}answers.parts",
         format=form,
     )
-    made = Answers(pair, CODEC)
+    made = AnswerBuilder(pair, CODEC)
     part = AnswerPart(
         prompt_topic=asked.topic, prompt_partition=0, prompt_offset=7, request_id="r",
         seq=0, tokens=1, start=0, text="Be",
     )  # fmt: skip
     return [
-        made.sending(asked, made.failed(asked, QueueFull("no room"))),
-        made.emptied(asked),
+        made.sending(asked, made.error_answer(asked, QueueFull("no room"))),
+        made.empty_answer(asked),
         made.part(asked, part),
     ]
 

@@ -68,7 +68,7 @@ class TestJobs:
             " /*+ OPTIONS('scan.bounded.mode' = 'latest-offset') */;\n"
         )
         async with running(script("tables.sql", **log) + asked, tmp_path) as job:
-            assert await job.ended() == 0, job.process.tail()
+            assert await job.wait_for_exit() == 0, job.process.tail()
             answer, *prompts = job.rows()
             assert answer == ["k", "7", "Si", "null"]
             assert sorted(prompts) == [["r1", "Who?", "8"], ["r2", "Where?", "null"]]
@@ -89,7 +89,7 @@ class TestJobs:
             )
             text += "\nSELECT `number`, tenant, completion_tokens, worker_ms FROM `usage`;\n"
             async with running(text, tmp_path) as job:
-                assert await job.ended() == 0, job.process.tail()
+                assert await job.wait_for_exit() == 0, job.process.tail()
                 tail = [used.tenant, str(used.completion_tokens), str(used.worker_ms)]
                 assert job.rows() == [["0", *tail], ["1", *tail]]
 
@@ -104,5 +104,5 @@ class TestJobs:
             "INSERT INTO o SELECT 1 / (x - x) FROM n;\n"
         )
         async with running(failing, tmp_path) as job:
-            assert await job.ended() != 0
+            assert await job.wait_for_exit() != 0
             assert job.restarts() == 2

@@ -10,7 +10,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from infra.processes.supervisor import Process, ProcessSpec
+from infra.processes.supervisor import ProcessSpec, SupervisedProcess
 from schemas.settings import LogSettings
 from tests.waiting import until
 
@@ -40,14 +40,14 @@ async def topics(log: LogSettings) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def tickets(log: LogSettings, folder: Path) -> AsyncIterator[Process]:
+async def tickets(log: LogSettings, folder: Path) -> AsyncIterator[SupervisedProcess]:
     source = ROOT / "infra" / "platform" / "java" / "Tickets.java"
     words = (str(source), log.bootstrap, str(folder / "state"), log.topic_prefix)
     command = ("java", "-Xmx256m", "-cp", f"{LIBS}/*", *words)
     spec = ProcessSpec(
         name="tickets", command=command, log_file=folder / "log" / "tickets.log", restart=False
     )
-    process = Process(spec)
+    process = SupervisedProcess(spec)
     process.start()
     try:
         yield process

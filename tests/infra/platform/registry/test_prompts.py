@@ -18,7 +18,7 @@ from schemas.codec import to_dict
 from schemas.errors import ConfigError, RecordError
 from schemas.log.registry import make_codec
 from schemas.settings import LogSettings
-from streams.bridge.answers import Answers
+from streams.bridge.answers import AnswerBuilder
 from tests.streams.bridge.samples import KEY, asked, body_of, pair, record, stream
 
 PROMPTS = SerializationContext("rows", MessageField.VALUE)
@@ -87,7 +87,7 @@ async def test_a_stock_deserializer_reads_answers(url: str, stock: SchemaRegistr
     codec = make_codec(LogSettings(schema_registry=url, request_timeout_ms=60_000))
     question = await asked({"text": "hi"})
     when = {"asked_ms": 1, "first_token_ms": 2, "ended_ms": 3, "tries": 1}
-    answers, prompt = Answers(pair(format="avro"), codec), record({"text": "hi"})
+    answers, prompt = AnswerBuilder(pair(format="avro"), codec), record({"text": "hi"})
     answer = await answers.answer(prompt, question, KEY, stream("Hello"), **when)
     read = AvroDeserializer(stock)(answers.sending(prompt, answer).value, ANSWERS)
     assert read == to_dict(answer)

@@ -19,8 +19,8 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from schemas.codec import full_schema
 from schemas.errors import BrokerUnavailable, ConfigError, RecordError
 from schemas.log.registry import Registry
-from streams.bridge.prompts import Prompts, answer_format
-from streams.bridge.records.writer_schemas import AWAY_S, WriterSchemas, decoded, readable
+from streams.bridge.prompts import PromptParser, answer_format
+from streams.bridge.records.writer_schemas import AWAY_S, WriterSchemas, decode_body, readable
 from tests.schemas.log.registry_stub import StubRegistry, running_registry
 from tests.stalls import unstalled
 from tests.streams.bridge.samples import CODEC, asked, body_of, pair, record
@@ -95,7 +95,7 @@ async def test_json_behind_the_framing_of_a_json_schema(stub: StubRegistry) -> N
 
 async def test_an_id_is_fetched_once(stub: StubRegistry) -> None:
     schema_id = registered(stub, ROW)
-    reader = Prompts(
+    reader = PromptParser(
         pair(template="{name}"), MODEL, CODEC, WriterSchemas(stub.url, timeout_ms=60_000)
     )
     value = written(ROW, {"name": "Ada", "note": None, "day": 1}, schema_id)
@@ -109,7 +109,7 @@ async def test_an_id_is_fetched_once(stub: StubRegistry) -> None:
 
 async def test_a_schema_is_there_before_its_prompt_is_read(stub: StubRegistry) -> None:
     """A life that ends while it waits for one falls on no prompt; what is wrong is told later."""
-    reads = Prompts(
+    reads = PromptParser(
         pair(template="{name}"), MODEL, CODEC, schemas := WriterSchemas(stub.url, 60_000)
     )
     value = written(ROW, {"name": "Ada", "note": None, "day": 1}, registered(stub, ROW))
@@ -203,7 +203,7 @@ def test_named_types_may_be_used_again() -> None:
 def test_damaged_bodies(change: Any, message: str) -> None:
     value = change(written(ROW, {"name": "Ada", "note": "n", "day": 1}))
     with pytest.raises(RecordError, match=message):
-        decoded(value, 5, readable(ROW))
+        decode_body(value, 5, readable(ROW))
 
 
 LONGS: dict[str, Any] = {

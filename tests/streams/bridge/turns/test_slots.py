@@ -51,10 +51,10 @@ async def test_slots_are_handed_out_in_order_as_they_come() -> None:
     await tasks[2]
     slots.release()
     await tasks[3]
-    assert got == [0, 2, 3] and slots.taken == 2 and slots.waiting == 0
+    assert got == [0, 2, 3] and slots.in_use == 2 and slots.waiting == 0
     slots.release()
     slots.release()
-    assert not slots._taken
+    assert not slots._in_use
 
 
 @pytest.mark.anyio
@@ -67,7 +67,7 @@ async def test_a_slot_that_comes_with_a_cancellation_is_given_back() -> None:
     slots.hand_out()
     task.cancel()
     await asyncio.wait([task])
-    assert task.cancelled() and not slots._taken, "nobody has any, nor owes one"
+    assert task.cancelled() and not slots._in_use, "nobody has any, nor owes one"
 
 
 @pytest.mark.anyio
@@ -81,7 +81,7 @@ async def test_the_next_slot_is_for_who_has_fewest() -> None:
     tasks = [asyncio.create_task(take(owner)) for owner in "aaaaabbc"]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert got == ["a", "a"] and slots.taken == 2
+    assert got == ["a", "a"] and slots.in_use == 2
     for owner in "aabc":
         slots.release(owner)
         await asyncio.sleep(0)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from infra.story.steps import steps_of
-from infra.story.story import tell
+from infra.story.story import build_stories
 from schemas.records import Mode, Orchestration, Role, Sampling, Unmet
 from streams.core.placement.answer import Placement
 from tests.streams.core.placement.placer_fixture import PlacerFixture, case, pair, session
@@ -136,6 +136,6 @@ def test_the_decision_names_what_was_not_kept() -> None:
     (found,) = on.decisions
     told = found.policy, found.wished_policy, found.wished_orchestration, found.unmet
     assert told == ("static", "replica", "decode_first", Unmet.ONE_TOKEN)
-    arrived, decided = steps_of(tell([on.accepted["r1"]], [found])["r1"])[:2]
+    arrived, decided = steps_of(build_stories([on.accepted["r1"]], [found])["r1"])[:2]
     assert arrived.what.endswith("wishes policy replica, wishes orchestration decode_first")
     assert "wished replica and decode_first: one_token" in decided.details

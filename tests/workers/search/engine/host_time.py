@@ -83,7 +83,7 @@ async def _measure(options: HostOptions) -> dict[str, Any]:
 
     await asked_by(64)
     batch, figures = DeviceBatch(device, sizes), dict[str, Any]()
-    with garbage.spared():
+    with garbage.deferred_gc():
         cpu_s = time.process_time()
         taken_us = [await _took_us(one, vector) for vector in queries[: options.lone]]
         cpu_us = (time.process_time() - cpu_s) / len(taken_us) * 1e6
