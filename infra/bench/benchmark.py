@@ -26,19 +26,21 @@ Options = TypeVar("Options", bound="DataclassInstance")
 _FILE_COLUMNS = 120  # where the output is not a terminal
 
 
-def offered(default: Any, said: str = "", *, flag: str = "", choices: Sequence[str] = ()) -> Any:
+def option(
+    default: Any, help_text: str = "", *, flag: str = "", choices: Sequence[str] = ()
+) -> Any:
     """A field of the options that the command line can set, with its help. Seconds have a flag
     without their `_s`; a tuple takes several values."""
-    return field(default=default, metadata={"said": said, "flag": flag, "choices": choices})
+    return field(default=default, metadata={"said": help_text, "flag": flag, "choices": choices})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
+class BenchmarkResult:
     """What a benchmark found. `shown` is printed above the bars."""
 
     figures: Mapping[str, Any]
     bars: Sequence[Bar] = ()
-    shown: Sequence[RenderableType] = ()
+    tables: Sequence[RenderableType] = ()
     load: Mapping[str, Any] = field(default_factory=dict)  # what the options do not say
     beside: str = ""  # what else was written, behind the report's path
 
@@ -49,10 +51,10 @@ class Benchmark(Generic[Options]):
 
     name: str
     about: str | None
-    run: Callable[[Options, Console], Findings | Coroutine[Any, Any, Findings]]
+    run: Callable[[Options, Console], BenchmarkResult | Coroutine[Any, Any, BenchmarkResult]]
     full: Options
     quick: Options
-    quick_said: str  # how it differs
+    quick_help: str  # how it differs
 
     def main(self, arguments: Sequence[str] | None = None) -> None:
         """Run with the options, write build/bench/NAME.json, and print tables, or it as JSON."""
@@ -60,10 +62,10 @@ class Benchmark(Generic[Options]):
         console = Console(stderr=as_json)
         if not console.is_terminal:
             console.width = _FILE_COLUMNS
-        found = self.run(options, console)
-        if isinstance(found, Coroutine):
+        result = self.run(options, console)
+        if isinstance(result, Coroutine):
             try:
-                found = asyncio.run(_until_terminated(found))
+                result = asyncio.run(_until_terminated(result))
             except asyncio.CancelledError:
                 sys.exit(128 + signal.SIGTERM)
         load = asdict(options)
@@ -71,51 +73,51 @@ class Benchmark(Generic[Options]):
             self.name.replace("-", "_"),
             command=command_line(),
             seed=load.get("seed", 0),
-            load={**load, **found.load},
-            figures=dict(found.figures),
-            bars=found.bars,
+            load={**load, **result.load},
+            figures=dict(result.figures),
+            bars=result.bars,
             folder=results.BENCH_DIR,
         )
-        for each in found.shown:
-            console.print(each)
-        if found.bars:
-            show_bars(found.bars, console)
-        console.print(f"Written to {path}{found.beside}.")
+        for table in result.tables:
+            console.print(table)
+        if result.bars:
+            show_bars(result.bars, console)
+        console.print(f"Written to {path}{result.beside}.")
         if as_json:
             print(json.dumps(json.loads(path.read_text()), indent=1))
 
     def options(self, arguments: Sequence[str]) -> tuple[Options, bool]:
         """The options, and whether the report is wanted as JSON."""
         parser = argparse.ArgumentParser(prog=f"bench {self.name}", description=self.about)
-        parser.add_argument("--quick", action="store_true", help=self.quick_said)
+        parser.add_argument("--quick", action="store_true", help=self.quick_help)
         parser.add_argument("--json", action="store_true", help="print the report, not tables")
         hints = get_type_hints(type(self.full))
-        for each in fields(self.full):
-            if "said" not in (told := each.metadata):
+        for option_field in fields(self.full):
+            if "said" not in (metadata := option_field.metadata):
                 continue
-            kind, *several = get_args(hints[each.name]) or (hints[each.name],)
-            flag = told["flag"] or each.name.removesuffix("_s").replace("_", "-")
+            kind, *several = get_args(hints[option_field.name]) or (hints[option_field.name],)
+            flag = metadata["flag"] or option_field.name.removesuffix("_s").replace("_", "-")
             parser.add_argument(
                 f"--{flag}",
-                dest=each.name,
+                dest=option_field.name,
                 type=kind,
                 nargs="+" if several else None,
-                help=told["said"],
-                choices=told["choices"] or None,
-                metavar=None if told["choices"] else flag.upper(),
+                help=metadata["said"],
+                choices=metadata["choices"] or None,
+                metavar=None if metadata["choices"] else flag.upper(),
             )
-        given = vars(parser.parse_args(arguments))
-        base = self.quick if given.pop("quick") else self.full
-        as_json = given.pop("json")
+        parsed_args = vars(parser.parse_args(arguments))
+        base = self.quick if parsed_args.pop("quick") else self.full
+        as_json = parsed_args.pop("json")
         changes = {
             name: tuple(value) if isinstance(value, list) else value
-            for name, value in given.items()
+            for name, value in parsed_args.items()
             if value is not None
         }
         return replace(base, **changes), as_json
 
 
-async def _until_terminated(running: Coroutine[Any, Any, Findings]) -> Findings:
+async def _until_terminated(running: Coroutine[Any, Any, BenchmarkResult]) -> BenchmarkResult:
     """SIGTERM ends it as Ctrl-C does, so that it stops what it has started, and whom it froze."""
     task = asyncio.current_task()
     assert task is not None

@@ -16,7 +16,7 @@ _ANSWER_MS = 60_000  # of a broker that a load has kept busy
 _INTERNAL = ("__transaction_state", "__consumer_offsets")
 
 
-async def ends(log: LogSettings) -> dict[TopicPartition, int]:
+async def end_offsets(log: LogSettings) -> dict[TopicPartition, int]:
     """After the last record of every partition of our topics, and of the broker's own."""
     log = replace(log, request_timeout_ms=_ANSWER_MS)
     names = [*expected_topics(log), *_INTERNAL]
@@ -26,8 +26,8 @@ async def ends(log: LogSettings) -> dict[TopicPartition, int]:
             for name in names
             for partition in consumer.partitions_for_topic(name) or ()
         ]
-        found: dict[TopicPartition, int] = await consumer.end_offsets(places)
-        return found
+        offsets: dict[TopicPartition, int] = await consumer.end_offsets(places)
+        return offsets
 
 
 async def counts(
@@ -50,7 +50,7 @@ async def counts(
         reader = AssignedReader(log, topic, [place.partition], client_id="counts")
         async with reader.reading({place.partition: first}):
             async for records in reader.until({place.partition: end}):
-                counted = [each for each in records if each.offset < end]
+                counted = [record for record in records if record.offset < end]
                 row["records"] += len(counted)
                 row["bytes"] += sum(map(record_bytes, counted))
                 row["marks"] -= len(counted)

@@ -14,7 +14,7 @@ _EVERY_S = 0.5
 _MIB = 1 << 20
 
 
-class Memory:
+class MemorySampler:
     """Until it is cancelled."""
 
     def __init__(self, stack: Stack, kind: str) -> None:
@@ -24,13 +24,13 @@ class Memory:
     async def run(self) -> None:
         """Look now and then."""
         while True:
-            held = [
+            sizes_mib = [
                 resident_mib(process.pid)
                 for name, process in self._stack.processes.items()
                 if name.partition("-")[0] == self._kind and process.pid
             ]
-            if any(held):
-                self.samples_mib.append(max(held))
+            if any(sizes_mib):
+                self.samples_mib.append(max(sizes_mib))
             await asyncio.sleep(_EVERY_S)
 
 

@@ -83,10 +83,10 @@ def median_ratio(above: Sequence[float | None], below: Sequence[float | None]) -
     )
 
 
-def median_difference(left: Sequence[float | None], right: Sequence[float | None]) -> float | None:
+def median_difference(above: Sequence[float | None], below: Sequence[float | None]) -> float | None:
     """Median of the differences of values that were measured side by side."""
     return median(
-        [None if a is None or b is None else a - b for a, b in zip(left, right, strict=True)]
+        [None if a is None or b is None else a - b for a, b in zip(above, below, strict=True)]
     )
 
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from infra.bench.faults.expected_answers import alone
-from infra.bench.faults.log_audit import Audit, audit, read_topic
+from infra.bench.faults.expected_answers import answer_alone
+from infra.bench.faults.log_audit import LogAudit, audit, read_topic
 from infra.stack.launcher import Stack
 from schemas.records import Continued, Work
 from tests.conftest import _fresh_topics
@@ -83,7 +83,7 @@ def have(seen: list[Answer], least: int = 20) -> bool:
     return all(len(answer.token_ids) > least for answer in seen)
 
 
-def tokens_written(found: Audit, names: Iterable[str]) -> dict[str, int]:
+def tokens_written(found: LogAudit, names: Iterable[str]) -> dict[str, int]:
     """Tokens of each answer that stand in the log, those of several attempts counted each."""
     places: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for frame in found.frames:
@@ -115,7 +115,7 @@ async def test_answers_go_on_where_their_worker_died(pools: Stack, how: signal.S
         whole.append(await client.stream("Who goes on?"))
     answers = {answer.headers["x-request-id"]: answer for answer in whole}
     found = await audit(log)
-    expected = await alone(running.settings, [found.requests[name] for name in answers])
+    expected = await answer_alone(running.settings, [found.requests[name] for name in answers])
     for name, answer in answers.items():
         assert answer.done
         assert (answer.token_ids, answer.text) == (expected[name].token_ids, expected[name].text)

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from infra.bench.faults.expected_answers import alone
+from infra.bench.faults.expected_answers import answer_alone
 from infra.bench.faults.log_audit import audit, read_topic
 from schemas.records import Heartbeat, Outcome, OutcomeKind
 from schemas.rules.outcomes import counting_outcome
@@ -118,7 +118,7 @@ async def test_a_lost_gateways_work_ends_unless_somebody_reads_it(
         rests = await asyncio.gather(*resumed)
         judged = await audit(log)
         wanted = [judged.requests[request_id] for request_id in resumed_ids]
-        expected = await alone(running.settings, wanted)
+        expected = await answer_alone(running.settings, wanted)
         assert running.processes["gateway-1"].restarts == 1
     for request_id, each, rest in zip(resumed_ids, lost, rests, strict=True):
         assert rest.done

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from infra.bench.faults.expected_answers import alone
+from infra.bench.faults.expected_answers import answer_alone
 from infra.bench.faults.log_audit import audit
 from infra.stack.launcher import Stack
 from schemas.records import Orchestration, OutcomeKind, PhaseKind
@@ -58,7 +58,7 @@ async def test_degrees_of_tensor_parallelism_may_differ(unlike: Stack) -> None:
     async with client_of(unlike) as client:
         turns = await asyncio.gather(*(conversation(client, each) for each in openings("degrees")))
     found = await audit(unlike.settings.log)
-    expected = await alone(unlike.settings, found.requests.values())
+    expected = await answer_alone(unlike.settings, found.requests.values())
     members = unlike._fleet.view.members if unlike._fleet is not None else {}
     degrees = {
         name: member.registration.capability.tensor_parallel
@@ -90,7 +90,7 @@ async def test_an_orchestration_gives_the_tokens_of_an_engine_alone(
     answers = [*(answer for turn in turns for answer in turn), one]
     names = [answer.headers["x-request-id"] for answer in answers]
     found = await audit(pair.settings.log)
-    expected = await alone(pair.settings, [found.requests[name] for name in names])
+    expected = await answer_alone(pair.settings, [found.requests[name] for name in names])
     for name, answer in zip(names, answers, strict=True):
         assert found.outcomes[name][0].kind is OutcomeKind.COMPLETED
         assert answer.token_ids == expected[name].token_ids

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.bench.faults.expected_answers import alone
-from infra.bench.faults.kill_schedule import BROKER, KILL, Blow, Killer
+from infra.bench.faults.expected_answers import answer_alone
+from infra.bench.faults.kill_schedule import BROKER, KILL, FaultInjector, InjectedFault
 from infra.bench.faults.log_audit import audit
 from infra.broker.section import BrokerSettings
 from infra.stack.launcher import Stack
@@ -40,7 +40,7 @@ async def test_a_broker_that_dies_often_and_for_long_costs_no_request_and_no_pro
         async with Client(stack.gateway_urls[0], settings.model.served_name) as client:
             answers = await _asked_meanwhile(stack, client)
         found = await audit(stack.settings.log)
-        expected = await alone(stack.settings, found.requests.values())
+        expected = await answer_alone(stack.settings, found.requests.values())
         after = {name: process.pid for name, process in stack.processes.items()}
         assert after == before
         assert not any(process.restarts for process in stack.processes.values())
@@ -57,7 +57,7 @@ async def test_a_broker_that_dies_often_and_for_long_costs_no_request_and_no_pro
 
 async def _asked_meanwhile(stack: Stack, client: Client) -> list[Answer]:
     """Streams that are under way whenever the broker dies, and one after each of its returns."""
-    killer, answers = Killer(stack), list[Answer]()
+    killer, answers = FaultInjector(stack), list[Answer]()
     for number, away_s in enumerate(AWAY_S):
         seen = [Answer() for _ in range(STREAMS)]
         tasks = [
@@ -65,7 +65,9 @@ async def _asked_meanwhile(stack: Stack, client: Client) -> list[Answer]:
             for n, a in enumerate(seen)
         ]
         await until(partial(_underway, seen))
-        blow = asyncio.create_task(killer.deal(Blow(at_s=0, name=BROKER, how=KILL, lasts_s=away_s)))
+        blow = asyncio.create_task(
+            killer.inject(InjectedFault(at_s=0, name=BROKER, how=KILL, lasts_s=away_s))
+        )
         if away_s:
             await until(lambda: _told(stack) == {NO_BROKER})
         await blow

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.bench.faults.expected_answers import alone
-from infra.bench.faults.log_audit import Audit, audit, read_topic
+from infra.bench.faults.expected_answers import answer_alone
+from infra.bench.faults.log_audit import LogAudit, audit, read_topic
 from infra.stack.fleet_watch import FleetWatch
 from infra.stack.launcher import Stack
 from infra.stack.reassignment import move_worker
@@ -156,13 +156,13 @@ async def dies_with_an_order(running: Stack, operator: Operator) -> bool:
     return await orders_of(log, life) > held
 
 
-async def check(running: Stack, log: LogSettings, answers: list[Answer]) -> Audit:
+async def check(running: Stack, log: LogSettings, answers: list[Answer]) -> LogAudit:
     """Every request has one outcome, a completed one, with the tokens of an engine alone."""
     found = await audit(log)
     assert len(found.requests) == len(answers)
     assert found.kinds() == {OutcomeKind.COMPLETED.value: len(answers)}
     assert all(answer.done for answer in answers)
-    expected = await alone(running.settings, found.requests.values())
+    expected = await answer_alone(running.settings, found.requests.values())
     wrong = [
         answer.headers["x-request-id"]
         for answer in answers

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from infra.bench.faults.expected_answers import alone
+from infra.bench.faults.expected_answers import answer_alone
 from infra.bench.faults.log_audit import audit
 from infra.broker.quorum import BrokerCluster
 from infra.broker.section import BrokerSettings
@@ -92,7 +92,7 @@ async def test_no_stream_is_lost_with_the_leader_of_what_it_needs(
             answers += [*await asyncio.gather(*tasks), await late]
             broker.start()
         found = await audit(log)
-        expected = await alone(running.settings, found.requests.values())
+        expected = await answer_alone(running.settings, found.requests.values())
     for answer in answers:
         assert answer.done, answer
         assert answer.token_ids == expected[answer.headers["x-request-id"]].token_ids

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from infra.bench.faults.kill_schedule import BROKER, KILL, Blow, Killer
+from infra.bench.faults.kill_schedule import BROKER, KILL, FaultInjector, InjectedFault
 from infra.bench.faults.log_audit import audit
 from infra.broker.section import BrokerSettings
 from infra.evaluate.live.comparison import PULL, PUSH, Deployment, compare
@@ -231,7 +231,9 @@ async def test_an_engine_runs_below_what_keeps_its_lease_and_outlives_a_broker_t
         seen = Answer()
         task = asyncio.create_task(client.stream(QUESTIONS[1], into=seen, max_tokens=600))
         await until(lambda: len(seen.token_ids) > 20)
-        await Killer(running).deal(Blow(at_s=0, name=BROKER, how=KILL, lasts_s=8.0))
+        await FaultInjector(running).inject(
+            InjectedFault(at_s=0, name=BROKER, how=KILL, lasts_s=8.0)
+        )
         found = await task
         await running.wait_ready(timeout_s=START_S)
         again = await client.stream(QUESTIONS[2])

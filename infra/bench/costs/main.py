@@ -18,10 +18,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from infra.bench.benchmark import Benchmark, Findings, offered
+from infra.bench.benchmark import Benchmark, BenchmarkResult, option
 from infra.bench.cpu_time import CpuMeter, wakeups
 from infra.bench.faults.target_stack import HOST, make_stack
-from infra.bench.log_counts import SETTLE_S, counts, ends
+from infra.bench.log_counts import SETTLE_S, counts, end_offsets
 from infra.bench.memory import resident_mib
 from infra.bench.results import BENCH_DIR, number
 from infra.bench.serving.cells import TOKENS, Generator, make_bodies
@@ -41,7 +41,7 @@ _KIB_OF_A_MIB = 1_024
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class CostCell:
     """So many requests at so many streams, with prompts of about so many tokens."""
 
     name: str
@@ -52,26 +52,26 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class CostOptions:
     """What is asked of the stack."""
 
-    cells: tuple[Cell, ...] = (
-        Cell("1 stream", 40, 1),
-        Cell("64 streams", 640, 64),
-        Cell("256 streams", 1_280, 256),
-        Cell("1 000-token prompts", 100, 4, 1_000),
-        Cell("100 000-token prompts", 10, 4, 100_000, 5),
+    cells: tuple[CostCell, ...] = (
+        CostCell("1 stream", 40, 1),
+        CostCell("64 streams", 640, 64),
+        CostCell("256 streams", 1_280, 256),
+        CostCell("1 000-token prompts", 100, 4, 1_000),
+        CostCell("100 000-token prompts", 10, 4, 100_000, 5),
     )
-    warm_up: int = offered(1_000, "requests before")
-    idle_s: float = offered(15.0, "seconds without a request")
-    held: int = offered(256, "streams that are open at the same time")
-    seed: int = offered(1)
+    warm_up: int = option(1_000, "requests before")
+    idle_s: float = option(15.0, "seconds without a request")
+    open_streams: int = option(256, "streams that are open at the same time")
+    seed: int = option(1)
 
 
 class Costs:
     """Counts what a stack does."""
 
-    def __init__(self, stack: Stack, generator: Generator, options: Options) -> None:
+    def __init__(self, stack: Stack, generator: Generator, options: CostOptions) -> None:
         self._stack, self._generator, self._options = stack, generator, options
 
     def _pids(self) -> dict[str, int]:
@@ -79,10 +79,10 @@ class Costs:
         broker = Broker(self._stack.settings.broker, self._stack.folder / "broker").status()
         return {"broker": broker.pid, **ours}
 
-    async def ask(self, cell: Cell) -> None:
+    async def ask(self, cell: CostCell) -> None:
         """All requests of a cell; raises RuntimeError where an answer is not whole."""
         bodies = make_bodies(self._options.seed, words=cell.prompt_words, count=cell.prompts)
-        found = await self._generator.run(
+        figures = await self._generator.run(
             OfferedLoad(
                 host=HOST,
                 port=self._stack.settings.gateway.port,
@@ -94,22 +94,22 @@ class Costs:
                 window_s=_LIMIT_S,
             )
         )
-        if found["errors"] or found["requests"] != cell.requests:
-            raise RuntimeError(f"{cell.name}: {found['requests']} answers, {found['errors']}")
+        if figures["errors"] or figures["requests"] != cell.requests:
+            raise RuntimeError(f"{cell.name}: {figures['requests']} answers, {figures['errors']}")
 
-    async def cell(self, cell: Cell) -> dict[str, Any]:
+    async def cell(self, cell: CostCell) -> dict[str, Any]:
         """What a request of it costs: CPU in ms by process, records and bytes by topic."""
         log = self._stack.settings.log
-        before, meter = await ends(log), CpuMeter(self._pids())
+        before, meter = await end_offsets(log), CpuMeter(self._pids())
         await self.ask(cell)
         await asyncio.sleep(SETTLE_S)
         used_s = meter.used_s()
-        counted = await counts(log, before, await ends(log))
+        topic_counts = await counts(log, before, await end_offsets(log))
         return {
             "cpu_ms": {name: 1e3 * s / cell.requests for name, s in sorted(used_s.items())},
             "topics": {
-                topic: {kind: value / cell.requests for kind, value in each.items()}
-                for topic, each in counted.items()
+                topic: {kind: value / cell.requests for kind, value in row.items()}
+                for topic, row in topic_counts.items()
             },
         }
 
@@ -125,14 +125,14 @@ class Costs:
             for name, pid in sorted(pids.items())
         }  # fmt: skip
 
-    async def held(self) -> dict[str, float]:
+    async def stream_kib(self) -> dict[str, float]:
         """KiB that a process takes for each stream that is open, by process."""
-        pids, count = self._pids(), self._options.held
+        pids, count = self._pids(), self._options.open_streams
         before = {name: resident_mib(pid) for name, pid in pids.items()}
         async with AsyncExitStack() as streams:
             await asyncio.gather(*(self._open(streams, number) for number in range(count)))
-            grown = {name: resident_mib(pid) - before[name] for name, pid in pids.items()}
-        return {name: _KIB_OF_A_MIB * mib / count for name, mib in sorted(grown.items())}
+            growth_mib = {name: resident_mib(pid) - before[name] for name, pid in pids.items()}
+        return {name: _KIB_OF_A_MIB * mib / count for name, mib in sorted(growth_mib.items())}
 
     async def _open(self, streams: AsyncExitStack, number: int) -> None:
         """Open a stream and wait for its first token."""
@@ -147,7 +147,7 @@ class Costs:
         await reader.readuntil(b'"content"')
 
 
-async def run(options: Options, console: Console) -> Findings:
+async def run(options: CostOptions, console: Console) -> BenchmarkResult:
     """Start a stack, and count part by part."""
     folder = BENCH_DIR.absolute() / "costs"
     stack = make_stack(PLAN, folder, **SIM)
@@ -158,19 +158,19 @@ async def run(options: Options, console: Console) -> Findings:
         await stack.start()
         costs = Costs(stack, generator, options)
         console.print(f"{options.warm_up} requests to warm up ...")
-        await costs.ask(Cell("warm-up", options.warm_up, 64))
+        await costs.ask(CostCell("warm-up", options.warm_up, 64))
         figures: dict[str, Any] = {"idle": await costs.idle(), "cells": {}}
         for cell in options.cells:
             console.print(f"{cell.name} ...")
             figures["cells"][cell.name] = await costs.cell(cell)
-        console.print(f"{options.held} streams are held ...")
-        figures["held_kib"] = await costs.held()
+        console.print(f"{options.open_streams} streams are held ...")
+        figures["held_kib"] = await costs.stream_kib()
     finally:
         await stack.stop(grace_s=10)
         await generator.stop()
     committed = json.loads(COMMITTED.read_text()) if COMMITTED.exists() else None
     load = {"sim": SIM, "tokens": TOKENS, "context_tokens": CONTEXT_TOKENS}
-    return Findings(figures=figures, shown=tables(figures, committed), load=load)
+    return BenchmarkResult(figures=figures, tables=tables(figures, committed), load=load)
 
 
 def tables(figures: Mapping[str, Any], committed: Mapping[str, Any] | None) -> list[Table]:
@@ -182,23 +182,23 @@ def tables(figures: Mapping[str, Any], committed: Mapping[str, Any] | None) -> l
         ("Records per request", partial(_topics, "records")),
         ("Bytes per request", partial(_topics, "bytes")),
         ("Idle", _idle),
-        ("KiB per held stream", _held),
+        ("KiB per held stream", _stream_kib),
     ]
     return [_table(title + since, rows(figures), rows(before)) for title, rows in parts]
 
 
 def _cpu(figures: Mapping[str, Any]) -> Rows:
     rows: Rows = {}
-    for cell, found in figures.get("cells", {}).items():
-        for process, ms in (*found["cpu_ms"].items(), ("all", sum(found["cpu_ms"].values()))):
+    for cell, costs in figures.get("cells", {}).items():
+        for process, ms in (*costs["cpu_ms"].items(), ("all", sum(costs["cpu_ms"].values()))):
             rows.setdefault(process, {})[cell] = ms
     return rows
 
 
 def _topics(kind: str, figures: Mapping[str, Any]) -> Rows:
     rows: Rows = {}
-    for cell, found in figures.get("cells", {}).items():
-        for topic, counted in found["topics"].items():
+    for cell, costs in figures.get("cells", {}).items():
+        for topic, counted in costs["topics"].items():
             rows.setdefault(topic, {})[cell] = counted[kind]
     return rows
 
@@ -207,11 +207,11 @@ def _idle(figures: Mapping[str, Any]) -> Rows:
     rows: Rows = dict(figures.get("idle", {}))
     if rows:
         columns = ("cores", "wakeups_per_s")
-        rows["all"] = {each: sum(row[each] for row in rows.values()) for each in columns}
+        rows["all"] = {column: sum(row[column] for row in rows.values()) for column in columns}
     return rows
 
 
-def _held(figures: Mapping[str, Any]) -> Rows:
+def _stream_kib(figures: Mapping[str, Any]) -> Rows:
     return {process: {"KiB": kib} for process, kib in figures.get("held_kib", {}).items()}
 
 
@@ -219,7 +219,7 @@ def _table(title: str, now: Rows, before: Rows) -> Table:
     columns = list(dict.fromkeys(column for row in now.values() for column in row))
     table = Table("", *columns, title=title)
     for name, row in now.items():
-        cells = [_beside(row.get(each), before.get(name, {}).get(each)) for each in columns]
+        cells = [_beside(row.get(column), before.get(name, {}).get(column)) for column in columns]
         table.add_row(name, *cells)
     return table
 
@@ -233,9 +233,9 @@ BENCHMARK = Benchmark(
     name="costs",
     about=__doc__,
     run=run,
-    full=Options(),
+    full=CostOptions(),
     quick=replace(
-        Options(), cells=(Cell("64 streams", 320, 64),), warm_up=320, idle_s=3.0, held=64
+        CostOptions(), cells=(CostCell("64 streams", 320, 64),), warm_up=320, idle_s=3.0, held=64
     ),
-    quick_said="one cell",
+    quick_help="one cell",
 )

@@ -47,20 +47,20 @@ _TOPICS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.REPLICA: "decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class FleetSize:
     """How large everything is."""
 
     workers: int = 200
     sessions: int = 100_000
     blocks: int = 1_000_000
     requests: int = 20_000
-    underway: int = 1_500
+    concurrent_requests: int = 1_500
 
 
-class Traffic:
+class FleetTraffic:
     """Makes the records of one run."""
 
-    def __init__(self, size: Size, seed: int, start_ms: int) -> None:
+    def __init__(self, size: FleetSize, seed: int, start_ms: int) -> None:
         self.size = size
         self.start_ms = start_ms
         self._random = Random(seed)
@@ -102,7 +102,7 @@ class Traffic:
                 capability=able,
             )
 
-    def beats(self, seq: int, now_ms: int) -> Iterator[Heartbeat]:
+    def heartbeats(self, seq: int, now_ms: int) -> Iterator[Heartbeat]:
         """Every worker beats."""
         for worker_id, role in self.workers.items():
             yield Heartbeat(
@@ -130,12 +130,14 @@ class Traffic:
     def kv_events(self) -> Iterator[KvEvents]:
         """Everybody holds the system prompts, decode workers their sessions' histories too."""
         for worker_id in self.workers:
-            held = [chain(system, BLOCK) for system in self._systems]
+            chains = [chain(system, BLOCK) for system in self._systems]
             if worker_id in self.decodes:
                 first, step = self.decodes.index(worker_id), len(self.decodes)
-                own = range(first, self.cached, step)
-                held += [chain(self._history(n), BLOCK)[SYSTEM_TOKENS // BLOCK :] for n in own]
-            blocks = np.concatenate(held)
+                numbers = range(first, self.cached, step)
+                chains += [
+                    chain(self._history(n), BLOCK)[SYSTEM_TOKENS // BLOCK :] for n in numbers
+                ]
+            blocks = np.concatenate(chains)
             parts = range(0, len(blocks), EVENT_BLOCKS)
             for seq, part in enumerate(parts):
                 yield KvEvents(
@@ -151,20 +153,20 @@ class Traffic:
 
     def _history(self, number: int) -> npt.NDArray[np.int32]:
         """System prompt, question and answer; what no cache holds needs no memory here."""
-        own = self._histories[number % self.cached] + number // self.cached
-        return np.concatenate([self._systems[number % SYSTEM_PROMPTS], own])
+        history = self._histories[number % self.cached] + number // self.cached
+        return np.concatenate([self._systems[number % SYSTEM_PROMPTS], history])
 
     def request(self, number: int, now_ms: int) -> Request:
         """A further turn of some session, or the first of a new one."""
         low, high = NEW_TOKENS
         new = self._tokens(int(low * (high / low) ** self._random.random()))
-        known = self._random.randrange(self.size.sessions)
+        session_number = self._random.randrange(self.size.sessions)
         if self._random.random() < NEW_SESSIONS_SHARE:
             session_id = f"new-{number:06}"
             prompt = np.concatenate([self._systems[number % SYSTEM_PROMPTS], new])
         else:
-            session_id = f"session-{known:06}"
-            prompt = np.concatenate([self._history(known), new])
+            session_id = f"session-{session_number:06}"
+            prompt = np.concatenate([self._history(session_number), new])
         return Request(
             request_id=f"request-{number:06}",
             parent_id=f"request-{number:06}",
@@ -182,7 +184,7 @@ class Traffic:
         )
 
 
-def prefilled(work: Work, now_ms: int) -> Phase:
+def prefill_phase(work: Work, now_ms: int) -> Phase:
     """The prefill worker that took the work is done."""
     kv = KvHandle(
         worker_id=work.worker_id,
@@ -208,7 +210,7 @@ def prefilled(work: Work, now_ms: int) -> Phase:
     )
 
 
-def answered(work: Work, now_ms: int) -> Outcome:
+def completed_outcome(work: Work, now_ms: int) -> Outcome:
     """The decode or replica worker that took the work is done."""
     return Outcome(
         request_id=work.request_id,

@@ -20,8 +20,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from infra.bench.benchmark import Benchmark, Findings, offered
-from infra.bench.decisions.large_fleet import ROUTER, Size, Traffic, answered, prefilled
+from infra.bench.benchmark import Benchmark, BenchmarkResult, option
+from infra.bench.decisions.large_fleet import (
+    ROUTER,
+    FleetSize,
+    FleetTraffic,
+    completed_outcome,
+    prefill_phase,
+)
 from infra.bench.results import at_most, percentiles
 from infra.processes import garbage
 from schemas.records import DecisionKind, Work, WorkPhase
@@ -49,22 +55,22 @@ _PERCENTS = (50.0, 99.0, 99.9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(Size):
+class DecisionOptions(FleetSize):
     """Which policies are measured, under how much."""
 
-    policies: tuple[str, ...] = offered(
+    policies: tuple[str, ...] = option(
         ("learned",), choices=[policy for policy in POLICIES if policy != "table"]
     )
-    seed: int = offered(1)
+    seed: int = option(1)
 
 
 class FleetRun:
     """One router under the load. `times_ms` are of its events, by kind; `busy_ms` are the thread's
     processor time of the same, which other processes on the machine do not touch."""
 
-    def __init__(self, size: Size, policy: str, seed: int) -> None:
+    def __init__(self, size: FleetSize, policy: str, seed: int) -> None:
         self.size = size
-        self.traffic = Traffic(size, seed, START_MS)
+        self.traffic = FleetTraffic(size, seed, START_MS)
         self.router = Router(ROUTER, RouterSettings(policy=policy))
         self.now_ms = START_MS
         self.times_ms: dict[str, list[float]] = {}
@@ -80,19 +86,19 @@ class FleetRun:
         traffic = self.traffic
         for registration in traffic.registrations():
             self._apply("fleet", FleetRecordArrived(registration, self._next()))
-        for beat in traffic.beats(1, self.now_ms):
+        for beat in traffic.heartbeats(1, self.now_ms):
             self._apply("fleet", FleetRecordArrived(beat, self._next()))
         self._apply("takeover", PartitionTaken(0))
         loaded = (SessionLoaded(session, 0) for session in traffic.sessions())
-        self.memory_bytes["sessions"] = self._grown("takeover", loaded, PartitionReady(0))
+        self.memory_bytes["sessions"] = self._growth_bytes("takeover", loaded, PartitionReady(0))
         events = (KvEventsArrived(record, self._next()) for record in traffic.kv_events())
-        self.memory_bytes["prefix_index"] = self._grown("kv_events", events, Tick())
+        self.memory_bytes["prefix_index"] = self._growth_bytes("kv_events", events, Tick())
 
     def _next(self) -> int:
         self._offset += 1
         return self._offset
 
-    def _grown(self, kind: str, events: Iterable[Event], last: Event) -> int:
+    def _growth_bytes(self, kind: str, events: Iterable[Event], last: Event) -> int:
         """By how many bytes the process grew over the events."""
         before = _resident_bytes()
         for event in events:
@@ -106,13 +112,15 @@ class FleetRun:
         for number in range(self.size.requests):
             self.now_ms += STEP_MS
             self._arrive(RequestArrived(self.traffic.request(number, self.now_ms), 0))
-            if len(self._prefilling) > self.size.underway * _PREFILL_SHARE:
-                self._arrive(PhaseArrived(prefilled(self._prefilling.popleft(), self.now_ms), 0))
-            if len(self._decoding) > self.size.underway * (1 - _PREFILL_SHARE):
-                outcome = answered(self._decoding.popleft(), self.now_ms)
+            if len(self._prefilling) > self.size.concurrent_requests * _PREFILL_SHARE:
+                self._arrive(
+                    PhaseArrived(prefill_phase(self._prefilling.popleft(), self.now_ms), 0)
+                )
+            if len(self._decoding) > self.size.concurrent_requests * (1 - _PREFILL_SHARE):
+                outcome = completed_outcome(self._decoding.popleft(), self.now_ms)
                 self._arrive(OutcomeArrived(outcome, 0))
             if self.now_ms % BEAT_MS == 0:
-                for beat in self.traffic.beats(self.now_ms, self.now_ms):
+                for beat in self.traffic.heartbeats(self.now_ms, self.now_ms):
                     self._arrive(FleetRecordArrived(beat, self._next()))
             if self.now_ms % TICK_MS == 0:
                 self._arrive(Tick())
@@ -151,7 +159,9 @@ def figures_of(run: FleetRun) -> dict[str, Any]:
     return {
         "ms": {kind: _row(times) for kind, times in run.times_ms.items()},
         "busy_ms": {kind: _row(times) for kind, times in run.busy_ms.items()},
-        "memory_mib": {name: grown / 2**20 for name, grown in run.memory_bytes.items()},
+        "memory_mib": {
+            name: growth_bytes / 2**20 for name, growth_bytes in run.memory_bytes.items()
+        },
         "blocks": len(run.router.placer.prefixes),
         "sessions": len(run.router.tables.sessions),
         "decisions": dict(sorted(run.decisions.items(), key=lambda item: -item[1])),
@@ -168,7 +178,7 @@ def show(policy: str, figures: dict[str, Any], console: Console) -> None:
     table = Table("event", "count", *heads, title=f"Policy {policy}")
     for kind, row in figures["ms"].items():
         rows = (row, figures["busy_ms"][kind])
-        times = [f"{each[f'p{p:g}']:.3f}" for each in rows for p in _PERCENTS]
+        times = [f"{percents[f'p{p:g}']:.3f}" for percents in rows for p in _PERCENTS]
         table.add_row(kind, str(row["count"]), *times)
     console.print(table)
     memory = figures["memory_mib"]
@@ -176,18 +186,18 @@ def show(policy: str, figures: dict[str, Any], console: Console) -> None:
         f"{figures['sessions']} sessions take {memory['sessions']:.0f} MiB, {figures['blocks']} "
         f"blocks of the prefix index {memory['prefix_index']:.0f} MiB."
     )
-    told = (f"{name} {count}" for name, count in figures["decisions"].items())
-    console.print(f"Decided: {', '.join(told)}.")
+    counts = (f"{name} {count}" for name, count in figures["decisions"].items())
+    console.print(f"Decided: {', '.join(counts)}.")
 
 
-def measure(policy: str, size: Size, seed: int) -> dict[str, Any]:
+def measure(policy: str, size: FleetSize, seed: int) -> dict[str, Any]:
     """One policy under the load, in a process of its own: memory that an earlier run gave back
     would not show in what this one takes."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         return alone.submit(_measure, policy, size, seed).result()
 
 
-def _measure(policy: str, size: Size, seed: int) -> dict[str, Any]:
+def _measure(policy: str, size: FleetSize, seed: int) -> dict[str, Any]:
     run = FleetRun(size, policy, seed)
     run.set_up()
     with garbage.deferred_gc():  # as in a router
@@ -195,7 +205,7 @@ def _measure(policy: str, size: Size, seed: int) -> dict[str, Any]:
     return figures_of(run)
 
 
-def measure_all(options: Options, console: Console) -> Findings:
+def measure_all(options: DecisionOptions, console: Console) -> BenchmarkResult:
     """Each policy in turn."""
     figures, bars = {}, []
     for policy in options.policies:
@@ -207,14 +217,14 @@ def measure_all(options: Options, console: Console) -> Findings:
         for kind in (kind.value for kind in _DECISIONS if kind.value in times_ms):
             p99_ms = times_ms[kind]["p99"]
             bars.append(at_most(f"{policy}: {kind} p99", p99_ms, TARGET_MS, "ms"))
-    return Findings(figures=figures, bars=bars)
+    return BenchmarkResult(figures=figures, bars=bars)
 
 
 BENCHMARK = Benchmark(
     name="decisions",
     about=__doc__,
     run=measure_all,
-    full=Options(),
-    quick=Options(sessions=10_000, blocks=100_000, requests=4_000),
-    quick_said="a tenth of everything but workers",
+    full=DecisionOptions(),
+    quick=DecisionOptions(sessions=10_000, blocks=100_000, requests=4_000),
+    quick_help="a tenth of everything but workers",
 )

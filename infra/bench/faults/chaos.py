@@ -20,13 +20,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from infra.bench.benchmark import Benchmark, Findings, offered
+from infra.bench.benchmark import Benchmark, BenchmarkResult, option
 from infra.bench.faults import judging
-from infra.bench.faults.conversation_load import COLLECTION, Load, texts
-from infra.bench.faults.history import History
-from infra.bench.faults.http_clients import WHOLE, Resuming, Seen
-from infra.bench.faults.kill_schedule import BROKER, KILL, STOP, Killer, draw
-from infra.bench.faults.log_audit import settled
+from infra.bench.faults.conversation_load import COLLECTION, ConversationLoad, texts
+from infra.bench.faults.history import FaultHistory
+from infra.bench.faults.http_clients import WHOLE, ClientAnswer, Resuming
+from infra.bench.faults.kill_schedule import BROKER, KILL, STOP, FaultInjector, draw
+from infra.bench.faults.log_audit import wait_settled
 from infra.bench.faults.target_stack import MODEL, SIM, make_stack, urls
 from infra.bench.results import BENCH_DIR, Bar, at_most, number, percentiles
 from infra.bench.tenants.errands import Errands
@@ -49,23 +49,23 @@ _JOINS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ChaosOptions:
     """How long, how much, and which draws."""
 
-    seconds: float = offered(600.0, "of killing")
-    rate: float = offered(30.0, "requests/s")
-    every_s: float = offered(5.0, "between two blows")
-    broker_kills: int = offered(3, "times that the broker dies")
-    hostile: int = offered(0, "1: once more, beside a hostile tenant")
-    seed: int = offered(1)
+    seconds: float = option(600.0, "of killing")
+    rate: float = option(30.0, "requests/s")
+    every_s: float = option(5.0, "between two blows")
+    broker_kills: int = option(3, "times that the broker dies")
+    hostile: int = option(0, "1: once more, beside a hostile tenant")
+    seed: int = option(1)
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class ChaosRun:
     """What was done, and what became of it."""
 
-    dealt: Counter[tuple[str, str]]
-    missed: int
+    fault_counts: Counter[tuple[str, str]]
+    skipped_faults: int
     left_out: int  # questions that were not asked: too many were under way
     never_ended: int
     back_s: float  # until all processes were ready after the last blow
@@ -75,20 +75,20 @@ class Run:
     errands: Errands | None
     misdeeds: dict[str, int]
 
-    def away(self) -> dict[str, str]:
+    def unready_processes(self) -> dict[str, str]:
         """Processes that did not come back."""
         return {name: state for name, state in self.states.items() if state != "ready"}
 
-    def own_ends(self) -> dict[str, int]:
+    def own_exits(self) -> dict[str, int]:
         """Ends of processes that nobody ended: of leases lost while frozen, or of a mistake."""
-        ended = {
-            name: count - self.dealt[name, KILL] - self.dealt[name, STOP]
+        exit_counts = {
+            name: count - self.fault_counts[name, KILL] - self.fault_counts[name, STOP]
             for name, count in self.restarts.items()
         }
-        return {name: count for name, count in ended.items() if count}
+        return {name: count for name, count in exit_counts.items() if count}
 
 
-async def run(options: Options, console: Console) -> Findings:
+async def run(options: ChaosOptions, console: Console) -> BenchmarkResult:
     """The whole run."""
     folder = BENCH_DIR.absolute() / "chaos"
     plan = replace(PLAN, bridges=1) if options.hostile else PLAN
@@ -102,31 +102,31 @@ async def run(options: Options, console: Console) -> Findings:
     try:
         await stack.start()
         await put_documents(stack, options.seed)
-        history = History(folder / "history.jsonl")
-        runs = [await _hurt(stack, history, options, console, nullcontext({}))]
+        history = FaultHistory(folder / "history.jsonl")
+        runs = [await _run_under_faults(stack, history, options, console, nullcontext({}))]
         if options.hostile:
-            other = hostile(urls(stack), KEYS[1], options.seed)
-            runs.append(await _hurt(stack, history, options, console, other))
+            hostile_tenant = hostile(urls(stack), KEYS[1], options.seed)
+            runs.append(await _run_under_faults(stack, history, options, console, hostile_tenant))
         history.close()
         console.print("Reading the log and the history ...")
-        await settled(stack.settings.log)
+        await wait_settled(stack.settings.log)
         task = judging.write_task(stack.settings, folder / "history.jsonl", *keys[:1])
-        found = await judging.judged(task)
+        findings = await judging.run_checker(task)
     finally:
         await stack.stop(grace_s=10)
-    for line in judging.examples(found):
+    for line in judging.examples(findings):
         console.print(line, markup=False, soft_wrap=True)
-    return Findings(
-        figures={**found, **_figures(runs[-1]), "alone": _figures(runs[0])}
+    return BenchmarkResult(
+        figures={**findings, **_figures(runs[-1]), "alone": _figures(runs[0])}
         if options.hostile
-        else {**found, **_figures(runs[0])},
+        else {**findings, **_figures(runs[0])},
         bars=[
-            *judging.bars(found),
+            *judging.bars(findings),
             at_most("answers that never ended", sum(run.never_ended for run in runs), 0, ""),
-            at_most("processes not back", len(runs[-1].away()), 0, ""),
+            at_most("processes not back", len(runs[-1].unready_processes()), 0, ""),
             *(_fairness(*runs) if options.hostile else ()),
         ],
-        shown=[*tables(runs[-1], found), *([_beside(*runs)] if options.hostile else [])],
+        tables=[*tables(runs[-1], findings), *([_beside(*runs)] if options.hostile else [])],
         load={"plan": asdict(plan), "sim": SIM},
         beside=f"; what clients saw and the processes' logs are in {folder}",
     )
@@ -146,27 +146,27 @@ async def put_documents(stack: Stack, seed: int) -> None:
                 raise
 
 
-async def _hurt(
+async def _run_under_faults(
     stack: Stack,
-    history: History,
-    options: Options,
+    history: FaultHistory,
+    options: ChaosOptions,
     console: Console,
     beside: AbstractAsyncContextManager[dict[str, int]],
-) -> Run:
+) -> ChaosRun:
     """`beside` gives how often each misdeed has ended in each way, once it is over."""
     key, answer_s = KEYS[0] if options.hostile else "", list[float]()
     restarts = {name: process.restarts for name, process in stack.processes.items()}
 
-    def told(seen: Seen) -> None:
-        history.answer(seen)
-        if seen.ended == WHOLE:
-            answer_s.append(seen.ended_s - seen.asked_s)
+    def on_answer(answer: ClientAnswer) -> None:
+        history.record_answer(answer)
+        if answer.status == WHOLE:
+            answer_s.append(answer.ended_s - answer.asked_s)
 
     client = Resuming(urls(stack), MODEL, random.Random(options.seed), key)
-    load = Load(client, rate=options.rate, seed=options.seed, told=told)
+    load = ConversationLoad(client, rate=options.rate, seed=options.seed, on_answer=on_answer)
     errands = Errands(urls(stack), key, options.seed) if options.hostile else None
-    killer = Killer(stack, history.blow)
-    blows = draw(
+    injector = FaultInjector(stack, history.record_fault)
+    faults = draw(
         list(stack.plan.names()),
         seconds=options.seconds,
         every_s=options.every_s,
@@ -178,14 +178,14 @@ async def _hurt(
         watching = group.create_task(note_broker(stack, history))
         if errands is not None:
             group.create_task(errands.run())
-        asking, killing = group.create_task(load.run()), group.create_task(killer.follow(blows))
+        asking, killing = group.create_task(load.run()), group.create_task(injector.follow(faults))
         async with beside as misdeeds:
             with Progress(*columns, console=console) as progress:
                 bar = progress.add_task("", total=options.seconds)
                 end_s = time.monotonic() + options.seconds
                 while (left_s := end_s - time.monotonic()) > 0 and not asking.done():
                     done_s = options.seconds - left_s
-                    progress.update(bar, completed=done_s, description=_line(load, killer, stack))
+                    progress.update(bar, completed=done_s, description=_line(load, injector, stack))
                     await asyncio.sleep(_LOOK_S)
         load.is_over = True
         if errands is not None:
@@ -196,9 +196,9 @@ async def _hurt(
         states = await _back(stack)
         back_s = time.monotonic() - healed_s
         watching.cancel()
-    return Run(
-        dealt=killer.dealt,
-        missed=killer.missed,
+    return ChaosRun(
+        fault_counts=injector.fault_counts,
+        skipped_faults=injector.skipped_faults,
         left_out=load.left_out,
         never_ended=await load.drain(DRAIN_S),
         back_s=back_s,
@@ -212,13 +212,13 @@ async def _hurt(
     )
 
 
-async def note_broker(stack: Stack, history: History) -> None:
+async def note_broker(stack: Stack, history: FaultHistory) -> None:
     """Write down when it answers again, until cancelled."""
     was_there = True
     while True:
         is_there = await asyncio.to_thread(broker_answers, stack.bootstrap)
         if is_there and not was_there:
-            history.back(BROKER)
+            history.record_recovery(BROKER)
         was_there = is_there
         await asyncio.sleep(_LOOK_S)
 
@@ -233,17 +233,17 @@ async def _back(stack: Stack) -> dict[str, str]:
         await asyncio.sleep(_LOOK_S)
 
 
-def _line(load: Load, killer: Killer, stack: Stack) -> str:
+def _line(load: ConversationLoad, injector: FaultInjector, stack: Stack) -> str:
     ready = sum(stack.state_of(name) == "ready" for name in stack.processes)
     return (
-        f"{sum(killer.dealt.values())} blows, {ready}/{len(stack.processes)} ready, "
-        f"{load.ended.total()} answers, {load.under_way} under way"
+        f"{sum(injector.fault_counts.values())} blows, {ready}/{len(stack.processes)} ready, "
+        f"{load.status_counts.total()} answers, {load.under_way} under way"
     )
 
 
-def _fairness(alone: Run, beside: Run) -> list[Bar]:
+def _fairness(alone: ChaosRun, beside: ChaosRun) -> list[Bar]:
     """All that the first tenant asked is done, and not much later than without the other one."""
-    failed = [each for run in (alone, beside) if run.errands for each in run.errands.failed]
+    failed = [failure for run in (alone, beside) if run.errands for failure in run.errands.failed]
     before, after = (percentiles(run.answer_s)["p99"] for run in (alone, beside))
     slower = after / before if before and after else None
     return [
@@ -252,53 +252,58 @@ def _fairness(alone: Run, beside: Run) -> list[Bar]:
     ]
 
 
-def _beside(alone: Run, beside: Run) -> Table:
+def _beside(alone: ChaosRun, beside: ChaosRun) -> Table:
     """How long what the first tenant asked took."""
     heads = ("count", "p50, s", "p99, s", "longest, s")
     title = "The first tenant, alone and beside a hostile one"
-    shown = Table("what", *heads, *heads, title=title)
+    table = Table("what", *heads, *heads, title=title)
     rows = [_durations(run) for run in (alone, beside)]
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [value for row in rows for value in row.get(name, dict.fromkeys(heads)).values()]
-        shown.add_row(name, *(number(value) for value in values))
-    return shown
+        table.add_row(name, *(number(value) for value in values))
+    return table
 
 
-def _durations(hurt: Run) -> dict[str, dict[str, float | None]]:
+def _durations(result: ChaosRun) -> dict[str, dict[str, float | None]]:
     """Of answers, and of each kind of errand."""
-    errands = hurt.errands.seconds if hurt.errands else {}
+    errands = result.errands.seconds if result.errands else {}
     return {
         name: {"count": len(some), **percentiles(some), "max": max(some, default=None)}
-        for name, some in {"answers": hurt.answer_s, **errands}.items()
+        for name, some in {"answers": result.answer_s, **errands}.items()
     }
 
 
-def _figures(hurt: Run) -> dict[str, Any]:
+def _figures(result: ChaosRun) -> dict[str, Any]:
     """For the report, beside what the checker found."""
     return {
-        "seconds": _durations(hurt),
-        "errands_failed": hurt.errands.failed if hurt.errands else [],
-        "misdeeds": hurt.misdeeds,
-        "blows": {f"{name} {how}": count for (name, how), count in sorted(hurt.dealt.items())},
-        "blows_missed": hurt.missed,
-        "restarts": hurt.restarts,
-        "ended_by_themselves": hurt.own_ends(),
-        "not_asked": hurt.left_out,
-        "never_ended": hurt.never_ended,
-        "back_s": round(hurt.back_s, 1),
-        "not_back": hurt.away(),
+        "seconds": _durations(result),
+        "errands_failed": result.errands.failed if result.errands else [],
+        "misdeeds": result.misdeeds,
+        "blows": {
+            f"{name} {how}": count for (name, how), count in sorted(result.fault_counts.items())
+        },
+        "blows_missed": result.skipped_faults,
+        "restarts": result.restarts,
+        "ended_by_themselves": result.own_exits(),
+        "not_asked": result.left_out,
+        "never_ended": result.never_ended,
+        "back_s": round(result.back_s, 1),
+        "not_back": result.unready_processes(),
     }
 
 
-def tables(hurt: Run, found: dict[str, Any]) -> list[Table]:
+def tables(result: ChaosRun, findings: dict[str, Any]) -> list[Table]:
     """Who was hurt, and how long that stalled answers."""
-    hows = sorted({how for _, how in hurt.dealt})
+    hows = sorted({how for _, how in result.fault_counts})
     dealt = Table("process", *hows, "ended by itself", "now", title="Blows")
-    for name in dict.fromkeys([*hurt.states, *(name for name, _ in hurt.dealt)]):
-        counts = [*(hurt.dealt[name, how] for how in hows), hurt.own_ends().get(name, 0)]
-        dealt.add_row(name, *(str(n or "") for n in counts), hurt.states.get(name, ""))
+    for name in dict.fromkeys([*result.states, *(name for name, _ in result.fault_counts)]):
+        counts = [
+            *(result.fault_counts[name, how] for how in hows),
+            result.own_exits().get(name, 0),
+        ]
+        dealt.add_row(name, *(str(n or "") for n in counts), result.states.get(name, ""))
     pauses = Table("hurt", "stalls", "p50, s", "p99, s", "longest, s", title="Stalls of answers")
-    for kind, row in found["stalls"].items():
+    for kind, row in findings["stalls"].items():
         pauses.add_row(kind, *(f"{value:g}" for value in row.values()))
     return [dealt, pauses]
 
@@ -307,7 +312,7 @@ BENCHMARK = Benchmark(
     name="chaos",
     about=__doc__,
     run=run,
-    full=Options(),
-    quick=Options(seconds=90.0, rate=15.0, broker_kills=1),
-    quick_said="90 s at 15 requests/s, the broker once",
+    full=ChaosOptions(),
+    quick=ChaosOptions(seconds=90.0, rate=15.0, broker_kills=1),
+    quick_help="90 s at 15 requests/s, the broker once",
 )

@@ -35,7 +35,7 @@ KINDS = {"prefill": "worker", "decode": "worker", "embedding": "retrieval"}
 Record = dict[str, Any]
 
 
-class Decoder:
+class RecordDecoder:
     """Values in Avro's single-object framing; what is of another kind, or deleted, is None."""
 
     def __init__(self, folder: Path) -> None:
@@ -53,7 +53,7 @@ class Decoder:
         return fastavro.schemaless_reader(io.BytesIO(value[10:]), schema, schema)
 
 
-async def read(bootstrap: str, topic: str, decoder: Decoder) -> list[Record]:
+async def read(bootstrap: str, topic: str, decoder: RecordDecoder) -> list[Record]:
     """All records of a topic that are of a known kind, in the order of each partition."""
     consumer = aiokafka.AIOKafkaConsumer(
         topic, bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest",
@@ -65,7 +65,7 @@ async def read(bootstrap: str, topic: str, decoder: Decoder) -> list[Record]:
         ends = await consumer.end_offsets(places)
         while any([await consumer.position(place) < ends[place] for place in places]):
             for got in (await consumer.getmany(timeout_ms=500)).values():
-                records += [found for each in got if (found := decoder.decode(each.value))]
+                records += [record for message in got if (record := decoder.decode(message.value))]
     return records
 
 
@@ -76,7 +76,7 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-class Engine:
+class AnswerOracle:
     """What the simulated engine says: a function of all tokens before, of seed and number."""
 
     def __init__(self, block_size: int, vocabulary: Sequence[tuple[int, str]]) -> None:
@@ -84,19 +84,19 @@ class Engine:
         self._ids = [token_id for token_id, _ in vocabulary]
         self._texts = dict(vocabulary)
         self._factors: list[int] = []  # of the token at each position
-        self._known: dict[tuple[bytes, int, int], list[int]] = {}
+        self._cache: dict[tuple[bytes, int, int], list[int]] = {}
 
     def text(self, token_ids: Iterable[int]) -> str:
         """Of drawn tokens."""
-        return "".join(self._texts.get(each, "?") for each in token_ids)
+        return "".join(self._texts.get(token_id, "?") for token_id in token_ids)
 
     def answer(self, prompt: bytes, sampling: Mapping[str, Any]) -> list[int]:
         """Up to its limit; nothing else ends it."""
         seed = mix((sampling["seed"] or 0) & MASK) | 1 if sampling["temperature"] > 0 else 0
         key = (prompt, seed, sampling["max_tokens"])
-        if key not in self._known:
-            self._known[key] = self._draw(memoryview(prompt).cast("i").tolist(), seed, key[2])
-        return self._known[key]
+        if key not in self._cache:
+            self._cache[key] = self._draw(memoryview(prompt).cast("i").tolist(), seed, key[2])
+        return self._cache[key]
 
     def _draw(self, tokens: list[int], seed: int, count: int) -> list[int]:
         folded = whole = open_sum = at = 0
@@ -117,7 +117,7 @@ class Engine:
 
 
 def expected_of(
-    requests: Mapping[str, Record], works: Iterable[Record], engine: Engine
+    requests: Mapping[str, Record], works: Iterable[Record], engine: AnswerOracle
 ) -> tuple[dict[str, list[int]], list[str]]:
     """The right tokens of each request that was sent to a worker; orders that contradict it."""
     expected: dict[str, list[int]] = {}
@@ -128,14 +128,17 @@ def expected_of(
         if (request := requests.get(request_id)) is None:
             odd.append(f"{request_id}: work of no request")
             continue
-        whole, said = work["prompt_tokens"], work.get("said") or 0
-        prompt = whole[: len(whole) - 4 * said]
+        whole, prior_tokens = work["prompt_tokens"], work.get("said") or 0
+        prompt = whole[: len(whole) - 4 * prior_tokens]
         if prompts.setdefault(request_id, prompt) != prompt:
             odd.append(f"{request_id}: attempt {work['attempt']} has another prompt")
         if not request["retrieval"] and prompt != request["prompt_tokens"]:
             odd.append(f"{request_id}: attempt {work['attempt']} has not its own prompt")
         expected[request_id] = answer = engine.answer(prompt, request["sampling"])
-        if said and memoryview(whole[-4 * said :]).cast("i").tolist() != answer[:said]:
+        if (
+            prior_tokens
+            and memoryview(whole[-4 * prior_tokens :]).cast("i").tolist() != answer[:prior_tokens]
+        ):
             odd.append(f"{request_id}: attempt {work['attempt']} goes on from other tokens")
     return expected, odd
 
@@ -145,40 +148,40 @@ def check_outcomes(
 ) -> dict[str, Any]:
     """One that counts for each request: of several that of the highest attempt."""
     by_id: dict[str, list[Record]] = defaultdict(list)
-    for each in outcomes:
-        by_id[each["request_id"]].append(each)
-    ends, double, lost, short = {}, [], [], []
+    for outcome in outcomes:
+        by_id[outcome["request_id"]].append(outcome)
+    ends, double, failures, short = {}, [], [], []
     for request_id, several in by_id.items():
-        highest = max(each["attempt"] for each in several)
-        counting = [each for each in several if each["attempt"] == highest]
+        highest = max(outcome["attempt"] for outcome in several)
+        counting = [outcome for outcome in several if outcome["attempt"] == highest]
         ends[request_id] = end = counting[0]
-        if any(each != end for each in counting):
+        if any(outcome != end for outcome in counting):
             double.append(request_id)
         if end["kind"] not in ("completed", "cancelled"):
-            lost.append(f"{request_id}: {end['kind']}: {(end['error'] or {}).get('message')}")
+            failures.append(f"{request_id}: {end['kind']}: {(end['error'] or {}).get('message')}")
         right = len(expected.get(request_id, ()))
         if end["kind"] == "completed" and end["completion_tokens"] != right:
             short.append(f"{request_id}: {end['completion_tokens']} tokens of {right}")
     return {
         "requests": len(requests),
         "kinds": dict(Counter(end["kind"] for end in ends.values())),
-        "completed": {each for each, end in ends.items() if end["kind"] == "completed"},
-        "without": named(requests.keys() - ends.keys()),
-        "double": named(double),
-        "of_no_request": named(ends.keys() - requests.keys()),
-        "lost": named(lost),
-        "of_other_lengths": named(short),
+        "completed": {request_id for request_id, end in ends.items() if end["kind"] == "completed"},
+        "without": summarize(requests.keys() - ends.keys()),
+        "double": summarize(double),
+        "of_no_request": summarize(ends.keys() - requests.keys()),
+        "lost": summarize(failures),
+        "of_other_lengths": summarize(short),
     }
 
 
 def check_frames(
-    frames: Iterable[Record], expected: Mapping[str, list[int]], engine: Engine,
+    frames: Iterable[Record], expected: Mapping[str, list[int]], engine: AnswerOracle,
     left_out: Container[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Rows of tokens on the log: no gap, nothing wrong, nothing beyond an end. An attempt may begin
     where the tokens of those before it end; what comes twice, gateways drop."""
-    said: dict[str, int] = {}  # by request, whatever the attempt
-    ended: dict[tuple[str, int], int] = {}
+    lengths: dict[str, int] = {}  # by request, whatever the attempt
+    end_seqs: dict[tuple[str, int], int] = {}
     rows, gaps, wrong, beyond = 0, [], [], []
     columns = ("request_ids", "attempts", "first_seqs", "token_counts", "texts")
     for frame in frames:
@@ -190,45 +193,52 @@ def check_frames(
                 continue
             rows += 1
             name = f"{request_id}: attempt {attempt}, token {first}"
-            if first > said.get(request_id, 0):
+            if first > lengths.get(request_id, 0):
                 gaps.append(name)
             if row != expected.get(request_id, [])[first:last] or text != engine.text(row):
                 wrong.append(name)
-            if last > ended.get((request_id, attempt), last):
+            if last > end_seqs.get((request_id, attempt), last):
                 beyond.append(name)
-            said[request_id] = max(said.get(request_id, 0), last)
-        ended |= {(end["request_id"], end["attempt"]): end["seq"] for end in frame["ends"]}
-    found = {"gaps": named(gaps), "wrong": named(wrong), "beyond_the_end": named(beyond)}
-    return {"rows": rows, **found}
+            lengths[request_id] = max(lengths.get(request_id, 0), last)
+        end_seqs |= {(end["request_id"], end["attempt"]): end["seq"] for end in frame["ends"]}
+    faults = {
+        "gaps": summarize(gaps),
+        "wrong": summarize(wrong),
+        "beyond_the_end": summarize(beyond),
+    }
+    return {"rows": rows, **faults}
 
 
 def check_answers(
-    answers: list[Record], expected: Mapping[str, list[int]], completed: set[str], engine: Engine
+    answers: list[Record],
+    expected: Mapping[str, list[int]],
+    completed: set[str],
+    engine: AnswerOracle,
 ) -> dict[str, Any]:
     """What clients read: the right tokens from the first on, all of them where it ended well."""
     names = ("gaps", "repeats", "wrong", "not_answered", "not_on_the_log")
     faults: dict[str, list[str]] = {name: [] for name in names}
-    for each in answers:
-        request_id, got = each["request_id"], each["token_ids"]
-        name = f"{request_id or each['number']}: {each['ended']} after {len(got)} tokens"
-        if each["ended"] not in ("whole", "hung up"):
-            faults["not_answered"].append(f"{name}: {each['detail']}")
+    for answer in answers:
+        request_id, got = answer["request_id"], answer["token_ids"]
+        name = f"{request_id or answer['number']}: {answer['ended']} after {len(got)} tokens"
+        if answer["ended"] not in ("whole", "hung up"):
+            faults["not_answered"].append(f"{name}: {answer['detail']}")
         if got and request_id not in expected:
             faults["not_on_the_log"].append(name)
             continue
-        fault = difference(got, expected.get(request_id, []), is_whole=each["ended"] == "whole")
+        fault = difference(got, expected.get(request_id, []), is_whole=answer["ended"] == "whole")
         if fault:
             faults[fault].append(name)
-        elif each["text"] != engine.text(got):
+        elif answer["text"] != engine.text(got):
             faults["wrong"].append(name)
-        if each["ended"] == "whole" and request_id not in completed:
+        if answer["ended"] == "whole" and request_id not in completed:
             faults["not_on_the_log"].append(f"{name}: no outcome says completed")
     return {
         "answers": len(answers),
-        "ended": dict(Counter(each["ended"] for each in answers)),
-        "resumes": sum(each["resumes"] for each in answers),
-        "tokens": sum(len(each["token_ids"]) for each in answers),
-        **{name: named(each) for name, each in faults.items()},
+        "ended": dict(Counter(answer["ended"] for answer in answers)),
+        "resumes": sum(answer["resumes"] for answer in answers),
+        "tokens": sum(len(answer["token_ids"]) for answer in answers),
+        **{name: summarize(labels) for name, labels in faults.items()},
     }
 
 
@@ -245,26 +255,26 @@ def difference(got: list[int], right: list[int], *, is_whole: bool) -> str:
 def stalls(answers: Iterable[Record], blows: Iterable[Record]) -> dict[str, Any]:
     """Pauses of answers, from asking to the last event, by what explains them: the broker where it
     was away; else the first of `LATE_MS` that was hurt in the pause or shortly before."""
-    dealt = sorted((each["at_ms"], kind_of(each["name"])) for each in blows if "how" in each)
-    backs = sorted(each["at_ms"] for each in blows if "how" not in each)
+    dealt = sorted((event["at_ms"], kind_of(event["name"])) for event in blows if "how" in event)
+    backs = sorted(event["at_ms"] for event in blows if "how" not in event)
     away = [(at, backs[bisect_left(backs, at) :]) for at, kind in dealt if kind == "broker"]
-    found: dict[str, list[float]] = defaultdict(list)
-    for each in answers:
-        moments = [each["asked_ms"], *each["at_ms"], each["ended_ms"]]
+    pauses_s: dict[str, list[float]] = defaultdict(list)
+    for answer in answers:
+        moments = [answer["asked_ms"], *answer["at_ms"], answer["ended_ms"]]
         for begin, end in zip(moments, moments[1:], strict=False):
             if end - begin < STALL_MS:
                 continue
-            hurt = {of for at, of in dealt if begin - LATE_MS.get(of, 0) <= at < end}
-            cause = next((kind for kind in LATE_MS if kind in hurt), "nothing")
+            recent_kinds = {kind for at, kind in dealt if begin - LATE_MS.get(kind, 0) <= at < end}
+            cause = next((kind for kind in LATE_MS if kind in recent_kinds), "nothing")
             if any(
                 at < end and begin < min(back, default=end) + BROKER_LATE_MS for at, back in away
             ):
                 cause = "broker"
-            found[cause].append((end - begin) / 1000)
+            pauses_s[cause].append((end - begin) / 1000)
     shares = {"p50_s": 50, "p99_s": 99, "max_s": 100}
     return {
         cause: {"stalls": len(s), **{n: s[-(-(len(s) - 1) * p // 100)] for n, p in shares.items()}}
-        for cause, s in ((cause, sorted(some)) for cause, some in sorted(found.items()))
+        for cause, s in ((cause, sorted(some)) for cause, some in sorted(pauses_s.items()))
     }
 
 
@@ -274,41 +284,42 @@ def kind_of(name: str) -> str:
     return KINDS.get(kind, kind)
 
 
-def named(what: Iterable[str]) -> dict[str, Any]:
+def summarize(labels: Iterable[str]) -> dict[str, Any]:
     """How many, and some of them."""
-    found = sorted(what)
-    return {"count": len(found), "some": found[:NAMED_MAX]}
+    examples = sorted(labels)
+    return {"count": len(examples), "some": examples[:NAMED_MAX]}
 
 
 async def check(task: Mapping[str, Any], history: Sequence[Record]) -> dict[str, Any]:
     """Everything."""
-    decoder, topics = Decoder(Path(task["schemas"])), {}
+    decoder, topics = RecordDecoder(Path(task["schemas"])), {}
     # Requests last: what another tenant has still under way must be known for that tenant's.
     for name in ("tokens", "outcomes", "decode", "prefill", "requests"):
         topics[name] = await read(task["bootstrap"], task["prefix"] + name, decoder)
     tenant = task.get("tenant")
     left_out = {
-        each["request_id"]
-        for each in topics["requests"]
-        if (tenant and each["tenant"] != tenant) or each["sampling"].get("structured") is not None
+        request["request_id"]
+        for request in topics["requests"]
+        if (tenant and request["tenant"] != tenant)
+        or request["sampling"].get("structured") is not None
     }
     for name in ("requests", "prefill", "decode", "outcomes"):
-        topics[name] = [each for each in topics[name] if each["request_id"] not in left_out]
-    answers = [each for each in history if each["what"] == "answer"]
-    engine = Engine(task["engine"]["block_size"], task["engine"]["vocabulary"])
-    requests = {each["request_id"]: each for each in topics["requests"]}
+        topics[name] = [record for record in topics[name] if record["request_id"] not in left_out]
+    answers = [event for event in history if event["what"] == "answer"]
+    engine = AnswerOracle(task["engine"]["block_size"], task["engine"]["vocabulary"])
+    requests = {request["request_id"]: request for request in topics["requests"]}
     expected, odd = expected_of(requests, topics["prefill"] + topics["decode"], engine)
     outcomes = check_outcomes(requests, topics["outcomes"], expected)
     return {
         "clients": check_answers(answers, expected, outcomes.pop("completed"), engine),
         "outcomes": outcomes,
         "frames": check_frames(topics["tokens"], expected, engine, left_out),
-        "orders": named(odd),
-        "stalls": stalls(answers, [each for each in history if each["what"] != "answer"]),
+        "orders": summarize(odd),
+        "stalls": stalls(answers, [event for event in history if event["what"] != "answer"]),
     }
 
 
 if __name__ == "__main__":
-    told = json.loads(Path(sys.argv[1]).read_text())
-    lines = map(json.loads, Path(told["history"]).read_text().splitlines())
-    print(json.dumps(asyncio.run(check(told, list(lines)))))
+    task = json.loads(Path(sys.argv[1]).read_text())
+    lines = map(json.loads, Path(task["history"]).read_text().splitlines())
+    print(json.dumps(asyncio.run(check(task, list(lines)))))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from infra.bench.faults.http_clients import WHOLE, Question, Seen
+from infra.bench.faults.http_clients import WHOLE, ChatQuestion, ClientAnswer
 from infra.handbook.library import TextDocument
 from workers.models.sim import make_tokenizer
 
@@ -26,7 +26,7 @@ UNDER_WAY_MAX = 1_500  # beyond that, what would be asked is left out and counte
 class Client(Protocol):
     """Any of `http_clients.py`."""
 
-    async def ask(self, question: Question) -> Seen:
+    async def ask(self, question: ChatQuestion) -> ClientAnswer:
         """One answer as far as it came."""
 
     async def close(self) -> None:
@@ -43,7 +43,7 @@ class Talk:
     turns_left: int
 
 
-class Load:
+class ConversationLoad:
     """One client for all conversations."""
 
     def __init__(
@@ -52,16 +52,16 @@ class Load:
         *,
         rate: float,
         seed: int,
-        told: Callable[[Seen], None],
+        on_answer: Callable[[ClientAnswer], None],
         retrieves: float = RETRIEVES,
     ) -> None:
-        self._client, self._rate, self._told = client, rate, told
+        self._client, self._rate, self._on_answer = client, rate, on_answer
         self._retrieves = retrieves
         self._rng = random.Random(f"load {seed}")
         self._openings = openings(seed)
         self._waiting: deque[Talk] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.ended: Counter[str] = Counter()
+        self.status_counts: Counter[str] = Counter()
         self.left_out = 0
         self.is_over = False
 
@@ -86,14 +86,14 @@ class Load:
 
     async def drain(self, seconds: float) -> int:
         """Wait for what is under way; how much has not ended by then, and is given up."""
-        left: set[asyncio.Task[None]] = set()
+        unfinished_tasks: set[asyncio.Task[None]] = set()
         if self._tasks:
-            _, left = await asyncio.wait(self._tasks, timeout=seconds)
-        for task in left:
+            _, unfinished_tasks = await asyncio.wait(self._tasks, timeout=seconds)
+        for task in unfinished_tasks:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*unfinished_tasks, return_exceptions=True)
         await self._client.close()
-        return len(left)
+        return len(unfinished_tasks)
 
     def _next(self) -> Talk:
         rng = self._rng
@@ -105,23 +105,23 @@ class Load:
 
     async def _ask(self, talk: Talk) -> None:
         question = self._question(talk)
-        seen = await self._client.ask(question)
-        self.ended[seen.ended] += 1
-        self._told(seen)
-        if seen.ended != WHOLE or not talk.turns_left:
+        answer = await self._client.ask(question)
+        self.status_counts[answer.status] += 1
+        self._on_answer(answer)
+        if answer.status != WHOLE or not talk.turns_left:
             return
         talk.turns_left -= 1
-        talk.messages.append({"role": "assistant", "content": seen.text})
+        talk.messages.append({"role": "assistant", "content": answer.text})
         talk.messages.append({"role": "user", "content": FOLLOW_UPS[talk.turns_left]})
         self._waiting.append(talk)
 
-    def _question(self, talk: Talk) -> Question:
+    def _question(self, talk: Talk) -> ChatQuestion:
         """Every third conversation is sampled, the others are greedy."""
         turn = len(talk.messages) // 2
         tokens = ANSWER_TOKENS[(talk.opening + turn) % len(ANSWER_TOKENS)]
         hangs_up = self._rng.random() < HANGS_UP
         query = self._openings[talk.opening]
-        return Question(
+        return ChatQuestion(
             messages=list(talk.messages),
             max_tokens=tokens,
             temperature=0.0 if talk.opening % 3 else 0.8,

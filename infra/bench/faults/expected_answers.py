@@ -17,13 +17,13 @@ RUNNING_MAX = 64  # however many requests there are
 _QUICK = {"decode_step_ms": 0.5, "prefill_base_ms": 0.1, "transfer": "none", "kv_blocks": 32_768}
 
 
-async def alone(settings: Settings, requests: Iterable[Request]) -> dict[str, LoneAnswer]:
+async def answer_alone(settings: Settings, requests: Iterable[Request]) -> dict[str, LoneAnswer]:
     """The answers of the same requests from one engine without log, peers and transfers."""
-    asked = {request.request_id: _asked(request) for request in requests}
+    inputs = {request.request_id: _engine_input(request) for request in requests}
     keys = {
-        request_id: (prompt, repr(sampling)) for request_id, (prompt, sampling) in asked.items()
+        request_id: (prompt, repr(sampling)) for request_id, (prompt, sampling) in inputs.items()
     }
-    jobs = {keys[request_id]: job for request_id, job in asked.items()}
+    jobs = {keys[request_id]: job for request_id, job in inputs.items()}
     engine = await start_engine(
         "sim",
         {**settings.engines.get("sim", {}), **_QUICK},
@@ -34,15 +34,15 @@ async def alone(settings: Settings, requests: Iterable[Request]) -> dict[str, Lo
     )
     try:
         plain = [(unpack_tokens(prompt), sampling) for prompt, sampling in jobs.values()]
-        given = dict(
+        results = dict(
             zip(jobs, await generate_answers(engine, plain, at_once=RUNNING_MAX), strict=True)
         )
     finally:
         await engine.close()
-    return {request_id: given[key] for request_id, key in keys.items()}
+    return {request_id: results[key] for request_id, key in keys.items()}
 
 
-def _asked(request: Request) -> tuple[bytes, Sampling]:
+def _engine_input(request: Request) -> tuple[bytes, Sampling]:
     """What decides the answer: a greedy one is drawn without the seed."""
     sampling = request.sampling
     if not sampling.temperature:

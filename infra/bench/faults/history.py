@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from infra.bench.faults.http_clients import Seen
-from infra.bench.faults.kill_schedule import Blow
+from infra.bench.faults.http_clients import ClientAnswer
+from infra.bench.faults.kill_schedule import InjectedFault
 
 
-class History:
+class FaultHistory:
     """One file, begun anew."""
 
     def __init__(self, path: Path) -> None:
@@ -22,31 +22,31 @@ class History:
         self._file = path.open("w")
         self._wall_s = time.time() - time.monotonic()
 
-    def answer(self, seen: Seen) -> None:
+    def record_answer(self, answer: ClientAnswer) -> None:
         """One ended, in whichever way."""
         self._number += 1
         self._write(
             {
                 "what": "answer",
                 "number": self._number,
-                "request_id": seen.request_id,
-                "ended": seen.ended,
-                "detail": seen.detail,
-                "resumes": seen.resumes,
-                "token_ids": seen.token_ids,
-                "text": seen.text,
-                "asked_ms": self._ms(seen.asked_s),
-                "at_ms": [self._ms(at_s) for at_s in seen.times_s],
+                "request_id": answer.request_id,
+                "ended": answer.status,
+                "detail": answer.detail,
+                "resumes": answer.resumes,
+                "token_ids": answer.token_ids,
+                "text": answer.text,
+                "asked_ms": self._ms(answer.asked_s),
+                "at_ms": [self._ms(at_s) for at_s in answer.times_s],
                 "ended_ms": self._ms(time.monotonic()),
             }
         )
 
-    def blow(self, blow: Blow) -> None:
+    def record_fault(self, fault: InjectedFault) -> None:
         """One falls now."""
         at_ms = self._ms(time.monotonic())
-        self._write({"what": "blow", "name": blow.name, "how": blow.how, "at_ms": at_ms})
+        self._write({"what": "blow", "name": fault.name, "how": fault.how, "at_ms": at_ms})
 
-    def back(self, name: str) -> None:
+    def record_recovery(self, name: str) -> None:
         """It answers again."""
         self._write({"what": "back", "name": name, "at_ms": self._ms(time.monotonic())})
 

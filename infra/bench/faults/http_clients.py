@@ -34,7 +34,7 @@ _KEPT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ChatQuestion:
     """What a client asks."""
 
     messages: Sequence[dict[str, str]]
@@ -59,11 +59,11 @@ class Question:
 
 
 @dataclass(slots=True, kw_only=True)
-class Seen:
+class ClientAnswer:
     """What a client saw of one question."""
 
     client: str  # its name
-    ended: str = ""  # one of the words above
+    status: str = ""  # one of the words above
     detail: str = ""  # of anything but a whole answer
     request_id: str = ""  # of the last request that was made for it and answered
     text: str = ""
@@ -87,22 +87,22 @@ class Seen:
                 self.text += text
             self.token_ids += choice.get("token_ids") or ()
             if choice.get("finish_reason"):
-                self.ended = WHOLE
+                self.status = WHOLE
 
     def read_whole(self, answer: dict[str, Any], now_s: float) -> None:
         """An answer that was not streamed."""
         self.request_id = str(answer["id"]).removeprefix(_PUBLIC_PREFIX)
         self.text = answer["choices"][0]["message"]["content"]
-        self.ended, self.first_s, self.ended_s = WHOLE, now_s, now_s
+        self.status, self.first_s, self.ended_s = WHOLE, now_s, now_s
 
-    def end(self, ended: str, detail: object) -> "Seen":
+    def fail(self, status: str, detail: object) -> "ClientAnswer":
         """Not whole."""
-        said = detail if isinstance(detail, str) else f"{type(detail).__name__}: {detail}"
-        self.ended, self.detail = ended, said[:_DETAIL_CHARS_MAX]
+        message = detail if isinstance(detail, str) else f"{type(detail).__name__}: {detail}"
+        self.status, self.detail = status, message[:_DETAIL_CHARS_MAX]
         return self
 
 
-class _ByHand:
+class _GatewayClient:
     """A client that makes its own requests, each at any gateway."""
 
     timeout: httpx.Timeout
@@ -129,7 +129,7 @@ class _ByHand:
     async def _read(
         self,
         opening: AbstractAsyncContextManager[httpx.Response],
-        seen: Seen,
+        answer: ClientAnswer,
         read_max: int,
     ) -> None:
         """A stream to its end, or until the client hangs up; raises what breaks it."""
@@ -144,14 +144,14 @@ class _ByHand:
                     event = json.loads(line.removeprefix("data: "))
                     if "error" in event:
                         raise _failure(event["error"])
-                    seen.read(event, time.monotonic())
-                    seen.event_id = event_id
-                if read_max and len(seen.token_ids) >= read_max and not seen.ended:
-                    seen.ended = HUNG_UP
+                    answer.read(event, time.monotonic())
+                    answer.event_id = event_id
+                if read_max and len(answer.token_ids) >= read_max and not answer.status:
+                    answer.status = HUNG_UP
                     return
 
 
-class Once(_ByHand):
+class Once(_GatewayClient):
     """One try for a whole answer, not streamed, and a second's pause after a failed one.
 
     The client of Dynamo's fault tolerance tests (tests/fault_tolerance/client.py there).
@@ -161,26 +161,26 @@ class Once(_ByHand):
 
     timeout = httpx.Timeout(_ONCE_S)
 
-    async def ask(self, question: Question) -> Seen:
+    async def ask(self, question: ChatQuestion) -> ClientAnswer:
         """One answer, or none."""
-        seen = Seen(client=self.name)
+        answer = ClientAnswer(client=self.name)
         body = question.body(self._model, stream=False)
         try:
             client = self._rng.choice(self._clients)
             response = await client.post(_CHAT, json=body)
         except httpx.HTTPError as error:
-            seen.end(NOT_CONNECTED, error)
+            answer.fail(NOT_CONNECTED, error)
         else:
             if response.status_code == httpx.codes.OK:
-                seen.read_whole(response.json(), time.monotonic())
+                answer.read_whole(response.json(), time.monotonic())
             else:
-                seen.end(f"{REFUSED} {response.status_code}", response.text)
-        if seen.ended != WHOLE:
+                answer.fail(f"{REFUSED} {response.status_code}", response.text)
+        if answer.status != WHOLE:
             await asyncio.sleep(_ONCE_PAUSE_S)
-        return seen
+        return answer
 
 
-class Balanced(_ByHand):
+class Balanced(_GatewayClient):
     """A client behind a load balancer: where a gateway is not there, or says that it takes nothing,
     another one is asked at once. What has begun is never asked again.
     """
@@ -189,24 +189,24 @@ class Balanced(_ByHand):
 
     timeout = httpx.Timeout(None, connect=_CONNECT_S)
 
-    async def ask(self, question: Question) -> Seen:
+    async def ask(self, question: ChatQuestion) -> ClientAnswer:
         """One answer, or none."""
-        seen, body = Seen(client=self.name), question.body(self._model, stream=True)
+        answer, body = ClientAnswer(client=self.name), question.body(self._model, stream=True)
         for client in self._rng.sample(self._clients, len(self._clients)):
-            opening, seen.ended, seen.detail = client.stream("POST", _CHAT, json=body), "", ""
+            opening, answer.status, answer.detail = client.stream("POST", _CHAT, json=body), "", ""
             try:
-                await self._read(opening, seen, question.read_max)
+                await self._read(opening, answer, question.read_max)
             except (httpx.ConnectError, NotReady) as error:
-                seen.end(NOT_CONNECTED, error)
-                if not seen.request_id:
+                answer.fail(NOT_CONNECTED, error)
+                if not answer.request_id:
                     continue
             except (httpx.HTTPError, TriviumError) as error:
-                seen.end(BROKEN, error)
+                answer.fail(BROKEN, error)
             break
-        return seen if seen.ended else seen.end(BROKEN, "ended without a finish reason")
+        return answer if answer.status else answer.fail(BROKEN, "ended without a finish reason")
 
 
-class Resuming(_ByHand):
+class Resuming(_GatewayClient):
     """A client that asks again until an answer begins, and resumes what breaks at any gateway."""
 
     name = "resuming"
@@ -214,32 +214,32 @@ class Resuming(_ByHand):
     timeout = httpx.Timeout(None, connect=_CONNECT_S)
     patience_s = 300.0  # for a whole answer
 
-    async def ask(self, question: Question) -> Seen:
+    async def ask(self, question: ChatQuestion) -> ClientAnswer:
         """One answer, however often it breaks."""
-        seen, why = Seen(client=self.name), ""
+        answer, why = ClientAnswer(client=self.name), ""
         try:
             async with asyncio.timeout(self.patience_s):
-                while not seen.ended:
+                while not answer.status:
                     try:
-                        await self._read(self._opening(question, seen), seen, question.read_max)
+                        await self._read(self._opening(question, answer), answer, question.read_max)
                     except (httpx.HTTPError, TriviumError) as error:
                         why = f"{type(error).__name__}: {error}"
-                    if not seen.ended:
-                        seen.breaks += 1
+                    if not answer.status:
+                        answer.breaks += 1
                         await asyncio.sleep(_PAUSE_S)
         except TimeoutError:
-            return seen.end(GAVE_UP, why)
-        return seen
+            return answer.fail(GAVE_UP, why)
+        return answer
 
     def _opening(
-        self, question: Question, seen: Seen
+        self, question: ChatQuestion, answer: ClientAnswer
     ) -> AbstractAsyncContextManager[httpx.Response]:
         client = self._rng.choice(self._clients)
-        if not seen.event_id:
+        if not answer.event_id:
             body = question.body(self._model, stream=True)
             return client.stream("POST", _CHAT, json=body, headers=_WITH_IDS)
-        seen.resumes += 1
-        url, headers = f"/v1/requests/{seen.request_id}/events", {_RESUME: seen.event_id}
+        answer.resumes += 1
+        url, headers = f"/v1/requests/{answer.request_id}/events", {_RESUME: answer.event_id}
         return client.stream("GET", url, headers=headers)
 
 

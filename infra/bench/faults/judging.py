@@ -40,7 +40,7 @@ def write_task(settings: Settings, history: Path, key: str = "") -> Path:
     """What is to be checked, in a file beside the history; of one tenant, where a key is named."""
     engine = build("sim", SimSettings, settings.engines["sim"])
     words = load_vocabulary(settings.model.path, engine.vocabulary)
-    drawn = zip(words.ids[: words.size], words.texts, strict=False)
+    vocabulary = zip(words.ids[: words.size], words.texts, strict=False)
     task = {
         "bootstrap": settings.log.bootstrap,
         "prefix": settings.log.topic_prefix,
@@ -49,7 +49,7 @@ def write_task(settings: Settings, history: Path, key: str = "") -> Path:
         "tenant": Keys([key]).tenant({b"authorization": b"Bearer " + key.encode()}) if key else "",
         "engine": {
             "block_size": engine.block_size,
-            "vocabulary": [(token_id, text) for (token_id,), text in drawn],
+            "vocabulary": [(token_id, text) for (token_id,), text in vocabulary],
         },
     }
     file = history.with_name("task.json")
@@ -57,39 +57,39 @@ def write_task(settings: Settings, history: Path, key: str = "") -> Path:
     return file
 
 
-async def judged(task: Path) -> dict[str, Any]:
+async def run_checker(task: Path) -> dict[str, Any]:
     """What the checker finds."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, str(CHECKER), str(task), stdout=asyncio.subprocess.PIPE
     )
-    said, _ = await child.communicate()
+    stdout, _ = await child.communicate()
     if child.returncode:
         raise NotReady(f"{CHECKER.name} ended with {child.returncode}; it says why above")
-    found: dict[str, Any] = json.loads(said)
-    return found
+    findings: dict[str, Any] = json.loads(stdout)
+    return findings
 
 
-def noughts(found: Mapping[str, Any]) -> list[Bar]:
+def zero_bars(findings: Mapping[str, Any]) -> list[Bar]:
     """What must not be, whatever dies."""
-    counted = {name: found[part][what]["count"] for name, (part, what) in _NOUGHT.items()}
-    counted["orders that contradict a request"] = found["orders"]["count"]
+    counted = {name: findings[part][what]["count"] for name, (part, what) in _NOUGHT.items()}
+    counted["orders that contradict a request"] = findings["orders"]["count"]
     return [at_most(name, count, 0, "") for name, count in counted.items()]
 
 
-def bars(found: Mapping[str, Any]) -> list[Bar]:
+def bars(findings: Mapping[str, Any]) -> list[Bar]:
     """That, and how long answers stall. What stalled nobody is within its bound."""
-    judged = noughts(found)
-    for kind, most_s in _STALLS.items():
-        p99_s = found["stalls"].get(kind, {}).get("p99_s", 0.0)
-        judged.append(at_most(f"stalls by a {kind}, p99", p99_s, most_s, "s"))
+    judged = zero_bars(findings)
+    for kind, limit_s in _STALLS.items():
+        p99_s = findings["stalls"].get(kind, {}).get("p99_s", 0.0)
+        judged.append(at_most(f"stalls by a {kind}, p99", p99_s, limit_s, "s"))
     return judged
 
 
-def examples(found: Mapping[str, Any]) -> list[str]:
+def examples(findings: Mapping[str, Any]) -> list[str]:
     """Some of what must not be, in words."""
     places = {**_NOUGHT, "orders": ("orders", "")}
-    told = []
+    lines = []
     for name, (part, what) in places.items():
-        counted = found[part][what] if what else found[part]
-        told += [f"{name}: {each}" for each in counted["some"]]
-    return told
+        counted = findings[part][what] if what else findings[part]
+        lines += [f"{name}: {example}" for example in counted["some"]]
+    return lines

@@ -23,7 +23,7 @@ _POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blow:
+class InjectedFault:
     """One signal."""
 
     at_s: float
@@ -39,64 +39,66 @@ def draw(
     every_s: float,
     broker_kills: int,
     rng: random.Random,
-) -> list[Blow]:
+) -> list[InjectedFault]:
     """Every blow of a run, by time: a process at a time, and the broker in between."""
-    blows = []
+    faults = []
     for number in range(1, int(seconds / every_s - 1e-9) + 1):
         how = rng.choice((KILL, FREEZE, STOP))
         lasts_s = rng.uniform(*FREEZE_S) if how == FREEZE else 0.0
         name = rng.choice(names)
-        blows.append(Blow(at_s=number * every_s, name=name, how=how, lasts_s=lasts_s))
+        faults.append(InjectedFault(at_s=number * every_s, name=name, how=how, lasts_s=lasts_s))
     for number in range(1, broker_kills + 1):
         at_s = (number / (broker_kills + 1)) * seconds + every_s / 2
-        blows.append(Blow(at_s=at_s, name=BROKER, how=KILL))
-    return sorted(blows, key=lambda blow: blow.at_s)
+        faults.append(InjectedFault(at_s=at_s, name=BROKER, how=KILL))
+    return sorted(faults, key=lambda fault: fault.at_s)
 
 
-class Killer:
+class FaultInjector:
     """Deals blows to the processes of a stack, its broker among them."""
 
-    def __init__(self, stack: Stack, told: Callable[[Blow], None] = lambda blow: None) -> None:
-        self._stack, self._told = stack, told  # of each blow as it falls
+    def __init__(
+        self, stack: Stack, on_fault: Callable[[InjectedFault], None] = lambda fault: None
+    ) -> None:
+        self._stack, self._on_fault = stack, on_fault  # of each blow as it falls
         self._broker = Broker(stack.settings.broker, stack.folder / "broker")
         self._frozen: set[str] = set()
-        self.dealt: Counter[tuple[str, str]] = Counter()  # by name and how
-        self.missed = 0  # the process was down, or frozen
+        self.fault_counts: Counter[tuple[str, str]] = Counter()  # by name and how
+        self.skipped_faults = 0  # the process was down, or frozen
 
-    async def follow(self, blows: Sequence[Blow]) -> None:
+    async def follow(self, faults: Sequence[InjectedFault]) -> None:
         """Deal them all, each at its time."""
         began_s = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
-            for blow in blows:
-                await asyncio.sleep(began_s + blow.at_s - asyncio.get_running_loop().time())
-                group.create_task(self.deal(blow))
+            for fault in faults:
+                await asyncio.sleep(began_s + fault.at_s - asyncio.get_running_loop().time())
+                group.create_task(self.inject(fault))
 
-    async def deal(self, blow: Blow) -> None:
+    async def inject(self, fault: InjectedFault) -> None:
         """One blow; returns when a freeze is over, or a broker may come back."""
-        is_broker = blow.name == BROKER
+        is_broker = fault.name == BROKER
         if not is_broker and (
-            blow.name in self._frozen or not self._stack.processes[blow.name].pid
+            fault.name in self._frozen or not self._stack.processes[fault.name].pid
         ):
-            self.missed += 1
+            self.skipped_faults += 1
             return
-        self._told(blow)
+        self._on_fault(fault)
         if is_broker:
-            await self._kill_broker(blow.lasts_s)
-        elif blow.how == FREEZE:
-            await self._freeze(blow)
+            await self._kill_broker(fault.lasts_s)
+        elif fault.how == FREEZE:
+            await self._freeze(fault)
         else:
-            number = signal.SIGTERM if blow.how == STOP else signal.SIGKILL
-            await self._stack.kill(blow.name, number)
-        self.dealt[blow.name, blow.how] += 1
+            number = signal.SIGTERM if fault.how == STOP else signal.SIGKILL
+            await self._stack.kill(fault.name, number)
+        self.fault_counts[fault.name, fault.how] += 1
 
-    async def _freeze(self, blow: Blow) -> None:
-        pid = self._stack.processes[blow.name].pid
-        self._frozen.add(blow.name)
+    async def _freeze(self, fault: InjectedFault) -> None:
+        pid = self._stack.processes[fault.name].pid
+        self._frozen.add(fault.name)
         os.kill(pid, signal.SIGSTOP)
         try:
-            await asyncio.sleep(blow.lasts_s)
+            await asyncio.sleep(fault.lasts_s)
         finally:
-            self._frozen.discard(blow.name)
+            self._frozen.discard(fault.name)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 

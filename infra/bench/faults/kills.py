@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from infra.bench.benchmark import Benchmark, Findings, counting, offered
-from infra.bench.faults.http_clients import WHOLE, Once, Question, Resuming, Seen
-from infra.bench.faults.kill_schedule import BROKER, KILL, Blow, Killer
+from infra.bench.benchmark import Benchmark, BenchmarkResult, counting, option
+from infra.bench.faults.http_clients import WHOLE, ChatQuestion, ClientAnswer, Once, Resuming
+from infra.bench.faults.kill_schedule import BROKER, KILL, FaultInjector, InjectedFault
 from infra.bench.faults.target_stack import MODEL, make_stack, urls
 from infra.bench.results import BENCH_DIR, Bar, at_most
 from infra.stack.launcher import Stack
@@ -37,7 +37,7 @@ class Impatient(Resuming):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class KillScenario:
     """Which processes are killed; what Dynamo publishes for the like of it, of 800."""
 
     name: str
@@ -48,29 +48,29 @@ class Scenario:
 
 
 SCENARIOS = (
-    Scenario(name="nothing", victims=(), published="0", published_max=0),
-    Scenario(
+    KillScenario(name="nothing", victims=(), published="0", published_max=0),
+    KillScenario(
         name="gateway",
         victims=("gateway-0",),
         published="frontend 128 to 144",
         published_max=144,
     ),
-    Scenario(
+    KillScenario(
         name="router",
         victims=("router-0",),
         published="processor 120 to 224",
         published_max=224,
     ),
-    Scenario(name="one prefill of two", victims=("prefill-0",), published="2", published_max=2),
-    Scenario(
+    KillScenario(name="one prefill of two", victims=("prefill-0",), published="2", published_max=2),
+    KillScenario(
         name="one decode of two",
         victims=("decode-0",),
         published="2 to 4, of four",
         published_max=4,
     ),
-    Scenario(name="both decodes", victims=("decode-0", "decode-1")),
-    Scenario(name="broker", victims=(BROKER,)),
-    Scenario(
+    KillScenario(name="both decodes", victims=("decode-0", "decode-1")),
+    KillScenario(name="broker", victims=(BROKER,)),
+    KillScenario(
         name="the only decode",
         victims=("decode-0",),
         plan=PAIR,
@@ -81,47 +81,49 @@ SCENARIOS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class KillsOptions:
     """The protocol's numbers."""
 
-    clients: int = offered(8, "of each kind")
-    requests: int = offered(100, "of each client")
-    kill_after_s: float = offered(30.0, "s")
-    only: tuple[str, ...] = offered((), choices=[each.name for each in SCENARIOS])
-    seed: int = offered(1)
+    clients: int = option(8, "of each kind")
+    requests: int = option(100, "of each client")
+    kill_after_s: float = option(30.0, "s")
+    only: tuple[str, ...] = option((), choices=[scenario.name for scenario in SCENARIOS])
+    seed: int = option(1)
 
 
-async def run(options: Options, console: Console) -> Findings:
+async def run(options: KillsOptions, console: Console) -> BenchmarkResult:
     """Every scenario."""
     rows: dict[str, dict[str, Any]] = {}
-    chosen = [each for each in SCENARIOS if not options.only or each.name in options.only]
+    chosen = [
+        scenario for scenario in SCENARIOS if not options.only or scenario.name in options.only
+    ]
     with counting(console, 22) as progress:
-        for plan in dict.fromkeys(each.plan for each in chosen):
+        for plan in dict.fromkeys(scenario.plan for scenario in chosen):
             folder = BENCH_DIR.absolute() / "kills"
             stack = make_stack(plan, folder, decode_step_ms=STEP_MS)
             try:
                 await stack.start()
-                for scenario in [each for each in chosen if each.plan == plan]:
-                    seen = await _play(stack, scenario, options, progress)
-                    rows[scenario.name] = figures(seen, options, scenario)
+                for scenario in [scenario for scenario in chosen if scenario.plan == plan]:
+                    answers = await _play(stack, scenario, options, progress)
+                    rows[scenario.name] = figures(answers, options, scenario)
                     await stack.wait_ready()
             finally:
                 await stack.stop(grace_s=10)
     sizes = {"prompt_words": PROMPT_WORDS, "answer_tokens": ANSWER_TOKENS}
     load = {**sizes, "decode_step_ms": STEP_MS}
-    return Findings(figures=rows, bars=bars(rows), shown=[table(rows)], load=load)
+    return BenchmarkResult(figures=rows, bars=bars(rows), tables=[table(rows)], load=load)
 
 
 async def _play(
-    stack: Stack, scenario: Scenario, options: Options, progress: Progress
-) -> list[Seen]:
+    stack: Stack, scenario: KillScenario, options: KillsOptions, progress: Progress
+) -> list[ClientAnswer]:
     total = 2 * options.clients * options.requests
     task = progress.add_task(scenario.name, total=total)
-    seen: list[Seen] = []
+    answers: list[ClientAnswer] = []
 
     async def ask(client: Once | Resuming, rng: random.Random) -> None:
         for _ in range(options.requests):
-            seen.append(await client.ask(_question(rng)))
+            answers.append(await client.ask(_question(rng)))
             progress.advance(task)
         await client.close()
 
@@ -130,33 +132,37 @@ async def _play(
         for kind in (Once, Impatient):
             rng = random.Random(f"{options.seed} {scenario.name} {kind.name} {number}")
             asking.append(asyncio.create_task(ask(kind(urls(stack), MODEL, rng), rng)))
-    killer = Killer(stack)
-    blows = [Blow(at_s=options.kill_after_s, name=name, how=KILL) for name in scenario.victims]
-    await killer.follow(blows)
+    injector = FaultInjector(stack)
+    faults = [
+        InjectedFault(at_s=options.kill_after_s, name=name, how=KILL) for name in scenario.victims
+    ]
+    await injector.follow(faults)
     await asyncio.gather(*asking)
-    return seen
+    return answers
 
 
-def _question(rng: random.Random) -> Question:
+def _question(rng: random.Random) -> ChatQuestion:
     """As theirs: a hundred random digits."""
     text = " ".join(str(rng.randrange(10)) for _ in range(PROMPT_WORDS))
     messages = [{"role": "user", "content": text}]
-    return Question(messages=messages, max_tokens=ANSWER_TOKENS, seed=rng.randrange(1 << 30))
+    return ChatQuestion(messages=messages, max_tokens=ANSWER_TOKENS, seed=rng.randrange(1 << 30))
 
 
-def figures(seen: Sequence[Seen], options: Options, scenario: Scenario) -> dict[str, Any]:
+def figures(
+    answers: Sequence[ClientAnswer], options: KillsOptions, scenario: KillScenario
+) -> dict[str, Any]:
     """One scenario."""
     row: dict[str, Any] = {"of": options.clients * options.requests}
     for kind in (Once, Resuming):
-        mine = [each for each in seen if each.client == kind.name]
-        failed = [each for each in mine if each.ended != WHOLE]
-        took_s = [each.ended_s - each.asked_s for each in mine if each.ended == WHOLE]
+        group = [answer for answer in answers if answer.client == kind.name]
+        failed = [answer for answer in group if answer.status != WHOLE]
+        took_s = [answer.ended_s - answer.asked_s for answer in group if answer.status == WHOLE]
         row[kind.name] = {
             "failed": len(failed),
             "answer_s_p50": round(statistics.median(took_s), 2) if took_s else None,
             "answer_s_max": round(max(took_s), 2) if took_s else None,
-            "resumes": sum(each.resumes for each in mine),
-            "why": sorted({f"{each.ended}: {each.detail}"[:200] for each in failed})[:5],
+            "resumes": sum(answer.resumes for answer in group),
+            "why": sorted({f"{answer.status}: {answer.detail}"[:200] for answer in failed})[:5],
         }
     row["published"] = scenario.published
     row["published_max"] = scenario.published_max
@@ -171,34 +177,34 @@ def bars(rows: dict[str, dict[str, Any]]) -> list[Bar]:
     ]
     for name, row in rows.items():
         if row["published_max"] is not None:
-            most = row["published_max"]
-            judged.append(at_most(f"failed, {name}: one try", row[Once.name]["failed"], most, ""))
+            limit = row["published_max"]
+            judged.append(at_most(f"failed, {name}: one try", row[Once.name]["failed"], limit, ""))
     return judged
 
 
 def table(rows: dict[str, dict[str, Any]]) -> Table:
     """Failed of all."""
-    shown = Table(
+    result = Table(
         "killed", "one try", "with Last-Event-ID", "longest answer, s", "Dynamo, published",
         title="Failed requests",
     )  # fmt: skip
     for name, row in rows.items():
         once, resuming = row[Once.name], row[Resuming.name]
-        shown.add_row(
+        result.add_row(
             name,
             f"{once['failed']} of {row['of']}",
             f"{resuming['failed']} of {row['of']}",
             f"{resuming['answer_s_max']}",
             row["published"],
         )
-    return shown
+    return result
 
 
 BENCHMARK = Benchmark(
     name="kills",
     about=__doc__,
     run=run,
-    full=Options(),
-    quick=Options(requests=20, kill_after_s=5.0),
-    quick_said="20 requests a client, killed at 5 s",
+    full=KillsOptions(),
+    quick=KillsOptions(requests=20, kill_after_s=5.0),
+    quick_help="20 requests a client, killed at 5 s",
 )

@@ -62,7 +62,7 @@ async def with_offsets(log: LogSettings, topic: str) -> list[tuple[int, Any]]:
 
 
 @dataclass
-class Ends:
+class StreamChecker:
     """No token of an attempt follows that attempt's end, and its numbers have no gap.
 
     Both workers of a pair say the first token, and prefill's may reach the log after an end
@@ -72,9 +72,9 @@ class Ends:
 
     says_first: dict[tuple[str, int], str]  # prefill worker of each attempt by a pair
     violations: list[str] = field(default_factory=list)
-    _ended: set[tuple[str, int]] = field(default_factory=set)
-    _said: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
-    _marked: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    _finished_streams: set[tuple[str, int]] = field(default_factory=set)
+    _lengths: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    _resume_lengths: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
 
     def read(self, frame: TokenFrame) -> None:
         """The next frame of its partition."""
@@ -82,25 +82,27 @@ class Ends:
         rows = zip(frame.request_ids, frame.attempts, *columns, strict=True)
         for request_id, attempt, first, count, char, text in rows:
             stream = (request_id, attempt)
-            tokens, chars = self._has(stream)
+            tokens, chars = self._length_of(stream)
             late_copy = frame.worker_id == self.says_first.get(stream) and first + count == 1
             is_repeat = first + count <= tokens and char + len(text) <= chars
-            if stream in self._ended and not late_copy and not is_repeat:
+            if stream in self._finished_streams and not late_copy and not is_repeat:
                 self.violations.append(f"{stream}: after the end")
             if first > tokens:
                 self.violations.append(f"{stream}: gap before {first}")
-            self._said[stream] = (max(tokens, first + count), max(chars, char + len(text)))
-        self._ended.update((end.request_id, end.attempt) for end in frame.ends)
+            self._lengths[stream] = (max(tokens, first + count), max(chars, char + len(text)))
+        self._finished_streams.update((end.request_id, end.attempt) for end in frame.ends)
         for void in frame.voids:
             following = (void.request_id, void.attempt + 1)
-            self._marked.setdefault(following, self._has((void.request_id, void.attempt)))
+            self._resume_lengths.setdefault(
+                following, self._length_of((void.request_id, void.attempt))
+            )
 
-    def _has(self, stream: tuple[str, int]) -> tuple[int, int]:
-        return self._said.get(stream) or self._marked.get(stream, (0, 0))
+    def _length_of(self, stream: tuple[str, int]) -> tuple[int, int]:
+        return self._lengths.get(stream) or self._resume_lengths.get(stream, (0, 0))
 
 
 @dataclass
-class Audit:
+class LogAudit:
     """What the raw topics say."""
 
     requests: dict[str, Request]
@@ -119,9 +121,9 @@ class Audit:
         counts = {
             request_id: _counting(self.outcomes.get(request_id, ())) for request_id in self.requests
         }
-        yield from _named("without an outcome", (r for r, n in counts.items() if n == 0))
-        yield from _named("with several outcomes", (r for r, n in counts.items() if n > 1))
-        yield from _named("an outcome of no request", set(self.outcomes) - set(self.requests))
+        yield from _describe("without an outcome", (r for r, n in counts.items() if n == 0))
+        yield from _describe("with several outcomes", (r for r, n in counts.items() if n > 1))
+        yield from _describe("an outcome of no request", set(self.outcomes) - set(self.requests))
         for request_id, decisions in self.decisions.items():
             placed = [d.attempt for d in decisions if d.kind in ("place", "replace")]
             if placed != sorted(set(placed)):
@@ -137,7 +139,7 @@ class Audit:
             for decision in decisions
             if decision.orchestration in PAIRINGS
         }
-        ends = Ends(says_first)
+        ends = StreamChecker(says_first)
         for frame in self.frames:
             ends.read(frame)
         yield from ends.violations
@@ -164,17 +166,17 @@ class Audit:
 def _counting(outcomes: Collection[Outcome]) -> int:
     """How many of a request's outcomes claim to be the one that counts; a record may come twice."""
     end = counting_outcome(outcomes)
-    return len({repr(each) for each in outcomes if end and each.attempt == end.attempt})
+    return len({repr(outcome) for outcome in outcomes if end and outcome.attempt == end.attempt})
 
 
-def _named(what: str, request_ids: Iterable[str]) -> Iterator[str]:
-    named = sorted(request_ids)
-    if named:
-        more = ", ..." if len(named) > _NAMED_MAX else ""
-        yield f"{len(named)} {what}: {', '.join(named[:_NAMED_MAX])}{more}"
+def _describe(what: str, request_ids: Iterable[str]) -> Iterator[str]:
+    ordered_ids = sorted(request_ids)
+    if ordered_ids:
+        suffix = ", ..." if len(ordered_ids) > _NAMED_MAX else ""
+        yield f"{len(ordered_ids)} {what}: {', '.join(ordered_ids[:_NAMED_MAX])}{suffix}"
 
 
-async def settled(log: LogSettings, *, seconds: float = SETTLE_S) -> bool:
+async def wait_settled(log: LogSettings, *, seconds: float = SETTLE_S) -> bool:
     """Wait until every accepted request has its outcome; False if some have none by then."""
     end_s = time.monotonic() + seconds
     while True:
@@ -187,7 +189,7 @@ async def settled(log: LogSettings, *, seconds: float = SETTLE_S) -> bool:
         await asyncio.sleep(_POLL_S)
 
 
-async def read_audit(log: LogSettings) -> Audit:
+async def read_audit(log: LogSettings) -> LogAudit:
     """What the log says now, not judged."""
     topics = ("requests", "outcomes", "decisions", "phases", "tokens")
     read = await asyncio.gather(*(read_topic(log, topic) for topic in topics))
@@ -199,12 +201,12 @@ async def read_audit(log: LogSettings) -> Audit:
                 by_id[record.request_id].append(record)
         grouped.append(by_id)
     requests = {request.request_id: request for request in read[0]}
-    return Audit(requests, grouped[0], grouped[1], grouped[2], read[4])
+    return LogAudit(requests, grouped[0], grouped[1], grouped[2], read[4])
 
 
-async def audit(log: LogSettings) -> Audit:
+async def audit(log: LogSettings) -> LogAudit:
     """Read the log once every accepted request has its outcome, or after a while, and check it."""
-    await settled(log)
-    said = await read_audit(log)
-    said.check()
-    return said
+    await wait_settled(log)
+    result = await read_audit(log)
+    result.check()
+    return result

@@ -19,8 +19,8 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from infra.bench.benchmark import Benchmark, Findings, offered
-from infra.bench.faults.http_clients import WHOLE, Seen
+from infra.bench.benchmark import Benchmark, BenchmarkResult, option
+from infra.bench.faults.http_clients import WHOLE, ClientAnswer
 from infra.bench.faults.target_stack import MODEL, make_stack
 from infra.bench.results import BENCH_DIR, Bar, at_most
 from infra.stack.launcher import Stack
@@ -39,14 +39,14 @@ GROWTH_MAX = 1.5  # of the pause, from the shortest to the longest answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class PausesOptions:
     """How much."""
 
-    tokens: tuple[int, ...] = offered((100, 1_000, 4_000), "of an answer when its worker dies")
-    streams: int = offered(4, "of each kind, at once")
+    tokens: tuple[int, ...] = option((100, 1_000, 4_000), "of an answer when its worker dies")
+    streams: int = option(4, "of each kind, at once")
 
 
-async def run(options: Options, console: Console) -> Findings:
+async def run(options: PausesOptions, console: Console) -> BenchmarkResult:
     """All lengths on one stack; whoever was killed is back before the next."""
     stack = make_stack(PLAN, BENCH_DIR.absolute() / "pauses", **SPEEDS)
     model = replace(stack.settings.model, max_model_len=max(options.tokens) + REST + PROMPT_MAX)
@@ -60,30 +60,32 @@ async def run(options: Options, console: Console) -> Findings:
                 console.print(f"{tokens} tokens: {rows[str(tokens)]}", soft_wrap=True)
     finally:
         await stack.stop(grace_s=10)
-    return Findings(figures=rows, bars=bars(rows), shown=[table(rows)], load={"sim": SPEEDS})
+    return BenchmarkResult(
+        figures=rows, bars=bars(rows), tables=[table(rows)], load={"sim": SPEEDS}
+    )
 
 
 async def _row(stack: Stack, client: httpx.AsyncClient, tokens: int, count: int) -> dict[str, Any]:
     kinds = [GOES_ON, GOES_ON, ANEW, ANEW] * ((count + 1) // 2)  # workers get them by turns
-    seen = [Seen(client=kind) for kind in kinds]
+    answers = [ClientAnswer(client=kind) for kind in kinds]
     asking = [
-        asyncio.create_task(_ask(client, each, tokens + REST, f"{tokens}: {number}?"))
-        for number, each in enumerate(seen)
+        asyncio.create_task(_ask(client, answer, tokens + REST, f"{tokens}: {number}?"))
+        for number, answer in enumerate(answers)
     ]
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            if all(len(each.token_ids) >= tokens for each in seen):
+            if all(len(answer.token_ids) >= tokens for answer in answers):
                 break
-            if failed := [each for each in asking if each.done()]:
+            if failed := [task for task in asking if task.done()]:
                 await asyncio.gather(*failed)
             await asyncio.sleep(_LOOK_S)
         await stack.kill("decode-0", signal.SIGKILL)
         await asyncio.gather(*asking)
         await stack.wait_ready()
-    return {kind: pauses([s for s in seen if s.client == kind]) for kind in (GOES_ON, ANEW)}
+    return {kind: pauses([s for s in answers if s.client == kind]) for kind in (GOES_ON, ANEW)}
 
 
-async def _ask(client: httpx.AsyncClient, seen: Seen, tokens: int, question: str) -> None:
+async def _ask(client: httpx.AsyncClient, answer: ClientAnswer, tokens: int, question: str) -> None:
     body = {
         "model": MODEL,
         "messages": [{"role": "user", "content": question}],
@@ -92,35 +94,35 @@ async def _ask(client: httpx.AsyncClient, seen: Seen, tokens: int, question: str
         "stream": True,
         "return_token_ids": True,
     }
-    if seen.client == ANEW:
+    if answer.client == ANEW:
         body["stop"] = [NEVER_SAID]
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
         response.raise_for_status()
         async for line in response.aiter_lines():
             if line.startswith("data: {"):
-                seen.read(json.loads(line.removeprefix("data: ")), time.monotonic())
+                answer.read(json.loads(line.removeprefix("data: ")), time.monotonic())
 
 
-def pauses(seen: list[Seen]) -> dict[str, Any]:
+def pauses(answers: list[ClientAnswer]) -> dict[str, Any]:
     """The longest silence in each answer that had one."""
-    longest = [max(b - a for a, b in pairwise(each.times_s)) for each in seen]
-    found = [round(each, 2) for each in longest if each > PAUSE_S]
+    longest = [max(b - a for a, b in pairwise(answer.times_s)) for answer in answers]
+    pauses_s = [round(pause_s, 2) for pause_s in longest if pause_s > PAUSE_S]
     return {
-        "interrupted": len(found),
-        "not_whole": sum(each.ended != WHOLE for each in seen),
-        "median_s": statistics.median(found) if found else None,
-        "max_s": max(found, default=None),
+        "interrupted": len(pauses_s),
+        "not_whole": sum(answer.status != WHOLE for answer in answers),
+        "median_s": statistics.median(pauses_s) if pauses_s else None,
+        "max_s": max(pauses_s, default=None),
     }
 
 
 def bars(rows: dict[str, dict[str, Any]]) -> list[Bar]:
     """All answers are whole, and the pause hardly grows with what there is of an answer."""
-    lost = sum(each["not_whole"] for row in rows.values() for each in row.values())
+    broken_answers = sum(counts["not_whole"] for row in rows.values() for counts in row.values())
     medians = [row[GOES_ON]["median_s"] for row in rows.values()]
     ends = medians[0], medians[-1]
     growth = ends[1] / ends[0] if all(ends) else None
     return [
-        at_most("answers that are not whole", lost, 0, ""),
+        at_most("answers that are not whole", broken_answers, 0, ""),
         at_most(
             "pause of answers that go on, longest over shortest answer", growth, GROWTH_MAX, ""
         ),
@@ -129,18 +131,20 @@ def bars(rows: dict[str, dict[str, Any]]) -> list[Bar]:
 
 def table(rows: dict[str, dict[str, Any]]) -> Table:
     """Medians."""
-    shown = Table("tokens of the answer", GOES_ON, ANEW, title="Median pause, s")
+    result = Table("tokens of the answer", GOES_ON, ANEW, title="Median pause, s")
     for tokens, row in rows.items():
-        told = [row[kind]["median_s"] for kind in (GOES_ON, ANEW)]
-        shown.add_row(tokens, *("-" if each is None else f"{each:.1f}" for each in told))
-    return shown
+        medians_s = [row[kind]["median_s"] for kind in (GOES_ON, ANEW)]
+        result.add_row(
+            tokens, *("-" if median_s is None else f"{median_s:.1f}" for median_s in medians_s)
+        )
+    return result
 
 
 BENCHMARK = Benchmark(
     name="pauses",
     about=__doc__,
     run=run,
-    full=Options(),
-    quick=Options(tokens=(100, 1_000)),
-    quick_said="100 and 1 000 tokens",
+    full=PausesOptions(),
+    quick=PausesOptions(tokens=(100, 1_000)),
+    quick_help="100 and 1 000 tokens",
 )

@@ -22,12 +22,12 @@ from aiokafka.errors import KafkaError
 from rich.console import Console
 from rich.table import Table
 
-from infra.bench.benchmark import Benchmark, Findings, offered
+from infra.bench.benchmark import Benchmark, BenchmarkResult, option
 from infra.bench.faults import chaos, judging
-from infra.bench.faults.conversation_load import Load
-from infra.bench.faults.history import History
+from infra.bench.faults.conversation_load import ConversationLoad
+from infra.bench.faults.history import FaultHistory
 from infra.bench.faults.http_clients import Balanced
-from infra.bench.faults.log_audit import settled
+from infra.bench.faults.log_audit import wait_settled
 from infra.bench.faults.target_stack import MODEL, SIM, make_stack, urls
 from infra.bench.results import BENCH_DIR, Bar, at_most
 from infra.broker.quorum import BrokerCluster
@@ -47,16 +47,16 @@ _LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class RollingOptions:
     """How much load, and how many brokers die."""
 
-    rate: float = offered(30.0, "requests/s")
-    minutes: int = offered(5, "brokers killed, one a minute; 0: none")
-    minute_s: float = offered(60.0, "s between two such kills")
-    seed: int = offered(1)
+    rate: float = option(30.0, "requests/s")
+    minutes: int = option(5, "brokers killed, one a minute; 0: none")
+    minute_s: float = option(60.0, "s between two such kills")
+    seed: int = option(1)
 
 
-async def run(options: Options, console: Console) -> Findings:
+async def run(options: RollingOptions, console: Console) -> BenchmarkResult:
     """Both parts."""
     rows = {RESTARTS: await _restarts(options, console)}
     if options.minutes:
@@ -64,28 +64,28 @@ async def run(options: Options, console: Console) -> Findings:
     for row in rows.values():
         for line in judging.examples(row):
             console.print(line, markup=False, soft_wrap=True)
-    return Findings(
+    return BenchmarkResult(
         figures=rows,
         bars=[bar for name, row in rows.items() for bar in bars(name, row)],
-        shown=[table(rows)],
+        tables=[table(rows)],
         load={"sim": SIM},
     )
 
 
-async def _restarts(options: Options, console: Console) -> dict[str, Any]:
+async def _restarts(options: RollingOptions, console: Console) -> dict[str, Any]:
     away_s: dict[str, float] = {}
 
-    def told(name: str, seconds: float) -> None:
+    def on_restart(name: str, seconds: float) -> None:
         away_s[name] = round(seconds, 1)
         console.print(f"restarted {name}: ready again after {seconds:.1f} s")
 
     stack = make_stack(chaos.PLAN, BENCH_DIR.absolute() / "rolling")
-    hurt = partial(restart, (), folder=stack.folder, timeout_s=BACK_S, on_restart=told)
-    found = await _under_load(stack, options, hurt)
-    return {**found, "ready_again_s": away_s}
+    disturb = partial(restart, (), folder=stack.folder, timeout_s=BACK_S, on_restart=on_restart)
+    findings = await _under_load(stack, options, disturb)
+    return {**findings, "ready_again_s": away_s}
 
 
-async def _brokers(options: Options, console: Console) -> dict[str, Any]:
+async def _brokers(options: RollingOptions, console: Console) -> dict[str, Any]:
     folder = BENCH_DIR.absolute() / "rolling-brokers"
     stack = make_stack(replace(chaos.PLAN, broker=False), folder)
     cluster = BrokerCluster(BROKER, folder / "brokers")
@@ -94,7 +94,7 @@ async def _brokers(options: Options, console: Console) -> dict[str, Any]:
     stack.settings = replace(stack.settings, log=log, gateway=gateway)
     killed: list[int] = []
 
-    async def hurt() -> None:
+    async def disturb() -> None:
         for number in range(options.minutes):
             due_s = time.monotonic() + options.minute_s
             node = number % len(cluster.brokers) + 1
@@ -103,25 +103,25 @@ async def _brokers(options: Options, console: Console) -> dict[str, Any]:
             console.print(f"killed broker {node}")
             await asyncio.sleep(AWAY_S)
             cluster.brokers[node].spawn()
-            await whole(log)
+            await wait_in_sync(log)
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
 
     try:
-        return {**await _under_load(stack, options, hurt), "killed": killed}
+        return {**await _under_load(stack, options, disturb), "killed": killed}
     finally:
         cluster.reset()
 
 
-async def whole(log: LogSettings) -> None:
+async def wait_in_sync(log: LogSettings) -> None:
     """Wait until every partition has all of its copies in step; raises TimeoutError."""
     async with asyncio.timeout(BACK_S):
         while True:
-            if await _is_whole(log):
+            if await _is_in_sync(log):
                 return
             await asyncio.sleep(_LOOK_S)
 
 
-async def _is_whole(log: LogSettings) -> bool:
+async def _is_in_sync(log: LogSettings) -> bool:
     """Asked anew each time: an admin client goes on asking the broker that was killed."""
     admin = AIOKafkaAdminClient(**client_options(log), client_id="rolling")
     try:
@@ -135,35 +135,37 @@ async def _is_whole(log: LogSettings) -> bool:
 
 
 async def _under_load(
-    stack: Stack, options: Options, hurt: Callable[[], Awaitable[None]]
+    stack: Stack, options: RollingOptions, disturb: Callable[[], Awaitable[None]]
 ) -> dict[str, Any]:
     """Ask, and hurt meanwhile; what the checker found."""
     path = stack.folder / "history.jsonl"
     try:
         await stack.start()
         await chaos.put_documents(stack, options.seed)
-        history = History(path)
+        history = FaultHistory(path)
         client = Balanced(urls(stack), MODEL, random.Random(options.seed))
-        load = Load(client, rate=options.rate, seed=options.seed, told=history.answer)
+        load = ConversationLoad(
+            client, rate=options.rate, seed=options.seed, on_answer=history.record_answer
+        )
         asking = asyncio.create_task(load.run())
         await asyncio.sleep(LEAD_S)
-        await hurt()
+        await disturb()
         await asyncio.sleep(LEAD_S)
         load.is_over = True
         await asking
         never_ended = await load.drain(chaos.DRAIN_S)
         history.close()
-        await settled(stack.settings.log)
-        found = await judging.judged(judging.write_task(stack.settings, path))
+        await wait_settled(stack.settings.log)
+        findings = await judging.run_checker(judging.write_task(stack.settings, path))
     finally:
         await stack.stop(grace_s=10)
-    return {**found, "never_ended": never_ended, "not_asked": load.left_out}
+    return {**findings, "never_ended": never_ended, "not_asked": load.left_out}
 
 
-def bars(name: str, found: dict[str, Any]) -> list[Bar]:
+def bars(name: str, findings: dict[str, Any]) -> list[Bar]:
     """Nothing fails, and what the checker counts is nought."""
-    wrong = sum(bar.value or 0 for bar in judging.noughts(found))
-    failed = found["clients"]["not_answered"]["count"] + found["never_ended"]
+    wrong = sum(bar.value or 0 for bar in judging.zero_bars(findings))
+    failed = findings["clients"]["not_answered"]["count"] + findings["never_ended"]
     return [
         at_most(f"{name}: failed requests", failed, 0, ""),
         at_most(f"{name}: what the checker found", wrong, 0, ""),
@@ -172,19 +174,19 @@ def bars(name: str, found: dict[str, Any]) -> list[Bar]:
 
 def table(rows: dict[str, dict[str, Any]]) -> Table:
     """Failed of all, and how long the rest waited."""
-    shown = Table("part", "requests", "failed", "longest stall, s", title="Failed requests")
+    result = Table("part", "requests", "failed", "longest stall, s", title="Failed requests")
     for name, row in rows.items():
         failed = row["clients"]["not_answered"]["count"] + row["never_ended"]
-        longest_s = max((each["max_s"] for each in row["stalls"].values()), default=0.0)
-        shown.add_row(name, str(row["clients"]["answers"]), str(failed), f"{longest_s:.1f}")
-    return shown
+        longest_s = max((stall["max_s"] for stall in row["stalls"].values()), default=0.0)
+        result.add_row(name, str(row["clients"]["answers"]), str(failed), f"{longest_s:.1f}")
+    return result
 
 
 BENCHMARK = Benchmark(
     name="rolling",
     about=__doc__,
     run=run,
-    full=Options(),
-    quick=Options(rate=15.0, minutes=0),
-    quick_said="15 requests/s, and only restarts",
+    full=RollingOptions(),
+    quick=RollingOptions(rate=15.0, minutes=0),
+    quick_help="15 requests/s, and only restarts",
 )

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from infra.bench.benchmark import Benchmark, Findings, counting, offered
+from infra.bench.benchmark import Benchmark, BenchmarkResult, counting, option
 from infra.bench.faults.target_stack import HOST, MODEL, make_stack
 from infra.bench.memory import growth, resident_mib
 from infra.bench.results import BENCH_DIR, Bar, at_most
-from infra.bench.serving.sse_client import Connection, StreamedAnswer, chat_body, chat_call
+from infra.bench.serving.sse_client import SseConnection, StreamedAnswer, chat_body, chat_call
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from streams.gateway.config import GatewaySettings
@@ -34,17 +34,17 @@ _LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class SoakOptions:
     """How many."""
 
-    requests: int = offered(100_000, "measured")
-    warm_up: int = offered(110_000, "before; more conversations than any table holds")
-    streams: int = offered(64, "at once")
-    table: int = offered(0, "conversations that are remembered; 0: as deployed")
+    requests: int = option(100_000, "measured")
+    warm_up: int = option(110_000, "before; more conversations than any table holds")
+    streams: int = option(64, "at once")
+    table: int = option(0, "conversations that are remembered; 0: as deployed")
 
 
 @dataclass(slots=True)
-class Watch:
+class MemoryWatch:
     """MiB of each process, and after how many answers."""
 
     answers: list[int] = field(default_factory=list)
@@ -60,52 +60,52 @@ class Watch:
 
     def since(self, answers: int) -> dict[str, list[float]]:
         """Only what was seen after so many."""
-        first = next((n for n, seen in enumerate(self.answers) if seen >= answers), 0)
+        first = next((n for n, count in enumerate(self.answers) if count >= answers), 0)
         return {name: samples[first:] for name, samples in self.mib.items()}
 
 
 class ShortStreams:
     """Streams one after the other on each of several connections."""
 
-    def __init__(self, port: int, told: Callable[[int], None]) -> None:
-        self._port, self._told = port, told
-        self._asked = self.answered = 0
+    def __init__(self, port: int, on_progress: Callable[[int], None]) -> None:
+        self._port, self._on_progress = port, on_progress
+        self._sent_requests = self.answered = 0
         self.errors: Counter[str] = Counter()
         self._last, self._over = 0, asyncio.Event()
         self._connecting: set[asyncio.Task[None]] = set()
 
     async def send(self, count: int, at_once: int) -> None:
         """So many more; returns when the last has ended."""
-        self._last = self._asked + count
+        self._last = self._sent_requests + count
         self._over.clear()
         await asyncio.gather(*(self._begin() for _ in range(at_once)))
         await self._over.wait()
 
     async def _begin(self) -> None:
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(self._ended, {}, TOKENS), HOST, self._port
+            lambda: SseConnection(self._on_end, {}, TOKENS), HOST, self._port
         )
         self._next(connection)
 
-    def _next(self, connection: Connection) -> None:
-        if self._asked >= self._last:
+    def _next(self, connection: SseConnection) -> None:
+        if self._sent_requests >= self._last:
             connection.close()
             if self.answered >= self._last:
                 self._over.set()
             return
-        self._asked += 1
-        body = chat_body(MODEL, f"Question {self._asked}", TOKENS)
-        answer = StreamedAnswer(due_s=0.0, prompt=self._asked)
+        self._sent_requests += 1
+        body = chat_body(MODEL, f"Question {self._sent_requests}", TOKENS)
+        answer = StreamedAnswer(due_s=0.0, prompt=self._sent_requests)
         connection.send(chat_call(HOST, self._port, body), answer)
 
-    def _ended(self, connection: Connection, answer: StreamedAnswer) -> None:
+    def _on_end(self, connection: SseConnection, answer: StreamedAnswer) -> None:
         self.answered += 1
-        self._told(self.answered)
+        self._on_progress(self.answered)
         if answer.error:
             self.errors[answer.error] += 1
         if connection.usable:
             self._next(connection)
-        elif self._asked < self._last:
+        elif self._sent_requests < self._last:
             task = asyncio.create_task(self._begin())
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
@@ -113,9 +113,9 @@ class ShortStreams:
             self._over.set()
 
 
-async def run(options: Options, console: Console) -> Findings:
+async def run(options: SoakOptions, console: Console) -> BenchmarkResult:
     """Warm up, and watch."""
-    stack, watch = _stack(options), Watch()
+    stack, watch = _stack(options), MemoryWatch()
     with counting(console, 16) as progress:
         try:
             await stack.start()
@@ -123,16 +123,16 @@ async def run(options: Options, console: Console) -> Findings:
         finally:
             await stack.stop(grace_s=10)
     measured = watch.since(options.warm_up)
-    grown = {name: growth(samples, _SHARE) for name, samples in measured.items()}
-    return Findings(
+    growths = {name: growth(samples, _SHARE) for name, samples in measured.items()}
+    return BenchmarkResult(
         figures=_figures(watch, measured, streams.errors),
-        bars=bars(grown, streams.errors),
-        shown=[table(measured)],
+        bars=bars(growths, streams.errors),
+        tables=[table(measured)],
         load={"tokens": TOKENS, "step_ms": STEP_MS},
     )
 
 
-def _stack(options: Options) -> Stack:
+def _stack(options: SoakOptions) -> Stack:
     stack = make_stack(PLAN, BENCH_DIR.absolute() / "soak", decode_step_ms=STEP_MS)
     settings = stack.settings
     gateway = replace(settings.gateway, deadline_ms=GatewaySettings().deadline_ms)
@@ -144,10 +144,12 @@ def _stack(options: Options) -> Stack:
     return stack
 
 
-async def _ask(stack: Stack, watch: Watch, options: Options, progress: Progress) -> ShortStreams:
+async def _ask(
+    stack: Stack, watch: MemoryWatch, options: SoakOptions, progress: Progress
+) -> ShortStreams:
     task = progress.add_task("streams", total=options.warm_up + options.requests)
     port = stack.settings.gateway.port
-    streams = ShortStreams(port, lambda done: progress.update(task, completed=done))
+    streams = ShortStreams(port, lambda answers: progress.update(task, completed=answers))
     watching = asyncio.create_task(watch.run(stack, lambda: streams.answered))
     try:
         for count in (options.warm_up, options.requests):
@@ -158,16 +160,16 @@ async def _ask(stack: Stack, watch: Watch, options: Options, progress: Progress)
     return streams
 
 
-def bars(grown: dict[str, float | None], errors: Counter[str]) -> list[Bar]:
+def bars(growths: dict[str, float | None], errors: Counter[str]) -> list[Bar]:
     """Flat, and no stream failed."""
     return [
-        *(at_most(f"growth of {name}", value, GROWTH_MAX, "") for name, value in grown.items()),
+        *(at_most(f"growth of {name}", value, GROWTH_MAX, "") for name, value in growths.items()),
         at_most("streams that failed", errors.total(), 0, ""),
     ]
 
 
 def _figures(
-    watch: Watch, measured: dict[str, list[float]], errors: Counter[str]
+    watch: MemoryWatch, measured: dict[str, list[float]], errors: Counter[str]
 ) -> dict[str, Any]:
     every = max(1, len(watch.answers) // 50)
     return {
@@ -180,19 +182,19 @@ def _figures(
 
 def table(measured: dict[str, list[float]]) -> Table:
     """First and last."""
-    shown = Table("process", "first, MiB", "last, MiB", "growth", title="Memory after the warm-up")
+    result = Table("process", "first, MiB", "last, MiB", "growth", title="Memory after the warm-up")
     for name, samples in measured.items():
-        grown = growth(samples, _SHARE)
-        told = "-" if grown is None else f"{grown:.3f}"
-        shown.add_row(name, f"{samples[0]:.0f}", f"{samples[-1]:.0f}", told)
-    return shown
+        ratio = growth(samples, _SHARE)
+        growth_text = "-" if ratio is None else f"{ratio:.3f}"
+        result.add_row(name, f"{samples[0]:.0f}", f"{samples[-1]:.0f}", growth_text)
+    return result
 
 
 BENCHMARK = Benchmark(
     name="soak",
     about=__doc__,
     run=run,
-    full=Options(),
-    quick=Options(requests=4_000, warm_up=3_000, table=1_000),
-    quick_said="4 000 streams after 3 000, with tables of 1 000 conversations",
+    full=SoakOptions(),
+    quick=SoakOptions(requests=4_000, warm_up=3_000, table=1_000),
+    quick_help="4 000 streams after 3 000, with tables of 1 000 conversations",
 )

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from infra.bench.platform.questions import Question
+from infra.bench.platform.questions import LoadQuestion
 from schemas.errors import NotReady
 
 _LOOK_S, _PAUSE_S, _PATIENCE_S = 1.0, 0.5, 3_600.0
 _ENDED = ("completed", "failed", "expired", "cancelled")
 _TRY = aiohttp.ClientTimeout(total=300, connect=5)
-Found = TypeVar("Found")
+Content = TypeVar("Found")
 
 
 class BatchLoad:
@@ -32,9 +32,9 @@ class BatchLoad:
         self.status: dict[str, Any] = {}
         self.began_s = self.ended_s = 0.0
 
-    async def create(self, asked: Iterable[Question]) -> None:
+    async def create(self, questions: Iterable[LoadQuestion]) -> None:
         """Upload the file and begin."""
-        self._write_lines(asked)
+        self._write_lines(questions)
         file = await self._json("POST", "/v1/files", data=self._form)
         body = {
             "input_file_id": file["id"],
@@ -44,8 +44,8 @@ class BatchLoad:
         self.began_s = time.monotonic()
         self.status = await self._json("POST", "/v1/batches", json=lambda: body)
 
-    def _write_lines(self, asked: Iterable[Question]) -> None:
-        lines = (json.dumps(question.line(self._model)) for question in asked)
+    def _write_lines(self, questions: Iterable[LoadQuestion]) -> None:
+        lines = (json.dumps(question.line(self._model)) for question in questions)
         Path(self.files["input"]).write_text("\n".join(lines) + "\n")
 
     def _form(self) -> aiohttp.FormData:
@@ -54,7 +54,7 @@ class BatchLoad:
         form.add_field("file", Path(self.files["input"]).read_bytes(), filename="batch.jsonl")
         return form
 
-    async def wait(self, told: Callable[[int], None]) -> None:
+    async def wait(self, on_progress: Callable[[int], None]) -> None:
         """Until it has ended; its results are then in files."""
         end_s = time.monotonic() + _PATIENCE_S
         while self.status["status"] not in _ENDED:
@@ -63,7 +63,7 @@ class BatchLoad:
             await asyncio.sleep(_LOOK_S)
             self.status = await self._json("GET", f"/v1/batches/{self.status['id']}")
             counts = self.status.get("request_counts") or {}
-            told(counts.get("completed", 0) + counts.get("failed", 0))
+            on_progress(counts.get("completed", 0) + counts.get("failed", 0))
         self.ended_s = time.monotonic()
         for name, field in (("output", "output_file_id"), ("errors", "error_file_id")):
             file_id = self.status.get(field)
@@ -71,28 +71,28 @@ class BatchLoad:
             await asyncio.to_thread(Path(self.files[name]).write_bytes, content)
 
     async def _content(self, file_id: str) -> bytes:
-        return await self._insist(
+        return await self._request(
             "GET", f"/v1/files/{file_id}/content", aiohttp.ClientResponse.read
         )
 
     async def _json(self, method: str, path: str, **makes: Callable[[], Any]) -> dict[str, Any]:
-        return await self._insist(method, path, aiohttp.ClientResponse.json, **makes)
+        return await self._request(method, path, aiohttp.ClientResponse.json, **makes)
 
-    async def _insist(
+    async def _request(
         self,
         method: str,
         path: str,
-        reads: Callable[[aiohttp.ClientResponse], Awaitable[Found]],
+        reads: Callable[[aiohttp.ClientResponse], Awaitable[Content]],
         **makes: Callable[[], Any],
-    ) -> Found:
+    ) -> Content:
         """At any gateway, until one answers; what is refused is refused for good."""
         why, end_s, number = "", time.monotonic() + 120.0, 0
         async with aiohttp.ClientSession(timeout=_TRY) as session:
             while time.monotonic() < end_s:
                 url = self._urls[number % len(self._urls)] + path
-                sent = {name: make() for name, make in makes.items()}
+                arguments = {name: make() for name, make in makes.items()}
                 try:
-                    async with session.request(method, url, **sent) as response:
+                    async with session.request(method, url, **arguments) as response:
                         if response.status == 200:
                             return await reads(response)
                         why = f"{response.status}: {(await response.text())[:300]}"

@@ -40,7 +40,7 @@ class Record(NamedTuple):
     headers: Mapping[str, bytes]
 
 
-class Decoder:
+class ValueDecoder:
     """Values as JSON or as Avro in single-object framing."""
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
@@ -61,7 +61,7 @@ class Decoder:
 
 
 @asynccontextmanager
-async def _asking(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
+async def _admin_client(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
@@ -70,33 +70,36 @@ async def _asking(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
         await admin.close()
 
 
-async def read(bootstrap: str, topic: str, decoder: Decoder | None) -> list[Record]:
+async def read(bootstrap: str, topic: str, decoder: ValueDecoder | None) -> list[Record]:
     """All committed records of a topic, raw without a decoder; none where there is no topic."""
-    async with _asking(bootstrap) as admin:
-        (told,) = await admin.describe_topics([topic])
+    async with _admin_client(bootstrap) as admin:
+        (metadata,) = await admin.describe_topics([topic])
     consumer = aiokafka.AIOKafkaConsumer(
         bootstrap_servers=bootstrap, isolation_level="read_committed", enable_auto_commit=False,
         auto_offset_reset="earliest", fetch_max_bytes=1 << 24, max_partition_fetch_bytes=1 << 23,
     )  # fmt: skip
     records: list[Record] = []
     async with consumer, asyncio.timeout(READ_S):
-        places = [aiokafka.TopicPartition(topic, each["partition"]) for each in told["partitions"]]
+        places = [
+            aiokafka.TopicPartition(topic, partition["partition"])
+            for partition in metadata["partitions"]
+        ]
         consumer.assign(places)
         ends = await consumer.end_offsets(places)
         while any([await consumer.position(place) < ends[place] for place in places]):
             for got in (await consumer.getmany(timeout_ms=500)).values():
-                for each in got:
-                    value = decoder.decode(each.value) if decoder else each.value
-                    headers, at = dict(each.headers), (each.partition, each.offset)
-                    records.append(Record(*at, each.key, value, headers))
+                for record in got:
+                    value = decoder.decode(record.value) if decoder else record.value
+                    headers, at = dict(record.headers), (record.partition, record.offset)
+                    records.append(Record(*at, record.key, value, headers))
     return records
 
 
 async def positions(bootstrap: str, group: str, topic: str) -> dict[int, int]:
     """What lag tools would read."""
-    async with _asking(bootstrap) as admin:
-        found = await admin.list_consumer_group_offsets(group)
-    return {at.partition: told.offset for at, told in found.items() if at.topic == topic}
+    async with _admin_client(bootstrap) as admin:
+        offsets = await admin.list_consumer_group_offsets(group)
+    return {at.partition: position.offset for at, position in offsets.items() if at.topic == topic}
 
 
 def check_pair(
@@ -109,36 +112,36 @@ def check_pair(
     ordered: bool,
 ) -> dict[str, Any]:
     """Answers, missing, double, order: of one topic of prompts and its topic of answers."""
-    by_place = {(each.partition, each.offset): each for each in prompts}
+    by_place = {(prompt.partition, prompt.offset): prompt for prompt in prompts}
     answered: Counter[tuple[int, int]] = Counter()
     foreign, misplaced, out_of_order = [], [], []
     latest: dict[tuple[int, bytes | None], int] = {}
-    for each in answers:
-        place = place_of(each)
+    for answer in answers:
+        place = place_of(answer)
         prompt = by_place.get(place) if place else None
-        if place is None or prompt is None or each.headers[COORDINATES[0]].decode() != topic:
-            foreign.append((each.partition, each.offset))
+        if place is None or prompt is None or answer.headers[COORDINATES[0]].decode() != topic:
+            foreign.append((answer.partition, answer.offset))
             continue
         answered[place] += 1
-        if (prompt.key, prompt.partition) != (each.key, each.partition):
+        if (prompt.key, prompt.partition) != (answer.key, answer.partition):
             misplaced.append(place)
         line = (prompt.partition, prompt.key)
         if place[1] < latest.get(line, -1):
             out_of_order.append(place)
         latest[line] = max(place[1], latest.get(line, -1))
     noted = {(note["p"], note["o"]) for note in notes}
-    codes = (each.value.get("error_code") for each in answers if each.value)
+    codes = (answer.value.get("error_code") for answer in answers if answer.value)
     errors = Counter(code for code in codes if code)
     return {
         "prompts": len(prompts),
         "sent": len(noted),
-        "sent_but_not_there": _named(noted - by_place.keys()),
+        "sent_but_not_there": _summarize(noted - by_place.keys()),
         "answers": len(answers),
-        "missing": _named(by_place.keys() - answered.keys()),
-        "double": _named(place for place, count in answered.items() if count > 1),
-        "of_no_prompt": _named(foreign),
-        "under_another_key": _named(misplaced),
-        "out_of_order": _named(out_of_order) if ordered else None,
+        "missing": _summarize(by_place.keys() - answered.keys()),
+        "double": _summarize(place for place, count in answered.items() if count > 1),
+        "of_no_prompt": _summarize(foreign),
+        "under_another_key": _summarize(misplaced),
+        "out_of_order": _summarize(out_of_order) if ordered else None,
         "errors": dict(errors),
         "dead_letters": len(dead),
         "errors_without_dead_letter": max(0, errors.total() - len(dead)),
@@ -162,18 +165,18 @@ def check_forms(
     prompts: Mapping[tuple[int, int], Record], answers: Sequence[Record]
 ) -> dict[str, Any]:
     """How many answers to prompts with a JSON schema keep to it; an error keeps to nothing."""
-    wanted, invalid, validators = 0, [], dict[str, Any]()
-    for each in answers:
-        place = place_of(each)
+    form_count, invalid, validators = 0, [], dict[str, Any]()
+    for answer in answers:
+        place = place_of(answer)
         prompt = prompts.get(place) if place else None
         schema = schema_of(prompt.value) if prompt else None
         if schema is None:
             continue
-        wanted += 1
+        form_count += 1
         validator = validators.setdefault(json.dumps(schema), Draft202012Validator(schema))
-        if not is_valid(validator, (each.value or {}).get("text")):
+        if not is_valid(validator, (answer.value or {}).get("text")):
             invalid.append(place)
-    return {"wanted": wanted, "invalid": _named(invalid)}
+    return {"wanted": form_count, "invalid": _summarize(invalid)}
 
 
 def schema_of(prompt: Any) -> Any:
@@ -202,26 +205,32 @@ def check_usage(
     usage: Sequence[Record], requests: Iterable[str], counted: Mapping[str, Tokens]
 ) -> dict[str, Any]:
     """One record for each request, numbered without gaps, with what its client counted."""
-    seen = Counter(each.value["request_id"] for each in usage)
-    used = {each.value["request_id"]: tokens_of(each.value) for each in usage}
+    record_counts = Counter(record.value["request_id"] for record in usage)
+    used = {record.value["request_id"]: tokens_of(record.value) for record in usage}
     numbers: dict[int, list[int]] = defaultdict(list)
-    for each in usage:
-        numbers[each.partition].append(each.value["number"])
+    for record in usage:
+        numbers[record.partition].append(record.value["number"])
     accepted = set(requests)
-    pairs = {each: (told, used.get(each, (0, 0))) for each, told in counted.items()}
+    pairs = {
+        request_id: (tokens, used.get(request_id, (0, 0))) for request_id, tokens in counted.items()
+    }
     return {
         "records": len(usage),
         "requests": len(accepted),
-        "requests_without_record": _named(accepted - seen.keys()),
-        "records_without_request": _named(seen.keys() - accepted),
-        "double": _named(request_id for request_id, count in seen.items() if count > 1),
+        "requests_without_record": _summarize(accepted - record_counts.keys()),
+        "records_without_request": _summarize(record_counts.keys() - accepted),
+        "double": _summarize(
+            request_id for request_id, count in record_counts.items() if count > 1
+        ),
         "gaps": sum(has != list(range(len(has))) for has in numbers.values()),
         "counted_by_clients": len(counted),
         "tokens_counted_by_clients": sum(map(sum, counted.values())),
         "difference_tokens": sum(
-            abs(a - b) for told, has in pairs.values() for a, b in zip(told, has, strict=True)
+            abs(a - b) for tokens, has in pairs.values() for a, b in zip(tokens, has, strict=True)
         ),
-        "unequal": _named((each, *both) for each, both in pairs.items() if both[0] != both[1]),
+        "unequal": _summarize(
+            (request_id, *both) for request_id, both in pairs.items() if both[0] != both[1]
+        ),
     }
 
 
@@ -229,20 +238,25 @@ def check_batch(
     lines: Iterable[Mapping[str, Any]], out: Sequence[Any], errors: Sequence[Any]
 ) -> dict[str, Any]:
     """Each line of a batch in one of its two files, once."""
-    asked, came = (Counter(e["custom_id"] for e in each) for each in (lines, (*out, *errors)))
+    line_ids, answer_ids = (
+        Counter(e["custom_id"] for e in rows) for rows in (lines, (*out, *errors))
+    )
     return {
-        "lines": asked.total(),
+        "lines": line_ids.total(),
         "answers": len(out),
         "errors": len(errors),
-        "missing": _named((asked - came).elements()),
-        "double": _named((came - asked).elements()),
+        "missing": _summarize((line_ids - answer_ids).elements()),
+        "double": _summarize((answer_ids - line_ids).elements()),
     }
 
 
-def _named(what: Iterable[Any]) -> dict[str, Any]:
+def _summarize(labels: Iterable[Any]) -> dict[str, Any]:
     """How many, and some of them."""
-    found = list(what)
-    return {"count": len(found), "some": [str(each) for each in sorted(found, key=str)[:NAMED_MAX]]}
+    examples = list(labels)
+    return {
+        "count": len(examples),
+        "some": [str(example) for example in sorted(examples, key=str)[:NAMED_MAX]],
+    }
 
 
 def lines_of(path: str | None) -> Iterator[Any]:
@@ -263,37 +277,39 @@ def tokens_of(value: Mapping[str, Any]) -> Tokens:
 
 def counted_in(answers: Iterable[Record]) -> dict[str, Tokens]:
     """Tokens by request, as the answers say them."""
-    values = (each.value for each in answers if each.value)
+    values = (answer.value for answer in answers if answer.value)
     return {e["request_id"]: tokens_of(e) for e in values if not e.get("error_code")}
 
 
 async def check(task: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that the task names."""
     bootstrap, prefix = task["bootstrap"], task["prefix"]
-    decoder = Decoder(Path(task["schemas"]), ("Prompt", "Answer", "Usage", "Request"))
-    found: dict[str, Any] = {"pairs": {}, "batches": []}
+    decoder = ValueDecoder(Path(task["schemas"]), ("Prompt", "Answer", "Usage", "Request"))
+    findings: dict[str, Any] = {"pairs": {}, "batches": []}
     counted: dict[str, Tokens] = {}
     for pair in task["pairs"]:
         topic, ends = pair["prompts"], Counter[int]()
         prompts = await read(bootstrap, topic, decoder)
         answers = await read(bootstrap, pair["answers"], decoder)
         dead, notes = await read(bootstrap, f"{topic}.dlq", None), lines_of(pair.get("notes"))
-        said = check_pair(topic, prompts, answers, dead, notes, ordered=pair["ordered"])
-        for each in prompts:
-            ends[each.partition] = max(ends[each.partition], each.offset + 1)
+        pair_findings = check_pair(topic, prompts, answers, dead, notes, ordered=pair["ordered"])
+        for prompt in prompts:
+            ends[prompt.partition] = max(ends[prompt.partition], prompt.offset + 1)
         committed = await positions(bootstrap, task["group"], topic)
-        said["lag"] = sum(max(0, end - committed.get(at, 0)) for at, end in ends.items())
-        found["pairs"][topic] = said
+        pair_findings["lag"] = sum(max(0, end - committed.get(at, 0)) for at, end in ends.items())
+        findings["pairs"][topic] = pair_findings
         counted |= counted_in(answers)
     http = list(lines_of(task.get("http")))
     counted |= {note["request_id"]: tokens_of(note) for note in http}
     requests = await read(bootstrap, f"{prefix}requests", decoder)
     usage = await read(bootstrap, f"{prefix}usage", decoder)
-    found["usage"] = check_usage(usage, (each.value["request_id"] for each in requests), counted)
+    findings["usage"] = check_usage(
+        usage, (request.value["request_id"] for request in requests), counted
+    )
     for batch in task["batches"]:
         files = (list(lines_of(batch.get(name))) for name in ("input", "output", "errors"))
-        found["batches"].append(check_batch(*files))
-    return found
+        findings["batches"].append(check_batch(*files))
+    return findings
 
 
 if __name__ == "__main__":

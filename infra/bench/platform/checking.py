@@ -15,7 +15,7 @@ _CHECKER = Path(__file__).with_name("checker.py")
 _TRIES, _PAUSE_S = 12, 5.0  # what a gateway that died had under way ends by itself, after 30 s
 
 
-def task(
+def make_task(
     log: LogSettings,
     *,
     notes: Path,
@@ -48,24 +48,24 @@ def task(
     }
 
 
-async def checked(wanted: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+async def run_checker(checker_task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """What the checker finds, once every request has its usage, or after a while."""
     file = folder / "task.json"
-    file.write_text(json.dumps(wanted, indent=1))
+    file.write_text(json.dumps(checker_task, indent=1))
     for _ in range(_TRIES):
-        found = await _run(file)
-        if not found["usage"]["requests_without_record"]["count"]:
+        findings = await _run(file)
+        if not findings["usage"]["requests_without_record"]["count"]:
             break
         await asyncio.sleep(_PAUSE_S)
-    return found
+    return findings
 
 
 async def _run(file: Path) -> dict[str, Any]:
     child = await asyncio.create_subprocess_exec(
         sys.executable, str(_CHECKER), str(file), stdout=asyncio.subprocess.PIPE
     )
-    said, _ = await child.communicate()
+    stdout, _ = await child.communicate()
     if child.returncode:
         raise NotReady(f"{_CHECKER.name} ended with {child.returncode}; it says why above")
-    found: dict[str, Any] = json.loads(said)
-    return found
+    findings: dict[str, Any] = json.loads(stdout)
+    return findings

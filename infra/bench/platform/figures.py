@@ -20,21 +20,21 @@ _STEPS = {
 }
 
 
-def bars(found: Mapping[str, Any]) -> list[Bar]:
+def bars(findings: Mapping[str, Any]) -> list[Bar]:
     """What must hold, of the parts that ran."""
     judged: list[Bar] = []
-    checker = found.get("checker", {})
-    if "answers" in found:
+    checker = findings.get("checker", {})
+    if "answers" in findings:
         judged += _pair_bars("prompts", _pair(checker, PROMPTS))
-        judged += _load_bars(found["answers"])
-    if "batch" in found:
+        judged += _load_bars(findings["answers"])
+    if "batch" in findings:
         judged += _pair_bars("lines of the batch", _pair(checker, LINES))
         judged += _batch_bars(checker["batches"])
     if checker:
         judged += _usage_bars(checker["usage"])
         judged += _form_bars("simulated engines", list(checker["pairs"].values()))
-    if "vllm" in found:
-        pair = _pair(found["vllm"]["checker"], PROMPTS)
+    if "vllm" in findings:
+        pair = _pair(findings["vllm"]["checker"], PROMPTS)
         judged += _form_bars("a real engine", [pair])
         judged.append(at_most("a real engine: prompts without one answer", _amiss(pair), 0, ""))
     return judged
@@ -43,10 +43,12 @@ def bars(found: Mapping[str, Any]) -> list[Bar]:
 def _pair(checker: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Whatever the topics' prefix is."""
     pairs: Mapping[str, Any] = checker["pairs"]
-    others = [name for name in pairs if name.endswith(LINES)]
-    wanted = others if name == LINES else [each for each in pairs if each not in others]
-    found: Mapping[str, Any] = pairs[wanted[0]]
-    return found
+    line_topics = [name for name in pairs if name.endswith(LINES)]
+    topics = (
+        line_topics if name == LINES else [topic for topic in pairs if topic not in line_topics]
+    )
+    pair: Mapping[str, Any] = pairs[topics[0]]
+    return pair
 
 
 def _amiss(pair: Mapping[str, Any]) -> int:
@@ -63,8 +65,8 @@ def _pair_bars(what: str, pair: Mapping[str, Any]) -> list[Bar]:
         "out_of_order": "answers before an earlier one of their key",
     }
     judged = [
-        at_most(f"{what}: {said}", pair[name]["count"], 0, "")
-        for name, said in counts.items()
+        at_most(f"{what}: {text}", pair[name]["count"], 0, "")
+        for name, text in counts.items()
         if pair[name] is not None
     ]
     errors = sum(pair["errors"].values())
@@ -127,38 +129,38 @@ def _extra(usage: Mapping[str, Any]) -> int:
 
 
 def _form_bars(what: str, pairs: Sequence[Mapping[str, Any]]) -> list[Bar]:
-    wanted = sum(pair["forms"]["wanted"] for pair in pairs)
+    form_count = sum(pair["forms"]["wanted"] for pair in pairs)
     invalid = sum(pair["forms"]["invalid"]["count"] for pair in pairs)
-    share = 1 - invalid / wanted if wanted else None
+    share = 1 - invalid / form_count if form_count else None
     return [at_least(f"{what}: answers that keep to their schema", share, VALID, "")]
 
 
-def tables(found: Mapping[str, Any]) -> list[Table]:
+def tables(findings: Mapping[str, Any]) -> list[Table]:
     """What each step took, and what the checker counted."""
-    steps = {_STEPS[name]: step for name, step in found.get("answers", {}).items()}
-    steps |= {name: found[part] for part, name in _OTHERS.items() if part in found}
-    shown = Table("step", "answers", "s", "per s", "TTFT p50/p99, ms", "killed", "bridge, MiB")
+    steps = {_STEPS[name]: step for name, step in findings.get("answers", {}).items()}
+    steps |= {name: findings[part] for part, name in _OTHERS.items() if part in findings}
+    table = Table("step", "answers", "s", "per s", "TTFT p50/p99, ms", "killed", "bridge, MiB")
     for name, step in steps.items():
-        p50, p99 = (number(step["ttft_ms"][each]) for each in ("p50", "p99"))
-        shown.add_row(
+        p50, p99 = (number(step["ttft_ms"][percent]) for percent in ("p50", "p99"))
+        table.add_row(
             name, str(step["answers"] or ""), number(step["seconds"]),
             number(step["rate_per_s"] or None), f"{p50}/{p99}",
             str(sum(step["killed"].values()) or ""), number(step["bridge_mib_max"]),
         )  # fmt: skip
-    return [shown, *([_counted(found["checker"])] if "checker" in found else [])]
+    return [table, *([_counted(findings["checker"])] if "checker" in findings else [])]
 
 
 _OTHERS = {"batch": "batch, kills", "vllm": "a real engine"}
 
 
 def _counted(checker: Mapping[str, Any]) -> Table:
-    shown = Table("topic", "prompts", "answers", "missing", "double", "out of order", "errors",
+    table = Table("topic", "prompts", "answers", "missing", "double", "out of order", "errors",
                   title="What the checker counted")  # fmt: skip
     for topic, pair in checker["pairs"].items():
         order = pair["out_of_order"]
-        shown.add_row(
+        table.add_row(
             topic, str(pair["prompts"]), str(pair["answers"]), str(pair["missing"]["count"]),
             str(pair["double"]["count"]), "-" if order is None else str(order["count"]),
             str(sum(pair["errors"].values())),
         )  # fmt: skip
-    return shown
+    return table

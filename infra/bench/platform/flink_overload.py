@@ -83,9 +83,9 @@ async def measure(options: Overload, folder: Path, console: Console) -> dict[str
         job.start()
         async with _reader(stack) as reader:
             run = _Run(options, stack, job, reader, console)
-            await run.offered()
+            await run.wait_offered()
             await stack.scale(replica=1 + options.helpers)
-            await run.drained()
+            await run.wait_drained()
             return run.figures()
     finally:
         if job is not None:
@@ -93,13 +93,13 @@ async def measure(options: Overload, folder: Path, console: Console) -> dict[str
         await stack.stop(grace_s=10)
 
 
-def bars(found: Mapping[str, Any]) -> list[Bar]:
+def bars(figures: Mapping[str, Any]) -> list[Bar]:
     """What the run must show."""
     return [
-        at_most("Flink: job restarts", found["job_restarts"], 0, ""),
-        at_most("Flink: rows lost", found["rows_lost"], 0, ""),
-        at_most("Flink: rows twice", found["rows_double"], 0, ""),
-        at_least("Flink: offered to capacity", found["offered_to_capacity"], 4.5, "x"),
+        at_most("Flink: job restarts", figures["job_restarts"], 0, ""),
+        at_most("Flink: rows lost", figures["rows_lost"], 0, ""),
+        at_most("Flink: rows twice", figures["rows_double"], 0, ""),
+        at_least("Flink: offered to capacity", figures["offered_to_capacity"], 4.5, "x"),
     ]
 
 
@@ -152,20 +152,20 @@ class _Run:
     ) -> None:
         prefix = stack.settings.log.topic_prefix
         self._options, self._job, self._reader, self._console = options, job, reader, console
-        self._prompts = reader.seen[f"{prefix}prompts"]
-        self._answers = reader.seen[f"{prefix}answers"]
-        self._answered = reader.seen[ANSWERED]
-        self._predicted = reader.seen[PREDICTED]
+        self._prompts = reader.counts[f"{prefix}prompts"]
+        self._answers = reader.counts[f"{prefix}answers"]
+        self._answered = reader.counts[ANSWERED]
+        self._predicted = reader.counts[PREDICTED]
         self._begun_s = time.monotonic()
         self._news_s = time.monotonic()
 
-    async def offered(self) -> None:
+    async def wait_offered(self) -> None:
         """Until all rows for the topics are in Kafka."""
-        await self._until(lambda: len(self._prompts.rows) >= self._options.tickets)
+        await self._read_until(lambda: len(self._prompts.rows) >= self._options.tickets)
 
-    async def drained(self) -> None:
+    async def wait_drained(self) -> None:
         """Until Flink has all answers, or nothing comes any more."""
-        await self._until(
+        await self._read_until(
             lambda: (
                 len(self._answered.rows) >= self._options.tickets
                 and len(self._predicted.rows) >= self._options.calls
@@ -173,9 +173,9 @@ class _Run:
         )
         await self._reader.read()  # what should not come
 
-    async def _until(self, done: Callable[[], bool]) -> None:
+    async def _read_until(self, is_done: Callable[[], bool]) -> None:
         self._news_s, before = time.monotonic(), self._count()
-        while not done():
+        while not is_done():
             await self._reader.read()
             if (now := self._count()) != before:
                 before, self._news_s = now, time.monotonic()
@@ -186,7 +186,7 @@ class _Run:
                 return
 
     def _count(self) -> int:
-        return sum(sum(seen.rows.values()) for seen in self._reader.seen.values())
+        return sum(sum(topic_counts.rows.values()) for topic_counts in self._reader.counts.values())
 
     def figures(self) -> dict[str, Any]:
         """All that was counted."""
@@ -196,7 +196,7 @@ class _Run:
         capacity = steady_rate([*self._answers.times_ms, *called], until_ms)
         # Of calls as many are offered as are answered: each slows its source down.
         offered = steady_rate(times, until_ms) + steady_rate(called, until_ms)
-        lost = self._answered.missing([str(n + 1) for n in range(options.tickets)])
+        rows_lost = self._answered.missing([str(n + 1) for n in range(options.tickets)])
         calls_lost = self._predicted.missing([str(n + 1) for n in range(options.calls)])
         return {
             "rows_to_topics": len(self._prompts.rows),
@@ -206,8 +206,10 @@ class _Run:
             "capacity_per_s": capacity,
             "offered_to_capacity": offered / capacity if capacity else None,
             "job_restarts": self._job.restarts(),
-            "rows_lost": lost + calls_lost + max(0, options.tickets - len(self._prompts.rows)),
-            "rows_double": sum(seen.double for seen in self._reader.seen.values()),
+            "rows_lost": rows_lost + calls_lost + max(0, options.tickets - len(self._prompts.rows)),
+            "rows_double": sum(
+                topic_counts.double for topic_counts in self._reader.counts.values()
+            ),
             "answers_missing": self._answers.missing(list(self._prompts.rows)),
             "error_answers": sum(self._answers.errors.values()),
             "errors": dict(self._answers.errors + self._predicted.errors),

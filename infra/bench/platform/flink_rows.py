@@ -15,7 +15,7 @@ Key = tuple[str, int, int] | str
 
 
 @dataclass(slots=True)
-class Seen:
+class RowCounts:
     """Of one topic: how often each row was there, and what was wrong with it."""
 
     rows: Counter[Key] = field(default_factory=Counter)
@@ -27,14 +27,14 @@ class Seen:
         """Records beyond the first of each row."""
         return sum(self.rows.values()) - len(self.rows)
 
-    def missing(self, wanted: Sequence[Key]) -> int:
+    def missing(self, expected: Sequence[Key]) -> int:
         """Rows that are not there."""
-        return sum(row not in self.rows for row in wanted)
+        return sum(row not in self.rows for row in expected)
 
 
 def steady_rate(times_ms: Sequence[int], until_ms: int) -> float:
     """How many came per second, from the first of them on until then; 0 where that is no time."""
-    counted = [each for each in times_ms if each <= until_ms]
+    counted = [time_ms for time_ms in times_ms if time_ms <= until_ms]
     seconds = (until_ms - min(counted, default=until_ms)) / 1_000
     return (len(counted) - 1) / seconds if seconds else 0.0
 
@@ -62,7 +62,7 @@ class RowReader:
     """Reads some topics on and on; `read` takes what has come since."""
 
     def __init__(self, bootstrap: str, topics: dict[str, Look]) -> None:
-        self.seen = {topic: Seen() for topic in topics}
+        self.counts = {topic: RowCounts() for topic in topics}
         self._topics = topics
         self._consumer = AIOKafkaConsumer(  # without a group: all partitions of the topics
             *topics,
@@ -84,8 +84,8 @@ class RowReader:
         for records in (await self._consumer.getmany(timeout_ms=wait_ms)).values():
             for record in records:
                 row, error = self._topics[record.topic](record, json.loads(record.value))
-                seen = self.seen[record.topic]
-                seen.rows[row] += 1
-                seen.times_ms.append(record.timestamp)
+                topic_counts = self.counts[record.topic]
+                topic_counts.rows[row] += 1
+                topic_counts.times_ms.append(record.timestamp)
                 if error:
-                    seen.errors[error] += 1
+                    topic_counts.errors[error] += 1

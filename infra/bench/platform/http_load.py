@@ -15,7 +15,7 @@ from pathlib import Path
 
 import aiohttp
 
-from infra.bench.platform.questions import Question, questions
+from infra.bench.platform.questions import LoadQuestion, draw_questions
 from schemas.errors import NotReady
 
 _PATH, _PUBLIC_PREFIX = "/v1/chat/completions", "chatcmpl-"
@@ -35,20 +35,22 @@ class HttpLoad:
         self.tries: Counter[str] = Counter()  # that came to nothing, by why
         self.began_s = self.ended_s = 0.0
 
-    async def run(self, asked: Iterable[Question], told: Callable[[int], None]) -> None:
+    async def run(
+        self, questions: Iterable[LoadQuestion], on_progress: Callable[[int], None]
+    ) -> None:
         """Until all are answered."""
-        left = iter(asked)
+        pending_questions = iter(questions)
         self.began_s = time.monotonic()
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(timeout=_TRY, connector=connector) as session:
             with self._notes.open("a") as notes:
 
                 async def client(number: int) -> None:
-                    for question in left:
+                    for question in pending_questions:
                         note = await self._answer(session, question, number)
                         notes.write(json.dumps(note) + "\n")
                         self.answered += 1
-                        told(self.answered)
+                        on_progress(self.answered)
 
                 async with asyncio.TaskGroup() as group:
                     for number in range(self._clients):
@@ -56,7 +58,7 @@ class HttpLoad:
         self.ended_s = time.monotonic()
 
     async def _answer(
-        self, session: aiohttp.ClientSession, question: Question, at: int
+        self, session: aiohttp.ClientSession, question: LoadQuestion, at: int
     ) -> dict[str, object]:
         body, end_s = question.body(self._model), time.monotonic() + _PATIENCE_S
         pause_s = _PAUSE_S
@@ -77,7 +79,7 @@ class HttpLoad:
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
 
 
-def _note(question: Question, answer: dict[str, object]) -> dict[str, object]:
+def _note(question: LoadQuestion, answer: dict[str, object]) -> dict[str, object]:
     usage = answer["usage"]
     assert isinstance(usage, dict)
     return {
@@ -88,7 +90,7 @@ def _note(question: Question, answer: dict[str, object]) -> dict[str, object]:
     }
 
 
-class Probes:
+class TtftProbes:
     """Interactive chats at a rate; ms from the call to the first token."""
 
     def __init__(self, urls: Sequence[str], model: str, rate: float, seed: int) -> None:
@@ -101,18 +103,18 @@ class Probes:
     async def run(self) -> None:
         """Until it is cancelled; what is under way then is not counted."""
         rng = random.Random(f"probes {self._seed}")
-        due_s, asked = time.monotonic(), questions(1 << 30, self._seed + 77)
+        due_s, arrivals = time.monotonic(), draw_questions(1 << 30, self._seed + 77)
         async with (
             aiohttp.ClientSession(timeout=_TRY) as session,
             asyncio.TaskGroup() as group,
         ):
-            for question in asked:
+            for question in arrivals:
                 due_s += rng.expovariate(self._rate)
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
                 self._number += 1
-                group.create_task(self._one(session, question, self._number))
+                group.create_task(self._chat(session, question, self._number))
 
-    async def _one(self, session: aiohttp.ClientSession, question: Question, at: int) -> None:
+    async def _chat(self, session: aiohttp.ClientSession, question: LoadQuestion, at: int) -> None:
         """A client asks elsewhere where a gateway does not answer; the time goes on."""
         content = {"messages": [{"role": "user", "content": question.text}]}
         body = {"model": self._model, **content, "max_tokens": _PROBE_TOKENS, "stream": True}

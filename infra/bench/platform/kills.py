@@ -9,7 +9,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
-from infra.bench.faults.kill_schedule import BROKER, KILL, Blow, Killer
+from infra.bench.faults.kill_schedule import BROKER, KILL, FaultInjector, InjectedFault
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 
@@ -22,29 +22,29 @@ class Kills:
     """All that are dealt to one stack."""
 
     def __init__(self, stack: Stack, seed: int, every_s: float = EVERY_S) -> None:
-        self._killer, self._every_s = Killer(stack), every_s
+        self._injector, self._every_s = FaultInjector(stack), every_s
         self._names = victims(stack.plan, seed)
 
     @property
-    def dealt(self) -> dict[str, int]:
+    def kill_counts(self) -> dict[str, int]:
         """How often each process was killed."""
-        return {name: count for (name, _), count in sorted(self._killer.dealt.items())}
+        return {name: count for (name, _), count in sorted(self._injector.fault_counts.items())}
 
-    async def run(self, done: Callable[[], float]) -> None:
+    async def run(self, done_share: Callable[[], float]) -> None:
         """Until it is cancelled; `done` says which share of the work is."""
         loop, broker_at = asyncio.get_running_loop(), list(BROKER_AT)
         due_s = loop.time() + self._every_s
         while True:
             await asyncio.sleep(_LOOK_S)
-            if broker_at and done() >= broker_at[0]:
+            if broker_at and done_share() >= broker_at[0]:
                 broker_at.pop(0)
-                await self._deal(BROKER)
+                await self._kill(BROKER)
             if loop.time() >= due_s:
                 due_s += self._every_s
-                await self._deal(next(self._names))
+                await self._kill(next(self._names))
 
-    async def _deal(self, name: str) -> None:
-        await self._killer.deal(Blow(at_s=0.0, name=name, how=KILL))
+    async def _kill(self, name: str) -> None:
+        await self._injector.inject(InjectedFault(at_s=0.0, name=name, how=KILL))
 
 
 def victims(plan: StackPlan, seed: int) -> Iterator[str]:
@@ -58,6 +58,6 @@ def victims(plan: StackPlan, seed: int) -> Iterator[str]:
             yield rng.choice(names)
 
 
-def beyond(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
+def kills_between(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
     """What was dealt in between."""
     return dict(Counter(after) - Counter(before))

@@ -16,10 +16,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from infra.bench.benchmark import Benchmark, Findings, counting, offered
+from infra.bench.benchmark import Benchmark, BenchmarkResult, counting, option
 from infra.bench.platform import figures, flink_overload, vllm
-from infra.bench.platform.checking import checked, task
-from infra.bench.platform.run import Run
+from infra.bench.platform.checking import make_task, run_checker
+from infra.bench.platform.run import PlatformRun
 from infra.bench.platform.stacks import hurt_stack
 from infra.bench.results import BENCH_DIR
 from infra.bench.retrieval.stacks import running
@@ -31,70 +31,76 @@ _WARM_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class PlatformOptions:
     """How much is asked."""
 
-    only: tuple[str, ...] = offered((), "these parts", choices=PARTS)
-    prompts: int = offered(100_000, "through the log while processes die")
-    calls: int = offered(0, "over HTTP under the same kills; 0: as many as prompts")
-    calm: int = offered(10_000, "prompts while nothing dies")
-    watch_s: float = offered(60.0, "s of chats alone")
-    hurt_s: float = offered(120.0, "s of chats alone, with kills")
-    probes: float = offered(5.0, "chats a second beside everything else")
-    lines: int = offered(50_000, "of the batch")
-    forms: int = offered(200, "answers of a real engine by a JSON schema")
-    overload_s: float = offered(300.0, "s in which Flink offers five times the capacity")
-    seed: int = offered(1)
+    only: tuple[str, ...] = option((), "these parts", choices=PARTS)
+    prompts: int = option(100_000, "through the log while processes die")
+    calls: int = option(0, "over HTTP under the same kills; 0: as many as prompts")
+    calm: int = option(10_000, "prompts while nothing dies")
+    watch_s: float = option(60.0, "s of chats alone")
+    hurt_s: float = option(120.0, "s of chats alone, with kills")
+    probes: float = option(5.0, "chats a second beside everything else")
+    lines: int = option(50_000, "of the batch")
+    forms: int = option(200, "answers of a real engine by a JSON schema")
+    overload_s: float = option(300.0, "s in which Flink offers five times the capacity")
+    seed: int = option(1)
 
 
-async def run(options: Options, console: Console) -> Findings:
+async def run(options: PlatformOptions, console: Console) -> BenchmarkResult:
     """The parts that are wanted."""
-    found: dict[str, Any] = {}
-    wanted = options.only or tuple(part for part in PARTS if part != VLLM or options.forms)
+    findings: dict[str, Any] = {}
+    parts = options.only or tuple(part for part in PARTS if part != VLLM or options.forms)
     with counting(console, 34) as progress:
-        if {ANSWERS, BATCH} & set(wanted):
-            found |= await _hurt(options, wanted, progress)
-        if VLLM in wanted:
-            found[VLLM] = await vllm.measure(options.forms, options.seed, progress)
-    bars = figures.bars(found)
-    if FLINK in wanted:
+        if {ANSWERS, BATCH} & set(parts):
+            findings |= await _measure_under_kills(options, parts, progress)
+        if VLLM in parts:
+            findings[VLLM] = await vllm.measure(options.forms, options.seed, progress)
+    bars = figures.bars(findings)
+    if FLINK in parts:
         overload = flink_overload.Overload(seconds=options.overload_s)
         folder = BENCH_DIR.absolute() / "flink"
-        found[FLINK] = await flink_overload.measure(overload, folder, console)
-        bars += flink_overload.bars(found[FLINK])
-    return Findings(figures=found, bars=bars, shown=figures.tables(found))
+        findings[FLINK] = await flink_overload.measure(overload, folder, console)
+        bars += flink_overload.bars(findings[FLINK])
+    return BenchmarkResult(figures=findings, bars=bars, tables=figures.tables(findings))
 
 
-async def _hurt(options: Options, wanted: tuple[str, ...], progress: Progress) -> dict[str, Any]:
+async def _measure_under_kills(
+    options: PlatformOptions, parts: tuple[str, ...], progress: Progress
+) -> dict[str, Any]:
     """Prompts, calls and a batch, on one stack."""
-    found: dict[str, Any] = {}
+    findings: dict[str, Any] = {}
     starting = progress.add_task("starting the stack", total=1)
     async with running(hurt_stack()) as stack:
         progress.update(starting, completed=1)
         codec = await asyncio.to_thread(make_codec, stack.settings.log)
-        on = Run(stack, codec, progress, seed=options.seed, rate=options.probes)
-        if ANSWERS in wanted:
-            await on.watch("first chats", _WARM_S, kill=False)
+        bench = PlatformRun(stack, codec, progress, seed=options.seed, rate=options.probes)
+        if ANSWERS in parts:
+            await bench.watch("first chats", _WARM_S, kill=False)
             steps = {
-                "idle": await on.watch("chats alone", options.watch_s, kill=False),
-                "idle_hurt": await on.watch("chats alone, kills", options.hurt_s, kill=True),
-                "calm": await on.prompts("prompts", options.calm, kill=False),
-                "log": await on.prompts("prompts, kills", options.prompts, kill=True),
-                "http": await on.http("HTTP, kills", options.calls or options.prompts, kill=True),
+                "idle": await bench.watch("chats alone", options.watch_s, kill=False),
+                "idle_hurt": await bench.watch("chats alone, kills", options.hurt_s, kill=True),
+                "calm": await bench.prompts("prompts", options.calm, kill=False),
+                "log": await bench.prompts("prompts, kills", options.prompts, kill=True),
+                "http": await bench.http(
+                    "HTTP, kills", options.calls or options.prompts, kill=True
+                ),
             }
-            found[ANSWERS] = {name: step.figures() for name, step in steps.items()}
-        if BATCH in wanted:
-            step = await on.batch("batch, kills", options.lines, kill=True)
-            found[BATCH] = step.figures()
+            findings[ANSWERS] = {name: step.figures() for name, step in steps.items()}
+        if BATCH in parts:
+            step = await bench.batch("batch, kills", options.lines, kill=True)
+            findings[BATCH] = step.figures()
         await stack.wait_ready()
         checking = progress.add_task("reading the raw topics", total=1)
-        wish = task(stack.settings.log, notes=on.notes, http=on.http_notes, batches=on.batches)
-        found["checker"] = await checked(wish, stack.folder)
+        checker_task = make_task(
+            stack.settings.log, notes=bench.notes, http=bench.http_notes, batches=bench.batches
+        )
+        findings["checker"] = await run_checker(checker_task, stack.folder)
         progress.update(checking, completed=1)
-    return found
+    return findings
 
 
-QUICK = Options(
+QUICK = PlatformOptions(
     only=(ANSWERS, BATCH),
     overload_s=8.0,
     prompts=3_000,
@@ -109,7 +115,7 @@ BENCHMARK = Benchmark(
     name="platform",
     about=__doc__,
     run=run,
-    full=Options(),
+    full=PlatformOptions(),
     quick=QUICK,
-    quick_said="small numbers, without vLLM and Flink",
+    quick_help="small numbers, without vLLM and Flink",
 )

@@ -33,7 +33,7 @@ FORM = {"type": "json_schema", "json_schema": {"name": "ticket", "schema": SCHEM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class LoadQuestion:
     """One of them."""
 
     number: int
@@ -87,12 +87,12 @@ class Question:
 _NESTED = ("response_format", "metadata")
 
 
-def questions(count: int, seed: int) -> Iterator[Question]:
+def draw_questions(count: int, seed: int) -> Iterator[LoadQuestion]:
     """So many."""
     rng = random.Random(f"platform {seed}")
     keys = max(KEYS_MIN, count // PER_KEY)
     for number in range(count):
-        yield Question(
+        yield LoadQuestion(
             number=number,
             key=f"customer-{rng.randrange(keys)}",
             text=" ".join(rng.choices(WORDS, k=rng.randint(*PROMPT_WORDS))),

@@ -13,11 +13,11 @@ from typing import Any
 from rich.progress import Progress
 
 from infra.bench.faults.target_stack import urls
-from infra.bench.memory import Memory, growth
+from infra.bench.memory import MemorySampler, growth
 from infra.bench.platform.batch_load import BatchLoad
-from infra.bench.platform.http_load import HttpLoad, Probes
-from infra.bench.platform.kills import Kills, beyond
-from infra.bench.platform.questions import Question, questions
+from infra.bench.platform.http_load import HttpLoad, TtftProbes
+from infra.bench.platform.kills import Kills, kills_between
+from infra.bench.platform.questions import LoadQuestion, draw_questions
 from infra.bench.platform.stacks import in_flight
 from infra.bench.platform.topic_load import TopicLoad
 from infra.bench.results import percentiles
@@ -26,7 +26,7 @@ from schemas.codec import Codec
 
 
 @dataclass(slots=True, kw_only=True)
-class Step:
+class LoadStep:
     """One of them."""
 
     seconds: float = 0.0
@@ -35,7 +35,7 @@ class Step:
     probes_failed: int = 0
     killed: dict[str, int] = field(default_factory=dict)
     bridge_mib: list[float] = field(default_factory=list)
-    more: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def figures(self) -> dict[str, Any]:
         """For the report."""
@@ -49,11 +49,11 @@ class Step:
             "killed": self.killed,
             "bridge_mib_max": max(self.bridge_mib, default=None),
             "bridge_memory_growth": growth(self.bridge_mib),
-            **self.more,
+            **self.extra,
         }
 
 
-class Run:
+class PlatformRun:
     """The stack under test, started."""
 
     def __init__(
@@ -67,79 +67,83 @@ class Run:
         self.notes, self.http_notes = self.folder / "prompts.jsonl", self.folder / "http.jsonl"
         self.batches: list[dict[str, str]] = []
 
-    async def watch(self, name: str, seconds: float, *, kill: bool) -> Step:
+    async def watch(self, name: str, seconds: float, *, kill: bool) -> LoadStep:
         """Chats alone."""
-        step, task = Step(seconds=seconds), self._progress.add_task(name, total=int(seconds))
+        step, task = LoadStep(seconds=seconds), self._progress.add_task(name, total=int(seconds))
         began_s = time.monotonic()
 
-        def done() -> float:
+        def done_share() -> float:
             return (time.monotonic() - began_s) / seconds
 
-        async with self._beside(step, done if kill else None):
-            while done() < 1:
+        async with self._with_probes(step, done_share if kill else None):
+            while done_share() < 1:
                 self._progress.update(task, completed=int(time.monotonic() - began_s))
                 await asyncio.sleep(0.25)
         self._progress.update(task, completed=int(seconds))
         return step
 
-    async def prompts(self, name: str, count: int, *, kill: bool) -> Step:
+    async def prompts(self, name: str, count: int, *, kill: bool) -> LoadStep:
         """So many through the log."""
-        return await self.ask(name, questions(count, self._seed + kill), count, kill=kill)
+        return await self.ask(name, draw_questions(count, self._seed + kill), count, kill=kill)
 
-    async def ask(self, name: str, asked: Iterable[Question], count: int, *, kill: bool) -> Step:
+    async def ask(
+        self, name: str, questions: Iterable[LoadQuestion], count: int, *, kill: bool
+    ) -> LoadStep:
         """These through the log."""
-        load, step = TopicLoad(self.stack.settings.log, self.notes), Step()
-        told = self._telling(name, count)
-        done = (lambda: len(load.answered) / count) if kill else None
-        async with self._beside(step, done):
-            await load.run(asked, count, self._codec, told)
+        load, step = TopicLoad(self.stack.settings.log, self.notes), LoadStep()
+        on_progress = self._progress_callback(name, count)
+        done_share = (lambda: len(load.answered) / count) if kill else None
+        async with self._with_probes(step, done_share):
+            await load.run(questions, count, self._codec, on_progress)
         step.seconds, step.answers = load.ended_s - load.began_s, len(load.answered)
-        step.more = {"sent_s": round(load.sent_s - load.began_s, 1)}
+        step.extra = {"sent_s": round(load.sent_s - load.began_s, 1)}
         return step
 
-    async def http(self, name: str, count: int, *, kill: bool) -> Step:
+    async def http(self, name: str, count: int, *, kill: bool) -> LoadStep:
         """As many of the like over HTTP, as many at once as bridges may have under way."""
         clients = in_flight(self.stack)
         load = HttpLoad(urls(self.stack), self._model, clients, self.http_notes)
-        step, told = Step(), self._telling(name, count)
-        done = (lambda: load.answered / count) if kill else None
-        async with self._beside(step, done):
-            await load.run(questions(count, self._seed + 3), told)
+        step, on_progress = LoadStep(), self._progress_callback(name, count)
+        done_share = (lambda: load.answered / count) if kill else None
+        async with self._with_probes(step, done_share):
+            await load.run(draw_questions(count, self._seed + 3), on_progress)
         step.seconds, step.answers = load.ended_s - load.began_s, load.answered
-        step.more = {"clients": clients, "tries_in_vain": dict(load.tries)}
+        step.extra = {"clients": clients, "tries_in_vain": dict(load.tries)}
         return step
 
-    async def batch(self, name: str, count: int, *, kill: bool) -> Step:
+    async def batch(self, name: str, count: int, *, kill: bool) -> LoadStep:
         """So many lines in one file."""
-        load, step = BatchLoad(urls(self.stack), self._model, self.folder), Step()
-        told, completed = self._telling(name, count), 0
+        load, step = BatchLoad(urls(self.stack), self._model, self.folder), LoadStep()
+        on_progress, completed = self._progress_callback(name, count), 0
 
         def progressed(lines: int) -> None:
             nonlocal completed
             completed = lines
-            told(lines)
+            on_progress(lines)
 
-        await load.create(questions(count, self._seed + 2))
-        async with self._beside(step, (lambda: completed / count) if kill else None):
+        await load.create(draw_questions(count, self._seed + 2))
+        async with self._with_probes(step, (lambda: completed / count) if kill else None):
             await load.wait(progressed)
         self.batches.append(load.files)
         step.seconds, step.answers = load.ended_s - load.began_s, completed
-        step.more = {"status": load.status["status"]}
+        step.extra = {"status": load.status["status"]}
         return step
 
-    def _telling(self, name: str, total: int) -> Callable[[int], None]:
+    def _progress_callback(self, name: str, total: int) -> Callable[[int], None]:
         task = self._progress.add_task(name, total=total)
-        return lambda done: self._progress.update(task, completed=done)
+        return lambda count: self._progress.update(task, completed=count)
 
     @contextlib.asynccontextmanager
-    async def _beside(self, step: Step, done: Callable[[], float] | None) -> AsyncIterator[None]:
+    async def _with_probes(
+        self, step: LoadStep, done_share: Callable[[], float] | None
+    ) -> AsyncIterator[None]:
         """Chats, a look at memory, and kills where `done` says how far the work is."""
         await self.stack.wait_ready()
-        probes = Probes(urls(self.stack), self._model, self._rate, self._seed)
-        memory, before = Memory(self.stack, "bridge"), self._kills.dealt
+        probes = TtftProbes(urls(self.stack), self._model, self._rate, self._seed)
+        memory, before = MemorySampler(self.stack, "bridge"), self._kills.kill_counts
         works: list[Coroutine[Any, Any, None]] = [memory.run()]
         works += [probes.run()] if self._rate else []
-        works += [self._kills.run(done)] if done is not None else []
+        works += [self._kills.run(done_share)] if done_share is not None else []
         tasks = [asyncio.create_task(work) for work in works]
         try:
             yield
@@ -152,4 +156,4 @@ class Run:
             await asyncio.gather(*tasks, return_exceptions=True)
             step.ttft_ms, step.probes_failed = probes.ttft_ms, probes.failed
             step.bridge_mib = memory.samples_mib
-            step.killed = beyond(self._kills.dealt, before)
+            step.killed = kills_between(self._kills.kill_counts, before)

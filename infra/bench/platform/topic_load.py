@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from infra.bench.platform.questions import Question
+from infra.bench.platform.questions import LoadQuestion
 from schemas.codec import Codec
 from schemas.log.connecting import client_options, stop_consumer
 from schemas.log.endings import cancel_and_wait
@@ -28,25 +28,29 @@ class TopicLoad:
     def __init__(self, log: LogSettings, notes: Path) -> None:
         self._log, self._notes = log, notes
         self.answered: set[tuple[int, bytes]] = set()  # partition and offset of prompts
-        self.sent = 0
+        self.sent_count = 0
         self.began_s = self.sent_s = self.ended_s = 0.0
 
     async def run(
-        self, asked: Iterable[Question], count: int, codec: Codec, told: Callable[[int], None]
+        self,
+        questions: Iterable[LoadQuestion],
+        count: int,
+        codec: Codec,
+        on_progress: Callable[[int], None],
     ) -> None:
         """Send all; returns when as many answers are there."""
         answers = await self._follow()
         self.began_s = time.monotonic()
-        sending = asyncio.create_task(self._send(asked, codec))
+        sending = asyncio.create_task(self._send(questions, codec))
         try:
             while len(self.answered) < count:
                 if sending.done():
                     sending.result()
                 for got in (await answers.getmany(timeout_ms=250)).values():
-                    for each in got:
-                        offset = dict(each.headers).get(_OFFSET, b"")
-                        self.answered.add((each.partition, offset))
-                told(len(self.answered))
+                    for record in got:
+                        offset = dict(record.headers).get(_OFFSET, b"")
+                        self.answered.add((record.partition, offset))
+                on_progress(len(self.answered))
             self.ended_s = time.monotonic()
         finally:
             await cancel_and_wait(sending)
@@ -67,7 +71,7 @@ class TopicLoad:
         await consumer.seek_to_end(*places)
         return consumer
 
-    async def _send(self, asked: Iterable[Question], codec: Codec) -> None:
+    async def _send(self, questions: Iterable[LoadQuestion], codec: Codec) -> None:
         producer = AIOKafkaProducer(
             **client_options(self._log) | {"request_timeout_ms": _PATIENCE_MS},
             client_id="bench-prompts",
@@ -75,22 +79,22 @@ class TopicLoad:
             linger_ms=5,
         )
         await producer.start()
-        room, topic = asyncio.Semaphore(_AT_ONCE), f"{self._log.topic_prefix}prompts"
+        slots, topic = asyncio.Semaphore(_AT_ONCE), f"{self._log.topic_prefix}prompts"
         try:
             with self._notes.open("a") as notes:
 
-                async def send(question: Question) -> None:
+                async def send(question: LoadQuestion) -> None:
                     key, value = question.key.encode(), question.prompt(codec)
                     ack = await producer.send(topic, value, key=key)
                     at = await ack
-                    room.release()
+                    slots.release()
                     note = {"p": at.partition, "o": at.offset, "number": question.number}
                     notes.write(json.dumps(note) + "\n")
-                    self.sent += 1
+                    self.sent_count += 1
 
                 async with asyncio.TaskGroup() as group:
-                    for question in asked:
-                        await room.acquire()
+                    for question in questions:
+                        await slots.acquire()
                         group.create_task(send(question))
         finally:
             await producer.stop()

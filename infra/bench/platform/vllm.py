@@ -4,9 +4,9 @@ from typing import Any
 
 from rich.progress import Progress
 
-from infra.bench.platform.checking import checked, task
-from infra.bench.platform.questions import FORM_EVERY, questions
-from infra.bench.platform.run import Run
+from infra.bench.platform.checking import make_task, run_checker
+from infra.bench.platform.questions import FORM_EVERY, draw_questions
+from infra.bench.platform.run import PlatformRun
 from infra.bench.platform.stacks import vllm_stack
 from infra.bench.retrieval.stacks import running
 from schemas.log.registry import make_codec
@@ -16,8 +16,12 @@ async def measure(count: int, seed: int, progress: Progress) -> dict[str, Any]:
     """Of so many prompts, each with the schema."""
     async with running(vllm_stack()) as stack:
         codec = make_codec(stack.settings.log)
-        on = Run(stack, codec, progress, seed=seed, rate=0.0)
-        asked = [each for each in questions(count * FORM_EVERY, seed) if each.has_form]
-        step = await on.ask("a real engine, by a schema", asked, count, kill=False)
-        wish = task(stack.settings.log, notes=on.notes, http=on.http_notes, ordered=False)
-        return {**step.figures(), "checker": await checked(wish, stack.folder)}
+        bench = PlatformRun(stack, codec, progress, seed=seed, rate=0.0)
+        form_questions = [
+            question for question in draw_questions(count * FORM_EVERY, seed) if question.has_form
+        ]
+        step = await bench.ask("a real engine, by a schema", form_questions, count, kill=False)
+        checker_task = make_task(
+            stack.settings.log, notes=bench.notes, http=bench.http_notes, ordered=False
+        )
+        return {**step.figures(), "checker": await run_checker(checker_task, stack.folder)}

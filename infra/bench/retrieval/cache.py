@@ -30,21 +30,21 @@ _Z = 1.96  # of a 95 % interval
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class QuestionPair:
     """Two questions, and whether one answer is right for both."""
 
-    one: str
-    other: str
+    left: str
+    right: str
     is_same: bool
     kind: str
 
 
-def by_hand() -> list[Pair]:
+def by_hand() -> list[QuestionPair]:
     """Those of the file."""
-    return [Pair(**json.loads(line)) for line in BY_HAND.read_text().splitlines()]
+    return [QuestionPair(**json.loads(line)) for line in BY_HAND.read_text().splitlines()]
 
 
-def drawn(pages: int, count: int, *, seed: int = 7) -> list[Pair]:
+def draw_pairs(pages: int, count: int, *, seed: int = 7) -> list[QuestionPair]:
     """So many pairs of each kind."""
     draw, book = random.Random(f"pairs {seed}"), handbook(pages, seed=seed)
     by_noun: dict[str, list[Page]] = {}
@@ -57,7 +57,7 @@ def drawn(pages: int, count: int, *, seed: int = 7) -> list[Pair]:
         "other fact": lambda page: _other_fact(draw, page),
     }
     return [
-        Pair(*make(draw.choice(book)), is_same=kind in ("spelling", "words"), kind=kind)
+        QuestionPair(*make(draw.choice(book)), is_same=kind in ("spelling", "words"), kind=kind)
         for kind, make in kinds.items()
         for _ in range(count)
     ]
@@ -79,31 +79,33 @@ def _in_other_words(draw: random.Random, page: Page) -> tuple[str, str]:
 
 
 def _of_another(draw: random.Random, page: Page, by_noun: dict[str, list[Page]]) -> tuple[str, str]:
-    others = [each for each in by_noun[page.document_id.partition("-")[0]] if each is not page]
-    other, fact = draw.choice(others), draw.randrange(len(page.questions))
-    forms = draw.choice([other.questions, other.paraphrased])
+    siblings = [
+        sibling for sibling in by_noun[page.document_id.partition("-")[0]] if sibling is not page
+    ]
+    sibling, fact = draw.choice(siblings), draw.randrange(len(page.questions))
+    forms = draw.choice([sibling.questions, sibling.paraphrased])
     return page.questions[fact].text, forms[fact].text
 
 
 def _other_fact(draw: random.Random, page: Page) -> tuple[str, str]:
-    one, other = draw.sample(range(len(page.questions)), 2)
+    left_fact, right_fact = draw.sample(range(len(page.questions)), 2)
     forms = draw.choice([page.questions, page.paraphrased])
-    return page.questions[one].text, forms[other].text
+    return page.questions[left_fact].text, forms[right_fact].text
 
 
-def measured(
+def measure(
     embed: Callable[[Sequence[str]], Vector], *, pages: int = 240, count: int = 4_000, seed: int = 7
 ) -> dict[str, Any]:
     """False hits among different questions and hits among same ones, by threshold, with and without
     the guard; `embed` gives vectors of length 1.
     """
-    pairs = [*drawn(pages, count, seed=seed), *by_hand()]
-    texts = sorted({text for pair in pairs for text in (pair.one, pair.other)})
+    pairs = [*draw_pairs(pages, count, seed=seed), *by_hand()]
+    texts = sorted({text for pair in pairs for text in (pair.left, pair.right)})
     row_of = {text: row for row, text in enumerate(texts)}
     vectors = embed(texts)
-    ones, others = ([row_of[getattr(p, side)] for p in pairs] for side in ("one", "other"))
-    similarities = np.sum(vectors[ones] * vectors[others], axis=1)
-    guarded = np.array([asks_the_same(pair.one, pair.other) for pair in pairs])
+    left_rows, right_rows = ([row_of[getattr(p, side)] for p in pairs] for side in ("one", "other"))
+    similarities = np.sum(vectors[left_rows] * vectors[right_rows], axis=1)
+    guarded = np.array([asks_the_same(pair.left, pair.right) for pair in pairs])
     rows = [
         _row(pairs, hits, threshold, with_guard)
         for with_guard in (False, True)
@@ -113,10 +115,12 @@ def measured(
     return {"pairs": dict(Counter(pair.kind for pair in pairs)), "seed": seed, "rows": rows}
 
 
-def _row(pairs: Sequence[Pair], hits: Any, threshold: float, with_guard: bool) -> dict[str, Any]:
+def _row(
+    pairs: Sequence[QuestionPair], hits: Any, threshold: float, with_guard: bool
+) -> dict[str, Any]:
     false = [hit for pair, hit in zip(pairs, hits, strict=True) if not pair.is_same]
     low, high = interval(int(sum(false)), len(false))
-    by_kind = {kind: round(float(np.mean(found)), 4) for kind, found in _by_kind(pairs, hits)}
+    by_kind = {kind: round(float(np.mean(flags)), 4) for kind, flags in _by_kind(pairs, hits)}
     return {
         "threshold": threshold,
         "guard": with_guard,
@@ -128,14 +132,14 @@ def _row(pairs: Sequence[Pair], hits: Any, threshold: float, with_guard: bool) -
     }
 
 
-def _by_kind(pairs: Sequence[Pair], hits: Any) -> Iterator[tuple[str, list[bool]]]:
+def _by_kind(pairs: Sequence[QuestionPair], hits: Any) -> Iterator[tuple[str, list[bool]]]:
     for kind in sorted({pair.kind for pair in pairs}):
         yield kind, [bool(hit) for pair, hit in zip(pairs, hits, strict=True) if pair.kind == kind]
 
 
-def interval(count: int, of: int) -> tuple[float, float]:
+def interval(count: int, total: int) -> tuple[float, float]:
     """Wilson's, 95 %."""
-    share, z2 = count / of, _Z * _Z
-    middle = (share + z2 / (2 * of)) / (1 + z2 / of)
-    half = _Z * math.sqrt(share * (1 - share) / of + z2 / (4 * of * of)) / (1 + z2 / of)
+    share, z2 = count / total, _Z * _Z
+    middle = (share + z2 / (2 * total)) / (1 + z2 / total)
+    half = _Z * math.sqrt(share * (1 - share) / total + z2 / (4 * total * total)) / (1 + z2 / total)
     return max(0.0, middle - half), min(1.0, middle + half)

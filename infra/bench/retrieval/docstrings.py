@@ -21,7 +21,7 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'`(])|\n\s*\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class DocumentedObject:
     """A thing of the standard library: what it says of itself after its first sentence."""
 
     document_id: str
@@ -29,9 +29,9 @@ class Described:
     text: str
 
 
-def corpus() -> list[Described]:
+def corpus() -> list[DocumentedObject]:
     """All that can be told apart by what it says, in order of names; takes some seconds."""
-    found: dict[str, Described] = {}  # by text: aliases say the same
+    by_text: dict[str, DocumentedObject] = {}  # by text: aliases say the same
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of modules that are about to go
         docstrings = list(_docstrings())
@@ -41,8 +41,8 @@ def corpus() -> list[Described]:
         if not QUESTION_CHARS_MIN <= len(question) <= QUESTION_CHARS_MAX:
             continue
         if CHARS_MIN <= len(text) <= CHARS_MAX:
-            found.setdefault(text, Described(name, question, text))
-    return sorted(found.values(), key=lambda each: each.document_id)
+            by_text.setdefault(text, DocumentedObject(name, question, text))
+    return sorted(by_text.values(), key=lambda document: document.document_id)
 
 
 def _docstrings() -> Iterator[tuple[str, str]]:
@@ -53,10 +53,10 @@ def _docstrings() -> Iterator[tuple[str, str]]:
             module = importlib.import_module(name)
         except (ImportError, OSError):  # of another system
             continue
-        yield from _of(module, name)
+        yield from _docstrings_of(module, name)
 
 
-def _of(module: ModuleType, name: str) -> Iterator[tuple[str, str]]:
+def _docstrings_of(module: ModuleType, name: str) -> Iterator[tuple[str, str]]:
     if module.__doc__:
         yield name, module.__doc__
     for attribute, value in sorted(vars(module).items()):

@@ -41,23 +41,23 @@ async def measure(
     await books.wait_for_all(COLLECTION, pages, _FOUND_S)
     rng = random.Random(f"early {seed}")
     words = " ".join(page.text for page in pages).split()
-    asked = questions(handbook(_PAGES), prompts + 1, seed=seed)
+    sample = questions(handbook(_PAGES), prompts + 1, seed=seed)
     times: dict[str, list[float]] = {PROMPT: [], SEARCH: [], BOTH: []}
     tokens: list[float] = []
-    task = progress.add_task("early prefill", total=3 * len(asked))
-    for number, question in enumerate(asked):
-        said = {}
-        said[PROMPT], read = await _first_token(client, model, rng, words, question, looks_up=False)
+    task = progress.add_task("early prefill", total=3 * len(sample))
+    for number, question in enumerate(sample):
+        ms = {}
+        ms[PROMPT], read = await _first_token(client, model, rng, words, question, looks_up=False)
         progress.advance(task)
-        said[SEARCH] = await _search(books, question)
+        ms[SEARCH] = await _search(books, question)
         progress.advance(task)
-        said[BOTH], _ = await _first_token(client, model, rng, words, question, looks_up=True)
+        ms[BOTH], _ = await _first_token(client, model, rng, words, question, looks_up=True)
         progress.advance(task)
         if number:  # the first one warms models
             tokens.append(read)
-            for way, took_ms in said.items():
+            for way, took_ms in ms.items():
                 times[way].append(took_ms)
-    medians = {way: median(each) for way, each in times.items()}
+    medians = {way: median(way_ms) for way, way_ms in times.items()}
     return {"ms": medians, "prompt_tokens": median(tokens), "prompts": prompts}
 
 
@@ -102,20 +102,20 @@ async def _search(books: Library, question: HandbookQuestion) -> float:
     return (time.monotonic() - began_s) * 1000
 
 
-def bars(found: Mapping[str, Any] | None) -> list[Bar]:
+def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
     """Hardly more than the slower of the two."""
-    if found is None:
+    if figures is None:
         return []
-    ms = found["ms"]
+    ms = figures["ms"]
     ratio = ms[BOTH] / max(ms[PROMPT], ms[SEARCH])
     return [at_most("TTFT of a long prompt with a search", ratio, 1.05, "x the slower part")]
 
 
-def tables(found: Mapping[str, Any]) -> list[Table]:
+def tables(figures: Mapping[str, Any]) -> list[Table]:
     """The two parts, and both."""
-    if "early" not in found:
+    if "early" not in figures:
         return []
-    row = found["early"]
+    row = figures["early"]
     title = f"median ms to the first token, prompts of {row['prompt_tokens']:.0f} tokens"
     table = Table(*row["ms"], title=title)
     table.add_row(*(f"{value:.0f}" for value in row["ms"].values()))

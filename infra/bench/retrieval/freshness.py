@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from infra.bench.results import Bar, at_least, at_most, median, percentile
-from infra.bench.retrieval.latency import COLLECTION, Load
+from infra.bench.retrieval.latency import COLLECTION, ChatLoad
 from infra.handbook.handbook import handbook
 from infra.handbook.library import TextDocument
 from workers.embed.embedders.choose import make_embedder
@@ -24,7 +24,7 @@ _BATCH = 32  # texts that the model alone embeds together
 _LOADED = "ingested"
 
 
-async def measure(load: Load, documents: int, progress: Progress) -> Mapping[str, Any]:
+async def measure(load: ChatLoad, documents: int, progress: Progress) -> Mapping[str, Any]:
     """Freshness while chats are looked up and the decode queue is full, then ingestion."""
     task = progress.add_task("freshness under load", total=_FRESH)
     waits_ms = []
@@ -39,7 +39,7 @@ async def measure(load: Load, documents: int, progress: Progress) -> Mapping[str
             waits_ms.append((time.monotonic() - began_s) * 1000)
             progress.advance(task)
     texts = _texts(documents)
-    alone_s = await asyncio.to_thread(_embed_alone, load, [each.text for each in texts])
+    alone_s = await asyncio.to_thread(_embed_alone, load, [text.text for text in texts])
     task = progress.add_task("ingest", total=1)
     began_s = time.monotonic()
     await load.books.put(_LOADED, texts)
@@ -56,16 +56,16 @@ async def measure(load: Load, documents: int, progress: Progress) -> Mapping[str
 
 def _texts(count: int) -> list[TextDocument]:
     """Pages of handbooks of as many towns as it takes."""
-    found: list[TextDocument] = []
+    texts: list[TextDocument] = []
     for town in range(count // 3_000 + 1):
-        pages = handbook(min(3_000, count - len(found)), seed=100 + town)
-        found += [
+        pages = handbook(min(3_000, count - len(texts)), seed=100 + town)
+        texts += [
             TextDocument(f"{town}-{page.document_id}", page.text, page.title) for page in pages
         ]
-    return found
+    return texts
 
 
-def _embed_alone(load: Load, texts: Sequence[str]) -> float:
+def _embed_alone(load: ChatLoad, texts: Sequence[str]) -> float:
     """Seconds that the model takes for the texts, in batches as they come."""
     settings = load.stack.settings
     embedder = make_embedder(settings.embedding, settings.worker.engine)
@@ -80,20 +80,20 @@ def _word(number: int) -> str:
     return "".join(chr(ord("a") + int(digit)) for digit in f"{number:04d}") + "ix"
 
 
-def bars(found: Mapping[str, Any] | None) -> list[Bar]:
+def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
     """Two seconds, and four fifths of the model's own speed."""
-    if found is None:
+    if figures is None:
         return []
-    ratio = found["documents_per_s"] / found["embedding_alone_per_s"]
+    ratio = figures["documents_per_s"] / figures["embedding_alone_per_s"]
     return [
-        at_most("document found under load, p99", found["found_ms"]["p99"], 2_000, "ms"),
+        at_most("document found under load, p99", figures["found_ms"]["p99"], 2_000, "ms"),
         at_least("ingest beside the embedding model alone", ratio, 0.8, "x"),
     ]
 
 
-def tables(found: Mapping[str, Any]) -> list[Table]:
+def tables(figures: Mapping[str, Any]) -> list[Table]:
     """Freshness and ingestion."""
-    row = found.get("freshness")
+    row = figures.get("freshness")
     if row is None:
         return []
     table = Table("found after, p50", "p99", "documents/s ingested", "embedding alone")

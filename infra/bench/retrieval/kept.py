@@ -32,15 +32,15 @@ _TOKENS_MAX, _THRESHOLD = 128, 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class TimedAnswer:
     """An answer, and what it was made of."""
 
     took_ms: float
-    is_kept: bool
+    is_cached: bool
     cited: Mapping[str, str]  # text by document
 
 
-class Shelf:
+class EditedPages:
     """Pages that are edited, and questions about them."""
 
     def __init__(self, stack: Stack, books: Library, client: httpx.AsyncClient) -> None:
@@ -66,7 +66,7 @@ class Shelf:
         await self._books.put(COLLECTION, [page])
         await self._books.wait_for(COLLECTION, page, _FOUND_S)
 
-    async def ask(self, word: str) -> Given:
+    async def ask(self, word: str) -> TimedAnswer:
         """One question."""
         body = {
             "model": self._model,
@@ -81,82 +81,84 @@ class Shelf:
         took_ms = (time.monotonic() - began_s) * 1000
         if "error" in answer:
             raise EngineFailed(f"the gateway answered: {answer['error']}")
-        told = answer["trivium"]
-        citations = told.get("retrieval", {}).get("citations", ())
-        cited = {each["document_id"]: each["text"] for each in citations}
-        return Given(took_ms, "cache" in told, cited)
+        report = answer["trivium"]
+        citations = report.get("retrieval", {}).get("citations", ())
+        cited = {citation["document_id"]: citation["text"] for citation in citations}
+        return TimedAnswer(took_ms, "cache" in report, cited)
 
-    def is_stale(self, given: Given) -> bool:
+    def is_stale(self, answer: TimedAnswer) -> bool:
         """Whether it cites what a page does not say any more."""
         now = {page.document_id: page.text for page in self.pages.values()}
-        return any(text not in now[name] for name, text in given.cited.items())
+        return any(text not in now[name] for name, text in answer.cited.items())
 
 
 async def measure(
     stack: Stack, books: Library, turns: int, pairs: int, seed: int, progress: Progress
 ) -> Mapping[str, Any]:
     """Times of answers, stale ones, and false hits among so many pairs of each kind."""
-    rng, given, stale = random.Random(f"kept {seed}"), [], 0
+    rng, answers, stale = random.Random(f"kept {seed}"), [], 0
     task = progress.add_task("edits and questions", total=turns)
     url = stack.gateway_urls[0]
     async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S) as client:
-        shelf = Shelf(stack, books, client)
+        shelf = EditedPages(stack, books, client)
         await shelf.prepare()
         for turn in range(turns):
             word = rng.choice(_WORDS)
             if rng.random() < _QUESTIONS_SHARE:
-                given.append(await shelf.ask(word))
-                stale += given[-1].is_kept and shelf.is_stale(given[-1])
+                answers.append(await shelf.ask(word))
+                stale += answers[-1].is_kept and shelf.is_stale(answers[-1])
             else:
                 await shelf.edit(word, turn + 1)
             progress.advance(task)
     settings = stack.settings
     embedder = await asyncio.to_thread(make_embedder, settings.embedding, settings.worker.engine)
-    found = await asyncio.to_thread(cache.measured, embedder.embed, count=pairs, seed=seed)
-    return {**figures(given), "turns": turns, "stale": stale, "pairs": found}
+    pair_figures = await asyncio.to_thread(cache.measure, embedder.embed, count=pairs, seed=seed)
+    return {**figures(answers), "turns": turns, "stale": stale, "pairs": pair_figures}
 
 
-def figures(given: Sequence[Given]) -> dict[str, Any]:
+def figures(answers: Sequence[TimedAnswer]) -> dict[str, Any]:
     """Times of those that were kept, and of those that were made."""
-    kept = [each.took_ms for each in given if each.is_kept]
-    made = [each.took_ms for each in given if not each.is_kept]
+    cached_ms = [answer.took_ms for answer in answers if answer.is_cached]
+    fresh_ms = [answer.took_ms for answer in answers if not answer.is_cached]
     return {
-        "kept_ms": percentiles(kept), "made_ms": percentiles(made),
-        "kept": len(kept), "made": len(made),
+        "kept_ms": percentiles(cached_ms), "made_ms": percentiles(fresh_ms),
+        "kept": len(cached_ms), "made": len(fresh_ms),
     }  # fmt: skip
 
 
-def _usual(found: Mapping[str, Any]) -> Mapping[str, Any]:
+def _default_row(figures: Mapping[str, Any]) -> Mapping[str, Any]:
     """False hits as gateways are set."""
-    rows: list[Mapping[str, Any]] = found["pairs"]["rows"]
+    rows: list[Mapping[str, Any]] = figures["pairs"]["rows"]
     return next(row for row in rows if row["guard"] and row["threshold"] == _THRESHOLD)
 
 
-def bars(found: Mapping[str, Any] | None) -> list[Bar]:
+def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
     """No stale answer, hits that are quicker, and one false hit in a thousand."""
-    if found is None:
+    if figures is None:
         return []
-    kept, made = found["kept_ms"]["p50"], found["made_ms"]["p50"]
-    ratio = kept / made if kept and made else None
-    false_share = float(_usual(found)["false_share"])  # of NumPy
+    cached_ms, fresh_ms = figures["kept_ms"]["p50"], figures["made_ms"]["p50"]
+    ratio = cached_ms / fresh_ms if cached_ms and fresh_ms else None
+    false_share = float(_default_row(figures)["false_share"])  # of NumPy
     return [
-        at_most(f"stale answers in {found['turns']} edits and questions", found["stale"], 0, ""),
-        at_least("answers that were kept", found["kept"], 1, ""),
+        at_most(
+            f"stale answers in {figures['turns']} edits and questions", figures["stale"], 0, ""
+        ),
+        at_least("answers that were kept", figures["kept"], 1, ""),
         at_most("a kept answer beside one that is made, p50", ratio, 1.0, "x"),
         at_most("false hits among different questions", false_share, 0.001, ""),
     ]
 
 
-def tables(found: Mapping[str, Any]) -> list[Table]:
+def tables(figures: Mapping[str, Any]) -> list[Table]:
     """Times, stale answers, false hits."""
-    row = found.get("kept")
+    row = figures.get("kept")
     if row is None:
         return []
     table = Table("answers", "count", "p50 ms", "p99 ms", "stale", "false hits, 95 %")
-    low, high = _usual(row)["interval"]
+    low, high = _default_row(row)["interval"]
     for way, stale, false in (
         ("kept", str(row["stale"]), f"{low:.2%} to {high:.2%}"), ("made", "", "")
     ):  # fmt: skip
-        times = [f"{each:.0f}" if each is not None else "-" for each in row[f"{way}_ms"].values()]
+        times = [f"{ms:.0f}" if ms is not None else "-" for ms in row[f"{way}_ms"].values()]
         table.add_row(way, str(row[way]), *times, stale, false)
     return [table]

@@ -36,7 +36,7 @@ IDLE, SATURATED = "idle", "decode queue full"
 Kind = Literal["prefill", "decode"]
 
 
-async def held_by_all(fleet: FleetWatch, counts: Mapping[str, int], within_s: float) -> None:
+async def wait_held_by_all(fleet: FleetWatch, counts: Mapping[str, int], within_s: float) -> None:
     """Until every retrieval worker holds so many documents of these collections: another copy than
     the one that has found them may be asked next. Raises EngineFailed.
     """
@@ -53,11 +53,11 @@ async def held_by_all(fleet: FleetWatch, counts: Mapping[str, int], within_s: fl
 
 def _holds(member: Member, counts: Mapping[str, int]) -> bool:
     states = member.search.collections if member.search else ()
-    held = {state.name: state.documents for state in states}
-    return all(held.get(name, 0) >= count for name, count in counts.items())
+    document_counts = {state.name: state.documents for state in states}
+    return all(document_counts.get(name, 0) >= count for name, count in counts.items())
 
 
-class Load:
+class ChatLoad:
     """Chats and searches on one stack."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Load:
         self.stack, self.books = stack, books
         self._rates, self._load_s = rates, load_s
         self._rng = random.Random(f"retrieval load {seed}")
-        self._asked = questions(handbook(_PAGES), 1_000, seed=seed)
+        self._questions = questions(handbook(_PAGES), 1_000, seed=seed)
         self._vectors = np.random.default_rng(seed).normal(size=(4_096, _DIM)).astype(np.float32)
 
     async def prepare(self, fillers: int) -> None:
@@ -77,23 +77,27 @@ class Load:
         await self.books.put(COLLECTION, pages)
         await self.books.wait_for_all(COLLECTION, pages, _FOUND_S)
         assert self.stack.fleet is not None  # it runs
-        await held_by_all(self.stack.fleet, {FILLER: fillers, COLLECTION: len(pages)}, _FOUND_S)
+        await wait_held_by_all(
+            self.stack.fleet, {FILLER: fillers, COLLECTION: len(pages)}, _FOUND_S
+        )
 
     def question(self) -> HandbookQuestion:
         """The next one."""
-        return self._rng.choice(self._asked)
+        return self._rng.choice(self._questions)
 
     async def measure(self, progress: Progress) -> Mapping[str, Any]:
         """Figures by rate and by what else the pool does."""
-        found: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         for rate in self._rates:
             name = f"{rate:g} chats/s"
-            found[name] = {IDLE: await self._one(rate, f"{name}, {IDLE}", progress)}
+            figures[name] = {IDLE: await self._measure_rate(rate, f"{name}, {IDLE}", progress)}
             async with self.full_decode_queue():
-                found[name][SATURATED] = await self._one(rate, f"{name}, {SATURATED}", progress)
-        return found
+                figures[name][SATURATED] = await self._measure_rate(
+                    rate, f"{name}, {SATURATED}", progress
+                )
+        return figures
 
-    async def _one(self, rate: float, title: str, progress: Progress) -> dict[str, Any]:
+    async def _measure_rate(self, rate: float, title: str, progress: Progress) -> dict[str, Any]:
         count = max(8, round(rate * self._load_s))
         task = progress.add_task(title, total=2 * count)
         ttft: dict[bool, list[float]] = {False: [], True: []}
@@ -182,13 +186,13 @@ class Load:
                 )
 
 
-async def _open_loop(one: Any, count: int, rate: float) -> None:
+async def _open_loop(call: Any, count: int, rate: float) -> None:
     """So many calls, one after the other at this rate, however long each takes."""
     loop, began_s = asyncio.get_running_loop(), time.monotonic()
     calls = []
     for number in range(count):
         await asyncio.sleep(max(0.0, began_s + number / rate - time.monotonic()))
-        calls.append(loop.create_task(one(number)))
+        calls.append(loop.create_task(call(number)))
     await asyncio.gather(*calls)
 
 
@@ -196,27 +200,27 @@ def _spread(times: Sequence[float]) -> dict[str, float | None]:
     return {"p50": median(times), "p99": percentile(times, 99), "count": len(times)}
 
 
-def bars(found: Mapping[str, Any] | None) -> list[Bar]:
+def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
     """What a full decode queue may cost a prefill search."""
-    said = []
-    for rate, rows in (found or {}).items():
-        idle, full = (rows[each]["ttft_ms"]["with"]["p99"] for each in (IDLE, SATURATED))
+    result = []
+    for rate, rows in (figures or {}).items():
+        idle, full = (rows[pool]["ttft_ms"]["with"]["p99"] for pool in (IDLE, SATURATED))
         ratio = full / idle if idle and full else None
-        said.append(
+        result.append(
             at_most(f"TTFT p99 with a search, decode queue full: {rate}", ratio, 1.5, "x idle")
         )
-    return said
+    return result
 
 
-def tables(found: Mapping[str, Any]) -> list[Table]:
+def tables(figures: Mapping[str, Any]) -> list[Table]:
     """Times to the first token and of searches."""
-    if "latency" not in found:
+    if "latency" not in figures:
         return []
     table = Table(
         "load", "pool", "TTFT ms with, p50/p99", "without", "search: as prefill", "one FIFO queue",
         "late",
     )  # fmt: skip
-    for rate, rows in found["latency"].items():
+    for rate, rows in figures["latency"].items():
         for pool, row in rows.items():
             spreads = [*row["ttft_ms"].values(), *row["search_ms"].values()]
             times = (f"{s['p50']:.0f} / {s['p99']:.0f}" for s in spreads)

@@ -29,7 +29,7 @@ _PAGES, _FOUND_S, _PATIENCE_S = 40, 120.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ChatOutcome:
     """What came back for one chat."""
 
     phase: str
@@ -69,7 +69,7 @@ class Chats:
         self._model = stack.settings.model.served_name
         self._pages, self._rng = pages, random.Random(f"losses {seed}")
         self._client = httpx.AsyncClient(base_url=stack.gateway_urls[0], timeout=_PATIENCE_S)
-        self._asked: list[asyncio.Task[Answered]] = []
+        self._tasks: list[asyncio.Task[ChatOutcome]] = []
 
     async def ask(self, phase: str, rate: float, phase_s: float) -> None:
         """For so long."""
@@ -77,17 +77,17 @@ class Chats:
         for number in range(round(rate * phase_s)):
             await asyncio.sleep(max(0.0, began_s + number / rate - time.monotonic()))
             page = self._rng.choice(self._pages)
-            self._asked.append(asyncio.create_task(self._one(phase, page)))
+            self._tasks.append(asyncio.create_task(self._chat(phase, page)))
         await asyncio.sleep(max(0.0, began_s + phase_s - time.monotonic()))
 
-    async def answers(self) -> list[Answered]:
+    async def answers(self) -> list[ChatOutcome]:
         """All of them, when the last one is there."""
         try:
-            return await asyncio.gather(*self._asked)
+            return await asyncio.gather(*self._tasks)
         finally:
             await self._client.aclose()
 
-    async def _one(self, phase: str, page: Page) -> Answered:
+    async def _chat(self, phase: str, page: Page) -> ChatOutcome:
         body = {
             "model": self._model,
             "messages": [{"role": "user", "content": page.title}],
@@ -97,51 +97,51 @@ class Chats:
         try:
             response = await self._client.post("/v1/chat/completions", json=body)
         except httpx.HTTPError:
-            return Answered(phase, is_lost=True, is_cited=False, says_so=False)
+            return ChatOutcome(phase, is_lost=True, is_cited=False, says_so=False)
         answer = response.json()
-        told = answer.get("trivium", {}).get("retrieval", {})
-        return Answered(
+        retrieval = answer.get("trivium", {}).get("retrieval", {})
+        return ChatOutcome(
             phase,
             is_lost=response.status_code != 200 or not answer.get("choices"),
-            is_cited=page.document_id in {c["document_id"] for c in told.get("citations", ())},
-            says_so=bool(told.get("missing_shards") or told.get("error")),
+            is_cited=page.document_id in {c["document_id"] for c in retrieval.get("citations", ())},
+            says_so=bool(retrieval.get("missing_shards") or retrieval.get("error")),
         )
 
 
-def figures(answered: Sequence[Answered]) -> dict[str, Any]:
+def figures(outcomes: Sequence[ChatOutcome]) -> dict[str, Any]:
     """Counts by phase."""
-    found = {}
+    rows = {}
     for phase in (WHOLE, ONE_REPLICA, NO_SHARD):
-        mine = [each for each in answered if each.phase == phase]
-        found[phase] = {
-            "answers": len(mine),
-            "lost": sum(each.is_lost for each in mine),
-            "cited": sum(each.is_cited for each in mine),
-            "say_so": sum(each.says_so for each in mine),
-            "silent": sum(each.is_silent for each in mine),
+        phase_outcomes = [outcome for outcome in outcomes if outcome.phase == phase]
+        rows[phase] = {
+            "answers": len(phase_outcomes),
+            "lost": sum(outcome.is_lost for outcome in phase_outcomes),
+            "cited": sum(outcome.is_cited for outcome in phase_outcomes),
+            "say_so": sum(outcome.says_so for outcome in phase_outcomes),
+            "silent": sum(outcome.is_silent for outcome in phase_outcomes),
         }
-    return found
+    return rows
 
 
-def bars(found: Mapping[str, Any] | None) -> list[Bar]:
+def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
     """Nothing is lost, and what lacks a shard says so."""
-    if found is None:
+    if figures is None:
         return []
-    rows = list(found.values())
+    rows = list(figures.values())
     return [
         at_most("answers lost, replica and shard killed", sum(r["lost"] for r in rows), 0, ""),
         at_most(
             "answers that lack a page and do not say so", sum(r["silent"] for r in rows), 0, ""
         ),
-        at_least("answers that say a shard was missing", found[NO_SHARD]["say_so"], 1, ""),
+        at_least("answers that say a shard was missing", figures[NO_SHARD]["say_so"], 1, ""),
     ]
 
 
-def tables(found: Mapping[str, Any]) -> list[Table]:
+def tables(figures: Mapping[str, Any]) -> list[Table]:
     """Counts by phase."""
-    if "losses" not in found:
+    if "losses" not in figures:
         return []
     table = Table("pool", "answers", "lost", "with their page", "say so", "silent")
-    for phase, row in found["losses"].items():
+    for phase, row in figures["losses"].items():
         table.add_row(phase, *map(str, row.values()))
     return [table]

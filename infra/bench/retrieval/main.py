@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from infra.bench.benchmark import Benchmark, Findings, counting, offered
+from infra.bench.benchmark import Benchmark, BenchmarkResult, counting, option
 from infra.bench.results import Bar, at_least
 from infra.bench.retrieval import (
     early,
@@ -46,76 +46,78 @@ _MEASURED: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class RetrievalOptions:
     """How much is asked."""
 
-    only: tuple[str, ...] = offered((), "these parts", choices=PARTS)
-    sizes: tuple[int, ...] = offered((30, 300, 3_000), "pages of the handbooks")
-    questions: int = offered(300, "held out, of the smallest handbook")
-    streams: int = offered(4, "questions at once")
-    answer_tokens: int = offered(256, "of each answer with probes")
-    rounds: int = offered(5, "of answers with probes in each way")
-    prompts: int = offered(20, "long ones, that are computed during a search")
-    docstrings: int = offered(0, "documents that are searched; 0: all")
-    rates: tuple[float, ...] = offered((1.0, 100.0), "chats a second")
-    load_s: float = offered(60.0, "s of each load")
-    fillers: int = offered(20_000, "vectors that searches of the decode queue walk over")
-    documents: int = offered(10_000, "that are ingested at once")
-    turns: int = offered(1_000, "edits and questions")
-    pairs: int = offered(4_000, "of questions, of each kind")
-    kill_rate: float = offered(5.0, "chats a second while workers are killed")
-    kill_s: float = offered(30.0, "s before and after each kill")
-    seed: int = offered(1)
+    only: tuple[str, ...] = option((), "these parts", choices=PARTS)
+    sizes: tuple[int, ...] = option((30, 300, 3_000), "pages of the handbooks")
+    questions: int = option(300, "held out, of the smallest handbook")
+    streams: int = option(4, "questions at once")
+    answer_tokens: int = option(256, "of each answer with probes")
+    rounds: int = option(5, "of answers with probes in each way")
+    prompts: int = option(20, "long ones, that are computed during a search")
+    docstrings: int = option(0, "documents that are searched; 0: all")
+    rates: tuple[float, ...] = option((1.0, 100.0), "chats a second")
+    load_s: float = option(60.0, "s of each load")
+    fillers: int = option(20_000, "vectors that searches of the decode queue walk over")
+    documents: int = option(10_000, "that are ingested at once")
+    turns: int = option(1_000, "edits and questions")
+    pairs: int = option(4_000, "of questions, of each kind")
+    kill_rate: float = option(5.0, "chats a second while workers are killed")
+    kill_s: float = option(30.0, "s before and after each kill")
+    seed: int = option(1)
 
 
-QUICK = Options(
+QUICK = RetrievalOptions(
     sizes=(30,), questions=4, streams=2, answer_tokens=64, rounds=1, prompts=3, docstrings=150,
     rates=(4.0, 20.0), load_s=1.5, fillers=4_000, documents=200, turns=30, pairs=100,
     kill_rate=4.0, kill_s=3.0,
 )  # fmt: skip
 
 
-async def run(options: Options, console: Console) -> Findings:
+async def run(options: RetrievalOptions, console: Console) -> BenchmarkResult:
     """The parts that are wanted."""
-    found: dict[str, Any] = {}
-    wanted = options.only or PARTS
+    figures: dict[str, Any] = {}
+    parts = options.only or PARTS
     with counting(console, 34) as progress:
-        if {QUALITY, PROBES, EARLY} & set(wanted):
-            found |= await _answers(options, wanted, progress)
-        if {RECALL, LATENCY, FRESHNESS, KEPT} & set(wanted):
-            found |= await _loads(options, wanted, progress)
-        if LOSSES in wanted:
-            found[LOSSES] = await _losses(options, progress)
-    return Findings(figures=found, bars=bars(found), shown=tables(found))
+        if {QUALITY, PROBES, EARLY} & set(parts):
+            figures |= await _answers(options, parts, progress)
+        if {RECALL, LATENCY, FRESHNESS, KEPT} & set(parts):
+            figures |= await _loads(options, parts, progress)
+        if LOSSES in parts:
+            figures[LOSSES] = await _losses(options, progress)
+    return BenchmarkResult(figures=figures, bars=bars(figures), tables=tables(figures))
 
 
-async def _answers(options: Options, wanted: tuple[str, ...], progress: Progress) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+async def _answers(
+    options: RetrievalOptions, parts: tuple[str, ...], progress: Progress
+) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
     async with (
         running(answering_stack("retrieval-quality")) as stack,
         library(stack.settings.log) as books,
     ):
         url, model = stack.gateway_urls[0], stack.settings.model.served_name
         async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S) as client:
-            if QUALITY in wanted:
+            if QUALITY in parts:
                 asker = quality.Questioner(client, model, options.streams, progress)
-                found[QUALITY] = await quality.measure(
+                figures[QUALITY] = await quality.measure(
                     books, asker, options.sizes, options.questions, options.seed
                 )
-            if PROBES in wanted:
-                found[PROBES] = await probes.measure(
+            if PROBES in parts:
+                figures[PROBES] = await probes.measure(
                     books, client, model, streams=options.streams, tokens=options.answer_tokens,
                     rounds=options.rounds, seed=options.seed, progress=progress,
                 )  # fmt: skip
-            if EARLY in wanted:
-                found[EARLY] = await early.measure(
+            if EARLY in parts:
+                figures[EARLY] = await early.measure(
                     books, client, model, prompts=options.prompts, seed=options.seed,
                     progress=progress,
                 )  # fmt: skip
-    return found
+    return figures
 
 
-async def _losses(options: Options, progress: Progress) -> Mapping[str, Any]:
+async def _losses(options: RetrievalOptions, progress: Progress) -> Mapping[str, Any]:
     async with (
         running(sharded_stack("retrieval-losses")) as stack,
         library(stack.settings.log) as books,
@@ -125,47 +127,49 @@ async def _losses(options: Options, progress: Progress) -> Mapping[str, Any]:
         )
 
 
-async def _loads(options: Options, wanted: tuple[str, ...], progress: Progress) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+async def _loads(
+    options: RetrievalOptions, parts: tuple[str, ...], progress: Progress
+) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
     async with (
         running(simulated_stack("retrieval-load")) as stack,
         library(stack.settings.log) as books,
     ):
-        if RECALL in wanted:
-            found[RECALL] = await recall.measure(
+        if RECALL in parts:
+            figures[RECALL] = await recall.measure(
                 books, options.docstrings, options.questions, options.seed, progress
             )
-        if KEPT in wanted:
-            found[KEPT] = await kept.measure(
+        if KEPT in parts:
+            figures[KEPT] = await kept.measure(
                 stack, books, options.turns, options.pairs, options.seed, progress
             )
-        if not {LATENCY, FRESHNESS} & set(wanted):
-            return found
-        load = latency.Load(stack, books, options.rates, options.load_s, options.seed)
+        if not {LATENCY, FRESHNESS} & set(parts):
+            return figures
+        load = latency.ChatLoad(stack, books, options.rates, options.load_s, options.seed)
         await load.prepare(options.fillers)
-        if LATENCY in wanted:
-            found[LATENCY] = await load.measure(progress)
-        if FRESHNESS in wanted:
-            found[FRESHNESS] = await freshness.measure(load, options.documents, progress)
-    return found
+        if LATENCY in parts:
+            figures[LATENCY] = await load.measure(progress)
+        if FRESHNESS in parts:
+            figures[FRESHNESS] = await freshness.measure(load, options.documents, progress)
+    return figures
 
 
-def bars(found: Mapping[str, Any]) -> list[Bar]:
+def bars(figures: Mapping[str, Any]) -> list[Bar]:
     """What is aimed at."""
-    said: list[Bar] = []
-    if sizes := found.get(QUALITY):
+    result: list[Bar] = []
+    if sizes := figures.get(QUALITY):
         size = "300" if "300" in sizes else next(iter(sizes))
         right = sizes[size][quality.WITH]["right"]
-        said.append(at_least(f"right answers, {size} pages", right, 0.85, "share"))
+        result.append(at_least(f"right answers, {size} pages", right, 0.85, "share"))
     for name, part in _MEASURED.items():
-        said += part.bars(found.get(name))
-    return said
+        result += part.bars(figures.get(name))
+    return result
 
 
-def tables(found: Mapping[str, Any]) -> list[Table]:
+def tables(figures: Mapping[str, Any]) -> list[Table]:
     """One for each part."""
-    shown = []
-    if sizes := found.get(QUALITY):
+    result = []
+    if sizes := figures.get(QUALITY):
         table = Table("pages", "way", "right", "paraphrased", "page found", "tokens put in")
         for size, ways in sizes.items():
             for way, row in ways.items():
@@ -173,19 +177,19 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
                     size, way, f"{row['right']:.0%}", f"{row['right_paraphrased']:.0%}",
                     f"{row['page_found']:.0%}", f"{row['tokens_put_in']:.0f}",
                 )  # fmt: skip
-        shown.append(table)
+        result.append(table)
     for part in _MEASURED.values():
-        shown += part.tables(found)
-    return shown
+        result += part.tables(figures)
+    return result
 
 
 BENCHMARK = Benchmark(
     name="retrieval",
     about=__doc__,
     run=run,
-    full=Options(),
+    full=RetrievalOptions(),
     quick=QUICK,
-    quick_said="a small handbook, few questions, short loads",
+    quick_help="a small handbook, few questions, short loads",
 )
 main = BENCHMARK.main
 

@@ -46,17 +46,19 @@ async def measure(
     pages = [TextDocument(page.document_id, page.text, page.title) for page in handbook(_PAGES)]
     await books.put(COLLECTION, pages)
     await books.wait_for_all(COLLECTION, pages, _FOUND_S)
-    asked = [each.text for each in questions(handbook(_PAGES), streams * rounds, seed=seed)]
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    question_texts = [
+        question.text for question in questions(handbook(_PAGES), streams * rounds, seed=seed)
+    ]
+    rows_by_way: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     task = progress.add_task("probes", total=(rounds + 1) * len(WAYS))
     for number in range(rounds + 1):
-        texts = asked[max(0, number - 1) * streams :][:streams]
+        texts = question_texts[max(0, number - 1) * streams :][:streams]
         for way, probes in WAYS.items():
             row = await _round(client, model, texts, tokens if number else _WARM_TOKENS, probes)
             if number:  # the first one warms caches
-                found[way].append(row)
+                rows_by_way[way].append(row)
             progress.advance(task)
-    return {way: _medians(rows) for way, rows in found.items()}
+    return {way: _medians(rows) for way, rows in rows_by_way.items()}
 
 
 async def _round(
@@ -67,24 +69,24 @@ async def _round(
     probes: Mapping[str, Any] | None,
 ) -> dict[str, float]:
     began_s = time.monotonic()
-    answers = await asyncio.gather(*(_one(client, model, each, tokens, probes) for each in texts))
+    answers = await asyncio.gather(*(_ask(client, model, text, tokens, probes) for text in texts))
     took_s = time.monotonic() - began_s
-    told = [answer["trivium"] for answer in answers]
-    stalled_ms = sum(each.get("stalled_ms", 0.0) for each in told)
+    reports = [answer["trivium"] for answer in answers]
+    stalled_ms = sum(report.get("stalled_ms", 0.0) for report in reports)
     return {
         "tokens_per_s": sum(a["usage"]["completion_tokens"] for a in answers) / took_s,
         "stalled_share": stalled_ms / (len(texts) * took_s * 1000),
-        "probes": sum(each.get("probes", 0) for each in told),
-        "put_in": sum(len(_put_in(each)) for each in told),
+        "probes": sum(report.get("probes", 0) for report in reports),
+        "put_in": sum(len(_probe_citations(report)) for report in reports),
     }
 
 
-def _put_in(told: Mapping[str, Any]) -> list[Any]:
-    cited = told.get("retrieval", {}).get("citations", ())
-    return [each for each in cited if each.get("probe")]
+def _probe_citations(report: Mapping[str, Any]) -> list[Any]:
+    cited = report.get("retrieval", {}).get("citations", ())
+    return [citation for citation in cited if citation.get("probe")]
 
 
-async def _one(
+async def _ask(
     client: httpx.AsyncClient,
     model: str,
     text: str,
@@ -112,23 +114,23 @@ def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
     return {name: median([row[name] for row in rows]) for name in rows[0]}
 
 
-def bars(found: Mapping[str, Any] | None) -> list[Bar]:
+def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
     """Nine tenths of the speed without, and hardly a stall."""
-    if found is None:
+    if figures is None:
         return []
-    ratio = found[USUAL]["tokens_per_s"] / found[NONE]["tokens_per_s"]
+    ratio = figures[USUAL]["tokens_per_s"] / figures[NONE]["tokens_per_s"]
     return [
         at_least(f"tokens/s with probes every {EVERY} beside none", ratio, 0.9, "x"),
-        at_most("decode time stalled by probes", found[USUAL]["stalled_share"], 0.05, "share"),
+        at_most("decode time stalled by probes", figures[USUAL]["stalled_share"], 0.05, "share"),
     ]
 
 
-def tables(found: Mapping[str, Any]) -> list[Table]:
+def tables(figures: Mapping[str, Any]) -> list[Table]:
     """By way."""
-    if "probes" not in found:
+    if "probes" not in figures:
         return []
     table = Table("answers", "tokens/s", "stalled", "probes", "passages put in")
-    for way, row in found["probes"].items():
+    for way, row in figures["probes"].items():
         table.add_row(
             way, f"{row['tokens_per_s']:.1f}", f"{row['stalled_share']:.1%}",
             f"{row['probes']:.0f}", f"{row['put_in']:.0f}",

@@ -23,7 +23,7 @@ _FOUND_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class JudgedAnswer:
     """One question in one way."""
 
     question: HandbookQuestion
@@ -39,16 +39,16 @@ class Questioner:
         self, client: httpx.AsyncClient, model: str, streams: int, progress: Progress
     ) -> None:
         self._client, self._model = client, model
-        self._room, self._progress = asyncio.Semaphore(streams), progress
+        self._slots, self._progress = asyncio.Semaphore(streams), progress
 
     async def ask_all(
-        self, collection: str, asked: Sequence[HandbookQuestion], way: str
-    ) -> list[Answered]:
+        self, collection: str, questions: Sequence[HandbookQuestion], way: str
+    ) -> list[JudgedAnswer]:
         """Every question once."""
-        task = self._progress.add_task(f"{collection}, {way}", total=len(asked))
-        shifted = [*asked[len(asked) // 2 :], *asked[: len(asked) // 2]]
+        task = self._progress.add_task(f"{collection}, {way}", total=len(questions))
+        shifted = [*questions[len(questions) // 2 :], *questions[: len(questions) // 2]]
 
-        async def one(question: HandbookQuestion, other: HandbookQuestion) -> Answered:
+        async def ask(question: HandbookQuestion, decoy: HandbookQuestion) -> JudgedAnswer:
             body: dict[str, Any] = {
                 "model": self._model,
                 "messages": [{"role": "user", "content": question.text}],
@@ -58,22 +58,22 @@ class Questioner:
             if way != WITHOUT:
                 body["retrieval"] = {"collection": collection}
             if way == WRONG:
-                body["retrieval"]["query"] = other.text
-            async with self._room:
+                body["retrieval"]["query"] = decoy.text
+            async with self._slots:
                 response = await self._client.post("/v1/chat/completions", json=body)
             self._progress.advance(task)
-            return _answered(question, response)
+            return _judge(question, response)
 
-        return list(await asyncio.gather(*map(one, asked, shifted)))
+        return list(await asyncio.gather(*map(ask, questions, shifted)))
 
 
-def _answered(question: HandbookQuestion, response: httpx.Response) -> Answered:
+def _judge(question: HandbookQuestion, response: httpx.Response) -> JudgedAnswer:
     answer = response.json()
     if response.status_code != 200:
         raise EngineFailed(f"the gateway answered: {answer['error']['message']}")
     retrieval = answer["trivium"].get("retrieval", {})
-    cited = {each["document_id"] for each in retrieval.get("citations", ())}
-    return Answered(
+    cited = {citation["document_id"] for citation in retrieval.get("citations", ())}
+    return JudgedAnswer(
         question,
         question.is_right(answer["choices"][0]["message"]["content"]),
         question.document_id in cited,
@@ -81,16 +81,16 @@ def _answered(question: HandbookQuestion, response: httpx.Response) -> Answered:
     )
 
 
-def figures(answered: Sequence[Answered]) -> dict[str, float]:
+def figures(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
     """Shares of right answers and of questions whose page was found."""
-    paraphrased = [each for each in answered if each.question.is_paraphrased]
+    paraphrased = [answer for answer in answers if answer.question.is_paraphrased]
     return {
-        "right": _share([each.is_right for each in answered]),
-        "right_paraphrased": _share([each.is_right for each in paraphrased]),
-        "page_found": _share([each.is_cited for each in answered]),
-        "page_found_paraphrased": _share([each.is_cited for each in paraphrased]),
-        "tokens_put_in": sum(each.tokens for each in answered) / max(1, len(answered)),
-        "questions": len(answered),
+        "right": _share([answer.is_right for answer in answers]),
+        "right_paraphrased": _share([answer.is_right for answer in paraphrased]),
+        "page_found": _share([answer.is_cited for answer in answers]),
+        "page_found_paraphrased": _share([answer.is_cited for answer in paraphrased]),
+        "tokens_put_in": sum(answer.tokens for answer in answers) / max(1, len(answers)),
+        "questions": len(answers),
     }
 
 
@@ -102,15 +102,15 @@ async def measure(
     books: Library, questioner: Questioner, sizes: Sequence[int], count: int, seed: int
 ) -> Mapping[str, Mapping[str, Any]]:
     """Figures by size and way. Without documents and with wrong ones the size is of no matter."""
-    found: dict[str, Mapping[str, Any]] = {}
-    asked = questions(handbook(min(sizes)), count, seed=seed)
+    by_size: dict[str, Mapping[str, Any]] = {}
+    sample = questions(handbook(min(sizes)), count, seed=seed)
     for size in sizes:
         collection = f"handbook-{size}"
         pages = [TextDocument(page.document_id, page.text, page.title) for page in handbook(size)]
         await books.put(collection, pages)
         await books.wait_for_all(collection, pages, _FOUND_S)
         ways = (WITH, WITHOUT, WRONG) if size == sizes[0] else (WITH,)
-        found[str(size)] = {
-            way: figures(await questioner.ask_all(collection, asked, way)) for way in ways
+        by_size[str(size)] = {
+            way: figures(await questioner.ask_all(collection, sample, way)) for way in ways
         }
-    return found
+    return by_size

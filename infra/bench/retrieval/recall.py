@@ -19,7 +19,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from infra.bench.results import Bar, at_most
-from infra.bench.retrieval.docstrings import Described, corpus
+from infra.bench.retrieval.docstrings import DocumentedObject, corpus
 from infra.handbook.library import Library, TextDocument
 from schemas.log.clock import wall_ms
 from schemas.records import DocumentPassages
@@ -37,8 +37,10 @@ _FOUND_S, _ASK_MS = 600.0, 30_000
 class Exact:
     """All passages of a collection, compared one by one."""
 
-    def __init__(self, held: Sequence[DocumentPassages]) -> None:
-        pairs = [(each.document_id, chunk) for each in held for chunk in each.chunks]
+    def __init__(self, documents: Sequence[DocumentPassages]) -> None:
+        pairs = [
+            (document.document_id, chunk) for document in documents for chunk in document.chunks
+        ]
         self.documents = [document_id for document_id, _ in pairs]
         self._vectors = np.stack([unpack_vector(chunk.vector) for _, chunk in pairs])
         self._terms = [Counter(terms_of(chunk.text)) for _, chunk in pairs]
@@ -78,28 +80,28 @@ async def measure(
 ) -> Mapping[str, Any]:
     """Recall by mode, of the pool and exact."""
     described = corpus()[: documents or None]
-    texts = [TextDocument(each.document_id, each.text) for each in described]
+    texts = [TextDocument(document.document_id, document.text) for document in described]
     await books.put(COLLECTION, texts)
     await books.wait_for_all(COLLECTION, texts, _FOUND_S)
     exact = Exact(await books.passages(COLLECTION))
-    asked = random.Random(seed).sample(described, min(questions, len(described)))
-    task = progress.add_task("recall", total=len(asked))
-    found = {mode: {"pool": 0, "exact": 0} for mode in MODES}
-    for each in asked:
-        for mode, best in (await _exact(books, exact, each)).items():
-            found[mode]["exact"] += each.document_id in best
-            found[mode]["pool"] += each.document_id in await _pool(books, each, mode)
+    sample = random.Random(seed).sample(described, min(questions, len(described)))
+    task = progress.add_task("recall", total=len(sample))
+    hits = {mode: {"pool": 0, "exact": 0} for mode in MODES}
+    for document in sample:
+        for mode, best in (await _exact(books, exact, document)).items():
+            hits[mode]["exact"] += document.document_id in best
+            hits[mode]["pool"] += document.document_id in await _pool(books, document, mode)
         progress.advance(task)
     shares = {
-        mode: {who: count / len(asked) for who, count in counts.items()}
-        for mode, counts in found.items()
+        mode: {who: count / len(sample) for who, count in counts.items()}
+        for mode, counts in hits.items()
     }
     return {"documents": len(texts), "passages": len(exact.documents), "recall": shares}
 
 
-async def _exact(books: Library, exact: Exact, asked: Described) -> dict[str, list[str]]:
-    embedded = await books.client.embed([asked.question], deadline_ms=wall_ms() + _ASK_MS)
-    by_vector, by_words = exact.vector(embedded.vectors[0]), exact.words(asked.question)
+async def _exact(books: Library, exact: Exact, document: DocumentedObject) -> dict[str, list[str]]:
+    embedded = await books.client.embed([document.question], deadline_ms=wall_ms() + _ASK_MS)
+    by_vector, by_words = exact.vector(embedded.vectors[0]), exact.words(document.question)
     return {
         "vector": exact.documents_of(by_vector),
         "words": exact.documents_of(by_words),
@@ -107,24 +109,28 @@ async def _exact(books: Library, exact: Exact, asked: Described) -> dict[str, li
     }
 
 
-async def _pool(books: Library, asked: Described, mode: Any) -> list[str]:
+async def _pool(books: Library, document: DocumentedObject, mode: Any) -> list[str]:
     answer = await books.client.search_text(
-        asked.question, collection=COLLECTION, k=_DEPTH, mode=mode, deadline_ms=wall_ms() + _ASK_MS
+        document.question,
+        collection=COLLECTION,
+        k=_DEPTH,
+        mode=mode,
+        deadline_ms=wall_ms() + _ASK_MS,
     )
-    return list(dict.fromkeys(each.document_id for each in answer.passages))[:_K]
+    return list(dict.fromkeys(passage.document_id for passage in answer.passages))[:_K]
 
 
-def bars(found: Mapping[str, Any] | None) -> list[Bar]:
+def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
     """The pool finds what an exact search finds."""
     return [
         at_most(f"recall@5 below exact, {mode}", row["exact"] - row["pool"], 0.01, "share")
-        for mode, row in (found["recall"] if found else {}).items()
+        for mode, row in (figures["recall"] if figures else {}).items()
     ]
 
 
-def tables(found: Mapping[str, Any]) -> list[Table]:
+def tables(figures: Mapping[str, Any]) -> list[Table]:
     """Recall by mode."""
-    part = found.get("recall")
+    part = figures.get("recall")
     if part is None:
         return []
     title = f"{part['documents']} docstrings, {part['passages']} passages"

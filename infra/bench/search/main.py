@@ -12,10 +12,10 @@ from typing import Any
 
 from rich.console import Console
 
-from infra.bench.benchmark import Benchmark, Findings
+from infra.bench.benchmark import Benchmark, BenchmarkResult
 from infra.bench.cpu_time import CpuMeter
 from infra.bench.results import BENCH_DIR, Bar
-from infra.bench.search.options import PARTS, QUICK, Options, Progress
+from infra.bench.search.options import PARTS, QUICK, Progress, SearchOptions
 from infra.bench.search.parts import (
     every_kind,
     index_alone,
@@ -34,7 +34,7 @@ _ON_ONE_SCENE = {"speed", "build", "mixed", "warm"}
 
 
 def measure(
-    options: Options, names: Sequence[str], progress: Progress
+    options: SearchOptions, names: Sequence[str], progress: Progress
 ) -> tuple[dict[str, Any], list[Bar]]:
     """Figures by part, in the order of `PARTS`, and the bars."""
     by_part: dict[str, tuple[Any, list[Bar]]] = {}
@@ -43,7 +43,7 @@ def measure(
         progress("kernels are compiled")
         warm_up(options.dim)
     if _ON_ONE_SCENE & set(parts):
-        scene = index_alone.Scene.made(options, names, progress)
+        scene = index_alone.SearchScene.create(options, names, progress)
         if {"speed", "build"} & set(parts):
             curves = index_alone.curves(scene)
         if "speed" in parts:
@@ -67,11 +67,11 @@ def measure(
     if "scheduler" in parts:
         by_part["scheduler"] = scheduling.ablation(options, progress)
     ordered = {part: by_part[part] for part in PARTS if part in by_part}
-    bars = [bar for _figures, each in ordered.values() for bar in each]
+    bars = [bar for _figures, part_bars in ordered.values() for bar in part_bars]
     return {part: figures for part, (figures, _bars) in ordered.items()}, bars
 
 
-def run(options: Options, console: Console) -> Findings:
+def run(options: SearchOptions, console: Console) -> BenchmarkResult:
     """All parts, with what is installed."""
     began_s, meter = time.monotonic(), CpuMeter({})
     here, sentences = installed()
@@ -89,14 +89,14 @@ def run(options: Options, console: Console) -> Findings:
     figures |= {"left_out": sentences, "elapsed_s": round(elapsed_s)}
     figures["other_cpu_share"] = round(max(0.0, others_s) / elapsed_s, 2)
     plot(figures, BENCH_DIR / "search.png")
-    others = (
+    note = (
         f"Other processes took {figures['other_cpu_share']:.2f} cores meanwhile; above 0.3 only "
         "ratios mean anything, and times under load not even those."
     )
-    return Findings(
+    return BenchmarkResult(
         figures=figures,
         bars=bars,
-        shown=[*tables(figures), others],
+        tables=[*tables(figures), note],
         load={"indexes": names},
         beside=f" and {BENCH_DIR / 'search.png'}",
     )
@@ -106,7 +106,7 @@ BENCHMARK = Benchmark(
     name="search",
     about=__doc__,
     run=run,
-    full=Options(),
+    full=SearchOptions(),
     quick=QUICK,
-    quick_said="a quarter of the rows, less of all",
+    quick_help="a quarter of the rows, less of all",
 )

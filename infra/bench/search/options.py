@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from infra.bench.benchmark import offered
+from infra.bench.benchmark import option
 from infra.bench.search.systems import NAMES
 from infra.bench.search.zoo.kinds import KINDS
 
@@ -15,21 +15,21 @@ PARTS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class SearchOptions:
     """Sizes and repeats; times are seconds of load."""
 
-    parts: tuple[str, ...] = offered(PARTS, "of all", flag="only", choices=PARTS)
-    indexes: tuple[str, ...] = offered(NAMES[1:], "which to compare with ours")
-    rows: int = offered(100_000)
+    parts: tuple[str, ...] = option(PARTS, "of all", flag="only", choices=PARTS)
+    indexes: tuple[str, ...] = option(NAMES[1:], "which to compare with ours")
+    rows: int = option(100_000)
     dim: int = 128
     queries: int = 2_000
     efforts: tuple[int, ...] = (32, 48, 64, 96, 128, 192, 256)
-    repeats: int = offered(5)
-    builds: int = offered(2, "of ours and of hnswlib, in turns")
+    repeats: int = option(5)
+    builds: int = option(2, "of ours and of hnswlib, in turns")
     separated_rows: int = 40_000
     clusters: int = 400
-    kinds: tuple[str, ...] = offered(tuple(KINDS), "of the zoo", choices=tuple(KINDS))
-    drawn: tuple[int, ...] = offered((1, 2, 3, 4, 5, 6), "seeds of kinds that nobody chose")
+    kinds: tuple[str, ...] = option(tuple(KINDS), "of the zoo", choices=tuple(KINDS))
+    random_seeds: tuple[int, ...] = option((1, 2, 3, 4, 5, 6), "seeds of kinds that nobody chose")
     zoo_share: float = 1.0  # of a kind's full size
     zoo_queries: int = 1_000
     sequences: int = 500  # whose probes drift
@@ -41,7 +41,7 @@ class Options:
     linked_batches: int = 8
     updated_rows: int = 1_000_000
     ingest_rows: int = 1_000_000
-    ingest_per_s: int = offered(5_000, "rows that come while searches go on")
+    ingest_per_s: int = option(5_000, "rows that come while searches go on")
     ingest_step: int = 100_000  # rows between two looks at searches alone
     ingest_alone_s: float = 1.5
     kafka_rows: int = 20_000
@@ -49,10 +49,10 @@ class Options:
     kafka_least: int = 20  # retrievals of a repeat, however low the rate
     sched_seeds: int = 3
     sched_ms: int = 12_000  # of virtual time
-    seed: int = offered(1)
+    seed: int = option(1)
 
 
-QUICK = Options(
+QUICK = SearchOptions(
     rows=25_000,
     queries=1_000,
     efforts=(16, 24, 32, 48, 64, 96, 128),
@@ -60,7 +60,7 @@ QUICK = Options(
     builds=1,
     separated_rows=20_000,
     clusters=200,
-    drawn=(1, 2),
+    random_seeds=(1, 2),
     zoo_share=0.25,
     zoo_queries=400,
     sequences=200,

@@ -48,8 +48,8 @@ def _recall(axis: Axes, curves: dict[str, Any]) -> None:
 
 
 def _loads(axis: Axes, servers: dict[str, Any], key: str, label: str) -> None:
-    for name, found in servers.items():
-        rows = [row for row in found["loads"].values() if row[key] is not None]
+    for name, server in servers.items():
+        rows = [row for row in server["loads"].values() if row[key] is not None]
         if rows:
             axis.plot(
                 [row["asked_per_s"] for row in rows], [row[key] for row in rows], "o-", label=name

@@ -62,9 +62,9 @@ def installed() -> tuple[list[str], list[str]]:
 def _refusal(name: str) -> str:
     """What a system says that ends its process on this processor; empty where it serves here."""
     trial = f"from {__name__} import try_out; try_out({name!r})"
-    done = subprocess.run([sys.executable, "-c", trial], capture_output=True, text=True)
-    lines = (done.stdout + done.stderr).strip().splitlines() or ["it ended its process"]
-    return lines[-1] if done.returncode else ""
+    process = subprocess.run([sys.executable, "-c", trial], capture_output=True, text=True)
+    lines = (process.stdout + process.stderr).strip().splitlines() or ["it ended its process"]
+    return lines[-1] if process.returncode else ""
 
 
 def try_out(name: str) -> None:
@@ -136,8 +136,8 @@ def _faiss(vectors: Array, threads: int, _seed: int, metric: Metric) -> tuple[An
     def search(queries: Array, k: int, effort: int, threads: int) -> Array:
         faiss.omp_set_num_threads(threads)
         index.hnsw.efSearch = effort
-        asked = _unit(queries) if metric is Metric.COSINE else queries
-        rows: Array = index.search(asked, k)[1]
+        query_rows = _unit(queries) if metric is Metric.COSINE else queries
+        rows: Array = index.search(query_rows, k)[1]
         return rows
 
     return index, search

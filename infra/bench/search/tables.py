@@ -18,7 +18,7 @@ def tables(figures: dict[str, Any]) -> list[Table]:
         "mixed": _mixed, "warm": _warm, "updates": _updates, "ingest": _ingest,
         "kafka": _kafka, "scheduler": _scheduler,
     }  # fmt: skip
-    return [makers[part](found) for part, found in figures.items() if part in makers]
+    return [makers[part](part_figures) for part, part_figures in figures.items() if part in makers]
 
 
 def _speed(figures: dict[str, Any]) -> Table:
@@ -50,7 +50,7 @@ def _every_kind(figures: dict[str, Any]) -> Table:
         "at 64", "build of hnswlib's",
         title="Every kind of data: queries per CPU second at equal recall, worst first",
     )  # fmt: skip
-    rows = [(every_kind.times(found, recall), recall, name) for name, found in figures.items()
+    rows = [(every_kind.times(row, recall), recall, name) for name, row in figures.items()
             for recall in every_kind.RECALLS]  # fmt: skip
     for faster, recall, name in sorted(rows, key=lambda row: (row[0] is None, row[0] or 0, row[2])):
         systems = figures[name]["systems"]
@@ -79,8 +79,8 @@ def _updates(figures: dict[str, Any]) -> Table:
         table.add_row(f"{LINK_BATCH} rows are linked to {row['rows']}", linked)
     table.add_section()
     for name, stalls in figures["stalls_ms"].items():
-        told = f"{number(stalls['held_ms'])} ms; late {number(stalls['late_ms'])} ms"
-        table.add_row(f"the event loop was held up: {name}", told)
+        cell = f"{number(stalls['held_ms'])} ms; late {number(stalls['late_ms'])} ms"
+        table.add_row(f"the event loop was held up: {name}", cell)
     table.caption = (
         f"Of {figures['rows']} rows, {DEAD_SHARE:.0%} of them deleted. A loop is late, and not "
         "held up, where others had the core."
@@ -97,11 +97,11 @@ def _ingest(figures: dict[str, Any]) -> Table:
     for step in figures["steps"]:
         beside, alone = step["beside"], step["alone"]
         rates = (step["rows_per_s"], step["row_cpu_us"], step["rows_per_s_by_cpu"])
-        held = (f"{each['held_ms_p99.9']}/{each['held_ms']}" for each in (beside, alone))
+        stalls = (f"{side['held_ms_p99.9']}/{side['held_ms']}" for side in (beside, alone))
         table.add_row(
             str(step["rows"]), *map(number, rates),
             f"{beside['searches_per_s']}, {alone['searches_per_s']}",
-            f"{step['search_share']:.2f}", ", ".join(held),
+            f"{step['search_share']:.2f}", ", ".join(stalls),
         )  # fmt: skip
     table.caption = (
         f"Recall@{figures['k']} at {figures['top_m']} entries at the end: {figures['recall']:.3f}. "
@@ -116,8 +116,8 @@ def _mixed(figures: dict[str, Any]) -> Table:
         "places in use",
         title="Mixed traffic: 80 % decode, 20 % prefill",
     )  # fmt: skip
-    for name, found in figures["servers"].items():
-        rows = {"unloaded": found["unloaded"], **found["loads"]}
+    for name, server in figures["servers"].items():
+        rows = {"unloaded": server["unloaded"], **server["loads"]}
         for share, row in rows.items():
             times = (
                 "/".join(number(row[f"{kind}_ms_p{p}"]) for p in (50, 99))
@@ -128,8 +128,10 @@ def _mixed(figures: dict[str, Any]) -> Table:
             rate = number(row["searches_per_s"])
             table.add_row(name, load, rate, *times, late, number(occupancy))
         table.add_section()
-    told = ", ".join(f"{n} {number(f['capacity_per_s'])}" for n, f in figures["servers"].items())
-    table.caption = f"Capacity with callers that always ask, searches/s: {told}."
+    capacities = ", ".join(
+        f"{n} {number(f['capacity_per_s'])}" for n, f in figures["servers"].items()
+    )
+    table.caption = f"Capacity with callers that always ask, searches/s: {capacities}."
     return table
 
 
@@ -152,10 +154,10 @@ def _kafka(figures: dict[str, Any]) -> Table:
         title="One retrieval worker, one asker",
     )  # fmt: skip
     for rate, row in figures["at_rate"].items():
-        for way, found in row["ways"].items():
-            cpu = ", ".join(f"{name} {number(used)}" for name, used in found["cpu_ms"].items())
-            times = (number(found["ms_p50"]), number(found["ms_p99"]))
-            table.add_row(rate, way, *times, f"{found['recall']:.3f}", str(found["errors"]), cpu)
+        for way, cell in row["ways"].items():
+            cpu = ", ".join(f"{name} {number(used)}" for name, used in cell["cpu_ms"].items())
+            times = (number(cell["ms_p50"]), number(cell["ms_p99"]))
+            table.add_row(rate, way, *times, f"{cell['recall']:.3f}", str(cell["errors"]), cpu)
         added = (number(row["added_ms_p50"]), number(row["added_ms_p99"]))
         table.add_row(rate, "added, median of the repeats", *added, "", "", "")
         table.add_section()
@@ -167,9 +169,9 @@ def _scheduler(figures: dict[str, Any]) -> Table:
         "load step", "variant", "misses", "prefill", "decode", "prefill p99 ms", "decode p99 ms",
         title="Scheduler, simulated: misses of both classes",
     )  # fmt: skip
-    for scene, found in figures["at"].items():
-        for name in found["shown"]:
-            row = found["variants"][name]
+    for scene, step_figures in figures["at"].items():
+        for name in step_figures["shown"]:
+            row = step_figures["variants"][name]
             counts = (str(row[key]) for key in ("misses", "prefill_misses", "decode_misses"))
             times = (number(row[f"{kind}_ms_p99"]) for kind in ("prefill", "decode"))
             table.add_row(scene, name, *counts, *times)

@@ -76,7 +76,7 @@ def truth(vectors: Array, queries: Array, k: int) -> Array:
     return nearest
 
 
-def recall(found: Array, expected: Array) -> float:
+def recall(rows: Array, expected: Array) -> float:
     """The share of true neighbours that were found; both have shape (queries, k)."""
-    hits = sum(len(set(a) & set(b)) for a, b in zip(found.tolist(), expected.tolist(), strict=True))
+    hits = sum(len(set(a) & set(b)) for a, b in zip(rows.tolist(), expected.tolist(), strict=True))
     return hits / expected.size

@@ -14,9 +14,9 @@ from typing import Any
 
 from rich.progress import Progress
 
-from infra.bench.benchmark import offered
+from infra.bench.benchmark import option
 from infra.bench.cpu_time import CpuMeter
-from infra.bench.serving.contenders import HOST, HTTPX, MODEL, NAMES, REMOTE, REPLICA, Peer
+from infra.bench.serving.contenders import HOST, HTTPX, MODEL, NAMES, REMOTE, REPLICA, ServingPeer
 from infra.bench.serving.figures import Cell, Cells
 from infra.bench.serving.load_generator import OfferedLoad
 from infra.bench.serving.sse_client import chat_body
@@ -27,27 +27,27 @@ TRIVIUM = (REPLICA, REMOTE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ServingOptions:
     """What to measure, and for how long."""
 
-    streams: tuple[int, ...] = offered((1, 16, 64, 256, 512), "closed loops to run")
-    repeats: int = offered(5, "of the closed loops")
-    seconds: float = offered(4.0, "of each cell's window")
+    streams: tuple[int, ...] = option((1, 16, 64, 256, 512), "closed loops to run")
+    repeats: int = option(5, "of the closed loops")
+    seconds: float = option(4.0, "of each cell's window")
     settle_s: float = 1.0
-    warm_up_s: float = offered(60.0, "seconds of load before")
-    rates: tuple[float, ...] = offered(
+    warm_up_s: float = option(60.0, "seconds of load before")
+    rates: tuple[float, ...] = option(
         (100, 200, 400, 600, 800, 1_000, 1_200, 1_500), "open loops to run, in req/s"
     )
-    open_repeats: int = offered(2, "of the open loops; 0 leaves them out")
-    prompt_words: tuple[int, ...] = offered(
+    open_repeats: int = option(2, "of the open loops; 0 leaves them out")
+    prompt_words: tuple[int, ...] = option(
         (64, 1_000, 10_000, 100_000), "lengths of prompts whose cost is counted"
     )
-    peers: tuple[str, ...] = offered(NAMES, "which to compare", choices=NAMES)
-    seed: int = offered(1)
+    peers: tuple[str, ...] = option(NAMES, "which to compare", choices=NAMES)
+    seed: int = option(1)
     httpx_streams_max: int = 256  # beyond its collapse there is nothing to learn
 
 
-QUICK = Options(
+QUICK = ServingOptions(
     repeats=1,
     seconds=1.5,
     settle_s=0.7,
@@ -95,10 +95,12 @@ class Generator:
         await self._process.wait()
 
 
-class Comparison:
+class ServingComparison:
     """All cells of one run."""
 
-    def __init__(self, options: Options, peers: dict[str, Peer], generator: Generator) -> None:
+    def __init__(
+        self, options: ServingOptions, peers: dict[str, ServingPeer], generator: Generator
+    ) -> None:
         self._options = options
         self._peers = peers
         self._generator = generator
@@ -210,7 +212,7 @@ def make_bodies(
 ) -> list[str]:
     """Request bodies: chats of random words that the simulated model's tokenizer knows."""
     vocabulary = make_tokenizer().get_vocab()
-    known = sorted(token[1:] for token in vocabulary if token.startswith("Ġ") and len(token) > 3)
+    terms = sorted(token[1:] for token in vocabulary if token.startswith("Ġ") and len(token) > 3)
     rng = random.Random(seed)
-    prompts = [" ".join(rng.choices(known, k=words)) for _ in range(count)]
+    prompts = [" ".join(rng.choices(terms, k=words)) for _ in range(count)]
     return [chat_body(MODEL, prompt, tokens) for prompt in prompts]

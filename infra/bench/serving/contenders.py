@@ -48,7 +48,7 @@ CONTEXT_TOKENS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class ServingPeer:
     """A server under test; `pids` names its processes, the broker's included."""
 
     name: str
@@ -58,10 +58,12 @@ class Peer:
 
 
 @asynccontextmanager
-async def running_peers(names: tuple[str, ...], folder: Path) -> AsyncIterator[dict[str, Peer]]:
+async def running_peers(
+    names: tuple[str, ...], folder: Path
+) -> AsyncIterator[dict[str, ServingPeer]]:
     """These peers, ready, by name. The folder, an absolute path, is made anew."""
     model = _fresh_model(folder)
-    peers: dict[str, Peer] = {}
+    peers: dict[str, ServingPeer] = {}
     async with AsyncExitStack() as stack:
         if {DIRECT, HTTPX, AIOHTTP} & set(names):
             peers |= await stack.enter_async_context(_baselines(folder, model))
@@ -76,7 +78,7 @@ def _fresh_model(folder: Path) -> Path:
 
 
 @asynccontextmanager
-async def _baselines(folder: Path, model: Path) -> AsyncIterator[dict[str, Peer]]:
+async def _baselines(folder: Path, model: Path) -> AsyncIterator[dict[str, ServingPeer]]:
     supervisor = Supervisor()
     names = (DIRECT, HTTPX, AIOHTTP)
     ports = dict(zip(names, free_ports(*[HOST] * len(names)), strict=True))
@@ -111,7 +113,10 @@ async def _baselines(folder: Path, model: Path) -> AsyncIterator[dict[str, Peer]
             owners = {"engine": DIRECT} if name == DIRECT else {"proxy": name, "engine": DIRECT}
             return lambda: {k: supervisor.processes[v].pid for k, v in owners.items()}
 
-        yield {name: Peer(name=name, port=port, pids=pids_of(name)) for name, port in ports.items()}
+        yield {
+            name: ServingPeer(name=name, port=port, pids=pids_of(name))
+            for name, port in ports.items()
+        }
     finally:
         await supervisor.stop()
 
@@ -119,7 +124,7 @@ async def _baselines(folder: Path, model: Path) -> AsyncIterator[dict[str, Peer]
 @asynccontextmanager
 async def _trivium(
     names: tuple[str, ...], folder: Path, model: Path
-) -> AsyncIterator[dict[str, Peer]]:
+) -> AsyncIterator[dict[str, ServingPeer]]:
     plans = {
         REPLICA: StackPlan(prefill=0, decode=0, replica=1),
         REMOTE: StackPlan(prefill=1, decode=1),
@@ -128,7 +133,7 @@ async def _trivium(
     home = folder / "broker-home"
     broker = Broker(broker_settings, home / "broker", tethered=True)
     bootstrap = broker.start()  # in this thread, with which a tethered broker ends
-    peers: dict[str, Peer] = {}
+    peers: dict[str, ServingPeer] = {}
     try:
         async with AsyncExitStack() as stack:
             for name, plan in plans.items():
@@ -137,9 +142,11 @@ async def _trivium(
                 (port,) = free_ports(HOST)
                 settings = _settings(name, bootstrap, port, model)
                 plan = dataclasses.replace(plan, broker=False)
-                made = await stack.enter_async_context(Stack(settings, plan, folder=folder / name))
-                pids = _pids(made, broker.status().pid)
-                peers[name] = Peer(name=name, port=port, pids=pids, log=settings.log)
+                peer_stack = await stack.enter_async_context(
+                    Stack(settings, plan, folder=folder / name)
+                )
+                pids = _pids(peer_stack, broker.status().pid)
+                peers[name] = ServingPeer(name=name, port=port, pids=pids, log=settings.log)
             yield peers
     finally:
         broker.stop()

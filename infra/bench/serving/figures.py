@@ -26,7 +26,7 @@ _TIMES = ("ttft_ms", "gap_ms", "answer_ms")
 def closed_figures(cells: Cells) -> dict[str, Any]:
     """Medians over the repeats, with every repeat's rate and times beside them."""
     return {
-        name: {f"{load:g}": _figures(found) for load, found in by_load.items()}
+        name: {f"{load:g}": _figures(repeats) for load, repeats in by_load.items()}
         for name, by_load in cells.items()
     }
 
@@ -35,8 +35,8 @@ def open_figures(cells: Cells, keeps_up: Callable[[float, Cell], bool]) -> dict[
     """The same by rate, and the highest rate that a peer kept up with in every repeat."""
     rows = closed_figures(cells)
     for name, by_rate in cells.items():
-        kept = [r for r, got in by_rate.items() if all(keeps_up(r, cell) for cell in got)]
-        rows[name]["kept_up_to_per_s"] = max(kept, default=0)
+        rates = [r for r, got in by_rate.items() if all(keeps_up(r, cell) for cell in got)]
+        rows[name]["kept_up_to_per_s"] = max(rates, default=0)
     return rows
 
 
@@ -87,18 +87,18 @@ def _by_process(cells: Sequence[Cell]) -> dict[str, float | None]:
 def bars(cells: Cells) -> list[Bar]:
     """What the project promises of this benchmark."""
 
-    def over(name: str, other: str, streams: int, times: float) -> Bar:
-        ratio = _ratio(cells, name, other, streams, lambda cell: cell["requests_per_s"])
-        return at_least(f"{name}, {streams} streams: req/s over {other}", ratio, times, "x")
+    def over(name: str, rival: str, streams: int, times: float) -> Bar:
+        ratio = _ratio(cells, name, rival, streams, lambda cell: cell["requests_per_s"])
+        return at_least(f"{name}, {streams} streams: req/s over {rival}", ratio, times, "x")
 
-    def added(name: str, streams: int, most_ms: float) -> Bar:
-        mine, theirs = _pair(cells, name, DIRECT, streams, _ttft_ms)
+    def added(name: str, streams: int, limit_ms: float) -> Bar:
+        peer_ms, direct_ms = _pair(cells, name, DIRECT, streams, _ttft_ms)
         label = f"{name}, {streams} streams: TTFT p50 over direct"
-        return at_most(label, median_difference(mine, theirs), most_ms, "ms")
+        return at_most(label, median_difference(peer_ms, direct_ms), limit_ms, "ms")
 
-    def share(what: str, value: Callable[[Cell], float | None], most: float) -> Bar:
+    def share(what: str, value: Callable[[Cell], float | None], limit: float) -> Bar:
         ratio = _ratio(cells, REPLICA, AIOHTTP, 256, value)
-        return at_most(f"replica, 256 streams: {what} of aiohttp's", ratio, most, "x")
+        return at_most(f"replica, 256 streams: {what} of aiohttp's", ratio, limit, "x")
 
     return [
         over(REPLICA, HTTPX, 64, 1.8),
@@ -120,20 +120,20 @@ def _ttft_ms(cell: Cell) -> float | None:
 
 
 def _pair(
-    cells: Cells, name: str, other: str, streams: int, value: Callable[[Cell], float | None]
+    cells: Cells, name: str, rival: str, streams: int, value: Callable[[Cell], float | None]
 ) -> tuple[Values, Values]:
     """One value of two peers, repeat by repeat; empty where either was not measured."""
-    mine = cells.get(name, {}).get(streams, [])
-    theirs = cells.get(other, {}).get(streams, [])
-    if len(mine) != len(theirs):
+    peer_cells = cells.get(name, {}).get(streams, [])
+    rival_cells = cells.get(rival, {}).get(streams, [])
+    if len(peer_cells) != len(rival_cells):
         return [], []
-    return [value(cell) for cell in mine], [value(cell) for cell in theirs]
+    return [value(cell) for cell in peer_cells], [value(cell) for cell in rival_cells]
 
 
 def _ratio(
-    cells: Cells, name: str, other: str, streams: int, value: Callable[[Cell], float | None]
+    cells: Cells, name: str, rival: str, streams: int, value: Callable[[Cell], float | None]
 ) -> float | None:
-    return median_ratio(*_pair(cells, name, other, streams, value))
+    return median_ratio(*_pair(cells, name, rival, streams, value))
 
 
 def closed_table(figures: dict[str, Any]) -> Table:
@@ -166,8 +166,8 @@ def open_table(figures: dict[str, Any]) -> Table:
         for name, rows in figures.items()
     }
     table = _table("Open loop: Poisson arrivals", "req/s asked", by_rate)
-    kept = [f"{name} {rows['kept_up_to_per_s']:g}" for name, rows in figures.items()]
-    table.caption = "Kept up with, in req/s: " + ", ".join(kept)
+    rates = [f"{name} {rows['kept_up_to_per_s']:g}" for name, rows in figures.items()]
+    table.caption = "Kept up with, in req/s: " + ", ".join(rates)
     return table
 
 

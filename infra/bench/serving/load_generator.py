@@ -21,7 +21,7 @@ from typing import Any
 import uvloop
 
 from infra.bench.results import percentiles
-from infra.bench.serving.sse_client import Connection, StreamedAnswer, chat_call
+from infra.bench.serving.sse_client import SseConnection, StreamedAnswer, chat_call
 
 _CYCLE_S = 0.35  # about one answer; closed loops start spread over it
 _IN_FLIGHT_MAX = 2_048  # of an open loop; arrivals beyond it are counted as errors
@@ -46,7 +46,7 @@ class OfferedLoad:
 
 
 @dataclass(slots=True, kw_only=True)
-class Measured:
+class CellFigures:
     """Figures of one cell. Rates and times are of the window; errors and requests of the cell."""
 
     requests: int = 0  # answered in full
@@ -65,7 +65,7 @@ def _summary(values: Sequence[float]) -> dict[str, float | None]:
     return {name: None if value is None else round(value, 3) for name, value in exact.items()}
 
 
-class Cell:
+class LoadRun:
     """One run of a load."""
 
     def __init__(self, load: OfferedLoad) -> None:
@@ -79,14 +79,14 @@ class Cell:
             self._started_s + load.settle_s + load.window_s,
         )
         self._answers: list[StreamedAnswer] = []
-        self._idle: deque[Connection] = deque()
-        self._connections: set[Connection] = set()
-        self._sent = 0
+        self._idle: deque[SseConnection] = deque()
+        self._connections: set[SseConnection] = set()
+        self._sent_requests = 0
         self._under_way = 0
         self._refused = 0
         self._over = asyncio.Event()
 
-    async def run(self) -> Measured:
+    async def run(self) -> CellFigures:
         """Send, wait for the last answer, sum up."""
         cpu_s = _cpu_s()
         if self._load.streams:
@@ -96,7 +96,7 @@ class Cell:
         elapsed_s = time.perf_counter() - self._started_s
         for connection in list(self._connections):
             connection.close()
-        return self._measured((_cpu_s() - cpu_s) / elapsed_s)
+        return self._figures((_cpu_s() - cpu_s) / elapsed_s)
 
     async def _closed_loop(self) -> None:
         streams = self._load.streams
@@ -137,10 +137,10 @@ class Cell:
         if connection := await self._connect(answer):
             self._send(connection, answer)
 
-    async def _connect(self, answer: StreamedAnswer) -> Connection | None:
+    async def _connect(self, answer: StreamedAnswer) -> SseConnection | None:
         try:
             _, connection = await self._loop.create_connection(
-                lambda: Connection(self._ended, self._expected, self._load.tokens),
+                lambda: SseConnection(self._on_end, self._expected, self._load.tokens),
                 self._load.host,
                 self._load.port,
             )
@@ -152,19 +152,21 @@ class Cell:
         return connection
 
     def _next(self, due_s: float) -> StreamedAnswer:
-        number = self._sent % len(self._requests)
-        self._sent += 1
+        number = self._sent_requests % len(self._requests)
+        self._sent_requests += 1
         self._under_way += 1
         return StreamedAnswer(due_s=due_s, prompt=number)
 
     def _is_over(self) -> bool:
         limit = self._load.requests_max
-        return time.perf_counter() >= self._window_s[1] or bool(limit and self._sent >= limit)
+        return time.perf_counter() >= self._window_s[1] or bool(
+            limit and self._sent_requests >= limit
+        )
 
-    def _send(self, connection: Connection, answer: StreamedAnswer) -> None:
+    def _send(self, connection: SseConnection, answer: StreamedAnswer) -> None:
         connection.send(self._requests[answer.prompt], answer)
 
-    def _ended(self, connection: Connection, answer: StreamedAnswer) -> None:
+    def _on_end(self, connection: SseConnection, answer: StreamedAnswer) -> None:
         if not connection.usable:
             self._connections.discard(connection)
         elif not self._load.streams:
@@ -189,7 +191,7 @@ class Cell:
             except TimeoutError:
                 return
 
-    def _measured(self, client_cpu_share: float) -> Measured:
+    def _figures(self, client_cpu_share: float) -> CellFigures:
         begin_s, end_s = self._window_s
         errors = Counter(answer.error for answer in self._answers if answer.error)
         if self._under_way:
@@ -200,7 +202,7 @@ class Cell:
         reads = [read for answer in good for read in answer.reads if begin_s <= read[0] < end_s]
         tokens = sum(count for _, count in reads)
         counted = [answer for answer in good if begin_s <= answer.due_s < end_s] or good
-        return Measured(
+        return CellFigures(
             requests=len(good),
             errors=dict(errors),
             requests_per_s=round(tokens / self._load.tokens / self._load.window_s, 2),
@@ -215,8 +217,8 @@ class Cell:
     def _texts(self, good: Sequence[StreamedAnswer]) -> list[str]:
         if self._expected:
             return []
-        said = {answer.prompt: answer.text.decode() for answer in good}
-        return [said.get(number, "") for number in range(len(self._requests))]
+        texts = {answer.prompt: answer.text.decode() for answer in good}
+        return [texts.get(number, "") for number in range(len(self._requests))]
 
 
 def _gaps_ms(answer: StreamedAnswer) -> list[float]:
@@ -236,9 +238,9 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-async def measure(load: OfferedLoad) -> Measured:
+async def measure(load: OfferedLoad) -> CellFigures:
     """Run one cell in this process."""
-    return await Cell(load).run()
+    return await LoadRun(load).run()
 
 
 def main() -> None:

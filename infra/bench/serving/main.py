@@ -13,16 +13,16 @@ from typing import Any
 
 from rich.console import Console
 
-from infra.bench.benchmark import Benchmark, Findings, counting
+from infra.bench.benchmark import Benchmark, BenchmarkResult, counting
 from infra.bench.results import BENCH_DIR
 from infra.bench.serving.cells import (
     PROMPT_WORDS,
     PROMPTS,
     QUICK,
     TOKENS,
-    Comparison,
     Generator,
-    Options,
+    ServingComparison,
+    ServingOptions,
     keeps_up,
 )
 from infra.bench.serving.contenders import SIM, running_peers
@@ -39,13 +39,13 @@ from infra.bench.serving.plot import plot
 from infra.bench.serving.prompts import prompt_bars, prompt_figures, prompt_table
 
 
-async def run(options: Options, console: Console) -> Findings:
+async def run(options: ServingOptions, console: Console) -> BenchmarkResult:
     """The whole benchmark."""
     started_s = time.monotonic()
     console.print("Starting the peers ...")
     async with running_peers(options.peers, BENCH_DIR.absolute() / "serving") as peers:
         generator = await Generator.start()
-        benchmark = Comparison(options, peers, generator)
+        benchmark = ServingComparison(options, peers, generator)
         await benchmark.check_answers()
         console.print(f"{len(peers)} peers give the same {PROMPTS} answers.")
         with counting(console, 34) as progress:
@@ -65,17 +65,17 @@ async def run(options: Options, console: Console) -> Findings:
         "elapsed_s": round(time.monotonic() - started_s),
     }
     plot(figures, BENCH_DIR / "serving.png")
-    others = (
+    note = (
         f"Processes that were not under test took {figures['other_cpu_share']:.2f} cores of "
         f"{os.cpu_count()} meanwhile; above 0.3 only ratios mean anything."
     )
-    return Findings(
+    return BenchmarkResult(
         figures=figures,
         bars=[*bars(benchmark.closed), *prompt_bars(prompts)],
-        shown=[
+        tables=[
             closed_table(closed),
             cpu_table(closed),
-            others,
+            note,
             open_table(figures["open_loop"]),
             prompt_table(prompts),
         ],
@@ -88,7 +88,7 @@ BENCHMARK = Benchmark(
     name="serving",
     about=__doc__,
     run=run,
-    full=Options(),
+    full=ServingOptions(),
     quick=QUICK,
-    quick_said="one repeat, short cells",
+    quick_help="one repeat, short cells",
 )

@@ -12,10 +12,10 @@ from typing import Any
 from rich.table import Table
 
 from infra.bench.cpu_time import CpuMeter
-from infra.bench.log_counts import SETTLE_S, counts, ends
+from infra.bench.log_counts import SETTLE_S, counts, end_offsets
 from infra.bench.results import Bar, at_most, number
 from infra.bench.serving.cells import Generator, make_bodies
-from infra.bench.serving.contenders import HOST, REPLICA, Peer
+from infra.bench.serving.contenders import HOST, REPLICA, ServingPeer
 from infra.bench.serving.load_generator import OfferedLoad
 from infra.stack.plan import WORKER_ROLES
 
@@ -29,7 +29,7 @@ Figures = dict[str, dict[str, Any]]  # by peer, then by the prompt's words
 
 
 async def prompt_figures(
-    peers: Mapping[str, Peer], generator: Generator, words: Sequence[int], seed: int
+    peers: Mapping[str, ServingPeer], generator: Generator, words: Sequence[int], seed: int
 ) -> Figures:
     """Of each peer with a log, at each length."""
     logged = {name: peer for name, peer in peers.items() if peer.log is not None}
@@ -46,7 +46,7 @@ async def prompt_figures(
 
 
 async def _figures(
-    peer: Peer, generator: Generator, idle: Mapping[str, float], words: int, seed: int
+    peer: ServingPeer, generator: Generator, idle: Mapping[str, float], words: int, seed: int
 ) -> dict[str, Any]:
     assert peer.log is not None
     load = OfferedLoad(
@@ -59,11 +59,11 @@ async def _figures(
         settle_s=0.0,
         window_s=_LIMIT_S,
     )
-    before, meter, began_s = await ends(peer.log), CpuMeter(peer.pids()), time.monotonic()
+    before, meter, began_s = await end_offsets(peer.log), CpuMeter(peer.pids()), time.monotonic()
     cell = await generator.run(load)
     await asyncio.sleep(SETTLE_S)
     used_s, elapsed_s = meter.used_s(), time.monotonic() - began_s
-    counted = await counts(peer.log, before, await ends(peer.log))
+    topic_counts = await counts(peer.log, before, await end_offsets(peer.log))
     return {
         "requests": cell["requests"],
         "errors": cell["errors"],
@@ -72,7 +72,7 @@ async def _figures(
             process: 1e3 * max(0.0, s - idle.get(process, 0.0) * elapsed_s) / REQUESTS
             for process, s in sorted(used_s.items())
         },
-        "bytes": {topic: each["bytes"] / REQUESTS for topic, each in counted.items()},
+        "bytes": {topic: row["bytes"] / REQUESTS for topic, row in topic_counts.items()},
     }
 
 
@@ -90,14 +90,14 @@ def prompt_table(figures: Figures) -> Table:
     table = Table("words", "peer", "TTFT p50", "CPU", "bytes", title="Prompts by their length")
     table.caption = "For each request: ms, and bytes before compression."
     for name, rows in figures.items():
-        least = min(rows, key=int)
+        shortest = min(rows, key=int)
         for words, row in rows.items():
             cpu = [f"{process} {number(ms)}" for process, ms in row["cpu_ms"].items()]
-            grown = {topic: size for topic, size in row["bytes"].items()
-                     if size > 2 * rows[least]["bytes"].get(topic, 0.0)}  # fmt: skip
-            shown = [f"{topic} {number(size)}" for topic, size in grown.items()]
-            rest = number(sum(row["bytes"].values()) - sum(grown.values()))
+            sizes = {topic: size for topic, size in row["bytes"].items()
+                     if size > 2 * rows[shortest]["bytes"].get(topic, 0.0)}  # fmt: skip
+            cells = [f"{topic} {number(size)}" for topic, size in sizes.items()]
+            rest = number(sum(row["bytes"].values()) - sum(sizes.values()))
             ttft = number(row["ttft_ms_p50"])
-            table.add_row(words, name, ttft, ", ".join(cpu), ", ".join([*shown, f"rest {rest}"]))
+            table.add_row(words, name, ttft, ", ".join(cpu), ", ".join([*cells, f"rest {rest}"]))
         table.add_section()
     return table

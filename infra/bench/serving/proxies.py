@@ -91,8 +91,8 @@ def aiohttp_app(prefill_urls: Sequence[str], decode_urls: Sequence[str]) -> web.
     async def session(app: web.Application) -> AsyncIterator[None]:
         unlimited = aiohttp.TCPConnector(limit=0)
         no_timeout = aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(connector=unlimited, timeout=no_timeout) as found:
-            app[session_key] = found
+        async with aiohttp.ClientSession(connector=unlimited, timeout=no_timeout) as client:
+            app[session_key] = client
             yield
 
     async def chat(request: web.Request) -> web.StreamResponse:

@@ -104,8 +104,8 @@ class SimServer:
         }
         opening = b"data: " + orjson.dumps(head)[:-1] + b',"choices":[{"index":0,"delta":'
         first = opening + b'{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
-        ended = False
-        while not ended:
+        has_ended = False
+        while not has_ended:
             outputs = [await queue.get()]
             while not queue.empty():
                 outputs.append(queue.get_nowait())
@@ -113,10 +113,10 @@ class SimServer:
             first = b""
             for output in outputs:
                 reason = orjson.dumps(output.finish_reason or None)
-                ended = bool(output.finish_reason)
+                has_ended = bool(output.finish_reason)
                 chunks.append(opening + b'{"content":' + orjson.dumps(output.text))
                 chunks.append(b'},"finish_reason":' + reason + b"}]}\n\n")
-            if ended:
+            if has_ended:
                 chunks.append(_DONE)
             await response.write(b"".join(chunks))
         await response.write_eof()

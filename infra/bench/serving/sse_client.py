@@ -55,7 +55,7 @@ class StreamedAnswer:
     text: bytes = b""
 
 
-def take_apart(answer: StreamedAnswer, times: list[float], parts: list[bytes]) -> None:
+def parse_answer(answer: StreamedAnswer, times: list[float], parts: list[bytes]) -> None:
     """Fill in tokens and times from what was read; sets `error` where that is no whole answer."""
     answer.ended_s = times[-1] if times else answer.due_s
     if not parts or not parts[0].startswith(_OK):
@@ -85,12 +85,12 @@ def whole_text(parts: list[bytes]) -> bytes:
     return b"".join(_CONTENT.findall(b"".join(chunks)))
 
 
-class Connection(asyncio.Protocol):
+class SseConnection(asyncio.Protocol):
     """One keep-alive connection; `on_end` is called with each finished answer."""
 
     def __init__(
         self,
-        on_end: Callable[["Connection", StreamedAnswer], None],
+        on_end: Callable[["SseConnection", StreamedAnswer], None],
         expected: Mapping[int, bytes],
         tokens: int,
     ) -> None:
@@ -141,7 +141,7 @@ class Connection(asyncio.Protocol):
         answer, self.answer = self.answer, None
         if answer is None:
             return
-        take_apart(answer, self._times, self._parts)
+        parse_answer(answer, self._times, self._parts)
         answer.error = error or answer.error or self._verdict(answer)
         self._on_end(self, answer)
 

@@ -9,7 +9,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from infra.bench.decisions.large_fleet import ROUTER, Size, Traffic, answered, prefilled
+from infra.bench.decisions.large_fleet import (
+    ROUTER,
+    FleetSize,
+    FleetTraffic,
+    completed_outcome,
+    prefill_phase,
+)
 from schemas.codec import Codec
 from schemas.records import PhaseKind, Work
 from schemas.rules.outcomes import outcome_key
@@ -29,7 +35,7 @@ from streams.core.router import Router
 
 LATER_MS = 1 << 42  # deadlines that nobody meets; no time of the template matters
 _ID, _SESSION = "req-00000000000000000000", "session-000000000000"
-_FLEET = Size(workers=10, sessions=1, blocks=1)
+_FLEET = FleetSize(workers=10, sessions=1, blocks=1)
 
 
 class RecordSource:
@@ -49,9 +55,9 @@ class RecordSource:
 
     def session(self, number: int) -> tuple[bytes, bytes]:
         """Key and value of what is remembered of its conversation."""
-        _, key, value = next(each for each in self._templates if each[0] == "sessions")
+        _, key, value = next(template for template in self._templates if template[0] == "sessions")
         session_id = self.session_id(number).encode()
-        return _named(key, b"", session_id), _named(value, b"", session_id)
+        return _fill(key, b"", session_id), _fill(value, b"", session_id)
 
     def records(self, number: int, *, has_ended: bool) -> Iterator[tuple[str, bytes, bytes]]:
         """Topic, key and value, as they are written; without its end for one that still lives."""
@@ -61,21 +67,21 @@ class RecordSource:
             if has_ended or topic not in ("outcomes", "usage", "sessions"):
                 yield (
                     topic,
-                    _named(key, request_id, session_id),
-                    _named(value, request_id, session_id),
+                    _fill(key, request_id, session_id),
+                    _fill(value, request_id, session_id),
                 )
 
 
-def _named(template: bytes, request_id: bytes, session_id: bytes) -> bytes:
+def _fill(template: bytes, request_id: bytes, session_id: bytes) -> bytes:
     return template.replace(_ID.encode(), request_id).replace(_SESSION.encode(), session_id)
 
 
 def _records(prompt_tokens: int) -> Iterator[tuple[str, str, Any]]:
     """Topic, key and record, in the order in which they are written."""
-    traffic, router = Traffic(_FLEET, seed=1, start_ms=0), Router(ROUTER, RouterSettings())
+    traffic, router = FleetTraffic(_FLEET, seed=1, start_ms=0), Router(ROUTER, RouterSettings())
     for record in traffic.registrations():
         router.apply(FleetRecordArrived(record, 0), 0)
-    for beat in traffic.beats(1, 0):
+    for beat in traffic.heartbeats(1, 0):
         router.apply(FleetRecordArrived(beat, 1), 0)
     for event in (PartitionTaken(0), PartitionReady(0)):
         router.apply(event, 0)
@@ -90,13 +96,13 @@ def _records(prompt_tokens: int) -> Iterator[tuple[str, str, Any]]:
     yield "requests", _SESSION, request
     decision, work = _placed(router, RequestArrived(request, 0))
     yield "decisions", _SESSION, decision
-    done = prefilled(work, 30)
-    yield "phases", _SESSION, done
-    decision, work = _placed(router, PhaseArrived(done, 0))
+    phase = prefill_phase(work, 30)
+    yield "phases", _SESSION, phase
+    decision, work = _placed(router, PhaseArrived(phase, 0))
     yield "decisions", _SESSION, decision
-    received = replace(done, kind=PhaseKind.KV_RECEIVED, worker_id=work.worker_id, kv=None)
+    received = replace(phase, kind=PhaseKind.KV_RECEIVED, worker_id=work.worker_id, kv=None)
     yield "phases", _SESSION, received
-    outcome = answered(work, 2_000)
+    outcome = completed_outcome(work, 2_000)
     yield "outcomes", outcome_key(outcome), outcome
     saved, used = router.apply(OutcomeArrived(outcome, 0), 0)
     assert isinstance(saved, SaveSession) and isinstance(used, RecordUsage)

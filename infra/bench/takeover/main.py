@@ -17,7 +17,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from rich.console import Console
 
-from infra.bench.benchmark import Benchmark, Findings
+from infra.bench.benchmark import Benchmark, BenchmarkResult
 from infra.bench.results import Bar, at_most
 from infra.bench.search.parts.through_the_log import running_broker
 from infra.bench.takeover.hour_of_traffic import RecordSource
@@ -34,7 +34,7 @@ YOUNG_MAX_S, HOUR_MAX_S = 5.0, 180.0  # bars: what lives is young, or as old as 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class TakeoverTraffic:
     """What the log holds."""
 
     seconds: int = 3_600
@@ -45,18 +45,18 @@ class Traffic:
     earlier_hours: int = 23  # of which conversations are still on the log, and nothing else
 
 
-def chunks(traffic: Traffic) -> Iterator[range]:
+def chunks(traffic: TakeoverTraffic) -> Iterator[range]:
     """Numbers of requests, one second's at a time."""
     for second in range(traffic.seconds):
         yield range(second * traffic.requests_per_s, (second + 1) * traffic.requests_per_s)
 
 
-async def write_traffic(log: LogSettings, traffic: Traffic) -> dict[int, int]:
+async def write_traffic(log: LogSettings, traffic: TakeoverTraffic) -> dict[int, int]:
     """Write everything; returns how many requests each partition has that have ended."""
     source = RecordSource(prompt_tokens=traffic.prompt_tokens, turns=traffic.turns)
     producer = AIOKafkaProducer(**client_options(log), max_request_size=8 << 20, acks=1)
     began_ms = wall_ms() - traffic.seconds * 1_000
-    ended: dict[int, int] = dict.fromkeys(range(log.session_partitions), 0)
+    ended_counts: dict[int, int] = dict.fromkeys(range(log.session_partitions), 0)
     last = (traffic.seconds - traffic.live_s) * traffic.requests_per_s
     await producer.start()
     try:
@@ -66,7 +66,7 @@ async def write_traffic(log: LogSettings, traffic: Traffic) -> dict[int, int]:
             batches: dict[tuple[str, int], Any] = {}
             for number in numbers:
                 partition = partition_of(source.session_id(number), log.session_partitions)
-                ended[partition] += number < last
+                ended_counts[partition] += number < last
                 for topic, key, value in source.records(number, has_ended=number < last):
                     place = (topic, partition)
                     if place not in batches:
@@ -79,11 +79,11 @@ async def write_traffic(log: LogSettings, traffic: Traffic) -> dict[int, int]:
                 await _send(producer, log, place, batch)
     finally:
         await producer.stop()
-    return ended
+    return ended_counts
 
 
 async def write_conversations(
-    producer: AIOKafkaProducer, log: LogSettings, traffic: Traffic, source: RecordSource
+    producer: AIOKafkaProducer, log: LogSettings, traffic: TakeoverTraffic, source: RecordSource
 ) -> None:
     """Those of the hours before, each as its last turn has left it."""
     number = traffic.seconds * traffic.requests_per_s  # so their names are their own
@@ -128,10 +128,10 @@ async def mark(log: LogSettings, offsets: dict[int, int]) -> None:
 async def take_over(log: LogSettings) -> dict[str, float]:
     """One router rebuilds all partitions; how long until it may apply new records."""
     process = RouterProcess(log, RouterSettings(), router_id="router-bench")
-    partitions, taken = OwnedPartitions(process), set(range(log.session_partitions))
+    partitions, partition_ids = OwnedPartitions(process), set(range(log.session_partitions))
     began_s, began_cpu_s = time.monotonic(), time.process_time()
-    partitions.on_assigned({("requests", p) for p in taken})
-    opened = asyncio.gather(*(partitions.gate.passes(p) for p in taken))
+    partitions.on_assigned({("requests", p) for p in partition_ids})
+    opened = asyncio.gather(*(partitions.gate.passes(p) for p in partition_ids))
     failing = asyncio.ensure_future(process.group.wait_for_failure())
     ends: list[asyncio.Future[Any]] = [opened, failing]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -146,21 +146,21 @@ async def take_over(log: LogSettings) -> dict[str, float]:
     }
 
 
-async def measure(log: LogSettings, traffic: Traffic, console: Console) -> dict[str, Any]:
+async def measure(log: LogSettings, traffic: TakeoverTraffic, console: Console) -> dict[str, Any]:
     """Both takeovers."""
     began_s = time.monotonic()
-    ended = await write_traffic(log, traffic)
+    ended_counts = await write_traffic(log, traffic)
     console.print(
         f"Wrote {traffic.seconds * traffic.requests_per_s} requests with their records in "
         f"{time.monotonic() - began_s:.0f} s."
     )
     figures = {}
-    for name, offsets in (("young", ended), ("hour", dict.fromkeys(ended, 0))):
+    for name, offsets in (("young", ended_counts), ("hour", dict.fromkeys(ended_counts, 0))):
         await mark(log, offsets)
-        taken = figures[name] = await take_over(log)
+        row = figures[name] = await take_over(log)
         console.print(
-            f"{name}: {taken['records']:.0f} records in {taken['seconds']:.2f} s, "
-            f"{taken['live']:.0f} requests live."
+            f"{name}: {row['records']:.0f} records in {row['seconds']:.2f} s, "
+            f"{row['live']:.0f} requests live."
         )
     return figures
 
@@ -173,18 +173,18 @@ def bars_of(figures: dict[str, Any]) -> list[Bar]:
     ]
 
 
-def run(traffic: Traffic, console: Console) -> Findings:
+def run(traffic: TakeoverTraffic, console: Console) -> BenchmarkResult:
     """On a broker of its own."""
     with tempfile.TemporaryDirectory() as folder, running_broker(Path(folder)) as (log, _):
         figures = asyncio.run(measure(log, traffic, console))
-    return Findings(figures=figures, bars=bars_of(figures))
+    return BenchmarkResult(figures=figures, bars=bars_of(figures))
 
 
 BENCHMARK = Benchmark(
     name="takeover",
     about=__doc__,
     run=run,
-    full=Traffic(),
-    quick=Traffic(seconds=120, earlier_hours=0),
-    quick_said="two minutes of traffic, not an hour, and nothing before",
+    full=TakeoverTraffic(),
+    quick=TakeoverTraffic(seconds=120, earlier_hours=0),
+    quick_help="two minutes of traffic, not an hour, and nothing before",
 )

@@ -14,17 +14,17 @@ from typing import Any
 
 import httpx
 
-from infra.bench.tenants.sender import Deed, Sender, Tenant
+from infra.bench.tenants.sender import Deed, Tenant, TenantClient
 from schemas.errors import NotReady
 
 PATIENCE_S = 120.0
 _LOOK_S, _AGAIN_S = 0.1, 0.5
 _TEXT = b"The harbour master is Ilse Brandt."
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-Errand = Callable[[Sender], Awaitable[None]]
+Errand = Callable[[TenantClient], Awaitable[None]]
 
 
-async def small_file(sender: Sender) -> None:
+async def small_file(sender: TenantClient) -> None:
     """Kept, indexed and found."""
     path = await sender.store("a.txt", _TEXT)
     store = path.partition("/files/")[0]
@@ -34,25 +34,25 @@ async def small_file(sender: Sender) -> None:
         raise NotReady(f"{store}: completed, and not found")
 
 
-async def small_batch(sender: Sender) -> None:
+async def small_batch(sender: TenantClient) -> None:
     """One line, answered."""
     await _until_completed(sender, await sender.batch(["Hello"]))
 
 
-async def form(sender: Sender) -> None:
+async def form(sender: TenantClient) -> None:
     """An answer by a schema that nobody asked for before."""
     schema = {**_SCHEMA, "title": str(sender.rng.random())}
-    wanted = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
-    answer = await sender.chat("Hello", response_format=wanted, max_tokens=64)
+    response_format = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
+    answer = await sender.chat("Hello", response_format=response_format, max_tokens=64)
     answer.raise_for_status()
 
 
-async def vectors(sender: Sender) -> None:
+async def vectors(sender: TenantClient) -> None:
     """Of two texts."""
     (await sender.post("/v1/embeddings", json={"input": ["quay", "ship"]})).raise_for_status()
 
 
-async def _until_completed(sender: Sender, path: str) -> None:
+async def _until_completed(sender: TenantClient, path: str) -> None:
     while (status := (await sender.get(path))["status"]) != "completed":
         if status not in ("validating", "in_progress", "finalizing"):
             raise NotReady(f"{path}: {status}")
@@ -70,15 +70,15 @@ class Errands(Tenant):
         self.seconds: dict[str, list[float]] = defaultdict(list)  # by errand
         self.failed: list[str] = []
 
-    async def _do(self, name: str, deed: Deed, sender: Sender) -> None:
+    async def _do(self, name: str, deed: Deed, sender: TenantClient) -> None:
         began_s = time.monotonic()
-        why = await self._done(deed, sender)
+        why = await self._attempt(deed, sender)
         if why:
             self.failed.append(f"{name}: {why}")
         else:
             self.seconds[name].append(time.monotonic() - began_s)
 
-    async def _done(self, errand: Deed, sender: Sender) -> str:
+    async def _attempt(self, errand: Deed, sender: TenantClient) -> str:
         """Why it was not; empty where it was."""
         why: Any = ""
         try:

@@ -18,46 +18,46 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import httpx
 
-from infra.bench.tenants.sender import CHAT, Sender, Tenant
+from infra.bench.tenants.sender import CHAT, Tenant, TenantClient
 
-Misdeed = Callable[[Sender], Awaitable[str]]  # returns how it ended
+Misdeed = Callable[[TenantClient], Awaitable[str]]  # returns how it ended
 _TRICKLES_S = 20.0
 _BOUNDARY = "part"
 
 
-async def one_long_word(sender: Sender) -> str:
+async def one_long_word(sender: TenantClient) -> str:
     """500 kB without a space, which embedding workers read."""
     await sender.store("word.txt", base64.b64encode(sender.rng.randbytes(375_000)))
     return "stored"
 
 
-async def deep_page(sender: Sender) -> str:
+async def deep_page(sender: TenantClient) -> str:
     """80 kB of HTML in elements in elements, and callers who ask what it says and hang up."""
     path = await sender.store("deep.html", b"<b>a" * 20_000)
     await asyncio.gather(*(sender.hang_up("GET", path) for _ in range(34)))
     return "hung up"
 
 
-async def many_documents(sender: Sender) -> str:
+async def many_documents(sender: TenantClient) -> str:
     """20 000 documents in 469 kB."""
     await sender.store("m.jsonl", b"\n".join(b'{"id":"%d","text":"a"}' % n for n in range(20_000)))
     return "stored"
 
 
-async def large_batch(sender: Sender) -> str:
+async def large_batch(sender: TenantClient) -> str:
     """1 000 lines, and what is left of them is cancelled."""
     path = await sender.batch([f"{n} {sender.rng.random()}" for n in range(1_000)])
     await asyncio.sleep(_TRICKLES_S)
     return str((await sender.post(f"{path}/cancel")).status_code)
 
 
-async def long_lines(sender: Sender) -> str:
+async def long_lines(sender: TenantClient) -> str:
     """Lines of 33 kB, and some of 264 kB."""
     await sender.batch([sender.text(33_000) for _ in range(16)] + [sender.text(264_000)] * 4)
     return "sent"
 
 
-async def slow_patterns(sender: Sender) -> str:
+async def slow_patterns(sender: TenantClient) -> str:
     """34 patterns at once that take long to check."""
     parts = "".join(f"[\\u0000-\\uffff]{{{number}}}" for number in range(100, 120))
     pattern = f"(?i){parts}{sender.rng.random()}"
@@ -65,13 +65,13 @@ async def slow_patterns(sender: Sender) -> str:
     return _statuses(await asyncio.gather(*calls))
 
 
-async def trailers(sender: Sender) -> str:
+async def trailers(sender: TenantClient) -> str:
     """A megabyte of headers behind a body."""
     head = b"Transfer-Encoding: chunked\r\n\r\n0\r\n"
     return await sender.raw("GET /v1/models HTTP/1.1", [head, *[b"X: y\r\n" * 5_000] * 35], 1.0)
 
 
-async def slow_forms(sender: Sender) -> str:
+async def slow_forms(sender: TenantClient) -> str:
     """Eight uploads that hardly come."""
     head = (
         f"Content-Type: multipart/form-data; boundary={_BOUNDARY}\r\nContent-Length: 100000\r\n\r\n"
@@ -82,27 +82,27 @@ async def slow_forms(sender: Sender) -> str:
     return " ".join(sorted(set(await asyncio.gather(*forms))))
 
 
-async def large_upload(sender: Sender) -> str:
+async def large_upload(sender: TenantClient) -> str:
     """16 MiB, which are kept."""
     await sender.upload("a.bin", bytes(16 << 20))
     return "kept"
 
 
-async def packed_body(sender: Sender) -> str:
+async def packed_body(sender: TenantClient) -> str:
     """A gigabyte in a megabyte."""
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
     packed = await asyncio.to_thread(gzip.compress, bytes(1 << 26), 1)
     return str((await sender.post(CHAT, content=packed * 16, headers=headers)).status_code)
 
 
-async def long_chats(sender: Sender) -> str:
+async def long_chats(sender: TenantClient) -> str:
     """Prompts of 33 kB that nobody waits for."""
     body = {"messages": [{"role": "user", "content": sender.text(33_000)}], "max_tokens": 256}
     await asyncio.gather(*(sender.hang_up("POST", CHAT, json=body) for _ in range(8)))
     return "hung up"
 
 
-async def many_items(sender: Sender) -> str:
+async def many_items(sender: TenantClient) -> str:
     """As many items as a response takes, and more than it takes."""
     items = [{"role": "user", "content": "a"}]
     bodies = ({"input": items * count, "max_output_tokens": 16} for count in (2_048, 8_000))
@@ -110,7 +110,7 @@ async def many_items(sender: Sender) -> str:
     return _statuses(await asyncio.gather(*calls))
 
 
-async def many_vectors(sender: Sender) -> str:
+async def many_vectors(sender: TenantClient) -> str:
     """Eight calls for 256 vectors each."""
     body = {"input": [sender.text(400) for _ in range(256)]}
     calls = (sender.post("/v1/embeddings", json=body) for _ in range(8))
@@ -132,32 +132,32 @@ class HostileTenant(Tenant):
 
     def __init__(self, urls: Sequence[str], key: str, seed: int) -> None:
         super().__init__(urls, key, seed, MISDEEDS)
-        self.ended: Counter[tuple[str, str]] = Counter()  # by misdeed, and how
+        self.endings: Counter[tuple[str, str]] = Counter()  # by misdeed, and how
 
-    async def _do(self, name: str, deed: Misdeed, sender: Sender) -> None:
+    async def _do(self, name: str, deed: Misdeed, sender: TenantClient) -> None:
         try:
-            ended = await deed(sender)
+            ending = await deed(sender)
         except httpx.HTTPStatusError as error:
-            ended = str(error.response.status_code)
+            ending = str(error.response.status_code)
         except (httpx.HTTPError, OSError) as error:
-            ended = type(error).__name__
-        self.ended[name, ended] += 1
+            ending = type(error).__name__
+        self.endings[name, ending] += 1
 
 
 @contextlib.asynccontextmanager
 async def hostile(urls: Sequence[str], key: str, seed: int) -> AsyncIterator[dict[str, int]]:
     """One meanwhile; how often each misdeed ended in each way is there at the end."""
-    ended: dict[str, int] = {}
+    endings: dict[str, int] = {}
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", __name__, key, str(seed), *urls),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
     try:
-        yield ended
+        yield endings
     finally:
-        said, _ = await child.communicate(b"")  # closes its stdin
-    ended |= json.loads(said)
+        stdout, _ = await child.communicate(b"")  # closes its stdin
+    endings |= json.loads(stdout)
 
 
 async def _run_until_eof(tenant: HostileTenant) -> None:
@@ -165,8 +165,8 @@ async def _run_until_eof(tenant: HostileTenant) -> None:
     await asyncio.to_thread(sys.stdin.read)
     running.cancel()
     await asyncio.wait([running])
-    counts = sorted(tenant.ended.items())
-    print(json.dumps({f"{name}: {ended}": count for (name, ended), count in counts}))
+    counts = sorted(tenant.endings.items())
+    print(json.dumps({f"{name}: {ending}": count for (name, ending), count in counts}))
 
 
 if __name__ == "__main__":

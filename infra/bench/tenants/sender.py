@@ -15,10 +15,10 @@ CHAT, _BATCH = "/v1/chat/completions", "batch"
 _TIMEOUT_S, _PAUSE_S = 60.0, 2.0
 _WORDS = "the harbour light is green and the quay is long while ships wait for water ".split()
 _HANGS_UP_S = 0.5
-Deed = Callable[["Sender"], Awaitable[Any]]
+Deed = Callable[["TenantClient"], Awaitable[Any]]
 
 
-class Sender:
+class TenantClient:
     """One tenant's calls, each at any gateway."""
 
     def __init__(self, urls: Sequence[str], key: str, rng: random.Random) -> None:
@@ -126,7 +126,7 @@ class Tenant(ABC):
 
     async def _repeat(self, deed: Deed) -> None:
         name = deed.__name__
-        sender = Sender(self._urls, self._key, random.Random(f"{self._seed} {name}"))
+        sender = TenantClient(self._urls, self._key, random.Random(f"{self._seed} {name}"))
         try:
             while not self.is_over:
                 await self._do(name, deed, sender)
@@ -135,5 +135,5 @@ class Tenant(ABC):
             await sender.close()
 
     @abstractmethod
-    async def _do(self, name: str, deed: Deed, sender: Sender) -> None:
+    async def _do(self, name: str, deed: Deed, sender: TenantClient) -> None:
         """Once, and note what became of it."""

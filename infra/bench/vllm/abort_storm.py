@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.bench.faults.http_clients import WHOLE, Seen
+from infra.bench.faults.http_clients import WHOLE, ClientAnswer
 from infra.bench.results import Bar, at_least, at_most, percentiles
-from infra.bench.vllm.streams import NAME, Asker
-from infra.bench.vllm.words import drawn
+from infra.bench.vllm.streams import NAME, StreamClient
+from infra.bench.vllm.words import draw_prompt
 from infra.stack.launcher import Stack
 from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, MemberKind, Outcome, OutcomeKind
@@ -45,8 +45,8 @@ class Storm:
     ) -> dict[str, Any]:
         """With what the log says of its requests."""
         cancelled = [o.ended_ms - self.hung_up_ms for o in outcomes]
-        named = {o.request_id for o in outcomes}
-        noticed = [c.at_ms - self.hung_up_ms for c in cancellations if c.request_id in named]
+        request_ids = {o.request_id for o in outcomes}
+        noticed = [c.at_ms - self.hung_up_ms for c in cancellations if c.request_id in request_ids]
         return {
             "streaming": self.streaming,
             "closing_s": round(self.closing_s, 3),
@@ -63,28 +63,28 @@ async def storm(
     stack: Stack, url: str, model: str, prompts: Sequence[str], *, is_alone: bool
 ) -> Storm:
     """All prompts at once; when all are accepted and some answered, their clients hang up."""
-    asker, found = Asker(url, model), Storm()
-    seen = [Seen(client=NAME) for _ in prompts]
+    asker, result = StreamClient(url, model), Storm()
+    answers = [ClientAnswer(client=NAME) for _ in prompts]
     asking = [
-        asyncio.create_task(asker.stream(prompt, STORM_TOKENS, into=each))
-        for prompt, each in zip(prompts, seen, strict=True)
+        asyncio.create_task(asker.stream(prompt, STORM_TOKENS, into=answer))
+        for prompt, answer in zip(prompts, answers, strict=True)
     ]
     await asyncio.sleep(HELD_S)
-    found.slots = {name: count for name, (count, _) in held(stack).items()}
-    found.streaming = sum(bool(each.token_ids) for each in seen)
+    result.slots = {name: count for name, (count, _) in worker_loads(stack).items()}
+    result.streaming = sum(bool(answer.token_ids) for answer in answers)
     beats = beat_numbers(stack)
-    found.hung_up_s, found.hung_up_ms = time.monotonic(), wall_ms()
+    result.hung_up_s, result.hung_up_ms = time.monotonic(), wall_ms()
     await asker.hang_up()
-    for each in asking:
-        each.cancel()
+    for task in asking:
+        task.cancel()
     await asyncio.gather(*asking, return_exceptions=True)
-    found.closing_s = time.monotonic() - found.hung_up_s
+    result.closing_s = time.monotonic() - result.hung_up_s
     if is_alone:
-        await freed(stack, beats, found)
-    return found
+        await wait_freed(stack, beats, result)
+    return result
 
 
-def held(stack: Stack) -> dict[str, tuple[int, int]]:
+def worker_loads(stack: Stack) -> dict[str, tuple[int, int]]:
     """How many requests and KV blocks each worker said last that it holds."""
     assert stack.fleet is not None
     return {
@@ -100,21 +100,21 @@ def beat_numbers(stack: Stack) -> dict[str, int]:
     return {name: member.beat_seq for name, member in stack.fleet.view.members.items()}
 
 
-async def freed(stack: Stack, beats: dict[str, int], found: Storm) -> None:
+async def wait_freed(stack: Stack, beats: dict[str, int], result: Storm) -> None:
     """Note when a heartbeat of each worker said that it has no request, and no KV of one."""
-    found.free_s, found.kv_free_s = dict.fromkeys(found.slots), dict.fromkeys(found.slots)
-    while None in found.kv_free_s.values():
-        passed_s = round(time.monotonic() - found.hung_up_s, 2)
+    result.free_s, result.kv_free_s = dict.fromkeys(result.slots), dict.fromkeys(result.slots)
+    while None in result.kv_free_s.values():
+        passed_s = round(time.monotonic() - result.hung_up_s, 2)
         if passed_s > _FREE_LIMIT_S:
             return
         now = beat_numbers(stack)
-        for name, (requests, blocks) in held(stack).items():
+        for name, (requests, blocks) in worker_loads(stack).items():
             if now[name] == beats.get(name):
                 continue
-            if found.free_s.get(name) is None and not requests:
-                found.free_s[name] = passed_s
-            if found.kv_free_s.get(name) is None and not requests + blocks:
-                found.kv_free_s[name] = passed_s
+            if result.free_s.get(name) is None and not requests:
+                result.free_s[name] = passed_s
+            if result.kv_free_s.get(name) is None and not requests + blocks:
+                result.kv_free_s[name] = passed_s
         await asyncio.sleep(_LOOK_S)
 
 
@@ -122,7 +122,7 @@ async def freed(stack: Stack, beats: dict[str, int], found: Storm) -> None:
 class Loop:
     """Clients that ask one short question after the other until `over`."""
 
-    asker: Asker
+    asker: StreamClient
     words: Sequence[str]
     seed: str
     ended_s: list[float] = field(default_factory=list)
@@ -136,16 +136,16 @@ class Loop:
     async def _client(self, number: int) -> None:
         rng = random.Random(f"{self.seed} loop {number}")
         while not self.over:
-            seen = await self.asker.stream(drawn(rng, self.words, LOOP_WORDS), LOOP_TOKENS)
-            if seen.ended == WHOLE:
+            answer = await self.asker.stream(draw_prompt(rng, self.words, LOOP_WORDS), LOOP_TOKENS)
+            if answer.status == WHOLE:
                 self.ended_s.append(time.monotonic())
             else:
-                self.failed.append(seen.detail or seen.ended)
+                self.failed.append(answer.detail or answer.status)
                 await asyncio.sleep(1)
 
     def rate(self, begin_s: float, end_s: float) -> float:
         """Whole answers per second."""
-        return sum(begin_s <= each < end_s for each in self.ended_s) / (end_s - begin_s)
+        return sum(begin_s <= time_s < end_s for time_s in self.ended_s) / (end_s - begin_s)
 
 
 def recovery(loop: Loop, before: tuple[float, float], hung_up_s: float) -> dict[str, Any]:
@@ -171,27 +171,28 @@ async def rates(
     stack: Stack, url: str, model: str, words: Sequence[str], prompts: Sequence[str], seed: str
 ) -> tuple[Storm, dict[str, Any]]:
     """A storm among clients in a closed loop."""
-    loop = Loop(Asker(url, model), words, seed)
+    loop = Loop(StreamClient(url, model), words, seed)
     running = asyncio.create_task(loop.run())
     await asyncio.sleep(BIN_S)  # until the batch is full
     begin_s = time.monotonic()
     await asyncio.sleep(BEFORE_S)
     before = (begin_s, time.monotonic())
-    found = await storm(stack, url, model, prompts, is_alone=False)
-    await asyncio.sleep(found.hung_up_s + AFTER_S - time.monotonic())
+    result = await storm(stack, url, model, prompts, is_alone=False)
+    await asyncio.sleep(result.hung_up_s + AFTER_S - time.monotonic())
     loop.over = True
     async with asyncio.timeout(_PATIENCE_S):
         await running
     await loop.asker.hang_up()
-    return found, recovery(loop, before, found.hung_up_s)
+    return result, recovery(loop, before, result.hung_up_s)
 
 
-def of_storm(outcomes: Sequence[Outcome], found: Storm, until_ms: int) -> list[Outcome]:
+def of_storm(outcomes: Sequence[Outcome], result: Storm, until_ms: int) -> list[Outcome]:
     """The outcomes of requests whose clients hung up then."""
     return [
-        each
-        for each in outcomes
-        if each.kind is OutcomeKind.CANCELLED and found.hung_up_ms <= each.ended_ms < until_ms
+        outcome
+        for outcome in outcomes
+        if outcome.kind is OutcomeKind.CANCELLED
+        and result.hung_up_ms <= outcome.ended_ms < until_ms
     ]
 
 

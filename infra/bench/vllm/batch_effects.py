@@ -17,8 +17,8 @@ from rich.progress import Progress
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from infra.bench.benchmark import Benchmark, Findings, counting, offered
-from infra.bench.vllm.words import MODEL_SAID, plain_words
+from infra.bench.benchmark import Benchmark, BenchmarkResult, counting, option
+from infra.bench.vllm.words import MODEL_HELP, plain_words
 from infra.stack.engine_alone import LoneAnswer, generate_answers
 from infra.stack.engine_source import start_engine
 from schemas.records import Role, Sampling
@@ -38,18 +38,18 @@ KINDS = {"greedy": 0.0, "seeded": 0.8}  # temperatures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class AttemptsOptions:
     """What to ask, and in which company."""
 
-    requests: int = offered(32)
-    tokens: int = offered(64, "of each answer")
-    batches: tuple[int, ...] = offered((2, 8, 16), "sizes")
-    model: str = offered(SMOLLM2, MODEL_SAID)
-    dtype: str = offered("float32", "float32, bfloat16 or auto")
-    seed: int = offered(1)
+    requests: int = option(32)
+    tokens: int = option(64, "of each answer")
+    batches: tuple[int, ...] = option((2, 8, 16), "sizes")
+    model: str = option(SMOLLM2, MODEL_HELP)
+    dtype: str = option("float32", "float32, bfloat16 or auto")
+    seed: int = option(1)
 
 
-async def run(options: Options, console: Console) -> Findings:
+async def run(options: AttemptsOptions, console: Console) -> BenchmarkResult:
     """All of it."""
     model = Path(model_folder(ModelSettings(path=options.model)))
     prompts = _prompts(model, options)
@@ -66,62 +66,62 @@ async def run(options: Options, console: Console) -> Findings:
         with counting(console, 24) as progress:
             for kind, temperature in KINDS.items():
                 jobs = [_sampled(options, temperature, number) for number in range(len(prompts))]
-                asked = list(zip(prompts, jobs, strict=True))
-                alone = await _answers(engine, asked, 1, f"{kind}, alone", progress)
+                inputs = list(zip(prompts, jobs, strict=True))
+                alone = await _answers(engine, inputs, 1, f"{kind}, alone", progress)
                 for size in (1, *options.batches):
                     name = "alone again" if size == 1 else f"batch of {size}"
-                    again = await _answers(engine, asked, size, f"{kind}, {name}", progress)
-                    by_way[f"{kind}, {name}"] = compared(alone, again)
+                    rerun = await _answers(engine, inputs, size, f"{kind}, {name}", progress)
+                    by_way[f"{kind}, {name}"] = compare(alone, rerun)
     finally:
         await engine.close()
-    return Findings(figures=by_way, shown=[table(by_way)])
+    return BenchmarkResult(figures=by_way, tables=[table(by_way)])
 
 
 async def _answers(
     engine: Engine,
-    asked: Sequence[tuple[list[int], Sampling]],
+    inputs: Sequence[tuple[list[int], Sampling]],
     size: int,
     name: str,
     progress: Progress,
 ) -> list[list[int]]:
     """The tokens of each, in batches of this size: the next begins when the last has ended."""
-    task = progress.add_task(name, total=len(asked))
-    given: list[LoneAnswer] = []
-    for begin in range(0, len(asked), size):
-        batch = asked[begin : begin + size]
-        given += await generate_answers(
+    task = progress.add_task(name, total=len(inputs))
+    results: list[LoneAnswer] = []
+    for begin in range(0, len(inputs), size):
+        batch = inputs[begin : begin + size]
+        results += await generate_answers(
             engine, batch, at_once=size, on_answer=lambda: progress.advance(task)
         )
-    return [answer.token_ids for answer in given]
+    return [answer.token_ids for answer in results]
 
 
-def compared(alone: Sequence[Sequence[int]], again: Sequence[Sequence[int]]) -> dict[str, Any]:
+def compare(alone: Sequence[Sequence[int]], rerun: Sequence[Sequence[int]]) -> dict[str, Any]:
     """How many answers differ, and after how many tokens."""
     places = [
-        next(n for n, pair in enumerate(zip(left, right, strict=True)) if pair[0] != pair[1])
-        for left, right in zip(alone, again, strict=True)
-        if left != right
+        next(n for n, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1])
+        for first, second in zip(alone, rerun, strict=True)
+        if first != second
     ]
     return {"answers": len(alone), "different": len(places), "first_difference": sorted(places)}
 
 
-def table(found: dict[str, dict[str, Any]]) -> Table:
+def table(figures: dict[str, dict[str, Any]]) -> Table:
     """A row for each way."""
-    shown = Table("as", "answers", "different", "equal tokens before", title="Beside alone")
-    for name, row in found.items():
+    result = Table("as", "answers", "different", "equal tokens before", title="Beside alone")
+    for name, row in figures.items():
         places = row["first_difference"]
         before = f"{places[0]} to {places[-1]}" if places else ""
-        shown.add_row(name, str(row["answers"]), str(row["different"]), before)
-    return shown
+        result.add_row(name, str(row["answers"]), str(row["different"]), before)
+    return result
 
 
-def _sampled(options: Options, temperature: float, number: int) -> Sampling:
+def _sampled(options: AttemptsOptions, temperature: float, number: int) -> Sampling:
     return Sampling(
         max_tokens=options.tokens, temperature=temperature, seed=number + 1, ignore_eos=True
     )
 
 
-def _prompts(model: Path, options: Options) -> list[list[int]]:
+def _prompts(model: Path, options: AttemptsOptions) -> list[list[int]]:
     rng = random.Random(options.seed)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     words = plain_words(tokenizer)
@@ -135,7 +135,7 @@ BENCHMARK = Benchmark(
     name="attempts",
     about=__doc__,
     run=run,
-    full=Options(),
-    quick=Options(requests=16, tokens=24),
-    quick_said="fewer and shorter answers",
+    full=AttemptsOptions(),
+    quick=AttemptsOptions(requests=16, tokens=24),
+    quick_help="fewer and shorter answers",
 )

@@ -24,7 +24,7 @@ _PATH = "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class LoadCell:
     """What is asked."""
 
     streams: int
@@ -40,10 +40,10 @@ class Cell:
 
 
 @dataclass(slots=True)
-class Turn:
+class ChatTurn:
     """One answer. Times are monotonic."""
 
-    asked: str  # the conversation so far: equal ones have to get equal answers
+    prompt: str  # the conversation so far: equal ones have to get equal answers
     began_s: float = field(default_factory=time.monotonic)
     arrivals: list[tuple[float, int]] = field(default_factory=list)  # when, how many tokens
     token_ids: list[int] = field(default_factory=list)
@@ -52,16 +52,18 @@ class Turn:
     is_whole: bool = False
 
 
-class Conversations:
+class ConversationStreams:
     """The load of one cell."""
 
-    def __init__(self, url: str, model: str, cell: Cell, words: Sequence[str], seed: str) -> None:
+    def __init__(
+        self, url: str, model: str, cell: LoadCell, words: Sequence[str], seed: str
+    ) -> None:
         self._url = url + _PATH
         self._model = model
         self._cell = cell
         self._words = words
         self._seed = seed
-        self._turns: list[Turn] = []
+        self._turns: list[ChatTurn] = []
         self._first_end = asyncio.Event()
 
     async def measure(self) -> dict[str, Any]:
@@ -100,8 +102,8 @@ class Conversations:
     def _text(self, rng: random.Random, tokens: int) -> str:
         return " ".join(rng.choices(self._words, k=tokens))
 
-    async def _ask(self, client: aiohttp.ClientSession, messages: list[dict[str, str]]) -> Turn:
-        turn = Turn(json.dumps(messages))
+    async def _ask(self, client: aiohttp.ClientSession, messages: list[dict[str, str]]) -> ChatTurn:
+        turn = ChatTurn(json.dumps(messages))
         self._turns.append(turn)
         body = {
             "model": self._model,
@@ -133,11 +135,11 @@ class Conversations:
             for when_s, count in turn.arrivals
             if begin_s <= when_s < end_s
         )
-        begun = [turn for turn in self._turns if turn.arrivals]
-        first = [1e3 * (turn.arrivals[0][0] - turn.began_s) for turn in begun]
+        started_turns = [turn for turn in self._turns if turn.arrivals]
+        first = [1e3 * (turn.arrivals[0][0] - turn.began_s) for turn in started_turns]
         steps = [
             1e3 * (turn.arrivals[-1][0] - turn.arrivals[0][0]) / (TOKENS - 1)
-            for turn in begun
+            for turn in started_turns
             if turn.is_whole
         ]
         errors = [turn.error for turn in self._turns if turn.error]
@@ -147,11 +149,11 @@ class Conversations:
             "ttft_ms": percentiles(first),
             "tpot_ms": percentiles(steps),
             "errors": {error: errors.count(error) for error in set(errors)},
-            "said": {turn.asked: tuple(turn.token_ids) for turn in self._turns if turn.is_whole},
+            "said": {turn.prompt: tuple(turn.token_ids) for turn in self._turns if turn.is_whole},
         }
 
 
-def _fold(line: bytes, turn: Turn) -> None:
+def _fold(line: bytes, turn: ChatTurn) -> None:
     """One line of server-sent events."""
     if not line.startswith(b"data: {"):
         return

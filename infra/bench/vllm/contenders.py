@@ -48,7 +48,7 @@ _PATIENT = {"first_token_timeout_ms": 120_000, "progress_timeout_ms": 120_000}
 
 
 @dataclass(slots=True)
-class Peer:
+class VllmPeer:
     """A deployment under test."""
 
     name: str
@@ -104,8 +104,8 @@ async def give_roles(stack: Stack, roles: Sequence[Role]) -> None:
 
 @asynccontextmanager
 async def vllm_pair(
-    name: str, shown: str, model: Path, folder: Path, *, hands_over: bool
-) -> AsyncIterator[Peer]:
+    name: str, title: str, model: Path, folder: Path, *, hands_over: bool
+) -> AsyncIterator[VllmPeer]:
     """Two of vLLM's API servers behind a proxy; frozen unless they are under test."""
     supervisor = Supervisor()
     ports = free_ports(*[HOST] * 5)
@@ -123,7 +123,7 @@ async def vllm_pair(
         engines = [supervisor.processes[f"{name}-{number}"] for number in range(2)]
         for number, process in enumerate(engines):
             hold(process.pid, _cores(number))
-        peer = Peer(shown, f"http://{HOST}:{proxy_port}", engines)
+        peer = VllmPeer(title, f"http://{HOST}:{proxy_port}", engines)
         peer.signal(signal.SIGSTOP)
         try:
             yield peer

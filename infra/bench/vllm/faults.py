@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from infra.bench.benchmark import Benchmark, Findings, counting, offered
-from infra.bench.faults.log_audit import Audit, read_audit, read_topic, settled
+from infra.bench.benchmark import Benchmark, BenchmarkResult, counting, option
+from infra.bench.faults.log_audit import LogAudit, read_audit, read_topic, wait_settled
 from infra.bench.results import BENCH_DIR, Bar
 from infra.bench.vllm import abort_storm, killed_decode, wrong_kv
-from infra.bench.vllm.streams import Asker
-from infra.bench.vllm.words import MODEL_SAID, drawn, plain_words
+from infra.bench.vllm.streams import StreamClient
+from infra.bench.vllm.words import MODEL_HELP, draw_prompt, plain_words
 from infra.broker.section import BrokerSettings
 from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
@@ -40,55 +40,55 @@ PROMPT_WORDS = (10, 60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class VllmFaultsOptions:
     """Which faults, and how much of each."""
 
-    only: tuple[str, ...] = offered((), choices=(KILL, STORM, WRONG_KV))
-    answers: int = offered(20, "streamed while a decode worker is killed")
-    tokens: int = offered(96, "of each of these")
-    kills: int = offered(2, "rounds with a kill")
-    calls: int = offered(200, "that hang up at once")
-    prompts: int = offered(4, "of each case of wrong KV")
-    model: str = offered(SMOLLM2, MODEL_SAID)
-    seed: int = offered(1)
+    only: tuple[str, ...] = option((), choices=(KILL, STORM, WRONG_KV))
+    answers: int = option(20, "streamed while a decode worker is killed")
+    tokens: int = option(96, "of each of these")
+    kills: int = option(2, "rounds with a kill")
+    calls: int = option(200, "that hang up at once")
+    prompts: int = option(4, "of each case of wrong KV")
+    model: str = option(SMOLLM2, MODEL_HELP)
+    seed: int = option(1)
 
     def has(self, part: str) -> bool:
         """Whether it is to be measured."""
         return not self.only or part in self.only
 
 
-async def run(options: Options, console: Console) -> Findings:
+async def run(options: VllmFaultsOptions, console: Console) -> BenchmarkResult:
     """All parts."""
     folder = BENCH_DIR.absolute() / "vllm-faults"
     shutil.rmtree(folder, ignore_errors=True)
     model = Path(model_folder(ModelSettings(path=options.model)))
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     words = plain_words(tokenizer)
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     judged: list[Bar] = []
     if options.has(KILL) or options.has(STORM):
         stack = make_stack(model, folder)
         console.print(f"Starting {', '.join(stack.plan.names())} ...")
         try:
             await stack.start(timeout_s=START_S)
-            await _on_stack(stack, words, options, found, judged, console)
+            await _on_stack(stack, words, options, figures, judged, console)
         finally:
             await stack.stop(grace_s=10)
     if options.has(WRONG_KV):
         rng = _rng(options)
 
         def makes_prompt(tokens: int) -> list[int]:
-            return list(tokenizer.encode(drawn(rng, words, tokens)).ids[:tokens])
+            return list(tokenizer.encode(draw_prompt(rng, words, tokens)).ids[:tokens])
 
         with counting(console, 18) as progress:
-            found[WRONG_KV] = await wrong_kv.measure(
+            figures[WRONG_KV] = await wrong_kv.measure(
                 str(model), makes_prompt, options.prompts, progress
             )
-        judged += wrong_kv.bars(found[WRONG_KV])
-    return Findings(
-        figures=found,
+        judged += wrong_kv.bars(figures[WRONG_KV])
+    return BenchmarkResult(
+        figures=figures,
         bars=judged,
-        shown=[table(found)],
+        tables=[table(figures)],
         load={"engine": ENGINE, "plan": list(PLAN.names())},
         beside=f"; logs are in {folder}",
     )
@@ -108,20 +108,24 @@ def make_stack(model: Path, folder: Path) -> Stack:
 async def _on_stack(
     stack: Stack,
     words: list[str],
-    options: Options,
-    found: dict[str, Any],
+    options: VllmFaultsOptions,
+    figures: dict[str, Any],
     judged: list[Bar],
     console: Console,
 ) -> None:
     url, model, rng = stack.gateway_urls[0], stack.settings.model.served_name, _rng(options)
-    asker = Asker(url, model)
+    asker = StreamClient(url, model)
     if options.has(KILL):
-        prompts = [drawn(rng, words, rng.randint(*PROMPT_WORDS)) for _ in range(options.answers)]
-        found[KILL] = await _kills(stack, asker, prompts, options, console)
+        prompts = [
+            draw_prompt(rng, words, rng.randint(*PROMPT_WORDS)) for _ in range(options.answers)
+        ]
+        figures[KILL] = await _kills(stack, asker, prompts, options, console)
     if options.has(STORM):
         storms = []
         for is_alone in (True, False):
-            prompts = [drawn(rng, words, abort_storm.STORM_WORDS) for _ in range(options.calls)]
+            prompts = [
+                draw_prompt(rng, words, abort_storm.STORM_WORDS) for _ in range(options.calls)
+            ]
             console.print(f"A storm of {options.calls} calls, alone: {is_alone} ...")
             if is_alone:
                 storms.append(await abort_storm.storm(stack, url, model, prompts, is_alone=True))
@@ -131,64 +135,68 @@ async def _on_stack(
             )
             storms.append(second)
         audit = await _audited(stack)
-        ends = [each for several in audit.outcomes.values() for each in several]
-        gone = await read_topic(stack.settings.log, "cancellations")
+        ends = [outcome for several in audit.outcomes.values() for outcome in several]
+        cancellations = await read_topic(stack.settings.log, "cancellations")
         until = [storms[1].hung_up_ms, wall_ms()]
         alone, second_row = (
-            each.figures(abort_storm.of_storm(ends, each, end), gone)
-            for each, end in zip(storms, until, strict=True)
+            storm.figures(abort_storm.of_storm(ends, storm, end), cancellations)
+            for storm, end in zip(storms, until, strict=True)
         )
-        found[STORM] = {"alone": alone, "beside_answers": second_row, "rate": rate}
+        figures[STORM] = {"alone": alone, "beside_answers": second_row, "rate": rate}
         judged += abort_storm.bars(alone, rate)
-    found["violations"] = [*(await _audited(stack)).violations()]
+    figures["violations"] = [*(await _audited(stack)).violations()]
     if options.has(KILL):
-        worst = max(found[KILL]["killed"], key=lambda row: len(row["different"]))
-        judged[:0] = killed_decode.bars(worst, found["violations"])
+        worst = max(figures[KILL]["killed"], key=lambda row: len(row["different"]))
+        judged[:0] = killed_decode.bars(worst, figures["violations"])
     await asker.hang_up()
 
 
 async def _kills(
-    stack: Stack, asker: Asker, prompts: list[str], options: Options, console: Console
+    stack: Stack,
+    asker: StreamClient,
+    prompts: list[str],
+    options: VllmFaultsOptions,
+    console: Console,
 ) -> dict[str, Any]:
     rounds = []
-    expected = await killed_decode.undisturbed(asker, prompts, options.tokens)
-    again = await killed_decode.undisturbed(asker, prompts, options.tokens)
+    expected = await killed_decode.ask_undisturbed(asker, prompts, options.tokens)
+    rerun = await killed_decode.ask_undisturbed(asker, prompts, options.tokens)
     for _ in range(options.kills):
         began_s = time.monotonic()
-        seen, who = await killed_decode.killed(stack, asker, prompts, options.tokens)
+        answers, who = await killed_decode.ask_with_kill(stack, asker, prompts, options.tokens)
         console.print(f"killed {who}; all back after {time.monotonic() - began_s:.0f} s")
-        rounds.append(seen)
-    audit, said = await _audited(stack), await killed_decode.said_before(stack)
+        rounds.append(answers)
+    audit, prior_tokens = await _audited(stack), await killed_decode.read_prior_tokens(stack)
     rows = []
-    for seen in (again, *rounds):
-        apart = await killed_decode.differences(asker, seen, expected, audit)
-        rows.append(killed_decode.figures(seen, said, apart))
+    for answers in (rerun, *rounds):
+        apart = await killed_decode.differences(asker, answers, expected, audit)
+        rows.append(killed_decode.figures(answers, prior_tokens, apart))
         console.print(rows[-1], soft_wrap=True)
     return {"undisturbed_again": rows[0], "killed": rows[1:]}
 
 
-async def _audited(stack: Stack) -> Audit:
-    await settled(stack.settings.log)
+async def _audited(stack: Stack) -> LogAudit:
+    await wait_settled(stack.settings.log)
     return await read_audit(stack.settings.log)
 
 
-def _rng(options: Options) -> random.Random:
+def _rng(options: VllmFaultsOptions) -> random.Random:
     return random.Random(options.seed)
 
 
-def table(found: dict[str, Any]) -> Table:
+def table(figures: dict[str, Any]) -> Table:
     """What was found."""
-    shown = Table("fault", "found", title="Faults")
-    for name, row in found.items():
-        shown.add_row(name, str(row))
-    return shown
+    result = Table("fault", "found", title="Faults")
+    for name, row in figures.items():
+        result.add_row(name, str(row))
+    return result
 
 
 BENCHMARK = Benchmark(
     name="vllm-faults",
     about=__doc__,
     run=run,
-    full=Options(),
-    quick=Options(answers=8, tokens=48, kills=1, calls=60, prompts=2),
-    quick_said="fewer and shorter answers, one kill",
+    full=VllmFaultsOptions(),
+    quick=VllmFaultsOptions(answers=8, tokens=48, kills=1, calls=60, prompts=2),
+    quick_help="fewer and shorter answers, one kill",
 )

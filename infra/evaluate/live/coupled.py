@@ -19,7 +19,7 @@ from infra.bench.benchmark import counting
 from infra.bench.cpu_time import CpuMeter
 from infra.bench.faults.target_stack import make_stack
 from infra.bench.results import BENCH_DIR, number
-from infra.bench.retrieval.latency import IDLE, SATURATED, Load
+from infra.bench.retrieval.latency import IDLE, SATURATED, ChatLoad
 from infra.bench.retrieval.stacks import running
 from infra.handbook.library import library
 from infra.stack.launcher import Stack
@@ -45,7 +45,7 @@ async def compare(
                 pin(stack, way)
                 pids = retrieval_pids(stack)
                 meter = CpuMeter(pids)
-                load = Load(stack, books, [rate], load_s, seed)
+                load = ChatLoad(stack, books, [rate], load_s, seed)
                 await load.prepare(fillers)
                 taken_in = meter.used_s()
                 (rows,) = (await load.measure(progress)).values()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.bench.faults.log_audit import settled
+from infra.bench.faults.log_audit import wait_settled
 from infra.handbook.library import TextDocument, library
 from infra.story.record_finder import read_story
 from schemas.settings import LogSettings
@@ -97,7 +97,7 @@ async def test_an_answer_with_probes_goes_on_the_same_when_its_worker_is_killed(
         assert cited(broken) == cited(whole)
         for name in ("prompt_tokens", "completion_tokens"):
             assert broken.usage[name] == whole.usage[name]
-        assert await settled(log)
+        assert await wait_settled(log)
         story = await read_story(log, broken.headers["x-request-id"])
         assert story.outcome is not None and story.outcome.attempt == 2
         assert story.outcome.probes == PROBES

@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from infra.bench.faults.conversation_load import Load
-from infra.bench.faults.expected_answers import alone
-from infra.bench.faults.http_clients import HUNG_UP, WHOLE, Balanced, Seen
+from infra.bench.faults.conversation_load import ConversationLoad
+from infra.bench.faults.expected_answers import answer_alone
+from infra.bench.faults.http_clients import HUNG_UP, WHOLE, Balanced, ClientAnswer
 from infra.bench.faults.log_audit import audit
 from infra.bench.faults.target_stack import HOST, adjacent_ports
 from infra.stack.rolling import restart
@@ -27,13 +27,13 @@ async def test_a_rolling_restart_fails_no_request(
     kafka: LogSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Balanced, "timeout", httpx.Timeout(None))  # this process may stall, too
-    port, restarted, seen = adjacent_ports(2), list[str](), list[Seen]()
+    port, restarted, seen = adjacent_ports(2), list[str](), list[ClientAnswer]()
     gateway = {"port": port, "grace_ms": GRACE_MS}
     settings = sim_settings(kafka, gateway=gateway, decode_step_ms=10.0)
     async with stack(settings, tmp_path, replica=2, routers=2, gateways=2) as running:
         urls = [f"http://{HOST}:{port + number}" for number in range(2)]
         client = Balanced(urls, settings.model.served_name, random.Random(1))
-        load = Load(client, rate=6.0, seed=1, told=seen.append, retrieves=0.0)
+        load = ConversationLoad(client, rate=6.0, seed=1, on_answer=seen.append, retrieves=0.0)
         asking = asyncio.create_task(load.run())
         await restart(
             (),
@@ -45,9 +45,9 @@ async def test_a_rolling_restart_fails_no_request(
         await asking
         assert await load.drain(START_S) == 0
         found = await audit(kafka)
-        expected = await alone(running.settings, found.requests.values())
+        expected = await answer_alone(running.settings, found.requests.values())
     assert set(restarted) == set(running.plan.names())
-    assert [each for each in seen if each.ended not in (WHOLE, HUNG_UP)] == []
-    whole = [each for each in seen if each.ended == WHOLE]
+    assert [each for each in seen if each.status not in (WHOLE, HUNG_UP)] == []
+    whole = [each for each in seen if each.status == WHOLE]
     assert len(whole) > 30
     assert all(each.token_ids == expected[each.request_id].token_ids for each in whole)

@@ -11,30 +11,30 @@ import pytest
 from rich.console import Console
 
 from infra.bench import results
-from infra.bench.benchmark import Benchmark, Findings, offered
+from infra.bench.benchmark import Benchmark, BenchmarkResult, option
 from infra.bench.results import at_least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    streams: tuple[int, ...] = offered((1, 2), "closed loops")
-    warm_up_s: float = offered(9.0, "before")
-    ways: tuple[str, ...] = offered(("a",), flag="only", choices=("a", "b"))
+    streams: tuple[int, ...] = option((1, 2), "closed loops")
+    warm_up_s: float = option(9.0, "before")
+    ways: tuple[str, ...] = option(("a",), flag="only", choices=("a", "b"))
     settle_s: float = 0.5
-    seed: int = offered(7)
+    seed: int = option(7)
 
 
-async def run(options: Options, console: Console) -> Findings:
+async def run(options: Options, console: Console) -> BenchmarkResult:
     console.print("it runs")
     bars = [at_least("rate", 3.0, 2, "x")]
-    return Findings(
-        figures={"rate": 3}, bars=bars, shown=["a table"], load={"words": 4}, beside=" and more"
+    return BenchmarkResult(
+        figures={"rate": 3}, bars=bars, tables=["a table"], load={"words": 4}, beside=" and more"
     )
 
 
 EXAMPLE = Benchmark(
     name="an-example", about="Says how.", run=run, full=Options(),
-    quick=Options(warm_up_s=1.0), quick_said="less",
+    quick=Options(warm_up_s=1.0), quick_help="less",
 )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def test_the_report_is_written_and_shown(
         assert told.err == ""
 
 
-async def ended(options: Options, console: Console) -> Findings:
+async def ended(options: Options, console: Console) -> BenchmarkResult:
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()

@@ -3,7 +3,7 @@
 import pytest
 
 from infra.bench import log_counts
-from infra.bench.log_counts import counts, ends
+from infra.bench.log_counts import counts, end_offsets
 from schemas.codec import Codec
 from schemas.log.clients import LogProducer
 from schemas.records import Cancellation, CancelReason
@@ -23,12 +23,12 @@ async def test_what_was_written_meanwhile_is_counted(kafka: LogSettings) -> None
     await producer.start()
     try:
         await send()
-        before = await ends(kafka)
+        before = await end_offsets(kafka)
         for _ in range(3):
             await send()
     finally:
         await producer.stop()
-    found = await counts(kafka, before, await ends(kafka))
+    found = await counts(kafka, before, await end_offsets(kafka))
     counted = found.pop("cancellations")
     assert (counted["records"], counted["marks"]) == (3, 0)
     value = len(Codec().encode(given_up))

@@ -37,7 +37,7 @@ class Stopwatch(Device, Protocol):
         """How long so many copies take within the device."""
 
 
-class Timed:
+class TimedDevice:
     """A device whose graphs run kernel by kernel, each timed; all else is the other's."""
 
     def __init__(self, device: Stopwatch) -> None:
@@ -61,15 +61,15 @@ class Timed:
 
     def run(self, launches: Sequence[Launch]) -> None:
         """Launch and time."""
-        for each, took_ms in zip(launches, self._device.times_ms(launches), strict=True):
-            self.taken_ms.setdefault(each.kernel, []).append(took_ms)
+        for launch, took_ms in zip(launches, self._device.times_ms(launches), strict=True):
+            self.taken_ms.setdefault(launch.kernel, []).append(took_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class TimedGraph:
     """Launches that are not captured."""
 
-    device: Timed
+    device: TimedDevice
     launches: tuple[Launch, ...]
 
     def launch(self) -> "TimedGraph":
@@ -85,8 +85,8 @@ def kernels(
 ) -> dict[str, Any]:
     """Part 4: microseconds by kernel with all places taken, and bandwidths in GB/s."""
     copied_ms = [device.copy_ms(_COPY_BYTES, _COPIES) for _ in range(_COPY_REPEATS)]
-    copied = [2 * _COPY_BYTES * _COPIES / each / 1e6 for each in copied_ms]
-    timed, view = Timed(device), index.view()
+    copied = [2 * _COPY_BYTES * _COPIES / ms / 1e6 for ms in copied_ms]
+    timed, view = TimedDevice(device), index.view()
     batch = DeviceBatch(timed, settings)
     some = queries[: _QUERIES_OF_A_PLACE * batch.places]
     feeds.search_all(batch, effort, inputs.prepare(some, view.dim, view.metric), view)
@@ -97,10 +97,10 @@ def kernels(
     return {
         "by_kernel": {
             name: {
-                "launches": len(each), "us_p50": 1_000 * (median(each) or 0.0),
-                "us_max": 1_000 * max(each), "share": sum(each) / total_ms,
+                "launches": len(times_ms), "us_p50": 1_000 * (median(times_ms) or 0.0),
+                "us_max": 1_000 * max(times_ms), "share": sum(times_ms) / total_ms,
             }
-            for name, each in timed.taken_ms.items()
+            for name, times_ms in timed.taken_ms.items()
         },
         "extends": batch.extends, "places": batch.places, "distances": batch.tasks,
         "us_per_extend": 1_000 * total_ms / batch.extends,

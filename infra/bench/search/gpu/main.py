@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from infra.bench.benchmark import Benchmark, Findings, offered
+from infra.bench.benchmark import Benchmark, BenchmarkResult, option
 from infra.bench.results import Bar, at_least, at_most, median, median_ratio
 from infra.bench.search import vectors
 from infra.bench.search.gpu import kernels_alone, single_searches
@@ -44,23 +44,23 @@ _RECALLS = (0.93, 0.98)
 class GpuOptions:
     """Sizes and repeats."""
 
-    rows: int = offered(1_000_000)
+    rows: int = option(1_000_000)
     dim: int = 128
-    queries: int = offered(100_000, "of one call")
+    queries: int = option(100_000, "of one call")
     checked: int = 2_000  # of them, whose true neighbours are computed
     efforts: tuple[int, ...] = (32, 48, 64, 96, 128, 192, 256)
-    width: int = offered(8)
+    width: int = option(8)
     samplings: tuple[int, ...] = (1, 8)  # of cuVS: its random entry points
-    repeats: int = offered(5)
+    repeats: int = option(5)
     singles: int = 2_000  # searches that are asked one by one
     callers: int = 2_048  # that ask at the same time
     asks: int = 40  # of each of them
     batch: BatchSettings = field(default_factory=BatchSettings)
-    seed: int = offered(1)
+    seed: int = option(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class GpuScene:
     """What all parts share."""
 
     options: GpuOptions
@@ -72,7 +72,7 @@ class Scene:
     progress: Progress
 
     @classmethod
-    def made(cls, options: GpuOptions, device: Stopwatch, progress: Progress) -> "Scene":
+    def create(cls, options: GpuOptions, device: Stopwatch, progress: Progress) -> "GpuScene":
         progress(f"{options.rows} x {options.dim} vectors in overlapping clusters, true neighbours")
         rows, queries = vectors.overlapping(
             options.rows, options.queries, dim=options.dim, seed=options.seed
@@ -87,17 +87,17 @@ def _built(rows: Array, graph_of: GraphOf, seed: int) -> tuple[Index, float]:
     """An index, and the seconds that its graph took."""
     graph_s = 0.0
 
-    def timed(*arguments: Any, **named: Any) -> Array:
+    def timed(*arguments: Any, **keywords: Any) -> Array:
         nonlocal graph_s
         began_s = time.perf_counter()
-        graph = graph_of(*arguments, **named)
+        graph = graph_of(*arguments, **keywords)
         graph_s += time.perf_counter() - began_s
         return graph
 
     return Index.build(rows, seed=seed, degree=DEGREE, graph_of=timed), graph_s
 
 
-def agrees(scene: Scene, batch: DeviceBatch) -> dict[str, Any]:
+def agrees(scene: GpuScene, batch: DeviceBatch) -> dict[str, Any]:
     """Part 1: whether device and cores find the same rows at the same distances."""
     options, view = scene.options, scene.index.view()
     effort = Effort(k=K, top_m=64, width=options.width)
@@ -108,7 +108,7 @@ def agrees(scene: Scene, batch: DeviceBatch) -> dict[str, Any]:
     return {"queries": len(queries), "equal": int(same.sum())}
 
 
-def speed(scene: Scene, batch: DeviceBatch) -> dict[str, Any]:
+def speed(scene: GpuScene, batch: DeviceBatch) -> dict[str, Any]:
     """Part 2: queries per second of one call. Ours are in host memory, cuVS's on the device."""
     options = scene.options
     systems: dict[str, Search] = {OURS: _ours(scene, batch, scene.index)}
@@ -127,7 +127,7 @@ def speed(scene: Scene, batch: DeviceBatch) -> dict[str, Any]:
     return {"at_recall": _at_recalls(curves), "curves": _medians(curves), "graph_s": graph_s}
 
 
-def _ours(scene: Scene, batch: DeviceBatch, index: Index) -> Search:
+def _ours(scene: GpuScene, batch: DeviceBatch, index: Index) -> Search:
     options, view = scene.options, index.view()
     prepared = inputs.prepare(scene.queries, view.dim, view.metric)
 
@@ -138,7 +138,7 @@ def _ours(scene: Scene, batch: DeviceBatch, index: Index) -> Search:
     return search
 
 
-def _add_cuvs(scene: Scene, batch: DeviceBatch, systems: dict[str, Search]) -> dict[str, float]:
+def _add_cuvs(scene: GpuScene, batch: DeviceBatch, systems: dict[str, Search]) -> dict[str, float]:
     """CAGRA with each number of random entry points on its own graph and on ours, and our engine on
     CAGRA's graph; the seconds that the graph took. Nothing where cuVS is missing.
     """
@@ -170,7 +170,7 @@ def _add_cuvs(scene: Scene, batch: DeviceBatch, systems: dict[str, Search]) -> d
     return {CUVS: graph_s}
 
 
-def _point(scene: Scene, search: Search, effort: int) -> OperatingPoint:
+def _point(scene: GpuScene, search: Search, effort: int) -> OperatingPoint:
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     rows = search(effort)
     took_s, took_cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
@@ -190,8 +190,11 @@ def _at_recalls(curves: dict[str, list[list[OperatingPoint]]]) -> dict[str, Any]
             for name, repeats in curves.items()
         }
         out[str(recall)] = {
-            name: {"queries_per_s": median(each), "trivium_times": median_ratio(rates[OURS], each)}
-            for name, each in rates.items()
+            name: {
+                "queries_per_s": median(recall_rates),
+                "trivium_times": median_ratio(rates[OURS], recall_rates),
+            }
+            for name, recall_rates in rates.items()
         }
     return out
 
@@ -209,7 +212,7 @@ def _medians(curves: dict[str, list[list[OperatingPoint]]]) -> dict[str, Any]:
 
 def measure(options: GpuOptions, device: Stopwatch, progress: Progress) -> dict[str, Any]:
     """Figures by part."""
-    scene = Scene.made(options, device, progress)
+    scene = GpuScene.create(options, device, progress)
     batch = DeviceBatch(device, options.batch)
     figures: dict[str, Any] = {"device": device.name, "ids": agrees(scene, batch)}
     figures["speed"] = speed(scene, batch)
@@ -237,7 +240,7 @@ def bars(figures: dict[str, Any]) -> list[Bar]:
     ]
 
 
-def run(options: GpuOptions, console: Console) -> Findings:
+def run(options: GpuOptions, console: Console) -> BenchmarkResult:
     """All parts; raises ConfigError where there is no device."""
     if (why := reason_against()) is not None:
         raise ConfigError(f"bench search-gpu: expected a CUDA device, found none: {why}")
@@ -248,7 +251,9 @@ def run(options: GpuOptions, console: Console) -> Findings:
 
     device: Any = backend.cuda_device("cuda")
     figures = measure(options, device, progress)
-    return Findings(figures=figures, bars=bars(figures), shown=kernels_alone.tables(figures))
+    return BenchmarkResult(
+        figures=figures, bars=bars(figures), tables=kernels_alone.tables(figures)
+    )
 
 
 BENCHMARK = Benchmark(
@@ -257,5 +262,5 @@ BENCHMARK = Benchmark(
     run=run,
     full=GpuOptions(),
     quick=GpuOptions(rows=100_000, queries=20_000, checked=1_000, repeats=3, singles=500, asks=10),
-    quick_said="a tenth of the rows, less of all",
+    quick_help="a tenth of the rows, less of all",
 )

@@ -38,19 +38,19 @@ async def _singles(
 
         async def caller(number: int) -> list[float]:
             chosen = [(number * asks + i) % len(queries) for i in range(asks)]
-            return [await _took_ms(engine, index, queries[each], 1) for each in chosen]
+            return [await _took_ms(engine, index, queries[row], 1) for row in chosen]
 
         began_s = time.perf_counter()
-        taken = sum(await asyncio.gather(*map(caller, range(callers))), [])
+        times_ms = sum(await asyncio.gather(*map(caller, range(callers))), [])
         took_s = time.perf_counter() - began_s
     finally:
         await engine.close()
     return {
         "lone": {**percentiles(lone, prefix="ms_p"), "width": width},
         "callers": {
-            **percentiles(taken, prefix="ms_p"),
+            **percentiles(times_ms, prefix="ms_p"),
             "callers": callers,
-            "per_s": len(taken) / took_s,
+            "per_s": len(times_ms) / took_s,
         },
     }
 

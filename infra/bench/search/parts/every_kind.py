@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.bench.results import Bar, at_least, at_most
-from infra.bench.search.options import Options, Progress
+from infra.bench.search.options import Progress, SearchOptions
 from infra.bench.search.systems import OURS, OperatingPoint, System, at_recall, build
 from infra.bench.search.zoo import truth
-from infra.bench.search.zoo.drawn import drawn
-from infra.bench.search.zoo.kinds import KINDS, Kind
+from infra.bench.search.zoo.drawn import random_kind
+from infra.bench.search.zoo.kinds import KINDS, DataKind
 from workers.search.kernels.arrays import Array
 from workers.search.limits import TOP_M_MAX
 
@@ -34,85 +34,89 @@ _DRAWN = "drawn {}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class DataSet:
     """One data set, with the truth."""
 
-    kind: Kind
+    kind: DataKind
     vectors: Array
     queries: Array
     limits: Array
 
     @classmethod
-    def of(cls, kind: Kind, rows: int, queries: int) -> "Asked":
+    def from_kind(cls, kind: DataKind, rows: int, queries: int) -> "DataSet":
         """A kind's vectors."""
-        vectors, asked = kind.draw(rows, queries)
-        return cls(kind, vectors, asked, truth.farthest(vectors, asked, K, kind.metric))
+        vectors, query_rows = kind.draw(rows, queries)
+        return cls(kind, vectors, query_rows, truth.farthest(vectors, query_rows, K, kind.metric))
 
     def point(self, system: System, effort: int) -> OperatingPoint:
         """One turn: calls for all queries."""
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         calls, took_cpu_s = 0, 0.0
         while took_cpu_s < _TURN_S:
-            found = system.search(self.queries, K, effort, 1)
+            rows = system.search(self.queries, K, effort, 1)
             calls, took_cpu_s = calls + 1, time.process_time() - began_cpu_s
         took_s = time.perf_counter() - began_s
         return OperatingPoint(
             effort=effort,
-            recall=truth.recall(self.vectors, self.queries, found, self.limits, self.kind.metric),
+            recall=truth.recall(self.vectors, self.queries, rows, self.limits, self.kind.metric),
             queries_per_s=calls * len(self.queries) / took_s,
             queries_per_cpu_s=calls * len(self.queries) / took_cpu_s,
         )
 
 
-def every_kind(options: Options, names: Sequence[str], progress: Progress) -> tuple[Any, list[Bar]]:
+def every_kind(
+    options: SearchOptions, names: Sequence[str], progress: Progress
+) -> tuple[Any, list[Bar]]:
     """Figures by data set, and the bars: the worst, and the geometric mean."""
     kinds = {name: KINDS[name] for name in options.kinds}
-    kinds |= {_DRAWN.format(seed): drawn(seed) for seed in options.drawn}
+    kinds |= {_DRAWN.format(seed): random_kind(seed) for seed in options.random_seeds}
     figures = {}
     for name, kind in kinds.items():
         rows = max(2_000, int(kind.rows * options.zoo_share))
         progress(f"{name}: {rows} vectors, true neighbours")
-        asked = Asked.of(kind, rows, options.zoo_queries)
-        figures[name] = _compared(asked, names, options.seed, progress)
+        data_set = DataSet.from_kind(kind, rows, options.zoo_queries)
+        figures[name] = _compare(data_set, names, options.seed, progress)
     return figures, _bars(figures)
 
 
-def _compared(asked: Asked, names: Sequence[str], seed: int, progress: Progress) -> dict[str, Any]:
+def _compare(
+    data_set: DataSet, names: Sequence[str], seed: int, progress: Progress
+) -> dict[str, Any]:
     systems = []
     for name in names:
         progress(f"    {name} builds")
-        systems.append(build(name, asked.vectors, 1, seed, asked.kind.metric))
-    curves = _curves(asked, systems)
-    found: dict[str, Any] = {
-        "rows": len(asked.vectors), "dim": asked.vectors.shape[1],
-        "metric": asked.kind.metric.value, "systems": {},
+        systems.append(build(name, data_set.vectors, 1, seed, data_set.kind.metric))
+    curves = _curves(data_set, systems)
+    figures: dict[str, Any] = {
+        "rows": len(data_set.vectors), "dim": data_set.vectors.shape[1],
+        "metric": data_set.kind.metric.value, "systems": {},
     }  # fmt: skip
     for system in systems:
         points = curves[system.name]
         usual = next((p.recall for p in points if p.effort == _USUAL), None)
-        found["systems"][system.name] = {
+        figures["systems"][system.name] = {
             "build_cpu_s": system.build_cpu_s,
-            "recall_at_64": asked.point(system, _USUAL).recall if usual is None else usual,
+            "recall_at_64": data_set.point(system, _USUAL).recall if usual is None else usual,
             "recall_most": max(point.recall for point in points),
             "queries_per_cpu_s": {str(recall): rate(points, recall) for recall in RECALLS},
             "curve": [[p.effort, round(p.recall, 4), round(p.queries_per_cpu_s)] for p in points],
         }
-    return found
+    return figures
 
 
-def _curves(asked: Asked, systems: Sequence[System]) -> dict[str, list[OperatingPoint]]:
+def _curves(data_set: DataSet, systems: Sequence[System]) -> dict[str, list[OperatingPoint]]:
     """Medians of each effort, until the recall is enough."""
     curves: dict[str, list[OperatingPoint]] = {system.name: [] for system in systems}
     going = list(systems)
     for system in systems:
-        asked.point(system, _EFFORTS[0])
+        data_set.point(system, _EFFORTS[0])
     for effort in _EFFORTS:
-        going = [each for each in going if each.name != OURS or effort <= TOP_M_MAX]
-        turns = [[asked.point(system, effort) for system in going] for _ in range(_TURNS)]
+        going = [system for system in going if system.name != OURS or effort <= TOP_M_MAX]
+        turns = [[data_set.point(system, effort) for system in going] for _ in range(_TURNS)]
         for system, same in zip(going, zip(*turns, strict=True), strict=True):
             middle = sorted(same, key=lambda point: point.queries_per_cpu_s)[_TURNS // 2]
             curves[system.name].append(middle)
-        going = [each for each in going if curves[each.name][-1].recall < _ENOUGH]
+        going = [system for system in going if curves[system.name][-1].recall < _ENOUGH]
     return curves
 
 
@@ -123,33 +127,37 @@ def rate(points: Sequence[OperatingPoint], recall: float) -> float | None:
     return at_recall(points, recall, of_cpu=True)
 
 
-def times(found: dict[str, Any], recall: float) -> float | None:
+def times(figures: dict[str, Any], recall: float) -> float | None:
     """Our rate over the best rival's: 0 where we never have the recall, infinite where none of them
     has, None where nobody has."""
-    rates = {name: row["queries_per_cpu_s"][str(recall)] for name, row in found["systems"].items()}
-    theirs = [rates[name] for name in _RIVALS if rates.get(name)]
-    if not theirs:
+    rates = {
+        name: row["queries_per_cpu_s"][str(recall)] for name, row in figures["systems"].items()
+    }
+    rival_rates = [rates[name] for name in _RIVALS if rates.get(name)]
+    if not rival_rates:
         return math.inf if rates[OURS] else None
-    return float((rates[OURS] or 0.0) / max(theirs))
+    return float((rates[OURS] or 0.0) / max(rival_rates))
 
 
-def build_times(found: dict[str, Any]) -> float | None:
+def build_times(figures: dict[str, Any]) -> float | None:
     """Our CPU seconds over hnswlib's."""
-    systems = found["systems"]
+    systems = figures["systems"]
     if _RIVALS[0] not in systems:
         return None
     return float(systems[OURS]["build_cpu_s"] / systems[_RIVALS[0]]["build_cpu_s"])
 
 
 def _bars(figures: dict[str, Any]) -> list[Bar]:
-    every = [times(found, recall) for found in figures.values() for recall in RECALLS]
-    compared = [each for each in every if each is not None]
-    builds = [each for found in figures.values() if (each := build_times(found)) is not None]
-    floor = min(found["systems"][OURS]["recall_at_64"] for found in figures.values())
+    every = [times(row, recall) for row in figures.values() for recall in RECALLS]
+    compared = [ratio for ratio in every if ratio is not None]
+    builds = [
+        build_ratio for row in figures.values() if (build_ratio := build_times(row)) is not None
+    ]
+    floor = min(row["systems"][OURS]["recall_at_64"] for row in figures.values())
     bars = [at_least("every kind: least recall at top_m 64", floor, 0.95, "")]
     if not compared or not builds:
         return bars
-    both = [each for each in compared if 0 < each < math.inf]
+    both = [ratio for ratio in compared if 0 < ratio < math.inf]
     mean = math.exp(sum(map(math.log, both)) / len(both)) if both else None
     return [
         *bars,

@@ -12,7 +12,7 @@ from typing import Any
 
 from infra.bench.results import Bar, at_least, at_most, median, median_ratio
 from infra.bench.search import vectors
-from infra.bench.search.options import Options, Progress
+from infra.bench.search.options import Progress, SearchOptions
 from infra.bench.search.systems import OURS, OperatingPoint, System, at_rate, at_recall, build
 from workers.search.kernels.arrays import Array
 
@@ -25,10 +25,10 @@ _BUILD_THREADS = 2
 
 
 @dataclass(slots=True)
-class Scene:
+class SearchScene:
     """The data set that most parts share, and the indexes of it, each built at its first use."""
 
-    options: Options
+    options: SearchOptions
     names: Sequence[str]
     progress: Progress
     rows: Array
@@ -37,7 +37,9 @@ class Scene:
     built: dict[str, list[System]]
 
     @classmethod
-    def made(cls, options: Options, names: Sequence[str], progress: Progress) -> "Scene":
+    def create(
+        cls, options: SearchOptions, names: Sequence[str], progress: Progress
+    ) -> "SearchScene":
         progress(f"{options.rows} x {options.dim} vectors in overlapping clusters, true neighbours")
         rows, queries = vectors.overlapping(
             options.rows, options.queries, dim=options.dim, seed=options.seed
@@ -45,13 +47,13 @@ class Scene:
         truth = vectors.truth(rows, queries, K)
         return cls(options, names, progress, rows, queries, truth, {})
 
-    def system(self, name: str, *, again: int = 0) -> System:
+    def system(self, name: str, *, build_number: int = 0) -> System:
         """A system's index; with `again`, one built so many times more."""
         builds = self.built.setdefault(name, [])
-        while len(builds) <= again:
+        while len(builds) <= build_number:
             self.progress(f"{name} builds its index on {_BUILD_THREADS} threads")
             builds.append(build(name, self.rows, _BUILD_THREADS, self.options.seed))
-        return builds[again]
+        return builds[build_number]
 
 
 def measure_point(
@@ -69,7 +71,7 @@ def measure_point(
     )
 
 
-def curves(scene: Scene) -> Curves:
+def curves(scene: SearchScene) -> Curves:
     """Recall against rate of every system, one thread."""
     out: Curves = {name: [] for name in scene.names}
     for name in scene.names:
@@ -85,7 +87,7 @@ def curves(scene: Scene) -> Curves:
     return out
 
 
-def speed(scene: Scene, measured: Curves) -> tuple[dict[str, Any], list[Bar]]:
+def speed(scene: SearchScene, measured: Curves) -> tuple[dict[str, Any], list[Bar]]:
     """Part 1: queries per second at equal recall, and of two threads."""
     at: dict[str, Any] = {}
     bars: list[Bar] = []
@@ -116,13 +118,13 @@ def speed(scene: Scene, measured: Curves) -> tuple[dict[str, Any], list[Bar]]:
     return figures, bars
 
 
-def _threads(scene: Scene) -> float | None:
+def _threads(scene: SearchScene) -> float | None:
     system, effort = scene.system(OURS), 64
     rates: dict[int, list[float | None]] = {1: [], 2: []}
     for _ in range(max(3, scene.options.repeats)):
-        for threads, found in rates.items():
+        for threads, thread_rates in rates.items():
             point = measure_point(system, scene.queries, scene.truth, effort, threads)
-            found.append(point.queries_per_s)
+            thread_rates.append(point.queries_per_s)
     return median_ratio(rates[2], rates[1])
 
 
@@ -137,7 +139,9 @@ def _medians(repeats: Sequence[Sequence[OperatingPoint]]) -> list[dict[str, Any]
     return out
 
 
-def clusters(options: Options, names: Sequence[str], progress: Progress) -> tuple[Any, list[Bar]]:
+def clusters(
+    options: SearchOptions, names: Sequence[str], progress: Progress
+) -> tuple[Any, list[Bar]]:
     """Part 2: clusters so far apart that a walk cannot go from one to the next."""
     rows, queries = vectors.separated(
         options.separated_rows, options.queries, clusters=options.clusters, seed=options.seed
@@ -152,12 +156,12 @@ def clusters(options: Options, names: Sequence[str], progress: Progress) -> tupl
     return figures, [at_least(f"recall on {options.clusters} separated clusters", ours, 0.99, "")]
 
 
-def build_times(scene: Scene, measured: Curves) -> tuple[dict[str, Any], list[Bar]]:
+def build_times(scene: SearchScene, measured: Curves) -> tuple[dict[str, Any], list[Bar]]:
     """Part 3: time to build, and recall at the speed that hnswlib has."""
     compared = [name for name in (OURS, "hnswlib") if name in scene.names]
-    for again in range(1, scene.options.builds):
+    for build_number in range(1, scene.options.builds):
         for name in compared:
-            scene.system(name, again=again)
+            scene.system(name, build_number=build_number)
     figures = {
         name: {
             "build_s": median([system.build_s for system in systems]),
@@ -168,8 +172,8 @@ def build_times(scene: Scene, measured: Curves) -> tuple[dict[str, Any], list[Ba
     }
     if len(compared) < 2:
         return figures, []
-    ours, theirs = ([system.build_s for system in scene.built[name]] for name in compared)
-    ratio = median_ratio(ours[: len(theirs)], theirs[: len(ours)])
+    ours_s, hnswlib_s = ([system.build_s for system in scene.built[name]] for name in compared)
+    ratio = median_ratio(ours_s[: len(hnswlib_s)], hnswlib_s[: len(ours_s)])
     rates = [at_recall(points, _RECALLS[0]) for points in measured["hnswlib"]]
     pairs = zip(measured[OURS], rates, strict=True)
     recall = median([at_rate(points, rate) if rate else None for points, rate in pairs])

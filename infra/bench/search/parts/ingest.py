@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from infra.bench.results import Bar, at_least, at_most
-from infra.bench.search.options import Options, Progress
-from infra.bench.search.parts.lateness import watched
+from infra.bench.search.options import Progress, SearchOptions
+from infra.bench.search.parts.lateness import watch_lateness
 from infra.bench.search.parts.updates import STALL_MS
 from infra.bench.search.vectors import drawer, recall, truth
 from infra.processes import garbage
@@ -47,12 +47,12 @@ _CALLERS, _QUERIES, _ASKED_AT_END = 16, 1_000, 200
 _K, _TOP_M = 10, 64
 
 
-def ingest(options: Options, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
+def ingest(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
     """Figures and bars."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     with garbage.deferred_gc():
-        figures = asyncio.run(_measured(options, progress))
+        figures = asyncio.run(_measure(options, progress))
     sys.setswitchinterval(before_s)
     steps = figures["steps"]
     held_ms = max(step["beside"]["held_ms"] for step in steps)
@@ -75,18 +75,18 @@ class _Callers:
 
     engine: SearchEngine
     queries: Array
-    done: int = 0
+    search_count: int = 0
 
     @asynccontextmanager
     async def asking(self, index: Index) -> AsyncIterator["_Phase"]:
         """They ask until the block ends."""
         phase = _Phase()
         tasks = [asyncio.create_task(self._ask(index, first)) for first in range(_CALLERS)]
-        async with watched() as lateness:
-            self.done, began_s, cpu_s = 0, time.perf_counter(), time.process_time()
+        async with watch_lateness() as lateness:
+            self.search_count, began_s, cpu_s = 0, time.perf_counter(), time.process_time()
             yield phase
             phase.elapsed_s = time.perf_counter() - began_s
-            phase.cpu_s, phase.searches = time.process_time() - cpu_s, self.done
+            phase.cpu_s, phase.searches = time.process_time() - cpu_s, self.search_count
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -97,7 +97,7 @@ class _Callers:
             vector = self.queries[number % len(self.queries)]
             await self.engine.search(index, Query(vector=vector, k=_K, top_m=_TOP_M))
             number += _CALLERS
-            self.done += 1
+            self.search_count += 1
 
 
 @dataclass(slots=True)
@@ -118,78 +118,78 @@ class _Phase:
         }
 
 
-async def _measured(options: Options, progress: Progress) -> dict[str, Any]:
-    async with watched() as idle:
+async def _measure(options: SearchOptions, progress: Progress) -> dict[str, Any]:
+    async with watch_lateness() as idle:
         await asyncio.sleep(options.ingest_alone_s)
     settings = RetrievalSettings()
-    held, engine = Collections(settings), SearchEngine()
-    drawn = drawer(dim=options.dim, seed=options.seed)
+    collections, engine = Collections(settings), SearchEngine()
+    draw_raw = drawer(dim=options.dim, seed=options.seed)
 
     def draw(count: int) -> Array:  # a collection's metric is cosine: as long as each other
-        vectors = drawn(count)
+        vectors = draw_raw(count)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         return vectors
 
     callers, near = _Callers(engine, draw(_QUERIES)), _Nearest(draw(_ASKED_AT_END))
-    held.linked = asyncio.Event()
-    upkeep = asyncio.create_task(Upkeep(settings, held, engine.neighbours).run())
+    collections.linked = asyncio.Event()
+    upkeep = asyncio.create_task(Upkeep(settings, collections, engine.neighbours).run())
     steps, alone = list[dict[str, Any]](), None
     for first in range(0, options.ingest_rows, options.ingest_step):
         progress(f"ingest from {first} of {options.ingest_rows} rows")
         vectors = draw(min(options.ingest_step, options.ingest_rows - first))
         near.add(vectors)
-        step, alone = await _step(options, held, callers, _changes(vectors, first), alone)
+        step, alone = await _step(options, collections, callers, _changes(vectors, first), alone)
         steps.append(step)
         progress(
             f"{step['rows_per_s']} rows/s beside {step['search_share']:.0%} of searches, "
             f"{step['row_cpu_us']} CPU us a row"
         )
-    index = held.get(_NAME)
-    found, _ = index.search(near.queries, Effort(k=_K, top_m=_TOP_M))
+    index = collections.get(_NAME)
+    rows, _ = index.search(near.queries, Effort(k=_K, top_m=_TOP_M))
     upkeep.cancel()
     with suppress(asyncio.CancelledError):
         await upkeep
     await engine.close()
     return {
         "per_s": options.ingest_per_s, "idle": idle.figures(), "steps": steps,
-        "held_back_s": round(held.held_back_ms / 1_000, 1),
-        "recall": round(recall(found, near.rows()), 4), "k": _K, "top_m": _TOP_M,
+        "held_back_s": round(collections.held_back_ms / 1_000, 1),
+        "recall": round(recall(rows, near.rows()), 4), "k": _K, "top_m": _TOP_M,
     }  # fmt: skip
 
 
 async def _step(
-    options: Options, held: Collections, callers: _Callers, changes: Sequence[DocumentChange],
+    options: SearchOptions, collections: Collections, callers: _Callers, changes: Sequence[DocumentChange],
     before: _Phase | None,
 ) -> tuple[dict[str, Any], _Phase]:  # fmt: skip
     """Rows come while callers ask, then these ask alone; also the latter."""
     size = DocumentFollower.batch_max
     gc.freeze()  # a worker has no documents of minutes to come, for the collector to look through
     parts = [changes[at : at + size] for at in range(0, len(changes), size)]
-    if _NAME not in held.indexes:
-        held.apply(parts.pop(0))
-    index = held.get(_NAME)
+    if _NAME not in collections.indexes:
+        collections.apply(parts.pop(0))
+    index = collections.get(_NAME)
     count = index.rows.count
     async with callers.asking(index) as beside:
         began_s, fed = time.monotonic(), 0
         for part in parts:
             await asyncio.sleep(began_s + fed / options.ingest_per_s - time.monotonic())
             fed += len(part)
-            await held.wait_for_room()
-            async with held.change_lock:
-                await asyncio.to_thread(held.apply, part)
-    came = index.rows.count - count
-    assert held.linked is not None
+            await collections.wait_for_room()
+            async with collections.change_lock:
+                await asyncio.to_thread(collections.apply, part)
+    added_rows = index.rows.count - count
+    assert collections.linked is not None
     while index.loose:
-        held.linked.clear()
-        await held.linked.wait()
+        collections.linked.clear()
+        await collections.linked.wait()
     async with callers.asking(index) as alone:
         await asyncio.sleep(options.ingest_alone_s)
-    cpu_s = [each.cpu_s / each.searches for each in (before, alone) if each is not None]
-    row_cpu_s = (beside.cpu_s - beside.searches * float(np.mean(cpu_s))) / came
+    cpu_s = [phase.cpu_s / phase.searches for phase in (before, alone) if phase is not None]
+    row_cpu_s = (beside.cpu_s - beside.searches * float(np.mean(cpu_s))) / added_rows
     rate = alone.searches / alone.elapsed_s
     return {
         "rows": index.rows.count,
-        "rows_per_s": round(came / beside.elapsed_s),
+        "rows_per_s": round(added_rows / beside.elapsed_s),
         "row_cpu_us": round(1e6 * row_cpu_s, 1),
         "rows_per_s_by_cpu": round(_CORES * (1 - SEARCH_SHARE) / max(row_cpu_s, 1e-9)),
         "search_share": round(beside.searches / beside.elapsed_s / rate, 3),
@@ -216,17 +216,17 @@ class _Nearest:
 
     def __init__(self, queries: Array) -> None:
         self.queries, self._count = queries, 0
-        self._rows, self._far = list[Array](), list[Array]()
+        self._rows, self._distances = list[Array](), list[Array]()
 
     def add(self, vectors: Array) -> None:
         rows = truth(vectors, self.queries, _K)
-        wide = vectors[rows].astype(np.float64) - self.queries[:, None]
+        differences = vectors[rows].astype(np.float64) - self.queries[:, None]
         self._rows.append(rows + self._count)
-        self._far.append((wide**2).sum(2))
+        self._distances.append((differences**2).sum(2))
         self._count += len(vectors)
 
     def rows(self) -> Array:
         """Shape (queries, k)."""
-        order = np.argsort(np.hstack(self._far), axis=1)[:, :_K]
+        order = np.argsort(np.hstack(self._distances), axis=1)[:, :_K]
         nearest: Array = np.take_along_axis(np.hstack(self._rows), order, 1)
         return nearest

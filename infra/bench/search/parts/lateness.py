@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from infra.bench.results import percentile
-from infra.bench.search.parts.stolen import told
+from infra.bench.search.parts.stolen import watch_steal
 
 TICK_S = 0.001
 _LANES = "search"  # threads of an engine, which never take the interpreter's lock
@@ -49,7 +49,7 @@ class _Look(NamedTuple):
     waited_s: float  # for a core
     used_s: float
 
-    def told(self, stolen_s: float) -> tuple[float, float]:
+    def late_and_held(self, stolen_s: float) -> tuple[float, float]:
         """How late the loop was, and for how long it was held up at most."""
         late_s = self.ended_s - self.began_s - TICK_S
         others_s = max(self.waited_s, stolen_s)  # a thread may have waited for a core that was away
@@ -57,39 +57,43 @@ class _Look(NamedTuple):
 
 
 @asynccontextmanager
-async def watched() -> AsyncIterator[Lateness]:
+async def watch_lateness() -> AsyncIterator[Lateness]:
     """Lateness of the running loop, until the block ends."""
-    found, looks = Lateness(), list[_Look]()
-    async with told() as stolen:
+    lateness, looks = Lateness(), list[_Look]()
+    async with watch_steal() as steal:
         task = asyncio.create_task(_watch(looks))
         await asyncio.sleep(0)
         try:
-            yield found
+            yield lateness
         finally:
             await asyncio.sleep(TICK_S)  # what came last is seen, too
             task.cancel()
     for look in looks:
-        stolen_s = stolen.within(look.began_s, look.ended_s)
-        late_s, held_s = look.told(stolen_s)
-        found.late_ms.append(1_000 * late_s)
-        found.held_ms.append(1_000 * held_s)
-        found.stolen_ms.append(1_000 * stolen_s)
+        stolen_s = steal.within(look.began_s, look.ended_s)
+        late_s, held_s = look.late_and_held(stolen_s)
+        lateness.late_ms.append(1_000 * late_s)
+        lateness.held_ms.append(1_000 * held_s)
+        lateness.stolen_ms.append(1_000 * stolen_s)
 
 
 async def _watch(looks: list[_Look]) -> None:
-    own, files = threading.get_native_id(), _Files()
+    own_id, files = threading.get_native_id(), _Files()
     try:
         while True:
             began_s, before = time.perf_counter(), files.times()
             await asyncio.sleep(TICK_S)
             ended_s, after = time.perf_counter(), files.times()
-            came = {
+            deltas = {
                 thread: (now[0] - was[0], now[1] - was[1])
                 for thread, now in after.items()
                 if (was := before.get(thread, (0.0, 0.0)))
             }
-            waited_s = came[own][1] + max((w for t, (_, w) in came.items() if t != own), default=0)
-            looks.append(_Look(began_s, ended_s, waited_s, sum(used for used, _ in came.values())))
+            waited_s = deltas[own_id][1] + max(
+                (w for t, (_, w) in deltas.items() if t != own_id), default=0
+            )
+            looks.append(
+                _Look(began_s, ended_s, waited_s, sum(used for used, _ in deltas.values()))
+            )
     finally:
         files.close()
 
@@ -102,7 +106,7 @@ class _Files:
 
     def times(self) -> dict[int, tuple[float, float]]:
         """CPU time, and for how long each was ready and had no core, by thread; seconds."""
-        found = {}
+        cpu_times = {}
         for thread in threading.enumerate():
             number = thread.native_id
             if number is None or thread.name.startswith(_LANES):
@@ -114,8 +118,8 @@ class _Files:
                 used, waited, _ = os.pread(self._files[number], 100, 0).split()
             except OSError:  # it has just ended
                 continue
-            found[number] = int(used) / 1e9, int(waited) / 1e9
-        return found
+            cpu_times[number] = int(used) / 1e9, int(waited) / 1e9
+        return cpu_times
 
     def close(self) -> None:
         for file in self._files.values():

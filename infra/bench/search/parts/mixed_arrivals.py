@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from infra.bench.results import median, percentiles
-from infra.bench.search.parts.mixed_servers import BATCH, THREADS, TOP_M, Server
+from infra.bench.search.parts.mixed_servers import BATCH, THREADS, TOP_M, SearchServer
 from schemas.errors import TriviumError
 from schemas.log.clock import wall_ms
 from workers.search.index.kinds import SearchKind
@@ -30,7 +30,7 @@ _SUMMED = ("prefill_misses", "errors", "decode_searches", "prefill_searches")
 
 
 @dataclass(slots=True)
-class Cell:
+class TrafficCell:
     """One load on one server."""
 
     took_ms: dict[SearchKind, list[float]] = field(default_factory=lambda: {k: [] for k in TOP_M})
@@ -43,23 +43,23 @@ class Cell:
     occupancy: float | None = None
 
     def figures(self) -> dict[str, Any]:
-        done = sum(map(len, self.took_ms.values()))
+        count = sum(map(len, self.took_ms.values()))
         row: dict[str, Any] = {
             "asked_per_s": self.asked_per_s,
-            "searches_per_s": done / self.took_s,
-            "cpu_us_per_search": 1e6 * self.cpu_s / max(1, done),
-            "loop_us_per_search": 1e6 * self.loop_s / max(1, done),
+            "searches_per_s": count / self.took_s,
+            "cpu_us_per_search": 1e6 * self.cpu_s / max(1, count),
+            "loop_us_per_search": 1e6 * self.loop_s / max(1, count),
             "prefill_misses": self.prefill_misses,
             "errors": self.errors,
             "occupancy": self.occupancy,
         }
-        for kind, taken in self.took_ms.items():
-            row |= percentiles(taken, (50, 95, 99), f"{kind}_ms_p")
-            row[f"{kind}_searches"] = len(taken)
+        for kind, times_ms in self.took_ms.items():
+            row |= percentiles(times_ms, (50, 95, 99), f"{kind}_ms_p")
+            row[f"{kind}_searches"] = len(times_ms)
         return row
 
 
-def in_all(cells: Sequence[Cell]) -> dict[str, Any]:
+def in_all(cells: Sequence[TrafficCell]) -> dict[str, Any]:
     """Figures of several runs of one load: medians, or sums of what is counted, and all `runs`."""
     runs = [cell.figures() for cell in cells]
     row: dict[str, Any] = {"runs": runs}
@@ -69,69 +69,69 @@ def in_all(cells: Sequence[Cell]) -> dict[str, Any]:
     return row
 
 
-class Traffic:
+class MixedTraffic:
     """Drives one server."""
 
-    def __init__(self, server: Server, queries: Array, seed: int) -> None:
+    def __init__(self, server: SearchServer, queries: Array, seed: int) -> None:
         self._server, self._queries = server, queries
         self._random = np.random.default_rng(seed)
-        self._drawn_ahead: list[tuple[int, bool, int]] = []
+        self._searches_ahead: list[tuple[int, bool, int]] = []
         self._under_way = 0  # of an open loop
         self._none_left = asyncio.Event()
 
-    async def closed(self, seconds: float, callers: int = _CALLERS) -> Cell:
+    async def closed(self, seconds: float, callers: int = _CALLERS) -> TrafficCell:
         """Each caller asks again as soon as it is answered."""
-        cell, until_s = Cell(), time.perf_counter() + seconds
+        cell, until_s = TrafficCell(), time.perf_counter() + seconds
 
         async def ask() -> None:
             while time.perf_counter() < until_s:
-                await self._one(cell, time.perf_counter(), *self._drawn())
+                await self._search(cell, time.perf_counter(), *self._next_search())
 
-        return await self._timed(cell, [ask() for _ in range(callers)])
+        return await self._measure(cell, [ask() for _ in range(callers)])
 
-    async def open(self, rate_per_s: float, seconds: float) -> Cell:
+    async def open(self, rate_per_s: float, seconds: float) -> TrafficCell:
         """Poisson arrivals."""
-        cell = Cell(asked_per_s=rate_per_s)
+        cell = TrafficCell(asked_per_s=rate_per_s)
         count = max(1, int(rate_per_s * seconds))
         due_s = np.cumsum(self._random.exponential(1 / rate_per_s, count)).tolist()
-        return await self._timed(cell, [self._send(cell, due_s)])
+        return await self._measure(cell, [self._send(cell, due_s)])
 
-    async def _send(self, cell: Cell, due_s: list[float]) -> None:
+    async def _send(self, cell: TrafficCell, due_s: list[float]) -> None:
         began_s, now_s, begin = time.perf_counter(), time.perf_counter, asyncio.create_task
         for at_s in due_s:
             if (wait_s := began_s + at_s - now_s()) > 0:
                 await asyncio.sleep(wait_s)
-            drawn = self._drawn()
+            search = self._next_search()
             if self._under_way >= _IN_FLIGHT_MAX:
                 cell.errors += 1
                 continue
             self._under_way += 1  # what it waits for keeps a task
-            begin(self._sent(cell, min(now_s(), began_s + at_s + _TIMER_S), *drawn))
+            begin(self._send_one(cell, min(now_s(), began_s + at_s + _TIMER_S), *search))
         while self._under_way:
             self._none_left.clear()
             await self._none_left.wait()
 
-    async def _sent(self, *search: Any) -> None:
+    async def _send_one(self, *search: Any) -> None:
         try:
-            await self._one(*search)
+            await self._search(*search)
         finally:
             self._under_way -= 1
             if not self._under_way:
                 self._none_left.set()
 
-    def _drawn(self) -> tuple[Array, SearchKind, int]:
-        if not self._drawn_ahead:  # many at once: one by one they cost a fifth of a search
+    def _next_search(self) -> tuple[Array, SearchKind, int]:
+        if not self._searches_ahead:  # many at once: one by one they cost a fifth of a search
             urgent = self._random.random(_DRAWN) < PREFILL_SHARE
             rows = self._random.integers(len(self._queries), size=_DRAWN)
             waits_ms = self._random.integers(*DEADLINE_MS, size=_DRAWN)
-            self._drawn_ahead = list(
+            self._searches_ahead = list(
                 zip(rows.tolist(), urgent.tolist(), waits_ms.tolist(), strict=True)
             )
-        row, is_urgent, wait_ms = self._drawn_ahead.pop()
+        row, is_urgent, wait_ms = self._searches_ahead.pop()
         return self._queries[row], SearchKind.PREFILL if is_urgent else SearchKind.DECODE, wait_ms
 
-    async def _one(
-        self, cell: Cell, counted_s: float, vector: Array, kind: SearchKind, wait_ms: int
+    async def _search(
+        self, cell: TrafficCell, counted_s: float, vector: Array, kind: SearchKind, wait_ms: int
     ) -> None:
         deadline_ms = wall_ms() + wait_ms if kind is SearchKind.PREFILL else None
         try:
@@ -144,7 +144,9 @@ class Traffic:
         cell.took_ms[kind].append(took_ms)
         cell.prefill_misses += kind is SearchKind.PREFILL and took_ms > wait_ms
 
-    async def _timed(self, cell: Cell, work: list[Coroutine[Any, Any, None]]) -> Cell:
+    async def _measure(
+        self, cell: TrafficCell, work: list[Coroutine[Any, Any, None]]
+    ) -> TrafficCell:
         used, places = self._server.places_used()
         began_s = time.perf_counter(), time.process_time(), time.thread_time()
         await asyncio.gather(*work)

@@ -29,7 +29,7 @@ _ROOM = 16  # slots of a lane: a power of two, at least a batch
 TOP_M = {SearchKind.DECODE: 32, SearchKind.PREFILL: 128}
 
 
-class Server(Protocol):
+class SearchServer(Protocol):
     """Serves one search at a time to many callers."""
 
     async def search(self, vector: Array, kind: SearchKind, deadline_ms: int | None) -> Array:
@@ -41,7 +41,7 @@ class Server(Protocol):
     async def close(self) -> None: ...
 
 
-class EngineAsItComes:
+class EngineServer:
     """`SearchEngine` as it comes."""
 
     def __init__(self, index: Index) -> None:
@@ -60,7 +60,7 @@ class EngineAsItComes:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _PendingSearch:
     search: ways.PreparedSearch
     reply: "asyncio.Future[Array]"
 
@@ -78,11 +78,11 @@ class StaticBatches:
         sizes = {"places": BATCH, "extends_max": EngineSettings().extends_max}
         self._slots, self._reader = slots, SlotReader(slots)
         self._lanes = CoreLanes(slots, THREADS, **sizes, name="static")
-        self._waiting: deque[_Waiting] = deque()
-        self._batches: list[dict[int, _Waiting]] = [{} for _ in range(THREADS)]  # by slot
-        self._ended: list[list[int]] = [[] for _ in range(THREADS)]
+        self._waiting: deque[_PendingSearch] = deque()
+        self._batches: list[dict[int, _PendingSearch]] = [{} for _ in range(THREADS)]  # by slot
+        self._finished_slots: list[list[int]] = [[] for _ in range(THREADS)]
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._lanes.bell, self._hear)
+        self._loop.add_reader(self._lanes.bell, self._on_bell)
         self._is_due = False
 
     async def search(self, vector: Array, kind: SearchKind, deadline_ms: int | None) -> Array:
@@ -90,7 +90,7 @@ class StaticBatches:
         prepared = inputs.prepare(vector, view.dim, view.metric)
         query = Query(vector=vector, k=K, top_m=TOP_M[kind], kind=kind)
         search = ways.new_search(view, ways.plan_search(query, view), prepared)
-        waiting = _Waiting(search, self._loop.create_future())
+        waiting = _PendingSearch(search, self._loop.create_future())
         self._waiting.append(waiting)
         if not self._is_due and not all(self._batches):
             self._is_due = True  # what arrives in this iteration of the loop goes together
@@ -114,22 +114,22 @@ class StaticBatches:
                     batch[slot] = self._waiting.popleft()
                     self._lanes.start(slot, batch[slot].search)
 
-    def _hear(self) -> None:
+    def _on_bell(self) -> None:
         """Lanes go on with what waits before the batches that have ended are answered."""
         over = []
         for slot in self._lanes.collect_ended():
-            self._ended[slot // _ROOM].append(slot)
-        for lane, ended in enumerate(self._ended):
-            if ended and len(ended) == len(self._batches[lane]):
+            self._finished_slots[slot // _ROOM].append(slot)
+        for lane, slots in enumerate(self._finished_slots):
+            if slots and len(slots) == len(self._batches[lane]):
                 over.append(self._batches[lane])
-                self._batches[lane], self._ended[lane] = {}, []
-        found = [self._reader.read(list(batch)) for batch in over]
+                self._batches[lane], self._finished_slots[lane] = {}, []
+        results = [self._reader.read(list(batch)) for batch in over]
         self._begin()
-        for batch, hits in zip(over, found, strict=True):
-            for waiting, each in zip(batch.values(), hits, strict=True):
-                assert each is not None, "no walk over these data finds less than is wanted"
+        for batch, hits in zip(over, results, strict=True):
+            for waiting, hit in zip(batch.values(), hits, strict=True):
+                assert hit is not None, "no walk over these data finds less than is wanted"
                 if not waiting.reply.done():
-                    waiting.reply.set_result(ways.answer(waiting.search, each).rows)
+                    waiting.reply.set_result(ways.answer(waiting.search, hit).rows)
 
 
 class Hnswlib:
@@ -152,7 +152,7 @@ class Hnswlib:
 
     async def search(self, vector: Array, kind: SearchKind, deadline_ms: int | None) -> Array:
         index = self._indexes[kind]
-        return await self._loop.run_in_executor(self._threads, _one, index, vector)
+        return await self._loop.run_in_executor(self._threads, _search_one, index, vector)
 
     def places_used(self) -> tuple[int, int]:
         return 0, 0
@@ -161,6 +161,6 @@ class Hnswlib:
         await asyncio.to_thread(self._threads.shutdown)
 
 
-def _one(index: Any, vector: Array) -> Array:
+def _search_one(index: Any, vector: Array) -> Array:
     rows: Array = index.knn_query(vector, K, num_threads=1)[0][0]
     return rows

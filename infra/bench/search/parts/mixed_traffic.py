@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from infra.bench.results import BENCH_DIR, Bar, at_least, at_most, percentile
-from infra.bench.search.parts.index_alone import Scene, measure_point
-from infra.bench.search.parts.mixed_arrivals import Cell, Traffic, in_all
+from infra.bench.search.parts.index_alone import SearchScene, measure_point
+from infra.bench.search.parts.mixed_arrivals import MixedTraffic, TrafficCell, in_all
 from infra.bench.search.parts.mixed_servers import (
     TOP_M,
-    EngineAsItComes,
+    EngineServer,
     Hnswlib,
     K,
-    Server,
+    SearchServer,
     StaticBatches,
 )
 from infra.bench.search.systems import OURS
@@ -32,11 +32,11 @@ _OF_CPU = ("cpu_us_per_search", "loop_us_per_search")
 _LADDER = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
 
 
-def mixed(scene: Scene) -> tuple[dict[str, Any], list[Bar]]:
+def mixed(scene: SearchScene) -> tuple[dict[str, Any], list[Bar]]:
     """Part 4: capacities, and times under load."""
     index = scene.system(OURS).index
-    makers: dict[str, Callable[[], Server]] = {
-        OURS: lambda: EngineAsItComes(index),
+    makers: dict[str, Callable[[], SearchServer]] = {
+        OURS: lambda: EngineServer(index),
         "static batches": lambda: StaticBatches(index),
     }
     efforts: dict[SearchKind, int] = {}
@@ -50,22 +50,26 @@ def mixed(scene: Scene) -> tuple[dict[str, Any], list[Bar]]:
     return figures, _bars(figures)
 
 
-def _equal_efforts(scene: Scene) -> dict[SearchKind, int]:
+def _equal_efforts(scene: SearchScene) -> dict[SearchKind, int]:
     """The least effort with which hnswlib finds about as much as we do, by class."""
     queries, truth = scene.queries[:500], scene.truth[:500]
     efforts = {}
     for kind, top_m in TOP_M.items():
-        wanted = measure_point(scene.system(OURS), queries, truth, top_m).recall - 0.005
+        target = measure_point(scene.system(OURS), queries, truth, top_m).recall - 0.005
         points = (measure_point(scene.system("hnswlib"), queries, truth, e) for e in _LADDER)
-        efforts[kind] = next((p.effort for p in points if p.recall >= wanted), _LADDER[-1])
+        efforts[kind] = next((p.effort for p in points if p.recall >= target), _LADDER[-1])
     return efforts
 
 
-async def _measure(scene: Scene, makers: dict[str, Callable[[], Server]]) -> dict[str, Any]:
+async def _measure(
+    scene: SearchScene, makers: dict[str, Callable[[], SearchServer]]
+) -> dict[str, Any]:
     servers = {name: make() for name, make in makers.items()}
-    traffic = {name: Traffic(s, scene.queries, scene.options.seed) for name, s in servers.items()}
-    for each in traffic.values():
-        await each.closed(_WARM_UP_S)
+    traffic = {
+        name: MixedTraffic(s, scene.queries, scene.options.seed) for name, s in servers.items()
+    }
+    for driver in traffic.values():
+        await driver.closed(_WARM_UP_S)
     with garbage.deferred_gc():  # as a retrieval worker: a full collection stops all for 30-40 ms
         figures = await _figures(scene, traffic)
     for server in servers.values():
@@ -73,12 +77,12 @@ async def _measure(scene: Scene, makers: dict[str, Callable[[], Server]]) -> dic
     return {"servers": figures, "k": K, "top_m": {str(k): m for k, m in TOP_M.items()}}
 
 
-async def _figures(scene: Scene, traffic: dict[str, Traffic]) -> dict[str, Any]:
+async def _figures(scene: SearchScene, traffic: dict[str, MixedTraffic]) -> dict[str, Any]:
     seconds, closed = scene.options.load_s, {name: list[dict[str, Any]]() for name in traffic}
     for repeat in range(scene.options.repeats):
-        for name, each in traffic.items():
+        for name, driver in traffic.items():
             scene.progress(f"mixed traffic: capacity of {name}, repeat {repeat + 1}")
-            closed[name].append((await each.closed(max(0.3, seconds / 2))).figures())
+            closed[name].append((await driver.closed(max(0.3, seconds / 2))).figures())
     figures: dict[str, Any] = {name: _capacity(runs) for name, runs in closed.items()}
     unloaded = await _runs(scene, traffic, _UNLOADED_PER_S, 2 * seconds)
     for name in traffic:
@@ -86,8 +90,8 @@ async def _figures(scene: Scene, traffic: dict[str, Traffic]) -> dict[str, Any]:
     for share in scene.options.load_shares:
         rate_per_s = share * figures[OURS]["capacity_per_s"]
         able = {  # the others are asked far more than they can do
-            name: each
-            for name, each in traffic.items()
+            name: driver
+            for name, driver in traffic.items()
             if rate_per_s <= 1.2 * figures[name]["capacity_per_s"]
         }
         for name, row in (await _runs(scene, able, rate_per_s, seconds)).items():
@@ -98,20 +102,20 @@ async def _figures(scene: Scene, traffic: dict[str, Traffic]) -> dict[str, Any]:
 def _capacity(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Of several runs of callers who always ask; beside other load only CPU times mean much."""
     rates = [run["searches_per_s"] for run in runs]
-    least = {key: min(run[key] for run in runs) for key in _OF_CPU}
-    return {"capacities_per_s": rates, "capacity_per_s": percentile(rates, 50), **least}
+    minima = {key: min(run[key] for run in runs) for key in _OF_CPU}
+    return {"capacities_per_s": rates, "capacity_per_s": percentile(rates, 50), **minima}
 
 
 async def _runs(
-    scene: Scene, traffic: dict[str, Traffic], rate_per_s: float, seconds: float
+    scene: SearchScene, traffic: dict[str, MixedTraffic], rate_per_s: float, seconds: float
 ) -> dict[str, dict[str, Any]]:
     """Servers take turns with runs of `seconds` in all."""
     scene.progress(f"mixed traffic: {', '.join(traffic)} at {rate_per_s:.0f} searches/s")
-    runs, cells = scene.options.load_runs, {name: list[Cell]() for name in traffic}
+    runs, cells = scene.options.load_runs, {name: list[TrafficCell]() for name in traffic}
     for _ in range(runs):
-        for name, each in traffic.items():
-            cells[name].append(await each.open(rate_per_s, seconds / runs))
-    return {name: in_all(found) for name, found in cells.items()}
+        for name, driver in traffic.items():
+            cells[name].append(await driver.open(rate_per_s, seconds / runs))
+    return {name: in_all(server_cells) for name, server_cells in cells.items()}
 
 
 def _kept_up_to(servers: dict[str, Any], name: str, decode_ms: float) -> float:
@@ -127,9 +131,9 @@ def _kept_up_to(servers: dict[str, Any], name: str, decode_ms: float) -> float:
     )  # fmt: skip
 
 
-def _times(value: float | None, of: float | None) -> float | None:
+def _times(value: float | None, base: float | None) -> float | None:
     """A ratio; None where either could not be measured."""
-    return value / of if value is not None and of else None
+    return value / base if value is not None and base else None
 
 
 def _at(server: dict[str, Any], share: str, figure: str) -> float | None:
@@ -146,15 +150,17 @@ def _bars(figures: dict[str, Any]) -> list[Bar]:
     for name, row in servers.items():
         row["kept_up_to_per_s"] = _kept_up_to(servers, name, DECODE_P99_MS)
     capacity = ours["capacity_per_s"]
-    shares = [each for each in ours["loads"] if each in static["loads"] and float(each) <= _HIGH]
+    shares = [
+        share for share in ours["loads"] if share in static["loads"] and float(share) <= _HIGH
+    ]
     highest = max(shares, key=float, default="")
-    p99s = [_at(each, highest, "decode_ms_p99") for each in (static, ours)]
-    told = f"{float(highest):.0%}" if highest else "any load"
+    p99s = [_at(server, highest, "decode_ms_p99") for server in (static, ours)]
+    load = f"{float(highest):.0%}" if highest else "any load"
     misses = _at(ours, str(_HIGH), "prefill_misses")
     bars = [
         at_most("decode p99 at 60 % of capacity", _at(ours, "0.6", "decode_ms_p99"),
                 DECODE_P99_MS, "ms"),
-        at_least(f"decode p99 of static batches at {told} of our capacity, of ours", _times(*p99s),
+        at_least(f"decode p99 of static batches at {load} of our capacity, of ours", _times(*p99s),
                  2, "times"),
         at_most("prefill deadlines missed at 80 %", misses, 0, "searches"),
         at_least("capacity, of static batches'", _times(capacity, static["capacity_per_s"]), 1,

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from infra.bench.results import Bar, at_least, percentiles
-from infra.bench.search.options import Options, Progress
+from infra.bench.search.options import Progress, SearchOptions
 from workers.search.engine.queues import QueuedSearch
 from workers.search.engine.scheduler import Drop, Plan, Running, SchedulerSettings, SearchScheduler
 from workers.search.index.kinds import SearchKind
@@ -49,7 +49,7 @@ class Queues(Protocol):
     ) -> Plan: ...  # fmt: skip
 
 
-class InOrder:
+class FifoQueues:
     """First come first served, over both classes or, with `prefill_first`, within each."""
 
     def __init__(self, *, prefill_first: bool) -> None:
@@ -75,12 +75,12 @@ class InOrder:
 @dataclass(slots=True)
 class _Slot:
     item: QueuedSearch
-    left: int
+    extends_left: int
     may_park: bool = True
 
 
 @dataclass(slots=True)
-class Result:
+class SimulationResult:
     """What became of the searches of one run."""
 
     taken_ms: dict[SearchKind, list[float]] = field(
@@ -120,12 +120,12 @@ class Simulation:
     """One run."""
 
     def __init__(self, queues: Queues) -> None:
-        self.queues, self.result = queues, Result()
+        self.queues, self.result = queues, SimulationResult()
         self._active: dict[int, _Slot] = {}
         self._parked: dict[int, _Slot] = {}
         self._free = list(range(SLOTS))
 
-    def run(self, items: Sequence[QueuedSearch]) -> Result:
+    def run(self, items: Sequence[QueuedSearch]) -> SimulationResult:
         """Until every search has ended."""
         now_ms, coming = 0.0, deque(items)
         while coming or self._active or self._parked or self._waiting(now_ms):
@@ -138,7 +138,7 @@ class Simulation:
                 until_ms = min(until_ms, coming[0].arrived_ms)
             steps = max(1, math.ceil((until_ms - now_ms) / STEP_MS)) if until_ms < math.inf else 1
             if self._active:
-                steps = min(steps, min(slot.left for slot in self._active.values()))
+                steps = min(steps, min(slot.extends_left for slot in self._active.values()))
             now_ms += steps * STEP_MS
             self._advance(steps, now_ms)
         self.result.ended_ms = now_ms
@@ -171,20 +171,23 @@ class Simulation:
     def _running(slots: dict[int, _Slot]) -> Iterator[Running]:
         for number, slot in slots.items():
             yield Running(
-                slot=number, kind=slot.item.kind, extends_left=slot.left, may_park=slot.may_park
+                slot=number,
+                kind=slot.item.kind,
+                extends_left=slot.extends_left,
+                may_park=slot.may_park,
             )
 
     def _advance(self, steps: int, now_ms: float) -> None:
         self.result.places_used_ms += len(self._active) * steps * STEP_MS
         for number, slot in list(self._active.items()):
-            slot.left -= steps
-            if slot.left > 0:
+            slot.extends_left -= steps
+            if slot.extends_left > 0:
                 continue
             del self._active[number]
             self._free.append(number)
-            self._ended(slot.item, now_ms)
+            self._finish(slot.item, now_ms)
 
-    def _ended(self, item: QueuedSearch, now_ms: float) -> None:
+    def _finish(self, item: QueuedSearch, now_ms: float) -> None:
         took_ms = now_ms - item.arrived_ms
         self.result.taken_ms[item.kind].append(took_ms)
         if item.kind is SearchKind.PREFILL:
@@ -201,15 +204,15 @@ def variants() -> dict[str, SchedulerSettings | None]:
         PREFILL_FIRST: None,
         HALF: replace(BASE, share=0.5),
         GATHERED: replace(BASE, gather_min=4),
-        **{_named(settings): settings for settings in grid},
+        **{_variant_name(settings): settings for settings in grid},
     }
 
 
-def _named(settings: SchedulerSettings) -> str:
+def _variant_name(settings: SchedulerSettings) -> str:
     return f"slack, share {settings.share:g}, parks after {settings.park_after_ms:g} ms"
 
 
-def ablation(options: Options, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
+def ablation(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
     """Part 6: misses of each variant over the same arrivals."""
     at: dict[str, Any] = {}
     bars: list[Bar] = []
@@ -219,7 +222,7 @@ def ablation(options: Options, progress: Progress) -> tuple[dict[str, Any], list
             progress(f"scheduler, {step}: {name}")
             results = []
             for number in range(options.sched_seeds):
-                queues: Queues = InOrder(prefill_first=name == PREFILL_FIRST)
+                queues: Queues = FifoQueues(prefill_first=name == PREFILL_FIRST)
                 if settings is not None:
                     queues = SearchScheduler(settings)
                 items = arrivals(options.seed + number, options.sched_ms, step)
@@ -227,11 +230,12 @@ def ablation(options: Options, progress: Progress) -> tuple[dict[str, Any], list
             figures[name] = _figures(results)
         misses = {name: row["misses"] for name, row in figures.items()}
         best = min(
-            (n for n, s in variants().items() if s and n == _named(s)), key=misses.__getitem__
+            (n for n, s in variants().items() if s and n == _variant_name(s)),
+            key=misses.__getitem__,
         )
-        usual = misses[_named(BASE)]
-        shown = [IN_ORDER, PREFILL_FIRST, HALF, GATHERED, _named(BASE), best]
-        at[step] = {"variants": figures, "best": best, "shown": list(dict.fromkeys(shown))}
+        usual = misses[_variant_name(BASE)]
+        names = [IN_ORDER, PREFILL_FIRST, HALF, GATHERED, _variant_name(BASE), best]
+        at[step] = {"variants": figures, "best": best, "shown": list(dict.fromkeys(names))}
         for label, saved in (
             ("slack saves over first come first served", misses[IN_ORDER] - usual),
             ("slack saves over prefill always first", misses[PREFILL_FIRST] - usual),
@@ -242,14 +246,14 @@ def ablation(options: Options, progress: Progress) -> tuple[dict[str, Any], list
     return {"at": at}, bars
 
 
-def _figures(results: Sequence[Result]) -> dict[str, Any]:
+def _figures(results: Sequence[SimulationResult]) -> dict[str, Any]:
     """Sums over the seeds."""
     row: dict[str, Any] = {"misses": sum(result.missed for result in results)}
     for kind in EXTENDS:
-        taken = [ms for result in results for ms in result.taken_ms[kind]]
+        times_ms = [ms for result in results for ms in result.taken_ms[kind]]
         row[f"{kind}_misses"] = sum(result.misses[kind] for result in results)
-        row |= percentiles(taken, prefix=f"{kind}_ms_p")
-        row[f"{kind}_searches"] = len(taken)
+        row |= percentiles(times_ms, prefix=f"{kind}_ms_p")
+        row[f"{kind}_searches"] = len(times_ms)
     used_ms = sum(result.places_used_ms for result in results)
     row["occupancy"] = used_ms / (PLACES * sum(result.ended_ms for result in results))
     return row

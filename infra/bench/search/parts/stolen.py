@@ -20,7 +20,7 @@ _READY = b"ready\n"
 Gap = tuple[float, float]  # first and last moment, seconds as of `time.perf_counter`
 
 
-class Stolen:
+class StealTime:
     """What was taken from the cores; complete once its block has ended."""
 
     def __init__(self) -> None:
@@ -38,9 +38,9 @@ class Stolen:
 
 
 @asynccontextmanager
-async def told() -> AsyncIterator[Stolen]:
+async def watch_steal() -> AsyncIterator[StealTime]:
     """Have all cores of this process looked at until the block ends."""
-    found, cores = Stolen(), sorted(os.sched_getaffinity(0))
+    steal, cores = StealTime(), sorted(os.sched_getaffinity(0))
     lookers = [
         await asyncio.create_subprocess_exec(sys.executable, __file__, str(core), stdout=PIPE)
         for core in cores
@@ -52,8 +52,8 @@ async def told() -> AsyncIterator[Stolen]:
             assert await looker.stdout.readline() == _READY
             gaps = list[Gap]()
             readers.append(asyncio.create_task(_read(looker.stdout, gaps)))
-            found.gaps.append(gaps)
-        yield found
+            steal.gaps.append(gaps)
+        yield steal
     finally:
         for looker in lookers:
             looker.kill()

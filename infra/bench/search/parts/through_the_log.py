@@ -24,7 +24,7 @@ import numpy as np
 from infra.bench.cpu_time import CpuMeter
 from infra.bench.results import BENCH_DIR, Bar, at_most, median, percentile, percentiles
 from infra.bench.search import vectors
-from infra.bench.search.options import Options, Progress
+from infra.bench.search.options import Progress, SearchOptions
 from infra.broker.node import Broker
 from infra.broker.section import BrokerSettings
 from infra.processes.supervisor import ProcessSpec, Supervisor
@@ -59,7 +59,7 @@ _LOOK_S = 0.05
 
 
 @dataclass(slots=True)
-class Cell:
+class LogCell:
     """One way at one rate, over all repeats."""
 
     took_ms: list[list[float]] = field(default_factory=list)  # by repeat
@@ -68,19 +68,19 @@ class Cell:
     cpu_ms: dict[str, float] = field(default_factory=dict)  # by process
 
     def figures(self) -> dict[str, Any]:
-        taken = [each for repeat in self.took_ms for each in repeat]
+        times_ms = [ms for repeat in self.took_ms for ms in repeat]
         return {
-            **percentiles(taken, prefix="ms_p"),
+            **percentiles(times_ms, prefix="ms_p"),
             "ms_p50_by_repeat": [percentile(repeat, 50) for repeat in self.took_ms],
-            "retrievals": len(taken),
+            "retrievals": len(times_ms),
             "errors": self.errors,
             "recall": sum(self.recalls) / max(1, len(self.recalls)),
-            "cpu_ms": {name: used / max(1, len(taken)) for name, used in self.cpu_ms.items()},
+            "cpu_ms": {name: used / max(1, len(times_ms)) for name, used in self.cpu_ms.items()},
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class LogScene:
     """The data, and the two ways to it."""
 
     queries: Array
@@ -89,7 +89,7 @@ class Scene:
     pids: dict[str, int]
 
 
-def kafka(options: Options, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
+def kafka(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
     """Part 7."""
     folder = BENCH_DIR.absolute() / "search-kafka"
     shutil.rmtree(folder, ignore_errors=True)
@@ -112,7 +112,7 @@ def running_broker(folder: Path) -> Iterator[tuple[LogSettings, int]]:
 
 
 async def _measure(
-    options: Options, log: LogSettings, broker_pid: int, folder: Path, progress: Progress
+    options: SearchOptions, log: LogSettings, broker_pid: int, folder: Path, progress: Progress
 ) -> tuple[dict[str, Any], list[Bar]]:
     rows, queries = vectors.overlapping(
         options.kafka_rows, options.queries, dim=options.dim, seed=options.seed
@@ -124,18 +124,20 @@ async def _measure(
         engine = SearchEngine()
         ways = {IN_PROCESS: _in_process(engine, index), KAFKA: _through(asker)}
         pids = {"broker": broker_pid, "retrieval worker": pid}
-        scene = Scene(queries, vectors.truth(rows, queries, K), ways, pids)
+        scene = LogScene(queries, vectors.truth(rows, queries, K), ways, pids)
         cells = await _cells(scene, options, progress)
         await engine.close()
     figures = {str(rate): _row(of_rate) for rate, of_rate in cells.items()}
     return {"at_rate": figures, "rows": len(rows), "k": K, "top_m": TOP_M}, _bars(figures)
 
 
-async def _cells(scene: Scene, options: Options, progress: Progress) -> dict[int, dict[str, Cell]]:
+async def _cells(
+    scene: LogScene, options: SearchOptions, progress: Progress
+) -> dict[int, dict[str, LogCell]]:
     progress("both ways are warmed up")
     for way in scene.ways:
-        await _play(scene, way, Cell(), _WARM_UP_PER_S, options.kafka_warm_up, seed=0)
-    cells = {rate: {way: Cell() for way in scene.ways} for rate in RATES_PER_S}
+        await _play(scene, way, LogCell(), _WARM_UP_PER_S, options.kafka_warm_up, seed=0)
+    cells = {rate: {way: LogCell() for way in scene.ways} for rate in RATES_PER_S}
     for repeat in range(options.repeats):
         for rate, by_way in cells.items():
             count = max(options.kafka_least, int(rate * options.load_s))
@@ -145,21 +147,23 @@ async def _cells(scene: Scene, options: Options, progress: Progress) -> dict[int
     return cells
 
 
-async def _play(scene: Scene, way: str, cell: Cell, rate_per_s: int, count: int, seed: int) -> None:
+async def _play(
+    scene: LogScene, way: str, cell: LogCell, rate_per_s: int, count: int, seed: int
+) -> None:
     """The same queries at the same times, whichever way."""
     random = np.random.default_rng(seed)
     due_s = np.cumsum(random.exponential(1 / rate_per_s, count)).tolist()
     chosen = random.integers(0, len(scene.queries), count).tolist()
-    ask, taken = scene.ways[way], []
+    ask, times_ms = scene.ways[way], []
     meter, own_s = CpuMeter(scene.pids), time.process_time()
 
-    async def one(counted_s: float, query: int) -> None:
+    async def retrieve(counted_s: float, query: int) -> None:
         try:
             rows = await ask(scene.queries[query])
         except TriviumError:
             cell.errors += 1
             return
-        taken.append((time.perf_counter() - counted_s) * 1_000)
+        times_ms.append((time.perf_counter() - counted_s) * 1_000)
         cell.recalls.append(len(set(rows) & set(scene.truth[query].tolist())) / K)
 
     began_s = time.perf_counter()
@@ -168,8 +172,8 @@ async def _play(scene: Scene, way: str, cell: Cell, rate_per_s: int, count: int,
             if (wait_s := began_s + at_s - time.perf_counter()) > 0:
                 await asyncio.sleep(wait_s)
             counted_s = min(time.perf_counter(), began_s + at_s + _TIMER_S)
-            under_way.create_task(one(counted_s, query))
-    cell.took_ms.append(taken)
+            under_way.create_task(retrieve(counted_s, query))
+    cell.took_ms.append(times_ms)
     for name, used_s in {"benchmark": time.process_time() - own_s, **meter.used_s()}.items():
         cell.cpu_ms[name] = cell.cpu_ms.get(name, 0.0) + used_s * 1_000
 
@@ -212,13 +216,13 @@ async def _load(log: LogSettings, rows: Array) -> None:
 @asynccontextmanager
 async def _worker(log: LogSettings, folder: Path) -> AsyncIterator[tuple[RetrievalClient, int]]:
     """An asker, and the process id of a retrieval worker that is ready to answer it."""
-    told = {f"TRIVIUM_LOG_{k.upper()}": str(v) for k, v in dataclasses.asdict(log).items() if v}
-    told["TRIVIUM_RETRIEVAL_METRICS"] = f"{_COLLECTION}=sqeuclidean"
+    log_env = {f"TRIVIUM_LOG_{k.upper()}": str(v) for k, v in dataclasses.asdict(log).items() if v}
+    log_env["TRIVIUM_RETRIEVAL_METRICS"] = f"{_COLLECTION}=sqeuclidean"
     spec = ProcessSpec(
         name=_WORKER,
         command=(sys.executable, "-m", "infra.cli.app", "retrieval", "--id", _WORKER),
         log_file=folder / "retrieval.log",
-        env={**os.environ, "TRIVIUM_HOME": str(folder), **told},
+        env={**os.environ, "TRIVIUM_HOME": str(folder), **log_env},
         restart=False,
     )
     supervisor = Supervisor()
@@ -235,7 +239,7 @@ async def _worker(log: LogSettings, folder: Path) -> AsyncIterator[tuple[Retriev
         await supervisor.stop()
 
 
-def _row(cells: dict[str, Cell]) -> dict[str, Any]:
+def _row(cells: dict[str, LogCell]) -> dict[str, Any]:
     ways = {way: cell.figures() for way, cell in cells.items()}
     row: dict[str, Any] = {"ways": ways}
     for percent in (50, 99):

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from infra.bench.results import Bar, at_most
-from infra.bench.search.options import Options, Progress
-from infra.bench.search.parts.lateness import watched
+from infra.bench.search.options import Progress, SearchOptions
+from infra.bench.search.parts.lateness import watch_lateness
 from infra.bench.search.vectors import overlapping
 from infra.processes import garbage
 from workers.search.engine.engine import SearchEngine
@@ -36,7 +36,7 @@ _CHANGES, _CAME = 20, 500
 STALL_MS = 5.0
 
 
-def updates(options: Options, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
+def updates(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
     """Figures and bars."""
     links = [_link_cost(options, rows, progress) for rows in options.linked_rows]
     progress(f"updates of an index of {options.updated_rows} rows")
@@ -46,11 +46,11 @@ def updates(options: Options, progress: Progress) -> tuple[dict[str, Any], list[
         stalls = asyncio.run(_stalls(_on_a_line(options.updated_rows)))
     sys.setswitchinterval(before_s)
     figures = {"rows": options.updated_rows, "stalls_ms": stalls, "links": links}
-    worst = max(each["held_ms"] for name, each in stalls.items() if name != "nothing")
+    worst = max(stall["held_ms"] for name, stall in stalls.items() if name != "nothing")
     return figures, [at_most("longest that the event loop was held up", worst, STALL_MS, "ms")]
 
 
-def _link_cost(options: Options, rows: int, progress: Progress) -> dict[str, Any]:
+def _link_cost(options: SearchOptions, rows: int, progress: Progress) -> dict[str, Any]:
     """Processor time of batches that are linked, one thread."""
     progress(f"rows are linked to {rows}")
     batches = options.linked_batches
@@ -102,17 +102,17 @@ async def _stalls(index: Index) -> dict[str, dict[str, float]]:
     async def nothing() -> None:
         await asyncio.sleep(1)
 
-    async def changed(query: Query) -> None:
+    async def change(query: Query) -> None:
         for number in range(_CHANGES):
-            one = np.full((1, _DIM), number, np.float32)
-            await asyncio.to_thread(index.upsert, [number], one, [{"part": "3"}])
+            vector = np.full((1, _DIM), number, np.float32)
+            await asyncio.to_thread(index.upsert, [number], vector, [{"part": "3"}])
             await engine.search(index, query)
 
-    def saved() -> None:
+    def save() -> None:
         with tempfile.TemporaryDirectory() as folder:
             snapshot.save(index, Path(folder) / "index")
 
-    def grown() -> None:
+    def grow() -> None:
         count = index.rows.count
         for first in range(count, count + count // 2, _CAME):
             vectors = np.zeros((_CAME, _DIM), np.float32)
@@ -122,19 +122,19 @@ async def _stalls(index: Index) -> dict[str, dict[str, float]]:
 
     work: dict[str, Callable[[], Awaitable[Any]]] = {
         "nothing": nothing,
-        "upserts": lambda: changed(query),
-        "filtered": lambda: changed(Query(vector=query.vector, where=where)),
-        "snapshot": lambda: asyncio.to_thread(saved),
+        "upserts": lambda: change(query),
+        "filtered": lambda: change(Query(vector=query.vector, where=where)),
+        "snapshot": lambda: asyncio.to_thread(save),
         "link": lambda: asyncio.to_thread(index.link),
         "audit": lambda: asyncio.to_thread(index.missed_share),
         "compaction": lambda: asyncio.to_thread(index.compact),
-        "growth": lambda: asyncio.to_thread(grown),
+        "growth": lambda: asyncio.to_thread(grow),
     }
     index.threads = 1
-    found = {}
-    for name, each in work.items():
-        async with watched() as lateness:
-            await each()
-        found[name] = lateness.figures()
+    figures = {}
+    for name, operation in work.items():
+        async with watch_lateness() as lateness:
+            await operation()
+        figures[name] = lateness.figures()
     await engine.close()
-    return found
+    return figures

@@ -12,7 +12,7 @@ import numpy as np
 
 from infra.bench.results import Bar, at_least, at_most
 from infra.bench.search import vectors
-from infra.bench.search.parts.index_alone import K, Scene
+from infra.bench.search.parts.index_alone import K, SearchScene
 from infra.bench.search.systems import OURS
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index import bulk, inputs
@@ -28,7 +28,7 @@ _COLD = (32, 48, 64, 96, 128, 160, 192, 256)
 async def _warm(index: Index, probes: Array, engine: SearchEngine) -> tuple[Array, Array]:
     """Rows of each probe, shape (probes, sequences, k), and its distances per search."""
 
-    async def one(vector: Array, seeds: Array | None) -> tuple[Array, Array, int]:
+    async def search(vector: Array, seeds: Array | None) -> tuple[Array, Array, int]:
         query = Query(
             vector=vector, k=K, top_m=COLD_TOP_M if seeds is None else WARM_TOP_M,
             seeds=() if seeds is None else seeds[:WARM_TOP_M],
@@ -40,34 +40,34 @@ async def _warm(index: Index, probes: Array, engine: SearchEngine) -> tuple[Arra
     rows, computed = [], []
     for vectors_now in probes:
         pairs = zip(vectors_now, tops, strict=True)
-        answered = await asyncio.gather(*[one(vector, seeds) for vector, seeds in pairs])
-        rows.append([each[0] for each in answered])
-        tops = [each[1] for each in answered]
-        computed.append(float(np.mean([each[2] for each in answered])))
+        answered = await asyncio.gather(*[search(vector, seeds) for vector, seeds in pairs])
+        rows.append([result[0] for result in answered])
+        tops = [result[1] for result in answered]
+        computed.append(float(np.mean([result[2] for result in answered])))
     await engine.close()
     return np.array(rows), np.array(computed)
 
 
-def warm(scene: Scene) -> tuple[dict[str, Any], list[Bar]]:
+def warm(scene: SearchScene) -> tuple[dict[str, Any], list[Bar]]:
     """Part 5: recall and distances of warm probes, and of cold searches of equal recall."""
     options, index = scene.options, scene.system(OURS).index
     scene.progress(f"warm probes: {options.probes} of {options.sequences} sequences")
     start = scene.queries[: options.sequences]
     probes = vectors.drifting(start, options.probes, drift=DRIFT, seed=options.seed)
-    truth = np.array([vectors.truth(scene.rows, each, K) for each in probes])
+    truth = np.array([vectors.truth(scene.rows, probe, K) for probe in probes])
     engine = SearchEngine(EngineSettings(inbox_max=max(8_192, options.sequences)))
     rows, computed = asyncio.run(_warm(index, probes, engine))
     recalls = [vectors.recall(*pair) for pair in zip(rows, truth, strict=True)]
-    later, spent = float(np.mean(recalls[1:])), float(computed[1:].mean())
+    warm_recall, warm_distances = float(np.mean(recalls[1:])), float(computed[1:].mean())
     scene.progress("cold searches of the same probes")
     cold = _cold(index, probes[1:].reshape(-1, probes.shape[2]), truth[1:].reshape(-1, K))
-    cold_distances = _distances_at(cold, later)
-    share = spent / cold_distances if cold_distances else None
+    cold_distances = _distances_at(cold, warm_recall)
+    share = warm_distances / cold_distances if cold_distances else None
     figures = {
         "recall_by_probe": recalls,
         "distances_by_probe": computed.tolist(),
-        "warm_recall": later,
-        "warm_distances": spent,
+        "warm_recall": warm_recall,
+        "warm_distances": warm_distances,
         "cold": cold,
         "cold_distances_at_equal_recall": cold_distances,
     }
@@ -91,7 +91,7 @@ def _cold(index: Index, queries: Array, truth: Array) -> list[dict[str, float]]:
 def _distances_at(cold: list[dict[str, float]], recall: float) -> float | None:
     """Between the efforts around it: linear in the logarithm of what is missed."""
     missed = [-np.log(max(1e-6, 1 - row["recall"])) for row in cold]
-    wanted = -np.log(max(1e-6, 1 - recall))
-    if not missed[0] <= wanted <= missed[-1]:
+    target = -np.log(max(1e-6, 1 - recall))
+    if not missed[0] <= target <= missed[-1]:
         return None
-    return float(np.exp(np.interp(wanted, missed, np.log([row["distances"] for row in cold]))))
+    return float(np.exp(np.interp(target, missed, np.log([row["distances"] for row in cold]))))

@@ -26,12 +26,12 @@ def patches(rows: int, queries: int, *, seed: int = 0) -> tuple[Array, Array]:
     """8 x 8 pixels from the photographs that scikit-learn bundles, 192 dimensions."""
     from sklearn.datasets import load_sample_images
 
-    found = []
+    pieces = []
     view: Any = np.lib.stride_tricks.sliding_window_view  # its types know one axis only
     for image in load_sample_images().images:
         windows = view(image, (8, 8), axis=(0, 1))[::2, ::2]
-        found.append(windows.reshape(-1, 192))
-    every = np.concatenate(found).astype(np.float32) / 255
+        pieces.append(windows.reshape(-1, 192))
+    every = np.concatenate(pieces).astype(np.float32) / 255
     picked = np.random.default_rng(seed).permutation(len(every))[: rows + queries]
     return _held_out(every[picked], queries, seed)
 

@@ -3,17 +3,17 @@ and norms, drawn from a seed. So nobody can tune to a list."""
 
 import numpy as np
 
-from infra.bench.search.zoo.kinds import Kind, split
+from infra.bench.search.zoo.kinds import DataKind, split
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.metrics import Metric
 
 _METRICS = (Metric.SQEUCLIDEAN, Metric.SQEUCLIDEAN, Metric.COSINE, Metric.INNER_PRODUCT)
 
 
-def drawn(seed: int, rows: int = 30_000) -> Kind:
+def random_kind(seed: int, rows: int = 30_000) -> DataKind:
     """The kind of a seed; its metric is drawn, too."""
     metric = _METRICS[int(np.random.default_rng([11, seed]).integers(0, len(_METRICS)))]
-    return Kind(lambda count, queries: vectors(seed, count, queries), rows, metric)
+    return DataKind(lambda count, queries: vectors(seed, count, queries), rows, metric)
 
 
 def vectors(seed: int, rows: int, queries: int) -> tuple[Array, Array]:
@@ -23,20 +23,22 @@ def vectors(seed: int, rows: int, queries: int) -> tuple[Array, Array]:
     clusters = int(random.choice([1, 7, 60, 400, 1_500]))
     spread = 10.0 ** random.uniform(-1, 2)
     shares = random.dirichlet(np.full(clusters, 10.0 ** random.uniform(-1, 1)))
-    of = random.choice(clusters, count, p=shares)
+    labels = random.choice(clusters, count, p=shares)
     inner = int(random.integers(1, dim + 1))  # dimension of a cluster
     basis = random.standard_normal((clusters, inner, dim)) / np.sqrt(inner)
     scales = 10.0 ** random.uniform(-random.choice([0, 1, 4]), 0, clusters)
-    found = np.empty((count, dim))
-    for each in range(clusters):
-        mine = of == each
-        found[mine] = random.standard_normal((int(mine.sum()), inner)) @ basis[each] * scales[each]
-    found += spread * random.standard_normal((clusters, dim))[of]
+    points = np.empty((count, dim))
+    for cluster in range(clusters):
+        members = labels == cluster
+        points[members] = (
+            random.standard_normal((int(members.sum()), inner)) @ basis[cluster] * scales[cluster]
+        )
+    points += spread * random.standard_normal((clusters, dim))[labels]
     if random.random() < 0.4:  # copies
-        found = found[random.integers(0, max(1, count // int(random.integers(2, 30))), count)]
+        points = points[random.integers(0, max(1, count // int(random.integers(2, 30))), count)]
     if random.random() < 0.4:  # outliers
-        far = random.random(count) < 10.0 ** random.uniform(-3, -1)
-        found[far] += 10 * spread * random.standard_normal((int(far.sum()), dim))
+        outliers = random.random(count) < 10.0 ** random.uniform(-3, -1)
+        points[outliers] += 10 * spread * random.standard_normal((int(outliers.sum()), dim))
     if random.random() < 0.3:  # norms
-        found *= np.exp(random.normal(0, random.choice([0.1, 0.4]), (count, 1)))
-    return split(found, queries)
+        points *= np.exp(random.normal(0, random.choice([0.1, 0.4]), (count, 1)))
+    return split(points, queries)

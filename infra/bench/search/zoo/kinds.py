@@ -23,7 +23,7 @@ _CLUSTERS = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class DataKind:
     """Data of one kind, and how it is usually asked."""
 
     draw: Draw
@@ -38,18 +38,20 @@ def few_of_each(rows: int, queries: int) -> tuple[Array, Array]:
 
 def with_outliers(rows: int, queries: int, share: float = 0.02) -> tuple[Array, Array]:
     """Separated clusters, and rows far from all of them."""
-    near, asked = plain.separated(rows, queries)
+    near, query_rows = plain.separated(rows, queries)
     random = np.random.default_rng(2)
-    far = random.random(rows) < share
-    near[far] += 200 * random.standard_normal((int(far.sum()), near.shape[1])).astype(np.float32)
-    return near, asked
+    outliers = random.random(rows) < share
+    near[outliers] += 200 * random.standard_normal((int(outliers.sum()), near.shape[1])).astype(
+        np.float32
+    )
+    return near, query_rows
 
 
 def one_wild_row(rows: int, queries: int) -> tuple[Array, Array]:
     """Overlapping clusters, and one row multiplied by a hundred."""
-    usual, asked = plain.overlapping(rows, queries)
+    usual, query_rows = plain.overlapping(rows, queries)
     usual[rows // 2] *= 100
-    return usual, asked
+    return usual, query_rows
 
 
 def many_scales(rows: int, queries: int, dim: int = 64, apart: float = 3) -> tuple[Array, Array]:
@@ -57,9 +59,9 @@ def many_scales(rows: int, queries: int, dim: int = 64, apart: float = 3) -> tup
     random = np.random.default_rng(3)
     scales = np.logspace(-4, 1, _CLUSTERS)
     centres = apart * random.standard_normal((_CLUSTERS, dim))
-    of = random.integers(0, _CLUSTERS, rows + queries)
-    noise = random.standard_normal((rows + queries, dim)) * scales[of, None]
-    return split(centres[of] + noise, queries)
+    labels = random.integers(0, _CLUSTERS, rows + queries)
+    noise = random.standard_normal((rows + queries, dim)) * scales[labels, None]
+    return split(centres[labels] + noise, queries)
 
 
 def close_scales(rows: int, queries: int) -> tuple[Array, Array]:
@@ -67,22 +69,22 @@ def close_scales(rows: int, queries: int) -> tuple[Array, Array]:
     return many_scales(rows, queries, apart=1)
 
 
-def copies(rows: int, queries: int, dim: int = 64, each: int = 20) -> tuple[Array, Array]:
+def copies(rows: int, queries: int, dim: int = 64, repeats: int = 20) -> tuple[Array, Array]:
     """Each vector about `each` times; queries lie beside them."""
     random = np.random.default_rng(4)
-    distinct = random.standard_normal((rows // each, dim))
-    found = distinct[random.integers(0, len(distinct), rows)]
-    asked = distinct[random.integers(0, len(distinct), queries)]
-    return float32(found), float32(asked + 0.05 * random.standard_normal(asked.shape))
+    distinct = random.standard_normal((rows // repeats, dim))
+    points = distinct[random.integers(0, len(distinct), rows)]
+    query_rows = distinct[random.integers(0, len(distinct), queries)]
+    return float32(points), float32(query_rows + 0.05 * random.standard_normal(query_rows.shape))
 
 
 def many_copies_of_few(rows: int, queries: int, dim: int = 32) -> tuple[Array, Array]:
     """Half of all rows are copies of 20 vectors, as empty pages and default pictures are."""
     random = np.random.default_rng(7)
-    found = random.standard_normal((rows + queries, dim))
+    points = random.standard_normal((rows + queries, dim))
     often = random.random(rows + queries) < 0.5
-    found[often] = found[random.integers(0, 20, int(often.sum()))]
-    return split(found, queries)
+    points[often] = points[random.integers(0, 20, int(often.sum()))]
+    return split(points, queries)
 
 
 def equal_features(rows: int, queries: int, dim: int = 512) -> tuple[Array, Array]:
@@ -102,10 +104,10 @@ def one_dimension(rows: int, queries: int) -> tuple[Array, Array]:
 def log_normal_norms(rows: int, queries: int, dim: int = 96) -> tuple[Array, Array]:
     """Directions without structure and lengths with a long tail, for inner products."""
     random = np.random.default_rng(9)
-    found = random.standard_normal((rows + queries, 24)) @ random.standard_normal((24, dim))
-    found += random.standard_normal(found.shape)
-    lengths = np.exp(random.normal(0, 0.4, (len(found), 1)))
-    return split(found / np.linalg.norm(found, axis=1, keepdims=True) * lengths, queries)
+    points = random.standard_normal((rows + queries, 24)) @ random.standard_normal((24, dim))
+    points += random.standard_normal(points.shape)
+    lengths = np.exp(random.normal(0, 0.4, (len(points), 1)))
+    return split(points / np.linalg.norm(points, axis=1, keepdims=True) * lengths, queries)
 
 
 def heavy_tails(rows: int, queries: int, dim: int = 48) -> tuple[Array, Array]:
@@ -121,37 +123,37 @@ def mixture(rows: int, queries: int, dim: int = 64) -> tuple[Array, Array]:
         few_of_each, with_outliers, many_scales, copies, many_copies_of_few, one_dimension,
         heavy_tails, bundled.patches,
     )  # fmt: skip
-    found = []
+    arrays = []
     for part in parts:
         every = np.concatenate(part(rows // len(parts) + 1, queries // len(parts) + 1))
-        found.append(np.zeros((len(every), dim), np.float32))
-        found[-1][:, : every.shape[1]] = every[:, :dim]
-    return split(np.concatenate(found)[: rows + queries], queries)
+        arrays.append(np.zeros((len(every), dim), np.float32))
+        arrays[-1][:, : every.shape[1]] = every[:, :dim]
+    return split(np.concatenate(arrays)[: rows + queries], queries)
 
 
-KINDS: dict[str, Kind] = {
-    "overlapping": Kind(plain.overlapping, 100_000),
-    "few_of_each": Kind(few_of_each, 40_000),
-    "with_outliers": Kind(with_outliers, 40_000),
-    "one_wild_row": Kind(one_wild_row, 60_000),
-    "many_scales": Kind(many_scales, 40_000),
-    "close_scales": Kind(close_scales, 40_000),
-    "copies": Kind(copies, 40_000),
-    "many_copies_of_few": Kind(many_copies_of_few, 40_000),
-    "equal_features": Kind(equal_features, 30_000),
-    "one_dimension": Kind(one_dimension, 50_000),
-    "log_normal_norms": Kind(log_normal_norms, 40_000, Metric.INNER_PRODUCT),
-    "heavy_tails": Kind(heavy_tails, 40_000),
-    "text": Kind(bundled.texts, 30_000, Metric.COSINE),
-    "patches": Kind(bundled.patches, 30_000),
-    "mixture": Kind(mixture, 40_000),
+KINDS: dict[str, DataKind] = {
+    "overlapping": DataKind(plain.overlapping, 100_000),
+    "few_of_each": DataKind(few_of_each, 40_000),
+    "with_outliers": DataKind(with_outliers, 40_000),
+    "one_wild_row": DataKind(one_wild_row, 60_000),
+    "many_scales": DataKind(many_scales, 40_000),
+    "close_scales": DataKind(close_scales, 40_000),
+    "copies": DataKind(copies, 40_000),
+    "many_copies_of_few": DataKind(many_copies_of_few, 40_000),
+    "equal_features": DataKind(equal_features, 30_000),
+    "one_dimension": DataKind(one_dimension, 50_000),
+    "log_normal_norms": DataKind(log_normal_norms, 40_000, Metric.INNER_PRODUCT),
+    "heavy_tails": DataKind(heavy_tails, 40_000),
+    "text": DataKind(bundled.texts, 30_000, Metric.COSINE),
+    "patches": DataKind(bundled.patches, 30_000),
+    "mixture": DataKind(mixture, 40_000),
 }
 
 
-def split(drawn: Array, queries: int) -> tuple[Array, Array]:
+def split(points: Array, queries: int) -> tuple[Array, Array]:
     """Rows and the queries that are held out of them."""
-    order = np.random.default_rng(_SPLIT_SEED).permutation(len(drawn))
-    return float32(drawn[order[queries:]]), float32(drawn[order[:queries]])
+    order = np.random.default_rng(_SPLIT_SEED).permutation(len(points))
+    return float32(points[order[queries:]]), float32(points[order[:queries]])
 
 
 def float32(values: Array) -> Array:

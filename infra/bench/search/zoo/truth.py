@@ -15,25 +15,25 @@ def farthest(vectors: Array, queries: Array, k: int, metric: Metric) -> Array:
     norms = np.einsum("ij,ij->i", rows, rows)
     out = np.empty(len(queries))
     for first in range(0, len(queries), _BLOCK):
-        asked = _ready(queries[first : first + _BLOCK], metric)
-        scores = -(asked @ rows.T)
+        block = _ready(queries[first : first + _BLOCK], metric)
+        scores = -(block @ rows.T)
         if metric is Metric.SQEUCLIDEAN:
             scores = 2 * scores + norms
         near = np.argpartition(scores, spare - 1, axis=1)[:, :spare]
-        for i, found in enumerate(near):
-            out[first + i] = np.sort(_distances(rows[found], asked[i], metric))[k - 1]
+        for i, row_ids in enumerate(near):
+            out[first + i] = np.sort(_distances(rows[row_ids], block[i], metric))[k - 1]
     return out
 
 
-def recall(vectors: Array, queries: Array, found: Array, limits: Array, metric: Metric) -> float:
+def recall(vectors: Array, queries: Array, results: Array, limits: Array, metric: Metric) -> float:
     """The share of `found` rows, shape (queries, k), that are as near as the k-th nearest, of which
     `limits` are the distances; rows of -1, or found twice, are not."""
     hits = 0
-    for query, rows, limit in zip(_ready(queries, metric), found, limits, strict=True):
+    for query, rows, limit in zip(_ready(queries, metric), results, limits, strict=True):
         near = np.unique(rows[rows >= 0])
-        far = _distances(_ready(vectors[near], metric), query, metric)
-        hits += int((far <= limit + _CLOSE * abs(limit) + 1e-12).sum())
-    return hits / found.size
+        distances = _distances(_ready(vectors[near], metric), query, metric)
+        hits += int((distances <= limit + _CLOSE * abs(limit) + 1e-12).sum())
+    return hits / results.size
 
 
 def _ready(vectors: Array, metric: Metric) -> Array:

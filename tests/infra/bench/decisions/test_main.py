@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from infra.bench import results
-from infra.bench.decisions.main import BENCHMARK, FleetRun, Options, figures_of
+from infra.bench.decisions.main import BENCHMARK, DecisionOptions, FleetRun, figures_of
 
-SMALL = Options(workers=20, sessions=200, blocks=2_000, requests=300, underway=60)
+SMALL = DecisionOptions(
+    workers=20, sessions=200, blocks=2_000, requests=300, concurrent_requests=60
+)
 
 
 def test_the_load_reaches_every_part_of_the_core() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from infra.bench.faults import checker
 from infra.bench.faults.checker import (
-    Decoder,
-    Engine,
+    AnswerOracle,
+    RecordDecoder,
     check_answers,
     check_frames,
     check_outcomes,
@@ -29,7 +29,7 @@ from schemas.settings import ModelSettings
 from tests.schemas.examples import example
 
 WORDS = [(7, " a"), (8, " b"), (9, " c")]
-ENGINE = Engine(4, WORDS)
+ENGINE = AnswerOracle(4, WORDS)
 SAMPLING = {"seed": None, "temperature": 0.0, "max_tokens": 9}
 PROMPT = pack_tokens([3, 1, 4, 1, 5])
 RIGHT = ENGINE.answer(PROMPT, SAMPLING)
@@ -79,7 +79,7 @@ def counts(found: dict[str, Any]) -> dict[str, int]:
 async def test_it_says_what_the_simulated_engine_says(tmp_path: Path, temperature: float) -> None:
     settings = Settings(model=ModelSettings(path="sim"), engines={"sim": {"end_every_tokens": 0}})
     told = json.loads(write_task(settings, tmp_path / "history.jsonl").read_text())
-    mine = Engine(told["engine"]["block_size"], told["engine"]["vocabulary"])
+    mine = AnswerOracle(told["engine"]["block_size"], told["engine"]["vocabulary"])
     engine = await start_engine(
         "sim",
         {"end_every_tokens": 0, "decode_step_ms": 0.5, "prefill_base_ms": 0.1, "transfer": "none"},
@@ -101,7 +101,7 @@ async def test_it_says_what_the_simulated_engine_says(tmp_path: Path, temperatur
 
 
 def test_records_are_decoded_from_schema_files() -> None:
-    decoder, codec = Decoder(AVRO_DIR), Codec()
+    decoder, codec = RecordDecoder(AVRO_DIR), Codec()
     found = decoder.decode(codec.encode(example("trivium.Outcome")))
     assert found["request_id"] == example("trivium.Outcome").request_id
     assert decoder.decode(codec.encode(example("trivium.Decision"))) is None

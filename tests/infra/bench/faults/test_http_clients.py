@@ -15,12 +15,12 @@ from infra.bench.faults.http_clients import (
     NOT_CONNECTED,
     WHOLE,
     Balanced,
-    Question,
+    ChatQuestion,
     Resuming,
 )
 
 URLS = ["http://a", "http://b"]
-QUESTION = Question(messages=[{"role": "user", "content": "?"}], max_tokens=4)
+QUESTION = ChatQuestion(messages=[{"role": "user", "content": "?"}], max_tokens=4)
 Answer = Callable[[httpx.Request], httpx.Response]
 
 
@@ -76,7 +76,7 @@ async def test_a_client_may_hang_up() -> None:
         return httpx.Response(200, text=WHOLE_ANSWER)
 
     client = asked_of(Resuming(URLS, "m", random.Random(1)), answer)
-    question = Question(messages=QUESTION.messages, max_tokens=4, read_max=2)
+    question = ChatQuestion(messages=QUESTION.messages, max_tokens=4, read_max=2)
     seen = await client.ask(question)
     await client.close()
     assert (seen.ended, seen.token_ids) == (HUNG_UP, [0, 1])

@@ -4,10 +4,10 @@ import random
 from collections import Counter
 
 from infra.bench.faults import chaos
-from infra.bench.faults.kill_schedule import BROKER, FREEZE, KILL, STOP, Blow, draw
+from infra.bench.faults.kill_schedule import BROKER, FREEZE, KILL, STOP, InjectedFault, draw
 
 
-def drawn(seed: int = 1) -> list[Blow]:
+def drawn(seed: int = 1) -> list[InjectedFault]:
     names = list(chaos.PLAN.names())
     return draw(names, seconds=600, every_s=5, broker_kills=3, rng=random.Random(seed))
 

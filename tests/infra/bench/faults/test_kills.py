@@ -2,14 +2,14 @@
 
 import random
 
-from infra.bench.faults.http_clients import REFUSED, WHOLE, Once, Resuming, Seen
-from infra.bench.faults.kills import PROMPT_WORDS, SCENARIOS, Options, _question, bars, figures
+from infra.bench.faults.http_clients import REFUSED, WHOLE, ClientAnswer, Once, Resuming
+from infra.bench.faults.kills import PROMPT_WORDS, SCENARIOS, KillsOptions, _question, bars, figures
 
-OPTIONS = Options(clients=1, requests=2)
+OPTIONS = KillsOptions(clients=1, requests=2)
 
 
-def seen(client: str, ended: str = WHOLE, took_s: float = 1.0) -> Seen:
-    return Seen(client=client, ended=ended, asked_s=5.0, ended_s=5.0 + took_s)
+def seen(client: str, ended: str = WHOLE, took_s: float = 1.0) -> ClientAnswer:
+    return ClientAnswer(client=client, status=ended, asked_s=5.0, ended_s=5.0 + took_s)
 
 
 def test_whatever_is_no_whole_answer_has_failed() -> None:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from infra.bench.faults.http_clients import WHOLE, Seen
+from infra.bench.faults.http_clients import WHOLE, ClientAnswer
 from infra.bench.faults.pauses import ANEW, GOES_ON, bars, pauses
 
 
-def seen(*times_s: float, ended: str = WHOLE) -> Seen:
-    return Seen(client=GOES_ON, times_s=list(times_s), ended=ended)
+def seen(*times_s: float, ended: str = WHOLE) -> ClientAnswer:
+    return ClientAnswer(client=GOES_ON, times_s=list(times_s), status=ended)
 
 
 def test_a_pause_is_the_longest_silence_of_an_answer_that_was_interrupted() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from infra.bench.platform import checker
 from infra.bench.platform.checker import (
-    Decoder,
     Record,
+    ValueDecoder,
     check_batch,
     check_pair,
     check_usage,
@@ -18,7 +18,7 @@ from infra.bench.platform.checker import (
     lines_of,
     schema_of,
 )
-from infra.bench.platform.questions import FORM, questions
+from infra.bench.platform.questions import FORM, draw_questions
 from schemas.codec import AVRO_DIR, Codec
 from schemas.records import Answer
 
@@ -134,8 +134,8 @@ def test_lines_of_a_batch() -> None:
 
 
 def test_values_are_read_in_both_forms() -> None:
-    decoder = Decoder(AVRO_DIR, ("Prompt", "Answer"))
-    for question in questions(8, 1):
+    decoder = ValueDecoder(AVRO_DIR, ("Prompt", "Answer"))
+    for question in draw_questions(8, 1):
         assert decoder.decode(question.prompt(Codec()))["text"] == question.text
     said = Codec().encode(Answer(prompt_topic=TOPIC, prompt_partition=1, prompt_offset=2))
     assert decoder.decode(said)["prompt_offset"] == 2

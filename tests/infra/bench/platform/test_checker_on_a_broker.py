@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from infra.bench.platform.checker import check
-from infra.bench.platform.checking import task
-from infra.bench.platform.questions import questions
+from infra.bench.platform.checking import make_task
+from infra.bench.platform.questions import draw_questions
 from schemas.codec import AVRO_DIR, Codec
 from schemas.log.transactions import CommittedOffset, OutgoingRecord, Transactions
 from schemas.records import Answer
@@ -39,7 +39,7 @@ async def test_it_counts_what_is_committed(kafka: LogSettings, tmp_path: Path) -
     prompts, bridge = Transactions(log, "bench"), Transactions(log, "bridge")
     await prompts.start()
     await bridge.start()
-    asked = list(questions(3, 1))
+    asked = list(draw_questions(3, 1))
     values = [question.prompt(Codec()) for question in asked]
     told = await prompts.commit(
         [OutgoingRecord(topic=topic, partition=0, key=b"k", value=value) for value in values]
@@ -51,7 +51,7 @@ async def test_it_counts_what_is_committed(kafka: LogSettings, tmp_path: Path) -
         await each.stop()
     notes = tmp_path / "notes"
     notes.write_text("".join(json.dumps({"p": 0, "o": offset}) + "\n" for offset in told))
-    wish = json.loads(json.dumps(task(log, notes=notes, http=tmp_path / "http")))
+    wish = json.loads(json.dumps(make_task(log, notes=notes, http=tmp_path / "http")))
     assert wish["schemas"] == str(AVRO_DIR)
 
     async def all_is_seen() -> bool:

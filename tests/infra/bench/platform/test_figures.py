@@ -6,9 +6,9 @@ from typing import Any
 
 from infra.bench.memory import growth
 from infra.bench.platform import figures
-from infra.bench.platform.kills import beyond, victims
-from infra.bench.platform.questions import FORM_EVERY, questions
-from infra.bench.platform.run import Step
+from infra.bench.platform.kills import kills_between, victims
+from infra.bench.platform.questions import FORM_EVERY, draw_questions
+from infra.bench.platform.run import LoadStep
 from infra.bench.platform.stacks import PLAN
 from infra.bench.results import Bar
 from schemas.codec import Codec
@@ -29,14 +29,14 @@ def pair(**changes: Any) -> dict[str, Any]:
 
 def found(seconds: float = 10.0, **changes: Any) -> dict[str, Any]:
     steps = {
-        name: Step(seconds=seconds if name == "log" else 10.0, answers=1_000, ttft_ms=[20.0, 30.0],
+        name: LoadStep(seconds=seconds if name == "log" else 10.0, answers=1_000, ttft_ms=[20.0, 30.0],
                    bridge_mib=[100.0, 101.0, 102.0]).figures()
         for name in ("idle", "idle_hurt", "calm", "log", "http")
     }  # fmt: skip
     lines = pair(out_of_order=None)
     return {
         "answers": steps,
-        "batch": Step(answers=3).figures(),
+        "batch": LoadStep(answers=3).figures(),
         "checker": {
             "pairs": {"prompts": pair(**changes), "batch.prompts": lines},
             "usage": USAGE,
@@ -67,7 +67,7 @@ def test_each_thing_amiss_misses_its_bar() -> None:
 
 def test_parts_that_did_not_run_have_no_bars() -> None:
     assert figures.bars({}) == []
-    vllm = {"vllm": {**Step().figures(), "checker": {"pairs": {"prompts": pair()}}}}
+    vllm = {"vllm": {**LoadStep().figures(), "checker": {"pairs": {"prompts": pair()}}}}
     assert [bar.met for bar in figures.bars(vllm)] == [True, True]
 
 
@@ -78,12 +78,12 @@ def test_every_kind_of_process_has_its_turn() -> None:
     assert counts["bridge"] == counts["router"] == counts["gateway"] == 1_000
     assert counts["prefill"] + counts["decode"] + counts["replica"] == 1_000
     assert set(drawn) == set(PLAN.names())
-    assert beyond({"a": 3, "b": 1}, {"a": 1, "b": 1}) == {"a": 2}
+    assert kills_between({"a": 3, "b": 1}, {"a": 1, "b": 1}) == {"a": 2}
 
 
 def test_questions_are_drawn_from_the_seed() -> None:
-    some = list(questions(400, 1))
-    assert some == list(questions(400, 1)) != list(questions(400, 2))
+    some = list(draw_questions(400, 1))
+    assert some == list(draw_questions(400, 1)) != list(draw_questions(400, 2))
     assert sum(question.has_form for question in some) == 400 / FORM_EVERY
     forms = Counter((q.has_form, q.prompt(Codec())[:1] == b"{") for q in some)
     assert forms == {(True, True): 50, (True, False): 50, (False, True): 150, (False, False): 150}

@@ -3,11 +3,11 @@
 from typing import Any
 
 from infra.bench.platform.flink_overload import Overload, bars
-from infra.bench.platform.flink_rows import Seen, answer_row, own_row, steady_rate
+from infra.bench.platform.flink_rows import RowCounts, answer_row, own_row, steady_rate
 
 
 def test_rows_are_missing_or_double() -> None:
-    seen = Seen()
+    seen = RowCounts()
     for row in ("1", "2", "2"):
         seen.rows[row] += 1
     assert (seen.double, seen.missing(["1", "2", "3"])) == (1, 1)

@@ -10,8 +10,8 @@ from typing import Any
 from aiohttp import web
 
 from infra.bench.platform.batch_load import BatchLoad
-from infra.bench.platform.http_load import HttpLoad, Probes
-from infra.bench.platform.questions import questions
+from infra.bench.platform.http_load import HttpLoad, TtftProbes
+from infra.bench.platform.questions import draw_questions
 from infra.bench.serving.sim_server import listening
 from infra.broker.probe import free_ports
 from tests.waiting import until
@@ -77,7 +77,7 @@ async def test_each_question_is_asked_until_it_is_answered(tmp_path: Path) -> No
     async with gateway(refused=2) as url:
         (nowhere,) = free_ports(HOST)
         load = HttpLoad([url, f"http://{HOST}:{nowhere}"], "sim", 2, tmp_path / "notes")
-        await load.run(questions(4, 1), told.append)
+        await load.run(draw_questions(4, 1), told.append)
     notes = [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
     assert sorted(note.pop("number") for note in notes) == [0, 1, 2, 3]
     assert notes == [{"request_id": "r1", "prompt_tokens": 7, "completion_tokens": 2}] * 4
@@ -87,7 +87,7 @@ async def test_each_question_is_asked_until_it_is_answered(tmp_path: Path) -> No
 
 async def test_the_first_token_is_waited_for_through_an_outage() -> None:
     async with gateway(refused=1) as url:
-        probes = Probes([url], "sim", 50.0, 1)
+        probes = TtftProbes([url], "sim", 50.0, 1)
         running = asyncio.create_task(probes.run())
         await until(lambda: len(probes.ttft_ms) > 2)
         running.cancel()
@@ -99,7 +99,7 @@ async def test_a_batch_is_uploaded_waited_for_and_fetched(tmp_path: Path) -> Non
     told: list[int] = []
     async with gateway(refused=1) as url:
         load = BatchLoad([url], "sim", tmp_path)
-        await load.create(questions(3, 1))
+        await load.create(draw_questions(3, 1))
         await load.wait(told.append)
     lines: list[Any] = [json.loads(e) for e in Path(load.files["input"]).read_text().splitlines()]
     assert [line["custom_id"] for line in lines] == ["line-0", "line-1", "line-2"]

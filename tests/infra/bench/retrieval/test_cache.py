@@ -5,25 +5,25 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from infra.bench.retrieval.cache import by_hand, drawn, interval, measured
+from infra.bench.retrieval.cache import by_hand, draw_pairs, interval, measure
 from schemas.retrieval import Vector
 
 
 def test_pairs_are_drawn_the_same_again_and_are_what_they_say() -> None:
     """(issue 12, cache)"""
-    pairs = drawn(60, 40)
-    assert pairs == drawn(60, 40) != drawn(60, 40, seed=8)
+    pairs = draw_pairs(60, 40)
+    assert pairs == draw_pairs(60, 40) != draw_pairs(60, 40, seed=8)
     assert {(pair.kind, pair.is_same) for pair in pairs} == {
         ("spelling", True), ("words", True), ("other thing", False), ("other fact", False)
     }  # fmt: skip
-    assert all(pair.one != pair.other for pair in [*pairs, *by_hand()])
+    assert all(pair.left != pair.right for pair in [*pairs, *by_hand()])
 
 
 def test_false_hits_are_counted_among_different_questions_alone() -> None:
     def blind(texts: Sequence[str]) -> Vector:
         return np.ones((len(texts), 1), np.float32)
 
-    found = measured(blind, pages=24, count=20)
+    found = measure(blind, pages=24, count=20)
     bare = [row for row in found["rows"] if not row["guard"]]
     guarded = [row for row in found["rows"] if row["guard"]]
     different = sum(not pair.is_same for pair in by_hand()) + 40

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from infra.bench.retrieval.kept import Given, Shelf, bars, figures, tables
+from infra.bench.retrieval.kept import EditedPages, TimedAnswer, bars, figures, tables
 
 ROW = {"threshold": 0.8, "guard": True, "false_share": 0.0, "interval": (0.0, 0.001)}
 
@@ -11,16 +11,18 @@ ROW = {"threshold": 0.8, "guard": True, "false_share": 0.0, "interval": (0.0, 0.
 def test_an_answer_is_stale_that_cites_what_its_page_said() -> None:
     stack: Any = SimpleNamespace(settings=SimpleNamespace(model=SimpleNamespace(served_name="m")))
     books: Any = None
-    shelf = Shelf(stack, books, books)
-    before = Given(1.0, is_kept=True, cited={"kettle-amber": shelf.pages["amber"].text})
+    shelf = EditedPages(stack, books, books)
+    before = TimedAnswer(1.0, is_cached=True, cited={"kettle-amber": shelf.pages["amber"].text})
     assert not shelf.is_stale(before)
-    shelf.pages["amber"] = Shelf._page("amber", 7)
+    shelf.pages["amber"] = EditedPages._page("amber", 7)
     assert shelf.is_stale(before)
-    assert not shelf.is_stale(Given(1.0, is_kept=True, cited={}))
+    assert not shelf.is_stale(TimedAnswer(1.0, is_cached=True, cited={}))
 
 
 def test_times_are_of_kept_and_of_made_answers() -> None:
-    found = figures([Given(2.0, True, {}), Given(40.0, False, {}), Given(60.0, False, {})])
+    found = figures(
+        [TimedAnswer(2.0, True, {}), TimedAnswer(40.0, False, {}), TimedAnswer(60.0, False, {})]
+    )
     assert (found["kept"], found["made"]) == (1, 2)
     row = {**found, "turns": 4, "stale": 1, "pairs": {"rows": [ROW]}}
     assert {bar.name: bar.met for bar in bars(row)} == {

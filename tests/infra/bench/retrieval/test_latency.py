@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.bench.retrieval.latency import held_by_all
+from infra.bench.retrieval.latency import wait_held_by_all
 from schemas.errors import EngineFailed
 from schemas.log.clock import wall_ms
 from schemas.records import CollectionState, Role, SearchLoad
@@ -28,10 +28,10 @@ async def test_every_copy_holds_all_documents() -> None:
         one = replace(registration(name, partition=number), roles=[Role.RETRIEVAL])
         watch.view.apply(one, 50 + number, now_ms)
         tell(watch, name, 1, 3)
-    await held_by_all(watch, {"books": 3}, 60)
+    await wait_held_by_all(watch, {"books": 3}, 60)
     tell(watch, "retrieval-1", 2, 2)
     with pytest.raises(EngineFailed, match=r"not all documents within 0 s: retrieval-1$"):
-        await held_by_all(watch, {"books": 3}, 0)
-    waiting = asyncio.create_task(held_by_all(watch, {"books": 3}, 60))
+        await wait_held_by_all(watch, {"books": 3}, 0)
+    waiting = asyncio.create_task(wait_held_by_all(watch, {"books": 3}, 60))
     tell(watch, "retrieval-1", 3, 3)
     await waiting

@@ -1,11 +1,11 @@
 """The retrieval benchmark's counts of answers while workers are killed."""
 
-from infra.bench.retrieval.losses import NO_SHARD, WHOLE, Answered, figures
+from infra.bench.retrieval.losses import NO_SHARD, WHOLE, ChatOutcome, figures
 
 
 def test_what_lacks_its_page_has_to_say_so() -> None:
-    def answer(phase: str, *, lost: bool = False, cited: bool, says: bool = False) -> Answered:
-        return Answered(phase, is_lost=lost, is_cited=cited, says_so=says)
+    def answer(phase: str, *, lost: bool = False, cited: bool, says: bool = False) -> ChatOutcome:
+        return ChatOutcome(phase, is_lost=lost, is_cited=cited, says_so=says)
 
     found = figures(
         [

@@ -1,6 +1,6 @@
 """The retrieval benchmark's figures of answers."""
 
-from infra.bench.retrieval.quality import Answered, figures
+from infra.bench.retrieval.quality import JudgedAnswer, figures
 from infra.handbook.handbook import handbook
 
 
@@ -9,10 +9,10 @@ def test_shares_are_of_all_and_of_those_in_other_words() -> None:
     plain, other = page.questions[0], page.paraphrased[0]
     found = figures(
         [
-            Answered(plain, is_right=True, is_cited=True, tokens=30),
-            Answered(plain, is_right=True, is_cited=False, tokens=10),
-            Answered(other, is_right=False, is_cited=True, tokens=20),
-            Answered(other, is_right=True, is_cited=False, tokens=0),
+            JudgedAnswer(plain, is_right=True, is_cited=True, tokens=30),
+            JudgedAnswer(plain, is_right=True, is_cited=False, tokens=10),
+            JudgedAnswer(other, is_right=False, is_cited=True, tokens=20),
+            JudgedAnswer(other, is_right=True, is_cited=False, tokens=0),
         ]
     )
     assert (found["right"], found["right_paraphrased"]) == (0.75, 0.5)

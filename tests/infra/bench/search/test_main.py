@@ -134,7 +134,7 @@ def test_the_simulation_ends_every_search_once_and_repeats_itself(step: str) -> 
     for name, settings in list(scheduling.variants().items())[:6]:
         results = []
         for _ in range(2):
-            queues: scheduling.Queues = scheduling.InOrder(prefill_first=False)
+            queues: scheduling.Queues = scheduling.FifoQueues(prefill_first=False)
             if settings is not None:
                 queues = SearchScheduler(settings)
             results.append(scheduling.Simulation(queues).run(items))
@@ -158,7 +158,7 @@ def test_the_scheduler_that_is_measured_is_the_one_that_runs() -> None:
     missed = {}
     for name in (scheduling.IN_ORDER, scheduling.HALF, USUAL):
         settings = variants[name]
-        queues: scheduling.Queues = scheduling.InOrder(prefill_first=False)
+        queues: scheduling.Queues = scheduling.FifoQueues(prefill_first=False)
         if settings is not None:
             queues = SearchScheduler(replace(settings, ms_per_extend=scheduling.STEP_MS))
         missed[name] = scheduling.Simulation(queues).run(items).missed

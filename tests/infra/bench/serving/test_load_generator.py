@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from infra.bench.serving.load_generator import Measured, OfferedLoad, measure
-from infra.bench.serving.sse_client import StreamedAnswer, take_apart, whole_text
+from infra.bench.serving.load_generator import CellFigures, OfferedLoad, measure
+from infra.bench.serving.sse_client import StreamedAnswer, parse_answer, whole_text
 from tests.waiting import PATIENCE_S, until
 
 WORDS = [b" one", b" two", b" three", b" four"]
@@ -80,8 +80,8 @@ def serving(script: Script) -> AbstractAsyncContextManager[int]:
     return listening(serve)
 
 
-def measured(script: Script, **changes: object) -> Measured:
-    async def main() -> Measured:
+def measured(script: Script, **changes: object) -> CellFigures:
+    async def main() -> CellFigures:
         async with asyncio.timeout(PATIENCE_S), serving(script) as port:
             load = {"streams": 2, "requests_max": 6, "tokens": 4, "settle_s": 0}
             bodies, expected = ["{}", '{"a": 1}'], [TEXT.decode()] * 2
@@ -144,7 +144,7 @@ def test_what_never_ends_is_unfinished() -> None:
         writer.write(HEAD)
         await asyncio.Event().wait()
 
-    async def main() -> Measured:
+    async def main() -> CellFigures:
         async with listening(serve) as port:
             load = OfferedLoad(
                 host="127.0.0.1", port=port, bodies=["{}"], streams=2, window_s=0.1, settle_s=0,
@@ -164,7 +164,7 @@ def test_a_server_that_is_not_there_is_counted() -> None:
     assert found.errors == {"not connected": 2}
 
 
-async def measure_one(**load: Any) -> Measured:
+async def measure_one(**load: Any) -> CellFigures:
     return await measure(OfferedLoad(**load))
 
 
@@ -172,7 +172,7 @@ def test_an_answer_is_taken_apart() -> None:
     answer = StreamedAnswer(due_s=1.0, prompt=0)
     last = chunk(event(b" three")) + chunk(DONE)
     parts = [HEAD + chunk(event(b"")), chunk(event(b" one two")), last]
-    take_apart(answer, [1.1, 1.2, 1.3], parts)
+    parse_answer(answer, [1.1, 1.2, 1.3], parts)
     assert answer.reads == [(1.2, 2), (1.3, 1)] and answer.first_token_s == 1.2
     assert (answer.error, answer.text, answer.ended_s) == ("", b" one two three", 1.3)
     assert whole_text(parts) == b" one two three"

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from infra.bench.serving.proxies import aiohttp_app
 from infra.bench.serving.sim_server import listening
-from infra.bench.vllm.closed_loop import TOKENS, Cell, Conversations
+from infra.bench.vllm.closed_loop import TOKENS, ConversationStreams, LoadCell
 from infra.bench.vllm.figures import (
     equal_answers,
 )
@@ -19,7 +19,7 @@ from infra.broker.probe import free_ports
 HOST = "127.0.0.1"
 
 
-SMALL = Cell(streams=2, prompt_tokens=5, turns=2, window_s=0.3)
+SMALL = LoadCell(streams=2, prompt_tokens=5, turns=2, window_s=0.3)
 
 
 @asynccontextmanager
@@ -47,7 +47,7 @@ async def server(seen: list[dict[str, Any]]) -> AsyncIterator[str]:
 async def enough(url: str) -> dict[str, Any]:
     """Of a window in which both streams came to their second conversation."""
     while True:
-        found = await Conversations(url, "model", SMALL, ["one", "two"], "1").measure()
+        found = await ConversationStreams(url, "model", SMALL, ["one", "two"], "1").measure()
         if found["answers"] > 5:
             return found
 
@@ -73,6 +73,6 @@ async def test_whole_requests_are_dealt_in_turn() -> None:
         (port,) = free_ports(HOST)
         async with listening(aiohttp_app((), [first, second]), port):
             url = f"http://{HOST}:{port}"
-            await Conversations(url, "model", SMALL, ["one", "two"], "1").measure()
+            await ConversationStreams(url, "model", SMALL, ["one", "two"], "1").measure()
     assert abs(len(left) - len(right)) <= 1
     assert not any("kv_transfer_params" in body for body in left + right)

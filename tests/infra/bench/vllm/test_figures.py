@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from infra.bench.vllm.closed_loop import Cell
+from infra.bench.vllm.closed_loop import LoadCell
 from infra.bench.vllm.figures import (
     BOTH,
     PAIR,
@@ -20,7 +20,7 @@ def measured(rate: float) -> list[dict[str, Any]]:
 
 
 def test_bars_are_means_over_the_cells_of_so_many_streams() -> None:
-    cells = [Cell(streams=4, prompt_tokens=tokens, turns=1) for tokens in (60, 400)]
+    cells = [LoadCell(streams=4, prompt_tokens=tokens, turns=1) for tokens in (60, 400)]
     rates = {PAIR: (2, 3), VLLM_PAIR: (1, 1), BOTH: (4, 4), REPLICAS: (4, 4), VLLM_REPLICAS: (5, 4)}
     found = bars(
         {

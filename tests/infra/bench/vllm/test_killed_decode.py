@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
-from infra.bench.faults.http_clients import WHOLE, Seen
+from infra.bench.faults.http_clients import WHOLE, ClientAnswer
 from infra.bench.vllm.killed_decode import TIE, bars, figures, first_difference
 
 
-def seen(request_id: str, *times_s: float, ended: str = WHOLE) -> Seen:
-    return Seen(client="", request_id=request_id, times_s=list(times_s), ended=ended, detail="why")
+def seen(request_id: str, *times_s: float, ended: str = WHOLE) -> ClientAnswer:
+    return ClientAnswer(
+        client="", request_id=request_id, times_s=list(times_s), status=ended, detail="why"
+    )
 
 
 @pytest.mark.parametrize(

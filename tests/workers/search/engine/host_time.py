@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from rich.console import Console
 
-from infra.bench.benchmark import Benchmark, Findings, offered
+from infra.bench.benchmark import Benchmark, BenchmarkResult, option
 from infra.bench.results import Bar, at_least, at_most, median, number, percentiles
 from infra.bench.search import vectors
 from infra.processes import garbage
@@ -43,7 +43,7 @@ class HostOptions:
     queries: int = 20_000
     lone: int = 2_000
     callers: tuple[int, ...] = (64, 2_048)
-    repeats: int = offered(5)
+    repeats: int = option(5)
 
 
 async def _rates(searches: int, repeats: int, run: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
@@ -117,14 +117,14 @@ def bars(figures: dict[str, Any]) -> list[Bar]:
     ]
 
 
-async def run(options: HostOptions, _console: Console) -> Findings:
+async def run(options: HostOptions, _console: Console) -> BenchmarkResult:
     """All parts."""
     figures = await _measure(options)
     shown = [
         f"{name}: " + ", ".join(f"{key} {number(value)}" for key, value in row.items())
         for name, row in figures.items()
     ]
-    return Findings(figures=figures, bars=bars(figures), shown=shown)
+    return BenchmarkResult(figures=figures, bars=bars(figures), tables=shown)
 
 
 BENCHMARK = Benchmark(
@@ -133,7 +133,7 @@ BENCHMARK = Benchmark(
     run=run,
     full=HostOptions(),
     quick=HostOptions(queries=2_000, lone=200, repeats=3),
-    quick_said="a tenth of the searches",
+    quick_help="a tenth of the searches",
 )
 
 if __name__ == "__main__":

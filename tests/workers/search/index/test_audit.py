@@ -23,7 +23,7 @@ SOME = ("overlapping", "many_copies_of_few", "log_normal_norms", "heavy_tails", 
 @pytest.mark.parametrize("name", [*SOME, "drawn 1", "drawn 6", "drawn 9"])
 def test_a_recall_that_is_aimed_at_is_met(name: str) -> None:
     """On rows that the index never saw, by what it measured with its own (issue 15, 1)."""
-    kind = drawn.drawn(int(name[6:])) if name.startswith("drawn") else kinds.KINDS[name]
+    kind = drawn.random_kind(int(name[6:])) if name.startswith("drawn") else kinds.KINDS[name]
     vectors, queries = kind.draw(6_000, 300)
     limits = truth.farthest(vectors, queries, 10, kind.metric)
     index = Index.build(vectors, metric=kind.metric)

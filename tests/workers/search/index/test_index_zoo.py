@@ -24,7 +24,7 @@ ROWS, QUERIES = 6_000, 100
 FLOOR = 0.95
 
 
-def measured(kind: zoo.Kind, top_m: Sequence[int] = (64,)) -> list[float]:
+def measured(kind: zoo.DataKind, top_m: Sequence[int] = (64,)) -> list[float]:
     """Recall on a small version of a kind, at each effort."""
     vectors, queries = kind.draw(ROWS, QUERIES)
     limits = truth.farthest(vectors, queries, 10, kind.metric)
@@ -51,7 +51,7 @@ def test_recall_of_graphs_that_are_built_as_large_ones(
 @pytest.mark.parametrize("seed", range(6, 18))
 def test_recall_on_kinds_that_nobody_chose(seed: int) -> None:
     """With the usual effort, and with four times as much (issue 10, 31; issue 15, 1)."""
-    usual, more = measured(drawn.drawn(seed), (64, 256))
+    usual, more = measured(drawn.random_kind(seed), (64, 256))
     assert usual >= FLOOR
     assert more >= 0.98
 

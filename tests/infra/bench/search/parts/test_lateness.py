@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from infra.bench.search.parts import stolen
-from infra.bench.search.parts.lateness import TICK_S, _Look, watched
-from infra.bench.search.parts.stolen import Stolen, told
+from infra.bench.search.parts.lateness import TICK_S, _Look, watch_lateness
+from infra.bench.search.parts.stolen import StealTime, watch_steal
 from tests.waiting import until
 from tests.workers.processes import stands_still
 
 
 def test_what_a_core_lost_is_summed_within_a_span_and_the_worst_core_counts() -> None:
-    found = Stolen()
+    found = StealTime()
     assert found.within(0.0, 9.0) == 0.0
     found.gaps = [[(1.0, 2.0), (3.0, 5.0)], [(1.5, 1.75)]]
     assert found.within(0.0, 9.0) == 3.0
@@ -34,12 +34,12 @@ def test_what_a_core_lost_is_summed_within_a_span_and_the_worst_core_counts() ->
 def test_a_loop_was_held_up_by_what_nothing_else_explains(
     waited: float, stolen_s: float, used: float, held: float
 ) -> None:
-    late_s, found_s = _Look(1.0, 9.0 + TICK_S, waited, used).told(stolen_s)
+    late_s, found_s = _Look(1.0, 9.0 + TICK_S, waited, used).late_and_held(stolen_s)
     assert (late_s, found_s) == pytest.approx((8.0, held))
 
 
 async def test_cores_are_looked_at_until_the_block_ends() -> None:
-    async with told() as found:
+    async with watch_steal() as found:
         assert len(found.gaps) == len(os.sched_getaffinity(0))
 
 
@@ -67,7 +67,7 @@ async def test_a_core_that_stands_still_is_told() -> None:
 
 
 async def test_a_loop_that_computes_is_late_and_held_up() -> None:
-    async with watched() as found:
+    async with watch_lateness() as found:
         await asyncio.sleep(0)
         ended_s = time.process_time() + 0.2
         while time.process_time() < ended_s:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from infra.bench.search.parts.mixed_servers import BATCH, EngineAsItComes, StaticBatches
+from infra.bench.search.parts.mixed_servers import BATCH, EngineServer, StaticBatches
 from tests.workers.search.data import clustered_index, gaussian
 from workers.search.index.kinds import SearchKind
 
@@ -14,10 +14,10 @@ async def test_static_batches_find_what_the_engine_finds_batch_by_batch() -> Non
     index = clustered_index(2_000)
     kinds = [SearchKind.PREFILL if i % 5 == 0 else SearchKind.DECODE for i in range(len(QUERIES))]
     found, orders = [], list[int]()
-    engine, static = EngineAsItComes(index), StaticBatches(index)
+    engine, static = EngineServer(index), StaticBatches(index)
     for server in (engine, static):
 
-        async def one(number: int, server: EngineAsItComes | StaticBatches = server) -> list[int]:
+        async def one(number: int, server: EngineServer | StaticBatches = server) -> list[int]:
             rows = await server.search(QUERIES[number], kinds[number], None)
             if server is static:
                 orders.append(number)
