@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.evaluate.paper import ppd_paper
-from infra.evaluate.paper.conversations import DRAWN, Source
+from infra.evaluate.paper.conversations import SYNTHETIC, ConversationSource
 from infra.evaluate.paper.grid import (
     CONFIGS,
     LOADS_PER_S,
@@ -24,7 +24,7 @@ from infra.evaluate.points.paper_tables import Points
 from infra.evaluate.points.point import SETUP
 from infra.evaluate.points.runs import Runner, runner, specs_of
 from infra.evaluate.report import bars
-from infra.evaluate.report.findings import Findings
+from infra.evaluate.report.findings import EvaluationFindings
 from infra.evaluate.studies import (
     chats,
     failures,
@@ -39,14 +39,14 @@ from infra.evaluate.studies import (
     thresholds,
     weighing,
 )
-from infra.evaluate.studies.traffic import traffic
+from infra.evaluate.studies.traffic import simulate_traces
 from infra.simulator.machine.latency import Setup
 
 APPENDS = (16, 32, 64, 128, 256, 512, 1_024, 2_048)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class GridSize:
     """How much of the grid is run."""
 
     workloads: Sequence[Workload]
@@ -58,7 +58,7 @@ class Size:
 
 
 _PART = [WORKLOADS[i] for i in (0, 8, 9, 11, 14, 17)]
-WHOLE = Size(
+WHOLE = GridSize(
     workloads=WORKLOADS,
     loads_per_s=LOADS_PER_S,
     part=_PART,
@@ -66,7 +66,7 @@ WHOLE = Size(
     turns=many_turns.TURNS,
     step_seeds=8,
 )
-QUICK = Size(
+QUICK = GridSize(
     workloads=_PART,
     loads_per_s=(1.0, 6.0, 16.0),
     part=_PART[::3],
@@ -82,34 +82,38 @@ def evaluate(
     seed: int,
     jobs: int,
     traces: Path | None,
-    sources: Sequence[Source] = DRAWN,
-) -> Findings:
+    sources: Sequence[ConversationSource] = SYNTHETIC,
+) -> EvaluationFindings:
     """Run it all, figures 4 and 5 with conversations of these sources. Without a folder of traces
     that part is skipped."""
     began_s = time.monotonic()
     size, setup = QUICK if quick else WHOLE, SETUP
-    results = Findings(seed=seed, quick=quick, setup=setup)
+    results = EvaluationFindings(seed=seed, quick=quick, setup=setup)
     with runner(jobs) as pool:
         points = _grid(pool, size, seed)
         results.points = list(points.by_key.values())
         _published(pool, results, points, size, sources)
         _policies(pool, results, points, size)
         results.recovery = step_change.step_changes(pool, seed, size.step_seeds)
-        part = points.part(size.part, points.loads)
-        results.frontier = weighing.marks(pool, part, seed)
+        part = points.subset(size.part, points.loads)
+        results.frontier = weighing.frontier_points(pool, part, seed)
         if traces is None:
             results.traffic_skipped = "no folder of traces: name one with --traces"
         else:
-            results.traffic = traffic(pool, traces, seed, quick=quick)
+            results.traffic = simulate_traces(pool, traces, seed, quick=quick)
     _fill(results, points, setup)
     results.runs = len(results.points)
-    results.bars = bars.of(results)
+    results.bars = bars.make_claims(results)
     results.seconds = time.monotonic() - began_s
     return results
 
 
 def _published(
-    pool: Runner, results: Findings, points: Points, size: Size, sources: Sequence[Source]
+    pool: Runner,
+    results: EvaluationFindings,
+    points: Points,
+    size: GridSize,
+    sources: Sequence[ConversationSource],
 ) -> None:
     """The paper's figures that want runs of their own."""
     seed, quick = results.seed, results.quick
@@ -118,40 +122,40 @@ def _published(
     results.places = pareto.figure_1(pool, tables, seed)
     dynamic = pareto.dynamic(pool, tables, size.workloads, pareto.loads_of(points), seed)
     results.places += pareto.figure_8(points, Points(dynamic))
-    results.chats = chats.served(pool, tables, sources, seed, quick=quick)
+    results.chats = chats.serve_chats(pool, tables, sources, seed, quick=quick)
     results.chat_changes = chats.changes(results.chats)
-    results.weighed = weighing.weighed(pool, tables[weighing.POOLS], sources, seed, quick=quick)
+    results.weighed = weighing.run_weights(pool, tables[weighing.POOLS], sources, seed, quick=quick)
     results.lengths = many_turns.lengths(pool, size.turns, seed)
     results.models = many_turns.models(pool, seed)
     loads = size.part_loads_per_s
-    results.varied = sensitivity.varied(pool, points, size.part, loads, seed)
+    results.varied = sensitivity.run_variations(pool, points, size.part, loads, seed)
 
 
-def _policies(pool: Runner, results: Findings, points: Points, size: Size) -> None:
+def _policies(pool: Runner, results: EvaluationFindings, points: Points, size: GridSize) -> None:
     """What policies would be with other orders, and with other thresholds."""
     loads, seed = size.part_loads_per_s, results.seed
-    part = points.part(size.part, loads)
+    part = points.subset(size.part, loads)
     in_all = orders.points_in_all_orders(pool, size.part, loads, seed)
-    results.orders = orders.compared(part, in_all)
+    results.orders = orders.compare_orders(part, in_all)
     candidates = thresholds.points_of_candidates(pool, size.part, loads, seed)
-    results.tuned = thresholds.tuned(part, candidates)
+    results.tuned = thresholds.tune_thresholds(part, candidates)
 
 
-def _grid(pool: Runner, size: Size, seed: int) -> Points:
+def _grid(pool: Runner, size: GridSize, seed: int) -> Points:
     """All configurations; `table` last, since its tables are made from what the others found."""
     part = (size.workloads, size.loads_per_s, seed)
     first = [config for config in (*CONFIGS, *OURS) if config.policy != "table"]
-    found = pool.points("grid", specs_of(first, *part))
-    points = Points(found)
+    grid_points = pool.points("grid", specs_of(first, *part))
+    points = Points(grid_points)
     tabled, half = [], plan_table.halves(seed, points)[0]
     for pools in RATIOS:
         table = plan_table.table_of(points, pools, half)
         tabled += specs_of([Config(pools=pools, policy="table")], *part, table)
-    found += pool.points("table", tabled)
-    return Points(found)
+    grid_points += pool.points("table", tabled)
+    return Points(grid_points)
 
 
-def _fill(results: Findings, points: Points, setup: Setup) -> None:
+def _fill(results: EvaluationFindings, points: Points, setup: Setup) -> None:
     results.table_1 = paper_tables.table_1(points)
     results.trends = paper_tables.trends(results.table_1)
     results.table_2 = paper_tables.table_2(points)

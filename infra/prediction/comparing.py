@@ -12,8 +12,8 @@ from typing import Any
 
 from infra.prediction.figures import figures
 from infra.prediction.predicting import predict
-from infra.prediction.speeds import measured
-from infra.prediction.traffic import Traffic
+from infra.prediction.speeds import measure_speeds
+from infra.prediction.traffic import RecordedTraffic
 from infra.replay.redeciding import changed
 from schemas.errors import RecordError
 from schemas.records import Decision, Mode
@@ -39,58 +39,60 @@ class Agreement:
         """Of placements that are the same."""
         return self.same / max(1, self.placements)
 
-    def add(self, was: Decision, would: Decision) -> None:
+    def add(self, live: Decision, shadow: Decision) -> None:
         """One placement."""
         self.placements += 1
         same = False
-        if would.mode is not was.mode:
-            mode = "wait" if would.mode is Mode.NONE else would.mode.value
-            self.modes[was.mode.value, mode] += 1
-        elif _lives(would) != _lives(was):
+        if shadow.mode is not live.mode:
+            mode = "wait" if shadow.mode is Mode.NONE else shadow.mode.value
+            self.modes[live.mode.value, mode] += 1
+        elif _worker_epochs(shadow) != _worker_epochs(live):
             self.workers += 1
-        elif would.orchestration is not was.orchestration:
+        elif shadow.orchestration is not live.orchestration:
             self.orchestrations += 1
         else:
             self.same, same = self.same + 1, True
-        (self.agreed if same else self.differ).add(was.request_id)
+        (self.agreed if same else self.differ).add(live.request_id)
 
 
-def _lives(decision: Decision) -> tuple[tuple[str, int], ...]:
+def _worker_epochs(decision: Decision) -> tuple[tuple[str, int], ...]:
     prefill = decision.prefill_worker, decision.prefill_epoch
     return prefill, (decision.decode_worker, decision.decode_epoch)
 
 
-def agreement(traffic: Traffic, shadow: Iterable[Decision]) -> Agreement:
+def agreement(traffic: RecordedTraffic, shadow: Iterable[Decision]) -> Agreement:
     """Raises RecordError where the shadow decided nothing of it."""
-    would = {(each.request_id, each.attempt): each for each in shadow}
-    found = Agreement()
-    for request_id, was in traffic.placed.items():
-        decision = would.get((request_id, was.attempt))
+    shadow_decisions = {(decision.request_id, decision.attempt): decision for decision in shadow}
+    result = Agreement()
+    for request_id, live in traffic.placements.items():
+        decision = shadow_decisions.get((request_id, live.attempt))
         if request_id not in traffic.requests:
             continue
         if decision is None:
-            found.unseen += 1
+            result.unseen += 1
         else:
-            found.add(was, decision)
-    if not found.placements:
+            result.add(live, decision)
+    if not result.placements:
         raise RecordError("decisions.shadow: no shadow has decided anything of this span")
-    return found
+    return result
 
 
 def outcomes(
-    traffic: Traffic, found: Agreement, given: Mapping[str, str]
+    traffic: RecordedTraffic, agreement: Agreement, shadow_settings: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
     """Figures of live requests, and with the shadow; `given` are its settings, as text."""
-    ended = traffic.outcomes
-    agreed = [ended[each] for each in found.agreed if each in ended]
-    differ = [ended[each] for each in found.differ if each in ended]
+    by_id = traffic.outcomes
+    agreed = [by_id[request_id] for request_id in agreement.agreed if request_id in by_id]
+    differ = [by_id[request_id] for request_id in agreement.differ if request_id in by_id]
     rows = {LIVE: figures([*agreed, *differ])}
     predicted = []
     if differ:
-        speeds = measured(traffic)
-        for name, settings in (("as it was", {}), ("with the shadow", given)):
+        speeds = measure_speeds(traffic)
+        for name, settings in (("as it was", {}), ("with the shadow", shadow_settings)):
             served = predict(traffic, speeds, changed(traffic.settings, settings)).outcomes
-            predicted = [served[each] for each in found.differ if each in served]
+            predicted = [
+                served[request_id] for request_id in agreement.differ if request_id in served
+            ]
             rows[f"differ, simulated {name}"] = figures(predicted)
         rows["differ, live"] = figures(differ)
     rows["agree, live"] = figures(agreed)

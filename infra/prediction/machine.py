@@ -6,7 +6,7 @@ worker do not slow each other, as many as are computed at once; what waits begin
 
 from typing import TYPE_CHECKING, Any
 
-from infra.prediction.speeds import Speeds
+from infra.prediction.speeds import MeasuredSpeeds
 from infra.simulator.machine.gpu import Gpu, Sequence
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class MeasuredGpu(Gpu):
     """One engine's prompts and answers on virtual time."""
 
-    def __init__(self, speeds: Speeds, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, speeds: MeasuredSpeeds, *gpu_args: Any) -> None:
+        super().__init__(*gpu_args)
         self._speeds = speeds
         self._computing: dict[Sequence, Alarm] = {}
         self._answers: dict[Sequence, int] = {}  # with the tokens that are still to come
@@ -27,7 +27,7 @@ class MeasuredGpu(Gpu):
     def queued_tokens(self) -> int:
         """Prompt tokens that are still to be computed."""
         waiting = (*self.prompts, *self._computing)
-        return sum(each.prompt_tokens - each.computed for each in waiting)
+        return sum(sequence.prompt_tokens - sequence.computed for sequence in waiting)
 
     def add_prompt(self, sequence: Sequence) -> None:
         """Compute the prompt, and then ask whether to go on."""
@@ -97,22 +97,24 @@ class MeasuredGpu(Gpu):
         if self._answers:
             beside_ms = self._speeds.beside * len(self._computing)
             self.step_ms = self.slow * (self._speeds.step.at(self.batch) + beside_ms)
-            self._alarm = self.clock.after(self.step_ms, self._stepped)
+            self._alarm = self.clock.after(self.step_ms, self._end_step)
 
-    def _stepped(self) -> None:
+    def _end_step(self) -> None:
         self.steps += 1
         fresh, self._fresh = self._fresh, []
         for sequence in self._answers:
             self._answers[sequence] -= 1
-        done = [sequence for sequence, left in self._answers.items() if not left]
+        ended_sequences = [
+            sequence for sequence, tokens_left in self._answers.items() if not tokens_left
+        ]
         for sequence in fresh:
-            if not sequence.removed and sequence not in done:
+            if not sequence.removed and sequence not in ended_sequences:
                 self._began(sequence)
-        for sequence in done:
+        for sequence in ended_sequences:
             del self._answers[sequence]
             sequence.removed = True
         self.batch = len(self._answers)
-        for sequence in done:
+        for sequence in ended_sequences:
             self._answer_done(sequence)
         self._step_done()
         self._plan()

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from infra.prediction.machine import MeasuredGpu
-from infra.prediction.speeds import Speeds
-from infra.prediction.traffic import Traffic, script
+from infra.prediction.speeds import MeasuredSpeeds
+from infra.prediction.traffic import RecordedTraffic, script
 from infra.simulator.cluster import READY_MS, Cluster
 from infra.simulator.machine.gpu import Gpu
 from infra.simulator.machine.latency import H100, LLAMA_8B, Link, Setup
@@ -32,74 +32,78 @@ _KINDS = {
 }
 
 
-class _Cluster(Cluster):
+class _MeasuredCluster(Cluster):
     """As fast as the recorded one."""
 
-    def __init__(self, traffic: Traffic, speeds: Speeds, settings: RouterSettings) -> None:
+    def __init__(
+        self, traffic: RecordedTraffic, speeds: MeasuredSpeeds, settings: RouterSettings
+    ) -> None:
         self._speeds = speeds
-        told = [_capability(each) for each in traffic.workers]
+        capabilities = [_capability(worker) for worker in traffic.workers]
         super().__init__(
             shape_of(traffic.workers),
             setup_of(traffic.workers, speeds),
             settings,
             timeout_ms=max(
-                each.deadline_ms - each.arrived_ms for each in traffic.requests.values()
+                request.deadline_ms - request.arrived_ms for request in traffic.requests.values()
             ),
             table=load_table(settings),
             gateways=1,
-            orchestrations=tuple(told[0].orchestrations),
+            orchestrations=tuple(capabilities[0].orchestrations),
         )
         self._draw = random.Random(0)
         self.bus.drawn_ms = self._hop_ms
 
     def _hop_ms(self, topic: str) -> float:
-        seen = self._speeds.requests_ms if topic == "requests" else self._speeds.hops_ms
-        return self._draw.choice(seen)
+        samples_ms = self._speeds.requests_ms if topic == "requests" else self._speeds.hops_ms
+        return self._draw.choice(samples_ms)
 
     def gpu_of(self, worker_id: str) -> Callable[..., Gpu]:
         """One that takes what was measured."""
-        return lambda *given: MeasuredGpu(self._speeds, *given)
+        return lambda *gpu_args: MeasuredGpu(self._speeds, *gpu_args)
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
+class Prediction:
     """How the same requests would have ended, by id."""
 
     outcomes: dict[str, Outcome]
     unserved: int  # requests that were never asked, since the turn before had no whole answer
 
 
-def predict(traffic: Traffic, speeds: Speeds, settings: RouterSettings) -> Predicted:
+def predict(
+    traffic: RecordedTraffic, speeds: MeasuredSpeeds, settings: RouterSettings
+) -> Prediction:
     """Serve all of it once more; raises ConfigError for a table that cannot be read."""
-    cluster = _Cluster(traffic, speeds, settings)
+    cluster = _MeasuredCluster(traffic, speeds, settings)
     block_tokens = cluster.setup.block_tokens
     conversations, names = script(traffic, begin_ms=READY_MS, block_tokens=block_tokens)
     cluster.run(conversations)
-    ended = {
+    outcomes = {
         names[served.request_id]: served.outcome
         for served in cluster.clients.served
         if served.outcome is not None
     }
-    return Predicted(ended, len(names) - len(ended))
+    return Prediction(outcomes, len(names) - len(outcomes))
 
 
 def shape_of(workers: Sequence[Member]) -> Shape:
     """How many workers of each kind; raises RecordError for roles that are not simulated."""
     counts = Counter[str]()
-    for each in workers:
-        roles = frozenset(each.registration.roles)
+    for worker in workers:
+        roles = frozenset(worker.registration.roles)
         if roles not in _KINDS:
             names = ", ".join(sorted(role.value for role in roles))
-            raise RecordError(f"{each.member_id}: a worker with roles {names} is not simulated")
+            raise RecordError(f"{worker.member_id}: a worker with roles {names} is not simulated")
         counts[_KINDS[roles]] += 1
     return Shape(**counts)
 
 
-def setup_of(workers: Sequence[Member], speeds: Speeds) -> Setup:
+def setup_of(workers: Sequence[Member], speeds: MeasuredSpeeds) -> Setup:
     """Credits, memory and links as workers told; the first one stands for all."""
-    told, bytes_per_token = _capability(workers[0]), max(2, speeds.kv_bytes_per_token)
-    blocks = max(each.load.kv_blocks_total for each in workers) or 1 << 20
-    block_bytes = bytes_per_token * told.block_size
+    capability, bytes_per_token = _capability(workers[0]), max(2, speeds.kv_bytes_per_token)
+    blocks = max(worker.load.kv_blocks_total for worker in workers) or 1 << 20
+    block_bytes = bytes_per_token * capability.block_size
     return Setup(
         gpu=replace(H100, memory_bytes=(blocks + 0.5) * block_bytes, memory_share=1.0),
         model=replace(
@@ -115,24 +119,24 @@ def setup_of(workers: Sequence[Member], speeds: Speeds) -> Setup:
             share=1.0,
             latency_ms=speeds.transfer.base,
         ),
-        running_max=told.running_max,
-        prefill_credits=_credits(workers, Role.PREFILL) or told.running_max,
+        running_max=capability.running_max,
+        prefill_credits=_credits(workers, Role.PREFILL) or capability.running_max,
         decode_credits=_credits(workers, Role.DECODE) or _credits(workers, Role.REPLICA),
-        block_tokens=told.block_size,
+        block_tokens=capability.block_size,
         bus_ms=median(speeds.hops_ms),
         ack_ms=speeds.ack_ms,
     )
 
 
 def _capability(worker: Member) -> Capability:
-    told = worker.registration.capability
-    assert told is not None, "as `traffic.read` has it"
-    return told
+    capability = worker.registration.capability
+    assert capability is not None, "as `traffic.read` has it"
+    return capability
 
 
 def _credits(workers: Sequence[Member], role: Role) -> int:
     """Of one worker, for all routers together."""
     return max(
-        sum(count for (_, granted), count in each.credits.items() if granted is role)
-        for each in workers
+        sum(count for (_, granted), count in worker.credits.items() if granted is role)
+        for worker in workers
     )

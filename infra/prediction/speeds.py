@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra.prediction.traffic import Traffic
+from infra.prediction.traffic import RecordedTraffic
 from schemas.records import Mode, PhaseKind
 
 _FEWEST = 10  # observations of a line; with fewer there is a mean
@@ -20,7 +20,7 @@ _HOPS_MAX, _HOP_MS = 20_000, 3.0  # where none was seen
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LinearFit:
     """`base` and so much per unit."""
 
     base: float
@@ -31,14 +31,14 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speeds:
+class MeasuredSpeeds:
     """What a simulated worker takes, in ms; hops over the log are as they were seen."""
 
-    prompt: Line  # by tokens computed
-    append: Line  # likewise, where the beginning was cached
-    step: Line  # by answers in the batch
+    prompt: LinearFit  # by tokens computed
+    append: LinearFit  # likewise, where the beginning was cached
+    step: LinearFit  # by answers in the batch
     beside: float = 0.0  # ms that a step takes longer per prompt computed beside it
-    transfer: Line  # by bytes of KV
+    transfer: LinearFit  # by bytes of KV
     requests_ms: tuple[float, ...]  # each request's way to its router
     hops_ms: tuple[float, ...]  # other records' ways to their readers
     ack_ms: float = 0.0  # until a worker knows that a token is in the log, and tells its phase
@@ -63,32 +63,32 @@ class _Answer:
     tokens: int
 
 
-def measured(traffic: Traffic) -> Speeds:
+def measure_speeds(traffic: RecordedTraffic) -> MeasuredSpeeds:
     """Of all workers together."""
     prompts, answers = _prompts(traffic), _answers(traffic)
-    alone = _alone(prompts)
-    fresh = [each for each in alone if not each.cached] or alone
-    cached = [each for each in alone if each.cached] or fresh
-    decoders = {each.worker for each in answers}
-    here = [each for each in prompts if each.worker in decoders]
-    base, per_answer, beside = _steps(answers, here)
+    alone = _lone_prompts(prompts)
+    fresh = [prompt for prompt in alone if not prompt.cached] or alone
+    cached = [prompt for prompt in alone if prompt.cached] or fresh
+    decoders = {answer.worker for answer in answers}
+    decoder_prompts = [prompt for prompt in prompts if prompt.worker in decoders]
+    base, per_answer, beside = _steps(answers, decoder_prompts)
     hops = _hops(traffic)
-    return Speeds(
+    return MeasuredSpeeds(
         prompt=_prompt_line(fresh),
         append=_prompt_line(cached),
-        step=Line(base, per_answer),
+        step=LinearFit(base, per_answer),
         beside=beside,
         transfer=_transfer(traffic),
         requests_ms=_requests(traffic),
         hops_ms=hops,
-        ack_ms=max(0.0, _handed_over(traffic) - 2 * float(np.median(hops))),
+        ack_ms=max(0.0, _handover_ms(traffic) - 2 * float(np.median(hops))),
         kv_bytes_per_token=_kv_bytes(traffic),
     )
 
 
-def _prompts(traffic: Traffic) -> list[_Prompt]:
+def _prompts(traffic: RecordedTraffic) -> list[_Prompt]:
     """Prompts with when they were computed, on prefill workers and where the answers were."""
-    found = [
+    prompts = [
         _Prompt(
             phase.worker_id,
             phase.started_ms,
@@ -99,163 +99,175 @@ def _prompts(traffic: Traffic) -> list[_Prompt]:
         for phase in traffic.phases
         if phase.kind is PhaseKind.PREFILL_DONE
     ]
-    for each in traffic.completed:
-        if each.mode is not Mode.REMOTE and each.worker_ms and each.attempt == 1:
-            began_ms, computed = each.ended_ms - each.worker_ms, each.prompt_tokens
-            found.append(
+    for outcome in traffic.completed:
+        if outcome.mode is not Mode.REMOTE and outcome.worker_ms and outcome.attempt == 1:
+            began_ms, computed = outcome.ended_ms - outcome.worker_ms, outcome.prompt_tokens
+            prompts.append(
                 _Prompt(
-                    each.decode_worker,
+                    outcome.decode_worker,
                     began_ms,
-                    each.first_token_ms,
-                    computed - each.cached_tokens,
-                    each.cached_tokens,
+                    outcome.first_token_ms,
+                    computed - outcome.cached_tokens,
+                    outcome.cached_tokens,
                 )
             )
-    return [each for each in found if each.ended_ms >= each.began_ms]
+    return [prompt for prompt in prompts if prompt.ended_ms >= prompt.began_ms]
 
 
-def _answers(traffic: Traffic) -> list[_Answer]:
+def _answers(traffic: RecordedTraffic) -> list[_Answer]:
     """Answers with when their worker drew them."""
     received = {
         phase.request_id: phase.ended_ms
         for phase in traffic.phases
         if phase.kind is PhaseKind.KV_RECEIVED
     }
-    found = []
-    for each in traffic.completed:
-        began_ms = max(received.get(each.request_id, 0), each.first_token_ms)
-        if each.completion_tokens > 1 and each.ended_ms > began_ms:
-            found.append(
-                _Answer(each.decode_worker, began_ms, each.ended_ms, each.completion_tokens - 1)
+    answers = []
+    for outcome in traffic.completed:
+        began_ms = max(received.get(outcome.request_id, 0), outcome.first_token_ms)
+        if outcome.completion_tokens > 1 and outcome.ended_ms > began_ms:
+            answers.append(
+                _Answer(
+                    outcome.decode_worker, began_ms, outcome.ended_ms, outcome.completion_tokens - 1
+                )
             )
-    return found
+    return answers
 
 
-def _alone(prompts: Sequence[_Prompt]) -> Sequence[_Prompt]:
+def _lone_prompts(prompts: Sequence[_Prompt]) -> Sequence[_Prompt]:
     """Those that met no other on their worker; all, where they are too few."""
     by_worker: defaultdict[str, list[_Prompt]] = defaultdict(list)
-    for each in sorted(prompts, key=lambda each: each.began_ms):
-        by_worker[each.worker].append(each)
-    found = []
+    for prompt in sorted(prompts, key=lambda prompt: prompt.began_ms):
+        by_worker[prompt.worker].append(prompt)
+    lone_prompts = []
     for queue in by_worker.values():
         until_ms = 0.0
-        for each, after in zip(queue, [*queue[1:], None], strict=True):
-            if each.began_ms >= until_ms and (after is None or after.began_ms >= each.ended_ms):
-                found.append(each)
-            until_ms = max(until_ms, each.ended_ms)
-    return found if len(found) >= _FEWEST else prompts
+        for prompt, after in zip(queue, [*queue[1:], None], strict=True):
+            if prompt.began_ms >= until_ms and (after is None or after.began_ms >= prompt.ended_ms):
+                lone_prompts.append(prompt)
+            until_ms = max(until_ms, prompt.ended_ms)
+    return lone_prompts if len(lone_prompts) >= _FEWEST else prompts
 
 
-def _prompt_line(prompts: Sequence[_Prompt]) -> Line:
+def _prompt_line(prompts: Sequence[_Prompt]) -> LinearFit:
     return _line(
-        [each.computed for each in prompts], [each.ended_ms - each.began_ms for each in prompts]
+        [prompt.computed for prompt in prompts],
+        [prompt.ended_ms - prompt.began_ms for prompt in prompts],
     )
 
 
-def _line(x: Sequence[float], y: Sequence[float]) -> Line:
+def _line(x: Sequence[float], y: Sequence[float]) -> LinearFit:
     """Least squares, without those far from it, and never downward."""
     if not y:
-        return Line(0.0)
+        return LinearFit(0.0)
     xs, ys = np.asarray(x, float), np.asarray(y, float)
     keep = np.ones(len(ys), bool)
     slope, base = 0.0, float(np.median(ys))
     for _ in range(3):
         if keep.sum() < _FEWEST or np.ptp(xs[keep]) == 0:
             break
-        slope, base = (float(each) for each in np.polyfit(xs[keep], ys[keep], 1))
+        slope, base = (float(coefficient) for coefficient in np.polyfit(xs[keep], ys[keep], 1))
         if slope < 0 or base < 0:
             slope = max(0.0, slope) if base >= 0 else float(xs @ ys / (xs @ xs))
             base = max(0.0, float(np.median(ys[keep] - slope * xs[keep])))
-        off = np.abs(ys - base - slope * xs)
-        keep = off <= 4 * max(0.5, float(np.median(off)))
-    return Line(base, slope)
+        residuals = np.abs(ys - base - slope * xs)
+        keep = residuals <= 4 * max(0.5, float(np.median(residuals)))
+    return LinearFit(base, slope)
 
 
 def _steps(answers: Sequence[_Answer], prompts: Sequence[_Prompt]) -> tuple[float, float, float]:
     """What a step takes, per answer in the batch, and per prompt beside it."""
     if not answers:
         return 1.0, 0.0, 0.0
-    tpot = np.array([(each.ended_ms - each.began_ms) / each.tokens for each in answers])
-    batch, beside = np.array([_met(each, answers) for each in answers]), np.zeros(len(answers))
+    tpot = np.array([(answer.ended_ms - answer.began_ms) / answer.tokens for answer in answers])
+    batch, beside = (
+        np.array([_mean_overlap(answer, answers) for answer in answers]),
+        np.zeros(len(answers)),
+    )
     if prompts:
-        beside = np.array([_met(each, prompts) for each in answers])
+        beside = np.array([_mean_overlap(answer, prompts) for answer in answers])
     columns = [np.ones(len(answers))]
-    wanted = [np.ptp(batch) > 0, np.ptp(beside) > 0]
-    columns += [column for column, is_seen in zip((batch, beside), wanted, strict=True) if is_seen]
+    varies = [np.ptp(batch) > 0, np.ptp(beside) > 0]
+    columns += [column for column, is_seen in zip((batch, beside), varies, strict=True) if is_seen]
     if len(answers) < _FEWEST * len(columns):
         return float(np.median(tpot)), 0.0, 0.0
-    found, *_ = np.linalg.lstsq(np.stack(columns, 1), tpot, rcond=None)
-    rest = iter(found[1:])
-    per_answer, per_prompt = (max(0.0, float(next(rest))) if seen else 0.0 for seen in wanted)
+    coefficients, *_ = np.linalg.lstsq(np.stack(columns, 1), tpot, rcond=None)
+    rest = iter(coefficients[1:])
+    per_answer, per_prompt = (max(0.0, float(next(rest))) if fits else 0.0 for fits in varies)
     base = float(np.median(tpot - per_answer * batch - per_prompt * beside))
     return max(0.1, base), per_answer, per_prompt
 
 
-def _met(answer: _Answer, others: Sequence[_Answer] | Sequence[_Prompt]) -> float:
+def _mean_overlap(answer: _Answer, spans: Sequence[_Answer] | Sequence[_Prompt]) -> float:
     """How many of these there were on its worker meanwhile, on average; itself too."""
-    began = np.array([each.began_ms for each in others])
-    ended = np.array([each.ended_ms for each in others])
-    here = np.array([each.worker == answer.worker for each in others])
-    together = np.minimum(ended, answer.ended_ms) - np.maximum(began, answer.began_ms)
-    return float(together[here & (together > 0)].sum() / (answer.ended_ms - answer.began_ms))
+    starts_ms = np.array([span.began_ms for span in spans])
+    ends_ms = np.array([span.ended_ms for span in spans])
+    is_here = np.array([span.worker == answer.worker for span in spans])
+    shared_ms = np.minimum(ends_ms, answer.ended_ms) - np.maximum(starts_ms, answer.began_ms)
+    return float(shared_ms[is_here & (shared_ms > 0)].sum() / (answer.ended_ms - answer.began_ms))
 
 
-def _transfer(traffic: Traffic) -> Line:
+def _transfer(traffic: RecordedTraffic) -> LinearFit:
     moved = [p for p in traffic.phases if p.kv_bytes and p.transfer_ms]
-    return _line([each.kv_bytes for each in moved], [each.transfer_ms for each in moved])
+    return _line([phase.kv_bytes for phase in moved], [phase.transfer_ms for phase in moved])
 
 
-def _requests(traffic: Traffic) -> tuple[float, ...]:
+def _requests(traffic: RecordedTraffic) -> tuple[float, ...]:
     """From gateways to the router, of what did not wait there."""
-    found = [
+    delays_ms = [
         float(placed.at_ms - traffic.requests[request_id].arrived_ms)
-        for request_id, placed in traffic.placed.items()
+        for request_id, placed in traffic.placements.items()
         if request_id in traffic.requests and placed.attempt == 1 and not placed.queue_length
     ]
-    return _drawn_from(found)
+    return _hop_samples(delays_ms)
 
 
-def _hops(traffic: Traffic) -> tuple[float, ...]:
+def _hops(traffic: RecordedTraffic) -> tuple[float, ...]:
     """From the router to workers that began at once."""
-    begun = {
-        each.request_id: each.started_ms
-        for each in traffic.phases
-        if each.kind is PhaseKind.PREFILL_DONE and each.attempt == 1
+    starts_ms = {
+        phase.request_id: phase.started_ms
+        for phase in traffic.phases
+        if phase.kind is PhaseKind.PREFILL_DONE and phase.attempt == 1
     }
-    for each in traffic.completed:
-        if each.mode is not Mode.REMOTE and each.attempt == 1 and each.worker_ms:
-            begun[each.request_id] = int(each.ended_ms - each.worker_ms)
-    found = [
-        float(began_ms - traffic.placed[request_id].at_ms)
-        for request_id, began_ms in begun.items()
-        if request_id in traffic.placed
+    for outcome in traffic.completed:
+        if outcome.mode is not Mode.REMOTE and outcome.attempt == 1 and outcome.worker_ms:
+            starts_ms[outcome.request_id] = int(outcome.ended_ms - outcome.worker_ms)
+    delays_ms = [
+        float(began_ms - traffic.placements[request_id].at_ms)
+        for request_id, began_ms in starts_ms.items()
+        if request_id in traffic.placements
     ]
-    return _drawn_from(found)
+    return _hop_samples(delays_ms)
 
 
-def _drawn_from(found: Sequence[float]) -> tuple[float, ...]:
-    return tuple(max(0.0, each) for each in found[:_HOPS_MAX]) or (_HOP_MS,)
+def _hop_samples(delays_ms: Sequence[float]) -> tuple[float, ...]:
+    return tuple(max(0.0, delay_ms) for delay_ms in delays_ms[:_HOPS_MAX]) or (_HOP_MS,)
 
 
-def _handed_over(traffic: Traffic) -> float:
+def _handover_ms(traffic: RecordedTraffic) -> float:
     """From the end of a prompt to the decode worker that was told of it by the router."""
-    done, begun = {}, {}
+    ends_ms, starts_ms = {}, {}
     for phase in traffic.phases:
         if phase.kind is PhaseKind.PREFILL_DONE and not phase.transfer_ms:
-            done[phase.request_id] = phase.ended_ms
+            ends_ms[phase.request_id] = phase.ended_ms
         elif phase.kind is PhaseKind.KV_RECEIVED:
-            begun[phase.request_id] = phase.started_ms
-    took = [begun[each] - done[each] for each in begun.keys() & done.keys()]
-    took = [each for each in took if each >= 0]  # of pairs decode begins first
-    return float(np.median(took)) if took else 0.0
+            starts_ms[phase.request_id] = phase.started_ms
+    gaps_ms = [
+        starts_ms[request_id] - ends_ms[request_id]
+        for request_id in starts_ms.keys() & ends_ms.keys()
+    ]
+    gaps_ms = [gap_ms for gap_ms in gaps_ms if gap_ms >= 0]  # of pairs decode begins first
+    return float(np.median(gaps_ms)) if gaps_ms else 0.0
 
 
-def _kv_bytes(traffic: Traffic) -> int:
-    told = [w.registration.capability for w in traffic.workers]
-    return max((each.kv_bytes_per_token for each in told if each is not None), default=0)
+def _kv_bytes(traffic: RecordedTraffic) -> int:
+    capabilities = [w.registration.capability for w in traffic.workers]
+    return max(
+        (capability.kv_bytes_per_token for capability in capabilities if capability is not None),
+        default=0,
+    )
 
 
-def shown(speeds: Speeds) -> Mapping[str, float]:
+def summarize(speeds: MeasuredSpeeds) -> Mapping[str, float]:
     """For reports."""
     requests, hops = np.asarray(speeds.requests_ms), np.asarray(speeds.hops_ms)
     return {

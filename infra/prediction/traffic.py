@@ -36,41 +36,45 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Traffic:
+class RecordedTraffic:
     """What was asked of a deployment, and what became of it."""
 
     settings: RouterSettings
     workers: list[Member]
     requests: dict[str, Request] = field(default_factory=dict)
-    placed: dict[str, Decision] = field(default_factory=dict)  # the last placement of each
+    placements: dict[str, Decision] = field(default_factory=dict)  # the last placement of each
     phases: list[Phase] = field(default_factory=list)
     outcomes: dict[str, Outcome] = field(default_factory=dict)  # those that count
 
     @property
     def completed(self) -> list[Outcome]:
         """Answers that are whole."""
-        return [each for each in self.outcomes.values() if each.kind is OutcomeKind.COMPLETED]
+        return [
+            outcome for outcome in self.outcomes.values() if outcome.kind is OutcomeKind.COMPLETED
+        ]
 
 
-def read(path: Path) -> Traffic:
+def read(path: Path) -> RecordedTraffic:
     """Raises RecordError where the file has nothing that can be simulated."""
     routers: list[Router] = []
     replay(path, routers.append)
     members: dict[str, Member] = {}
     for router in routers:
         members |= router.tables.fleet.view.members
-    workers = [each for each in members.values() if each.registration.capability is not None]
-    workers = [each for each in workers if each.registration.kind is MemberKind.WORKER]
-    traffic = Traffic(routers[-1].settings, sorted(workers, key=lambda each: each.member_id))
+    workers = [member for member in members.values() if member.registration.capability is not None]
+    workers = [member for member in workers if member.registration.kind is MemberKind.WORKER]
+    traffic = RecordedTraffic(
+        routers[-1].settings, sorted(workers, key=lambda member: member.member_id)
+    )
     outcomes: list[Outcome] = []
-    seen: set[tuple[str, int, int]] = set()
+    read_places: set[tuple[str, int, int]] = set()
     with opened(path) as recording:
         since_ms, until_ms = recording.about["since_ms"], recording.about["until_ms"]
         for row in recording.rows():
-            place = row.topic, row.partition, row.offset
-            if row.kind == SNAPSHOT or row.topic not in _READ or place in seen:
+            position = row.topic, row.partition, row.offset
+            if row.kind == SNAPSHOT or row.topic not in _READ or position in read_places:
                 continue
-            seen.add(place)  # a router's next life may have it, too
+            read_places.add(position)  # a router's next life may have it, too
             record: Any = recording.codec.decode(row.value)
             match record:
                 case Request() if since_ms <= record.arrived_ms < until_ms:
@@ -78,7 +82,7 @@ def read(path: Path) -> Traffic:
                 case Phase():
                     traffic.phases.append(record)
                 case Decision() if record.kind in PLACING:
-                    traffic.placed[record.request_id] = record
+                    traffic.placements[record.request_id] = record
                 case Outcome():
                     outcomes.append(record)
     ends = counting_outcomes(outcomes)
@@ -92,27 +96,27 @@ _READ = ("requests", "phases", "decisions", "outcomes")
 
 
 def script(
-    traffic: Traffic, *, begin_ms: float, block_tokens: int
+    traffic: RecordedTraffic, *, begin_ms: float, block_tokens: int
 ) -> tuple[list[Conversation], dict[str, str]]:
     """The same conversations, and which recorded request each of theirs stands for; requests
     without a whole answer are left out."""
-    answers = {each.request_id: each for each in traffic.completed}
-    asked = [each for each in traffic.requests.values() if each.request_id in answers]
-    asked.sort(key=lambda each: (each.arrived_ms, each.request_id))
-    first_ms = asked[0].arrived_ms
+    answers = {outcome.request_id: outcome for outcome in traffic.completed}
+    requests = [request for request in traffic.requests.values() if request.request_id in answers]
+    requests.sort(key=lambda request: (request.arrived_ms, request.request_id))
+    first_ms = requests[0].arrived_ms
     chains: dict[tuple[str, str], list[list[Request]]] = defaultdict(list)
-    for request in asked:
-        known = chains[request.tenant, request.session_id]
-        if known and _follows(request, known[-1][-1], answers):
-            known[-1].append(request)
+    for request in requests:
+        session_parts = chains[request.tenant, request.session_id]
+        if session_parts and _follows(request, session_parts[-1][-1], answers):
+            session_parts[-1].append(request)
         else:
-            known.append([request])
-    found: list[Conversation] = []
+            session_parts.append([request])
+    conversations: list[Conversation] = []
     names: dict[str, str] = {}
     for (_, session_id), parts in chains.items():
         turns_before = 0
         for part in parts:
-            found.append(
+            conversations.append(
                 _conversation(
                     part,
                     answers,
@@ -123,18 +127,21 @@ def script(
                 )
             )
             turns_before += len(part)
-            names |= {f"{found[-1].name}-{n}": each.request_id for n, each in enumerate(part, 1)}
-    return sorted(found, key=lambda each: (each.at_ms, each.name)), names
+            names |= {
+                f"{conversations[-1].name}-{n}": request.request_id
+                for n, request in enumerate(part, 1)
+            }
+    return sorted(conversations, key=lambda chat: (chat.at_ms, chat.name)), names
 
 
 def _follows(request: Request, before: Request, answers: Mapping[str, Outcome]) -> bool:
     """Whether it was asked after the answer, and says all that was said before it."""
-    said = answers[before.request_id]
-    room = token_count(before.prompt_tokens) + said.completion_tokens
+    answer = answers[before.request_id]
+    tokens_before = token_count(before.prompt_tokens) + answer.completion_tokens
     return (
-        request.arrived_ms >= said.ended_ms
+        request.arrived_ms >= answer.ended_ms
         and request.prompt_tokens.startswith(before.prompt_tokens)
-        and token_count(request.prompt_tokens) >= room
+        and token_count(request.prompt_tokens) >= tokens_before
     )
 
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from infra.scaling.means import MEMORY_MS
-from infra.scaling.measured import Measured
-from infra.scaling.pools import Pool
+from infra.scaling.measured import FleetMeasurement
+from infra.scaling.pools import PoolLoad
 from infra.scaling.queueing import BUSY_MAX, LATE, for_slots, waits_ms
 from infra.scaling.settings import ScalingSettings
 from schemas.records import Backlog, Role, WantedPool
@@ -31,7 +31,7 @@ SETTLE_MIN_MS = 2_000.0
 SPLIT_GAIN = 1.15  # a worker moves where the fuller pool is so many times as full as it needs be
 
 
-def wanted(measured: Measured, targets: ScalingSettings) -> list[WantedPool]:
+def wanted_pools(measured: FleetMeasurement, targets: ScalingSettings) -> list[WantedPool]:
     """Every pool that the deployment has, prefill and decode before retrieval; none of a kind of
     which nobody lives, since it may not be wanted at all."""
     backlog, pools = measured.backlog, measured.pools
@@ -47,8 +47,8 @@ def wanted(measured: Measured, targets: ScalingSettings) -> list[WantedPool]:
         llm = []
     else:
         llm = [_answering(Role.REPLICA, backlog, rate, pools[Role.REPLICA], targets)]
-    found = [] if not measured.shards else [_retrieval(measured.shards, targets)]
-    return [*_within(llm, targets.workers_max), *found]
+    retrieval_pools = [] if not measured.shards else [_retrieval(measured.shards, targets)]
+    return [*_cap_workers(llm, targets.workers_max), *retrieval_pools]
 
 
 def catching_up_per_s(backlog: Backlog, targets: ScalingSettings) -> float:
@@ -59,7 +59,7 @@ def catching_up_per_s(backlog: Backlog, targets: ScalingSettings) -> float:
     return backlog.waiting * 1_000 / settle_ms
 
 
-def _prefill(backlog: Backlog, rate: float, pool: Pool, targets: ScalingSettings) -> WantedPool:
+def _prefill(backlog: Backlog, rate: float, pool: PoolLoad, targets: ScalingSettings) -> WantedPool:
     alone_ms = backlog.prefill_ms
     work = rate * alone_ms / 1_000
     workers = for_work = max(1, ceil(work / BUSY_MAX))
@@ -77,13 +77,13 @@ def _prefill(backlog: Backlog, rate: float, pool: Pool, targets: ScalingSettings
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class _BatchLimit:
     answers: float
     token_ms: float
     bound: str
 
 
-def _batch(backlog: Backlog, pool: Pool, targets: ScalingSettings) -> _Batch:
+def _batch(backlog: Backlog, pool: PoolLoad, targets: ScalingSettings) -> _BatchLimit:
     """The largest that one worker is to have, and how long its tokens take."""
     step_ms, sharing_ms = backlog.step_ms, backlog.sharing_ms
     bounds = [(max(1.0, pool.slots), "slots")]
@@ -93,11 +93,11 @@ def _batch(backlog: Backlog, pool: Pool, targets: ScalingSettings) -> _Batch:
     if targets.tpot_ms and sharing_ms and step_ms + sharing_ms <= targets.tpot_ms:
         bounds.append(((targets.tpot_ms - step_ms) / sharing_ms, "the time per token"))
     answers, bound = min(bounds)
-    return _Batch(answers, step_ms + sharing_ms * answers, bound)
+    return _BatchLimit(answers, step_ms + sharing_ms * answers, bound)
 
 
 def _answering(
-    role: Role, backlog: Backlog, rate: float, pool: Pool, targets: ScalingSettings
+    role: Role, backlog: Backlog, rate: float, pool: PoolLoad, targets: ScalingSettings
 ) -> WantedPool:
     batch = _batch(backlog, pool, targets)
     took_ms = backlog.answer_tokens * batch.token_ms + backlog.append_ms * batch.answers
@@ -114,7 +114,7 @@ def _answering(
     return WantedPool(role=role, present=pool.present, workers=workers, work=work, why=why)
 
 
-def _retrieval(shards: tuple[Pool, ...], targets: ScalingSettings) -> WantedPool:
+def _retrieval(shards: tuple[PoolLoad, ...], targets: ScalingSettings) -> WantedPool:
     """Each shard as many copies as the busiest wants: for what they hold, and for what comes.
 
     Without the second, copies would go as soon as they have emptied the queue, and come again.
@@ -137,21 +137,21 @@ def _retrieval(shards: tuple[Pool, ...], targets: ScalingSettings) -> WantedPool
     )
 
 
-def _split(one: WantedPool, other: WantedPool, workers: int) -> tuple[int, ...]:
+def _split(prefill: WantedPool, decode: WantedPool, workers: int) -> tuple[int, ...]:
     """The split of the workers in two that leaves the fuller pool the least full; the present one,
     where another gains little."""
 
     def fullest(first: int) -> float:
-        return max(one.work / first, other.work / (workers - first))
+        return max(prefill.work / first, decode.work / (workers - first))
 
     best = min(range(1, workers), key=fullest)
-    if one.present + other.present == workers and 0 < one.present < workers:
-        if fullest(one.present) <= SPLIT_GAIN * fullest(best):
-            best = one.present
+    if prefill.present + decode.present == workers and 0 < prefill.present < workers:
+        if fullest(prefill.present) <= SPLIT_GAIN * fullest(best):
+            best = prefill.present
     return best, workers - best
 
 
-def _within(pools: list[WantedPool], workers_max: int) -> list[WantedPool]:
+def _cap_workers(pools: list[WantedPool], workers_max: int) -> list[WantedPool]:
     """No more than there may be, but one of each."""
     workers_max = max(workers_max, len(pools))
     if sum(pool.workers for pool in pools) <= workers_max:

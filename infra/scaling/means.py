@@ -8,16 +8,16 @@ MEMORY_MS = 10_000.0  # as routers' own, over rates
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Means(Generic[Key]):
+class Ewma(Generic[Key]):
     """One for each key; what was seen so long ago counts for little."""
 
     def __init__(self, memory_ms: float = MEMORY_MS) -> None:
         self._memory_ms = memory_ms
-        self._known: dict[Key, float] = {}
+        self._means: dict[Key, float] = {}
 
-    def seen(self, key: Key, value: float, passed_ms: float) -> float:
+    def update(self, key: Key, value: float, passed_ms: float) -> float:
         """The mean with this value, so long after the last one; the first is the mean."""
-        known = self._known.get(key, value)
+        mean = self._means.get(key, value)
         fresh = 1 - exp(-max(0.0, passed_ms) / self._memory_ms)
-        self._known[key] = known + fresh * (value - known)
-        return self._known[key]
+        self._means[key] = mean + fresh * (value - mean)
+        return self._means[key]

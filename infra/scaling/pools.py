@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class PoolLoad:
     """The workers of one role, or of one shard of the retrieval pool."""
 
     present: int = 0  # that live and serve
@@ -18,5 +18,5 @@ class Pool:
 
 def mean(values: Iterable[float]) -> float:
     """Of nothing 0."""
-    found = list(values)
-    return sum(found) / len(found) if found else 0.0
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else 0.0

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from infra.scaling.law import wanted
-from infra.scaling.measured import LLM, Measuring
+from infra.scaling.law import wanted_pools
+from infra.scaling.measured import LLM, FleetMeter
 from infra.scaling.settings import ScalingSettings
-from infra.scaling.steady import Steady
+from infra.scaling.steady import PoolHysteresis
 from schemas.fleet import FleetView
 from schemas.records import Backlog, Role, WantedPool
 
@@ -14,7 +14,7 @@ _NEWEST = 0.5  # share of the last start in how long one takes
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ScalingPlan:
     """What was seen, and what follows from it."""
 
     backlog: Backlog
@@ -26,40 +26,42 @@ class Scaler:
 
     def __init__(self, settings: ScalingSettings) -> None:
         self._settings = settings
-        self._measuring = Measuring()
-        self._steady = Steady(settings)
+        self._meter = FleetMeter()
+        self._hysteresis = PoolHysteresis(settings)
         self._start_ms: float | None = None  # measured
 
-    def started(self, took_ms: float) -> None:
+    def record_start(self, took_ms: float) -> None:
         """A worker is there so long after it was started: from now on the law looks as far ahead,
         in place of the setting."""
-        known = took_ms if self._start_ms is None else self._start_ms
-        self._start_ms = known + _NEWEST * (took_ms - known)
+        mean_ms = took_ms if self._start_ms is None else self._start_ms
+        self._start_ms = mean_ms + _NEWEST * (took_ms - mean_ms)
 
     @property
     def start_ms(self) -> int:
         """How long a worker takes to start, as far as is known."""
         return self._settings.start_ms if self._start_ms is None else round(self._start_ms)
 
-    def look(self, view: FleetView, now_ms: int) -> Look | None:
+    def plan(self, view: FleetView, now_ms: int) -> ScalingPlan | None:
         """What is wanted now; nothing where no router says what waits."""
-        measured = self._measuring.look(view, now_ms)
+        measured = self._meter.measure(view, now_ms)
         if measured is None:
             return None
         targets = replace(self._settings, start_ms=self.start_ms)
-        return Look(measured.backlog, wanted(measured, targets))
+        return ScalingPlan(measured.backlog, wanted_pools(measured, targets))
 
-    def settle(self, look: Look, present: Mapping[Role, int], now_ms: int) -> dict[Role, int]:
+    def settle(
+        self, plan: ScalingPlan, present: Mapping[Role, int], now_ms: int
+    ) -> dict[Role, int]:
         """How many workers each of these pools is to have, where it has so many.
 
         Where there is no room for more, a pool gives up at once what it can spare.
         """
-        now = {pool.role: pool.workers for pool in look.pools}
-        targets = self._steady.settle(now, present, now_ms)
+        now = {pool.role: pool.workers for pool in plan.pools}
+        targets = self._hysteresis.settle(now, present, now_ms)
         excess = sum(targets.get(role, 0) for role in LLM) - self._settings.workers_max
         for role in LLM:
-            given = min(excess, targets.get(role, 0) - now.get(role, 0))
-            if given > 0:
-                targets[role] -= given
-                excess -= given
+            surplus = min(excess, targets.get(role, 0) - now.get(role, 0))
+            if surplus > 0:
+                targets[role] -= surplus
+                excess -= surplus
         return targets

@@ -9,15 +9,15 @@ nothing. Pure: time is an argument.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from infra.scaling.means import Means
-from infra.scaling.pools import Pool, mean
+from infra.scaling.means import Ewma
+from infra.scaling.pools import PoolLoad, mean
 from schemas.fleet import Member
 
 _NEWEST = 0.2  # share of the last look in a pace
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _WorkerSample:
     """A worker at the last look."""
 
     epoch: int
@@ -26,61 +26,61 @@ class _Seen:
     is_full: bool
 
 
-class Searches:
+class RetrievalMeter:
     """Looks at retrieval workers again and again."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
+        self._samples: dict[str, _WorkerSample] = {}
         self._rates: dict[str, float] = {}  # searches per second, by worker
-        self._held, self._per_s = Means[int](), Means[int]()  # by shard
+        self._under_way, self._per_s = Ewma[int](), Ewma[int]()  # by shard
         self._paces: dict[int, float] = {}
 
-    def look(self, workers: Sequence[Member], passed_ms: float) -> tuple[Pool, ...]:
+    def measure(self, workers: Sequence[Member], passed_ms: float) -> tuple[PoolLoad, ...]:
         """By shard; `workers` serve, and so much time has passed since the last look."""
         names = {worker.member_id for worker in workers}
-        for gone in self._seen.keys() - names:
-            del self._seen[gone]
-            self._rates.pop(gone, None)
+        for name in self._samples.keys() - names:
+            del self._samples[name]
+            self._rates.pop(name, None)
         for worker in workers:
-            self._measure(worker)
-        found = [w.registration.search for w in workers if w.registration.search]
-        numbers = max((each.shards for each in found), default=0)
+            self._sample(worker)
+        registrations = [w.registration.search for w in workers if w.registration.search]
+        numbers = max((registration.shards for registration in registrations), default=0)
         return tuple(
             self._shard([w for w in workers if shard_of(w) == number], number, passed_ms)
             for number in range(numbers)
         )
 
-    def _measure(self, worker: Member) -> None:
+    def _sample(self, worker: Member) -> None:
         """What it answered since it was heard of last."""
         name, load = worker.member_id, worker.search
         if load is None:
             return
-        before = self._seen.get(name)
+        before = self._samples.get(name)
         answered = load.searches_total - load.misses_total
-        now = _Seen(worker.epoch, worker.seen_ms, answered, _is_full(worker))
+        now = _WorkerSample(worker.epoch, worker.seen_ms, answered, _is_full(worker))
         if before is not None and before.epoch == now.epoch:
             if now.heard_ms <= before.heard_ms:
                 return
-            more = max(0, now.answered - before.answered)
-            self._rates[name] = rate = 1_000 * more / (now.heard_ms - before.heard_ms)
+            answered_count = max(0, now.answered - before.answered)
+            self._rates[name] = rate = 1_000 * answered_count / (now.heard_ms - before.heard_ms)
             if before.is_full and now.is_full and rate:
                 shard = shard_of(worker)
-                known = self._paces.get(shard, rate)
-                self._paces[shard] = known + _NEWEST * (rate - known)
-        self._seen[name] = now
+                pace = self._paces.get(shard, rate)
+                self._paces[shard] = pace + _NEWEST * (rate - pace)
+        self._samples[name] = now
 
-    def _shard(self, workers: Sequence[Member], number: int, passed_ms: float) -> Pool:
+    def _shard(self, workers: Sequence[Member], number: int, passed_ms: float) -> PoolLoad:
         per_s = sum(self._rates.get(worker.member_id, 0.0) for worker in workers)
-        return Pool(
+        return PoolLoad(
             present=len(workers),
-            under_way=self._held.seen(number, sum(map(held_by, workers)), passed_ms),
+            under_way=self._under_way.update(number, sum(map(search_load, workers)), passed_ms),
             slots=mean(w.registration.search.slots for w in workers if w.registration.search),
-            per_s=self._per_s.seen(number, per_s, passed_ms),
+            per_s=self._per_s.update(number, per_s, passed_ms),
             pace_per_s=self._paces.get(number, 0.0),
         )
 
 
-def held_by(worker: Member) -> float:
+def search_load(worker: Member) -> float:
     """Searches that a worker has or is to take; what an older release says of them is less."""
     load = worker.search
     if load is None:
@@ -97,4 +97,4 @@ def shard_of(worker: Member) -> int:
 
 def _is_full(worker: Member) -> bool:
     search = worker.registration.search
-    return search is not None and held_by(worker) > search.slots
+    return search is not None and search_load(worker) > search.slots

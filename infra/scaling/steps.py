@@ -12,34 +12,34 @@ from schemas.records import Role
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartWorker:
     """One more worker."""
 
     role: Role
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class DrainWorker:
     """A worker leaves, when it has finished what it holds."""
 
     worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class MoveWorker:
     """A worker gets another role, and keeps its engine and its caches."""
 
     worker_id: str
     role: Role
 
 
-Step = Start | Drain | Move
+Step = StartWorker | DrainWorker | MoveWorker
 
 
 def steps(workers: Mapping[Role, Sequence[str]], targets: Mapping[Role, int]) -> list[Step]:
     """What is to be done; `workers` has those that can best be spared last."""
     pools = [(role, workers.get(role, ()), targets[role]) for role in LLM if role in targets]
-    spare = [name for _, there, target in pools for name in there[target:]]
-    lacking = [role for role, there, target in pools for _ in range(target - len(there))]
-    found = [Move(spare.pop(), role) if spare else Start(role) for role in lacking]
-    return [*found, *map(Drain, spare)]
+    spare = [name for _, worker_ids, target in pools for name in worker_ids[target:]]
+    lacking = [role for role, worker_ids, target in pools for _ in range(target - len(worker_ids))]
+    moves = [MoveWorker(spare.pop(), role) if spare else StartWorker(role) for role in lacking]
+    return [*moves, *map(DrainWorker, spare)]

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from infra.scaling.scaler import Scaler
 from infra.scaling.settings import ScalingSettings
-from infra.scaling.steps import Drain, Move, Start, Step, steps
+from infra.scaling.steps import DrainWorker, MoveWorker, StartWorker, Step, steps
 from infra.simulator.cluster import Checker, Cluster
 from infra.simulator.members.worker import SimWorker
 from schemas.fleet import FleetView
@@ -69,7 +69,7 @@ class Elastic:
             role: len(workers.get(role, ())) + self._starting.get(role, 0)
             for role in (*workers, *self._starting)
         }
-        look = self._scaler.look(self._seen.view, now_ms)
+        look = self._scaler.plan(self._seen.view, now_ms)
         if look is not None:
             targets = self._scaler.settle(look, present, now_ms)
             coming = {
@@ -89,11 +89,11 @@ class Elastic:
 
     def _carry_out(self, step: Step) -> None:
         match step:
-            case Start(role):
+            case StartWorker(role):
                 self._begin(role, self._start_ms)
-            case Drain(name):
+            case DrainWorker(name):
                 self._drain(name, None)
-            case Move(name, role):
+            case MoveWorker(name, role):
                 self._drain(name, role)
 
     def _begin(self, role: Role, after_ms: float) -> None:

@@ -13,8 +13,8 @@ from time import monotonic
 from typing import Any
 
 from infra.scaling.measured import LLM
-from infra.scaling.scaler import Look, Scaler
-from infra.scaling.steps import Drain, Move, Start, steps
+from infra.scaling.scaler import Scaler, ScalingPlan
+from infra.scaling.steps import DrainWorker, MoveWorker, StartWorker, steps
 from infra.stack.launcher import Stack
 from infra.stack.reassignment import move_worker
 from infra.stack.wanted import Announcer
@@ -73,11 +73,11 @@ class Autoscaler:
                     await announcer.announce(look.pools, wall_ms())
                     self._follow(look, producer)
 
-    def _look(self) -> Look | None:
+    def _look(self) -> ScalingPlan | None:
         fleet, now_ms = self._stack.fleet, wall_ms()
         if fleet is None or fleet.is_silent(now_ms):
             return None
-        return self._scaler.look(fleet.view, now_ms)
+        return self._scaler.plan(fleet.view, now_ms)
 
     def _time_starts(self) -> None:
         """How long those took that are there now; not of those that died or were sent away."""
@@ -87,10 +87,10 @@ class Autoscaler:
                 del self._started_s[name]
             elif state == MemberState.READY:
                 del self._started_s[name]
-                self._scaler.started(1_000 * (monotonic() - began_s))
+                self._scaler.record_start(1_000 * (monotonic() - began_s))
                 log.info("%s is there; a start takes %.1f s", name, self.start_ms / 1_000)
 
-    def _follow(self, look: Look, producer: LogProducer) -> None:
+    def _follow(self, look: ScalingPlan, producer: LogProducer) -> None:
         self._time_starts()
         workers = self._workers()
         present = {role: len(names) for role, names in workers.items()}
@@ -98,13 +98,13 @@ class Autoscaler:
         targets = self._scaler.settle(look, present, wall_ms())
         for step in steps(workers, targets):
             match step:
-                case Start(role):
+                case StartWorker(role):
                     name = self._stack.add_worker(role)
                     self._started_s[name] = monotonic()  # a clock that nobody sets
                     log.info("%s is started", name)
-                case Drain(name):
+                case DrainWorker(name):
                     self._begin(name, self._stack.drain_worker(name), "is drained")
-                case Move(name, role) if name not in self._under_way:
+                case MoveWorker(name, role) if name not in self._under_way:
                     self._moving[name] = role
                     self._begin(name, self._move(name, role, producer), f"becomes {role}")
         copies = targets.get(Role.RETRIEVAL, present[Role.RETRIEVAL])

@@ -199,7 +199,7 @@ async def test_every_way_to_place_turns_gives_the_same_answers(
     """The reduced form of `trivium evaluate ppd --engine vllm`."""
     load = LiveLoad(conversations=2, turns=4, tokens=12, words=40)
     running = pair.push if deployment is PUSH else pair.remote
-    found = await compare(running, pair.replica, deployment.ways, load)
+    found = await compare(running, pair.replica, deployment.variants, load)
     assert [row["different"] for row in found.values()] == [0] * len(found)
     assert {row["answers"] for row in found.values()} == {8}
     for name in found.keys() - {"x=1", "learned"}:

@@ -10,12 +10,12 @@ def predict_figures(file: Path, overrides: dict[str, str]) -> dict[str, Any]:
     """Figures as recorded, as predicted, and with what was given."""
     from infra.prediction.figures import figures
     from infra.prediction.predicting import predict
-    from infra.prediction.speeds import measured
+    from infra.prediction.speeds import measure_speeds
     from infra.prediction.traffic import read
     from infra.replay.redeciding import changed
 
     traffic = read(file)
-    speeds = measured(traffic)
+    speeds = measure_speeds(traffic)
     rows = {"recorded": figures(traffic.outcomes.values())}
     variants = {"predicted": {}, ", ".join(f"{k}={v}" for k, v in overrides.items()): overrides}
     for name, settings in variants.items():

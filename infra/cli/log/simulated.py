@@ -32,7 +32,7 @@ def simulate(
     from dataclasses import replace
 
     from infra.evaluate.replays.faults import faults_of
-    from infra.evaluate.replays.whatif import happened, later_ms, setup_of
+    from infra.evaluate.replays.whatif import later_ms, replay_trace, setup_of
     from infra.evaluate.trinity.hardware import gpu_named, model_named
     from infra.replay.redeciding import changed
 
@@ -41,9 +41,9 @@ def simulate(
     names = [name for name, _ in shape.roles()]
     struck = [fault for kind, text in faults for fault in faults_of(kind, text, names)]
     changed_settings = changed(settings, overrides) if overrides else settings
-    runs = {_AS_WAS: happened(trace, shape, settings, setup=setup)}
+    runs = {_AS_WAS: replay_trace(trace, shape, settings, setup=setup)}
     if struck or overrides:
-        runs[_OTHERWISE] = happened(trace, shape, changed_settings, struck, setup=setup)
+        runs[_OTHERWISE] = replay_trace(trace, shape, changed_settings, struck, setup=setup)
     late = later_ms(*runs.values()) if len(runs) > 1 else []
     figures = {name: run.figures() for name, run in runs.items()}
     if as_json:

@@ -18,7 +18,7 @@ from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
     from infra.evaluate.live.conversations import LiveLoad
-    from infra.evaluate.trinity.served import Case
+    from infra.evaluate.trinity.served import TrinityCase
     from infra.evaluate.trinity.study import Sweep
 
 TRACES = "TRIVIUM_TRACES"
@@ -104,9 +104,9 @@ def ppd(
     if engine not in ("sim", "vllm"):
         raise ConfigError(f"--engine: expected sim or vllm, found {engine!r}")
     if live or engine == "vllm":
-        from infra.evaluate.live.comparison import chosen
+        from infra.evaluate.live.comparison import choose_loads
 
-        loads = chosen(
+        loads = choose_loads(
             workload or ["large, mid paste"],
             load or [2.0],
             turns=turns,
@@ -132,7 +132,7 @@ def _simulated(
     as_json: bool,
 ) -> Path:
     from infra.evaluate.evaluation import evaluate
-    from infra.evaluate.paper.conversations import DRAWN, read
+    from infra.evaluate.paper.conversations import SYNTHETIC, read
     from infra.evaluate.report import bars, whole_page
 
     if traces is None and _BESIDE.is_dir():
@@ -142,7 +142,7 @@ def _simulated(
         seed=seed,
         jobs=jobs or os.cpu_count() or 1,
         traces=traces,
-        sources=[read(path, seed) for path in files] or DRAWN,
+        sources=[read(path, seed) for path in files] or SYNTHETIC,
     )
     page = whole_page.write(results, out)
     bars.write(results)
@@ -152,7 +152,7 @@ def _simulated(
     console = stdout_console()
     table = Table("", "what", "found", box=None, title=f"{results.runs} simulations")
     for bar in results.bars:
-        table.add_row("[green]yes[/]" if bar.holds else "[red]no[/]", bar.what, bar.found)
+        table.add_row("[green]yes[/]" if bar.holds else "[red]no[/]", bar.what, bar.finding)
     console.print(table)
     if results.traffic_skipped:
         console.print(f"real traffic: skipped; {results.traffic_skipped}")
@@ -216,7 +216,7 @@ def trinity(
 
         measure_here(measure, seed, Console(stderr=True).print)
     with runner(jobs or os.cpu_count() or 1) as pool:
-        findings = study.found(pool, case, quick=quick)
+        findings = study.run_study(pool, case, quick=quick)
     path = page.write(findings, measured.read(), out)
     if as_json:
         print(page.to_json(findings))
@@ -259,15 +259,15 @@ def _coupled(rate: float, load_s: float, seed: int, as_json: bool) -> None:
 
 def _trinity_case(
     gpu: str, gpus: int, rows: float, dim: int, every: int, hop_ms: float, seed: int
-) -> "Case":
+) -> "TrinityCase":
     from infra.evaluate.trinity import study
-    from infra.evaluate.trinity.hardware import Index, SearchCosts, gpu_named
+    from infra.evaluate.trinity.hardware import IndexSpec, SearchCosts, gpu_named
     from infra.simulator.machine.latency import Setup
 
     gpu_spec = gpu_named(gpu)
     return study.base(
         setup=Setup(gpu=gpu_spec),
-        search=SearchCosts(gpu=gpu_spec, index=Index(rows=rows, dim=dim)),
+        search=SearchCosts(gpu=gpu_spec, index=IndexSpec(rows=rows, dim=dim)),
         gpus=gpus,
         every=every,
         hop_ms=hop_ms,

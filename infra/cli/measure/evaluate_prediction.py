@@ -34,7 +34,9 @@ def prediction(
     results = asyncio.run(study.run(study.load_of(seconds, per_s, seed), rounds, err.print))
     path = study.write(results)
     if as_json:
-        print_json({"file": str(path), "ways": {row.way: row.errors for row in results.ways}})
+        print_json(
+            {"file": str(path), "ways": {row.variant: row.errors for row in results.comparisons}}
+        )
         return
     console = stdout_console()
     console.print(study.table(results))

@@ -15,7 +15,7 @@ from infra.cli.options import AsJson, Seed, in_panel
 from infra.terminal.output import print_json, stdout_console
 
 if TYPE_CHECKING:
-    from infra.evaluate.studies.day_and_night import Compared, Day
+    from infra.evaluate.studies.day_and_night import Day, DayComparison
 
 _SIMULATED = in_panel("On virtual time")
 
@@ -90,27 +90,27 @@ def scaling(
     if result.best is None:
         console.print(f"no fixed fleet of up to {result.day.workers_max} workers serves as well")
     else:
-        console.print(f"{result.saved:.0%} fewer worker-hours than {result.best.pools}")
+        console.print(f"{result.saved_share:.0%} fewer worker-hours than {result.best.pools}")
     if not result.following.holds:
         console.print(f"but pools that follow serve less than {HOLDS:.0%} in time")
     console.print(f"picture: {page}")
 
 
-def _simulated(overrides: dict[str, Any], start_s: float, jobs: int) -> "Compared":
+def _simulated(overrides: dict[str, Any], start_s: float, jobs: int) -> "DayComparison":
     from infra.evaluate.points.runs import runner
-    from infra.evaluate.studies.day_and_night import Day, compared
+    from infra.evaluate.studies.day_and_night import Day, compare_fleets
 
     day = _day_with(Day(start_ms=1_000 * start_s), overrides)
     with runner(jobs or os.cpu_count() or 1) as pool:
-        return compared(pool, day)
+        return compare_fleets(pool, day)
 
 
-def _live(overrides: dict[str, Any]) -> "Compared":
+def _live(overrides: dict[str, Any]) -> "DayComparison":
     from rich.console import Console
 
-    from infra.evaluate.live.day import DAY, compared
+    from infra.evaluate.live.day import DAY, compare_fleets
 
-    return asyncio.run(compared(_day_with(DAY, overrides), Console(stderr=True).print))
+    return asyncio.run(compare_fleets(_day_with(DAY, overrides), Console(stderr=True).print))
 
 
 def _day_with(day: "Day", overrides: dict[str, Any]) -> "Day":
@@ -133,9 +133,9 @@ def interruptions(
     """
     from rich.table import Table
 
-    from infra.evaluate.studies.interruptions import POLICIES, interrupted
+    from infra.evaluate.studies.interruptions import POLICIES, measure_interruptions
 
-    rows = [interrupted(p, prompt_tokens=prompt, answer_tokens=answer) for p in POLICIES]
+    rows = [measure_interruptions(p, prompt_tokens=prompt, answer_tokens=answer) for p in POLICIES]
     if as_json:
         print_json([asdict(row) for row in rows])
         return
@@ -147,7 +147,7 @@ def interruptions(
     stdout_console().print(table)
 
 
-def _table(result: "Compared") -> Any:
+def _table(result: "DayComparison") -> Any:
     from rich.table import Table
 
     heads = ("fleet", "worker-hours", "in time", "TTFT p99", "TPOT p99")

@@ -13,8 +13,8 @@ from infra.terminal.output import stdout_console
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from infra.evaluate.trinity.pools import Pool, Traffic
-    from infra.evaluate.trinity.traffic_log import Logged
+    from infra.evaluate.trinity.pools import PoolPlan, TrafficModel
+    from infra.evaluate.trinity.traffic_log import TrafficSummary
 
 _TRAFFIC, _HARDWARE = in_panel("Traffic"), in_panel("Hardware")
 EXAMPLES = """[bold]Examples[/]
@@ -56,7 +56,13 @@ def pools(
     By the rooflines of a GPU and a model. With --trace, rate and lengths are those of the log: the
     busiest minute, and means; --rps, --prompt and --answer change one of them.
     """
-    from infra.evaluate.trinity.hardware import Index, SearchCosts, gpu_named, model_named, parallel
+    from infra.evaluate.trinity.hardware import (
+        IndexSpec,
+        SearchCosts,
+        gpu_named,
+        model_named,
+        parallel,
+    )
     from infra.evaluate.trinity.pools import Targets, plan
     from infra.evaluate.trinity.traffic_log import read
     from infra.simulator.machine.latency import Setup
@@ -65,7 +71,7 @@ def pools(
     traffic = _traffic(logged, rps, prompt, answer, searched, found, every, updates)
     gpu_spec = gpu_named(gpu)
     setup = parallel(Setup(gpu=gpu_spec, model=model_named(model)), tp)
-    search = SearchCosts(gpu=gpu_spec, index=Index(rows=rows, dim=dim))
+    search = SearchCosts(gpu=gpu_spec, index=IndexSpec(rows=rows, dim=dim))
     targets = Targets(ttft_ms=ttft, tpot_ms=tpot, hop_ms=hop_ms)
     planned = plan(setup, search, traffic, targets, tp)
     if as_json:
@@ -85,7 +91,7 @@ def pools(
 
 
 def _traffic(
-    logged: "Logged | None",
+    logged: "TrafficSummary | None",
     rps: float | None,
     prompt: float | None,
     answer: float | None,
@@ -93,9 +99,9 @@ def _traffic(
     found_tokens: float,
     every: int,
     updates: float,
-) -> "Traffic":
-    from infra.evaluate.trinity.pools import Traffic
-    from infra.evaluate.trinity.probing import Probing
+) -> "TrafficModel":
+    from infra.evaluate.trinity.pools import TrafficModel
+    from infra.evaluate.trinity.probing import ProbeSettings
 
     if logged is not None:
         rps = logged.busiest_per_s if rps is None else rps
@@ -106,18 +112,20 @@ def _traffic(
             "plan pools: expected --rps, --prompt and --answer, or a traffic log with --trace; see "
             "`trivium plan pools --help`"
         )
-    return Traffic(
+    return TrafficModel(
         per_s=rps,
         prompt_tokens=prompt,
         answer_tokens=answer,
         searched=searched,
         found_tokens=found_tokens,
-        probing=Probing(every=every),
+        probing=ProbeSettings(every=every),
         updates_per_s=updates,
     )
 
 
-def _table(planned: "list[Pool]", traffic: "Traffic", logged: "Logged | None") -> Table:
+def _table(
+    planned: "list[PoolPlan]", traffic: "TrafficModel", logged: "TrafficSummary | None"
+) -> Table:
     gpus = sum(pool.gpus for pool in planned)
     title = f"{traffic.per_s:.1f} requests/s, {gpus} GPUs"
     if logged is not None:

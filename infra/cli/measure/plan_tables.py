@@ -154,7 +154,7 @@ def _measure_new(engine: str, loads: "list[LiveLoad]", prefill: int, decode: int
             live_table.write(live_table.PROBE, folder / "probe.json")
             deployment = comparison.DEPLOYMENTS[engine][0]
             stack = make_stack(deployment, StackPlan(prefill=prefill, decode=decode, broker=False))
-            stack.settings = live_table.probed(stack.settings, folder / "probe.json")
+            stack.settings = live_table.with_probe_table(stack.settings, folder / "probe.json")
             async with stack:
                 url, log = stack.gateway_urls[0], stack.settings.log
                 return await live_table.measure(url, log, loads, advance)

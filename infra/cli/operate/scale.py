@@ -14,7 +14,7 @@ from infra.terminal.output import print_json, stdout_console
 from schemas.errors import NotReady
 
 if TYPE_CHECKING:
-    from infra.scaling.scaler import Look, Scaler
+    from infra.scaling.scaler import Scaler, ScalingPlan
     from infra.stack.configuration import Settings
     from infra.stack.fleet_watch import FleetWatch
 
@@ -56,7 +56,7 @@ async def _once(settings: "Settings", as_json: bool) -> None:
     _show(look, as_json)
 
 
-async def first_look(scaler: "Scaler", fleet: "FleetWatch") -> "Look | None":
+async def first_look(scaler: "Scaler", fleet: "FleetWatch") -> "ScalingPlan | None":
     """What is seen once a router is heard; one that is known and silent is waited for, for a while.
 
     None where there is no router, or none spoke; `fleet` must be followed.
@@ -64,12 +64,12 @@ async def first_look(scaler: "Scaler", fleet: "FleetWatch") -> "Look | None":
     from infra.stack import fleet_watch
     from schemas.log.clock import wall_ms
 
-    look = scaler.look(fleet.view, wall_ms())
+    look = scaler.plan(fleet.view, wall_ms())
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(fleet_watch.SLOW_S):
             while look is None and _knows_a_router(fleet):
                 await fleet_watch.wait_for_update(fleet)
-                look = scaler.look(fleet.view, wall_ms())
+                look = scaler.plan(fleet.view, wall_ms())
     return look
 
 
@@ -98,7 +98,7 @@ async def _watch(settings: "Settings", publish: bool, as_json: bool) -> None:
         producer = await stack.enter_async_context(making) if publish else making
         announcer = Announcer(producer, "scale")
         while True:
-            look = scaler.look(fleet.view, wall_ms())
+            look = scaler.plan(fleet.view, wall_ms())
             if look is not None:
                 if publish:
                     await announcer.announce(look.pools, wall_ms())
@@ -108,19 +108,19 @@ async def _watch(settings: "Settings", publish: bool, as_json: bool) -> None:
             await asyncio.sleep(_LOOK_S)
 
 
-def _show(look: "Look", as_json: bool) -> None:
+def _show(look: "ScalingPlan", as_json: bool) -> None:
     if as_json:
         print_json(_tree(look))
     else:
         stdout_console().print(_table(look))
 
 
-def _tree(look: "Look") -> dict[str, Any]:
+def _tree(look: "ScalingPlan") -> dict[str, Any]:
     pools = [{**asdict(pool), "role": pool.role.value} for pool in look.pools]
     return {"backlog": asdict(look.backlog), "pools": pools}
 
 
-def _table(look: "Look") -> Any:
+def _table(look: "ScalingPlan") -> Any:
     from rich.table import Table
 
     backlog = look.backlog

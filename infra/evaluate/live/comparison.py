@@ -21,7 +21,7 @@ from rich.table import Table
 from infra.bench.results import BENCH_DIR, Bar, command_line, percentile, write_report
 from infra.broker.node import Broker
 from infra.broker.section import BrokerSettings
-from infra.evaluate.live.conversations import LiveLoad, Turn, hold
+from infra.evaluate.live.conversations import LiveLoad, LiveTurn, hold
 from infra.evaluate.paper.grid import WORKLOADS
 from infra.evaluate.report import html, plots
 from infra.stack import configuration
@@ -37,11 +37,11 @@ from workers.config import WorkerSettings
 from workers.models.sim import make_sim_model
 
 _RESTART_S, _POLL_S = 60.0, 0.05
-Found = dict[str, dict[str, Any]]  # by part of the grid and by way
+FiguresByLoad = dict[str, dict[str, Any]]  # by part of the grid and by way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class RoutingVariant:
     """How turns are placed."""
 
     name: str
@@ -55,49 +55,54 @@ class Deployment:
     """Workers that some ways can use; `engine` holds fields of the engine's section."""
 
     name: str
-    ways: Sequence[Way]
+    variants: Sequence[RoutingVariant]
     engine: dict[str, Any] = field(default_factory=dict)
 
 
-LOCAL, LEARNED = Way(name="x=1", local_share=1.0), Way(name="learned", policy="learned")
+LOCAL, LEARNED = (
+    RoutingVariant(name="x=1", local_share=1.0),
+    RoutingVariant(name="learned", policy="learned"),
+)
 SIM = Deployment(
     name="sim",
     engine={"decode_step_ms": 4.0, "prefill_base_ms": 10.0, "end_every_tokens": 0},
-    ways=(
-        Way(name="x=0"),
-        Way(name="x=0 decode first", orchestration="decode_first"),
-        Way(name="x=0 concurrent", orchestration="concurrent"),
+    variants=(
+        RoutingVariant(name="x=0"),
+        RoutingVariant(name="x=0 decode first", orchestration="decode_first"),
+        RoutingVariant(name="x=0 concurrent", orchestration="concurrent"),
         LOCAL,
         replace(LEARNED, orchestration="auto"),
     ),
 )
 PULL = Deployment(
-    name="pull", engine={"kv_transfer": "pull"}, ways=(Way(name="x=0"), LOCAL, LEARNED)
+    name="pull",
+    engine={"kv_transfer": "pull"},
+    variants=(RoutingVariant(name="x=0"), LOCAL, LEARNED),
 )
 PUSH = Deployment(
     name="push",
     engine={"kv_transfer": "push"},
-    ways=(
-        Way(name="x=0 push"),
-        Way(name="x=0 decode first", orchestration="decode_first"),
-        Way(name="x=0 concurrent", orchestration="concurrent"),
+    variants=(
+        RoutingVariant(name="x=0 push"),
+        RoutingVariant(name="x=0 decode first", orchestration="decode_first"),
+        RoutingVariant(name="x=0 concurrent", orchestration="concurrent"),
     ),
 )
 KEPT = Deployment(
     name="kept",
     engine={"kv_transfer": "pull", "keep_decoded_kv_ms": 60_000},
-    ways=(Way(name="x=0 reading back"),),
+    variants=(RoutingVariant(name="x=0 reading back"),),
 )
 DEPLOYMENTS = {"sim": (SIM,), "vllm": (PULL, PUSH, KEPT)}
 
 
-async def switch(stack: Stack, way: Way) -> None:
+async def switch(stack: Stack, variant: RoutingVariant) -> None:
     """Let the routers go on in another way: they start anew, with other settings."""
     router = replace(
         stack.settings.router,
-        policy=way.policy,
-        local_share=way.local_share,
-        orchestration=way.orchestration,
+        policy=variant.policy,
+        local_share=variant.local_share,
+        orchestration=variant.orchestration,
     )
     stack.settings = replace(stack.settings, router=router)
     (stack.folder / "stack.toml").write_text(configuration.dump(stack.settings))
@@ -116,7 +121,7 @@ async def switch(stack: Stack, way: Way) -> None:
     await stack.wait_ready(*before)
 
 
-def chosen(
+def choose_loads(
     workloads: Sequence[str],
     loads_per_s: Sequence[float],
     *,
@@ -130,15 +135,15 @@ def chosen(
 
     Raises ConfigError for a workload that the grid has not.
     """
-    known = {workload.name: workload.profile for workload in WORKLOADS}
-    found = []
+    profiles = {workload.name: workload.profile for workload in WORKLOADS}
+    loads = []
     for name in workloads:
-        if name not in known:
-            raise ConfigError(f"--workload: expected one of {'; '.join(known)}, found {name!r}")
-        first, later = known[name].first, known[name].later
+        if name not in profiles:
+            raise ConfigError(f"--workload: expected one of {'; '.join(profiles)}, found {name!r}")
+        first, later = profiles[name].first, profiles[name].later
         lengths = (first.input_tokens, first.output_tokens, later.input_tokens, later.output_tokens)
-        words, answer, new_words, new_answer = (max(4, round(scale * each)) for each in lengths)
-        found += [
+        words, answer, new_words, new_answer = (max(4, round(scale * length)) for length in lengths)
+        loads += [
             LiveLoad(
                 name=f"{name} at {per_s:g}/s",
                 conversations=conversations,
@@ -153,33 +158,33 @@ def chosen(
             )
             for per_s in loads_per_s
         ]
-    return found
+    return loads
 
 
 async def compare(
     stack: Stack,
     alone: Stack,
-    ways: Sequence[Way],
+    variants: Sequence[RoutingVariant],
     load: LiveLoad,
-    done: Callable[[], None] = lambda: None,
+    on_variant_end: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """The figures of each way, with how many of its answers differ from those given alone."""
-    found = {}
-    for way in ways:
-        await switch(stack, way)
-        name = f"{load.name} {way.name}".strip()
-        await hold(stack, replace(load, conversations=1), f"warm {name}", way.name)
-        turns = await hold(stack, load, name, way.name)
+    turns_by_variant = {}
+    for variant in variants:
+        await switch(stack, variant)
+        name = f"{load.name} {variant.name}".strip()
+        await hold(stack, replace(load, conversations=1), f"warm {name}", variant.name)
+        turns = await hold(stack, load, name, variant.name)
         expected = await hold(alone, replace(load, per_s=0.0), name, "alone")
-        found[way.name] = turns, expected
-        done()
+        turns_by_variant[variant.name] = turns, expected
+        on_variant_end()
     stories = await read_stories(stack.settings.log)
-    moved = {request_id: story.kv_bytes for request_id, story in stories.items()}
-    return {way: figures(*held, moved) for way, held in found.items()}
+    moved_bytes = {request_id: story.kv_bytes for request_id, story in stories.items()}
+    return {variant: figures(*turns, moved_bytes) for variant, turns in turns_by_variant.items()}
 
 
 def figures(
-    held: list[list[Turn]], expected: list[list[Turn]], moved: Mapping[str, int]
+    turns: list[list[LiveTurn]], expected: list[list[LiveTurn]], moved_bytes: Mapping[str, int]
 ) -> dict[str, Any]:
     """Medians over the turns after the first, and the sum of the KV bytes that they moved.
 
@@ -187,8 +192,8 @@ def figures(
     """
     pairs = [
         (turn, alone)
-        for turns, others in zip(held, expected, strict=True)
-        for turn, alone in zip(turns, others, strict=True)
+        for turns, alone_turns in zip(turns, expected, strict=True)
+        for turn, alone in zip(turns, alone_turns, strict=True)
     ]
     later = [turn for turn, _ in pairs if turn.number > 1]
     modes = [turn.mode for turn in later]
@@ -199,17 +204,17 @@ def figures(
         "ttft_ms": percentile([turn.ttft_ms for turn in later], 50),
         "ttft_ms_p99": percentile([turn.ttft_ms for turn in later], 99),
         "tpot_ms": percentile([turn.tpot_ms for turn in later], 50),
-        "kv_bytes": sum(moved[turn.request_id] for turn in later),
-        "kv_bytes_turn_1": sum(moved[t.request_id] for t, _ in pairs if t.number == 1),
+        "kv_bytes": sum(moved_bytes[turn.request_id] for turn in later),
+        "kv_bytes_turn_1": sum(moved_bytes[t.request_id] for t, _ in pairs if t.number == 1),
     }
 
 
-def table(name: str, found: dict[str, Any]) -> Table:
+def table(name: str, rows: dict[str, Any]) -> Table:
     """What `compare` found, a row for each way."""
-    shown = Table("way", *_COLUMNS, title=f"{name}: turns after the first".strip(": "))
-    for way, row in found.items():
-        shown.add_row(way, *(show(row) for show in _COLUMNS.values()))
-    return shown
+    rich_table = Table("way", *_COLUMNS, title=f"{name}: turns after the first".strip(": "))
+    for variant, row in rows.items():
+        rich_table.add_row(variant, *(show(row) for show in _COLUMNS.values()))
+    return rich_table
 
 
 _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -242,44 +247,48 @@ def machine(engine: str, folder: Path) -> Iterator[Callable[[Deployment, StackPl
     broker = Broker(BrokerSettings(port=0), folder / "broker", tethered=True)
     bootstrap = broker.start()  # in this thread, with which a tethered broker ends
 
-    def made(deployment: Deployment, plan: StackPlan) -> Stack:
+    def build(deployment: Deployment, plan: StackPlan) -> Stack:
         log = LogSettings(bootstrap=bootstrap, topic_prefix=f"live-{deployment.name}.")
-        found = settings(engine, deployment, log, model)
-        return Stack(found, plan, folder=folder / deployment.name)
+        stack_settings = settings(engine, deployment, log, model)
+        return Stack(stack_settings, plan, folder=folder / deployment.name)
 
     try:
-        yield made
+        yield build
     finally:
         broker.stop()
 
 
 async def run(
     engine: str, loads: Sequence[LiveLoad], console: Console, only: Sequence[str] = ()
-) -> Found:
+) -> FiguresByLoad:
     """Every way that the engine can do, or some deployments, at every load."""
-    deployments = [each for each in DEPLOYMENTS[engine] if not only or each.name in only]
+    deployments = [
+        deployment for deployment in DEPLOYMENTS[engine] if not only or deployment.name in only
+    ]
     if not deployments:
-        names = ", ".join(each.name for each in DEPLOYMENTS[engine])
+        names = ", ".join(deployment.name for deployment in DEPLOYMENTS[engine])
         raise ConfigError(f"--only: expected some of {names}, found {', '.join(only)}")
-    plain = Deployment(name="alone", ways=(), engine=DEPLOYMENTS[engine][0].engine)
-    found: Found = {load.name: {} for load in loads}
-    with machine(engine, BENCH_DIR.absolute() / "live") as made, Progress(console=console) as bars:
-        total = len(loads) * sum(len(each.ways) for each in deployments)
+    plain = Deployment(name="alone", variants=(), engine=DEPLOYMENTS[engine][0].engine)
+    figures_by_load: FiguresByLoad = {load.name: {} for load in loads}
+    with machine(engine, BENCH_DIR.absolute() / "live") as build, Progress(console=console) as bars:
+        total = len(loads) * sum(len(deployment.ways) for deployment in deployments)
         bar = bars.add_task("starting", total=total)
-        async with made(plain, StackPlan(prefill=0, decode=0, replica=1, broker=False)) as alone:
+        async with build(plain, StackPlan(prefill=0, decode=0, replica=1, broker=False)) as alone:
             for deployment in deployments:
-                async with made(deployment, StackPlan(broker=False)) as stack:
+                async with build(deployment, StackPlan(broker=False)) as stack:
                     bars.update(bar, description=deployment.name)
                     for load in loads:
-                        found[load.name] |= await compare(
+                        figures_by_load[load.name] |= await compare(
                             stack, alone, deployment.ways, load, lambda: bars.advance(bar)
                         )
-    return found
+    return figures_by_load
 
 
-def write(engine: str, loads: Sequence[LiveLoad], found: Found, folder: Path) -> Path:
+def write(
+    engine: str, loads: Sequence[LiveLoad], figures_by_load: FiguresByLoad, folder: Path
+) -> Path:
     """live-ENGINE.json, .png and .html; the page's path."""
-    different = sum(row["different"] for part in found.values() for row in part.values())
+    different = sum(row["different"] for part in figures_by_load.values() for row in part.values())
     bar = Bar(
         name="answers that differ from one engine's alone",
         value=different,
@@ -292,17 +301,19 @@ def write(engine: str, loads: Sequence[LiveLoad], found: Found, folder: Path) ->
         command=command_line(),
         seed=loads[0].seed,
         load={load.name: asdict(load) for load in loads},
-        figures=found,
+        figures=figures_by_load,
         bars=[bar],
         folder=folder,
     )
-    drawn = plots.live(found)
-    (folder / f"live-{engine}.png").write_bytes(drawn)
+    png = plots.live(figures_by_load)
+    (folder / f"live-{engine}.png").write_bytes(png)
     parts = [html.note(f"Engine {engine}, this machine; medians of the turns after the first.")]
     parts.append(html.table(("bar", "found", "holds"), [(bar.name, different, bar.met)]))
-    for name, rows in found.items():
-        shown = [(way, *(show(row) for show in _COLUMNS.values())) for way, row in rows.items()]
-        parts += [f"<h2>{name}</h2>", html.table(("way", *_COLUMNS), shown)]
+    for name, rows in figures_by_load.items():
+        cells = [
+            (variant, *(show(row) for show in _COLUMNS.values())) for variant, row in rows.items()
+        ]
+        parts += [f"<h2>{name}</h2>", html.table(("way", *_COLUMNS), cells)]
     path = folder / f"live-{engine}.html"
-    path.write_text(html.page("Placement, live", [*parts, html.picture("live", drawn)]))
+    path.write_text(html.page("Placement, live", [*parts, html.picture("live", png)]))
     return path

@@ -42,7 +42,7 @@ class LiveLoad:
 
 
 @dataclass(slots=True, kw_only=True)
-class Turn:
+class LiveTurn:
     """One answer, as its client saw it."""
 
     number: int  # from 1
@@ -62,7 +62,7 @@ async def converse(
     name: str,
     session: str,
     weights: str = "",
-) -> list[Turn]:
+) -> list[LiveTurn]:
     """One conversation. What is asked follows from its name, so it can be held elsewhere too."""
     rng = random.Random(f"{load.seed} {name}")
     messages: list[dict[str, str]] = []
@@ -89,8 +89,8 @@ async def converse(
 
 async def _ask(
     client: httpx.AsyncClient, body: dict[str, Any], session: str, number: int, weights: str
-) -> Turn:
-    turn, times = Turn(number=number), list[float]()
+) -> LiveTurn:
+    turn, times = LiveTurn(number=number), list[float]()
     began_s = time.perf_counter()
     headers = {"X-Session-Id": session}
     if weights:
@@ -107,9 +107,9 @@ async def _ask(
                 raise RuntimeError(f"{session}, turn {number}: {event['error']}")
             for choice in event.get("choices", ()):
                 turn.text += choice["delta"].get("content") or ""
-                found = choice.get("token_ids") or []
-                turn.token_ids += found
-                times += [time.perf_counter()] * len(found)
+                token_ids = choice.get("token_ids") or []
+                turn.token_ids += token_ids
+                times += [time.perf_counter()] * len(token_ids)
             used = event.get("usage") or {}
             turn.prompt_tokens = used.get("prompt_tokens", turn.prompt_tokens)
             placed = event.get("trivium") or {}
@@ -119,7 +119,7 @@ async def _ask(
     return turn
 
 
-async def hold(stack: Stack, load: LiveLoad, prefix: str, session: str) -> list[list[Turn]]:
+async def hold(stack: Stack, load: LiveLoad, prefix: str, session: str) -> list[list[LiveTurn]]:
     """All conversations of the load whose names begin so, on one stack."""
     return await hold_at(
         stack.gateway_urls[0], stack.settings.model.served_name, load, prefix, session
@@ -128,15 +128,15 @@ async def hold(stack: Stack, load: LiveLoad, prefix: str, session: str) -> list[
 
 async def hold_at(
     url: str, model: str, load: LiveLoad, prefix: str, session: str, weights: str = ""
-) -> list[list[Turn]]:
+) -> list[list[LiveTurn]]:
     """The same at a gateway's address, with weights in each request's header."""
-    free = asyncio.Semaphore(load.streams)
+    free_streams = asyncio.Semaphore(load.streams)
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
 
-        async def one(number: int, begins_s: float) -> list[Turn]:
+        async def chat_once(number: int, begins_s: float) -> list[LiveTurn]:
             await asyncio.sleep(begins_s)
-            async with free:
+            async with free_streams:
                 name = f"{prefix} {number}"
                 return await converse(client, model, load, name, f"{session} {name}", weights)
 
-        return await asyncio.gather(*map(one, range(load.conversations), load.begins_s()))
+        return await asyncio.gather(*map(chat_once, range(load.conversations), load.begins_s()))

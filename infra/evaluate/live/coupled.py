@@ -26,31 +26,31 @@ from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan, core_shares
 
 LLM_WORKERS = 2
-WAYS = {"a": LLM_WORKERS, "c": 1}  # copies of the index
+COPIES = {"a": LLM_WORKERS, "c": 1}  # copies of the index
 
 
 async def compare(
     console: Console, *, rate: float, load_s: float, fillers: int, seed: int
 ) -> dict[str, Any]:
     """Both ways, one after the other, by name."""
-    found = {}
+    figures_by_way = {}
     with counting(console, 34) as progress:
-        for way, copies in WAYS.items():
+        for placement, copies in COPIES.items():
             plan = StackPlan(
                 prefill=0, decode=0, replica=LLM_WORKERS, retrieval=copies, embedding=1,
                 places=copies,
             )  # fmt: skip
-            stack = make_stack(plan, BENCH_DIR.absolute() / f"coupled-{way}")
+            stack = make_stack(plan, BENCH_DIR.absolute() / f"coupled-{placement}")
             async with running(stack), library(stack.settings.log) as books:
-                pin(stack, way)
+                pin(stack, placement)
                 pids = retrieval_pids(stack)
                 meter = CpuMeter(pids)
                 load = ChatLoad(stack, books, [rate], load_s, seed)
                 await load.prepare(fillers)
-                taken_in = meter.used_s()
+                ingest_cpu_s = meter.used_s()
                 (rows,) = (await load.measure(progress)).values()
-                found[way] = figures(rows, pids.values(), taken_in)
-    return found
+                figures_by_way[placement] = figures(rows, pids.values(), ingest_cpu_s)
+    return figures_by_way
 
 
 def retrieval_pids(stack: Stack) -> dict[str, int]:
@@ -62,11 +62,11 @@ def retrieval_pids(stack: Stack) -> dict[str, int]:
     }
 
 
-def pin(stack: Stack, way: str) -> None:
+def pin(stack: Stack, placement: str) -> None:
     """Each LLM worker to its share of the cores, and in (a) a retrieval worker with it."""
     shares = core_shares(sorted(os.sched_getaffinity(0)), LLM_WORKERS)
     for place, cores in enumerate(shares):
-        names = [f"replica-{place}"] + ([f"retrieval-{place}"] if way == "a" else [])
+        names = [f"replica-{place}"] + ([f"retrieval-{place}"] if placement == "a" else [])
         for name in names:
             pin_process(stack.processes[name].pid, cores)
 
@@ -77,43 +77,47 @@ def pin_process(
     set_affinity: Callable[[int, Iterable[int]], None] = os.sched_setaffinity,
 ) -> None:
     """All threads that a process has, and so those that they start."""
-    wanted = set(cores)
+    core_set = set(cores)
     for task in Path(f"/proc/{pid}/task").iterdir():
-        set_affinity(int(task.name), wanted)
+        set_affinity(int(task.name), core_set)
 
 
 def memory_mib(pid: int) -> float:
     """What a process has for itself, and its share of what it shares."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    line = next(each for each in rollup.splitlines() if each.startswith("Pss:"))
+    line = next(text for text in rollup.splitlines() if text.startswith("Pss:"))
     return int(line.split()[1]) / 1024
 
 
 def figures(
-    rows: dict[str, Any], pids: Iterable[int], taken_in: dict[str, float]
+    rows: dict[str, Any], pids: Iterable[int], ingest_cpu_s: dict[str, float]
 ) -> dict[str, Any]:
     """What one way came to."""
     return {
-        "copies": len(taken_in),
+        "copies": len(ingest_cpu_s),
         "memory_mib": sum(map(memory_mib, pids)),
-        "taking_in_cpu_s": sum(taken_in.values()),
+        "taking_in_cpu_s": sum(ingest_cpu_s.values()),
         "ttft_ms": {when: rows[when]["ttft_ms"]["with"] for when in (IDLE, SATURATED)},
         "without_ms": {when: rows[when]["ttft_ms"]["without"] for when in (IDLE, SATURATED)},
         "search_ms": {when: rows[when]["search_ms"] for when in (IDLE, SATURATED)},
     }
 
 
-def table(found: dict[str, Any]) -> Table:
+def table(figures_by_way: dict[str, Any]) -> Table:
     """A row for each figure."""
-    shown = Table("", *(f"({way})" for way in found), title="Live, on the same cores")
-    shown.add_row("copies of the index", *(str(row["copies"]) for row in found.values()))
+    rich_table = Table(
+        "", *(f"({placement})" for placement in figures_by_way), title="Live, on the same cores"
+    )
+    rich_table.add_row(
+        "copies of the index", *(str(row["copies"]) for row in figures_by_way.values())
+    )
     for name, field in (("memory, MiB", "memory_mib"), ("CPU s to take in", "taking_in_cpu_s")):
-        shown.add_row(name, *(number(row[field]) for row in found.values()))
+        rich_table.add_row(name, *(number(row[field]) for row in figures_by_way.values()))
     for when in (IDLE, SATURATED):
         for name, pick in _TIMES.items():
-            cells = [_both(pick(row, when)) for row in found.values()]
-            shown.add_row(f"{name}, {when}", *cells)
-    return shown
+            cells = [_both(pick(row, when)) for row in figures_by_way.values()]
+            rich_table.add_row(f"{name}, {when}", *cells)
+    return rich_table
 
 
 _TIMES: dict[str, Callable[[dict[str, Any], str], dict[str, float | None]]] = {

@@ -20,8 +20,8 @@ import numpy as np
 
 from infra.bench.results import BENCH_DIR
 from infra.evaluate.live.comparison import Deployment, machine
-from infra.evaluate.live.conversations import LiveLoad, Turn, converse
-from infra.evaluate.studies.day_and_night import HOLDS, Compared, Day, Fleet
+from infra.evaluate.live.conversations import LiveLoad, LiveTurn, converse
+from infra.evaluate.studies.day_and_night import HOLDS, Day, DayComparison, FleetResult
 from infra.scaling.settings import ScalingSettings
 from infra.simulator.cluster import READY_MS
 from infra.simulator.elastic import worker_hours
@@ -58,16 +58,16 @@ PATIENCE = {"up_after_ms": 1_000, "down_after_ms": 10_000, "settle_ms": 5_000}
 Counts = list[tuple[float, dict[Role, int]]]
 
 
-async def compared(day: Day, told: Callable[[str], None]) -> Compared:
+async def compare_fleets(day: Day, report: Callable[[str], None]) -> DayComparison:
     """One fleet after the other; `told` hears what is being done."""
-    with machine("sim", BENCH_DIR.absolute() / "day") as made:
+    with machine("sim", BENCH_DIR.absolute() / "day") as build:
 
-        async def served(pools: str) -> Fleet:
-            told(f"{pools or 'pools that follow'}: {day.minutes:g} minutes, load {_load()}")
+        async def serve_pools(pools: str) -> FleetResult:
+            report(f"{pools or 'pools that follow'}: {day.minutes:g} minutes, load {_load()}")
             shape = Shape.parse(pools or "1P1D")
             plan = StackPlan(prefill=shape.prefill, decode=shape.decode, broker=False)
-            deployment = Deployment(name=f"day-{pools or 'follows'}", ways=(), engine=ENGINE)
-            stack = made(deployment, plan)
+            deployment = Deployment(name=f"day-{pools or 'follows'}", variants=(), engine=ENGINE)
+            stack = build(deployment, plan)
             stack.settings = replace(
                 stack.settings,
                 scaling=targets(day),
@@ -75,13 +75,13 @@ async def compared(day: Day, told: Callable[[str], None]) -> Compared:
                 router=RouterSettings(policy="static"),  # decode workers compute no prompts
             )
             fleet = await serve(stack, day, pools)
-            told(f"  {fleet.in_time:.1%} in time, {fleet.worker_hours:.3f} worker-hours")
+            report(f"  {fleet.in_time:.1%} in time, {fleet.worker_hours:.3f} worker-hours")
             return fleet
 
-        following = await served("")
+        following = await serve_pools("")
         bar = min(HOLDS, following.in_time)
-        fixed = await descent(_most(following.counts), served, bar)
-    return Compared(day=day, following=following, fixed=fixed)
+        fixed = await try_smaller_fleets(_largest_shape(following.counts), serve_pools, bar)
+    return DayComparison(day=day, following=following, fixed=fixed)
 
 
 def targets(day: Day) -> ScalingSettings:
@@ -95,47 +95,47 @@ def targets(day: Day) -> ScalingSettings:
     )
 
 
-async def descent(
-    largest: Shape, serve_one: Callable[[str], Awaitable[Fleet]], bar: float
-) -> list[Fleet]:
+async def try_smaller_fleets(
+    largest: Shape, serve_one: Callable[[str], Awaitable[FleetResult]], bar: float
+) -> list[FleetResult]:
     """The fleet, and smaller ones: fewer prefill workers while so large a share is in time, then
     fewer decode workers. Where the first does not hold, nothing smaller is tried."""
-    found = [await serve_one(largest.name)]
-    if found[0].in_time < bar:
-        return found
+    fleets = [await serve_one(largest.name)]
+    if fleets[0].in_time < bar:
+        return fleets
     for kind in ("prefill", "decode"):
         while getattr(largest, kind) > 1:
             smaller = replace(largest, **{kind: getattr(largest, kind) - 1})
-            found.append(await serve_one(smaller.name))
-            if found[-1].in_time < bar:
+            fleets.append(await serve_one(smaller.name))
+            if fleets[-1].in_time < bar:
                 break
             largest = smaller
-    return found
+    return fleets
 
 
-def _most(counts: Counts) -> Shape:
-    most = {role: max(there.get(role, 0) for _, there in counts) for role in Role}
-    return Shape(prefill=most[Role.PREFILL], decode=most[Role.DECODE])
+def _largest_shape(counts: Counts) -> Shape:
+    peaks = {role: max(workers.get(role, 0) for _, workers in counts) for role in Role}
+    return Shape(prefill=peaks[Role.PREFILL], decode=peaks[Role.DECODE])
 
 
 def _load() -> str:
     return " ".join(f"{value:.1f}" for value in os.getloadavg())
 
 
-async def serve(stack: Stack, day: Day, pools: str) -> Fleet:
+async def serve(stack: Stack, day: Day, pools: str) -> FleetResult:
     """The day's requests, answered by a stack; its pools follow where none are named."""
     counts: Counts = []
-    async with stack, _beside(_count(stack, counts)):
+    async with stack, _run_beside(_count(stack, counts)):
         if pools:
             turns = await _ask_all(stack, day)
         else:
-            async with _beside(Autoscaler(stack).run()):
+            async with _run_beside(Autoscaler(stack).run()):
                 turns = await _ask_all(stack, day)
     return fleet_of(day, pools, counts, turns)
 
 
 @asynccontextmanager
-async def _beside(work: Any) -> AsyncIterator[None]:
+async def _run_beside(work: Any) -> AsyncIterator[None]:
     task = asyncio.create_task(work)
     try:
         yield
@@ -151,7 +151,7 @@ async def _count(stack: Stack, counts: Counts) -> None:
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     while True:
-        there: dict[Role, int] = {}
+        workers: dict[Role, int] = {}
         members = stack.fleet.view.members if stack.fleet else {}
         for name, kind in stack.plan.names().items():
             process = stack.processes.get(name)
@@ -160,12 +160,12 @@ async def _count(stack: Stack, counts: Counts) -> None:
             role, member = Role(name.rpartition("-")[0]), members.get(name)
             if member is not None and member.registration.pid == process.pid:
                 role = next(iter(member.registration.roles), role)
-            there[role] = there.get(role, 0) + 1
-        counts.append((READY_MS + 1_000 * (loop.time() - began_s), there))
+            workers[role] = workers.get(role, 0) + 1
+        counts.append((READY_MS + 1_000 * (loop.time() - began_s), workers))
         await asyncio.sleep(LOOK_S)
 
 
-async def _ask_all(stack: Stack, day: Day) -> list[Turn | None]:
+async def _ask_all(stack: Stack, day: Day) -> list[LiveTurn | None]:
     """Each when it is due, whatever is under way; None for one that failed."""
     load = LiveLoad(turns=1, tokens=day.answer_tokens, words=day.prompt_tokens, seed=day.seed)
     model, loop = stack.settings.model.served_name, asyncio.get_running_loop()
@@ -174,30 +174,32 @@ async def _ask_all(stack: Stack, day: Day) -> list[Turn | None]:
     url = stack.gateway_urls[0]
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
 
-        async def one(name: str, at_ms: float) -> Turn | None:
+        async def ask(name: str, at_ms: float) -> LiveTurn | None:
             await asyncio.sleep(at_ms / 1_000 - (loop.time() - began_s))
             with contextlib.suppress(httpx.HTTPError, RuntimeError):
                 (turn,) = await converse(client, model, load, name, name)
                 return turn
             return None
 
-        asked = [one(each.session_id, each.at_ms - READY_MS) for each in day.requests()]
-        answers = await asyncio.gather(*asked)
+        calls = [ask(request.session_id, request.at_ms - READY_MS) for request in day.requests()]
+        answers = await asyncio.gather(*calls)
         await asyncio.sleep(max(0.0, day.day_ms * day.days / 1_000 - (loop.time() - began_s)))
         return answers
 
 
-def fleet_of(day: Day, pools: str, counts: Counts, turns: Sequence[Turn | None]) -> Fleet:
+def fleet_of(day: Day, pools: str, counts: Counts, turns: Sequence[LiveTurn | None]) -> FleetResult:
     """How a fleet served the day; what failed is not in time."""
-    done = [turn for turn in turns if turn is not None]
-    in_time = [each.ttft_ms <= day.ttft_ms and each.tpot_ms <= day.tpot_ms for each in done]
-    return Fleet(
+    answers = [turn for turn in turns if turn is not None]
+    in_time = [
+        answer.ttft_ms <= day.ttft_ms and answer.tpot_ms <= day.tpot_ms for answer in answers
+    ]
+    return FleetResult(
         pools=pools,
         requests=len(turns),
-        failed=len(turns) - len(done),
+        failed=len(turns) - len(answers),
         in_time=sum(in_time) / len(turns),
         worker_hours=worker_hours(counts, READY_MS, day.end_ms),
-        ttft_p99_ms=float(np.percentile([each.ttft_ms for each in done], 99)),
-        tpot_p99_ms=float(np.percentile([each.tpot_ms for each in done], 99)),
+        ttft_p99_ms=float(np.percentile([answer.ttft_ms for answer in answers], 99)),
+        tpot_p99_ms=float(np.percentile([answer.tpot_ms for answer in answers], 99)),
         counts=counts,
     )

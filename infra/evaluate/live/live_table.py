@@ -16,8 +16,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from infra.evaluate.live.conversations import LiveLoad, Turn, hold_at
-from infra.evaluate.points.plan_table import Measured, table_from
+from infra.evaluate.live.conversations import LiveLoad, LiveTurn, hold_at
+from infra.evaluate.points.plan_table import TurnMeasurement, table_from
 from infra.stack.configuration import Settings
 from infra.story.record_finder import CLOCKS_MS, LogFinder, Window
 from schemas.errors import ConfigError
@@ -31,7 +31,7 @@ PROBE = PpdTable(
     {"context_tokens": [], "new_tokens": [], "answer_tokens": [], "load": []},
     [PpdCell(bin=(0, 0, 0, 0), gain_ttft=1.0, loss_tpot=1.0, samples=1)],
 )
-_WAYS = {"remote": "tpot=1", "local": "ttft=1"}
+_WEIGHTS = {"remote": "tpot=1", "local": "ttft=1"}
 _OBEYED = 0.9  # of the later turns at least: a full worker makes a local turn remote
 
 FIRST_WORDS = (40, 300)
@@ -47,7 +47,7 @@ def write(table: PpdTable, path: Path) -> None:
     path.write_text(json.dumps(table.to_dict(), indent=1) + "\n")
 
 
-def probed(settings: Settings, path: Path) -> Settings:
+def with_probe_table(settings: Settings, path: Path) -> Settings:
     """Settings of a cluster that can be measured, with the probe in a file."""
     return replace(settings, router=replace(settings.router, policy="table", table=str(path)))
 
@@ -96,80 +96,86 @@ async def served_model(url: str) -> str:
 
 
 async def measure(
-    url: str, log: LogSettings, loads: Sequence[LiveLoad], done: Callable[[], None]
+    url: str, log: LogSettings, loads: Sequence[LiveLoad], on_run_end: Callable[[], None]
 ) -> PpdTable:
     """The table of a cluster, whose log is named, from these loads; `done` after each run."""
-    model, found = await served_model(url), []
+    model, measurements = await served_model(url), []
     for load in loads:
         turns, began_ms = {}, wall_ms()
-        for mode, weights in _WAYS.items():
-            held = await hold_at(url, model, load, f"{load.name} {mode}", _SESSIONS, weights)
-            turns[mode] = [turn for each in held for turn in each]
+        for mode, weights in _WEIGHTS.items():
+            chats = await hold_at(url, model, load, f"{load.name} {mode}", _SESSIONS, weights)
+            turns[mode] = [turn for chat in chats for turn in chat]
             check(mode, turns[mode])
-            done()
-        placed = await _placements(log, began_ms)
-        seen = [load_seen(each, placed, log) for each in turns.values()]
-        found.append(_measured(load, turns["remote"], turns["local"], float(np.mean(seen))))
-    return table_of(loads, found)
+            on_run_end()
+        placement_loads = await _placements(log, began_ms)
+        means = [mean_router_load(run_turns, placement_loads, log) for run_turns in turns.values()]
+        measurements.append(
+            _measurement_of(load, turns["remote"], turns["local"], float(np.mean(means)))
+        )
+    return table_of(loads, measurements)
 
 
-def table_of(loads: Sequence[LiveLoad], found: Sequence[Measured]) -> PpdTable:
+def table_of(loads: Sequence[LiveLoad], measurements: Sequence[TurnMeasurement]) -> PpdTable:
     """What was measured with each load; as many words are one length, if not as many tokens."""
-    contexts = _alike([load.first_words for load in loads], [each.context_tokens for each in found])
-    news = _alike([load.words for load in loads], [each.new_tokens for each in found])
+    contexts = _median_tokens(
+        [load.first_words for load in loads], [row.context_tokens for row in measurements]
+    )
+    news = _median_tokens([load.words for load in loads], [row.new_tokens for row in measurements])
     rows = [
-        replace(each, context_tokens=context, new_tokens=new)
-        for each, context, new in zip(found, contexts, news, strict=True)
+        replace(row, context_tokens=context, new_tokens=new)
+        for row, context, new in zip(measurements, contexts, news, strict=True)
     ]
     return table_from(rows, len({load.streams for load in loads}))
 
 
-def _alike(words: Sequence[int], tokens: Sequence[int]) -> list[int]:
+def _median_tokens(words: Sequence[int], tokens: Sequence[int]) -> list[int]:
     """For each the median tokens of all that have as many words."""
     pairs = list(zip(words, tokens, strict=True))
-    return [int(np.median([count for same, count in pairs if same == each])) for each in words]
+    return [int(np.median([count for same, count in pairs if same == length])) for length in words]
 
 
 async def _placements(log: LogSettings, since_ms: int) -> dict[str, float]:
     """The router's load when it first placed each of our requests since then, by request id."""
     finder = LogFinder(log, await asyncio.to_thread(make_codec, log))
     window = Window(since_ms - CLOCKS_MS, wall_ms() + CLOCKS_MS)
-    found = await finder.find("decisions", range(log.session_partitions), _SESSIONS, window)
+    decisions = await finder.find("decisions", range(log.session_partitions), _SESSIONS, window)
     return {
-        each.request_id: each.load
-        for each in found
-        if isinstance(each, Decision) and each.kind is DecisionKind.PLACE
+        decision.request_id: decision.load
+        for decision in decisions
+        if isinstance(decision, Decision) and decision.kind is DecisionKind.PLACE
     }
 
 
-def load_seen(turns: Sequence[Turn], placed: Mapping[str, float], log: LogSettings) -> float:
+def mean_router_load(
+    turns: Sequence[LiveTurn], placement_loads: Mapping[str, float], log: LogSettings
+) -> float:
     """Mean load of the later turns' placements; ConfigError where the log has not all of them."""
     later = [turn.request_id for turn in turns if turn.number > 1]
-    seen = [placed[request_id] for request_id in later if request_id in placed]
-    if len(seen) < len(later):
+    hits = [placement_loads[request_id] for request_id in later if request_id in placement_loads]
+    if len(hits) < len(later):
         raise ConfigError(
             f"plan: expected {len(later)} placements on {log.topic_prefix}decisions at "
-            f"{log.bootstrap}, found {len(seen)}; name the cluster's log with --bootstrap and, for "
+            f"{log.bootstrap}, found {len(hits)}; name the cluster's log with --bootstrap and, for "
             "its log.topic_prefix and partitions, --config"
         )
-    return float(np.mean(seen))
+    return float(np.mean(hits))
 
 
-def check(mode: str, turns: Sequence[Turn]) -> None:
+def check(mode: str, turns: Sequence[LiveTurn]) -> None:
     """ConfigError where later turns were not placed as their weights asked."""
     later = [turn.mode for turn in turns if turn.number > 1]
     if later.count(mode) < _OBEYED * len(later):
         raise ConfigError(
-            f"plan: expected {mode} placements with x-trivium-weights: {_WAYS[mode]}, found "
+            f"plan: expected {mode} placements with x-trivium-weights: {_WEIGHTS[mode]}, found "
             f'{later.count(mode)} of {len(later)}; start the routers with `policy = "table"` and '
             "the table that `trivium plan probe` writes, with a prefill and a decode worker"
         )
 
 
-def _measured(
-    load: LiveLoad, remote: Sequence[Turn], local: Sequence[Turn], seen: float
-) -> Measured:
-    def median(turns: Sequence[Turn], figure: Callable[[Turn], float], first: int) -> float:
+def _measurement_of(
+    load: LiveLoad, remote: Sequence[LiveTurn], local: Sequence[LiveTurn], router_load: float
+) -> TurnMeasurement:
+    def median(turns: Sequence[LiveTurn], figure: Callable[[LiveTurn], float], first: int) -> float:
         return float(np.median([figure(turn) for turn in turns if turn.number >= first]))
 
     first = int(np.median([turn.prompt_tokens for turn in remote if turn.number == 1]))
@@ -179,11 +185,11 @@ def _measured(
         [median(turns, figure, 2) for turns in (remote, local)]
         for figure in (lambda turn: turn.ttft_ms, lambda turn: turn.tpot_ms)
     )
-    return Measured(
+    return TurnMeasurement(
         context_tokens=context,
         new_tokens=max(1, prompt - context),
         answer_tokens=load.tokens,
-        load=seen,
+        load=router_load,
         gain_ttft=1 - ttft[1] / ttft[0],
         loss_tpot=tpot[1] / tpot[0] - 1,
         samples=2 * load.conversations,

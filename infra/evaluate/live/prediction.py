@@ -17,12 +17,12 @@ from typing import Any
 from rich.table import Table
 
 from infra.bench.results import BENCH_DIR, Bar, command_line, write_report
-from infra.evaluate.live.comparison import Deployment, Way, machine, switch
+from infra.evaluate.live.comparison import Deployment, RoutingVariant, machine, switch
 from infra.evaluate.live.conversations import LiveLoad, hold
 from infra.prediction.figures import METRICS, errors, figures
 from infra.prediction.predicting import predict
-from infra.prediction.speeds import Speeds, measured, shown
-from infra.prediction.traffic import Traffic, read
+from infra.prediction.speeds import MeasuredSpeeds, measure_speeds, summarize
+from infra.prediction.traffic import RecordedTraffic, read
 from infra.replay.collecting import record
 from infra.replay.redeciding import changed
 from infra.stack.launcher import Stack
@@ -34,12 +34,12 @@ AIMS = {"p50": 0.15, "p99": 0.25}  # of TTFT and of the whole answer
 _AIMED = ("ttft_ms", "e2e_ms")
 _WARM = 40  # conversations, before anything is measured
 _LEAD_MS = 20  # a warm conversation's last record is before the span
-RECORDED = Way(name="static, x=0.5", local_share=0.5)
+RECORDED = RoutingVariant(name="static, x=0.5", local_share=0.5)
 PREDICTED = (
-    Way(name="static, x=0"),
-    Way(name="static, x=1", local_share=1.0),
-    Way(name="conditional", policy="conditional"),
-    Way(name="learned", policy="learned", orchestration="auto"),
+    RoutingVariant(name="static, x=0"),
+    RoutingVariant(name="static, x=1", local_share=1.0),
+    RoutingVariant(name="conditional", policy="conditional"),
+    RoutingVariant(name="learned", policy="learned", orchestration="auto"),
 )
 ENGINE: dict[str, Any] = {
     "prefill_base_ms": 20.0,
@@ -52,7 +52,7 @@ ENGINE: dict[str, Any] = {
     "end_every_tokens": 0,
 }
 _WAYS = (RECORDED, *PREDICTED)
-DEPLOYMENT = Deployment(name="predicted", ways=_WAYS, engine=ENGINE)
+DEPLOYMENT = Deployment(name="predicted", variants=_WAYS, engine=ENGINE)
 PLAN = StackPlan(prefill=1, decode=2, broker=False)
 
 
@@ -72,10 +72,10 @@ def load_of(seconds: float, per_s: float, seed: int) -> LiveLoad:
 
 
 @dataclass(slots=True)
-class Compared:
+class VariantComparison:
     """One way, as it was predicted and as it was."""
 
-    way: str
+    variant: str
     predicted: list[Outcome] = field(default_factory=list)
     live: list[Outcome] = field(default_factory=list)
 
@@ -91,135 +91,153 @@ class Compared:
 
 
 @dataclass(slots=True)
-class Found:
+class PredictionResults:
     """All of a run."""
 
     load: LiveLoad
     rounds: int
-    speeds: list[Speeds] = field(default_factory=list)  # of each round
-    ways: list[Compared] = field(default_factory=lambda: [Compared(w.name) for w in _WAYS])
+    speeds: list[MeasuredSpeeds] = field(default_factory=list)  # of each round
+    comparisons: list[VariantComparison] = field(
+        default_factory=lambda: [VariantComparison(w.name) for w in _WAYS]
+    )
     # the first way once more, "predicted" by the first time
-    again: Compared = field(default_factory=lambda: Compared(f"{RECORDED.name}, again"))
+    repeat: VariantComparison = field(
+        default_factory=lambda: VariantComparison(f"{RECORDED.name}, again")
+    )
     predicting_s: float = 0.0
     recorded_s: float = 0.0
 
 
-async def run(load: LiveLoad, rounds: int, told: Callable[[str], None]) -> Found:
+async def run(load: LiveLoad, rounds: int, report: Callable[[str], None]) -> PredictionResults:
     """Record, predict, hold live; `told` hears what is being done."""
-    found, folder = Found(load, rounds), BENCH_DIR.absolute() / "prediction"
-    with machine("sim", folder) as made:
-        async with made(DEPLOYMENT, PLAN) as stack:
-            told("warming up")
+    results, folder = PredictionResults(load, rounds), BENCH_DIR.absolute() / "prediction"
+    with machine("sim", folder) as build:
+        async with build(DEPLOYMENT, PLAN) as stack:
+            report("warming up")
             await hold(stack, replace(load, conversations=_WARM), "warm up", RECORDED.name)
             for number in range(rounds):
-                told(f"round {number + 1} of {rounds}")
-                of_round = replace(load, seed=load.seed + number)
-                await _round(stack, of_round, f"{folder}/{number}", found)
-    return found
+                report(f"round {number + 1} of {rounds}")
+                round_load = replace(load, seed=load.seed + number)
+                await _round(stack, round_load, f"{folder}/{number}", results)
+    return results
 
 
-async def _round(stack: Stack, load: LiveLoad, prefix: str, found: Found) -> None:
+async def _round(stack: Stack, load: LiveLoad, prefix: str, results: PredictionResults) -> None:
     """All runs of a round, whose files begin with `prefix`; each round begins with another way."""
-    runs = {"recorded": RECORDED, **{way.name: way for way in PREDICTED}, "again": RECORDED}
+    runs = {
+        "recorded": RECORDED,
+        **{variant.name: variant for variant in PREDICTED},
+        "again": RECORDED,
+    }
     order, first = list(runs), load.seed % len(runs)
-    held: dict[str, Traffic] = {}
+    traffic_by_run: dict[str, RecordedTraffic] = {}
     for name in order[first:] + order[:first]:
         path = Path(f"{prefix}-{order.index(name)}.avro")
-        held[name] = await _held(stack, runs[name], load, path)
-    traffic = held["recorded"]
-    speeds = measured(traffic)
-    found.speeds.append(speeds)
-    begun_s = time.perf_counter()
-    for way, compared in zip(_WAYS, found.ways, strict=True):
-        compared.predicted += _predicted(traffic, speeds, way)
-        compared.live += held["recorded" if way is RECORDED else way.name].outcomes.values()
-    found.predicting_s += time.perf_counter() - begun_s
-    found.again.predicted += traffic.outcomes.values()
-    found.again.live += held["again"].outcomes.values()
-    arrived = [each.arrived_ms for each in traffic.requests.values()]
-    found.recorded_s += (max(arrived) - min(arrived)) / 1000
+        traffic_by_run[name] = await _run_live(stack, runs[name], load, path)
+    traffic = traffic_by_run["recorded"]
+    speeds = measure_speeds(traffic)
+    results.speeds.append(speeds)
+    began_s = time.perf_counter()
+    for variant, compared in zip(_WAYS, results.comparisons, strict=True):
+        compared.predicted += _predict_outcomes(traffic, speeds, variant)
+        compared.live += traffic_by_run[
+            "recorded" if variant is RECORDED else variant.name
+        ].outcomes.values()
+    results.predicting_s += time.perf_counter() - began_s
+    results.repeat.predicted += traffic.outcomes.values()
+    results.repeat.live += traffic_by_run["again"].outcomes.values()
+    arrived = [request.arrived_ms for request in traffic.requests.values()]
+    results.recorded_s += (max(arrived) - min(arrived)) / 1000
 
 
-async def _held(stack: Stack, way: Way, load: LiveLoad, path: Path) -> Traffic:
+async def _run_live(
+    stack: Stack, variant: RoutingVariant, load: LiveLoad, path: Path
+) -> RecordedTraffic:
     """The conversations in this way, from the log."""
-    await switch(stack, way)
+    await switch(stack, variant)
     name = path.stem
     warm = LiveLoad(conversations=1, turns=2)
-    await hold(stack, warm, f"warm {name}", way.name)
+    await hold(stack, warm, f"warm {name}", variant.name)
     since_ms = wall_ms() + _LEAD_MS
-    await hold(stack, load, name, way.name)  # other words each time: nothing of them is cached
+    await hold(stack, load, name, variant.name)  # other words each time: nothing of them is cached
     look_back_ms = 2 * stack.settings.router.snapshot_ms
     await record(stack.settings.log, path, since_ms, wall_ms(), look_back_ms=look_back_ms)
     return read(path)
 
 
-def _predicted(traffic: Traffic, speeds: Speeds, way: Way) -> Iterable[Outcome]:
-    given = {
-        "policy": way.policy,
-        "local_share": str(way.local_share),
-        "orchestration": way.orchestration,
+def _predict_outcomes(
+    traffic: RecordedTraffic, speeds: MeasuredSpeeds, variant: RoutingVariant
+) -> Iterable[Outcome]:
+    router_settings = {
+        "policy": variant.policy,
+        "local_share": str(variant.local_share),
+        "orchestration": variant.orchestration,
     }
-    return predict(traffic, speeds, changed(traffic.settings, given)).outcomes.values()
+    return predict(traffic, speeds, changed(traffic.settings, router_settings)).outcomes.values()
 
 
-def bars(found: Found) -> list[Bar]:
+def bars(results: PredictionResults) -> list[Bar]:
     """The errors that have an aim, of the ways that were not recorded."""
     rows = []
-    for each in found.ways[1:]:
+    for comparison in results.comparisons[1:]:
         for metric in _AIMED:
-            for percent, most in AIMS.items():
-                error = each.errors[metric].get(percent)
+            for percent, tolerance in AIMS.items():
+                error = comparison.errors[metric].get(percent)
                 rows.append(
                     Bar(
-                        name=f"{each.way}: {metric.removesuffix('_ms')} {percent}",
+                        name=f"{comparison.variant}: {metric.removesuffix('_ms')} {percent}",
                         value=None if error is None else 100 * error,
                         unit="%",
-                        target=f"within {most:.0%}",
-                        met=error is not None and abs(error) <= most,
+                        target=f"within {tolerance:.0%}",
+                        met=error is not None and abs(error) <= tolerance,
                     )
                 )
     return rows
 
 
-def table(found: Found) -> Table:
+def table(results: PredictionResults) -> Table:
     """Live, and the error of the prediction in brackets."""
     columns = [f"{name.removesuffix('_ms')} {p}" for name in METRICS for p in ("p50", "p90", "p99")]
-    shown_ = Table("way", "local", "KV", *columns, title="live, ms (error of the prediction)")
-    for each in (*found.ways, found.again):
-        predicted, live = each.figures
+    rich_table = Table("way", "local", "KV", *columns, title="live, ms (error of the prediction)")
+    for comparison in (*results.comparisons, results.repeat):
+        predicted, live = comparison.figures
         cells = [
             f"{live[metric][percent]:.4g} ({error:+.0%})"
-            for metric, row in each.errors.items()
+            for metric, row in comparison.errors.items()
             for percent, error in row.items()
         ]
         local = f"{live['local_share']:.0%} ({predicted['local_share']:.0%})"
         kv = f"{live['kv_bytes'] / 1e6:.0f} ({predicted['kv_bytes'] / 1e6:.0f}) MB"
-        shown_.add_row(each.way, local, kv, *cells)
-    return shown_
+        rich_table.add_row(comparison.variant, local, kv, *cells)
+    return rich_table
 
 
-def write(found: Found, folder: Path = BENCH_DIR) -> Path:
+def write(results: PredictionResults, folder: Path = BENCH_DIR) -> Path:
     """prediction.json; its path."""
-    ways = {}
-    for each in (*found.ways, found.again):
-        predicted, live = each.figures
-        ways[each.way] = {"live": live, "predicted": predicted, "errors": each.errors}
+    rows = {}
+    for comparison in (*results.comparisons, results.repeat):
+        predicted, live = comparison.figures
+        rows[comparison.variant] = {
+            "live": live,
+            "predicted": predicted,
+            "errors": comparison.errors,
+        }
     return write_report(
         "prediction",
         command=command_line(),
-        seed=found.load.seed,
+        seed=results.load.seed,
         load={
-            **asdict(found.load),
+            **asdict(results.load),
             "engine": ENGINE,
             "recorded": RECORDED.name,
-            "rounds": found.rounds,
+            "rounds": results.rounds,
         },
         figures={
-            "ways": ways,
-            "speeds": [shown(each) for each in found.speeds],
-            "predicting_s": found.predicting_s,
-            "recorded_s": found.recorded_s,
+            "ways": rows,
+            "speeds": [summarize(speeds) for speeds in results.speeds],
+            "predicting_s": results.predicting_s,
+            "recorded_s": results.recorded_s,
         },
-        bars=bars(found),
+        bars=bars(results),
         folder=folder,
     )

@@ -23,91 +23,97 @@ TOKENS_MIN, TOKENS_MAX = 4, 2_048  # of a question and of an answer
 CONTEXT_MAX = 8_192
 TURNS_MIN, TURNS_MAX = 2, 20
 CHARS_PER_TOKEN = 4  # where a file has text: what the authors' loader does without a tokenizer
-HELD_MAX = 2_000  # conversations of a file
+RESERVOIR_MAX = 2_000  # conversations of a file
 _READ_CHARS = 1 << 20
 
 Messages = tuple[tuple[int, int], ...]  # tokens asked and answered, turn by turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Length:
+class LengthDistribution:
     """Tokens of a message: exponential, or log-normal where the deviation is not the mean."""
 
     mean: float
     deviation: float
 
-    def drawn(self, draw: np.random.Generator) -> int:
+    def sample(self, rng: np.random.Generator) -> int:
         """Longer conversations are left out, so a message is drawn until it fits."""
-        while (tokens := self._drawn(draw)) > TOKENS_MAX:
+        while (tokens := self._sample_once(rng)) > TOKENS_MAX:
             pass
         return max(TOKENS_MIN, int(tokens))
 
-    def _drawn(self, draw: np.random.Generator) -> float:
+    def _sample_once(self, rng: np.random.Generator) -> float:
         if self.deviation == self.mean:
-            return float(draw.exponential(self.mean))
+            return float(rng.exponential(self.mean))
         variance = float(np.log1p((self.deviation / self.mean) ** 2))
-        return float(draw.lognormal(np.log(self.mean) - variance / 2, variance**0.5))
+        return float(rng.lognormal(np.log(self.mean) - variance / 2, variance**0.5))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ConversationSource:
     """A set of conversations: `held`, or how they are drawn."""
 
     name: str
-    asked: Length = Length(mean=0.0, deviation=0.0)
-    answered: Length = Length(mean=0.0, deviation=0.0)
+    prompt_length: LengthDistribution = LengthDistribution(mean=0.0, deviation=0.0)
+    answer_length: LengthDistribution = LengthDistribution(mean=0.0, deviation=0.0)
     turns_mean: float = 0.0
-    held: tuple[Messages, ...] = ()
+    recorded_chats: tuple[Messages, ...] = ()
 
-    def messages(self, draw: np.random.Generator) -> Iterator[tuple[int, int]]:
+    def messages(self, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
         """Of one conversation."""
-        if self.held:
-            yield from self.held[draw.integers(len(self.held))]
+        if self.recorded_chats:
+            yield from self.recorded_chats[rng.integers(len(self.recorded_chats))]
             return
-        extra = draw.geometric(1 / (self.turns_mean - TURNS_MIN + 1)) - 1
+        extra = rng.geometric(1 / (self.turns_mean - TURNS_MIN + 1)) - 1
         for _ in range(min(TURNS_MIN + int(extra), TURNS_MAX)):
-            yield self.asked.drawn(draw), self.answered.drawn(draw)
+            yield self.prompt_length.sample(rng), self.answer_length.sample(rng)
 
 
 ASKED_TOKENS, ANSWERED_TOKENS = 161.31, 337.99  # ShareGPT (Kwon et al., SOSP 2023, figure 11)
-SHAREGPT = Source(
+SHAREGPT = ConversationSource(
     name="ShareGPT",
-    asked=Length(mean=ASKED_TOKENS, deviation=ASKED_TOKENS),
-    answered=Length(mean=ANSWERED_TOKENS, deviation=ANSWERED_TOKENS),
+    prompt_length=LengthDistribution(mean=ASKED_TOKENS, deviation=ASKED_TOKENS),
+    answer_length=LengthDistribution(mean=ANSWERED_TOKENS, deviation=ANSWERED_TOKENS),
     turns_mean=2_204 / 500,
 )
-WILDCHAT = Source(  # means and deviations of its paper (Zhao et al., ICLR 2024, table 1)
-    name="WildChat",
-    asked=Length(mean=295.58, deviation=1_609.18),
-    answered=Length(mean=441.34, deviation=410.91),
-    turns_mean=2_056 / 500,
+WILDCHAT = (
+    ConversationSource(  # means and deviations of its paper (Zhao et al., ICLR 2024, table 1)
+        name="WildChat",
+        prompt_length=LengthDistribution(mean=295.58, deviation=1_609.18),
+        answer_length=LengthDistribution(mean=441.34, deviation=410.91),
+        turns_mean=2_056 / 500,
+    )
 )
-DRAWN = (SHAREGPT, WILDCHAT)
+SYNTHETIC = (SHAREGPT, WILDCHAT)
 
 
-def read(path: Path, seed: int) -> Source:
+def read(path: Path, seed: int) -> ConversationSource:
     """A file of ShareGPT (`from`, `value`) or WildChat (`role`, `content`): a JSON array, or an
     object a line, each with `conversations`. Raises ConfigError where none can be held.
     """
-    draw, held, seen = np.random.default_rng(seed), list[Messages](), 0
+    rng, reservoir, chat_count = np.random.default_rng(seed), list[Messages](), 0
     try:
         with path.open(encoding="utf-8") as file:
             for item in _objects(file):
                 messages = _messages(item)
                 if len(messages) < TURNS_MIN:
                     continue
-                seen += 1
-                at = len(held) if len(held) < HELD_MAX else int(draw.integers(seen))
-                if at < HELD_MAX:  # each is kept with equal chance
-                    held[at : at + 1] = [messages]
+                chat_count += 1
+                at = (
+                    len(reservoir)
+                    if len(reservoir) < RESERVOIR_MAX
+                    else int(rng.integers(chat_count))
+                )
+                if at < RESERVOIR_MAX:  # each is kept with equal chance
+                    reservoir[at : at + 1] = [messages]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--chats: {path} cannot be read: {error}") from error
-    if not held:
+    if not reservoir:
         raise ConfigError(
             f"--chats: expected conversations of {TURNS_MIN} turns and more in {path}, as ShareGPT "
             "or WildChat write them, found none"
         )
-    return Source(name=path.stem, held=tuple(held))
+    return ConversationSource(name=path.stem, recorded_chats=tuple(reservoir))
 
 
 def _objects(file: IO[str]) -> Iterator[Any]:
@@ -127,8 +133,8 @@ def _objects(file: IO[str]) -> Iterator[Any]:
 
 def _messages(item: Any) -> Messages:
     """Nothing of what is no conversation, or has a longer message, or nothing in one."""
-    said = item.get("conversations") if isinstance(item, dict) else None
-    texts = [_text(each) for each in said] if isinstance(said, list) else []
+    messages = item.get("conversations") if isinstance(item, dict) else None
+    texts = [_text(message) for message in messages] if isinstance(messages, list) else []
     tokens = [len(text) // CHARS_PER_TOKEN for text in texts]
     if not all(texts) or max(tokens, default=0) > TOKENS_MAX:
         return ()
@@ -137,12 +143,12 @@ def _messages(item: Any) -> Messages:
 
 
 def _text(message: Any) -> str:
-    found = message.get("value", message.get("content")) if isinstance(message, dict) else None
-    return found if isinstance(found, str) else ""
+    text = message.get("value", message.get("content")) if isinstance(message, dict) else None
+    return text if isinstance(text, str) else ""
 
 
 def conversations(
-    sources: Sequence[Source],
+    sources: Sequence[ConversationSource],
     per_s: float,
     count: int,
     block_tokens: int,
@@ -155,24 +161,26 @@ def conversations(
 
     Prefill-heavy: only such in which more is asked than answered.
     """
-    draw = np.random.default_rng([seed, int(per_s * 1000)])
-    at_ms, found = READY_MS, list[Conversation]()
-    while len(found) < count:
-        turns, said = _turns(sources[len(found) % len(sources)], draw)
-        if prefill_heavy and 2 * sum(turn.output_tokens for turn in turns) >= said:
+    rng = np.random.default_rng([seed, int(per_s * 1000)])
+    at_ms, arrivals = READY_MS, list[Conversation]()
+    while len(arrivals) < count:
+        turns, context_tokens = _turns(sources[len(arrivals) % len(sources)], rng)
+        if prefill_heavy and 2 * sum(turn.output_tokens for turn in turns) >= context_tokens:
             continue
-        at_ms += draw.exponential(1e3 / per_s)
-        tokens = unlike_others(len(found), said)
-        found.append(conversation(f"s{len(found)}", at_ms, turns, tokens, block_tokens))
-    return found
+        at_ms += rng.exponential(1e3 / per_s)
+        tokens = unlike_others(len(arrivals), context_tokens)
+        arrivals.append(conversation(f"s{len(arrivals)}", at_ms, turns, tokens, block_tokens))
+    return arrivals
 
 
-def _turns(source: Source, draw: np.random.Generator) -> tuple[list[Turn], int]:
+def _turns(source: ConversationSource, rng: np.random.Generator) -> tuple[list[Turn], int]:
     """Of one conversation, and the tokens of all of them."""
-    turns, said = list[Turn](), 0
-    for asked, answered in source.messages(draw):
-        if said + asked > CONTEXT_MAX:
+    turns, context_tokens = list[Turn](), 0
+    for prompt_tokens, answer_tokens in source.messages(rng):
+        if context_tokens + prompt_tokens > CONTEXT_MAX:
             break
-        turns.append(Turn(prompt_tokens=said + asked, output_tokens=answered))
-        said += asked + answered
-    return turns, said
+        turns.append(
+            Turn(prompt_tokens=context_tokens + prompt_tokens, output_tokens=answer_tokens)
+        )
+        context_tokens += prompt_tokens + answer_tokens
+    return turns, context_tokens

@@ -33,23 +33,23 @@ class Points:
     def __getitem__(self, key: Key) -> Point:
         return self.by_key[key]
 
-    def part(self, workloads: Sequence[Workload], loads: Sequence[float]) -> "Points":
+    def subset(self, workloads: Sequence[Workload], loads: Sequence[float]) -> "Points":
         """Of some workloads at some loads."""
         names = {workload.name for workload in workloads}
         return Points(p for p in self.by_key.values()
                       if p.workload in names and p.load_per_s in loads)  # fmt: skip
 
-    def of(
-        self, config: Config, loads: Iterable[float] | None = None, named: str = ""
+    def select(
+        self, config: Config, loads: Iterable[float] | None = None, prefix: str = ""
     ) -> list[Point]:
         """A configuration's points at some loads, or all, of workloads whose names begin so."""
-        wanted = self.loads if loads is None else [load for load in loads if load in self.loads]
-        workloads = [w.name for w in self.workloads if w.name.startswith(named)]
-        return [self[config, name, load] for name in workloads for load in wanted]
+        grid_loads = self.loads if loads is None else [load for load in loads if load in self.loads]
+        workloads = [w.name for w in self.workloads if w.name.startswith(prefix)]
+        return [self[config, name, load] for name in workloads for load in grid_loads]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Table1Cell:
     """One cell of table 1: changes in percent; `why` where it is off.
 
     Of all workloads, as published. The median over points stands for a cell: a change cannot fall
@@ -66,7 +66,7 @@ class Cell:
     why: str
 
     @property
-    def within(self) -> bool:
+    def is_close(self) -> bool:
         return abs(self.ours - self.paper) <= ppd_paper.TABLE_1_POINTS
 
 
@@ -90,34 +90,36 @@ def change_by_level(
 ) -> dict[str, float]:
     """Medians of the changes in percent, by level of load, without levels that have none. Of all
     loads, or some."""
-    found = {}
+    medians = {}
     for level, at_level in LEVELS.items():
-        wanted = [load for load in at_level if loads is None or load in loads]
-        if each := changes(points.of(old, wanted), points.of(new, wanted), figure):
-            found[level] = median(each)
-    return found
+        level_loads = [load for load in at_level if loads is None or load in loads]
+        if percents := changes(
+            points.select(old, level_loads), points.select(new, level_loads), figure
+        ):
+            medians[level] = median(percents)
+    return medians
 
 
-def table_1(points: Points) -> list[Cell]:
+def table_1(points: Points) -> list[Table1Cell]:
     """Later-turn TTFT from x=0 to x=1."""
     cells = []
     for pools in RATIOS:
         for level, loads in LEVELS.items():
-            plain = points.of(static(pools, "0", plain=True), loads)
-            full = points.of(static(pools, "1", plain=True), loads)
+            plain = points.select(static(pools, "0", plain=True), loads)
+            full = points.select(static(pools, "1", plain=True), loads)
             published = ppd_paper.TABLE_1[pools][level]
-            each = changes(plain, full, lambda p: p.decode_ttft)
-            if not each:
+            percents = changes(plain, full, lambda p: p.decode_ttft)
+            if not percents:
                 continue
-            ours = median(each)
+            ours = median(percents)
             off = abs(ours - published) > ppd_paper.TABLE_1_POINTS
             cells.append(
-                Cell(
+                Table1Cell(
                     pools=pools,
                     level=level,
                     paper=published,
                     ours=ours,
-                    mean=float(np.mean(each)),
+                    mean=float(np.mean(percents)),
                     long=median(_long(points, pools, loads)),
                     trivium=median(_at_clients(points, pools, loads)),
                     why=_why(plain, full, published) if off else "",
@@ -129,14 +131,15 @@ def table_1(points: Points) -> list[Cell]:
 def _long(points: Points, pools: str, loads: Iterable[float]) -> list[float]:
     """Changes from x=0 to x=1 with long contexts; 0 where there are none."""
     old, new = (
-        points.of(static(pools, share, plain=True), loads, ppd_paper.LONG_CONTEXT) for share in "01"
+        points.select(static(pools, share, plain=True), loads, ppd_paper.LONG_CONTEXT)
+        for share in "01"
     )
     return changes(old, new, lambda p: p.decode_ttft) or [0.0]
 
 
 def _at_clients(points: Points, pools: str, loads: Iterable[float]) -> list[float]:
     """The same of all workloads, at our clients."""
-    old, new = (points.of(static(pools, share), loads) for share in "01")
+    old, new = (points.select(static(pools, share), loads) for share in "01")
     return changes(old, new, lambda p: p.ttft)
 
 
@@ -155,11 +158,11 @@ def _why(plain: list[Point], full: list[Point], published: float) -> str:
     )
 
 
-def trends(cells: list[Cell]) -> dict[str, bool]:
+def trends(cells: list[Table1Cell]) -> dict[str, bool]:
     """What table 1 says in words, and whether ours says it too."""
     ours = {(cell.pools, cell.level): cell.ours for cell in cells}
     levels = list(LEVELS)
-    found = {"x=1 is faster in every cell": all(value < 0 for value in ours.values())}
+    checks = {"x=1 is faster in every cell": all(value < 0 for value in ours.values())}
     for pools in RATIOS:
         row = [ours[pools, level] for level in levels if (pools, level) in ours]
         published = [ppd_paper.TABLE_1[pools][level] for level in levels if (pools, level) in ours]
@@ -167,12 +170,12 @@ def trends(cells: list[Cell]) -> dict[str, bool]:
             continue
         grows = published[-1] < published[0]
         words = "grows" if grows else "shrinks"
-        found[f"{pools}: the gain {words} with load"] = (row[-1] < row[0]) == grows
+        checks[f"{pools}: the gain {words} with load"] = (row[-1] < row[0]) == grows
     for level in levels:
         column = [ours[pools, level] for pools in RATIOS if (pools, level) in ours]
         if column:
-            found[f"{level} load: more prefill workers, less gain"] = column == sorted(column)
-    return found
+            checks[f"{level} load: more prefill workers, less gain"] = column == sorted(column)
+    return checks
 
 
 # By objective: what is measured, smaller is better.
@@ -196,14 +199,14 @@ class Wins:
 
 def winners(points: Points, figure: Callable[[Point], float]) -> Winners:
     """A configuration can win a point only if nearly all of its requests succeed there."""
-    found: Winners = {}
+    best: Winners = {}
     for workload in points.workloads:
         for load in points.loads:
             rivals = [points[config, workload.name, load] for config in CONFIGS]
             able = [p for p in rivals if p.failure_rate <= 1 - ppd_paper.SUCCESS_MIN and p.later]
             if able:
-                found[workload.name, load] = min(able, key=figure).config
-    return found
+                best[workload.name, load] = min(able, key=figure).config
+    return best
 
 
 def table_2(points: Points) -> list[Wins]:
@@ -254,12 +257,12 @@ def table_4(points: Points, configs: Iterable[Config]) -> list[Failures]:
     """Failure rates."""
     rows = []
     for config in configs:
-        percent, mine = {}, points.of(config)
+        percent, config_points = {}, points.select(config)
         for level, loads in LEVELS.items():
-            at = points.of(config, loads)
+            at = points.select(config, loads)
             if at:
                 percent[level] = 100 * sum(p.failed for p in at) / sum(p.requests for p in at)
-        at_load = [points.of(config, [load]) for load in points.loads]
+        at_load = [points.select(config, [load]) for load in points.loads]
         rows.append(
             Failures(
                 config=config.name,
@@ -268,10 +271,10 @@ def table_4(points: Points, configs: Iterable[Config]) -> list[Failures]:
                     load: 100 * sum(p.failed > 0 for p in at) / len(at)
                     for load, at in zip(points.loads, at_load, strict=True)
                 },
-                memory_share=max(p.memory_share for p in mine),
-                buffered_bytes=max(p.buffered_bytes for p in mine),
-                crashed_points=sum(p.crashed > 0 for p in mine),
-                longest_ms=max(p.longest_ms for p in mine),
+                memory_share=max(p.memory_share for p in config_points),
+                buffered_bytes=max(p.buffered_bytes for p in config_points),
+                crashed_points=sum(p.crashed > 0 for p in config_points),
+                longest_ms=max(p.longest_ms for p in config_points),
                 degraded_loads=sum(any(p.failed for p in at) for at in at_load),
                 slow_loads=sum(any(p.ttft_p99 > SLOW_MS for p in at) for at in at_load),
                 loads=len(points.loads),
@@ -282,13 +285,13 @@ def table_4(points: Points, configs: Iterable[Config]) -> list[Failures]:
 
 def trends_2(rows: list[Wins]) -> dict[str, bool]:
     """What table 2 says in words: the kind of configuration that wins most points."""
-    found = {}
+    checks = {}
     for row in rows:
         published = ppd_paper.TABLE_2[row.objective]
         first = max(published, key=lambda kind: published[kind])
         ours = max(row.kinds, key=lambda kind: row.kinds[kind])
-        found[f"{row.objective}: {first} wins most points"] = ours == first
-    return found
+        checks[f"{row.objective}: {first} wins most points"] = ours == first
+    return checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,8 +313,8 @@ def headline(points: Points) -> list[Headline]:
     rows = []
     heavy = {w.name for w in points.workloads if w.kind == "prefill-heavy"}
     for pools in RATIOS:
-        plain = points.of(static(pools, "0", plain=True))
-        full = points.of(static(pools, "1", plain=True))
+        plain = points.select(static(pools, "0", plain=True))
+        full = points.select(static(pools, "1", plain=True))
         rows.append(
             Headline(
                 pools=pools,
@@ -344,17 +347,20 @@ def first_turns(points: Points) -> list[FirstTurns]:
     for pools in RATIOS:
         chosen += [static(pools, share, plain=True) for share in "01"]
         chosen += [*(static(pools, share) for share in "01"), Config(pools=pools, policy="learned")]
-    found = []
+    rows = []
     for config in chosen:
         ttft = {}
         for level, loads in LEVELS.items():
-            mine = [point for point in points.of(config, loads) if point.later]
-            if mine:
+            config_points = [point for point in points.select(config, loads) if point.later]
+            if config_points:
                 ttft[level] = median(
-                    [each.first_decode_ttft if config.plain else each.first_ttft for each in mine]
+                    [
+                        point.first_decode_ttft if config.plain else point.first_ttft
+                        for point in config_points
+                    ]
                 )
-        found.append(FirstTurns(config=config.name, ttft=ttft))
-    return found
+        rows.append(FirstTurns(config=config.name, ttft=ttft))
+    return rows
 
 
 def _total(old: list[Point], new: list[Point], figure: Callable[[Point], float]) -> float:

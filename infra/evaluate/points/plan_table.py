@@ -27,13 +27,13 @@ def plan(runner: Runner, pools: str, loads: Sequence[float], seed: int) -> PpdTa
         for share in ("0", "1")
         for workload in WORKLOADS
     ]
-    found = runner.map(f"plan {pools}", points_of, specs)
-    points = Points(point for each in found for point in each)
+    runs = runner.map(f"plan {pools}", points_of, specs)
+    points = Points(point for run in runs for point in run)
     return table_of(points, pools, [(w.name, load) for w in WORKLOADS for load in loads])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class TurnMeasurement:
     """One kind of turn at one load, with every such turn remote and with every one local."""
 
     context_tokens: int
@@ -54,13 +54,13 @@ def table_of(
     nothing remotely to be local; so does a gain of 1 and no loss.
     """
     by_name = {workload.name: workload.profile for workload in WORKLOADS}
-    found = []
+    measurements = []
     for name, load in use:
         profile = by_name[name]
         remote, local = (points[static(pools, x, plain=plain), name, load] for x in ("0", "1"))
         gain_ttft, loss_tpot = (_plain_change if plain else _change)(remote, local)
-        found.append(
-            Measured(
+        measurements.append(
+            TurnMeasurement(
                 context_tokens=profile.first.input_tokens + profile.first.output_tokens,
                 new_tokens=profile.later.input_tokens,
                 answer_tokens=profile.later.output_tokens,
@@ -70,7 +70,7 @@ def table_of(
                 samples=remote.later + local.later,
             )
         )
-    return table_from(found)
+    return table_from(measurements)
 
 
 def _change(remote: Point, local: Point) -> tuple[float, float]:
@@ -85,31 +85,31 @@ def _plain_change(remote: Point, local: Point) -> tuple[float, float]:
     return 1 - local.decode_ttft / remote.decode_ttft, loss_tpot
 
 
-def table_from(found: Sequence[Measured], load_bins: int = LOAD_BINS) -> PpdTable:
+def table_from(measurements: Sequence[TurnMeasurement], load_bins: int = LOAD_BINS) -> PpdTable:
     """Edges lie between the lengths that were measured, and at quantiles of the loads.
 
     Where each kind was measured at the same n loads, n bins have their edges between these.
     """
     edges = {
-        "context_tokens": _between(each.context_tokens for each in found),
-        "new_tokens": _between(each.new_tokens for each in found),
-        "answer_tokens": _between(each.answer_tokens for each in found),
-        "load": _quantiles([each.load for each in found], load_bins),
+        "context_tokens": _between(row.context_tokens for row in measurements),
+        "new_tokens": _between(row.new_tokens for row in measurements),
+        "answer_tokens": _between(row.answer_tokens for row in measurements),
+        "load": _quantiles([row.load for row in measurements], load_bins),
     }
     empty = PpdTable(edges, [])
-    bins: dict[Bin, list[Measured]] = defaultdict(list)
-    for each in found:
-        at = empty.bin_of(each.context_tokens, each.new_tokens, each.answer_tokens, each.load)
-        bins[at].append(each)
-    return PpdTable(edges, [_cell(at, mine) for at, mine in bins.items()])
+    bins: dict[Bin, list[TurnMeasurement]] = defaultdict(list)
+    for row in measurements:
+        at = empty.bin_of(row.context_tokens, row.new_tokens, row.answer_tokens, row.load)
+        bins[at].append(row)
+    return PpdTable(edges, [_cell(at, cell_measurements) for at, cell_measurements in bins.items()])
 
 
-def _cell(at: Bin, mine: Sequence[Measured]) -> PpdCell:
+def _cell(at: Bin, measurements: Sequence[TurnMeasurement]) -> PpdCell:
     return PpdCell(
         bin=at,
-        gain_ttft=float(np.mean([each.gain_ttft for each in mine])),
-        loss_tpot=float(np.mean([each.loss_tpot for each in mine])),
-        samples=sum(each.samples for each in mine),
+        gain_ttft=float(np.mean([row.gain_ttft for row in measurements])),
+        loss_tpot=float(np.mean([row.loss_tpot for row in measurements])),
+        samples=sum(row.samples for row in measurements),
     )
 
 
@@ -119,8 +119,8 @@ def _load(remote: Point, local: Point) -> float:
 
 def _between(values: Iterable[int]) -> list[float]:
     """Edges halfway, on a logarithmic scale, between the values that occur."""
-    known = sorted(set(values))
-    return [float(np.sqrt(a * b)) for a, b in zip(known, known[1:], strict=False)]
+    levels = sorted(set(values))
+    return [float(np.sqrt(a * b)) for a, b in zip(levels, levels[1:], strict=False)]
 
 
 def _quantiles(values: list[float], bins: int) -> list[float]:

@@ -91,13 +91,13 @@ class Point:
         return self.failed / self.requests
 
 
-class Watch(Checker):
+class LoadRecorder(Checker):
     """A checker that only notes the load that the router saw when it placed a request."""
 
     def __init__(self) -> None:
         self.loads: dict[str, float] = {}
 
-    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+    def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
         """Look for placements."""
         for effect in effects:
             if isinstance(effect, Decide) and effect.decision.kind is DecisionKind.PLACE:
@@ -106,8 +106,8 @@ class Watch(Checker):
 
 def run(spec: Spec) -> list[Point]:
     """Simulate each load; all of a series on one cluster, whose router lives through them."""
-    watch = Watch()
-    cluster = make_cluster(spec, watch)
+    recorder = LoadRecorder()
+    cluster = make_cluster(spec, recorder)
     begin_ms, points = READY_MS, []
     for load in spec.loads_per_s:
         conversations = poisson(
@@ -121,18 +121,20 @@ def run(spec: Spec) -> list[Point]:
         )
         before = len(cluster.clients.served)
         cluster.run(conversations)
-        moved = cluster.links.moved_bytes
-        served = cluster.clients.served[before:]
-        found = measure(spec, load, conversations, served, moved, begin_ms)
-        seen = [watch.loads.get(each.request_id, 0.0) for each in served if each.turn > 1]
-        load_seen = float(np.mean(seen or [0.0]))
-        points.append(replace(found, load_seen=load_seen, **pressure(cluster)))
+        moved_bytes = cluster.links.moved_bytes
+        requests = cluster.clients.served[before:]
+        figures = measure(spec, load, conversations, requests, moved_bytes, begin_ms)
+        router_loads = [
+            recorder.loads.get(request.request_id, 0.0) for request in requests if request.turn > 1
+        ]
+        load_seen = float(np.mean(router_loads or [0.0]))
+        points.append(replace(figures, load_seen=load_seen, **pressure(cluster)))
         begin_ms = cluster.clock.now_ms + _GAP_MS
     cluster.finish()
     return points
 
 
-def served(
+def serve(
     spec: Spec, conversations: Sequence[Conversation], faults: Sequence[Fault] = ()
 ) -> Cluster:
     """The cluster of a spec, which has served these conversations to their ends."""
@@ -145,9 +147,9 @@ def served(
 def make_cluster(spec: Spec, *checkers: Checker, faults: Sequence[Fault] = ()) -> Cluster:
     """The cluster of a spec, with nothing sent yet."""
     config = spec.config
-    theirs = config.plain and spec.published
+    is_published = config.plain and spec.published
     setup = replace(spec.setup, receiver_keeps=not config.plain)
-    if theirs:
+    if is_published:
         setup = authors_serving.setup_of(setup, spec.connector_ms)
     settings = RouterSettings(
         policy=config.policy,
@@ -166,7 +168,7 @@ def make_cluster(spec: Spec, *checkers: Checker, faults: Sequence[Fault] = ()) -
         conversations_max=spec.conversations_max,
         weights=spec.weights,
         table=spec.table,
-        placer=HashDealer(settings, _salt(spec), spec.table) if theirs else None,
+        placer=HashDealer(settings, _salt(spec), spec.table) if is_published else None,
         orchestrations=ORCHESTRATIONS if config.all_orders else ORDERS,
         checkers=[OneOutcome(), *checkers],
         faults=faults,
@@ -189,8 +191,8 @@ def pressure(cluster: Cluster) -> dict[str, Any]:
     workers = cluster.workers.values()
     engines = [worker.life.engine.state for worker in workers]
     return {
-        "memory_share": max(each.blocks_max / each.cache.blocks_max for each in engines),
-        "buffered_bytes": max(each.buffered_bytes_max for each in engines),
+        "memory_share": max(engine.blocks_max / engine.cache.blocks_max for engine in engines),
+        "buffered_bytes": max(engine.buffered_bytes_max for engine in engines),
         "crashed": sum(not worker.alive for worker in workers),
     }
 
@@ -204,34 +206,36 @@ def measure(
     spec: Spec,
     load: float,
     conversations: Sequence[Conversation],
-    served: Sequence[Served],
-    moved: dict[str, int],
+    requests: Sequence[Served],
+    moved_bytes: dict[str, int],
     begin_ms: float,
 ) -> Point:
     """The figures of one load, whose arrivals began then; `moved` gives each request's KV bytes."""
-    asked = sum(len(each.turns) for each in conversations)
-    done = [each for each in served if each.completed]
-    first = [each for each in done if each.turn == 1]
-    later = [each for each in done if each.turn > 1]
-    costs_ttft, costs_tpot = costs(conversations, done)
+    turn_count = sum(len(conversation.turns) for conversation in conversations)
+    answers = [request for request in requests if request.completed]
+    first = [answer for answer in answers if answer.turn == 1]
+    later = [answer for answer in answers if answer.turn > 1]
+    costs_ttft, costs_tpot = costs(conversations, answers)
     point = Point(
         config=spec.config,
         workload=spec.workload.name,
         load_per_s=load,
-        requests=asked,
-        failed=asked - len(done),
+        requests=turn_count,
+        failed=turn_count - len(answers),
         later=len(later),
         cost_ttft=float(np.mean(costs_ttft[:, 1:])),
         cost_tpot=float(np.mean(costs_tpot)),
-        kv_bytes=sum(moved.get(each.request_id, 0) for each in served),
-        later_kv_bytes=sum(moved.get(each.request_id, 0) for each in served if each.turn > 1),
-        local=sum(each.mode is Mode.LOCAL for each in later),
+        kv_bytes=sum(moved_bytes.get(request.request_id, 0) for request in requests),
+        later_kv_bytes=sum(
+            moved_bytes.get(request.request_id, 0) for request in requests if request.turn > 1
+        ),
+        local=sum(answer.mode is Mode.LOCAL for answer in later),
     )
     if not later:
         return point
-    ttft = [each.ttft_ms for each in later]
-    decode_ttft = [each.decode_ttft_ms for each in later]
-    tpot = [each.tpot_ms for each in done]
+    ttft = [answer.ttft_ms for answer in later]
+    decode_ttft = [answer.decode_ttft_ms for answer in later]
+    tpot = [answer.tpot_ms for answer in answers]
     return replace(
         point,
         ttft=float(np.mean(ttft)),
@@ -239,40 +243,40 @@ def measure(
         ttft_p99=float(np.percentile(ttft, 99)),
         decode_ttft=float(np.mean(decode_ttft)),
         decode_ttft_p99=float(np.percentile(decode_ttft, 99)),
-        first_ttft=float(np.mean([each.ttft_ms for each in first])),
-        first_decode_ttft=float(np.mean([each.decode_ttft_ms for each in first])),
-        latency=float(np.mean([each.took_ms for each in done])),
+        first_ttft=float(np.mean([answer.ttft_ms for answer in first])),
+        first_decode_ttft=float(np.mean([answer.decode_ttft_ms for answer in first])),
+        latency=float(np.mean([answer.took_ms for answer in answers])),
         tpot=float(np.mean(tpot)),
         tpot_p99=float(np.percentile(tpot, 99)),
-        decode_tpot=float(np.mean([_decode_tpot(each) for each in later])),
-        every_decode_tpot=float(np.mean([_decode_tpot(each) for each in done])),
-        longest_ms=max(each.took_ms for each in done),
-        tokens_per_s=_tokens_per_s(done, begin_ms),
+        decode_tpot=float(np.mean([_decode_tpot(answer) for answer in later])),
+        every_decode_tpot=float(np.mean([_decode_tpot(answer) for answer in answers])),
+        longest_ms=max(answer.took_ms for answer in answers),
+        tokens_per_s=_tokens_per_s(answers, begin_ms),
     )
 
 
-def _tokens_per_s(done: Sequence[Served], begin_ms: float) -> float:
+def _tokens_per_s(answers: Sequence[Served], begin_ms: float) -> float:
     """As in the paper: completion tokens of both turns, over the time of the whole point."""
-    end_ms = max(each.sent_ms + each.took_ms for each in done)
-    return 1e3 * sum(each.output_tokens for each in done) / (end_ms - begin_ms)
+    end_ms = max(answer.sent_ms + answer.took_ms for answer in answers)
+    return 1e3 * sum(answer.output_tokens for answer in answers) / (end_ms - begin_ms)
 
 
-def _decode_tpot(each: Served) -> float:
-    assert each.decode_first_ms is not None and each.ended_ms is not None
-    return (each.ended_ms - each.decode_first_ms) / max(1, each.output_tokens - 1)
+def _decode_tpot(answer: Served) -> float:
+    assert answer.decode_first_ms is not None and answer.ended_ms is not None
+    return (answer.ended_ms - answer.decode_first_ms) / max(1, answer.output_tokens - 1)
 
 
 def costs(
-    conversations: Sequence[Conversation], done: Sequence[Served]
+    conversations: Sequence[Conversation], answers: Sequence[Served]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """TTFT and TPOT, with the timeout where a turn failed: (conversations, turns), ms."""
-    completed = {(each.session_id, each.turn): each for each in done}
+    completed = {(answer.session_id, answer.turn): answer for answer in answers}
     ttft, tpot = [], []
     for conversation in conversations:
         for number, turn in enumerate(conversation.turns, 1):
-            found = completed.get((conversation.session_id, number))
-            ttft.append(TIMEOUT_MS if found is None else found.ttft_ms)
+            answer = completed.get((conversation.session_id, number))
+            ttft.append(TIMEOUT_MS if answer is None else answer.ttft_ms)
             late_ms = TIMEOUT_MS / turn.output_tokens
-            tpot.append(late_ms if found is None else found.tpot_ms)
+            tpot.append(late_ms if answer is None else answer.tpot_ms)
     shape = len(conversations), -1  # all have as many turns
     return np.reshape(np.array(ttft, float), shape), np.reshape(np.array(tpot), shape)

@@ -36,11 +36,11 @@ class Runner:
         """Call the function on every task; both have to be picklable."""
         bar = self.progress.add_task(label, total=len(tasks))
         futures = {self.pool.submit(function, task): i for i, task in enumerate(tasks)}
-        found: dict[int, Result] = {}
+        results: dict[int, Result] = {}
         for future in as_completed(futures):
-            found[futures[future]] = future.result()
+            results[futures[future]] = future.result()
             self.progress.advance(bar)
-        return [found[i] for i in range(len(tasks))]
+        return [results[i] for i in range(len(tasks))]
 
     def points(self, label: str, specs: Sequence[Spec]) -> list[Point]:
         """All points of all specs."""
@@ -89,10 +89,10 @@ def points_of(spec: Spec) -> list[Point]:
     it has from other loads and from the requests before.
     """
     if spec.config.policy != "learned":
-        each = [replace(spec, loads_per_s=(load,)) for load in spec.loads_per_s]
-        return [found for one in each for found in point.run(one)]
+        single_specs = [replace(spec, loads_per_s=(load,)) for load in spec.loads_per_s]
+        return [result for single_spec in single_specs for result in point.run(single_spec)]
     order = np.random.default_rng(spec.seed).permutation(len(spec.loads_per_s))
     shuffled = tuple(spec.loads_per_s[i] for i in order)
     return sorted(
-        point.run(replace(spec, loads_per_s=shuffled)), key=lambda found: found.load_per_s
+        point.run(replace(spec, loads_per_s=shuffled)), key=lambda result: result.load_per_s
     )

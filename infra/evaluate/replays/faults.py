@@ -21,16 +21,16 @@ _UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "h": 3_600e3}
 def faults_of(kind: str, text: str, workers: Sequence[str]) -> list[Fault]:
     """One of `KINDS` at the member and time that the text names; the time counts from the first
     request. Raises ConfigError."""
-    found = re.fullmatch(rf"(?P<name>[^@]+)@{_TIME}(?:\+{_TIME})?", text.strip())
-    if found is None:
+    matched_text = re.fullmatch(rf"(?P<name>[^@]+)@{_TIME}(?:\+{_TIME})?", text.strip())
+    if matched_text is None:
         raise ConfigError(f"--{kind}: expected NAME@TIME or NAME@TIME+DURATION, such as "
                           f"decode-1@12.5s+4s, found {text!r}")  # fmt: skip
-    name, at, at_unit, lasts, lasts_unit = found.groups()
+    name, at, at_unit, lasts, lasts_unit = matched_text.groups()
     at_ms = READY_MS + float(at) * _UNITS_MS[at_unit]
     for_ms = float(lasts) * _UNITS_MS[lasts_unit] if lasts else None
-    known = [*workers, *_MEMBERS.get(kind, ())]
-    if name not in known:
-        raise ConfigError(f"--{kind}: expected any of {', '.join(known)}, found {name!r}")
+    member_names = [*workers, *_MEMBERS.get(kind, ())]
+    if name not in member_names:
+        raise ConfigError(f"--{kind}: expected any of {', '.join(member_names)}, found {name!r}")
     if name in (ROUTER, BROKER):
         return [_of_member(kind, name, at_ms, for_ms)]
     return _of_worker(kind, name, at_ms, for_ms)

@@ -23,41 +23,41 @@ LLM_ROLES = (Role.PREFILL, Role.DECODE, Role.REPLICA)
 class Workers(Shape):
     """Workers by their own names."""
 
-    named: tuple[tuple[str, tuple[Role, ...]], ...]
+    roles_by_name: tuple[tuple[str, tuple[Role, ...]], ...]
     orders: tuple[Orchestration, ...] = ()  # that all of them can do that hand KV over
 
     def roles(self) -> list[tuple[str, tuple[Role, ...]]]:
         """Worker ids with their roles."""
-        return list(self.named)
+        return list(self.roles_by_name)
 
 
-def workers(found: dict[str, Registration]) -> Workers:
+def workers(registrations: dict[str, Registration]) -> Workers:
     """These, in order of their names."""
-    named = {name: _roles(record) for name, record in found.items()}
-    roles = list(named.values())
+    roles_by_name = {name: _roles(record) for name, record in registrations.items()}
+    roles = list(roles_by_name.values())
     return Workers(
         prefill=roles.count((Role.PREFILL,)),
         decode=roles.count((Role.DECODE,)),
-        both=sum(len(each) > 1 for each in roles),
+        both=sum(len(worker_roles) > 1 for worker_roles in roles),
         replica=roles.count((Role.REPLICA,)),
-        named=tuple(sorted(named.items())),
-        orders=_common_orders(found.values()),
+        roles_by_name=tuple(sorted(roles_by_name.items())),
+        orders=_common_orders(registrations.values()),
     )
 
 
 def _common_orders(records: Iterable[Registration]) -> tuple[Orchestration, ...]:
-    told = [
+    order_lists = [
         record.capability.orchestrations
         for record in records
         if record.capability is not None and record.capability.orchestrations
     ]
-    first, *others = told or [()]
-    return tuple(each for each in first if all(each in other for other in others))
+    first, *rest = order_lists or [()]
+    return tuple(order for order in first if all(order in orders for orders in rest))
 
 
 def deployment(path: Path) -> tuple[Workers, RouterSettings]:
     """All workers that its first router knew or heard of, whenever; raises RecordError."""
-    found: dict[str, Registration] = {}
+    registrations: dict[str, Registration] = {}
     parts: list[JournalSnapshot] = []
     with opened(path) as recording:
         for row in recording.rows():
@@ -69,7 +69,7 @@ def deployment(path: Path) -> tuple[Workers, RouterSettings]:
             elif row.kind == LINE and row.topic == "fleet":
                 record = recording.codec.decode(row.value)
                 if isinstance(record, Registration):
-                    _add(found, record)
+                    _add(registrations, record)
             elif row.topic == STOPPED:
                 break
     if not parts:
@@ -77,15 +77,15 @@ def deployment(path: Path) -> tuple[Workers, RouterSettings]:
     router = unpack_router(b"".join(part.state for part in parts))
     for member in router.tables.fleet.view.members.values():
         if member.state is not MemberState.GONE and member.registration is not None:
-            _add(found, member.registration)
-    if not found:
+            _add(registrations, member.registration)
+    if not registrations:
         raise RecordError(f"{path}: expected workers, found none; name them with --pools")
-    return workers(found), dataclasses.replace(router.settings, table="")
+    return workers(registrations), dataclasses.replace(router.settings, table="")
 
 
-def _add(found: dict[str, Registration], record: Registration) -> None:
+def _add(registrations: dict[str, Registration], record: Registration) -> None:
     if _roles(record):
-        found[record.member_id] = record
+        registrations[record.member_id] = record
 
 
 def _roles(record: Registration) -> tuple[Role, ...]:

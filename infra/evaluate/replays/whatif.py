@@ -28,7 +28,7 @@ LATE_MS = 100.0  # by so much a request is later than it was without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happened:
+class ReplayResult:
     """One run: who was served, and what was moved."""
 
     served: list[Served]
@@ -36,24 +36,24 @@ class Happened:
 
     def figures(self) -> dict[str, float]:
         """Counts, and times in ms of what was completed."""
-        done = [each for each in self.served if each.completed]
-        modes = Counter(each.mode.value for each in done)
-        found: dict[str, float] = {
+        answers = [request for request in self.served if request.completed]
+        modes = Counter(answer.mode.value for answer in answers)
+        summary: dict[str, float] = {
             "requests": len(self.served),
-            "completed": len(done),
+            "completed": len(answers),
             "placed again": sum(e.outcome.attempt > 1 for e in self.served if e.outcome),
             **dict(sorted(modes.items())),
             "KV moved, MB": round(self.kv_bytes / 1e6, 1),
         }
         times = {
-            "TTFT": [each.ttft_ms for each in done],
-            "TPOT": [each.tpot_ms for each in done if each.output_tokens > 1],
-            "latency": [each.took_ms for each in done],
+            "TTFT": [answer.ttft_ms for answer in answers],
+            "TPOT": [answer.tpot_ms for answer in answers if answer.output_tokens > 1],
+            "latency": [answer.took_ms for answer in answers],
         }
         for name, values in times.items():
             for percent in (50, 99) if values else ():
-                found[f"{name} p{percent}, ms"] = round(float(np.percentile(values, percent)), 2)
-        return found
+                summary[f"{name} p{percent}, ms"] = round(float(np.percentile(values, percent)), 2)
+        return summary
 
 
 def setup_of() -> Setup:
@@ -61,14 +61,14 @@ def setup_of() -> Setup:
     return Setup(ack_ms=2.0, steps_max=4)
 
 
-def happened(
+def replay_trace(
     trace: Trace,
     shape: Shape,
     settings: RouterSettings,
     faults: Sequence[Fault] = (),
     *,
     setup: Setup,
-) -> Happened:
+) -> ReplayResult:
     """Simulate it to its end: recorded workers in their own orders, others in vLLM's default."""
     orders = shape.orders if isinstance(shape, Workers) else ()
     cluster = Cluster(
@@ -93,12 +93,18 @@ def happened(
         )
     )
     cluster.finish()
-    return Happened(served=cluster.clients.served, kv_bytes=sum(cluster.links.moved_bytes.values()))
+    return ReplayResult(
+        served=cluster.clients.served, kv_bytes=sum(cluster.links.moved_bytes.values())
+    )
 
 
-def later_ms(before: Happened, after: Happened) -> list[float]:
+def later_ms(before: ReplayResult, after: ReplayResult) -> list[float]:
     """By how much requests that both completed took longer, of those for which that counts."""
-    took_ms = {each.request_id: each.took_ms for each in before.served if each.completed}
-    done = [each for each in after.served if each.completed and each.request_id in took_ms]
-    late = [each.took_ms - took_ms[each.request_id] for each in done]
-    return sorted(each for each in late if each > LATE_MS)
+    took_ms = {
+        request.request_id: request.took_ms for request in before.served if request.completed
+    }
+    answers = [
+        request for request in after.served if request.completed and request.request_id in took_ms
+    ]
+    late = [answer.took_ms - took_ms[answer.request_id] for answer in answers]
+    return sorted(delay_ms for delay_ms in late if delay_ms > LATE_MS)

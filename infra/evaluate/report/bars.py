@@ -9,11 +9,11 @@ from pathlib import Path
 from infra.bench import results as bench_results
 from infra.evaluate.paper import ppd_paper
 from infra.evaluate.paper.grid import RATIOS
-from infra.evaluate.report.findings import Claim, Findings
+from infra.evaluate.report.findings import Claim, EvaluationFindings
 from infra.evaluate.studies import regret, step_change
-from infra.evaluate.studies.step_change import ALL, LATER, Recovery, shown
-from infra.evaluate.studies.thresholds import Tuned
-from infra.evaluate.studies.traffic import KV_SHARE_MAX, POOLS, Traffic
+from infra.evaluate.studies.step_change import ALL, LATER, Recovery, format_regrets
+from infra.evaluate.studies.thresholds import ThresholdResult
+from infra.evaluate.studies.traffic import KV_SHARE_MAX, POOLS, TraceResult
 
 _FIGURES = (  # of the report, that are written beside the bars
     *("table_1", "table_2", "table_4", "headline", "first_turns", "interference", "contexts"),
@@ -22,16 +22,16 @@ _FIGURES = (  # of the report, that are written beside the bars
 )
 
 
-def of(results: Findings) -> list[Claim]:
+def make_claims(results: EvaluationFindings) -> list[Claim]:
     """All bars."""
-    near = sum(cell.within for cell in results.table_1)
-    found = [
+    near = sum(cell.is_close for cell in results.table_1)
+    claims = [
         _trends("table 1", results.trends),
         _trends("table 2", results.trends_2),
         _trends("table 4", results.trends_4),
         Claim(
             what=f"table 1 within {ppd_paper.TABLE_1_POINTS:g} points",
-            found=f"{near} of {len(results.table_1)} cells, the others are explained below it",
+            finding=f"{near} of {len(results.table_1)} cells, the others are explained below it",
             value=near,
             target=f">= {len(results.table_1)}",
             unit="cells",
@@ -39,33 +39,33 @@ def of(results: Findings) -> list[Claim]:
         ),
     ]
     for pools in RATIOS:
-        found += _policies(results, pools)
-    found += [_beside_tuned(row) for row in results.tuned]
-    return [*found, *recovered(results.recovery), *_traffic(results.traffic)]
+        claims += _policies(results, pools)
+    claims += [_tuned_claim(row) for row in results.tuned]
+    return [*claims, *recovery_claims(results.recovery), *_traffic(results.traffic)]
 
 
 def _trends(name: str, trends: dict[str, bool]) -> Claim:
-    wrong = [words for words, found in trends.items() if not found]
-    held = len(trends) - len(wrong)
-    words = f"{held} of {len(trends)}"
+    wrong = [words for words, is_met in trends.items() if not is_met]
+    met_count = len(trends) - len(wrong)
+    words = f"{met_count} of {len(trends)}"
     return Claim(
         what=f"trends of {name}",
-        found=f"{words}; not: {'; '.join(wrong)}" if wrong else words,
-        value=held,
+        finding=f"{words}; not: {'; '.join(wrong)}" if wrong else words,
+        value=met_count,
         target=f">= {len(trends)}",
         unit="trends",
         holds=not wrong,
     )
 
 
-def _policies(results: Findings, pools: str) -> list[Claim]:
+def _policies(results: EvaluationFindings, pools: str) -> list[Claim]:
     rows = {row.config: row for row in results.regret}
     learned, table = rows[f"{pools} learned"], rows[f"{pools} table"]
     fixed = min(row.mean_cost for row in results.regret if f"{pools} x=" in row.config)
     return [
         Claim(
             what=f"{pools} learned: mean regret at most {regret.REGRET_MAX:.0%}",
-            found=f"{learned.mean_regret:.1%}, worst {learned.worst_regret:.0%}",
+            finding=f"{learned.mean_regret:.1%}, worst {learned.worst_regret:.0%}",
             value=100 * learned.mean_regret,
             target=f"<= {100 * regret.REGRET_MAX:g}",
             unit="%",
@@ -73,14 +73,14 @@ def _policies(results: Findings, pools: str) -> list[Claim]:
         ),
         Claim(
             what=f"{pools} learned: mean cost below that of every fixed x",
-            found=f"{learned.mean_cost:.3f}, best x {fixed:.3f}",
+            finding=f"{learned.mean_cost:.3f}, best x {fixed:.3f}",
             value=learned.mean_cost,
             target=f"< {fixed:.4g}",
             holds=learned.mean_cost < fixed,
         ),
         Claim(
             what=f"{pools}: learned and table complete what some x completes",
-            found=f"points with losses: learned {learned.missed}, table {table.missed}",
+            finding=f"points with losses: learned {learned.missed}, table {table.missed}",
             value=learned.missed + table.missed,
             target="<= 0",
             unit="points",
@@ -89,11 +89,11 @@ def _policies(results: Findings, pools: str) -> list[Claim]:
     ]
 
 
-def _beside_tuned(row: Tuned) -> Claim:
+def _tuned_claim(row: ThresholdResult) -> Claim:
     return Claim(
         what=f"{row.pools} learned: mean regret below that of Dynamo's rule with its best "
         "thresholds of each load",
-        found=f"{row.learned:.1%}; {row.per_load:.1%}, with one pair for all loads "
+        finding=f"{row.learned:.1%}; {row.per_load:.1%}, with one pair for all loads "
         f"{row.one_pair:.1%} ({row.pair}), as shipped {row.default:.1%}",
         value=100 * row.learned,
         target=f"< {100 * row.per_load:.4g}",
@@ -102,10 +102,10 @@ def _beside_tuned(row: Tuned) -> Claim:
     )
 
 
-def recovered(rows: list[Recovery]) -> list[Claim]:
+def recovery_claims(rows: list[Recovery]) -> list[Claim]:
     """On later turns, as the regret of the grid; all turns are told beside it."""
     every = {
-        row.pools: f"before {row.pooled.before:.1%}, after it {shown(row.pooled.after)}"
+        row.pools: f"before {row.pooled.before:.1%}, after it {format_regrets(row.pooled.after)}"
         for row in rows
         if row.counted == ALL
     }
@@ -113,8 +113,8 @@ def recovered(rows: list[Recovery]) -> list[Claim]:
         Claim(
             what=f"{row.pools} learned: within {step_change.REGRET_MAX:.0%} regret 200 "
             "requests after prefill slows down",
-            found=f"before {row.pooled.before:.1%}; windows of 200 requests after it, pooled "
-            f"over {len(row.seeds)} seeds: {shown(row.pooled.after)}; with the first tokens of "
+            finding=f"before {row.pooled.before:.1%}; windows of 200 requests after it, pooled "
+            f"over {len(row.seeds)} seeds: {format_regrets(row.pooled.after)}; with the first tokens of "
             f"all turns: {every[row.pools]}",
             value=100 * max(row.pooled.after[1:], default=0.0),
             target=f"<= {100 * step_change.REGRET_MAX:g}",
@@ -126,8 +126,8 @@ def recovered(rows: list[Recovery]) -> list[Claim]:
     ]
 
 
-def _traffic(rows: list[Traffic]) -> list[Claim]:
-    found = []
+def _traffic(rows: list[TraceResult]) -> list[Claim]:
+    claims = []
     by = {(row.trace, row.config): row for row in rows}
     for trace in sorted({row.trace for row in rows if row.later}):
         learned = by[trace, f"{POOLS} learned"]
@@ -136,11 +136,11 @@ def _traffic(rows: list[Traffic]) -> list[Claim]:
             share = learned.kv_bytes / x0.kv_bytes
             later = learned.later_kv_bytes / x0.later_kv_bytes
             faster = learned.ttft_p50 <= x0.ttft_p50 and learned.ttft_p99 <= x0.ttft_p99
-            found.append(
+            claims.append(
                 Claim(
                     what=f"{trace}: KV bytes of learned at most {KV_SHARE_MAX} of {config}, TTFT "
                     "no worse",
-                    found=f"{share:.2f} of all, {later:.2f} of later turns'; TTFT p50 "
+                    finding=f"{share:.2f} of all, {later:.2f} of later turns'; TTFT p50 "
                     f"{learned.ttft_p50:.0f} and {x0.ttft_p50:.0f} ms, p99 {learned.ttft_p99:.0f} "
                     f"and {x0.ttft_p99:.0f} ms",
                     value=share,
@@ -148,10 +148,10 @@ def _traffic(rows: list[Traffic]) -> list[Claim]:
                     holds=share <= KV_SHARE_MAX and faster,
                 )
             )
-    return found
+    return claims
 
 
-def write(results: Findings, folder: Path = bench_results.BENCH_DIR) -> Path:
+def write(results: EvaluationFindings, folder: Path = bench_results.BENCH_DIR) -> Path:
     """Write build/bench/evaluate.json; returns its path."""
     return bench_results.write_report(
         "evaluate",
@@ -161,7 +161,7 @@ def write(results: Findings, folder: Path = bench_results.BENCH_DIR) -> Path:
         figures={
             **{name: [asdict(row) for row in getattr(results, name)] for name in _FIGURES},
             "unlike_winners": results.unlike_winners,
-            "found": {bar.what: bar.found for bar in results.bars},
+            "found": {bar.what: bar.finding for bar in results.bars},
         },
         bars=[
             bench_results.Bar(

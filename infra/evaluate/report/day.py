@@ -7,72 +7,72 @@ from types import MappingProxyType
 from typing import Any
 
 from infra.bench import results
-from infra.evaluate.report.plots import drawn
-from infra.evaluate.studies.day_and_night import Compared, Fleet
+from infra.evaluate.report.plots import draw_png
+from infra.evaluate.studies.day_and_night import DayComparison, FleetResult
 from infra.simulator.cluster import READY_MS
 from schemas.records import Role
 
 COLOURS = {Role.PREFILL: "#1f6feb", Role.DECODE: "#bf8700"}
 
 
-def figures(found: Compared) -> dict[str, Any]:
+def figures(comparison: DayComparison) -> dict[str, Any]:
     """All that was measured, without who was there when."""
     return {
-        "following": _row(found.following),
-        "best": None if found.best is None else _row(found.best),
-        "saved": found.saved,
-        "fixed": [_row(fleet) for fleet in found.fixed],
+        "following": _row(comparison.following),
+        "best": None if comparison.best is None else _row(comparison.best),
+        "saved": comparison.saved_share,
+        "fixed": [_row(fleet) for fleet in comparison.fixed],
     }
 
 
-def _row(fleet: Fleet) -> dict[str, Any]:
+def _row(fleet: FleetResult) -> dict[str, Any]:
     return {name: value for name, value in asdict(fleet).items() if name != "counts"}
 
 
 def write(
-    found: Compared,
+    comparison: DayComparison,
     out: Path,
     name: str = "scaling",
     load: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """A PNG file; and a report with its bar, like those of benchmarks, and with what the day does
     not say of the load. Returns the picture."""
-    day = {name: value for name, value in asdict(found.day).items() if name != "setup"}
+    day = {name: value for name, value in asdict(comparison.day).items() if name != "setup"}
     bar = results.Bar(
         name="share of the best fixed fleet's worker-hours that is saved at equal SLO",
-        value=None if found.best is None else found.saved,
+        value=None if comparison.best is None else comparison.saved_share,
         unit="",
         target="> 0",
-        met=found.saved > 0 and found.following.holds,
+        met=comparison.saved_share > 0 and comparison.following.holds,
     )
     results.write_report(
         name,
         command=results.command_line(),
-        seed=found.day.seed,
+        seed=comparison.day.seed,
         load={**day, **load},
-        figures=figures(found),
+        figures=figures(comparison),
         bars=[bar],
         folder=results.BENCH_DIR,
     )
     out.mkdir(parents=True, exist_ok=True)
     page = out / f"{name}.png"
-    page.write_bytes(drawn(lambda figure: _draw(figure, found)))
+    page.write_bytes(draw_png(lambda figure: _draw(figure, comparison)))
     return page
 
 
-def _draw(figure: Any, found: Compared) -> None:
+def _draw(figure: Any, comparison: DayComparison) -> None:
     axes = figure.add_subplot()
-    day = found.day
-    minutes = [(at_ms - READY_MS) / 60_000 for at_ms, _ in found.following.counts]
+    day = comparison.day
+    minutes = [(at_ms - READY_MS) / 60_000 for at_ms, _ in comparison.following.counts]
     for role, colour in COLOURS.items():
-        counts = [there.get(role, 0) for _, there in found.following.counts]
+        counts = [workers.get(role, 0) for _, workers in comparison.following.counts]
         axes.step(minutes, counts, where="post", color=colour, label=f"{role.value} workers")
-    total = [sum(there.values()) for _, there in found.following.counts]
+    total = [sum(workers.values()) for _, workers in comparison.following.counts]
     axes.step(minutes, total, where="post", color="black", linewidth=0.8, label="all that follow")
-    if found.best is not None:
-        size = found.best.worker_hours * 60 / (day.minutes * day.days)
+    if comparison.best is not None:
+        size = comparison.best.worker_hours * 60 / (day.minutes * day.days)
         axes.axhline(
-            size, color="grey", linestyle="--", label=f"best fixed fleet, {found.best.pools}"
+            size, color="grey", linestyle="--", label=f"best fixed fleet, {comparison.best.pools}"
         )
     axes.set_xlabel("minutes")
     axes.set_ylabel("workers")

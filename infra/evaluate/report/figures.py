@@ -5,13 +5,13 @@ from html import escape
 
 from infra.evaluate.paper import ppd_paper
 from infra.evaluate.paper.conversations import SHAREGPT
-from infra.evaluate.report.findings import Findings
+from infra.evaluate.report.findings import EvaluationFindings
 from infra.evaluate.report.html import listing, note, table
 from infra.evaluate.studies import interference, many_turns, pareto, sensitivity, weighing
-from infra.evaluate.studies.chats import Served
+from infra.evaluate.studies.chats import ChatResult
 from infra.evaluate.studies.interference import SlowDown
-from infra.evaluate.studies.many_turns import Length
-from infra.evaluate.studies.pareto import Place
+from infra.evaluate.studies.many_turns import TurnCountResult
+from infra.evaluate.studies.pareto import ParetoPoint
 
 SHARED = (
     "In that script all of a batch has one context. vLLM read what all running requests share only "
@@ -27,7 +27,7 @@ _SLOW_DOWNS: dict[str, Callable[[SlowDown], str]] = {
 }
 
 
-def places(results: Findings, figure: str) -> str:
+def places(results: EvaluationFindings, figure: str) -> str:
     """Figure 1 or 8: who is at the front, and where."""
     published = "Paper: configurations with all later turns local are on the frontier"
     where = (
@@ -41,7 +41,7 @@ def places(results: Findings, figure: str) -> str:
         f"{published}; dynamic PPD picks the best. Here: {where}, behind the authors' proxy, TTFT "
         "of later turns at the 99th percentile. What loses a request is at no front."
     )
-    shown = listing(
+    rows_html = listing(
         [row for row in rows if row.at_front],
         {
             "at the front": lambda r: r.among,
@@ -50,10 +50,10 @@ def places(results: Findings, figure: str) -> str:
             "tokens/s": lambda r: f"{r.tokens_per_s:.0f}",
         },
     )
-    return f"<p>{escape(about)} {escape(fronts(rows))}</p>{shown}"
+    return f"<p>{escape(about)} {escape(fronts(rows))}</p>{rows_html}"
 
 
-def fronts(rows: Sequence[Place]) -> str:
+def fronts(rows: Sequence[ParetoPoint]) -> str:
     """How often each kind of configuration is at a front."""
     among = len({row.among for row in rows})
     counts = {
@@ -62,12 +62,12 @@ def fronts(rows: Sequence[Place]) -> str:
         "x=0": sum(row.at_front for row in rows if " x=0 " in row.config),
         "replicas": sum(row.at_front for row in rows if row.config == "4R"),
     }
-    of = {"x=1": 3, "dynamic PPD": 3, "x=0": 3, "replicas": 1}
-    each = (f"{name} {count} of {of[name] * among}" for name, count in counts.items())
-    return f"Places at the front: {', '.join(each)}."
+    totals = {"x=1": 3, "dynamic PPD": 3, "x=0": 3, "replicas": 1}
+    shares = (f"{name} {count} of {totals[name] * among}" for name, count in counts.items())
+    return f"Places at the front: {', '.join(shares)}."
 
 
-def slow_downs(results: Findings) -> str:
+def slow_downs(results: EvaluationFindings) -> str:
     """Figures 2 and 6."""
     published = {1: ppd_paper.FIGURE_2, 4: ppd_paper.FIGURE_6}
     about = (
@@ -96,7 +96,7 @@ def slow_downs(results: Findings) -> str:
     )
 
 
-def contexts(results: Findings) -> str:
+def contexts(results: EvaluationFindings) -> str:
     """Figure 7."""
     about = (
         "Paper: a full prompt makes the time per token 3 to 4 times as long at 32 768 tokens of "
@@ -124,7 +124,7 @@ def _figure_7(row: SlowDown) -> str:
     return ""
 
 
-def served_chats(results: Findings) -> str:
+def served_chats(results: EvaluationFindings) -> str:
     """Figure 4, and what is said of KV volume and of success."""
     low, high = ppd_paper.QUERY_LATENCY
     about = (
@@ -152,7 +152,7 @@ def served_chats(results: Findings) -> str:
     )
 
 
-def _every_load(results: Findings) -> str:
+def _every_load(results: EvaluationFindings) -> str:
     return listing(
         results.chats,
         {
@@ -163,28 +163,28 @@ def _every_load(results: Findings) -> str:
             "TPOT, ms": lambda r: f"{r.tpot:.2f}",
             "local": lambda r: f"{r.local_share:.0%}",
             "failed, %": lambda r: f"{100 * r.failed / r.turns:.1f}",
-            "paper, %": lambda r: _failed_there(r),
+            "paper, %": lambda r: _published_failures(r),
             "KV, GB": lambda r: f"{r.kv_bytes / 1e9:.0f}",
             "buffer, GB": lambda r: f"{r.buffered_bytes / 1e9:.1f}",
         },
     )
 
 
-def _failed_there(row: Served) -> str:
+def _published_failures(row: ChatResult) -> str:
     pools, _, how = row.config.partition(" ")
-    there = ppd_paper.SHAREGPT_PLAIN.get(pools, {}) if row.source == SHAREGPT.name else {}
-    if how != "x=0 plain" or row.load_per_s not in there:
+    succeeded = ppd_paper.SHAREGPT_PLAIN.get(pools, {}) if row.source == SHAREGPT.name else {}
+    if how != "x=0 plain" or row.load_per_s not in succeeded:
         return ""
-    return f"{100 - there[row.load_per_s]:.1f}"
+    return f"{100 - succeeded[row.load_per_s]:.1f}"
 
 
-def weighed(results: Findings) -> str:
+def weight_table(results: EvaluationFindings) -> str:
     """Figure 5."""
     low, high = ppd_paper.FIGURE_5_TTFT
-    least, most = ppd_paper.FIGURE_5_TPOT
+    floor, peak = ppd_paper.FIGURE_5_TPOT
     about = (
         "Prefill-heavy conversations with 1P3D, changes from plain x=0, where the client hears the "
-        f"decode worker only. Paper: TTFT {low:g} to {high:g} %, TPOT +{least:g} to +{most:g} %. "
+        f"decode worker only. Paper: TTFT {low:g} to {high:g} %, TPOT +{floor:g} to +{peak:g} %. "
         "Here a short append costs a batch less than the hand-over that it saves, so that TPOT "
         "does not suffer where turns are local, and its weight moves nothing."
     )
@@ -203,7 +203,7 @@ def weighed(results: Findings) -> str:
     )
 
 
-def turns(results: Findings) -> str:
+def turns(results: EvaluationFindings) -> str:
     """Figure 9a."""
     about = (
         f"Paper: about {ppd_paper.TTFT_ALL_LENGTHS:.0f} % of TTFT from x=0 to x=1 at every length, "
@@ -212,7 +212,7 @@ def turns(results: Findings) -> str:
     return note(about) + _lengths(results.lengths, "turns")
 
 
-def models(results: Findings) -> str:
+def models(results: EvaluationFindings) -> str:
     """Figure 9b."""
     about = (
         f"Paper: about {ppd_paper.TTFT_ALL_LENGTHS:.0f} % with each of three models. Here "
@@ -221,14 +221,14 @@ def models(results: Findings) -> str:
     return note(about) + _lengths(results.models, "model")
 
 
-def _lengths(rows: Sequence[Length], key: str) -> str:
+def _lengths(rows: Sequence[TurnCountResult], key: str) -> str:
     x0 = {
         (row.config.partition(" ")[0], row.turns, row.model): row.decode_ttft
         for row in rows
         if row.config.endswith("x=0 plain")
     }
 
-    def change(row: Length) -> str:
+    def change(row: TurnCountResult) -> str:
         base = x0.get((row.config.partition(" ")[0], row.turns, row.model))
         return "" if base is None else f"{100 * (row.decode_ttft / base - 1):+.0f} %"
 
@@ -247,7 +247,7 @@ def _lengths(rows: Sequence[Length], key: str) -> str:
     )
 
 
-def first_turns(results: Findings) -> str:
+def first_turns(results: EvaluationFindings) -> str:
     """Turn-1 TTFT."""
     levels = list(results.first_turns[0].ttft)
     about = (
@@ -262,7 +262,7 @@ def first_turns(results: Findings) -> str:
     return note(about) + table(("", *levels), rows)
 
 
-def varied(results: Findings) -> str:
+def sensitivity_table(results: EvaluationFindings) -> str:
     """Table 1 without what was chosen to fit."""
     about = " ".join((sensitivity.__doc__ or "").partition("\n\n")[2].split())
     levels = list(results.varied[0].change)

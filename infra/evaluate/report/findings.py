@@ -5,17 +5,17 @@ from dataclasses import dataclass, field
 from infra.evaluate.paper.grid import DURATION_MS, TIMEOUT_MS
 from infra.evaluate.points import paper_tables
 from infra.evaluate.points.point import Point
-from infra.evaluate.studies.chats import Change, Served
+from infra.evaluate.studies.chats import ChatChange, ChatResult
 from infra.evaluate.studies.interference import SlowDown
-from infra.evaluate.studies.many_turns import Length
-from infra.evaluate.studies.orders import Ordered
-from infra.evaluate.studies.pareto import Place
+from infra.evaluate.studies.many_turns import TurnCountResult
+from infra.evaluate.studies.orders import OrderComparison
+from infra.evaluate.studies.pareto import ParetoPoint
 from infra.evaluate.studies.regret import Regret
-from infra.evaluate.studies.sensitivity import Varied
+from infra.evaluate.studies.sensitivity import SensitivityRow
 from infra.evaluate.studies.step_change import Recovery
-from infra.evaluate.studies.thresholds import Tuned
-from infra.evaluate.studies.traffic import Traffic
-from infra.evaluate.studies.weighing import Mark, Weighed
+from infra.evaluate.studies.thresholds import ThresholdResult
+from infra.evaluate.studies.traffic import TraceResult
+from infra.evaluate.studies.weighing import FrontierPoint, WeightResult
 from infra.simulator.machine.latency import Setup
 
 
@@ -24,7 +24,7 @@ class Claim:
     """Something that is to hold, what was found in words and as a number, and whether it does."""
 
     what: str
-    found: str
+    finding: str
     value: float
     target: str  # such as "<= 5"
     unit: str = ""
@@ -32,7 +32,7 @@ class Claim:
 
 
 @dataclass(slots=True, kw_only=True)
-class Findings:
+class EvaluationFindings:
     """Everything that was found. Changes are percent, times ms, regrets shares."""
 
     seed: int
@@ -42,7 +42,7 @@ class Findings:
     seconds: float = 0.0
     duration_ms: float = DURATION_MS
     timeout_ms: int = TIMEOUT_MS
-    table_1: list[paper_tables.Cell] = field(default_factory=list)
+    table_1: list[paper_tables.Table1Cell] = field(default_factory=list)
     trends: dict[str, bool] = field(default_factory=dict)
     table_2: list[paper_tables.Wins] = field(default_factory=list)
     trends_2: dict[str, bool] = field(default_factory=dict)
@@ -50,25 +50,25 @@ class Findings:
     unlike_winners: float = 0.0
     table_4: list[paper_tables.Failures] = field(default_factory=list)
     first_turns: list[paper_tables.FirstTurns] = field(default_factory=list)
-    chats: list[Served] = field(default_factory=list)  # figure 4
-    chat_changes: list[Change] = field(default_factory=list)
+    chats: list[ChatResult] = field(default_factory=list)  # figure 4
+    chat_changes: list[ChatChange] = field(default_factory=list)
     trends_4: dict[str, bool] = field(default_factory=dict)
     why_4: list[str] = field(default_factory=list)
     headline: list[paper_tables.Headline] = field(default_factory=list)
     interference: list[SlowDown] = field(default_factory=list)  # figures 2 and 6
     contexts: list[SlowDown] = field(default_factory=list)  # figure 7
     appends: list[tuple[int, float]] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)  # figures 1 and 8
-    varied: list[Varied] = field(default_factory=list)
-    orders: list[Ordered] = field(default_factory=list)
-    tuned: list[Tuned] = field(default_factory=list)
+    places: list[ParetoPoint] = field(default_factory=list)  # figures 1 and 8
+    varied: list[SensitivityRow] = field(default_factory=list)
+    orders: list[OrderComparison] = field(default_factory=list)
+    tuned: list[ThresholdResult] = field(default_factory=list)
     regret: list[Regret] = field(default_factory=list)
     recovery: list[Recovery] = field(default_factory=list)
-    lengths: list[Length] = field(default_factory=list)  # figure 9a
-    models: list[Length] = field(default_factory=list)  # figure 9b
-    frontier: list[Mark] = field(default_factory=list)
-    weighed: list[Weighed] = field(default_factory=list)
-    traffic: list[Traffic] = field(default_factory=list)
+    lengths: list[TurnCountResult] = field(default_factory=list)  # figure 9a
+    models: list[TurnCountResult] = field(default_factory=list)  # figure 9b
+    frontier: list[FrontierPoint] = field(default_factory=list)
+    weighed: list[WeightResult] = field(default_factory=list)
+    traffic: list[TraceResult] = field(default_factory=list)
     traffic_skipped: str = ""
     bars: list[Claim] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)

@@ -8,34 +8,34 @@ from typing import Any
 from infra.evaluate.paper import ppd_paper
 from infra.evaluate.paper.grid import LEVELS, RATIOS, SHARES, static
 from infra.evaluate.points.paper_tables import Points
-from infra.evaluate.report.findings import Findings
+from infra.evaluate.report.findings import EvaluationFindings
 from schemas.errors import ConfigError
 
 _PAPER, _OURS, _SHORT = "#9aa5b1", "#1f6feb", "#9ecbff"
 
 
-def pictures(results: Findings) -> dict[str, bytes]:
+def pictures(results: EvaluationFindings) -> dict[str, bytes]:
     """PNG files by name, without suffix."""
-    return {name: drawn(draw, results, tall=name in _TALL) for name, draw in _DRAW.items()}
+    return {name: draw_png(draw, results, tall=name in _TALL) for name, draw in _DRAW.items()}
 
 
-def live(found: dict[str, dict[str, Any]]) -> bytes:
+def live(figures_by_load: dict[str, dict[str, Any]]) -> bytes:
     """Time to first token by way, of each part that was run live."""
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
-        width = 0.8 / len(found)
-        for number, (name, rows) in enumerate(found.items()):
+        width = 0.8 / len(figures_by_load)
+        for number, (name, rows) in enumerate(figures_by_load.items()):
             places = [at + number * width for at in range(len(rows))]
             axes.bar(places, [row["ttft_ms"] for row in rows.values()], width, label=name)
             axes.set_xticks(range(len(rows)), list(rows), rotation=20, fontsize=8)
         axes.set_ylabel("TTFT p50 of later turns, ms")
         axes.legend(fontsize=7)
 
-    return drawn(draw)
+    return draw_png(draw)
 
 
-def drawn(draw: Callable[..., None], *given: Findings, tall: bool = False) -> bytes:
+def draw_png(draw: Callable[..., None], *results: EvaluationFindings, tall: bool = False) -> bytes:
     """One figure as a PNG file; `draw` gets the figure, and what is given."""
     try:
         import matplotlib
@@ -46,14 +46,14 @@ def drawn(draw: Callable[..., None], *given: Findings, tall: bool = False) -> by
         ) from error
     matplotlib.use("Agg")
     figure = pyplot.figure(figsize=(9, 7.2 if tall else 3.6), layout="constrained")
-    draw(figure, *given)
+    draw(figure, *results)
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     pyplot.close(figure)
     return buffer.getvalue()
 
 
-def _table_1(figure: Any, results: Findings) -> None:
+def _table_1(figure: Any, results: EvaluationFindings) -> None:
     for i, pools in enumerate(RATIOS):
         axes = figure.add_subplot(1, 3, i + 1)
         cells = [cell for cell in results.table_1 if cell.pools == pools]
@@ -69,41 +69,46 @@ def _table_1(figure: Any, results: Findings) -> None:
             axes.legend()
 
 
-def _interference(figure: Any, results: Findings) -> None:
+def _interference(figure: Any, results: EvaluationFindings) -> None:
     axes = figure.add_subplot(1, 3, 1)
     rows = results.interference
     published = {1: ppd_paper.FIGURE_2, 4: ppd_paper.FIGURE_6}
-    there = [published[row.prompts].get(row.kind, 0.0) for row in rows]
+    paper_slowdowns = [published[row.prompts].get(row.kind, 0.0) for row in rows]
     places = range(len(rows))
-    axes.bar([x - 0.27 for x in places], there, 0.27, color=_PAPER)
+    axes.bar([x - 0.27 for x in places], paper_slowdowns, 0.27, color=_PAPER)
     axes.bar(list(places), [row.steps for row in rows], 0.27, color=_OURS)
     axes.bar([x + 0.27 for x in places], [row.answers for row in rows], 0.27, color=_SHORT)
     names = [f"{row.prompts} {row.kind}" for row in rows]
     axes.set_xticks(list(places), names, rotation=70, fontsize=7)
     axes.set_ylabel(f"slower decode at batch {ppd_paper.FIGURE_2_BATCH}, %")
     axes.legend(labels=["paper", "here, steps", "here, answers"], fontsize=7)
-    other = figure.add_subplot(1, 3, 2)
-    other.plot(*zip(*results.appends, strict=True), marker="o", color=_OURS)
-    other.set_xscale("log", base=2)
-    other.set_xlabel("appended tokens beside the batch")
+    append_axes = figure.add_subplot(1, 3, 2)
+    append_axes.plot(*zip(*results.appends, strict=True), marker="o", color=_OURS)
+    append_axes.set_xscale("log", base=2)
+    append_axes.set_xlabel("appended tokens beside the batch")
     long = figure.add_subplot(1, 3, 3)
     for kind, colour in (("full", _PAPER), ("append", _OURS)):
-        mine = [row for row in results.contexts if row.kind == kind]
-        tokens, steps = [row.context_tokens for row in mine], [row.steps for row in mine]
+        context_rows = [row for row in results.contexts if row.kind == kind]
+        tokens, steps = (
+            [row.context_tokens for row in context_rows],
+            [row.steps for row in context_rows],
+        )
         long.plot(tokens, steps, marker="o", color=colour, label=kind)
     long.set_xscale("log", base=2)
     long.set_xlabel(f"context of a batch of {ppd_paper.FIGURE_7_BATCH}")
     long.legend(fontsize=7)
 
 
-def _chats(figure: Any, results: Findings) -> None:
+def _chats(figure: Any, results: EvaluationFindings) -> None:
     """Average query latency by load, with completed loads only."""
     sources = list(dict.fromkeys(row.source for row in results.chats))
     for number, (source, pools) in enumerate(product(sources, RATIOS)):
         axes = figure.add_subplot(len(sources), len(RATIOS), number + 1)
-        mine = [row for row in results.chats if row.source == source]
-        for config in dict.fromkeys(row.config for row in mine if row.config.startswith(pools)):
-            rows = [row for row in mine if row.config == config and not row.failed]
+        source_rows = [row for row in results.chats if row.source == source]
+        for config in dict.fromkeys(
+            row.config for row in source_rows if row.config.startswith(pools)
+        ):
+            rows = [row for row in source_rows if row.config == config and not row.failed]
             loads, latency = [row.load_per_s for row in rows], [row.latency / 1e3 for row in rows]
             axes.plot(loads, latency, marker=".", label=config.partition(" ")[2])
         axes.set_title(f"{source}, {pools}", fontsize=8)
@@ -112,7 +117,7 @@ def _chats(figure: Any, results: Findings) -> None:
             axes.legend(fontsize=6)
 
 
-def _fronts(figure: Any, results: Findings) -> None:
+def _fronts(figure: Any, results: EvaluationFindings) -> None:
     """Figure 8: a panel for each kind of workload and load."""
     rows = [row for row in results.places if row.figure == "8"]
     panels = list(dict.fromkeys(row.among for row in rows))
@@ -129,7 +134,7 @@ def _fronts(figure: Any, results: Findings) -> None:
             axes.set_ylabel("TTFT p99, ms", fontsize=8)
 
 
-def _frontier(figure: Any, results: Findings) -> None:
+def _frontier(figure: Any, results: EvaluationFindings) -> None:
     axes = figure.add_subplot()
     for prefix, colour in (("x=", _PAPER), ("learned", _OURS)):
         marks = [mark for mark in results.frontier if mark.name.startswith(prefix)]
@@ -140,7 +145,7 @@ def _frontier(figure: Any, results: Findings) -> None:
     axes.set_ylabel("TTFT over that of x=0")
 
 
-def _turns(figure: Any, results: Findings) -> None:
+def _turns(figure: Any, results: EvaluationFindings) -> None:
     longest = max(row.turns for row in results.lengths)
     for i, pools in enumerate(RATIOS):
         axes = figure.add_subplot(1, 3, i + 1)
@@ -156,7 +161,7 @@ def _turns(figure: Any, results: Findings) -> None:
             axes.legend(fontsize=7)
 
 
-def _loads(figure: Any, results: Findings) -> None:
+def _loads(figure: Any, results: EvaluationFindings) -> None:
     """Cost by load for every fixed share and learned."""
     from infra.evaluate.paper.grid import Config
     from infra.evaluate.studies.regret import cost
@@ -169,9 +174,9 @@ def _loads(figure: Any, results: Findings) -> None:
         for config in configs:
             costs = []
             for load in points.loads:
-                mine = points.of(config, [load])
-                reference = points.of(static(pools, "0"), [load])
-                pairs = list(zip(mine, reference, strict=True))
+                load_points = points.select(config, [load])
+                reference = points.select(static(pools, "0"), [load])
+                pairs = list(zip(load_points, reference, strict=True))
                 costs.append(sum(cost(a, b) for a, b in pairs) / len(pairs))
             learned = config.policy == "learned"
             name = config.name.partition(" ")[2]
@@ -184,7 +189,7 @@ def _loads(figure: Any, results: Findings) -> None:
             axes.legend(fontsize=7)
 
 
-def _failures(figure: Any, results: Findings) -> None:
+def _failures(figure: Any, results: EvaluationFindings) -> None:
     axes = figure.add_subplot()
     rows = [row for row in results.table_4 if any(row.percent.values())]
     for offset, level in enumerate(level for level in LEVELS):
@@ -198,7 +203,7 @@ def _failures(figure: Any, results: Findings) -> None:
         axes.text(0.5, 0.5, "no request failed", ha="center", transform=axes.transAxes)
 
 
-_DRAW: dict[str, Callable[[Any, Findings], None]] = {
+_DRAW: dict[str, Callable[[Any, EvaluationFindings], None]] = {
     "table-1": _table_1,
     "figures-2-6-7": _interference,
     "figure-4": _chats,

@@ -11,13 +11,13 @@ from infra.evaluate.paper import ppd_paper
 from infra.evaluate.points.paper_tables import KINDS, Failures
 from infra.evaluate.points.point import ORDERS
 from infra.evaluate.report import figures, plots
-from infra.evaluate.report.findings import Findings
+from infra.evaluate.report.findings import EvaluationFindings
 from infra.evaluate.report.html import listing, note, page, picture, table
 from infra.evaluate.studies import orders, regret, step_change, thresholds
-from infra.evaluate.studies.step_change import shown
+from infra.evaluate.studies.step_change import format_regrets
 
 
-def write(results: Findings, folder: Path) -> Path:
+def write(results: EvaluationFindings, folder: Path) -> Path:
     """All files into the folder; the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(to_json(results))
@@ -29,7 +29,7 @@ def write(results: Findings, folder: Path) -> Path:
     return path
 
 
-def to_json(results: Findings, *, points: bool = True) -> str:
+def to_json(results: EvaluationFindings, *, points: bool = True) -> str:
     """The whole tree, or all of it but the points."""
     tree = asdict(results)
     if not points:
@@ -37,17 +37,17 @@ def to_json(results: Findings, *, points: bool = True) -> str:
     return json.dumps(tree, indent=1)
 
 
-def _parts(results: Findings, pictures: dict[str, bytes]) -> list[str]:
-    def shown(name: str) -> str:
+def _parts(results: EvaluationFindings, pictures: dict[str, bytes]) -> list[str]:
+    def image(name: str) -> str:
         return picture(name, pictures[name])
 
     return [
         _about(results),
         "<h2>Bars</h2>",
-        table(("what", "found", "holds"), [(b.what, b.found, b.holds) for b in results.bars]),
+        table(("what", "found", "holds"), [(b.what, b.finding, b.holds) for b in results.bars]),
         "<h2>Table 1: turn-2 TTFT from x=0 to x=1, %</h2>",
         _table_1(results),
-        shown("table-1"),
+        image("table-1"),
         table(("trend", "here"), list(results.trends.items())),
         "<h2>Headline: from plain x=0 to x=1, %</h2>",
         _headline(results),
@@ -55,34 +55,34 @@ def _parts(results: Findings, pictures: dict[str, bytes]) -> list[str]:
         _table_2(results),
         "<h2>Table 4: failed requests, %</h2>",
         _table_4(results),
-        shown("table-4"),
+        image("table-4"),
         "<h2>Turn-1 TTFT</h2>",
         figures.first_turns(results),
         "<h2>Figure 1: TTFT against tokens/s, long conversations</h2>",
         figures.places(results, "1"),
         "<h2>Figures 2 and 6: one prompt and four beside a batch</h2>",
         figures.slow_downs(results),
-        shown("figures-2-6-7"),
+        image("figures-2-6-7"),
         "<h2>Figure 4: conversations like ShareGPT's and WildChat's</h2>",
         figures.served_chats(results),
-        shown("figure-4"),
+        image("figure-4"),
         "<h2>Figure 5: weights</h2>",
-        figures.weighed(results),
+        figures.weight_table(results),
         "<h2>Figure 7: a prompt beside a batch with longer contexts</h2>",
         figures.contexts(results),
         "<h2>Figure 8: TTFT against tokens/s, on the grid</h2>",
         figures.places(results, "8"),
-        shown("figure-8"),
+        image("figure-8"),
         "<h2>Figure 9a: 2 to 16 turns</h2>",
         figures.turns(results),
-        shown("turns"),
+        image("turns"),
         "<h2>Figure 9b: larger models</h2>",
         figures.models(results),
         "<h2>Table 1 without what was chosen to fit</h2>",
-        figures.varied(results),
+        figures.sensitivity_table(results),
         "<h2>Regret</h2>",
         _regret(results),
-        shown("cost-by-load"),
+        image("cost-by-load"),
         "<h2>In all three orders</h2>",
         _orders(results),
         "<h2>Dynamo's rule with other thresholds</h2>",
@@ -91,13 +91,13 @@ def _parts(results: Findings, pictures: dict[str, bytes]) -> list[str]:
         _recovery(results),
         "<h2>Weights against frontier, on the grid</h2>",
         _frontier(results),
-        shown("frontier"),
+        image("frontier"),
         "<h2>Real traffic</h2>",
         _traffic(results),
     ]
 
 
-def _about(results: Findings) -> str:
+def _about(results: EvaluationFindings) -> str:
     setup = results.setup
     size = "a part of the grid (--quick)" if results.quick else "the whole grid"
     return (
@@ -123,37 +123,37 @@ def _about(results: Findings) -> str:
     )
 
 
-def _table_1(results: Findings) -> str:
+def _table_1(results: EvaluationFindings) -> str:
     about = (
         "Here as behind the paper's proxy: all workloads, the client hears the decode worker only, "
         "and x=0 is plain. Cells are medians over points. The last column is what Trivium's "
         "clients see, from Trivium's own x=0, whose first token comes from the prefill worker at "
         "once."
     )
-    shown = listing(
+    rows_html = listing(
         results.table_1,
         {
             "": lambda c: c.pools,
             "load": lambda c: c.level,
             "paper": lambda c: f"{c.paper:.1f}",
             "here": lambda c: f"{c.ours:.1f}",
-            "within 15 points": lambda c: c.within,
+            "within 15 points": lambda c: c.is_close,
             "mean here": lambda c: f"{c.mean:.1f}",
             "long contexts only": lambda c: f"{c.long:.1f}",
             "at Trivium's clients": lambda c: f"{c.trivium:.1f}",
         },
     )
     why = [note(f"{c.pools}, {c.level}: {c.why}") for c in results.table_1 if c.why]
-    return f"<p>{escape(about)}</p>{shown}{''.join(why)}"
+    return f"<p>{escape(about)}</p>{rows_html}{''.join(why)}"
 
 
-def _headline(results: Findings) -> str:
+def _headline(results: EvaluationFindings) -> str:
     low, high = ppd_paper.TPOT_PREFILL_HEAVY
-    mean, best, least = ppd_paper.TTFT_LATER
+    mean, best, worst = ppd_paper.TTFT_LATER
     published = (
         *(
             "paper",
-            f"{mean:.0f} ({best:.0f} to {least:.0f})",
+            f"{mean:.0f} ({best:.0f} to {worst:.0f})",
             f"{ppd_paper.KV_VOLUME:.0f}",
             "",
         ),
@@ -170,7 +170,7 @@ def _headline(results: Findings) -> str:
     return table(heads, [*rows, published])
 
 
-def _table_2(results: Findings) -> str:
+def _table_2(results: EvaluationFindings) -> str:
     rows = []
     for row in results.table_2:
         published = ppd_paper.TABLE_2[row.objective]
@@ -199,7 +199,7 @@ def _table_2(results: Findings) -> str:
     )
 
 
-def _table_4(results: Findings) -> str:
+def _table_4(results: EvaluationFindings) -> str:
     def percent(level: str) -> Callable[[Failures], str]:
         return lambda row: f"{row.percent[level]:.2f}"
 
@@ -222,25 +222,25 @@ def _table_4(results: Findings) -> str:
     return f"{beside}{grid}{trends}{''.join(note(text) for text in results.why_4)}"
 
 
-def _beside_table_4(found: dict[str, Failures]) -> str:
+def _beside_table_4(failures: dict[str, Failures]) -> str:
     """The published cells beside ours, as both count: workloads in which a request failed."""
     rows = []
     for name, published in ppd_paper.TABLE_4.items():
-        mine = found[name if name == "4R" else f"{name} plain"].workloads
-        here = [f"{mine[load]:.0f}" if load in mine else "" for load in published]
+        percents = failures[name if name == "4R" else f"{name} plain"].workloads
+        here = [f"{percents[load]:.0f}" if load in percents else "" for load in published]
         rows += [(f"{name}, paper", *published.values()), (f"{name}, here", *here)]
     loads = (f"{load:g}/s" for load in next(iter(ppd_paper.TABLE_4.values())))
     about = "Percent of the workloads in which a request failed, as table 4's cells are read."
     return f"<p>{about}</p>{table(('', *loads), rows)}"
 
 
-def _explained(study: ModuleType) -> str:
+def _explain(study: ModuleType) -> str:
     """What a study says of itself."""
     return f"<pre class=why>{escape((study.__doc__ or '').strip())}</pre>"
 
 
-def _regret(results: Findings) -> str:
-    about = _explained(regret)
+def _regret(results: EvaluationFindings) -> str:
+    about = _explain(regret)
     return about + listing(
         results.regret,
         {
@@ -257,8 +257,8 @@ def _regret(results: Findings) -> str:
     )
 
 
-def _orders(results: Findings) -> str:
-    about = _explained(orders)
+def _orders(results: EvaluationFindings) -> str:
+    about = _explain(orders)
     levels = list(results.orders[0].change)
     return about + listing(
         results.orders,
@@ -282,8 +282,8 @@ def _by_load(times_ms: dict[float, float]) -> str:
     return ", ".join(f"{ttft_ms:.0f} at {load:g}/s" for load, ttft_ms in times_ms.items())
 
 
-def _tuned(results: Findings) -> str:
-    about = _explained(thresholds)
+def _tuned(results: EvaluationFindings) -> str:
+    about = _explain(thresholds)
     return about + listing(
         results.tuned,
         {
@@ -297,29 +297,34 @@ def _tuned(results: Findings) -> str:
     )
 
 
-def _recovery(results: Findings) -> str:
-    about = _explained(step_change)
+def _recovery(results: EvaluationFindings) -> str:
+    about = _explain(step_change)
     pooled = listing(
         results.recovery,
         {
             "": lambda r: f"{r.pools}, TTFT of {r.counted}",
             "regret before": lambda r: f"{r.pooled.before:.1%}",
-            "windows of 200 requests after": lambda r: shown(r.pooled.after),
+            "windows of 200 requests after": lambda r: format_regrets(r.pooled.after),
             "mean but for the first": lambda r: f"{r.pooled.mean:.1%} ± {r.error:.1%}",
             "local before": lambda r: f"{r.local_before:.0%}",
             "after": lambda r: f"{r.local_after:.0%}",
         },
     )
     rows = [
-        (f"{row.pools}, TTFT of {row.counted}", seed, f"{one.before:.1%}", shown(one.after))
+        (
+            f"{row.pools}, TTFT of {row.counted}",
+            seed,
+            f"{windows.before:.1%}",
+            format_regrets(windows.after),
+        )
         for row in results.recovery
-        for seed, one in row.seeds.items()
+        for seed, windows in row.seeds.items()
     ]
     heads = ("", "seed", "regret before", "windows of 200 requests after")
     return f"{about}{pooled}{table(heads, rows)}"
 
 
-def _frontier(results: Findings) -> str:
+def _frontier(results: EvaluationFindings) -> str:
     return listing(
         results.frontier,
         {
@@ -331,7 +336,7 @@ def _frontier(results: Findings) -> str:
     )
 
 
-def _traffic(results: Findings) -> str:
+def _traffic(results: EvaluationFindings) -> str:
     if results.traffic_skipped:
         return f"<p>Skipped: {escape(results.traffic_skipped)}</p>"
     credit = note(
@@ -339,7 +344,7 @@ def _traffic(results: Findings) -> str:
         "kvcache-ai/Mooncake, FAST25-release (Apache-2.0). Azure's requests name no sessions, so "
         "policies differ on them only by pools."
     )
-    shown = listing(
+    rows_html = listing(
         results.traffic,
         {
             "": lambda r: f"{r.trace}, {r.config}",
@@ -353,4 +358,4 @@ def _traffic(results: Findings) -> str:
             "failed": lambda r: r.failed,
         },
     )
-    return shown + credit
+    return rows_html + credit

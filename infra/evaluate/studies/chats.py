@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from infra.evaluate.paper import ppd_paper
-from infra.evaluate.paper.conversations import Source, conversations
+from infra.evaluate.paper.conversations import ConversationSource, conversations
 from infra.evaluate.paper.grid import RATIOS, WORKLOADS, Config, static
 from infra.evaluate.points import point
 from infra.evaluate.points.point import Spec
@@ -26,7 +26,7 @@ EQUAL = (1.0, 1.0)  # weights of TTFT and TPOT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ChatResult:
     """One configuration at one load; times in ms. Turns that were never sent failed too."""
 
     source: str
@@ -44,7 +44,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ChatChange:
     """One configuration beside plain x=0 of the same pools and source, in percent."""
 
     source: str
@@ -59,9 +59,9 @@ class Change:
 Tables = dict[str, PpdTable]  # by pools
 
 
-def served(
-    runner: Runner, plain: Tables, sources: Sequence[Source], seed: int, *, quick: bool
-) -> list[Served]:
+def serve_chats(
+    runner: Runner, plain: Tables, sources: Sequence[ConversationSource], seed: int, *, quick: bool
+) -> list[ChatResult]:
     """Plain x=0, dynamic PPD and `learned`, for every source, ratio and load."""
     tasks = [
         (source, config, plain.get(pools), load, seed, quick)
@@ -92,26 +92,26 @@ def chat_spec(
     )
 
 
-def _run(task: tuple[Source, Config, PpdTable | None, float, int, bool]) -> Served:
+def _run(task: tuple[ConversationSource, Config, PpdTable | None, float, int, bool]) -> ChatResult:
     source, config, table, load, seed, quick = task
     spec = chat_spec(config, table, load, seed, EQUAL)
     count = QUICK_CONVERSATIONS if quick else CONVERSATIONS
-    held = conversations([source], load, count, spec.setup.block_tokens, seed)
-    cluster = point.served(spec, held)
-    done = [each for each in cluster.clients.served if each.completed]
-    later = [each for each in done if each.turn > 1]
-    turns = sum(len(each.turns) for each in held)
+    chats = conversations([source], load, count, spec.setup.block_tokens, seed)
+    cluster = point.serve(spec, chats)
+    answers = [request for request in cluster.clients.served if request.completed]
+    later = [answer for answer in answers if answer.turn > 1]
+    turns = sum(len(chat.turns) for chat in chats)
     pressure = point.pressure(cluster)
-    return Served(
+    return ChatResult(
         source=source.name,
         config=config.name,
         load_per_s=load,
         turns=turns,
-        failed=turns - len(done),
-        latency=_mean([each.took_ms for each in done]),
+        failed=turns - len(answers),
+        latency=_mean([answer.took_ms for answer in answers]),
         later_ttft_p50=float(np.median([e.decode_ttft_ms for e in later])) if later else 0.0,
-        tpot=_mean([each.tpot_ms for each in done]),
-        local_share=_mean([each.mode is Mode.LOCAL for each in later]),
+        tpot=_mean([answer.tpot_ms for answer in answers]),
+        local_share=_mean([answer.mode is Mode.LOCAL for answer in later]),
         kv_bytes=sum(cluster.links.moved_bytes.values()),
         buffered_bytes=pressure["buffered_bytes"],
         crashed=pressure["crashed"],
@@ -122,36 +122,36 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else 0.0
 
 
-def changes(rows: Sequence[Served]) -> list[Change]:
+def changes(rows: Sequence[ChatResult]) -> list[ChatChange]:
     """Every configuration but plain x=0 beside it."""
-    found = []
+    change_rows = []
     for source, config in dict.fromkeys((row.source, row.config) for row in rows):
         pools = config.partition(" ")[0]
         base = static(pools, "0", plain=True).name
         if config == base:
             continue
-        x0, mine = (
+        x0, config_rows = (
             [row for row in rows if (row.source, row.config) == (source, name)]
             for name in (base, config)
         )
-        found.append(_change(x0, mine))
-    return found
+        change_rows.append(_change(x0, config_rows))
+    return change_rows
 
 
-def _change(x0: Sequence[Served], mine: Sequence[Served]) -> Change:
-    whole = [(a, b) for a, b in zip(x0, mine, strict=True) if not a.failed and not b.failed]
-    latency = [100 * (b.latency / a.latency - 1) for a, b in whole]
-    moved = [100 * (b.kv_bytes / a.kv_bytes - 1) for a, b in whole]
-    return Change(
-        source=mine[0].source,
-        config=mine[0].config,
+def _change(x0: Sequence[ChatResult], config_rows: Sequence[ChatResult]) -> ChatChange:
+    pairs = [(a, b) for a, b in zip(x0, config_rows, strict=True) if not a.failed and not b.failed]
+    latency = [100 * (b.latency / a.latency - 1) for a, b in pairs]
+    kv_changes = [100 * (b.kv_bytes / a.kv_bytes - 1) for a, b in pairs]
+    return ChatChange(
+        source=config_rows[0].source,
+        config=config_rows[0].config,
         latency=(min(latency), max(latency)) if latency else (0.0, 0.0),
-        kv_bytes=float(np.median(moved)) if moved else 0.0,
-        degraded=_degraded(mine),
+        kv_bytes=float(np.median(kv_changes)) if kv_changes else 0.0,
+        degraded=_degraded(config_rows),
         degraded_x0=_degraded(x0),
-        loads=len(mine),
+        loads=len(config_rows),
     )
 
 
-def _degraded(rows: Sequence[Served]) -> int:
+def _degraded(rows: Sequence[ChatResult]) -> int:
     return sum(row.failed > (1 - ppd_paper.SUCCESS_MIN) * row.turns for row in rows)

@@ -64,24 +64,24 @@ class Day:
     def requests(self) -> list[Conversation]:
         """Of one turn each, by thinning."""
         draw = np.random.default_rng(self.seed)
-        found: list[Conversation] = []
+        conversations: list[Conversation] = []
         at_ms = 0.0
         while (at_ms := at_ms + draw.exponential(1_000 / self.noon_per_s)) < self.end_ms - READY_MS:
-            name = len(found)
+            name = len(conversations)
             if draw.random() * self.noon_per_s > self.per_s(at_ms):
                 continue
             turn = Turn(prompt_tokens=self.prompt_tokens, output_tokens=self.answer_tokens)
             tokens = unlike_others(name, self.prompt_tokens + self.answer_tokens)
-            found.append(
+            conversations.append(
                 conversation(
                     f"day-{name}", READY_MS + at_ms, [turn], tokens, self.setup.block_tokens
                 )
             )
-        return found
+        return conversations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class FleetResult:
     """How one fleet served the day."""
 
     pools: str  # as 2P3D; empty: they follow
@@ -98,9 +98,9 @@ class Fleet:
         return self.in_time >= HOLDS
 
 
-def served(day: Day, pools: str) -> Fleet:
+def serve_day(day: Day, pools: str) -> FleetResult:
     """A fixed fleet, or one that follows, which begins with one worker of each pool."""
-    seen = FleetSeen()
+    fleet_view = FleetSeen()
     settings = RouterSettings(policy="static", tick_ms=TICK_MS)
     cluster = Cluster(
         Shape.parse(pools or "1P1D"),
@@ -108,9 +108,9 @@ def served(day: Day, pools: str) -> Fleet:
         settings,
         timeout_ms=TIMEOUT_MS,
         orchestrations=ORDERS,
-        checkers=[OneOutcome(), seen],
+        checkers=[OneOutcome(), fleet_view],
     )
-    elastic = Elastic(cluster, seen, _targets(day), day.start_ms)
+    elastic = Elastic(cluster, fleet_view, _targets(day), day.start_ms)
     if not pools:
         cluster.clock.at(READY_MS, elastic.begin)
     requests = day.requests()
@@ -129,14 +129,14 @@ def _targets(day: Day) -> ScalingSettings:
     )
 
 
-def _fleet(day: Day, pools: str, cluster: Cluster, elastic: Elastic, requests: int) -> Fleet:
-    done = [each for each in cluster.clients.served if each.completed]
-    ttft = np.array([each.ttft_ms for each in done])
-    tpot = np.array([each.tpot_ms for each in done])
+def _fleet(day: Day, pools: str, cluster: Cluster, elastic: Elastic, requests: int) -> FleetResult:
+    answers = [request for request in cluster.clients.served if request.completed]
+    ttft = np.array([answer.ttft_ms for answer in answers])
+    tpot = np.array([answer.tpot_ms for answer in answers])
     shape = Shape.parse(pools)
     fixed = {Role.PREFILL: shape.prefill, Role.DECODE: shape.decode}
     counts = elastic.counts if not pools else [(READY_MS, fixed)]
-    return Fleet(
+    return FleetResult(
         pools=pools,
         requests=requests,
         in_time=float(np.sum((ttft <= day.ttft_ms) & (tpot <= day.tpot_ms))) / requests,
@@ -144,7 +144,7 @@ def _fleet(day: Day, pools: str, cluster: Cluster, elastic: Elastic, requests: i
         ttft_p99_ms=float(np.percentile(ttft, 99)),
         tpot_p99_ms=float(np.percentile(tpot, 99)),
         counts=counts,
-        failed=requests - len(done),
+        failed=requests - len(answers),
     )
 
 
@@ -154,38 +154,38 @@ def splits(workers: int) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class DayComparison:
     """The pools that follow, and the fixed fleets up to the smallest that holds as well."""
 
     day: Day
-    following: Fleet
-    fixed: list[Fleet]
+    following: FleetResult
+    fixed: list[FleetResult]
 
     @property
-    def best(self) -> Fleet | None:
+    def best(self) -> FleetResult | None:
         """The smallest fixed fleet that serves as large a share in time; of these the quickest."""
         bar = min(HOLDS, self.following.in_time)
-        found = [fleet for fleet in self.fixed if fleet.in_time >= bar]
-        return min(found, key=lambda each: (each.worker_hours, -each.in_time), default=None)
+        candidates = [fleet for fleet in self.fixed if fleet.in_time >= bar]
+        return min(candidates, key=lambda fleet: (fleet.worker_hours, -fleet.in_time), default=None)
 
     @property
-    def saved(self) -> float:
+    def saved_share(self) -> float:
         """Share of the best fixed fleet's worker-hours; below 0 where following takes more."""
         return 1 - self.following.worker_hours / self.best.worker_hours if self.best else 0.0
 
 
-def _served(task: tuple[Day, str]) -> Fleet:
-    return served(*task)
+def _serve_task(task: tuple[Day, str]) -> FleetResult:
+    return serve_day(*task)
 
 
-def compared(pool: Runner, day: Day) -> Compared:
+def compare_fleets(pool: Runner, day: Day) -> DayComparison:
     """Fixed fleets are tried from those as large as the pools were on average, upwards."""
-    (following,) = pool.map("following", _served, [(day, "")])
+    (following,) = pool.map("following", _serve_task, [(day, "")])
     mean = following.worker_hours * 3_600_000 / (day.end_ms - READY_MS)
-    fixed: list[Fleet] = []
+    fixed: list[FleetResult] = []
     for workers in range(max(2, int(mean)), day.workers_max + 1):
         tasks = [(day, pools) for pools in splits(workers)]
-        fixed += pool.map(f"{workers} workers", _served, tasks)
-        if Compared(day=day, following=following, fixed=fixed).best is not None:
+        fixed += pool.map(f"{workers} workers", _serve_task, tasks)
+        if DayComparison(day=day, following=following, fixed=fixed).best is not None:
             break
-    return Compared(day=day, following=following, fixed=fixed)
+    return DayComparison(day=day, following=following, fixed=fixed)

@@ -11,33 +11,33 @@ from collections.abc import Iterable, Sequence
 from infra.evaluate.paper import conversations, ppd_paper
 from infra.evaluate.paper.grid import CONVERSATIONS_MAX
 from infra.evaluate.points.paper_tables import Failures
-from infra.evaluate.studies.chats import Served
-from infra.evaluate.studies.many_turns import Length
+from infra.evaluate.studies.chats import ChatResult
+from infra.evaluate.studies.many_turns import TurnCountResult
 from infra.simulator.machine.latency import LLAMA_8B
 
 _PLAIN = "x=0 plain"
 
 
 def trends(
-    grid: Sequence[Failures], real: Sequence[Served], lengths: Sequence[Length]
+    grid: Sequence[Failures], real: Sequence[ChatResult], lengths: Sequence[TurnCountResult]
 ) -> tuple[dict[str, bool], list[str]]:
     """Whether each published trend is found in the table's own set-up, the grid, and explanations
     with figures, of which some are of longer conversations."""
-    lost = {row.config for row in grid if any(row.percent.values())}
-    found = {
-        "plain 3P1D loses requests": f"3P1D {_PLAIN}" in lost,
-        "plain 2P2D loses requests": f"2P2D {_PLAIN}" in lost,
-        "plain 1P3D completes everything": f"1P3D {_PLAIN}" not in lost,
-        "x=1 loses requests too": any(" x=1 plain" in name for name in lost),
-        "4R completes everything": "4R" not in lost,
+    lossy_configs = {row.config for row in grid if any(row.percent.values())}
+    checks = {
+        "plain 3P1D loses requests": f"3P1D {_PLAIN}" in lossy_configs,
+        "plain 2P2D loses requests": f"2P2D {_PLAIN}" in lossy_configs,
+        "plain 1P3D completes everything": f"1P3D {_PLAIN}" not in lossy_configs,
+        "x=1 loses requests too": any(" x=1 plain" in name for name in lossy_configs),
+        "4R completes everything": "4R" not in lossy_configs,
         "learned and table complete everything": not any(
-            name.endswith((" learned", " table")) for name in lost
+            name.endswith((" learned", " table")) for name in lossy_configs
         ),
     }
-    return found, [_how(grid, real), _when(real), *_near(grid, real, lengths, lost)]
+    return checks, [_how(grid, real), _when(real), *_near(grid, real, lengths, lossy_configs)]
 
 
-def _how(grid: Sequence[Failures], real: Sequence[Served]) -> str:
+def _how(grid: Sequence[Failures], real: Sequence[ChatResult]) -> str:
     longest = max(row.longest_ms for row in grid)
     memory = max(row.memory_share for row in grid)
     return (
@@ -54,7 +54,7 @@ def _how(grid: Sequence[Failures], real: Sequence[Served]) -> str:
     )
 
 
-def _when(real: Sequence[Served]) -> str:
+def _when(real: Sequence[ChatResult]) -> str:
     grid = ", ".join(
         f"{share:g} % at {load:g}/s" for load, share in ppd_paper.GRID_3P1D_PLAIN.items()
     )
@@ -66,7 +66,7 @@ def _when(real: Sequence[Served]) -> str:
     )
 
 
-def _longer(real: Sequence[Served]) -> str:
+def _longer(real: Sequence[ChatResult]) -> str:
     """From which loads on conversations like real ones lose requests."""
     first: dict[tuple[str, str], float] = {}
     for row in sorted(real, key=lambda row: row.load_per_s):
@@ -74,27 +74,27 @@ def _longer(real: Sequence[Served]) -> str:
             first.setdefault((row.source, row.config), row.load_per_s)
     if not first:
         return ""
-    each = ", ".join(f"{source} {name} from {load:g}/s" for (source, name), load in first.items())
-    return f"Drawn conversations lose requests, too: {each}."
+    losses = ", ".join(f"{source} {name} from {load:g}/s" for (source, name), load in first.items())
+    return f"Drawn conversations lose requests, too: {losses}."
 
 
 def _near(
     grid: Sequence[Failures],
-    real: Sequence[Served],
-    lengths: Sequence[Length],
-    lost: Iterable[str],
+    real: Sequence[ChatResult],
+    lengths: Sequence[TurnCountResult],
+    lossy_configs: Iterable[str],
 ) -> list[str]:
     name = f"2P2D {_PLAIN}"
-    if name in lost:
+    if name in lossy_configs:
         return []
-    most, room = _buffered(grid, [], name), ppd_paper.RECEIVE_BUFFER_BYTES
+    peak_bytes, limit = _buffered(grid, [], name), ppd_paper.RECEIVE_BUFFER_BYTES
     degraded, of = ppd_paper.DEGRADED_2P2D
     tokens = 2 * conversations.ASKED_TOKENS + conversations.ANSWERED_TOKENS
     second_turns = CONVERSATIONS_MAX * tokens * LLAMA_8B.kv_bytes_per_token
     return [
         f"Plain 2P2D, published as degraded at {degraded} of {of} loads, completes the grid here: "
-        f"dealt by hash, its decode workers hold at most {most / 1e9:.1f} GB of "
-        f"{room / 1e9:.0f}. {_long(name, lengths)}In the authors' raw results that is not what "
+        f"dealt by hash, its decode workers hold at most {peak_bytes / 1e9:.1f} GB of "
+        f"{limit / 1e9:.0f}. {_long(name, lengths)}In the authors' raw results that is not what "
         "ends it either. 2P2D completes the grid's longest contexts at 20/s. On ShareGPT at 4/s "
         "all 50 connections are taken (first turns wait 14 s for one) and all 2 204 turns succeed; "
         "at 8/s, right after it on the same servers, serving stops after 78 turns, when even "
@@ -105,19 +105,19 @@ def _near(
     ]
 
 
-def _long(name: str, lengths: Sequence[Length]) -> str:
-    lost = [row for row in lengths if row.config == name and row.failed]
-    if not lost:
+def _long(name: str, lengths: Sequence[TurnCountResult]) -> str:
+    lossy_rows = [row for row in lengths if row.config == name and row.failed]
+    if not lossy_rows:
         return ""
     full = sum(row.failed for row in lengths if row.config == name.replace("x=0", "x=1"))
-    each = ", ".join(f"{row.failed} of {row.requests} at {row.turns} turns" for row in lost)
+    losses = ", ".join(f"{row.failed} of {row.requests} at {row.turns} turns" for row in lossy_rows)
     return (
-        f"Longer conversations overflow the worker that gets more than its half: {each} are lost "
+        f"Longer conversations overflow the worker that gets more than its half: {losses} are lost "
         f"(with other seeds less, or none), with x=1 {full}. "
     )
 
 
-def _buffered(grid: Sequence[Failures], real: Sequence[Served], ending: str) -> int:
-    found = [(row.config, row.buffered_bytes) for row in grid]
-    found += [(row.config, row.buffered_bytes) for row in real]
-    return max(most for name, most in found if name.endswith(ending))
+def _buffered(grid: Sequence[Failures], real: Sequence[ChatResult], ending: str) -> int:
+    config_bytes = [(row.config, row.buffered_bytes) for row in grid]
+    config_bytes += [(row.config, row.buffered_bytes) for row in real]
+    return max(peak_bytes for name, peak_bytes in config_bytes if name.endswith(ending))

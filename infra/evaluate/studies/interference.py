@@ -126,8 +126,8 @@ def _answers_ms(
     gpu = Gpu(clock, StepCosts(setup), lambda sequence: True, answer_done)
     gpu.chunk_tokens = setup.mixed_chunk_tokens
     members = [Sequence(i, context, context, ANSWER_TOKENS) for i in range(batch)]
-    for each in members:
-        gpu.add_answer(each)
+    for sequence in members:
+        gpu.add_answer(sequence)
     for i in range(count):
         gpu.add_prompt(Sequence(-i, cached + tokens, cached, ANSWER_TOKENS))
     while len(ended_ms) < batch:

@@ -30,20 +30,20 @@ QUIET = 5  # percentile of gaps: beside no prompt
 POLICIES = {"1R": "replica", "1P1D": "static"}
 
 
-class Heard(Checker):
+class TokenTimes(Checker):
     """When each token of each answer came."""
 
     def __init__(self) -> None:
         self.clock = Clock()  # until its cluster's is known
         self.at_ms: dict[str, list[float]] = defaultdict(list)
 
-    def heard(self, served: Served, tokens: Sequence[int], text: str) -> None:
+    def on_tokens(self, served: Served, tokens: Sequence[int], text: str) -> None:
         """Tokens came; those that came together share their time."""
         self.at_ms[served.request_id] += [self.clock.now_ms] * len(tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interrupted:
+class InterruptionResult:
     """What clients of one fleet saw between tokens; times in ms."""
 
     pools: str
@@ -55,17 +55,17 @@ class Interrupted:
     ttft_p50: float
 
 
-def interrupted(
+def measure_interruptions(
     pools: str,
     *,
     answers: int = 160,
     prompt_tokens: int = 2_048,
     answer_tokens: int = 200,
     setup: Setup | None = None,
-) -> Interrupted:
+) -> InterruptionResult:
     """So many answers, `BATCH` of them at a time."""
     setup = replace(setup or Setup(), steps_max=1)
-    heard = Heard()
+    token_times = TokenTimes()
     cluster = Cluster(
         Shape.parse(pools),
         setup,
@@ -73,23 +73,23 @@ def interrupted(
         timeout_ms=600_000,
         conversations_max=BATCH,
         orchestrations=ORDERS,
-        checkers=[OneOutcome(), heard],
+        checkers=[OneOutcome(), token_times],
     )
-    heard.clock = cluster.clock
-    cluster.run(list(_asked(answers, prompt_tokens, answer_tokens, setup.block_tokens)))
+    token_times.clock = cluster.clock
+    cluster.run(list(_conversations(answers, prompt_tokens, answer_tokens, setup.block_tokens)))
     cluster.finish()
-    steady = [each for each in cluster.clients.served[BATCH:-BATCH] if each.completed]
-    gaps = [np.diff(heard.at_ms[each.request_id]) for each in steady]
+    steady = [request for request in cluster.clients.served[BATCH:-BATCH] if request.completed]
+    gaps = [np.diff(token_times.at_ms[answer.request_id]) for answer in steady]
     every = np.concatenate(gaps)
     long_ms = LONG * float(np.percentile(every, QUIET))
-    return Interrupted(
+    return InterruptionResult(
         pools=pools,
         answers=len(steady),
-        per_answer=float(np.mean([runs(list(each > long_ms)) for each in gaps])),
+        per_answer=float(np.mean([runs(list(gaps_ms > long_ms)) for gaps_ms in gaps])),
         itl_p50=float(np.median(every)),
         itl_p99=float(np.percentile(every, 99)),
         itl_max=float(np.max(every)),
-        ttft_p50=float(np.median([each.ttft_ms for each in steady])),
+        ttft_p50=float(np.median([answer.ttft_ms for answer in steady])),
     )
 
 
@@ -98,7 +98,9 @@ def runs(long: Sequence[bool]) -> int:
     return sum(now and not before for before, now in pairwise([False, *long]))
 
 
-def _asked(answers: int, prompt: int, answer: int, block_tokens: int) -> Iterator[Conversation]:
+def _conversations(
+    answers: int, prompt: int, answer: int, block_tokens: int
+) -> Iterator[Conversation]:
     """All at once; the first ones are of all lengths, so that answers do not end together."""
     for number in range(answers):
         output = answer * (number + 1) // BATCH if number < BATCH else answer

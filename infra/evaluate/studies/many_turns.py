@@ -10,7 +10,7 @@ from itertools import takewhile
 import numpy as np
 
 from infra.evaluate.paper.grid import FIRST_TURNS, RATIOS, SECOND_TURNS, Config, Workload, static
-from infra.evaluate.points.point import SETUP, Spec, served
+from infra.evaluate.points.point import SETUP, Spec, serve
 from infra.evaluate.points.runs import Runner
 from infra.simulator.cluster import READY_MS
 from infra.simulator.machine.latency import LLAMA_8B, QWEN_14B, QWEN_30B
@@ -27,7 +27,7 @@ MODEL_POOLS = "2P2D"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Length:
+class TurnCountResult:
     """One configuration with conversations of so many turns; times in ms, of later turns."""
 
     config: str
@@ -42,15 +42,15 @@ class Length:
     decode_ttft_by_turn: list[float]  # from turn 2 on, as far as any completed
 
 
-def lengths(runner: Runner, turns: tuple[int, ...], seed: int) -> list[Length]:
+def lengths(runner: Runner, turns: tuple[int, ...], seed: int) -> list[TurnCountResult]:
     """Replicas, a hybrid, and of every ratio plain x=0 and x=1 and `learned`, at every length."""
-    configs = [REPLICAS, HYBRID, *(each for pools in RATIOS for each in _configs(pools))]
+    configs = [REPLICAS, HYBRID, *(config for pools in RATIOS for config in _configs(pools))]
     return runner.map(
-        "figure 9a", _length, [_spec(each, count, seed) for each in configs for count in turns]
+        "figure 9a", _length, [_spec(config, count, seed) for config in configs for count in turns]
     )
 
 
-def models(runner: Runner, seed: int) -> list[Length]:
+def models(runner: Runner, seed: int) -> list[TurnCountResult]:
     """Replicas, plain x=0 and x=1 and `learned`, with two turns, for every model."""
     specs = []
     for model in (LLAMA_8B, QWEN_14B, QWEN_30B):
@@ -77,7 +77,7 @@ def _spec(config: Config, turns: int, seed: int) -> Spec:
     return Spec(config=config, workload=workload, loads_per_s=(LOAD_PER_S,), seed=seed)
 
 
-def _length(spec: Spec) -> Length:
+def _length(spec: Spec) -> TurnCountResult:
     profile = spec.workload.profile
     conversations = poisson(
         profile,
@@ -88,21 +88,23 @@ def _length(spec: Spec) -> Length:
         seed=[spec.seed],
         name="turns",
     )
-    cluster = served(spec, conversations)
-    done = [each for each in cluster.clients.served if each.completed]
-    later = [each for each in done if each.turn > 1]
-    by_turn = [[each for each in later if each.turn == n] for n in range(2, profile.turns + 1)]
+    cluster = serve(spec, conversations)
+    answers = [request for request in cluster.clients.served if request.completed]
+    later = [answer for answer in answers if answer.turn > 1]
+    by_turn = [
+        [answer for answer in later if answer.turn == n] for n in range(2, profile.turns + 1)
+    ]
     by_turn = list(takewhile(bool, by_turn))
-    asked = len(conversations) * profile.turns
-    return Length(
+    turn_count = len(conversations) * profile.turns
+    return TurnCountResult(
         config=spec.config.name,
         model=spec.setup.model.name,
         turns=profile.turns,
-        requests=asked,
-        failed=asked - len(done),
-        ttft=float(np.mean([each.ttft_ms for each in later])),
-        decode_ttft=float(np.mean([each.decode_ttft_ms for each in later])),
-        tpot=float(np.mean([each.tpot_ms for each in later])),
+        requests=turn_count,
+        failed=turn_count - len(answers),
+        ttft=float(np.mean([answer.ttft_ms for answer in later])),
+        decode_ttft=float(np.mean([answer.decode_ttft_ms for answer in later])),
+        tpot=float(np.mean([answer.tpot_ms for answer in later])),
         kv_bytes=sum(cluster.links.moved_bytes.values()),
         decode_ttft_by_turn=[float(np.mean([e.decode_ttft_ms for e in turn])) for turn in by_turn],
     )

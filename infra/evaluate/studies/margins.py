@@ -14,7 +14,7 @@ def explanation(points: Points) -> str:
     won = winners(points, OBJECTIVES["throughput"])
     by_level = ", ".join(_lead(points, won, level) for level in LEVELS)
     raw = ppd_paper.THROUGHPUT_LONG_GEN_20
-    theirs = ", ".join(f"{name} {tokens}" for name, tokens in raw.items())
+    rates = ", ".join(f"{name} {tokens}" for name, tokens in raw.items())
     p50, mean, p99 = ppd_paper.TPOT_REPLICAS_LONG_GEN_20
     even = raw["4R"] * mean / p50
     return (
@@ -24,7 +24,7 @@ def explanation(points: Points) -> str:
         "anew for each configuration, without a seed: at 1/s 4R served 10 conversations and "
         "2P2D x=1 served 7 (`large, tiny`: 602 and 422 tokens/s), at 8/s 64 and 80 "
         "(`large, long gen`). With equal numbers their own leads are as small, "
-        f"but for replicas: {theirs} tokens/s (`large, long gen`, 20/s). Replicas lose there by "
+        f"but for replicas: {rates} tokens/s (`large, long gen`, 20/s). Replicas lose there by "
         f"what looks like one slow server: first turns take {p50} ms per token in the median, "
         f"{mean} in the mean and {p99} in the 99th percentile, where 1P3D x=1 has 10.4, 10.5 and "
         "11.5; with ten conversations in all (`large, tiny`, 1/s) the median is 8.0 ms and the "
@@ -38,7 +38,7 @@ def _lead(points: Points, won: Winners, level: str) -> str:
     leads = []
     for (workload, load), config in won.items():
         if load in LEVELS[level]:
-            best = max(points[each, workload, load].tokens_per_s for each in full)
+            best = max(points[rival, workload, load].tokens_per_s for rival in full)
             leads.append(points[config, workload, load].tokens_per_s / best - 1)
     if not leads:
         return f"nothing at {level} load"

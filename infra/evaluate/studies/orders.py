@@ -19,7 +19,7 @@ LOADS_PER_S = (1.0, 4.0, 8.0, 16.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ordered:
+class OrderComparison:
     """One ratio with one set of orders; changes in percent, costs over those of x=0."""
 
     pools: str
@@ -46,10 +46,10 @@ def points_in_all_orders(
     return Points(runner.points("all orders", specs_of(configs, workloads, loads, seed)))
 
 
-def compared(points: Points, in_all_orders: Points) -> list[Ordered]:
+def compare_orders(points: Points, in_all_orders: Points) -> list[OrderComparison]:
     """Every ratio, in the default order and in all, at the same loads."""
     return [
-        _ordered(pools, source, in_all_orders.loads, all_orders=all_orders)
+        _compare_order(pools, source, in_all_orders.loads, all_orders=all_orders)
         for pools in RATIOS
         for all_orders, source in ((False, points), (True, in_all_orders))
     ]
@@ -63,27 +63,31 @@ def _learned(pools: str, *, all_orders: bool) -> Config:
     return Config(pools=pools, policy="learned", all_orders=all_orders)
 
 
-def _ordered(pools: str, points: Points, loads: Sequence[float], *, all_orders: bool) -> Ordered:
+def _compare_order(
+    pools: str, points: Points, loads: Sequence[float], *, all_orders: bool
+) -> OrderComparison:
     shares = _shares(pools, all_orders=all_orders)
     x0, x1 = shares[0], shares[-1]
     costs = {
         config: np.array(
             [
-                cost(mine, base)
-                for mine, base in zip(points.of(config, loads), points.of(x0, loads), strict=True)
+                cost(point, base)
+                for point, base in zip(
+                    points.select(config, loads), points.select(x0, loads), strict=True
+                )
             ]
         )
         for config in (*shares, _learned(pools, all_orders=all_orders))
     }
     learned = costs.pop(_learned(pools, all_orders=all_orders))
     best = min(costs, key=lambda config: float(np.mean(costs[config])))
-    return Ordered(
+    return OrderComparison(
         pools=pools,
         all_orders=all_orders,
         ttft_x0=_ttft(points, x0, loads),
         ttft_x1=_ttft(points, x1, loads),
         change=change_by_level(points, x0, x1, lambda point: point.ttft, loads),
-        kv_bytes_x0=sum(point.kv_bytes for point in points.of(x0, loads)),
+        kv_bytes_x0=sum(point.kv_bytes for point in points.select(x0, loads)),
         learned=float(np.mean(learned)),
         best_x=best.share,
         best=float(np.mean(costs[best])),
@@ -93,5 +97,6 @@ def _ordered(pools: str, points: Points, loads: Sequence[float], *, all_orders: 
 
 def _ttft(points: Points, config: Config, loads: Sequence[float]) -> dict[float, float]:
     return {
-        load: float(np.mean([point.ttft for point in points.of(config, [load])])) for load in loads
+        load: float(np.mean([point.ttft for point in points.select(config, [load])]))
+        for load in loads
     }

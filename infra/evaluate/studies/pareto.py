@@ -33,7 +33,7 @@ DYNAMIC = tuple(Config(pools=pools, policy="table", plain=True) for pools in RAT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ParetoPoint:
     """One configuration among those that meet the same conversations."""
 
     figure: str
@@ -76,9 +76,9 @@ def loads_of(points: Points) -> list[float]:
     return [level[-1] for level in levels if level]
 
 
-def figure_8(points: Points, dynamic_points: Points) -> list[Place]:
+def figure_8(points: Points, dynamic_points: Points) -> list[ParetoPoint]:
     """Every kind of workload at every load."""
-    found = []
+    rows = []
     for kind in ("decode-heavy", "balanced", "prefill-heavy"):
         names = [workload.name for workload in points.workloads if workload.kind == kind]
         for load in dynamic_points.loads if names else ():
@@ -87,23 +87,23 @@ def figure_8(points: Points, dynamic_points: Points) -> list[Place]:
                 for configs, source in ((PURE, points), (DYNAMIC, dynamic_points))
                 for config in configs
             }
-            found += _places("8", f"{kind}, {load:g}/s", rivals)
-    return found
+            rows += _pareto_points("8", f"{kind}, {load:g}/s", rivals)
+    return rows
 
 
-def figure_1(runner: Runner, tables: dict[str, PpdTable], seed: int) -> list[Place]:
+def figure_1(runner: Runner, tables: dict[str, PpdTable], seed: int) -> list[ParetoPoint]:
     """All ten configurations and dynamic PPD at each load."""
     specs = specs_of(PURE, [LONG], FIGURE_1_LOADS_PER_S, seed)
     specs += _dynamic_specs(tables, [LONG], FIGURE_1_LOADS_PER_S, seed)
     runs = runner.map("figure 1", points_of, specs)
-    found = []
+    rows = []
     for number, load in enumerate(FIGURE_1_LOADS_PER_S):
         rivals = {run[number].config: [run[number]] for run in runs}
-        found += _places("1", f"{load:g}/s", rivals)
-    return found
+        rows += _pareto_points("1", f"{load:g}/s", rivals)
+    return rows
 
 
-def _places(figure: str, among: str, rivals: dict[Config, list[Point]]) -> list[Place]:
+def _pareto_points(figure: str, among: str, rivals: dict[Config, list[Point]]) -> list[ParetoPoint]:
     """Those that lose a request are shown, and never at the front."""
     figures = {
         config: (
@@ -113,9 +113,9 @@ def _places(figure: str, among: str, rivals: dict[Config, list[Point]]) -> list[
         for config, points in rivals.items()
     }
     failed = {config: sum(point.failed for point in points) for config, points in rivals.items()}
-    whole = [mine for config, mine in figures.items() if not failed[config]]
+    pairs = [pair for config, pair in figures.items() if not failed[config]]
     return [
-        Place(
+        ParetoPoint(
             figure=figure,
             among=among,
             config=config.name,
@@ -124,7 +124,7 @@ def _places(figure: str, among: str, rivals: dict[Config, list[Point]]) -> list[
             tokens_per_s=tokens_per_s,
             failed=failed[config],
             at_front=not failed[config]
-            and not any(other[0] < ttft_p99 and other[1] > tokens_per_s for other in whole),
+            and not any(rival[0] < ttft_p99 and rival[1] > tokens_per_s for rival in pairs),
         )
         for config, (ttft_p99, tokens_per_s) in figures.items()
     ]

@@ -57,21 +57,21 @@ def regrets(
         if use is not None
         else [(workload.name, load) for workload in points.workloads for load in points.loads]
     )
-    costs, found = [], []
+    costs, point_regrets = [], []
     failed = failed_best = missed = local = later = 0
     for workload, load in sorted(chosen):
         fixed = [points[static(pools, share), workload, load] for share in SHARES]
-        least = min(cost(p, fixed[0]) for p in fixed)
-        mine = points[config, workload, load]
-        costs.append(cost(mine, fixed[0]))
-        found.append((costs[-1] / least - 1, f"{workload} at {load:g}/s"))
-        failed += mine.failed
+        best_cost = min(cost(p, fixed[0]) for p in fixed)
+        point = points[config, workload, load]
+        costs.append(cost(point, fixed[0]))
+        point_regrets.append((costs[-1] / best_cost - 1, f"{workload} at {load:g}/s"))
+        failed += point.failed
         fewest = min(p.failed for p in fixed)
         failed_best += fewest
-        missed += mine.failed > 0 and not fewest
-        local, later = local + mine.local, later + mine.later
-    values = [value for value, _ in found]
-    worst, worst_at = max(found)
+        missed += point.failed > 0 and not fewest
+        local, later = local + point.local, later + point.later
+    values = [value for value, _ in point_regrets]
+    worst, worst_at = max(point_regrets)
     return Regret(
         config=config.name,
         points=len(values),
@@ -91,5 +91,5 @@ def rows(points: Points, pools: str, test: Iterable[tuple[str, float]]) -> list[
     """Every fixed share and policy of a ratio; the table is judged by the half it has not seen."""
     configs = [static(pools, share) for share in SHARES]
     configs += [Config(pools=pools, policy=name) for name in ("conditional", "learned")]
-    found = [regrets(points, pools, config) for config in configs]
-    return [*found, regrets(points, pools, Config(pools=pools, policy="table"), test)]
+    regret_rows = [regrets(points, pools, config) for config in configs]
+    return [*regret_rows, regrets(points, pools, Config(pools=pools, policy="table"), test)]

@@ -18,7 +18,7 @@ AS_CHOSEN = "as chosen"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Varied:
+class SensitivityRow:
     """Changes of turn-2 TTFT from plain x=0 to x=1 with one constant varied: medians, percent."""
 
     name: str
@@ -34,31 +34,33 @@ def _variations(spec: Spec) -> dict[str, Spec]:
     }
 
 
-def varied(
+def run_variations(
     runner: Runner,
     points: Points,
     workloads: Sequence[Workload],
     loads: Sequence[float],
     seed: int,
-) -> list[Varied]:
+) -> list[SensitivityRow]:
     """As chosen, from the grid's points, and each variation."""
     specs: dict[str, list[Spec]] = {}
     configs = [static(pools, share, plain=True) for pools in RATIOS for share in ("0", "1")]
     for spec in specs_of(configs, workloads, loads, seed):
-        for name, other in _variations(spec).items():
-            specs.setdefault(name, []).append(other)
-    runs = runner.map("sensitivity", points_of, [each for mine in specs.values() for each in mine])
-    found = _changes(AS_CHOSEN, points.part(workloads, loads))
-    for name, mine in specs.items():
-        of_it, runs = runs[: len(mine)], runs[len(mine) :]
-        found += _changes(name, Points(point for run in of_it for point in run))
-    return found
+        for name, variation in _variations(spec).items():
+            specs.setdefault(name, []).append(variation)
+    runs = runner.map(
+        "sensitivity", points_of, [spec for group in specs.values() for spec in group]
+    )
+    rows = _changes(AS_CHOSEN, points.subset(workloads, loads))
+    for name, group in specs.items():
+        group_runs, runs = runs[: len(group)], runs[len(group) :]
+        rows += _changes(name, Points(point for run in group_runs for point in run))
+    return rows
 
 
-def _changes(name: str, points: Points) -> list[Varied]:
-    found = []
+def _changes(name: str, points: Points) -> list[SensitivityRow]:
+    rows = []
     for pools in RATIOS:
         x0, x1 = (static(pools, share, plain=True) for share in ("0", "1"))
         change = change_by_level(points, x0, x1, lambda point: point.decode_ttft)
-        found.append(Varied(name=name, pools=pools, change=change))
-    return found
+        rows.append(SensitivityRow(name=name, pools=pools, change=change))
+    return rows

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infra.evaluate.paper.grid import RATIOS, SHARES, Config, Workload, static
-from infra.evaluate.points.point import Spec, costs, served
+from infra.evaluate.points.point import Spec, costs, serve
 from infra.evaluate.points.runs import Runner
 from infra.evaluate.studies.regret import WEIGHTS
 from infra.simulator.cluster import READY_MS, Cluster, Fault
@@ -46,7 +46,7 @@ LATER, ALL = "later turns", "all turns"  # whose time to first token counts
 class ChangedRun:
     """How one configuration served the conversations of one seed, in order of their beginning."""
 
-    begun_ms: NDArray[np.float64]
+    began_ms: NDArray[np.float64]
     ttft_ms: NDArray[np.float64]  # a row for each conversation, a column for each turn
     tpot_ms: NDArray[np.float64]
     local: NDArray[np.bool_]  # whether the later turn was
@@ -54,7 +54,7 @@ class ChangedRun:
     @property
     def change(self) -> int:
         """The first conversation after it."""
-        return int(np.searchsorted(self.begun_ms, READY_MS + CHANGE_MS))
+        return int(np.searchsorted(self.began_ms, READY_MS + CHANGE_MS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +93,10 @@ class Recovery:
         return float(np.std(means, ddof=1) / len(means) ** 0.5)
 
 
-Seen = dict[Config, ChangedRun]  # of one seed
+SeedRuns = dict[Config, ChangedRun]  # of one seed
 
 
-def shown(regrets: list[float]) -> str:
+def format_regrets(regrets: list[float]) -> str:
     """Of windows, one after the other."""
     return ", ".join(f"{regret:.1%}" for regret in regrets)
 
@@ -104,9 +104,9 @@ def shown(regrets: list[float]) -> str:
 def step_changes(runner: Runner, seed: int, seeds: int) -> list[Recovery]:
     """Every ratio, with so many seeds from that one on."""
     keys = [
-        (pools, each, config)
+        (pools, run_seed, config)
         for pools in RATIOS
-        for each in range(seed, seed + seeds)
+        for run_seed in range(seed, seed + seeds)
         for config in _configs(pools)
     ]
     specs = [
@@ -114,17 +114,17 @@ def step_changes(runner: Runner, seed: int, seeds: int) -> list[Recovery]:
             config=config,
             workload=WORKLOAD,
             loads_per_s=(LOAD_PER_S,),
-            seed=each,
+            seed=run_seed,
             conversations_max=0,
         )
-        for _, each, config in keys
+        for _, run_seed, config in keys
     ]
-    seen: dict[str, dict[int, Seen]] = {pools: {} for pools in RATIOS}
-    for (pools, each, config), run in zip(
+    runs_by_seed: dict[str, dict[int, SeedRuns]] = {pools: {} for pools in RATIOS}
+    for (pools, run_seed, config), run in zip(
         keys, runner.map("step change", _run, specs), strict=True
     ):
-        seen[pools].setdefault(each, {})[config] = run
-    return [recovery(pools, kind, seen[pools]) for pools in RATIOS for kind in (LATER, ALL)]
+        runs_by_seed[pools].setdefault(run_seed, {})[config] = run
+    return [recovery(pools, kind, runs_by_seed[pools]) for pools in RATIOS for kind in (LATER, ALL)]
 
 
 def _configs(pools: str) -> list[Config]:
@@ -151,36 +151,38 @@ def _run(spec: Spec) -> ChangedRun:
         seed=[spec.seed],
         name="step",
     )
-    cluster = served(spec, conversations, [Fault(READY_MS + CHANGE_MS, _slow_prefill)])
-    done = [each for each in cluster.clients.served if each.completed]
-    local = {each.session_id for each in done if each.turn > 1 and each.mode is Mode.LOCAL}
-    ttft_ms, tpot_ms = costs(conversations, done)
+    cluster = serve(spec, conversations, [Fault(READY_MS + CHANGE_MS, _slow_prefill)])
+    answers = [request for request in cluster.clients.served if request.completed]
+    local = {
+        answer.session_id for answer in answers if answer.turn > 1 and answer.mode is Mode.LOCAL
+    }
+    ttft_ms, tpot_ms = costs(conversations, answers)
     return ChangedRun(
-        begun_ms=np.array([each.at_ms for each in conversations]),
+        began_ms=np.array([conversation.at_ms for conversation in conversations]),
         ttft_ms=ttft_ms,
         tpot_ms=tpot_ms,
-        local=np.array([each.session_id in local for each in conversations]),
+        local=np.array([conversation.session_id in local for conversation in conversations]),
     )
 
 
-def recovery(pools: str, counted: str, seeds: dict[int, Seen]) -> Recovery:
+def recovery(pools: str, counted: str, seeds: dict[int, SeedRuns]) -> Recovery:
     """From all configurations of a ratio, seed by seed."""
-    learned = [seen[_learned(pools)] for seen in seeds.values()]
+    learned = [seed_runs[_learned(pools)] for seed_runs in seeds.values()]
     before = [run.local[: run.change] for run in learned]
     after = [run.local[run.change + WINDOW :] for run in learned]
     return Recovery(
         pools=pools,
         counted=counted,
         pooled=_windows(pools, counted, list(seeds.values())),
-        seeds={seed: _windows(pools, counted, [seen]) for seed, seen in seeds.items()},
+        seeds={seed: _windows(pools, counted, [seed_runs]) for seed, seed_runs in seeds.items()},
         local_before=float(np.mean(np.concatenate(before))),
         local_after=float(np.mean(np.concatenate(after))),
     )
 
 
-def _windows(pools: str, counted: str, seeds: Sequence[Seen]) -> Windows:
-    changes = [seen[_learned(pools)].change for seen in seeds]
-    sizes = [len(seen[_learned(pools)].begun_ms) for seen in seeds]
+def _windows(pools: str, counted: str, seeds: Sequence[SeedRuns]) -> Windows:
+    changes = [seed_runs[_learned(pools)].change for seed_runs in seeds]
+    sizes = [len(seed_runs[_learned(pools)].began_ms) for seed_runs in seeds]
     count = min(size - change for size, change in zip(sizes, changes, strict=True)) // WINDOW
 
     def regret(starts: Sequence[int]) -> float:
@@ -192,12 +194,12 @@ def _windows(pools: str, counted: str, seeds: Sequence[Seen]) -> Windows:
     )
 
 
-def _regret(pools: str, counted: str, windows: list[tuple[Seen, int]]) -> float:
+def _regret(pools: str, counted: str, windows: list[tuple[SeedRuns, int]]) -> float:
     """Of the windows that begin with those conversations, together."""
     first_turn = 1 if counted == LATER else 0
 
     def means(config: Config) -> tuple[float, float]:
-        runs = [(seen[config], slice(start, start + WINDOW)) for seen, start in windows]
+        runs = [(seed_runs[config], slice(start, start + WINDOW)) for seed_runs, start in windows]
         ttft_ms = np.concatenate([run.ttft_ms[cut, first_turn:] for run, cut in runs])
         tpot_ms = np.concatenate([run.tpot_ms[cut] for run, cut in runs])
         return float(np.mean(ttft_ms)), float(np.mean(tpot_ms))

@@ -26,7 +26,7 @@ CANDIDATES: tuple[tuple[int, float], ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuned:
+class ThresholdResult:
     """Mean regrets of one ratio, as shares."""
 
     pools: str
@@ -46,9 +46,9 @@ def points_of_candidates(
     return Points(runner.points("thresholds", specs_of(configs, workloads, loads, seed)))
 
 
-def tuned(points: Points, candidates: Points) -> list[Tuned]:
+def tune_thresholds(points: Points, candidates: Points) -> list[ThresholdResult]:
     """Every ratio."""
-    return [_tuned(points, candidates, pools) for pools in RATIOS]
+    return [_tune_ratio(points, candidates, pools) for pools in RATIOS]
 
 
 def _configs(pools: str) -> list[Config]:
@@ -58,7 +58,7 @@ def _configs(pools: str) -> list[Config]:
     ]
 
 
-def _tuned(points: Points, candidates: Points, pools: str) -> Tuned:
+def _tune_ratio(points: Points, candidates: Points, pools: str) -> ThresholdResult:
     loads = candidates.loads
     default = Config(pools=pools, policy="conditional")
     regrets = {"default": _regrets(points, points, default, loads)}
@@ -69,7 +69,7 @@ def _tuned(points: Points, candidates: Points, pools: str) -> Tuned:
     pair = min(regrets, key=lambda name: float(np.mean(list(regrets[name].values()))))
     pairs = {load: min(regrets, key=lambda name: regrets[name][load]) for load in loads}
     learned = _regrets(points, points, Config(pools=pools, policy="learned"), loads)
-    return Tuned(
+    return ThresholdResult(
         pools=pools,
         default=float(np.mean(list(regrets["default"].values()))),
         one_pair=float(np.mean(list(regrets[pair].values()))),
@@ -84,16 +84,16 @@ def _regrets(
     points: Points, source: Points, config: Config, loads: Sequence[float]
 ) -> dict[float, float]:
     """Mean over the workloads, by load."""
-    found = {}
+    mean_regrets = {}
     for load in loads:
-        fixed = [points.of(static(config.pools, share), [load]) for share in SHARES]
-        mine = source.of(config, [load])
-        found[load] = float(
+        fixed = [points.select(static(config.pools, share), [load]) for share in SHARES]
+        load_points = source.select(config, [load])
+        mean_regrets[load] = float(
             np.mean(
                 [
-                    cost(point, x0) / min(cost(each, x0) for each in (x0, *others)) - 1
-                    for point, x0, *others in zip(mine, *fixed, strict=True)
+                    cost(point, x0) / min(cost(rival, x0) for rival in (x0, *rivals)) - 1
+                    for point, x0, *rivals in zip(load_points, *fixed, strict=True)
                 ]
             )
         )
-    return found
+    return mean_regrets

@@ -36,7 +36,7 @@ CONFIGS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class TraceResult:
     """One policy on one trace; times in ms."""
 
     trace: str
@@ -52,7 +52,7 @@ class Traffic:
     later_kv_bytes: int
 
 
-def traffic(runner: Runner, folder: Path, seed: int, *, quick: bool) -> list[Traffic]:
+def simulate_traces(runner: Runner, folder: Path, seed: int, *, quick: bool) -> list[TraceResult]:
     """Every trace in the folder and every policy; ConfigError where a trace is missing."""
     tasks = []
     for name, file in FILES.items():
@@ -67,7 +67,7 @@ def traffic(runner: Runner, folder: Path, seed: int, *, quick: bool) -> list[Tra
     return runner.map("real traffic", _run, tasks)
 
 
-def _run(task: tuple[str, Config, list[Arrival], int]) -> Traffic:
+def _run(task: tuple[str, Config, list[Arrival], int]) -> TraceResult:
     name, config, arrivals, seed = task
     spec = Spec(
         config=config,
@@ -84,22 +84,22 @@ def _run(task: tuple[str, Config, list[Arrival], int]) -> Traffic:
         faster=FASTER[name],
         block_tokens=spec.setup.block_tokens,
     )
-    cluster = point.served(spec, conversations)
-    served = cluster.clients.served
-    done = [each for each in served if each.completed]
-    later = [each.ttft_ms for each in done if each.turn > 1]
-    ttft = [each.ttft_ms for each in done]
-    moved = cluster.links.moved_bytes
-    return Traffic(
+    cluster = point.serve(spec, conversations)
+    requests = cluster.clients.served
+    answers = [request for request in requests if request.completed]
+    later = [answer.ttft_ms for answer in answers if answer.turn > 1]
+    ttft = [answer.ttft_ms for answer in answers]
+    moved_bytes = cluster.links.moved_bytes
+    return TraceResult(
         trace=name,
         config=config.name,
-        requests=len(served),
-        later=sum(each.turn > 1 for each in served),
-        failed=len(served) - len(done),
+        requests=len(requests),
+        later=sum(request.turn > 1 for request in requests),
+        failed=len(requests) - len(answers),
         ttft_p50=float(np.percentile(ttft, 50)),
         ttft_p99=float(np.percentile(ttft, 99)),
         later_ttft_p50=float(np.percentile(later, 50)) if later else 0.0,
-        tpot_p99=float(np.percentile([e.tpot_ms for e in done if e.output_tokens > 1], 99)),
-        kv_bytes=sum(moved.values()),
-        later_kv_bytes=sum(moved.get(e.request_id, 0) for e in served if e.turn > 1),
+        tpot_p99=float(np.percentile([e.tpot_ms for e in answers if e.output_tokens > 1], 99)),
+        kv_bytes=sum(moved_bytes.values()),
+        later_kv_bytes=sum(moved_bytes.get(e.request_id, 0) for e in requests if e.turn > 1),
     )

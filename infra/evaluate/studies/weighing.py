@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from infra.evaluate.paper import ppd_paper
-from infra.evaluate.paper.conversations import Source, conversations
+from infra.evaluate.paper.conversations import ConversationSource, conversations
 from infra.evaluate.paper.grid import SHARES, WORKLOADS, Config, static
 from infra.evaluate.points.paper_tables import Points
-from infra.evaluate.points.point import Point, Spec, served
+from infra.evaluate.points.point import Point, Spec, serve
 from infra.evaluate.points.runs import Runner, points_of
 from infra.evaluate.studies.chats import chat_spec
 from schemas.records import Mode
@@ -34,7 +34,7 @@ FRONTIER_WEIGHTS = ((1.0, 0.0), (0.75, 0.25), (0.5, 0.5), (0.25, 0.75), (0.0, 1.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighed:
+class WeightResult:
     """One configuration at one load; changes from plain x=0 in percent."""
 
     config: str
@@ -48,14 +48,14 @@ class Weighed:
     tpot_change: float = 0.0
 
 
-def weighed(
+def run_weights(
     runner: Runner,
     plain: PpdTable,
-    sources: Sequence[Source],
+    sources: Sequence[ConversationSource],
     seed: int,
     *,
     quick: bool,
-) -> list[Weighed]:
+) -> list[WeightResult]:
     """Plain x=0, and each policy with every weight, at both loads."""
     count = QUICK_CONVERSATIONS if quick else CONVERSATIONS
     policies = (
@@ -69,31 +69,33 @@ def weighed(
         for load in LOADS_PER_S
         for config, w_tpot in chosen
     ]
-    found = runner.map("figure 5", _run, tasks)
-    static_rows = {row.load_per_s: row for row in found[:: len(chosen)]}
-    return [_beside(row, static_rows[row.load_per_s]) for row in found]
+    rows = runner.map("figure 5", _run, tasks)
+    static_rows = {row.load_per_s: row for row in rows[:: len(chosen)]}
+    return [_beside(row, static_rows[row.load_per_s]) for row in rows]
 
 
-def _run(task: tuple[Config, float, float, PpdTable, Sequence[Source], int, int]) -> Weighed:
+def _run(
+    task: tuple[Config, float, float, PpdTable, Sequence[ConversationSource], int, int],
+) -> WeightResult:
     config, w_tpot, load, plain, sources, count, seed = task
     weights = (-1.0, -1.0) if w_tpot == NO_WEIGHT else (1.0, w_tpot)
     spec = chat_spec(config, plain, load, seed, weights)
     block_tokens = spec.setup.block_tokens
-    held = conversations(sources, load, count, block_tokens, seed, prefill_heavy=True)
-    done = [each for each in served(spec, held).clients.served if each.completed]
-    later = [each for each in done if each.turn > 1]
-    return Weighed(
+    chats = conversations(sources, load, count, block_tokens, seed, prefill_heavy=True)
+    answers = [request for request in serve(spec, chats).clients.served if request.completed]
+    later = [answer for answer in answers if answer.turn > 1]
+    return WeightResult(
         config=config.name,
         w_tpot=w_tpot,
         load_per_s=load,
-        local_share=float(np.mean([each.mode is Mode.LOCAL for each in later])),
-        ttft_ms=float(np.mean([each.decode_ttft_ms for each in later])),
-        tpot_ms=float(np.mean([each.tpot_ms for each in done])),
-        failed=sum(len(each.turns) for each in held) - len(done),
+        local_share=float(np.mean([answer.mode is Mode.LOCAL for answer in later])),
+        ttft_ms=float(np.mean([answer.decode_ttft_ms for answer in later])),
+        tpot_ms=float(np.mean([answer.tpot_ms for answer in answers])),
+        failed=sum(len(chat.turns) for chat in chats) - len(answers),
     )
 
 
-def _beside(row: Weighed, plain: Weighed) -> Weighed:
+def _beside(row: WeightResult, plain: WeightResult) -> WeightResult:
     return replace(
         row,
         ttft_change=100 * (row.ttft_ms / plain.ttft_ms - 1),
@@ -102,7 +104,7 @@ def _beside(row: Weighed, plain: Weighed) -> Weighed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class FrontierPoint:
     """TTFT and TPOT relative to x=0."""
 
     name: str
@@ -111,12 +113,14 @@ class Mark:
     local_share: float
 
 
-def marks(runner: Runner, points: Points, seed: int) -> list[Mark]:
+def frontier_points(runner: Runner, points: Points, seed: int) -> list[FrontierPoint]:
     """The fixed shares, from the grid's points, and `learned` with each pair of weights."""
     loads = tuple(points.loads[1::3])
-    reference = points.of(static(FRONTIER_POOLS, "0"), loads)
-    found = [
-        _mark(f"x={share}", points.of(static(FRONTIER_POOLS, share), loads), reference)
+    reference = points.select(static(FRONTIER_POOLS, "0"), loads)
+    frontier = [
+        _frontier_point(
+            f"x={share}", points.select(static(FRONTIER_POOLS, share), loads), reference
+        )
         for share in SHARES
     ]
     learned = Config(pools=FRONTIER_POOLS, policy="learned")
@@ -127,18 +131,18 @@ def marks(runner: Runner, points: Points, seed: int) -> list[Mark]:
         if workload in points.workloads
     ]
     runs = runner.map("weights", points_of, specs)
-    each = len(points.workloads)
+    stride = len(points.workloads)
     for i, (w_ttft, w_tpot) in enumerate(FRONTIER_WEIGHTS):
-        mine = [point for run in runs[i * each : (i + 1) * each] for point in run]
-        found.append(_mark(f"learned {w_ttft:g}/{w_tpot:g}", mine, reference))
-    return found
+        run_points = [point for run in runs[i * stride : (i + 1) * stride] for point in run]
+        frontier.append(_frontier_point(f"learned {w_ttft:g}/{w_tpot:g}", run_points, reference))
+    return frontier
 
 
-def _mark(name: str, mine: list[Point], reference: list[Point]) -> Mark:
-    pairs = list(zip(mine, reference, strict=True))
-    return Mark(
+def _frontier_point(name: str, points: list[Point], reference: list[Point]) -> FrontierPoint:
+    pairs = list(zip(points, reference, strict=True))
+    return FrontierPoint(
         name=name,
         ttft=float(np.mean([a.cost_ttft / b.cost_ttft for a, b in pairs])),
         tpot=float(np.mean([a.cost_tpot / b.cost_tpot for a, b in pairs])),
-        local_share=sum(a.local for a in mine) / max(1, sum(a.later for a in mine)),
+        local_share=sum(a.local for a in points) / max(1, sum(a.later for a in points)),
     )

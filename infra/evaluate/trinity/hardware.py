@@ -58,7 +58,7 @@ def model_named(name: str) -> Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
+class IndexSpec:
     """Vectors, and how hard they are searched.
 
     `fresh` is the share of edges that lead to rows not seen before: 3 500 of 4 480 with 100 000
@@ -74,7 +74,7 @@ class Index:
     fresh: float = 0.78
 
     @property
-    def bytes(self) -> float:
+    def total_bytes(self) -> float:
         """Vectors and edges."""
         return self.rows * self.row_bytes
 
@@ -88,7 +88,7 @@ class Index:
         return self.top_m // self.width + 3
 
     @property
-    def rows_an_extend(self) -> float:
+    def rows_per_extend(self) -> float:
         return self.width * self.degree * self.fresh
 
 
@@ -104,14 +104,14 @@ class SearchCosts:
     """
 
     gpu: Gpu = H100
-    index: Index = Index()
+    index: IndexSpec = IndexSpec()
     hbm_share: float = 0.5
     floor_ms: float = 0.02
 
     def extend_ms(self, slots: int) -> float:
         """One extend of so many slots together."""
-        read = slots * self.index.rows_an_extend * self.index.row_bytes
-        return max(self.floor_ms, 1e3 * read / (self.gpu.hbm_bytes_per_s * self.hbm_share))
+        read_bytes = slots * self.index.rows_per_extend * self.index.row_bytes
+        return max(self.floor_ms, 1e3 * read_bytes / (self.gpu.hbm_bytes_per_s * self.hbm_share))
 
     @property
     def searches_per_s(self) -> float:
@@ -122,7 +122,7 @@ class SearchCosts:
     @property
     def shards(self) -> int:
         """GPUs that one copy of the index needs."""
-        return math.ceil(self.index.bytes / (self.gpu.memory_bytes * self.gpu.memory_share))
+        return math.ceil(self.index.total_bytes / (self.gpu.memory_bytes * self.gpu.memory_share))
 
 
 def parallel(setup: Setup, degree: int, crossing: int = 0) -> Setup:
@@ -135,11 +135,11 @@ def parallel(setup: Setup, degree: int, crossing: int = 0) -> Setup:
         return setup
     model, values = setup.model, 2 * setup.model.layers * setup.model.hidden
     link = replace(NIC_400G, latency_ms=0.0) if crossing else NVLINK
-    sent = 2 * (degree - 1) / degree * values * model.bytes_per_value
+    sent_bytes = 2 * (degree - 1) / degree * values * model.bytes_per_value
     each_ms = COLLECTIVE_NODES_MS if crossing else COLLECTIVE_MS
     return replace(
-        _joined(setup, degree),
-        exchange_ms_per_token=1e3 * sent / (link.bytes_per_s * link.share),
+        _join_gpus(setup, degree),
+        exchange_ms_per_token=1e3 * sent_bytes / (link.bytes_per_s * link.share),
         overhead_ms=setup.overhead_ms + 2 * model.layers * each_ms,
     )
 
@@ -153,10 +153,10 @@ def experts(setup: Setup, degree: int, displaced: float = 0.0) -> Setup:
     if not 0 <= displaced <= 1:
         raise ConfigError(f"displaced experts: expected a share from 0 to 1, found {displaced:g}")
     model = setup.model
-    each = 3 * EXPERTS_PER_TOKEN * model.hidden * model.layers / degree
-    inside_ms = 1e3 * each * (1 - displaced) / EXPERTS_NVLINK
-    outside_ms = 1e3 * each * displaced / EXPERTS_NIC
-    joined = _joined(setup, degree)
+    token_bytes = 3 * EXPERTS_PER_TOKEN * model.hidden * model.layers / degree
+    inside_ms = 1e3 * token_bytes * (1 - displaced) / EXPERTS_NVLINK
+    outside_ms = 1e3 * token_bytes * displaced / EXPERTS_NIC
+    joined = _join_gpus(setup, degree)
     layers_ms = COLLECTIVE_NODES_MS if displaced else COLLECTIVE_MS
     busy = outside_ms / (inside_ms + outside_ms + _token_ms(joined)) if displaced else 0.0
     return replace(
@@ -167,7 +167,7 @@ def experts(setup: Setup, degree: int, displaced: float = 0.0) -> Setup:
     )
 
 
-def _joined(setup: Setup, degree: int) -> Setup:
+def _join_gpus(setup: Setup, degree: int) -> Setup:
     """GPUs as one."""
     gpu = replace(
         setup.gpu,

@@ -17,7 +17,7 @@ import numpy as np
 
 from infra.bench.results import command_line, commit, machine
 from infra.bench.search.vectors import overlapping
-from infra.evaluate.trinity.measured import FILE, Measured
+from infra.evaluate.trinity.measured import FILE, StageMeasurement
 from infra.stack.engine_alone import generate_answers
 from infra.stack.engine_source import start_engine
 from schemas.records import Role, Sampling
@@ -41,28 +41,28 @@ _ENGINE = {
     "dtype": "float32",
     "extra": json.dumps({"enable_prefix_caching": False}),
 }
-Told = Callable[[str], None]
+Reporter = Callable[[str], None]
 
 
-def measure(model: str, seed: int, told: Told, file: Path = FILE) -> list[Measured]:
+def measure(model: str, seed: int, report: Reporter, file: Path = FILE) -> list[StageMeasurement]:
     """All three stages, written to the file; `told` hears of each point."""
-    stages = asyncio.run(_stages(model, seed, told))
+    stages = asyncio.run(_stages(model, seed, report))
     content = {
         "machine": machine(),
         "commit": commit(),
         "command": command_line(),
         "seed": seed,
-        "stages": [asdict(each) for each in stages],
+        "stages": [asdict(stage) for stage in stages],
     }
     file.write_text(json.dumps(content, indent=1) + "\n")
     return stages
 
 
-async def _stages(model: str, seed: int, told: Told) -> list[Measured]:
-    return [await _search(seed, told), *await _llm(model, seed, told)]
+async def _stages(model: str, seed: int, report: Reporter) -> list[StageMeasurement]:
+    return [await _search(seed, report), *await _llm(model, seed, report)]
 
 
-async def _llm(model: str, seed: int, told: Told) -> list[Measured]:
+async def _llm(model: str, seed: int, report: Reporter) -> list[StageMeasurement]:
     random = np.random.default_rng(seed)
     folder = model_folder(ModelSettings(path=model))
     engine = await start_engine(
@@ -76,31 +76,31 @@ async def _llm(model: str, seed: int, told: Told) -> list[Measured]:
     name = folder.rstrip("/").rpartition("/")[2]
     about = _about(f"vLLM on cores, {name}, float32, no prefix cache", seed)
 
-    def asks(prompt: int, answer: int) -> Callable[[int], Awaitable[float]]:
+    def ask_with(prompt: int, answer: int) -> Callable[[int], Awaitable[float]]:
         async def ask(batch: int) -> float:
-            return await _asked(engine, random, batch, prompt, answer)
+            return await _answers_per_s(engine, random, batch, prompt, answer)
 
         return ask
 
     try:
-        await asks(SHORT, 4)(2)  # the first steps compile
-        prefill = await _points("prefill", asks(PROMPT, 1), BATCHES, told)
-        decode = await _points("decode", asks(SHORT, ANSWER), BATCHES, told)
+        await ask_with(SHORT, 4)(2)  # the first steps compile
+        prefill = await _points("prefill", ask_with(PROMPT, 1), BATCHES, report)
+        decode = await _points("decode", ask_with(SHORT, ANSWER), BATCHES, report)
     finally:
         await engine.close()
     return [
-        Measured(
+        StageMeasurement(
             stage="prefill", what=f"prompts of {PROMPT} tokens", unit="tokens/s",
             points=[(batch, PROMPT * rate) for batch, rate in prefill], about=about,
         ),
-        Measured(
+        StageMeasurement(
             stage="decode", what=f"answers of {ANSWER} tokens", unit="tokens/s",
             points=[(batch, ANSWER * rate) for batch, rate in decode], about=about,
         ),
     ]  # fmt: skip
 
 
-async def _asked(
+async def _answers_per_s(
     engine: Engine, random: np.random.Generator, batch: int, prompt: int, answer: int
 ) -> float:
     """Answers/s of so many at once."""
@@ -111,7 +111,7 @@ async def _asked(
     return batch / (time.perf_counter() - began_s)
 
 
-async def _search(seed: int, told: Told) -> Measured:
+async def _search(seed: int, report: Reporter) -> StageMeasurement:
     vectors, queries = overlapping(ROWS, _SEARCHES, dim=DIM, seed=seed)
     index = Index.build(vectors, seed=seed)
     engine = SearchEngine(EngineSettings(lanes=1))
@@ -124,17 +124,17 @@ async def _search(seed: int, told: Told) -> Measured:
             )
 
     async def ask(callers: int) -> float:
-        each = max(8, _SEARCHES // callers)
+        searches = max(8, _SEARCHES // callers)
         began_s = time.perf_counter()
-        await asyncio.gather(*(caller(each, number * each) for number in range(callers)))
-        return callers * each / (time.perf_counter() - began_s)
+        await asyncio.gather(*(caller(searches, number * searches) for number in range(callers)))
+        return callers * searches / (time.perf_counter() - began_s)
 
     try:
         await ask(1)
-        points = await _points("search", ask, (*BATCHES, 64), told)
+        points = await _points("search", ask, (*BATCHES, 64), report)
     finally:
         await engine.close()
-    return Measured(
+    return StageMeasurement(
         stage="search",
         what=f"callers that always ask, one thread, {ROWS} vectors of {DIM} values",
         unit="searches/s",
@@ -144,15 +144,15 @@ async def _search(seed: int, told: Told) -> Measured:
 
 
 async def _points(
-    stage: str, ask: Callable[[int], Awaitable[float]], batches: Sequence[int], told: Told
+    stage: str, ask: Callable[[int], Awaitable[float]], batches: Sequence[int], report: Reporter
 ) -> list[tuple[float, float]]:
     """Rate by batch, the best of some repeats."""
-    found = []
+    points = []
     for batch in batches:
         rate = max([await ask(batch) for _ in range(_REPEATS)])
-        told(f"{stage}, batch {batch}: {rate:.1f} done in a second")
-        found.append((float(batch), rate))
-    return found
+        report(f"{stage}, batch {batch}: {rate:.1f} done in a second")
+        points.append((float(batch), rate))
+    return points
 
 
 def _about(engine: str, seed: int) -> str:

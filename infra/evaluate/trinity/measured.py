@@ -12,7 +12,7 @@ FILE = Path(__file__).with_name("measured.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class StageMeasurement:
     """Points of one stage: batch size, and how much was done in a second."""
 
     stage: str
@@ -22,11 +22,13 @@ class Measured:
     about: str  # machine, engine, command, seed, date
 
 
-def read(path: Path = FILE) -> list[Measured]:
+def read(path: Path = FILE) -> list[StageMeasurement]:
     """All stages that were measured; none where there is no file."""
     if not path.exists():
         return []
     return [
-        Measured(**{**each, "points": [(batch, value) for batch, value in each["points"]]})
-        for each in json.loads(path.read_text())["stages"]
+        StageMeasurement(
+            **{**stage, "points": [(batch, value) for batch, value in stage["points"]]}
+        )
+        for stage in json.loads(path.read_text())["stages"]
     ]

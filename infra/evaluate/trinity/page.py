@@ -9,11 +9,11 @@ from typing import Any
 
 from infra.bench import results as bench_results
 from infra.evaluate.report.html import listing, note, page, picture, table
-from infra.evaluate.report.plots import drawn
-from infra.evaluate.trinity.measured import Measured
+from infra.evaluate.report.plots import draw_png
+from infra.evaluate.trinity.measured import StageMeasurement
 from infra.evaluate.trinity.placements import KINDS
-from infra.evaluate.trinity.roofline import Curve, fitted
-from infra.evaluate.trinity.study import METRICS, Findings, Point, Sweep
+from infra.evaluate.trinity.roofline import Curve, fit_saturation
+from infra.evaluate.trinity.study import METRICS, Sweep, SweepPoint, TrinityFindings
 
 _PALETTE = ("#9aa5b1", "#8250df", "#bf8700", "#1a7f37", "#1f6feb")
 _COLOURS = {kind.name: colour for kind, colour in zip(KINDS, _PALETTE, strict=True)}
@@ -35,14 +35,14 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def write(findings: Findings, measured: Sequence[Measured], folder: Path) -> Path:
+def write(findings: TrinityFindings, measured: Sequence[StageMeasurement], folder: Path) -> Path:
     """All files into the folder, and build/bench/trinity.json; the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "trinity.json").write_text(to_json(findings))
     pictures = {
-        "figure-1": drawn(lambda figure: _figure_1(figure, findings.curves, measured)),
+        "figure-1": draw_png(lambda figure: _figure_1(figure, findings.curves, measured)),
         **{
-            f"placements-{sweep.name.replace(' ', '-')}": drawn(
+            f"placements-{sweep.name.replace(' ', '-')}": draw_png(
                 lambda figure, sweep=sweep: _sweep(figure, sweep)
             )
             for sweep in findings.sweeps
@@ -57,25 +57,25 @@ def write(findings: Findings, measured: Sequence[Measured], folder: Path) -> Pat
         command=bench_results.command_line(),
         seed=findings.seed,
         load={"quick": findings.quick, "seconds": findings.seconds},
-        figures={**asdict(findings), "figure_1_measured": [asdict(each) for each in measured]},
+        figures={**asdict(findings), "figure_1_measured": [asdict(stage) for stage in measured]},
         bars=[],
         folder=bench_results.BENCH_DIR,
     )
     return path
 
 
-def to_json(findings: Findings) -> str:
+def to_json(findings: TrinityFindings) -> str:
     """The whole tree."""
     return json.dumps(asdict(findings), indent=1)
 
 
 def _parts(
-    findings: Findings, measured: Sequence[Measured], pictures: dict[str, bytes]
+    findings: TrinityFindings, measured: Sequence[StageMeasurement], pictures: dict[str, bytes]
 ) -> list[str]:
     parts = [
         _about(findings),
         "<h2>Where (c) and another placement change places</h2>",
-        _evens(findings),
+        _break_evens(findings),
     ]
     for sweep in findings.sweeps:
         name = f"placements-{sweep.name.replace(' ', '-')}"
@@ -103,13 +103,13 @@ def _parts(
     return parts
 
 
-def _about(findings: Findings) -> str:
+def _about(findings: TrinityFindings) -> str:
     base, traffic, index = findings.base, findings.base.traffic, findings.base.search.index
     probing = traffic.probing
     return (
         f"<p>{base.gpus} {escape(base.setup.gpu.name)}, {escape(base.setup.model.name)}; an index "
         f"of {index.rows / 1e6:g} million vectors of {index.dim} values "
-        f"({index.bytes / 1e9:.1f} GB); chats of {traffic.prompt_tokens:g} tokens and "
+        f"({index.total_bytes / 1e9:.1f} GB); chats of {traffic.prompt_tokens:g} tokens and "
         f"{traffic.found_tokens:g} that a search puts in, {traffic.answer_tokens:g} answered; a "
         f"probe every {probing.every} tokens, asked {probing.lookahead} ahead, that brings "
         f"{probing.new_tokens} tokens in {probing.new_share:.0%} of all cases; "
@@ -125,11 +125,11 @@ def _about(findings: Findings) -> str:
     )
 
 
-def _evens(findings: Findings) -> str:
+def _break_evens(findings: TrinityFindings) -> str:
     rows = []
     for sweep in findings.sweeps:
         rows += [
-            (sweep.name, even.metric, even.other, even.says)
+            (sweep.name, even.metric, even.rival, even.says)
             for even in sweep.even
             if even.at is not None
         ]
@@ -139,7 +139,7 @@ def _evens(findings: Findings) -> str:
     )
 
 
-def _point(sweep: Sweep, point: Point) -> list[str]:
+def _point(sweep: Sweep, point: SweepPoint) -> list[str]:
     parts = [
         f"<h3>{escape(sweep.name)} {point.value:g}, {point.per_s:.0f} requests/s</h3>",
         listing(point.results.values(), _SHOWN),
@@ -147,7 +147,7 @@ def _point(sweep: Sweep, point: Point) -> list[str]:
     return parts + [note(why) for why in point.impossible.values()]
 
 
-def _fits(curves: Sequence[Curve], measured: Sequence[Measured]) -> list[str]:
+def _fits(curves: Sequence[Curve], measured: Sequence[StageMeasurement]) -> list[str]:
     rows = [
         (
             f"model: {curve.stage}",
@@ -158,11 +158,11 @@ def _fits(curves: Sequence[Curve], measured: Sequence[Measured]) -> list[str]:
     ]
     rows += [
         (
-            f"measured: {each.stage}",
-            each.what,
-            *_numbers(fitted(each.points), f"{{:.4g}} {each.unit}"),
+            f"measured: {stage.stage}",
+            stage.what,
+            *_numbers(fit_saturation(stage.points), f"{{:.4g}} {stage.unit}"),
         )
-        for each in measured
+        for stage in measured
     ]
     return [
         table(("stage", "a batch is", "roof", "scale", "exponent", "slope"), rows),
@@ -179,9 +179,9 @@ def _numbers(fit: Any, roof: str) -> tuple[str, str, str, str]:
 
 
 def _sweep(figure: Any, sweep: Sweep) -> None:
-    shown = METRICS[0], METRICS[2], METRICS[3]
-    for number, metric in enumerate(shown, 1):
-        axes = figure.add_subplot(1, len(shown), number)
+    metrics = METRICS[0], METRICS[2], METRICS[3]
+    for number, metric in enumerate(metrics, 1):
+        axes = figure.add_subplot(1, len(metrics), number)
         for name, colour in _COLOURS.items():
             marks = [
                 (point.value, getattr(point.results[name], metric.field))
@@ -197,26 +197,30 @@ def _sweep(figure: Any, sweep: Sweep) -> None:
             axes.legend(fontsize=6)
 
 
-def _figure_1(figure: Any, curves: Sequence[Curve], measured: Sequence[Measured]) -> None:
-    left = figure.add_subplot(1, 2, 1)
+def _figure_1(figure: Any, curves: Sequence[Curve], measured: Sequence[StageMeasurement]) -> None:
+    model_axes = figure.add_subplot(1, 2, 1)
     for curve in curves:
         colour = _STAGES[curve.stage]
         batches = [batch for batch, _ in curve.points]
-        left.plot(batches, [value for _, value in curve.points], color=colour, label=curve.stage)
-        left.plot(batches, [curve.fit.at(b) for b in batches], color=colour, linestyle=":")
-    left.set_xscale("log", base=2)
-    left.set_yscale("log")
-    left.set_xlabel("batch size")
-    left.set_ylabel("share of the GPU's arithmetic")
-    left.legend(fontsize=7)
-    right = figure.add_subplot(1, 2, 2)
-    for each in measured:
-        fit, colour = fitted(each.points), _STAGES[each.stage]
-        batches = [batch for batch, _ in each.points]
-        right.plot(batches, [v / fit.roof for _, v in each.points], "o", color=colour)
-        right.plot(batches, [fit.at(b) / fit.roof for b in batches], color=colour, label=each.stage)
-    right.set_xscale("log", base=2)
-    right.set_xlabel("batch size, on the cores of this machine")
-    right.set_ylabel("share of the most that was measured")
+        model_axes.plot(
+            batches, [value for _, value in curve.points], color=colour, label=curve.stage
+        )
+        model_axes.plot(batches, [curve.fit.at(b) for b in batches], color=colour, linestyle=":")
+    model_axes.set_xscale("log", base=2)
+    model_axes.set_yscale("log")
+    model_axes.set_xlabel("batch size")
+    model_axes.set_ylabel("share of the GPU's arithmetic")
+    model_axes.legend(fontsize=7)
+    measured_axes = figure.add_subplot(1, 2, 2)
+    for stage in measured:
+        fit, colour = fit_saturation(stage.points), _STAGES[stage.stage]
+        batches = [batch for batch, _ in stage.points]
+        measured_axes.plot(batches, [v / fit.roof for _, v in stage.points], "o", color=colour)
+        measured_axes.plot(
+            batches, [fit.at(b) / fit.roof for b in batches], color=colour, label=stage.stage
+        )
+    measured_axes.set_xscale("log", base=2)
+    measured_axes.set_xlabel("batch size, on the cores of this machine")
+    measured_axes.set_ylabel("share of the most that was measured")
     if measured:
-        right.legend(fontsize=7)
+        measured_axes.legend(fontsize=7)

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from infra.evaluate.trinity.hardware import NODE_GPUS, SearchCosts
-from infra.evaluate.trinity.pools import Traffic, split
+from infra.evaluate.trinity.pools import TrafficModel, split
 from infra.scaling.queueing import BUSY_MAX
 from infra.simulator.machine.latency import Setup
 from schemas.errors import ConfigError
@@ -22,7 +22,7 @@ LOCAL_MS = 0.05  # a call inside a node, one way (assumed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class PlacementKind:
     """One of the paper's placements."""
 
     name: str
@@ -31,19 +31,19 @@ class Kind:
     in_place: bool = False
 
 
-COUPLED = Kind(name="a, one each", beside="all")
-SHARED = Kind(name="a, four share", beside="all", workers_a_copy=4)
-IN_PLACE = Kind(name="a, in place", beside="all", in_place=True)
-WITH_PREFILL = Kind(name="b", beside="prefill", workers_a_copy=4)
-POOL = Kind(name="c", beside="none")
+COUPLED = PlacementKind(name="a, one each", beside="all")
+SHARED = PlacementKind(name="a, four share", beside="all", workers_a_copy=4)
+IN_PLACE = PlacementKind(name="a, in place", beside="all", in_place=True)
+WITH_PREFILL = PlacementKind(name="b", beside="prefill", workers_a_copy=4)
+POOL = PlacementKind(name="c", beside="none")
 KINDS = (COUPLED, SHARED, IN_PLACE, WITH_PREFILL, POOL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class PlacementLayout:
     """A placement on so many GPUs."""
 
-    kind: Kind
+    kind: PlacementKind
     prefill: int  # LLM workers
     decode: int
     coupled: int  # copies beside LLM workers
@@ -56,23 +56,23 @@ class Layout:
         return self.coupled + self.pooled
 
 
-def laid_out(
-    kind: Kind,
+def lay_out(
+    kind: PlacementKind,
     gpus: int,
     degree: int,
     worker: Setup,
     search: SearchCosts,
-    traffic: Traffic,
+    traffic: TrafficModel,
     tpot_ms: float,
-) -> Layout:
+) -> PlacementLayout:
     """The placement with the most LLM workers that `gpus` allow; raises ConfigError for none."""
     for workers in range(min(WORKERS_MAX, gpus // degree), 1, -1):
         prefill, per_s = split(worker, traffic, workers, tpot_ms)
         copies, pooled = _copies(kind, prefill, workers - prefill, search, traffic)
-        taken = 0 if kind.in_place else search.shards * copies
-        used = workers * degree + taken + search.shards * pooled
+        coupled_gpus = 0 if kind.in_place else search.shards * copies
+        used = workers * degree + coupled_gpus + search.shards * pooled
         if used <= gpus:
-            return Layout(
+            return PlacementLayout(
                 kind=kind, prefill=prefill, decode=workers - prefill, coupled=copies,
                 pooled=pooled, gpus=used, per_s=per_s,
             )  # fmt: skip
@@ -83,7 +83,7 @@ def laid_out(
 
 
 def _copies(
-    kind: Kind, prefill: int, decode: int, search: SearchCosts, traffic: Traffic
+    kind: PlacementKind, prefill: int, decode: int, search: SearchCosts, traffic: TrafficModel
 ) -> tuple[int, int]:
     """Copies beside workers and in a pool."""
     if kind.in_place:
@@ -92,21 +92,21 @@ def _copies(
     copies = max(1, round(beside / kind.workers_a_copy)) if beside else 0
     rates = {"all": 0.0, "prefill": traffic.probes, "none": traffic.probes + traffic.searched}
     rate = traffic.per_s * rates[kind.beside]
-    room = BUSY_MAX * search.searches_per_s - traffic.updates_per_s
-    if room <= 0:
+    spare_per_s = BUSY_MAX * search.searches_per_s - traffic.updates_per_s
+    if spare_per_s <= 0:
         raise ConfigError(
             f"{traffic.updates_per_s:g} updates/s keep a copy of the index busy alone"
         )
-    return copies, math.ceil(rate / room)
+    return copies, math.ceil(rate / spare_per_s)
 
 
-def crossing(kind: Kind, degree: int, shards: int) -> int:
+def crossing(kind: PlacementKind, degree: int, shards: int) -> int:
     """GPUs of one LLM worker that lie on another node, as a copy of the index has their places."""
     if kind.in_place or kind.beside == "none":
         return 0
     return max(0, degree + shards - NODE_GPUS)
 
 
-def index_bytes(layout: Layout, search: SearchCosts) -> float:
+def index_bytes(layout: PlacementLayout, search: SearchCosts) -> float:
     """Memory of all copies."""
-    return layout.copies * search.index.bytes
+    return layout.copies * search.index.total_bytes

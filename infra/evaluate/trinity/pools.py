@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from infra.evaluate.trinity.hardware import SearchCosts
-from infra.evaluate.trinity.probing import Probing
+from infra.evaluate.trinity.probing import ProbeSettings
 from infra.scaling.queueing import BUSY_MAX, waits_ms
 from infra.simulator.machine.latency import Setup, StepCosts
 from schemas.errors import ConfigError
@@ -21,7 +21,7 @@ WORKERS_MAX = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class TrafficModel:
     """What is asked of a cluster; means of all requests, at the rate of the busiest time."""
 
     per_s: float
@@ -29,7 +29,7 @@ class Traffic:
     answer_tokens: float
     searched: float = 1.0  # share of requests that search first
     found_tokens: float = 1_024  # that such a search puts in
-    probing: Probing = Probing()
+    probing: ProbeSettings = ProbeSettings()
     updates_per_s: float = 0.0  # documents that change, at each copy of the index
 
     def __post_init__(self) -> None:
@@ -53,8 +53,8 @@ class Traffic:
     @property
     def context_tokens(self) -> float:
         """That a step reads of a sequence, on average."""
-        put_in = self.probes * self.probing.new_share * self.probing.new_tokens
-        return self.computed_tokens + (self.answer_tokens + put_in) / 2
+        inserted_tokens = self.probes * self.probing.new_share * self.probing.new_tokens
+        return self.computed_tokens + (self.answer_tokens + inserted_tokens) / 2
 
     @property
     def searches_per_s(self) -> float:
@@ -72,7 +72,7 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class PoolPlan:
     """One pool: how many workers, how busy they are, and what decided it."""
 
     name: str
@@ -84,15 +84,15 @@ class Pool:
 
 
 def plan(
-    setup: Setup, search: SearchCosts, traffic: Traffic, targets: Targets, gpus_each: int = 1
-) -> list[Pool]:
+    setup: Setup, search: SearchCosts, traffic: TrafficModel, targets: Targets, gpus_each: int = 1
+) -> list[PoolPlan]:
     """The pools prefill, decode and retrieval; raises ConfigError where no number would do."""
-    found = retrieval(search, traffic)
-    searching_ms = (found.figure_ms + 2 * targets.hop_ms) * (traffic.searched > 0)
+    retrieval_pool = retrieval(search, traffic)
+    searching_ms = (retrieval_pool.figure_ms + 2 * targets.hop_ms) * (traffic.searched > 0)
     return [
         prefill(setup, traffic, targets, searching_ms, gpus_each),
         decode(setup, traffic, targets, gpus_each),
-        found,
+        retrieval_pool,
     ]
 
 
@@ -106,8 +106,8 @@ def prompt_ms(setup: Setup, tokens: float) -> float:
 
 
 def prefill(
-    setup: Setup, traffic: Traffic, targets: Targets, searching_ms: float, gpus_each: int
-) -> Pool:
+    setup: Setup, traffic: TrafficModel, targets: Targets, searching_ms: float, gpus_each: int
+) -> PoolPlan:
     """The least workers whose queue leaves the target for the first token standing."""
     alone_ms = prompt_ms(setup, traffic.computed_tokens)
     fixed_ms = searching_ms + targets.steady_ms + alone_ms
@@ -132,7 +132,7 @@ def prefill(
     return _pool("prefill", workers, gpus_each, busy, fixed_ms + queue_ms, why)
 
 
-def tpot_ms(setup: Setup, traffic: Traffic, batch: float) -> float:
+def tpot_ms(setup: Setup, traffic: TrafficModel, batch: float) -> float:
     """Of each sequence of a batch; probes' tokens are computed beside it."""
     costs, probing = StepCosts(setup), traffic.probing
     a_token = traffic.probes / traffic.answer_tokens * probing.new_share * probing.new_tokens
@@ -142,21 +142,21 @@ def tpot_ms(setup: Setup, traffic: Traffic, batch: float) -> float:
     return step_ms + costs.kv_ms * context + costs.pair_ms * appended * traffic.context_tokens
 
 
-def batch_of(setup: Setup, traffic: Traffic, workers: float) -> float | None:
+def batch_of(setup: Setup, traffic: TrafficModel, workers: float) -> float | None:
     """Sequences on each decode worker, by Little's law; None where it never catches up."""
     batch = 1.0
     for _ in range(200):
         took_s = traffic.answer_tokens * tpot_ms(setup, traffic, batch) / 1e3
-        following = traffic.per_s / workers * took_s
-        if following > 16 * setup.running_max:
+        next_batch = traffic.per_s / workers * took_s
+        if next_batch > 16 * setup.running_max:
             return None
-        if abs(following - batch) < 1e-3 * batch:
+        if abs(next_batch - batch) < 1e-3 * batch:
             break
-        batch = following
+        batch = next_batch
     return batch
 
 
-def decode(setup: Setup, traffic: Traffic, targets: Targets, gpus_each: int) -> Pool:
+def decode(setup: Setup, traffic: TrafficModel, targets: Targets, gpus_each: int) -> PoolPlan:
     """The least workers that keep the pace, with room for all answers under way."""
     least_ms = tpot_ms(setup, traffic, 1)
     if least_ms > targets.tpot_ms:
@@ -164,10 +164,10 @@ def decode(setup: Setup, traffic: Traffic, targets: Targets, gpus_each: int) -> 
             f"no number of decode workers gives a token in {targets.tpot_ms:g} ms: a lone answer "
             f"takes {least_ms:.1f} ms; raise --tpot, or take a quicker GPU (--gpu, --tp)"
         )
-    most, by = rooms(setup, traffic)
+    batch_limit, bound = answer_slots(setup, traffic)
     for workers in range(1, WORKERS_MAX):
         batch = batch_of(setup, traffic, workers)
-        if batch is None or batch > BUSY_MAX * most:
+        if batch is None or batch > BUSY_MAX * batch_limit:
             continue
         pace_ms = tpot_ms(setup, traffic, batch)
         if pace_ms <= targets.tpot_ms:
@@ -176,12 +176,12 @@ def decode(setup: Setup, traffic: Traffic, targets: Targets, gpus_each: int) -> 
         raise ConfigError(f"more than {WORKERS_MAX} decode workers would be wanted; lower --rps")
     before = batch_of(setup, traffic, workers - 1) if workers > 1 else batch
     slow = before is None or tpot_ms(setup, traffic, before) > targets.tpot_ms
-    reason = "one alone has room" if workers == 1 else "the pace decides" if slow else by
-    why = f"{batch:.0f} answers under way on each, of {most:.0f}; {reason}"
-    return _pool("decode", workers, gpus_each, batch / most, pace_ms, why)
+    reason = "one alone has room" if workers == 1 else "the pace decides" if slow else bound
+    why = f"{batch:.0f} answers under way on each, of {batch_limit:.0f}; {reason}"
+    return _pool("decode", workers, gpus_each, batch / batch_limit, pace_ms, why)
 
 
-def rooms(setup: Setup, traffic: Traffic) -> tuple[float, str]:
+def answer_slots(setup: Setup, traffic: TrafficModel) -> tuple[float, str]:
     """Answers that a decode worker can hold at once, and what bounds them."""
     tokens = traffic.context_tokens + traffic.answer_tokens / 2
     by_memory = setup.kv_blocks * setup.block_tokens / tokens
@@ -196,7 +196,7 @@ def rooms(setup: Setup, traffic: Traffic) -> tuple[float, str]:
     return setup.running_max, "the most sequences of a batch decide"
 
 
-def retrieval(search: SearchCosts, traffic: Traffic) -> Pool:
+def retrieval(search: SearchCosts, traffic: TrafficModel) -> PoolPlan:
     """The least copies of the index that keep up; each takes as many GPUs as it has shards."""
     rate = traffic.searches_per_s
     copies = 1
@@ -212,31 +212,33 @@ def retrieval(search: SearchCosts, traffic: Traffic) -> Pool:
     took_ms = search.index.extends * search.extend_ms(slots)
     why = (
         f"{rate:.0f} searches/s of {search.searches_per_s:.0f} that a copy does; the index is "
-        f"{search.index.bytes / 1e9:.1f} GB, {search.shards} "
+        f"{search.index.total_bytes / 1e9:.1f} GB, {search.shards} "
         f"{'shard' if search.shards == 1 else 'shards'} a copy"
     )
-    return Pool(
+    return PoolPlan(
         name="retrieval", workers=copies, gpus=copies * search.shards, utilisation=busy,
         figure_ms=took_ms, why=why,
     )  # fmt: skip
 
 
-def _pool(name: str, workers: int, gpus_each: int, busy: float, figure_ms: float, why: str) -> Pool:
-    return Pool(
+def _pool(
+    name: str, workers: int, gpus_each: int, busy: float, figure_ms: float, why: str
+) -> PoolPlan:
+    return PoolPlan(
         name=name, workers=workers, gpus=workers * gpus_each, utilisation=busy,
         figure_ms=figure_ms, why=why,
     )  # fmt: skip
 
 
-def decode_per_s(setup: Setup, traffic: Traffic, tpot_max_ms: float) -> float:
+def decode_per_s(setup: Setup, traffic: TrafficModel, tpot_max_ms: float) -> float:
     """Requests/s that one decode worker takes at most, with its pace and its room kept."""
-    most = BUSY_MAX * rooms(setup, traffic)[0]
+    batch_limit = BUSY_MAX * answer_slots(setup, traffic)[0]
 
     def keeps_up(per_s: float) -> bool:
         batch = batch_of(setup, replace(traffic, per_s=per_s), 1)
         return (
             batch is not None
-            and batch <= most
+            and batch <= batch_limit
             and tpot_ms(setup, traffic, batch) <= max(tpot_max_ms, tpot_ms(setup, traffic, 1))
         )
 
@@ -247,7 +249,9 @@ def decode_per_s(setup: Setup, traffic: Traffic, tpot_max_ms: float) -> float:
     return low
 
 
-def split(setup: Setup, traffic: Traffic, workers: int, tpot_max_ms: float) -> tuple[int, float]:
+def split(
+    setup: Setup, traffic: TrafficModel, workers: int, tpot_max_ms: float
+) -> tuple[int, float]:
     """How many of the workers prefill where most requests/s are served, and how many these are."""
     prompts = 1e3 / prompt_ms(setup, traffic.computed_tokens)
     answers = decode_per_s(setup, traffic, tpot_max_ms)

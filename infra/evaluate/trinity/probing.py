@@ -20,7 +20,7 @@ _DRAWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probing:
+class ProbeSettings:
     """How answers are probed. `new_share` of the probes bring something new (assumed)."""
 
     every: int = 32  # tokens; 0: no probes
@@ -34,8 +34,8 @@ class Probing:
 class ProbeFigures:
     """What one run saw of its probes."""
 
-    asked: int = 0
-    found_ms: list[float] = field(default_factory=list)  # from asking to the answer
+    probes: int = 0
+    latencies_ms: list[float] = field(default_factory=list)  # from asking to the answer
     stalled_ms: float = 0.0
     unmet: int = 0  # places at which decoding went on without
     decoding_ms: float = 0.0  # of all sequences together
@@ -46,10 +46,10 @@ class ProbeFigures:
 
 
 @dataclass(slots=True, eq=False)
-class _Walk:
+class _ProbeState:
     """One sequence on its way from probe to probe."""
 
-    left: int  # tokens of the answer to come
+    tokens_left: int  # tokens of the answer to come
     to_next: int  # tokens until the next event
     is_asked: bool = False
     is_here: bool = False
@@ -58,7 +58,7 @@ class _Walk:
     began_ms: float = 0.0
 
 
-Ask = Callable[[str, Callable[[], None]], None]  # for a worker's name; called when it is here
+AskProbe = Callable[[str, Callable[[], None]], None]  # for a worker's name; called when it is here
 
 
 class ProbingGpu(Gpu):
@@ -74,8 +74,8 @@ class ProbingGpu(Gpu):
         step_done: Callable[[], None],
         *,
         name: str,
-        probing: Probing,
-        ask: Ask,
+        probing: ProbeSettings,
+        ask: AskProbe,
         figures: ProbeFigures,
     ) -> None:
         super().__init__(clock, costs, self._computed, self._boundary, self._began_here, step_done)
@@ -83,29 +83,31 @@ class ProbingGpu(Gpu):
         self._name, self._ask_for = name, ask
         self._owners_prompt_done, self._owners_answer_done = prompt_done, answer_done
         self._owners_began = began
-        self._walks: dict[Sequence, _Walk] = {}
+        self._probe_states: dict[Sequence, _ProbeState] = {}
 
     def _began_here(self, sequence: Sequence) -> None:
-        if sequence in self._walks and not self._walks[sequence].number:
+        if sequence in self._probe_states and not self._probe_states[sequence].number:
             self._owners_began(sequence)
 
     def _computed(self, sequence: Sequence) -> bool:
-        walk = self._walks.get(sequence)
-        if walk is None:
+        state = self._probe_states.get(sequence)
+        if state is None:
             return self._owners_prompt_done(sequence)
-        walk.left -= 1  # what was put in is computed, and has drawn the next token
-        walk.to_next -= 1
+        state.tokens_left -= 1  # what was put in is computed, and has drawn the next token
+        state.to_next -= 1
         return True
 
     def _join(self, sequence: Sequence) -> None:
-        walk = self._walks.get(sequence)
-        if walk is None:
-            walk = self._walks[sequence] = _Walk(sequence.output_tokens, self._first())
-            walk.began_ms = self.clock.now_ms
-        sequence.output_tokens = max(1, min(walk.left, walk.to_next))
+        state = self._probe_states.get(sequence)
+        if state is None:
+            state = self._probe_states[sequence] = _ProbeState(
+                sequence.output_tokens, self._first_gap()
+            )
+            state.began_ms = self.clock.now_ms
+        sequence.output_tokens = max(1, min(state.tokens_left, state.to_next))
         super()._join(sequence)
 
-    def _first(self) -> int:
+    def _first_gap(self) -> int:
         return max(1, self.probing.every - self._lookahead)
 
     @property
@@ -114,71 +116,71 @@ class ProbingGpu(Gpu):
 
     def _boundary(self, sequence: Sequence) -> None:
         """A sequence has left the batch at the end of a stretch."""
-        walk = self._walks[sequence]
-        walk.left -= sequence.output_tokens
-        walk.to_next -= sequence.output_tokens
-        if walk.left <= 0:
-            del self._walks[sequence]
-            self.figures.decoding_ms += self.clock.now_ms - walk.began_ms
+        state = self._probe_states[sequence]
+        state.tokens_left -= sequence.output_tokens
+        state.to_next -= sequence.output_tokens
+        if state.tokens_left <= 0:
+            del self._probe_states[sequence]
+            self.figures.decoding_ms += self.clock.now_ms - state.began_ms
             self._owners_answer_done(sequence)
             return
         sequence.removed = sequence.joined = False
         sequence.prompt_tokens += sequence.output_tokens
         sequence.computed = sequence.prompt_tokens
-        if not walk.is_asked and walk.left <= self._lookahead + 1:
-            walk.to_next = walk.left  # no token would come after its place
-        elif not walk.is_asked:
-            self._ask(sequence, walk)
-        if walk.to_next > 0:
+        if not state.is_asked and state.tokens_left <= self._lookahead + 1:
+            state.to_next = state.tokens_left  # no token would come after its place
+        elif not state.is_asked:
+            self._ask(sequence, state)
+        if state.to_next > 0:
             self._join(sequence)
-        elif walk.is_here:
-            self._go_on(sequence, walk, found=True)
+        elif state.is_here:
+            self._resume(sequence, state, has_result=True)
         else:
-            self._wait(sequence, walk)
+            self._wait(sequence, state)
 
-    def _ask(self, sequence: Sequence, walk: _Walk) -> None:
-        walk.is_asked, walk.is_here = True, False
-        walk.to_next, walk.number = self._lookahead, walk.number + 1
-        asked_ms, number = self.clock.now_ms, walk.number
-        self.figures.asked += 1
+    def _ask(self, sequence: Sequence, state: _ProbeState) -> None:
+        state.is_asked, state.is_here = True, False
+        state.to_next, state.number = self._lookahead, state.number + 1
+        asked_ms, number = self.clock.now_ms, state.number
+        self.figures.probes += 1
 
-        def here() -> None:
-            self.figures.found_ms.append(self.clock.now_ms - asked_ms)
-            if walk.number == number:
-                walk.is_here = True
-                self._end_wait(sequence, walk, found=True)
+        def deliver() -> None:
+            self.figures.latencies_ms.append(self.clock.now_ms - asked_ms)
+            if state.number == number:
+                state.is_here = True
+                self._end_wait(sequence, state, has_result=True)
 
-        self._ask_for(self._name, here)
+        self._ask_for(self._name, deliver)
 
-    def _wait(self, sequence: Sequence, walk: _Walk) -> None:
-        walk.waits_since, number = self.clock.now_ms, walk.number
+    def _wait(self, sequence: Sequence, state: _ProbeState) -> None:
+        state.waits_since, number = self.clock.now_ms, state.number
 
-        def late() -> None:
-            if walk.number == number:
-                self._end_wait(sequence, walk, found=False)
+        def time_out() -> None:
+            if state.number == number:
+                self._end_wait(sequence, state, has_result=False)
 
-        self.clock.after(self.probing.stall_ms, late)
+        self.clock.after(self.probing.stall_ms, time_out)
 
-    def _end_wait(self, sequence: Sequence, walk: _Walk, *, found: bool) -> None:
-        if walk.waits_since is None:
+    def _end_wait(self, sequence: Sequence, state: _ProbeState, *, has_result: bool) -> None:
+        if state.waits_since is None:
             return
-        self.figures.stalled_ms += self.clock.now_ms - walk.waits_since
-        self.figures.unmet += not found
-        walk.waits_since = None
+        self.figures.stalled_ms += self.clock.now_ms - state.waits_since
+        self.figures.unmet += not has_result
+        state.waits_since = None
         if not sequence.removed:
-            self._go_on(sequence, walk, found=found)
+            self._resume(sequence, state, has_result=has_result)
             self._interrupt()
 
-    def _go_on(self, sequence: Sequence, walk: _Walk, *, found: bool) -> None:
+    def _resume(self, sequence: Sequence, state: _ProbeState, *, has_result: bool) -> None:
         """Behind what was found, or without."""
-        walk.is_asked, walk.to_next = False, self._first()
-        if found and self._is_new(sequence, walk):
+        state.is_asked, state.to_next = False, self._first_gap()
+        if has_result and self._is_new(sequence, state):
             sequence.prompt_tokens += self.probing.new_tokens
             self.prompts.append(sequence)
         else:
             self._joining.append(sequence)
 
-    def _is_new(self, sequence: Sequence, walk: _Walk) -> bool:
+    def _is_new(self, sequence: Sequence, state: _ProbeState) -> bool:
         assert isinstance(sequence.owner, Computation)
-        drawn = crc32(f"{sequence.owner.request_id} {walk.number}".encode()) % _DRAWS
-        return drawn < self.probing.new_share * _DRAWS
+        hash_value = crc32(f"{sequence.owner.request_id} {state.number}".encode()) % _DRAWS
+        return hash_value < self.probing.new_share * _DRAWS

@@ -46,7 +46,7 @@ class Curve:
     fit: Saturation
 
 
-def fitted(points: Sequence[tuple[float, float]], scale: float = 0.0) -> Saturation:
+def fit_saturation(points: Sequence[tuple[float, float]], scale: float = 0.0) -> Saturation:
     """Slope and exponent by least squares in logarithms, of the points below the scale.
 
     Without a scale it is the least batch that reaches `NEAR` of the best.
@@ -100,7 +100,7 @@ def curves(
 
 
 def _curve(stage: str, what: str, points: list[tuple[float, float]], scale: float) -> Curve:
-    return Curve(stage=stage, what=what, points=points, fit=fitted(points, max(1.0, scale)))
+    return Curve(stage=stage, what=what, points=points, fit=fit_saturation(points, max(1.0, scale)))
 
 
 def _prefill(setup: Setup, costs: StepCosts, batch: int, prompt: int) -> float:
@@ -112,13 +112,13 @@ def _prefill(setup: Setup, costs: StepCosts, batch: int, prompt: int) -> float:
 
 def _decode(setup: Setup, costs: StepCosts, batch: int, context: int) -> float:
     model = setup.model
-    each = 2 * model.computed_parameters + 4 * model.layers * model.hidden * context
+    answer_flops = 2 * model.computed_parameters + 4 * model.layers * model.hidden * context
     took_ms = costs.step_ms(decoding=batch, context_tokens=batch * context)
-    return _share(batch * each, took_ms, setup.gpu.flops)
+    return _share(batch * answer_flops, took_ms, setup.gpu.flops)
 
 
 def _search(search: SearchCosts, batch: int) -> float:
-    flops = 2 * search.index.dim * search.index.rows_an_extend * batch
+    flops = 2 * search.index.dim * search.index.rows_per_extend * batch
     return _share(flops, search.extend_ms(batch), search.gpu.flops)
 
 

@@ -21,14 +21,14 @@ from workers.search.service.settings import RetrievalSettings
 
 PLACES = 256  # of a CUDA device, as the engine has them by default
 PARKED_MAX = 64
-Done = Callable[[Drop | None], None]  # why it was refused; None: found
+OnEnd = Callable[[Drop | None], None]  # why it was refused; None: found
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Search(QueuedSearch):
-    done: Done
+    on_end: OnEnd
     slot: int = -1
-    left: int = 0  # extends
+    extends_left: int = 0  # extends
     was_parked: bool = False
 
 
@@ -45,7 +45,7 @@ class SearchGpu:
     ) -> None:
         self.busy_ms = 0.0
         self.dropped = 0
-        self.searched = dict.fromkeys(SearchKind, 0)
+        self.search_counts = dict.fromkeys(SearchKind, 0)
         self._clock, self._costs, self._slow = clock, costs, slow
         self.scheduler = SearchScheduler(_settings(settings, costs.floor_ms))
         self._free = list(range(PLACES + PARKED_MAX))[::-1]
@@ -56,55 +56,55 @@ class SearchGpu:
         self._planned = 0  # extends until the next ending
         self._alarm: Alarm | None = None
 
-    def search(self, kind: SearchKind, done: Done, deadline_ms: float = NEVER_MS) -> None:
+    def search(self, kind: SearchKind, on_end: OnEnd, deadline_ms: float = NEVER_MS) -> None:
         """Ask for one; `done` hears when it has ended."""
         now_ms = self._clock.now_ms
         search = _Search(
             kind=kind,
             extends=self._costs.index.extends,
-            left=self._costs.index.extends,
+            extends_left=self._costs.index.extends,
             arrived_ms=now_ms,
             deadline_ms=deadline_ms,
-            done=done,
+            on_end=on_end,
         )
         refused = self.scheduler.arrive(search, now_ms)
         if refused is not None:
             self.dropped += 1
-            done(refused)
+            on_end(refused)
         else:
             self._interrupt()
 
     def _interrupt(self) -> None:
         """Plan again when the extend under way has ended."""
         if self._alarm is None:
-            self._turn()
+            self._run_plan()
         elif self._planned > 1:
             self._alarm.cancel()
             passed_ms = self._clock.now_ms - self._began_ms
             self._planned = max(1, min(self._planned, ceil(passed_ms / self._extend_ms - 1e-9)))
             self._alarm = self._clock.at(
-                self._began_ms + self._planned * self._extend_ms, self._ends
+                self._began_ms + self._planned * self._extend_ms, self._end_extends
             )
 
-    def _ends(self) -> None:
+    def _end_extends(self) -> None:
         """So many extends are done."""
         self._alarm = None
         self.busy_ms += self._planned * self._extend_ms
         self.scheduler.add_measurement(self._extend_ms)
-        over = []
+        finished_searches = []
         for search in self._active.values():
-            search.left -= self._planned
-            if search.left <= 0:
-                over.append(search)
-        for search in over:
+            search.extends_left -= self._planned
+            if search.extends_left <= 0:
+                finished_searches.append(search)
+        for search in finished_searches:
             del self._active[search.slot]
             self._free.append(search.slot)
-            self.searched[search.kind] += 1
-        self._turn()
-        for search in over:
+            self.search_counts[search.kind] += 1
+        self._run_plan()
+        for search in finished_searches:
             search.done(None)
 
-    def _turn(self) -> None:
+    def _run_plan(self) -> None:
         """Do what the scheduler says, and go on."""
         plan = self._plan()
         for slot in plan.park:
@@ -112,7 +112,7 @@ class SearchGpu:
             search.was_parked = True
             self._parked.append(search)
         for slot in plan.resume:
-            search = next(each for each in self._parked if each.slot == slot)
+            search = next(search for search in self._parked if search.slot == slot)
             self._parked.remove(search)
             self._active[slot] = search
         for item in plan.admit:
@@ -123,7 +123,7 @@ class SearchGpu:
         for item, why in plan.dropped:
             assert isinstance(item, _Search)
             self.dropped += 1
-            item.done(why)
+            item.on_end(why)
 
     def _plan(self) -> Plan:
         running = [_running(search) for search in self._active.values()]
@@ -133,32 +133,32 @@ class SearchGpu:
             len(self._free),
             running,
             [_running(search) for search in self._parked],
-            lambda: max((each.extends_left for each in running), default=0),
+            lambda: max((search.extends_left for search in running), default=0),
         )
 
     def _begin(self, plan: Plan) -> None:
         if not self._active:
             if plan.wake_ms < NEVER_MS and len(self.scheduler):
-                self._clock.at(plan.wake_ms, self._woken)
+                self._clock.at(plan.wake_ms, self._wake)
             return
         self._began_ms = self._clock.now_ms
         self._extend_ms = self._slow * self._costs.extend_ms(len(self._active))
-        self._planned = min(search.left for search in self._active.values())
+        self._planned = min(search.extends_left for search in self._active.values())
         if plan.wake_ms < NEVER_MS and len(self.scheduler):
             until = ceil((plan.wake_ms - self._began_ms) / self._extend_ms)
             self._planned = min(self._planned, max(1, until))
-        self._alarm = self._clock.after(self._planned * self._extend_ms, self._ends)
+        self._alarm = self._clock.after(self._planned * self._extend_ms, self._end_extends)
 
-    def _woken(self) -> None:
+    def _wake(self) -> None:
         if self._alarm is None:
-            self._turn()
+            self._run_plan()
 
 
 def _running(search: _Search) -> Running:
     return Running(
         slot=search.slot,
         kind=search.kind,
-        extends_left=search.left,
+        extends_left=search.extends_left,
         may_park=not search.was_parked,
     )
 

@@ -16,15 +16,15 @@ from infra.evaluate.points.point import ORDERS, TICK_MS
 from infra.evaluate.trinity.hardware import SearchCosts, experts, parallel
 from infra.evaluate.trinity.placements import (
     LOCAL_MS,
-    Kind,
-    Layout,
+    PlacementKind,
+    PlacementLayout,
     crossing,
     index_bytes,
-    laid_out,
+    lay_out,
 )
-from infra.evaluate.trinity.pools import Traffic
+from infra.evaluate.trinity.pools import TrafficModel
 from infra.evaluate.trinity.probing import ProbeFigures, ProbingGpu
-from infra.evaluate.trinity.search_gpu import Done, SearchGpu
+from infra.evaluate.trinity.search_gpu import OnEnd, SearchGpu
 from infra.simulator.cluster import READY_MS, Cluster
 from infra.simulator.machine.gpu import Gpu
 from infra.simulator.machine.latency import Setup
@@ -45,11 +45,11 @@ _WORD = 1 << 29  # tokens of passages, which no conversation has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class TrinityCase:
     """One placement under one load."""
 
-    kind: Kind
-    traffic: Traffic
+    kind: PlacementKind
+    traffic: TrafficModel
     setup: Setup
     search: SearchCosts = SearchCosts()
     gpus: int = 16
@@ -63,9 +63,9 @@ class Case:
     duration_ms: float = 5_000.0
     seed: int = 1
 
-    def layout(self) -> Layout:
+    def layout(self) -> PlacementLayout:
         """What the GPUs are used for; raises ConfigError where they are too few."""
-        return laid_out(
+        return lay_out(
             self.kind,
             self.gpus,
             self.degree,
@@ -78,22 +78,22 @@ class Case:
     @property
     def worker(self) -> Setup:
         """An LLM worker beside a copy of the index, or with it, or with neither."""
-        away = crossing(self.kind, self.degree, self.search.shards)
+        crossing_gpus = crossing(self.kind, self.degree, self.search.shards)
         if self.spread == "experts":
-            displaced = away / self.degree if self.displaced is None else self.displaced
+            displaced = crossing_gpus / self.degree if self.displaced is None else self.displaced
             has_copy = self.kind.beside != "none" and not self.kind.in_place
             setup = experts(self.setup, self.degree, displaced if has_copy else 0.0)
         else:
-            setup = parallel(self.setup, self.degree, away)
+            setup = parallel(self.setup, self.degree, crossing_gpus)
         if self.kind.in_place:
-            room = self.search.index.bytes / setup.gpu.memory_share
-            gpu = replace(setup.gpu, memory_bytes=setup.gpu.memory_bytes - room)
+            copy_bytes = self.search.index.total_bytes / setup.gpu.memory_share
+            gpu = replace(setup.gpu, memory_bytes=setup.gpu.memory_bytes - copy_bytes)
             setup = replace(setup, gpu=gpu)
         return setup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class TrinityResult:
     """What came of a case. Times in ms."""
 
     placement: str
@@ -123,11 +123,11 @@ class Result:
 class RagCluster(Cluster):
     """A cluster of one layout."""
 
-    def __init__(self, case: Case, layout: Layout) -> None:
+    def __init__(self, case: TrinityCase, layout: PlacementLayout) -> None:
         self.case, self.layout = case, layout
         self.figures = ProbeFigures()
         self.without = 0
-        self._asked = count()
+        self._search_numbers = count()
         self._probed: dict[str, int] = {}
         super().__init__(
             Shape(prefill=layout.prefill, decode=layout.decode),
@@ -137,8 +137,8 @@ class RagCluster(Cluster):
             checkers=[OneOutcome()],
         )
         busy = self._in_place_share() if layout.kind.in_place else 0.0
-        for each in self.workers.values():
-            each.life.engine.gpu.slow = 1 / (1 - busy)
+        for worker in self.workers.values():
+            worker.life.engine.gpu.slow = 1 / (1 - busy)
         slow = 2.0 if layout.kind.in_place else 1.0  # its kernels and the LLM's take turns
         self.copies = [self._search_gpu(slow) for _ in range(layout.copies)]
 
@@ -150,11 +150,11 @@ class RagCluster(Cluster):
 
     def _search_gpu(self, slow: float) -> SearchGpu:
         case = self.case
-        made = SearchGpu(self.clock, case.search, RetrievalSettings(), slow=slow)
-        each = case.traffic.updates_per_s / case.search.shards
-        if each:
-            self._update(made, 1e3 / each)
-        return made
+        gpu = SearchGpu(self.clock, case.search, RetrievalSettings(), slow=slow)
+        updates_per_s = case.traffic.updates_per_s / case.search.shards
+        if updates_per_s:
+            self._update(gpu, 1e3 / updates_per_s)
+        return gpu
 
     def _update(self, copy: SearchGpu, every_ms: float) -> None:
         """Documents change: each copy links each of them, as a search of the lowest class."""
@@ -174,7 +174,7 @@ class RagCluster(Cluster):
 
     def _copy(self, worker: int | None) -> tuple[SearchGpu, float]:
         """Which copy answers, and how far away it is; `worker` decodes, or None: a prompt's."""
-        layout, turn = self.layout, next(self._asked)
+        layout, turn = self.layout, next(self._search_numbers)
         beside = layout.kind.beside
         if beside == "all" and worker is not None:
             at = (layout.prefill + worker) * layout.coupled // (layout.prefill + layout.decode)
@@ -186,28 +186,28 @@ class RagCluster(Cluster):
             return self.copies[turn % layout.coupled], LOCAL_MS
         return self.copies[layout.coupled + turn % layout.pooled], self.case.hop_ms
 
-    def _search(self, kind: SearchKind, worker: int | None, done: Done, by_ms: float) -> None:
+    def _search(self, kind: SearchKind, worker: int | None, on_end: OnEnd, by_ms: float) -> None:
         copy, hop_ms = self._copy(worker)
 
-        def back(why: Drop | None) -> None:
-            self.clock.after(hop_ms, lambda: done(why))
+        def reply(why: Drop | None) -> None:
+            self.clock.after(hop_ms, lambda: on_end(why))
 
-        self.clock.after(hop_ms, lambda: copy.search(kind, back, by_ms))
+        self.clock.after(hop_ms, lambda: copy.search(kind, reply, by_ms))
 
-    def _probe(self, worker_id: str, here: Callable[[], None]) -> None:
+    def _probe(self, worker_id: str, deliver: Callable[[], None]) -> None:
         by_ms = self.clock.now_ms + 1e6
         number = int(worker_id.rpartition("-")[2])
-        self._search(SearchKind.DECODE, number, lambda why: here(), by_ms)
+        self._search(SearchKind.DECODE, number, lambda why: deliver(), by_ms)
 
     def _ask(self, ask: StartRetrieval) -> None:
         retrieval = ask.request.retrieval
         assert retrieval is not None
 
-        def done(why: Drop | None) -> None:
+        def on_end(why: Drop | None) -> None:
             self.without += why is not None
-            self._report(_found(ask, self.clock.now_ms, retrieval.tokens_max, why))
+            self._report(_make_retrieved(ask, self.clock.now_ms, retrieval.tokens_max, why))
 
-        self._search(SearchKind.PREFILL, None, done, retrieval.by_ms)
+        self._search(SearchKind.PREFILL, None, on_end, retrieval.by_ms)
 
     def _request(self, request: Request) -> None:
         traffic = self.case.traffic
@@ -234,7 +234,7 @@ def _ignored(why: Drop | None) -> None:
     pass
 
 
-def _found(ask: StartRetrieval, now_ms: float, tokens: int, why: Drop | None) -> Retrieved:
+def _make_retrieved(ask: StartRetrieval, now_ms: float, tokens: int, why: Drop | None) -> Retrieved:
     passage = Passage(
         passage_id="d#0", document_id="d", tokens=pack_tokens([_WORD] * tokens), score=1.0
     )
@@ -250,7 +250,7 @@ def _found(ask: StartRetrieval, now_ms: float, tokens: int, why: Drop | None) ->
     )
 
 
-def run(case: Case) -> Result:
+def run(case: TrinityCase) -> TrinityResult:
     """Serve what arrives within the case's time, to the end."""
     layout = case.layout()
     cluster = RagCluster(case, layout)
@@ -272,14 +272,14 @@ def run(case: Case) -> Result:
     return _result(cluster, cluster.clients.served)
 
 
-def _result(cluster: RagCluster, served: Sequence[Served]) -> Result:
+def _result(cluster: RagCluster, requests: Sequence[Served]) -> TrinityResult:
     case, layout, figures = cluster.case, cluster.layout, cluster.figures
-    done = [each for each in served if each.completed]
-    gone_ms = cluster.clock.now_ms - READY_MS
-    ttft, tpot = [each.ttft_ms for each in done], [each.tpot_ms for each in done]
-    end_ms = max((each.sent_ms + each.took_ms for each in done), default=READY_MS)
-    tokens = sum(each.output_tokens for each in done)
-    return Result(
+    answers = [request for request in requests if request.completed]
+    passed_ms = cluster.clock.now_ms - READY_MS
+    ttft, tpot = [answer.ttft_ms for answer in answers], [answer.tpot_ms for answer in answers]
+    end_ms = max((answer.sent_ms + answer.took_ms for answer in answers), default=READY_MS)
+    tokens = sum(answer.output_tokens for answer in answers)
+    return TrinityResult(
         placement=case.kind.name,
         per_s=case.traffic.per_s,
         llm_workers=layout.prefill + layout.decode,
@@ -289,19 +289,19 @@ def _result(cluster: RagCluster, served: Sequence[Served]) -> Result:
         search_gpus=0 if layout.kind.in_place else layout.copies * case.search.shards,
         index_gb=index_bytes(layout, case.search) / 1e9,
         updates_per_s=layout.copies * case.traffic.updates_per_s,
-        requests=len(served),
-        failed=len(served) - len(done),
+        requests=len(requests),
+        failed=len(requests) - len(answers),
         without=cluster.without,
         ttft_p50=_percentile(ttft, 50),
         ttft_p99=_percentile(ttft, 99),
         tpot_p50=_percentile(tpot, 50),
         tpot_p99=_percentile(tpot, 99),
-        tokens_per_s=1e3 * tokens / (end_ms - READY_MS) if done else 0.0,
-        probe_p50=_percentile(figures.found_ms, 50),
-        probe_p99=_percentile(figures.found_ms, 99),
+        tokens_per_s=1e3 * tokens / (end_ms - READY_MS) if answers else 0.0,
+        probe_p50=_percentile(figures.latencies_ms, 50),
+        probe_p99=_percentile(figures.latencies_ms, 99),
         stalled_share=figures.stalled_share,
-        good_share=_good(case, done) / max(1, len(served)),
-        search_busy=sum(copy.busy_ms for copy in cluster.copies) / gone_ms / layout.copies,
+        good_share=_within_targets(case, answers) / max(1, len(requests)),
+        search_busy=sum(copy.busy_ms for copy in cluster.copies) / passed_ms / layout.copies,
     )
 
 
@@ -309,5 +309,7 @@ def _percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(values, percent)) if values else 0.0
 
 
-def _good(case: Case, done: Sequence[Served]) -> int:
-    return sum(each.ttft_ms <= case.ttft_ms and each.tpot_ms <= case.tpot_ms for each in done)
+def _within_targets(case: TrinityCase, answers: Sequence[Served]) -> int:
+    return sum(
+        answer.ttft_ms <= case.ttft_ms and answer.tpot_ms <= case.tpot_ms for answer in answers
+    )

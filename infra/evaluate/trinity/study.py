@@ -11,12 +11,12 @@ from itertools import pairwise
 
 from infra.evaluate.points.runs import Runner
 from infra.evaluate.trinity import served
-from infra.evaluate.trinity.hardware import Index, SearchCosts, parallel
-from infra.evaluate.trinity.placements import KINDS, LOCAL_MS, POOL, Kind
-from infra.evaluate.trinity.pools import Traffic, prompt_ms
-from infra.evaluate.trinity.probing import Probing
+from infra.evaluate.trinity.hardware import IndexSpec, SearchCosts, parallel
+from infra.evaluate.trinity.placements import KINDS, LOCAL_MS, POOL, PlacementKind
+from infra.evaluate.trinity.pools import TrafficModel, prompt_ms
+from infra.evaluate.trinity.probing import ProbeSettings
 from infra.evaluate.trinity.roofline import Curve, curves
-from infra.evaluate.trinity.served import Case, Result
+from infra.evaluate.trinity.served import TrinityCase, TrinityResult
 from infra.simulator.machine.latency import QWEN_30B, Setup
 from schemas.errors import ConfigError
 
@@ -26,7 +26,7 @@ EQUAL = 0.01  # figures that differ by less are called equal
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class PlacementMetric:
     """What placements are compared by."""
 
     name: str
@@ -35,21 +35,21 @@ class Metric:
 
 
 METRICS = (
-    Metric("TTFT p50", "ttft_p50"),
-    Metric("TTFT p99", "ttft_p99"),
-    Metric("TPOT p50", "tpot_p50"),
-    Metric("tokens/s", "tokens_per_s", more_is_better=True),
-    Metric("within targets", "good_share", more_is_better=True),
+    PlacementMetric("TTFT p50", "ttft_p50"),
+    PlacementMetric("TTFT p99", "ttft_p99"),
+    PlacementMetric("TPOT p50", "tpot_p50"),
+    PlacementMetric("tokens/s", "tokens_per_s", more_is_better=True),
+    PlacementMetric("within targets", "good_share", more_is_better=True),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class SweepPoint:
     """One value of what is varied: a result for each placement, or why there is none."""
 
     value: float
     per_s: float
-    results: dict[str, Result]
+    results: dict[str, TrinityResult]
     impossible: dict[str, str]
 
 
@@ -58,7 +58,7 @@ class BreakEven:
     """Where (c) begins or ends to be better than another placement."""
 
     metric: str
-    other: str
+    rival: str
     at: float | None  # None: nowhere in the range
     says: str
 
@@ -69,7 +69,7 @@ class Sweep:
 
     name: str
     unit: str
-    points: list[Point]
+    points: list[SweepPoint]
     even: list[BreakEven] = field(default_factory=list)
 
 
@@ -85,12 +85,12 @@ class Collectives:
 
 
 @dataclass(slots=True, kw_only=True)
-class Findings:
+class TrinityFindings:
     """Everything that was found; times in ms."""
 
     seed: int
     quick: bool
-    base: Case
+    base: TrinityCase
     per_s: float  # requests that (c) serves at most
     sweeps: list[Sweep] = field(default_factory=list)
     collectives: list[Collectives] = field(default_factory=list)
@@ -107,16 +107,16 @@ def base(
     hop_ms: float = 3.0,
     seed: int = 1,
     duration_ms: float = 3_000.0,
-) -> Case:
+) -> TrinityCase:
     """The case that the others are varied from: chats of 1 000 + 1 024 tokens, 256 answered."""
-    traffic = Traffic(
+    traffic = TrafficModel(
         per_s=1.0,
         prompt_tokens=1_000,
         answer_tokens=256,
-        probing=Probing(every=every),
+        probing=ProbeSettings(every=every),
         updates_per_s=100.0,
     )
-    return Case(
+    return TrinityCase(
         kind=POOL,
         traffic=traffic,
         setup=setup or Setup(),
@@ -128,12 +128,12 @@ def base(
     )
 
 
-Varied = tuple[str, str, Sequence[float], Callable[[Case, float], Case]]
+Variation = tuple[str, str, Sequence[float], Callable[[TrinityCase, float], TrinityCase]]
 
 
-def varied(*, quick: bool) -> list[Varied]:
+def variations(*, quick: bool) -> list[Variation]:
     """What is varied one at a time; fewer values with `quick`."""
-    every: list[Varied] = [
+    every: list[Variation] = [
         ("probes", "per 1 000 tokens of an answer", (0, 8, 16, 32, 64), _probes),
         ("lookahead of probes", "tokens", (0, 1, 4), _lookahead),
         ("index", "million vectors", (1, 10, 20, 25, 30, 60), _rows),
@@ -152,51 +152,51 @@ def varied(*, quick: bool) -> list[Varied]:
     return [(name, unit, values[::step], vary) for name, unit, values, vary in every]
 
 
-def _probes(case: Case, value: float) -> Case:
-    return _probed(case, every=round(1_000 / value) if value else 0)
+def _probes(case: TrinityCase, value: float) -> TrinityCase:
+    return _with_probing(case, every=round(1_000 / value) if value else 0)
 
 
-def _lookahead(case: Case, value: float) -> Case:
-    return _probed(case, lookahead=int(value))
+def _lookahead(case: TrinityCase, value: float) -> TrinityCase:
+    return _with_probing(case, lookahead=int(value))
 
 
-def _probed(case: Case, **changes: int) -> Case:
+def _with_probing(case: TrinityCase, **changes: int) -> TrinityCase:
     probing = replace(case.traffic.probing, **changes)
     return replace(case, traffic=replace(case.traffic, probing=probing))
 
 
-def _rows(case: Case, value: float) -> Case:
-    return _indexed(case, rows=value * 1e6)
+def _rows(case: TrinityCase, value: float) -> TrinityCase:
+    return _with_index(case, rows=value * 1e6)
 
 
-def _effort(case: Case, value: float) -> Case:
+def _effort(case: TrinityCase, value: float) -> TrinityCase:
     index = case.search.index
-    return _indexed(case, top_m=int(index.top_m * value), width=int(index.width * value))
+    return _with_index(case, top_m=int(index.top_m * value), width=int(index.width * value))
 
 
-def _indexed(case: Case, **changes: float) -> Case:
-    index: Index = replace(case.search.index, **changes)  # type: ignore[arg-type]  # by name
+def _with_index(case: TrinityCase, **changes: float) -> TrinityCase:
+    index: IndexSpec = replace(case.search.index, **changes)  # type: ignore[arg-type]  # by name
     return replace(case, search=replace(case.search, index=index))
 
 
-def _updates(case: Case, value: float) -> Case:
+def _updates(case: TrinityCase, value: float) -> TrinityCase:
     return replace(case, traffic=replace(case.traffic, updates_per_s=value))
 
 
-def _hop(case: Case, value: float) -> Case:
+def _hop(case: TrinityCase, value: float) -> TrinityCase:
     return replace(case, hop_ms=value)
 
 
-def _degree(case: Case, value: float) -> Case:
+def _degree(case: TrinityCase, value: float) -> TrinityCase:
     return replace(case, degree=int(value), gpus=max(case.gpus, 4 * int(value)))
 
 
-def _displaced(case: Case, value: float) -> Case:
+def _displaced(case: TrinityCase, value: float) -> TrinityCase:
     setup = replace(case.setup, model=QWEN_30B)
     return replace(case, setup=setup, degree=8, gpus=32, spread="experts", displaced=value)
 
 
-def capacity(case: Case) -> float:
+def capacity(case: TrinityCase) -> float:
     """Requests/s that (c) serves at most."""
     case = replace(case, kind=POOL)
     per_s = 1.0
@@ -206,105 +206,107 @@ def capacity(case: Case) -> float:
     return per_s
 
 
-class Runs:
+class CachedRunner:
     """Runs cases once each, however often they are asked for."""
 
     def __init__(self, pool: Runner) -> None:
         self._pool = pool
-        self._known: dict[Case, Result] = {}
+        self._results: dict[TrinityCase, TrinityResult] = {}
 
-    def of(self, name: str, cases: Sequence[Case]) -> list[Result]:
+    def results_of(self, name: str, cases: Sequence[TrinityCase]) -> list[TrinityResult]:
         """The results, in order."""
         same = [_without_hop(case) for case in cases]
-        new = [case for case in dict.fromkeys(same) if case not in self._known]
-        found = self._pool.map(name, served.run, new)
-        self._known.update(zip(new, found, strict=True))
-        return [self._known[case] for case in same]
+        new = [case for case in dict.fromkeys(same) if case not in self._results]
+        results = self._pool.map(name, served.run, new)
+        self._results.update(zip(new, results, strict=True))
+        return [self._results[case] for case in same]
 
 
-def _without_hop(case: Case) -> Case:
+def _without_hop(case: TrinityCase) -> TrinityCase:
     """Who searches in its own node only does not care how far others are."""
     return replace(case, hop_ms=0.0) if case.kind.beside == "all" else case
 
 
-def study(pool: Runner, case: Case, *, quick: bool, kinds: Sequence[Kind] = KINDS) -> list[Sweep]:
+def study(
+    pool: Runner, case: TrinityCase, *, quick: bool, kinds: Sequence[PlacementKind] = KINDS
+) -> list[Sweep]:
     """The load first, then each parameter."""
-    runs = Runs(pool)
+    runs = CachedRunner(pool)
     loads = LOADS[1::2] if quick else LOADS
     sweeps = [_sweep(runs, "load", "of what (c) serves", [(x, case, x) for x in loads], kinds)]
-    for name, unit, values, vary in varied(quick=quick):
+    for name, unit, values, vary in variations(quick=quick):
         cases = [(value, vary(case, value), LOAD) for value in values]
         sweeps.append(_sweep(runs, name, unit, cases, kinds))
     return sweeps
 
 
 def _sweep(
-    runs: Runs,
+    runs: CachedRunner,
     name: str,
     unit: str,
-    cases: Sequence[tuple[float, Case, float]],
-    kinds: Sequence[Kind],
+    cases: Sequence[tuple[float, TrinityCase, float]],
+    kinds: Sequence[PlacementKind],
 ) -> Sweep:
-    wanted: list[Case] = []
-    points: list[Point] = []
+    kind_cases: list[TrinityCase] = []
+    points: list[SweepPoint] = []
     for value, case, load in cases:
         point, per_s = _point(value, case, load)
         points.append(point)
         if not per_s:
             continue
         for kind in kinds:
-            each = replace(case, kind=kind, traffic=replace(case.traffic, per_s=per_s))
+            kind_case = replace(case, kind=kind, traffic=replace(case.traffic, per_s=per_s))
             try:
-                each.layout()
-                wanted.append(each)
+                kind_case.layout()
+                kind_cases.append(kind_case)
             except ConfigError as error:
                 point.impossible[kind.name] = error.message
-    found = iter(runs.of(name, wanted))
+    results = iter(runs.results_of(name, kind_cases))
     for point in points:
         names = [kind.name for kind in kinds if kind.name not in point.impossible]
         names = names if point.per_s else []
-        point.results.update((placement, next(found)) for placement in names)
+        point.results.update((placement, next(results)) for placement in names)
     return Sweep(name=name, unit=unit, points=points, even=break_evens(points))
 
 
-def _point(value: float, case: Case, load: float) -> tuple[Point, float]:
+def _point(value: float, case: TrinityCase, load: float) -> tuple[SweepPoint, float]:
     """A point without results, at its load; the load is 0 where (c) cannot be."""
     try:
-        per_s, not_there = load * capacity(case), {}
+        per_s, impossible = load * capacity(case), {}
     except ConfigError as error:
-        per_s, not_there = 0.0, {POOL.name: error.message}
-    return Point(value=value, per_s=per_s, results={}, impossible=not_there), per_s
+        per_s, impossible = 0.0, {POOL.name: error.message}
+    return SweepPoint(value=value, per_s=per_s, results={}, impossible=impossible), per_s
 
 
-def break_evens(points: Sequence[Point]) -> list[BreakEven]:
+def break_evens(points: Sequence[SweepPoint]) -> list[BreakEven]:
     """By each metric and against each other placement, where (c) and it change places."""
-    others = {name for point in points for name in point.results if name != POOL.name}
-    return [_break_even(points, metric, other) for metric in METRICS for other in sorted(others)]
+    rivals = {name for point in points for name in point.results if name != POOL.name}
+    return [_break_even(points, metric, rival) for metric in METRICS for rival in sorted(rivals)]
 
 
-def _break_even(points: Sequence[Point], metric: Metric, other: str) -> BreakEven:
+def _break_even(points: Sequence[SweepPoint], metric: PlacementMetric, rival: str) -> BreakEven:
     marks = [
-        (point.value, _lead(point, metric, other))
+        (point.value, _lead(point, metric, rival))
         for point in points
-        if {other, POOL.name} <= point.results.keys()
+        if {rival, POOL.name} <= point.results.keys()
     ]
     signs = {_sign(lead) for _, lead in marks} - {0}
     if len(signs) < 2:
-        return BreakEven(metric=metric.name, other=other, at=None, says=_throughout(signs, other))
+        return BreakEven(metric=metric.name, rival=rival, at=None, says=_throughout(signs, rival))
     at, first = _crossing(marks)
-    says = f"(c) is better {'below' if first > 0 else 'above'} {at:.3g}, {other} on the other side"
+    says = f"(c) is better {'below' if first > 0 else 'above'} {at:.3g}, {rival} on the other side"
     if _changes(marks) > 1:
         says += ", until they change places again"
-    return BreakEven(metric=metric.name, other=other, at=at, says=says)
+    return BreakEven(metric=metric.name, rival=rival, at=at, says=says)
 
 
-def _lead(point: Point, metric: Metric, other: str) -> float:
+def _lead(point: SweepPoint, metric: PlacementMetric, rival: str) -> float:
     """By what share (c) is better than the other."""
-    ours = getattr(point.results[POOL.name], metric.field)
-    theirs = getattr(point.results[other], metric.field)
-    if max(ours, theirs) == 0:
+    pool_figure = getattr(point.results[POOL.name], metric.field)
+    rival_figure = getattr(point.results[rival], metric.field)
+    if max(pool_figure, rival_figure) == 0:
         return 0.0
-    lead: float = (ours - theirs) / max(ours, theirs)
+    lead: float = (pool_figure - rival_figure) / max(pool_figure, rival_figure)
     return lead if metric.more_is_better else -lead
 
 
@@ -315,13 +317,13 @@ def _sign(lead: float) -> int:
 def _changes(marks: Sequence[tuple[float, float]]) -> int:
     """How often the lead changes its sign."""
     signs = [_sign(lead) for _, lead in marks if _sign(lead)]
-    return sum(one != other for one, other in pairwise(signs))
+    return sum(sign != next_sign for sign, next_sign in pairwise(signs))
 
 
-def _throughout(signs: set[int], other: str) -> str:
+def _throughout(signs: set[int], rival: str) -> str:
     if not signs:
         return "equal within 1 %"
-    better = "(c)" if 1 in signs else other
+    better = "(c)" if 1 in signs else rival
     return f"{better} is as good or better throughout"
 
 
@@ -337,35 +339,35 @@ def _crossing(marks: Sequence[tuple[float, float]]) -> tuple[float, int]:
     raise AssertionError("leads of both signs")
 
 
-def collectives(case: Case) -> list[Collectives]:
+def collectives(case: TrinityCase) -> list[Collectives]:
     """By degree of tensor parallelism, of the base case's prompts."""
     rows = []
     for degree in (1, 2, 4, 8):
-        near, far = parallel(case.setup, degree), parallel(case.setup, degree, 1)
+        node_setup, crossing_setup = parallel(case.setup, degree), parallel(case.setup, degree, 1)
         tokens = case.traffic.computed_tokens
-        alone = replace(near, exchange_ms_per_token=0.0, overhead_ms=case.setup.overhead_ms)
+        alone = replace(node_setup, exchange_ms_per_token=0.0, overhead_ms=case.setup.overhead_ms)
         rows.append(
             Collectives(
                 degree=degree,
-                prompt_ms=prompt_ms(near, tokens),
-                collective_ms=prompt_ms(near, tokens) - prompt_ms(alone, tokens),
-                crossing_ms=prompt_ms(far, tokens) - prompt_ms(alone, tokens),
+                prompt_ms=prompt_ms(node_setup, tokens),
+                collective_ms=prompt_ms(node_setup, tokens) - prompt_ms(alone, tokens),
+                crossing_ms=prompt_ms(crossing_setup, tokens) - prompt_ms(alone, tokens),
                 saved_ms=2 * (case.hop_ms - LOCAL_MS),
             )
         )
     return rows
 
 
-def found(pool: Runner, case: Case, *, quick: bool) -> Findings:
+def run_study(pool: Runner, case: TrinityCase, *, quick: bool) -> TrinityFindings:
     """Everything."""
     began_s = time.monotonic()
-    findings = Findings(seed=case.seed, quick=quick, base=case, per_s=capacity(case))
+    findings = TrinityFindings(seed=case.seed, quick=quick, base=case, per_s=capacity(case))
     findings.curves, findings.collectives = utilisation(case), collectives(case)
     findings.sweeps = study(pool, case, quick=quick)
     findings.seconds = time.monotonic() - began_s
     return findings
 
 
-def utilisation(case: Case) -> list[Curve]:
+def utilisation(case: TrinityCase) -> list[Curve]:
     """Figure 1 for the case's GPU and model."""
     return curves(case.setup, case.search)

@@ -9,7 +9,7 @@ from schemas.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Logged:
+class TrafficSummary:
     """Rates in requests/s, lengths in tokens."""
 
     requests: int
@@ -19,16 +19,16 @@ class Logged:
     answer_tokens: float
 
 
-def read(path: Path) -> Logged:
+def read(path: Path) -> TrafficSummary:
     """A trace in any format that `infra/traces` reads; raises ConfigError."""
     arrivals = formats.read(path).arrivals
     if len(arrivals) < 2:
         raise ConfigError(f"--trace {path}: expected at least two requests, found {len(arrivals)}")
     mean_per_s, busiest_per_s = rates(arrivals)
-    return Logged(
+    return TrafficSummary(
         requests=len(arrivals),
         mean_per_s=mean_per_s,
         busiest_per_s=busiest_per_s,
-        prompt_tokens=sum(each.prompt_tokens for each in arrivals) / len(arrivals),
-        answer_tokens=sum(each.output_tokens for each in arrivals) / len(arrivals),
+        prompt_tokens=sum(arrival.prompt_tokens for arrival in arrivals) / len(arrivals),
+        answer_tokens=sum(arrival.output_tokens for arrival in arrivals) / len(arrivals),
     )

@@ -97,7 +97,7 @@ def test_table_1_takes_medians_and_explains_what_is_off() -> None:
     cells = paper_tables.table_1(Points(made))
     assert {(cell.long, round(cell.trivium)) for cell in cells} == {(-50.0, 10)}
     assert [cell.mean > 0 for cell in cells].count(True) == 1
-    off = [cell for cell in cells if not cell.within]
+    off = [cell for cell in cells if not cell.is_close]
     assert {(c.pools, c.level) for c in off} == {
         ("1P3D", "medium"),
         ("1P3D", "high"),
@@ -105,13 +105,13 @@ def test_table_1_takes_medians_and_explains_what_is_off() -> None:
     }
     assert {cell.ours for cell in cells if cell.pools == POOLS} == {(-50.0 - 200 / 3) / 2}
     assert {cell.ours for cell in cells if cell.pools != POOLS} == {-50.0}
-    assert all(bool(cell.why) != cell.within for cell in cells)
+    assert all(bool(cell.why) != cell.is_close for cell in cells)
     assert "30 ms for the hand-over" in off[0].why
 
 
 def test_trends_compare_the_published_directions() -> None:
     cells = [
-        paper_tables.Cell(
+        paper_tables.Table1Cell(
             pools=pools,
             level=level,
             paper=value,
@@ -203,7 +203,7 @@ def talks(ttft_ms: dict[tuple[int, int], float]) -> step_change.ChangedRun:
         ttft[number * window : (number + 1) * window, turn] = value
     each_ms = step_change.CHANGE_MS / (2 * window)
     return step_change.ChangedRun(
-        begun_ms=np.linspace(READY_MS, READY_MS + 4.99 * each_ms * window, 5 * window),
+        began_ms=np.linspace(READY_MS, READY_MS + 4.99 * each_ms * window, 5 * window),
         ttft_ms=ttft,
         tpot_ms=np.full((5 * window, 2), 10.0),
         local=np.arange(5 * window) < 3 * window,
@@ -232,10 +232,10 @@ def test_recovery_compares_windows_of_the_same_conversations() -> None:
     every = step_change.recovery(POOLS, step_change.ALL, seeds)
     assert every.pooled.after[1:] == [pytest.approx(0.045), pytest.approx(1 / 0.775 - 1)]
     assert not every.holds
-    [bar] = bars.recovered([later, every])
+    [bar] = bars.recovery_claims([later, every])
     assert bar.holds and bar.value == pytest.approx(9.0)
-    assert "over 2 seeds: 25.0%, 9.0%, 0.0%; with the first tokens of all turns: " in bar.found
-    assert bar.found.endswith("4.5%, 29.0%")
+    assert "over 2 seeds: 25.0%, 9.0%, 0.0%; with the first tokens of all turns: " in bar.finding
+    assert bar.finding.endswith("4.5%, 29.0%")
 
 
 def test_loads_are_paired_with_what_they_were_run_with() -> None:
@@ -278,7 +278,7 @@ def test_shared_conversations_are_like_the_published_ones() -> None:
 def test_prefill_heavy_conversations_ask_more_than_they_answer() -> None:
     """Those of figure 5 (issue 10, 25)."""
     for held in conversations.conversations(
-        conversations.DRAWN, 8.0, 40, 64, 1, prefill_heavy=True
+        conversations.SYNTHETIC, 8.0, 40, 64, 1, prefill_heavy=True
     ):
         answered = sum(turn.output_tokens for turn in held.turns)
         assert len(held.tokens) - answered > answered
@@ -309,7 +309,7 @@ def test_what_table_4_shows_is_put_in_words() -> None:
     ]
     assert "at most 8.0 GB" in why[0] and "hold at most 8.0 GB of 10" in why[2]
     assert len(failures.trends([replace(row, percent={"low": 1.0}), *rows[1:]], [], [])[1]) == 2
-    length = many_turns.Length(
+    length = many_turns.TurnCountResult(
         config=row.config,
         model="",
         turns=16,
@@ -330,7 +330,7 @@ def test_what_table_4_shows_is_put_in_words() -> None:
 
 def test_a_tiny_evaluation_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its bars are written like those of every benchmark (issue 10, 26)."""
-    tiny = evaluation.Size(
+    tiny = evaluation.GridSize(
         workloads=WORKLOADS[15:16],
         loads_per_s=(0.5, 2.0),
         part=WORKLOADS[15:16],

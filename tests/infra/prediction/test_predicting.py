@@ -8,8 +8,8 @@ import pytest
 from infra.prediction.figures import errors, figures
 from infra.prediction.machine import MeasuredGpu
 from infra.prediction.predicting import predict, shape_of
-from infra.prediction.speeds import Line, Speeds, measured
-from infra.prediction.traffic import Traffic, script
+from infra.prediction.speeds import LinearFit, MeasuredSpeeds, measure_speeds
+from infra.prediction.traffic import RecordedTraffic, script
 from infra.replay.redeciding import changed
 from infra.simulator.cluster import Checker, Cluster
 from infra.simulator.machine.latency import Setup
@@ -23,12 +23,12 @@ from streams.config import RouterSettings
 from tests.infra.simulator.serving import serve_all
 from tests.streams import builders
 
-TRUE = Speeds(
-    prompt=Line(30.0, 0.05),
-    append=Line(12.0, 0.05),
-    step=Line(10.0, 0.5),
+TRUE = MeasuredSpeeds(
+    prompt=LinearFit(30.0, 0.05),
+    append=LinearFit(12.0, 0.05),
+    step=LinearFit(10.0, 0.5),
     beside=4.0,
-    transfer=Line(2.0, 1e-6),
+    transfer=LinearFit(2.0, 1e-6),
     requests_ms=(3.0,),
     hops_ms=(3.0,),
     kv_bytes_per_token=1_024,
@@ -58,7 +58,7 @@ class TrueCluster(Cluster):
         return lambda *given: MeasuredGpu(TRUE, *given)
 
 
-def recorded(local_share: float, seed: int = 1) -> Traffic:
+def recorded(local_share: float, seed: int = 1) -> RecordedTraffic:
     """Twenty seconds of it, and what follows."""
     settings, seen = RouterSettings(policy="static", local_share=local_share), Seen()
     cluster = TrueCluster(
@@ -71,7 +71,7 @@ def recorded(local_share: float, seed: int = 1) -> Traffic:
     )
     serve_all(cluster, PROFILE, per_s=2.0, duration_ms=20_000.0, seed=seed)
     members = cluster.router.core.tables.fleet.view.members.values()
-    traffic = Traffic(settings, [each for each in members if each.registration.capability])
+    traffic = RecordedTraffic(settings, [each for each in members if each.registration.capability])
     for record in seen.records:
         match record:
             case Request():
@@ -79,19 +79,19 @@ def recorded(local_share: float, seed: int = 1) -> Traffic:
             case Phase():
                 traffic.phases.append(record)
             case Decision(kind=DecisionKind.PLACE):
-                traffic.placed[record.request_id] = record
+                traffic.placements[record.request_id] = record
             case Outcome():
                 traffic.outcomes[record.request_id] = record
     return traffic
 
 
 @pytest.fixture(scope="module")
-def half() -> Traffic:
+def half() -> RecordedTraffic:
     return recorded(0.5)
 
 
-def test_speeds_are_read_off_phases_and_outcomes(half: Traffic) -> None:
-    found = measured(half)
+def test_speeds_are_read_off_phases_and_outcomes(half: RecordedTraffic) -> None:
+    found = measure_speeds(half)
     assert found.prompt.at(400) == pytest.approx(TRUE.prompt.at(400), rel=0.05)
     assert found.append.at(90) == pytest.approx(TRUE.append.at(90), rel=0.1)
     assert found.step.at(3) == pytest.approx(TRUE.step.at(3), rel=0.1)
@@ -101,10 +101,10 @@ def test_speeds_are_read_off_phases_and_outcomes(half: Traffic) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_other_shares_are_predicted_as_they_turn_out(half: Traffic, share: float) -> None:
+def test_other_shares_are_predicted_as_they_turn_out(half: RecordedTraffic, share: float) -> None:
     """(issue 14, 2)"""
     settings = changed(half.settings, {"local_share": str(share)})
-    predicted = predict(half, measured(half), settings)
+    predicted = predict(half, measure_speeds(half), settings)
     assert predicted.unserved == 0
     assert predicted.outcomes.keys() == half.requests.keys()
     found = figures(predicted.outcomes.values())
@@ -118,14 +118,16 @@ def test_other_shares_are_predicted_as_they_turn_out(half: Traffic, share: float
 
 def test_a_placement_that_was_never_seen_is_thought_to_slow_nobody() -> None:
     """What it lacks, a prediction does not invent."""
-    assert measured(recorded(0.0)).beside == 0.0
+    assert measure_speeds(recorded(0.0)).beside == 0.0
 
 
-def test_turns_follow_answers_and_what_overlaps_stands_alone(half: Traffic) -> None:
+def test_turns_follow_answers_and_what_overlaps_stands_alone(half: RecordedTraffic) -> None:
     conversations, names = script(half, begin_ms=0.0, block_tokens=64)
     assert sorted(names.values()) == sorted(half.requests)
     assert {len(each.turns) for each in conversations} == {3}
-    other = Traffic(half.settings, half.workers, dict(half.requests), outcomes=dict(half.outcomes))
+    other = RecordedTraffic(
+        half.settings, half.workers, dict(half.requests), outcomes=dict(half.outcomes)
+    )
     session = [each for each in half.requests.values() if each.session_id == "c-0"]
     late, early = session[1], session[0]
     other.outcomes[early.request_id] = replace(

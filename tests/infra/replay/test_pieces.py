@@ -137,7 +137,7 @@ def test_storms_come_to_the_same(tmp_path: Path, seed: int) -> None:
     recording.write(tmp_path / "a.avro", {}, redacted(recorder.all_rows, names=True))
     assert _in_pieces(tmp_path / "a.avro").is_equal
     workers, _ = deployment(tmp_path / "a.avro")
-    assert workers.named
+    assert workers.roles_by_name
 
 
 def _in_pieces(path: Path) -> Report:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from infra.scaling.measured import Measured
-from infra.scaling.pools import Pool
+from infra.scaling.measured import FleetMeasurement
+from infra.scaling.pools import PoolLoad
 from infra.scaling.settings import ScalingSettings
 from schemas.fleet import FleetView
 from schemas.records import (
@@ -35,11 +35,11 @@ def backlog(**changes: Any) -> Backlog:
 
 def measured(
     *, prefill: int = 1, decode: int = 1, replica: int = 0, slots: int = 8, **changes: Any
-) -> Measured:
+) -> FleetMeasurement:
     """So many workers, with so many answers at once each."""
     present = {Role.PREFILL: prefill, Role.DECODE: decode, Role.REPLICA: replica}
-    pools = {role: Pool(present=count, slots=slots) for role, count in present.items()}
-    return Measured(backlog=backlog(**changes), pools=pools)
+    pools = {role: PoolLoad(present=count, slots=slots) for role, count in present.items()}
+    return FleetMeasurement(backlog=backlog(**changes), pools=pools)
 
 
 def router_says(view: FleetView, backlog: Backlog | None, name: str = "router-0") -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from infra.scaling.law import catching_up_per_s, wanted
-from infra.scaling.measured import Measured
-from infra.scaling.pools import Pool
+from infra.scaling.law import catching_up_per_s, wanted_pools
+from infra.scaling.measured import FleetMeasurement
+from infra.scaling.pools import PoolLoad
 from infra.scaling.settings import ScalingSettings
 from schemas.records import Role
 from tests.infra.scaling.samples import TARGETS, backlog, measured
@@ -15,12 +15,12 @@ from tests.infra.scaling.samples import TARGETS, backlog, measured
 PREFILL, DECODE, REPLICA, RETRIEVAL = Role.PREFILL, Role.DECODE, Role.REPLICA, Role.RETRIEVAL
 
 
-def counts(found: Measured, **targets: Any) -> dict[Role, int]:
-    return {pool.role: pool.workers for pool in wanted(found, ScalingSettings(**targets))}
+def counts(found: FleetMeasurement, **targets: Any) -> dict[Role, int]:
+    return {pool.role: pool.workers for pool in wanted_pools(found, ScalingSettings(**targets))}
 
 
-def why(found: Measured, role: Role, **targets: Any) -> str:
-    return next(p.why for p in wanted(found, ScalingSettings(**targets)) if p.role is role)
+def why(found: FleetMeasurement, role: Role, **targets: Any) -> str:
+    return next(p.why for p in wanted_pools(found, ScalingSettings(**targets)) if p.role is role)
 
 
 def test_where_prompts_double_in_length_prefill_does_too() -> None:
@@ -42,7 +42,7 @@ def test_four_prefills_against_two_decodes_per_second_are_one_and_two() -> None:
     assert counts(at_most, workers_max=3) == {PREFILL: 1, DECODE: 2}
     twice = measured(requests_per_s=8.0, **paces)
     assert counts(twice, workers_max=6) == {PREFILL: 2, DECODE: 4}
-    busy = {pool.role: pool.work for pool in wanted(at_most, TARGETS)}
+    busy = {pool.role: pool.work for pool in wanted_pools(at_most, TARGETS)}
     assert busy == {PREFILL: pytest.approx(1.0), DECODE: pytest.approx(2.0)}
 
 
@@ -52,10 +52,12 @@ def test_a_lull_wants_one_of_each() -> None:
 
 def test_where_more_and_more_comes_it_is_met_when_it_is_there() -> None:
     grows = replace(measured(), growth_per_s2=0.1)  # 3 more per second, 30 s on
-    assert [pool.work for pool in wanted(grows, TARGETS)] == [
-        pool.work for pool in wanted(measured(requests_per_s=7.0), TARGETS)
+    assert [pool.work for pool in wanted_pools(grows, TARGETS)] == [
+        pool.work for pool in wanted_pools(measured(requests_per_s=7.0), TARGETS)
     ]
-    assert wanted(replace(measured(), growth_per_s2=-0.1), TARGETS) == wanted(measured(), TARGETS)
+    assert wanted_pools(replace(measured(), growth_per_s2=-0.1), TARGETS) == wanted_pools(
+        measured(), TARGETS
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_a_batch_is_bounded_by_slots_memory_and_the_target_of_a_token() -> None:
 def test_what_decode_workers_hold_fits_in_any_case() -> None:
     """Before the first answers have ended nobody knows how long they are."""
     new = measured(answer_tokens=0.0)
-    held = {**new.pools, DECODE: Pool(present=2, slots=8, under_way=30.0)}
+    held = {**new.pools, DECODE: PoolLoad(present=2, slots=8, under_way=30.0)}
     assert counts(new)[DECODE] == 1
     assert counts(replace(new, pools=held))[DECODE] == 4
     assert "30.0 are there now" in why(replace(new, pools=held), DECODE)
@@ -120,7 +122,7 @@ def test_prompts_that_decode_workers_compute_count_there() -> None:
 
 def test_replicas_do_both() -> None:
     found = measured(prefill=0, decode=0, replica=2, prefill_ms=0.0, append_ms=200.0)
-    (pool,) = wanted(found, TARGETS)
+    (pool,) = wanted_pools(found, TARGETS)
     assert (pool.role, pool.present) == (REPLICA, 2)
     assert pool.work == pytest.approx(4 * (0.2 + 100 * 0.050 / 8))
     assert counts(found, workers_max=2) == {REPLICA: 2}
@@ -137,22 +139,22 @@ def test_of_each_pool_there_is_one_however_few_there_may_be() -> None:
 
 
 def test_every_shard_gets_as_many_copies_as_the_busiest_wants() -> None:
-    shards = tuple(Pool(present=1, slots=8, under_way=under_way) for under_way in (3.0, 12.0))
+    shards = tuple(PoolLoad(present=1, slots=8, under_way=under_way) for under_way in (3.0, 12.0))
     found = replace(measured(), shards=shards)
     assert counts(found)[RETRIEVAL] == 2 * 2
     assert counts(found, copies_max=1)[RETRIEVAL] == 2
-    idle = replace(measured(), shards=(Pool(present=1), Pool(present=1)))
+    idle = replace(measured(), shards=(PoolLoad(present=1), PoolLoad(present=1)))
     assert counts(idle)[RETRIEVAL] == 2
 
 
 def test_copies_that_emptied_the_queue_stay_as_long_as_one_could_not_hold_it() -> None:
     """What they hold says that two are too many; what comes says that one is too few."""
-    calm = Pool(present=2, slots=8, under_way=3.0, per_s=440.0)
+    calm = PoolLoad(present=2, slots=8, under_way=3.0, per_s=440.0)
     assert counts(replace(measured(), shards=(calm,)))[RETRIEVAL] == 1
     known = replace(measured(), shards=(replace(calm, pace_per_s=400.0),))
     assert counts(known)[RETRIEVAL] == 2
     assert "440/s, and one can 400" in why(known, RETRIEVAL)
-    idle = replace(measured(), shards=(replace(calm, per_s=100.0, pace_per_s=400.0), Pool()))
+    idle = replace(measured(), shards=(replace(calm, per_s=100.0, pace_per_s=400.0), PoolLoad()))
     assert counts(idle)[RETRIEVAL] == 2, "one for each shard"
 
 

@@ -1,6 +1,6 @@
 """From the fleet to how many workers each pool gets (issue 14, 3)."""
 
-from infra.scaling.scaler import Look, Scaler
+from infra.scaling.scaler import Scaler, ScalingPlan
 from infra.scaling.settings import ScalingSettings
 from schemas.fleet import FleetView
 from schemas.records import Role, WantedPool
@@ -11,23 +11,23 @@ PREFILL, DECODE = Role.PREFILL, Role.DECODE
 SETTINGS = ScalingSettings(up_after_ms=1_000, down_after_ms=60_000, workers_max=6)
 
 
-def wants(prefill: int, decode: int) -> Look:
+def wants(prefill: int, decode: int) -> ScalingPlan:
     counts = {PREFILL: prefill, DECODE: decode}
     pools = [
         WantedPool(role=role, present=0, workers=count, work=0.0, why="")
         for role, count in counts.items()
     ]
-    return Look(backlog(), pools)
+    return ScalingPlan(backlog(), pools)
 
 
 def test_the_fleet_is_looked_at_as_a_whole() -> None:
     view, scaler = FleetView(), Scaler(SETTINGS)
-    assert scaler.look(view, T0) is None
+    assert scaler.plan(view, T0) is None
     router_says(view, backlog())
     for number, role in enumerate((PREFILL, DECODE)):
         view.apply(registration(role.value, role, partition=number), number, T0)
         view.apply(beat(role.value, 1, {role: 8}, at_ms=T0), 9, T0)
-    look = scaler.look(view, T0)
+    look = scaler.plan(view, T0)
     assert look is not None and look.backlog == backlog()
     assert {p.role: (p.present, p.workers) for p in look.pools} == {PREFILL: (1, 2), DECODE: (1, 4)}
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from infra.scaling.means import MEMORY_MS
-from infra.scaling.measured import Measuring
-from infra.scaling.pools import Pool
-from infra.scaling.searches import Searches
+from infra.scaling.measured import FleetMeter
+from infra.scaling.pools import PoolLoad
+from infra.scaling.searches import RetrievalMeter
 from schemas.fleet import FleetView, Member
 from schemas.records import MemberState, Role, SearchCapability, SearchLoad
 from tests.infra.scaling.samples import backlog, router_says
@@ -24,13 +24,13 @@ class Pools:
     """Looks at one worker, second by second."""
 
     def __init__(self) -> None:
-        self._searches, self._answered, self._second = Searches(), 0, 0
+        self._searches, self._answered, self._second = RetrievalMeter(), 0, 0
 
-    def second(self, answered: int, *, held: float, name: str = "s0") -> Pool:
+    def second(self, answered: int, *, held: float, name: str = "s0") -> PoolLoad:
         self._answered, self._second = self._answered + answered, self._second + 1
         load = SearchLoad(answering=held, searches_total=self._answered)
         now = replace(searcher(name, load), seen_ms=T0 + 1_000 * self._second)
-        (found,) = self._searches.look([now], 1_000.0)
+        (found,) = self._searches.measure([now], 1_000.0)
         return found
 
 
@@ -42,7 +42,7 @@ def test_searches_are_counted_by_shard() -> None:
         member = searcher(f"s{number}", load, shard=number % 2, shards=2)
         view.apply(replace(member.registration, leases=[]), number, T0)
         view.apply(replace(beat(f"s{number}", 1, {}, at_ms=T0), search=load), 10, T0)
-    found = Measuring().look(view, T0)
+    found = FleetMeter().measure(view, T0)
     assert found is not None
     assert [(p.present, p.under_way, p.slots) for p in found.shards] == [(2, 10, 4), (1, 8, 4)]
 
@@ -57,7 +57,7 @@ def test_searches_are_counted_by_shard() -> None:
 )
 def test_what_lies_on_the_log_counts_too(load: SearchLoad, held: float) -> None:
     """A worker whose time goes into taking records holds few, however many there are."""
-    (found,) = Searches().look([searcher("s0", load)], 1_000.0)
+    (found,) = RetrievalMeter().measure([searcher("s0", load)], 1_000.0)
     assert found.under_way == held
 
 
@@ -75,29 +75,29 @@ def test_a_pace_is_what_a_worker_answers_that_has_more_than_it_can_hold() -> Non
 
 
 def test_what_was_refused_because_it_came_too_late_is_no_pace() -> None:
-    searches = Searches()
+    searches = RetrievalMeter()
     for second in range(5):
         load = SearchLoad(unread=90, searches_total=1_000 * second, misses_total=900 * second)
         late = replace(searcher("s0", load), seen_ms=T0 + 1_000 * second)
-        (found,) = searches.look([late], 1_000.0)
+        (found,) = searches.measure([late], 1_000.0)
     assert found.pace_per_s == pytest.approx(100)
 
 
 def test_a_new_life_begins_at_no_searches() -> None:
-    searches = Searches()
+    searches = RetrievalMeter()
     busy = searcher("s0", SearchLoad(answering=9.0, searches_total=500))
-    searches.look([busy], 1_000.0)
+    searches.measure([busy], 1_000.0)
     again = replace(busy.registration, epoch=busy.registration.epoch + 1)
     load = SearchLoad(answering=9.0, searches_total=20)
     new = replace(busy, registration=again, seen_ms=T0 + 1_000, search=load)
-    (found,) = searches.look([new], 1_000.0)
+    (found,) = searches.measure([new], 1_000.0)
     assert (found.per_s, found.pace_per_s) == (0, 0)
-    assert searches.look([], 1_000.0) == ()
+    assert searches.measure([], 1_000.0) == ()
 
 
 def test_a_worker_that_was_not_heard_of_since_tells_nothing_new() -> None:
-    searches = Searches()
+    searches = RetrievalMeter()
     busy = searcher("s0", SearchLoad(answering=9.0, searches_total=500))
     for _ in range(3):
-        (found,) = searches.look([busy], 1_000.0)
+        (found,) = searches.measure([busy], 1_000.0)
     assert (found.per_s, found.pace_per_s) == (0, 0)

@@ -1,7 +1,7 @@
 """When a pool follows what it wants (issue 14, 3)."""
 
 from infra.scaling.settings import ScalingSettings
-from infra.scaling.steady import Steady
+from infra.scaling.steady import PoolHysteresis
 from schemas.records import Role
 
 DECODE = Role.DECODE
@@ -10,7 +10,7 @@ SETTINGS = ScalingSettings(up_after_ms=2_000, down_after_ms=10_000)
 
 def followed(wanted: list[int], present: int = 2) -> list[int]:
     """The pool, second by second; it has at once what it is to have."""
-    steady, found = Steady(SETTINGS), []
+    steady, found = PoolHysteresis(SETTINGS), []
     for second, count in enumerate(wanted):
         targets = steady.settle({DECODE: count}, {DECODE: present}, 1_000 * second)
         present = targets[DECODE]
@@ -44,7 +44,7 @@ def test_nothing_shrinks_before_the_need_is_known_for_so_long() -> None:
 
 
 def test_a_pool_that_comes_later_waits_as_long() -> None:
-    steady = Steady(SETTINGS)
+    steady = PoolHysteresis(SETTINGS)
     for second in range(20):
         steady.settle({DECODE: 1}, {DECODE: 1}, 1_000 * second)
     both = {DECODE: 1, Role.RETRIEVAL: 1}
@@ -53,7 +53,7 @@ def test_a_pool_that_comes_later_waits_as_long() -> None:
 
 def test_it_follows_after_the_clock_was_set_back() -> None:
     """It stood still for as long: what was seen "later" never went (issue 28, 15)."""
-    steady = Steady(SETTINGS)
+    steady = PoolHysteresis(SETTINGS)
     for second in range(20):
         steady.settle({DECODE: 4}, {DECODE: 4}, 3_600_000 + 1_000 * second)
     found = [

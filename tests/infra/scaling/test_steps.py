@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.scaling.measured import LLM
-from infra.scaling.steps import Drain, Move, Start, steps
+from infra.scaling.steps import DrainWorker, MoveWorker, StartWorker, steps
 from schemas.records import Role
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
@@ -14,15 +14,18 @@ PREFILL, DECODE = Role.PREFILL, Role.DECODE
 
 def test_what_one_pool_can_spare_moves_to_the_other() -> None:
     workers = {PREFILL: ["p0", "p1"], DECODE: ["d0"]}
-    assert steps(workers, {PREFILL: 1, DECODE: 2}) == [Move("p1", DECODE)]
-    assert steps(workers, {PREFILL: 1, DECODE: 3}) == [Move("p1", DECODE), Start(DECODE)]
-    assert steps(workers, {PREFILL: 1, DECODE: 1}) == [Drain("p1")]
+    assert steps(workers, {PREFILL: 1, DECODE: 2}) == [MoveWorker("p1", DECODE)]
+    assert steps(workers, {PREFILL: 1, DECODE: 3}) == [
+        MoveWorker("p1", DECODE),
+        StartWorker(DECODE),
+    ]
+    assert steps(workers, {PREFILL: 1, DECODE: 1}) == [DrainWorker("p1")]
     assert steps(workers, {PREFILL: 2, DECODE: 1}) == []
 
 
 def test_pools_without_a_target_stay_and_retrieval_is_not_moved() -> None:
     workers = {PREFILL: ["p0"], Role.REPLICA: ["x0", "x1"]}
-    assert steps(workers, {PREFILL: 1, DECODE: 1, Role.RETRIEVAL: 4}) == [Start(DECODE)]
+    assert steps(workers, {PREFILL: 1, DECODE: 1, Role.RETRIEVAL: 4}) == [StartWorker(DECODE)]
 
 
 @given(st.tuples(*(st.tuples(st.integers(0, 5), st.integers(0, 5)) for _ in LLM)))
@@ -36,11 +39,11 @@ def test_afterwards_each_pool_has_its_target(pools: tuple[tuple[int, int], ...])
     started = []
     for step in steps(workers, targets):
         match step:
-            case Start(role):
+            case StartWorker(role):
                 started.append(role)
-            case Drain(name):
+            case DrainWorker(name):
                 del left[name]
-            case Move(name, role):
+            case MoveWorker(name, role):
                 left[name] = role
     assert [[*left.values(), *started].count(role) for role in LLM] == [*targets.values()]
     assert not started or len(left) == sum(map(len, workers.values())), "nobody leaves meanwhile"

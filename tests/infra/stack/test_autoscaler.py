@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.scaling.scaler import Look
+from infra.scaling.scaler import ScalingPlan
 from infra.scaling.settings import ScalingSettings
 from infra.stack import autoscaler
 from infra.stack.autoscaler import Autoscaler
@@ -83,12 +83,12 @@ def stack(monkeypatch: pytest.MonkeyPatch) -> StackOnPaper:
     return found
 
 
-def wants(**counts: int) -> Look:
+def wants(**counts: int) -> ScalingPlan:
     pools = [
         WantedPool(role=Role(role), present=0, workers=count, work=0.0, why="")
         for role, count in counts.items()
     ]
-    return Look(Backlog(), pools)
+    return ScalingPlan(Backlog(), pools)
 
 
 def follow(scaler: Autoscaler, **counts: int) -> None:

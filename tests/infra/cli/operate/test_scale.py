@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from infra.cli.operate.scale import _table, _tree, _watch, first_look
-from infra.scaling.law import wanted
-from infra.scaling.scaler import Look, Scaler
+from infra.scaling.law import wanted_pools
+from infra.scaling.scaler import Scaler, ScalingPlan
 from infra.stack import fleet_watch
 from infra.stack.configuration import Settings
 from infra.stack.fleet_watch import FleetWatch
@@ -30,8 +30,8 @@ from tests.waiting import until
 LOOK = measured(waiting=3, oldest_ms=1_500, slack_ms=60_000)
 
 
-def look() -> Look:
-    return Look(LOOK.backlog, wanted(LOOK, TARGETS))
+def look() -> ScalingPlan:
+    return ScalingPlan(LOOK.backlog, wanted_pools(LOOK, TARGETS))
 
 
 def test_people_see_what_is_wanted_and_why() -> None:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from infra.evaluate.live.conversations import Turn
-from infra.evaluate.live.day import DAY, PATIENCE, descent, fleet_of, targets
-from infra.evaluate.studies.day_and_night import Compared, Fleet
+from infra.evaluate.live.conversations import LiveTurn
+from infra.evaluate.live.day import DAY, PATIENCE, fleet_of, targets, try_smaller_fleets
+from infra.evaluate.studies.day_and_night import DayComparison, FleetResult
 from infra.simulator.cluster import READY_MS
 from infra.simulator.shape import Shape
 from schemas.records import Role
@@ -15,8 +15,8 @@ BAR = 0.99
 COUNTS = [(READY_MS, {Role.PREFILL: 1, Role.DECODE: 1})]
 
 
-def fleet(pools: str, in_time: float) -> Fleet:
-    return replace(fleet_of(DAY, pools, COUNTS, [Turn(number=1)]), in_time=in_time)
+def fleet(pools: str, in_time: float) -> FleetResult:
+    return replace(fleet_of(DAY, pools, COUNTS, [LiveTurn(number=1)]), in_time=in_time)
 
 
 @pytest.mark.parametrize(
@@ -31,26 +31,26 @@ def fleet(pools: str, in_time: float) -> Fleet:
 async def test_smaller_fleets_are_tried_while_they_hold(enough: str, tried: list[str]) -> None:
     least = Shape.parse(enough)
 
-    async def serve(pools: str) -> Fleet:
+    async def serve(pools: str) -> FleetResult:
         shape = Shape.parse(pools)
         holds = shape.prefill >= least.prefill and shape.decode >= least.decode
         return fleet(pools, BAR if holds else 0.5)
 
-    found = await descent(Shape(prefill=3, decode=3), serve, BAR)
+    found = await try_smaller_fleets(Shape(prefill=3, decode=3), serve, BAR)
     assert [each.pools for each in found] == tried
 
 
 def test_what_failed_or_was_late_is_not_in_time() -> None:
     turns = [
-        Turn(number=1, ttft_ms=100.0, tpot_ms=40.0),
-        Turn(number=1, ttft_ms=DAY.ttft_ms + 1.0, tpot_ms=40.0),
-        Turn(number=1, ttft_ms=100.0, tpot_ms=DAY.tpot_ms + 1.0),
+        LiveTurn(number=1, ttft_ms=100.0, tpot_ms=40.0),
+        LiveTurn(number=1, ttft_ms=DAY.ttft_ms + 1.0, tpot_ms=40.0),
+        LiveTurn(number=1, ttft_ms=100.0, tpot_ms=DAY.tpot_ms + 1.0),
         None,
     ]
     found = fleet_of(DAY, "1P1D", COUNTS, turns)
     assert (found.requests, found.failed, found.in_time) == (4, 1, 0.25)
     assert found.worker_hours == pytest.approx(2 * DAY.minutes / 60)
-    assert Compared(day=DAY, following=found, fixed=[found]).saved == 0
+    assert DayComparison(day=DAY, following=found, fixed=[found]).saved_share == 0
 
 
 def test_the_law_is_told_the_targets_and_a_clock_as_fast_as_the_day() -> None:

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from infra.evaluate.live import comparison, live_table
-from infra.evaluate.live.conversations import LiveLoad, Turn
-from infra.evaluate.points.plan_table import Measured
+from infra.evaluate.live.conversations import LiveLoad, LiveTurn
+from infra.evaluate.points.plan_table import TurnMeasurement
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 from streams.core.placement.ppd_table import AXES, PpdTable
@@ -24,13 +24,13 @@ WORKLOAD = "large, mid paste"
 
 def test_parts_of_the_grid_are_scaled_and_others_refused() -> None:
     sizes = {"turns": 3, "conversations": 5, "streams": 2, "scale": 1 / 64, "seed": 1}
-    one, two = comparison.chosen([WORKLOAD], [1.0, 8.0], **sizes)  # type: ignore[arg-type]  # by name
+    one, two = comparison.choose_loads([WORKLOAD], [1.0, 8.0], **sizes)  # type: ignore[arg-type]  # by name
     assert (one.first_words, one.first_tokens, one.words, one.tokens) == (16, 16, 4, 4)
     assert [each.name for each in (one, two)] == [f"{WORKLOAD} at 1/s", f"{WORKLOAD} at 8/s"]
     begins = two.begins_s()
     assert begins == sorted(begins) and len(begins) == 5 and begins[-1] < one.begins_s()[-1]
     with pytest.raises(ConfigError, match="expected one of small, tiny; .* found 'huge'"):
-        comparison.chosen(["huge"], [1.0], **sizes)  # type: ignore[arg-type]  # by name
+        comparison.choose_loads(["huge"], [1.0], **sizes)  # type: ignore[arg-type]  # by name
 
 
 @pytest.mark.slow
@@ -40,19 +40,19 @@ async def test_a_chosen_part_runs_live_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways = (
-        comparison.Way(name="x=0"),
-        comparison.Way(name="decode first", orchestration="decode_first"),
+        comparison.RoutingVariant(name="x=0"),
+        comparison.RoutingVariant(name="decode first", orchestration="decode_first"),
         comparison.LOCAL,
     )
     monkeypatch.setitem(
         comparison.DEPLOYMENTS,
         "sim",
-        (comparison.Deployment(name="sim", engine=comparison.SIM.engine, ways=ways),),
+        (comparison.Deployment(name="sim", engine=comparison.SIM.engine, variants=ways),),
     )
     monkeypatch.setattr(comparison, "BENCH_DIR", tmp_path)
     monkeypatch.setattr(comparison, "Stack", lasting_stack)
     monkeypatch.setattr(comparison, "_RESTART_S", START_S)
-    loads = comparison.chosen(
+    loads = comparison.choose_loads(
         [WORKLOAD], [8.0], turns=2, conversations=3, streams=3, scale=1 / 32, seed=1
     )
     with long_leases():  # who is slow is there all the same
@@ -73,7 +73,8 @@ async def test_a_chosen_part_runs_live_and_is_reported(
 
 def test_the_bytes_of_a_way_are_those_of_its_requests_stories() -> None:
     turns = [
-        [Turn(number=n, request_id=f"r{c}{n}", mode="remote") for n in (1, 2, 3)] for c in (1, 2)
+        [LiveTurn(number=n, request_id=f"r{c}{n}", mode="remote") for n in (1, 2, 3)]
+        for c in (1, 2)
     ]
     moved = {"r11": 1, "r21": 2, "r12": 10, "r13": 20, "r22": 30, "r23": 40, "another": 500}
     found = comparison.figures(turns, turns, moved)
@@ -123,7 +124,7 @@ def test_every_kind_has_a_cell_at_each_load() -> None:
     loads = live_table.kinds(conversations=1, streams=(1, 2, 8), seed=1, quick=False)
     rng = random.Random(1)  # tokens of as many words differ, and hardly two runs see one load
     found = [
-        Measured(
+        TurnMeasurement(
             context_tokens=2 * load.first_words + rng.randrange(9),
             new_tokens=2 * load.words + rng.randrange(9),
             answer_tokens=load.tokens,
@@ -146,14 +147,14 @@ def test_every_kind_has_a_cell_at_each_load() -> None:
 
 def test_the_load_is_that_of_the_later_turns_placements() -> None:
     log = LogSettings(bootstrap="kafka:9092", topic_prefix="a.")
-    turns = [Turn(number=n, request_id=name) for n, name in ((1, "r1"), (2, "r2"), (2, "r3"))]
-    assert live_table.load_seen(turns, {"r1": 9.0, "r2": 1.0, "r3": 2.0}, log) == 1.5
+    turns = [LiveTurn(number=n, request_id=name) for n, name in ((1, "r1"), (2, "r2"), (2, "r3"))]
+    assert live_table.mean_router_load(turns, {"r1": 9.0, "r2": 1.0, "r3": 2.0}, log) == 1.5
     with pytest.raises(ConfigError, match="expected 2 placements on a.decisions at kafka:9092, fo"):
-        live_table.load_seen(turns, {"r1": 9.0, "r2": 1.0}, log)
+        live_table.mean_router_load(turns, {"r1": 9.0, "r2": 1.0}, log)
 
 
 def test_a_cluster_that_does_not_obey_is_not_measured() -> None:
-    turns = [Turn(number=number, mode="local") for number in (1, 2, 2)]
+    turns = [LiveTurn(number=number, mode="local") for number in (1, 2, 2)]
     live_table.check("local", turns)
     with pytest.raises(ConfigError, match="expected remote placements .* found 0 of 2; start"):
         live_table.check("remote", turns)

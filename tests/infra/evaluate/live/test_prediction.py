@@ -6,16 +6,16 @@ from pathlib import Path
 from rich.console import Console
 
 from infra.evaluate.live import prediction
-from infra.evaluate.live.prediction import Compared, Found
-from infra.prediction.speeds import Line, Speeds
+from infra.evaluate.live.prediction import PredictionResults, VariantComparison
+from infra.prediction.speeds import LinearFit, MeasuredSpeeds
 from schemas.records import Outcome, OutcomeKind
 from tests.streams.builders import T0
 
-SPEEDS = Speeds(
-    prompt=Line(20.0),
-    append=Line(10.0),
-    step=Line(5.0),
-    transfer=Line(1.0),
+SPEEDS = MeasuredSpeeds(
+    prompt=LinearFit(20.0),
+    append=LinearFit(10.0),
+    step=LinearFit(5.0),
+    transfer=LinearFit(1.0),
     requests_ms=(3.0,),
     hops_ms=(3.0,),
     kv_bytes_per_token=1,
@@ -36,15 +36,15 @@ def ended(ttft_ms: int, *, kind: OutcomeKind = OutcomeKind.COMPLETED) -> Outcome
     )
 
 
-def found() -> Found:
+def found() -> PredictionResults:
     """One way is predicted well, the others badly."""
-    ways = [Compared(way.name) for way in (prediction.RECORDED, *prediction.PREDICTED)]
+    ways = [VariantComparison(way.name) for way in (prediction.RECORDED, *prediction.PREDICTED)]
     for number, way in enumerate(ways):
         way.live = [ended(100) for _ in range(20)]
         way.predicted = [ended(110 if number == 1 else 200) for _ in range(20)]
-    again = Compared("again", ways[0].live, ways[0].live)
+    again = VariantComparison("again", ways[0].live, ways[0].live)
     load = prediction.load_of(10.0, 2.0, 7)
-    return Found(load, 1, [SPEEDS], ways, again)
+    return PredictionResults(load, 1, [SPEEDS], ways, again)
 
 
 def test_what_is_within_its_aim_meets_its_bar() -> None:

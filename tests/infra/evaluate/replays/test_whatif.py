@@ -7,7 +7,7 @@ import pytest
 
 from infra.evaluate.replays.faults import faults_of
 from infra.evaluate.replays.recorded import deployment
-from infra.evaluate.replays.whatif import Happened, happened, later_ms, setup_of
+from infra.evaluate.replays.whatif import ReplayResult, later_ms, replay_trace, setup_of
 from infra.replay.recording import LINE, SNAPSHOT, Row, write
 from infra.replay.redacting import redacted
 from infra.simulator.cluster import ORCHESTRATIONS
@@ -48,9 +48,9 @@ def test_a_killed_worker_is_told_of_beforehand(tmp_path: Path, rows: list[Row]) 
     assert names == ["decode-0", "decode-1", "prefill-0", "prefill-1"]
     assert settings.policy == "static"
 
-    def run(*faults: str) -> Happened:
+    def run(*faults: str) -> ReplayResult:
         struck = [each for text in faults for each in faults_of("kill", text, names)]
-        return happened(trace, shape, settings, struck, setup=SETUP)
+        return replay_trace(trace, shape, settings, struck, setup=SETUP)
 
     before, killed, broken = run(), run("decode-1@2.5s+2s"), run("router@2s", "broker@4s")
     assert before.figures()["completed"] == len(trace.arrivals) > 50
@@ -83,7 +83,7 @@ def test_turns_find_what_their_sessions_left() -> None:
     ]  # fmt: skip
     trace = Trace(format="log", arrivals=arrivals, block_tokens=128)
     settings = RouterSettings(policy="static", local_share=0.0)
-    found = happened(trace, Shape.parse("1R"), settings, setup=SETUP)
+    found = replay_trace(trace, Shape.parse("1R"), settings, setup=SETUP)
     assert [each.turn for each in found.served] == [1, 1, 2]
     assert [each.session_id for each in found.served] == ["s0", "s1", "s0"]
     cached = [each.outcome.cached_tokens if each.outcome else -1 for each in found.served]
@@ -129,7 +129,7 @@ def test_recorded_workers_keep_to_the_orders_that_all_of_them_told(
     path = recorded(tmp_path / "a.avro", [*rows, line])
     trace, (shape, settings) = read_recording(path, SETUP.block_tokens), deployment(path)
     assert shape.orders == (Orchestration.PREFILL_FIRST,)
-    run = happened(trace, shape, replace(settings, orchestration="auto"), setup=SETUP)
+    run = replay_trace(trace, shape, replace(settings, orchestration="auto"), setup=SETUP)
     assert {each.orchestration for each in run.served} <= {
         Orchestration.PREFILL_FIRST,
         Orchestration.NONE,

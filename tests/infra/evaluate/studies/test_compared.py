@@ -53,7 +53,7 @@ def test_orders_are_compared_at_the_same_points() -> None:
         made += on_part(static(pools, "1"), cost_ttft=50.0, ttft=50.0)
         made += on_part(learned, cost_ttft=60.0)
         other += on_part(replace(learned, all_orders=True))
-    rows = orders.compared(Points(made), Points(other))
+    rows = orders.compare_orders(Points(made), Points(other))
     assert [(row.pools, row.all_orders) for row in rows] == list(product(RATIOS, (False, True)))
     plain, every = rows[:2]
     assert plain.change == {"low": -50.0, "medium": -50.0} and plain.best_x == "1"
@@ -77,7 +77,7 @@ def test_thresholds_are_chosen_for_all_loads_and_for_each() -> None:
                 is_best = number == 1 and each.load_per_s == LOADS[1]
                 candidates.append(replace(each, cost_ttft=100.0) if is_best else each)
     first, second = (f"{tokens}/{queue:g}" for tokens, queue in thresholds.CANDIDATES[:2])
-    for row in thresholds.tuned(Points(made), Points(candidates)):
+    for row in thresholds.tune_thresholds(Points(made), Points(candidates)):
         assert row.default == row.learned == pytest.approx(0.1)
         assert row.pair == second and row.one_pair == pytest.approx(0.055 / 2)
         assert row.pairs == {LOADS[0]: first, LOADS[1]: second}
@@ -105,8 +105,8 @@ def test_the_front_has_who_is_beaten_in_nothing_and_loses_nothing() -> None:
     assert front == {"2P2D x=0 plain", "2P2D x=1 plain", *tables}
 
 
-def served(config: str, load: float, latency: float, failed: int = 0) -> chats.Served:
-    return chats.Served(
+def served(config: str, load: float, latency: float, failed: int = 0) -> chats.ChatResult:
+    return chats.ChatResult(
         source="ShareGPT",
         config=config,
         load_per_s=load,
@@ -147,7 +147,11 @@ def test_real_conversations_are_read_as_the_data_sets_write_them(tmp_path: Path)
     array.write_text(json.dumps([*rows, "no conversation", {"conversations": 1}]))
     lines.write_text("\n".join(json.dumps(row) for row in rows))
     found = conversations.read(array, 1)
-    assert found.held == (((50, 70),) * 2, ((9, 4),) * 3) == conversations.read(lines, 1).held
+    assert (
+        found.recorded_chats
+        == (((50, 70),) * 2, ((9, 4),) * 3)
+        == conversations.read(lines, 1).recorded_chats
+    )
     first, *_ = conversations.conversations([found], 2.0, 5, 64, 1)
     assert len(first.tokens) in (2 * 120, 3 * 13)
     lines.write_text("[]")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from infra.evaluate.studies.day_and_night import Compared, Day, Fleet, served
+from infra.evaluate.studies.day_and_night import Day, DayComparison, FleetResult, serve_day
 from infra.simulator.elastic import worker_hours
 from schemas.records import Role
 
@@ -15,7 +15,7 @@ SHORT = Day(
 
 def test_pools_follow_a_day_and_lose_nothing() -> None:
     """They begin with one worker each, and end so."""
-    fleet = served(SHORT, "")
+    fleet = serve_day(SHORT, "")
     assert fleet.in_time > 0.9
     sizes = [there.get(Role.PREFILL, 0) for _, there in fleet.counts]
     assert sizes[0] == 1 and max(sizes) >= 3 and sizes[-1] < max(sizes)
@@ -35,7 +35,7 @@ def test_worker_hours_are_counted_between_two_times() -> None:
 
 
 def test_the_best_fixed_fleet_is_the_smallest_that_serves_as_well() -> None:
-    fleet = Fleet(
+    fleet = FleetResult(
         pools="",
         requests=9,
         in_time=0.995,
@@ -48,8 +48,8 @@ def test_the_best_fixed_fleet_is_the_smallest_that_serves_as_well() -> None:
         replace(fleet, pools=pools, in_time=share, worker_hours=hours)
         for pools, share, hours in (("1P2D", 0.98, 3.0), ("2P2D", 0.991, 4.0))
     )
-    found = Compared(day=SHORT, following=fleet, fixed=[small, large])
-    assert (found.best, found.saved) == (large, 0.25)
+    found = DayComparison(day=SHORT, following=fleet, fixed=[small, large])
+    assert (found.best, found.saved_share) == (large, 0.25)
     worse = replace(fleet, in_time=0.97)
-    assert Compared(day=SHORT, following=worse, fixed=[small, large]).best == small
-    assert Compared(day=SHORT, following=fleet, fixed=[small]).best is None
+    assert DayComparison(day=SHORT, following=worse, fixed=[small, large]).best == small
+    assert DayComparison(day=SHORT, following=fleet, fixed=[small]).best is None

@@ -3,7 +3,7 @@
 import pytest
 
 from infra.evaluate.trinity.hardware import (
-    Index,
+    IndexSpec,
     SearchCosts,
     experts,
     gpu_named,
@@ -23,8 +23,8 @@ def test_an_extend_has_a_floor_and_then_takes_as_long_as_its_bytes() -> None:
 
 
 def test_an_index_is_cut_into_as_many_shards_as_it_needs_gpus() -> None:
-    assert SearchCosts(index=Index(rows=10e6)).shards == 1
-    assert SearchCosts(index=Index(rows=60e6)).shards == 2
+    assert SearchCosts(index=IndexSpec(rows=10e6)).shards == 1
+    assert SearchCosts(index=IndexSpec(rows=60e6)).shards == 2
 
 
 def test_collectives_take_a_larger_part_the_more_gpus_a_worker_has() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from infra.evaluate.trinity import measure, measured
-from infra.evaluate.trinity.measured import Measured
+from infra.evaluate.trinity.measured import StageMeasurement
 
-STAGE = Measured(
+STAGE = StageMeasurement(
     stage="search", what="callers", unit="searches/s", points=[(1.0, 10.0), (2.0, 19.0)], about="x"
 )
 
@@ -18,7 +18,7 @@ def test_what_is_measured_is_written_and_read_again(
 ) -> None:
     """(issue 12, 4)"""
 
-    async def stages(model: str, seed: int, told: measure.Told) -> list[Measured]:
+    async def stages(model: str, seed: int, told: measure.Reporter) -> list[StageMeasurement]:
         told(f"{model} {seed}")
         return [STAGE]
 

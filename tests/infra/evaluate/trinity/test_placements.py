@@ -5,23 +5,23 @@ from dataclasses import replace
 import pytest
 
 from infra.evaluate.trinity import study
-from infra.evaluate.trinity.hardware import Index
+from infra.evaluate.trinity.hardware import IndexSpec
 from infra.evaluate.trinity.placements import COUPLED, IN_PLACE, KINDS, POOL, SHARED, crossing
-from infra.evaluate.trinity.served import Case
+from infra.evaluate.trinity.served import TrinityCase
 from schemas.errors import ConfigError
 
 
-def case(**changes: object) -> Case:
+def case(**changes: object) -> TrinityCase:
     """The base case at 60 requests/s."""
     base = study.base()
     busy = replace(base, traffic=replace(base.traffic, per_s=60.0))
     return replace(busy, **changes)  # type: ignore[arg-type]  # by name
 
 
-def rows(count: float) -> Case:
+def rows(count: float) -> TrinityCase:
     """With an index of so many vectors."""
     base = case()
-    return replace(base, search=replace(base.search, index=Index(rows=count)))
+    return replace(base, search=replace(base.search, index=IndexSpec(rows=count)))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -39,7 +39,7 @@ def test_a_pool_has_one_copy_where_coupling_has_one_for_each_worker() -> None:
 
 
 def test_the_pool_grows_with_what_it_is_asked() -> None:
-    heavy = replace(case().search, index=Index(width=4 * 512, top_m=128 * 512))
+    heavy = replace(case().search, index=IndexSpec(width=4 * 512, top_m=128 * 512))
     assert case(kind=POOL, search=heavy).layout().copies > 1
 
 

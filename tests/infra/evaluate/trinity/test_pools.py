@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from infra.evaluate.trinity.hardware import Index, SearchCosts
+from infra.evaluate.trinity.hardware import IndexSpec, SearchCosts
 from infra.evaluate.trinity.pools import (
     Targets,
-    Traffic,
+    TrafficModel,
     batch_of,
     decode_per_s,
     plan,
@@ -15,11 +15,11 @@ from infra.evaluate.trinity.pools import (
     split,
     tpot_ms,
 )
-from infra.evaluate.trinity.probing import Probing
+from infra.evaluate.trinity.probing import ProbeSettings
 from infra.scaling.queueing import BUSY_MAX
 from infra.simulator.machine.latency import QWEN_30B, Setup
 
-TRAFFIC = Traffic(per_s=60, prompt_tokens=1_000, answer_tokens=256)
+TRAFFIC = TrafficModel(per_s=60, prompt_tokens=1_000, answer_tokens=256)
 SEARCH = SearchCosts()
 
 
@@ -52,11 +52,11 @@ def test_answers_under_way_are_those_that_arrive_during_one() -> None:
 
 
 def test_probes_want_more_decode_workers_and_updates_more_copies() -> None:
-    plain = replace(TRAFFIC, probing=Probing(every=0), per_s=200)
-    probed = replace(TRAFFIC, probing=Probing(every=8), per_s=200)
+    plain = replace(TRAFFIC, probing=ProbeSettings(every=0), per_s=200)
+    probed = replace(TRAFFIC, probing=ProbeSettings(every=8), per_s=200)
     counts = [plan(Setup(), SEARCH, each, Targets())[1].workers for each in (plain, probed)]
     assert counts[1] > counts[0]
-    heavy = SearchCosts(index=Index(top_m=128 * 256, width=4 * 256))
+    heavy = SearchCosts(index=IndexSpec(top_m=128 * 256, width=4 * 256))
     calm = plan(Setup(), heavy, TRAFFIC, Targets())[2]
     busy = plan(Setup(), heavy, replace(TRAFFIC, updates_per_s=800.0), Targets())[2]
     assert busy.workers > calm.workers

@@ -1,13 +1,13 @@
 """A simulated search GPU obeys the real scheduler, on virtual time."""
 
-from infra.evaluate.trinity.hardware import Index, SearchCosts
+from infra.evaluate.trinity.hardware import IndexSpec, SearchCosts
 from infra.evaluate.trinity.search_gpu import PLACES, SearchGpu
 from infra.simulator.log.clock import Clock
 from workers.search.engine.scheduler import Drop
 from workers.search.index.kinds import SearchKind
 from workers.search.service.settings import RetrievalSettings
 
-HEAVY = SearchCosts(index=Index(width=64))  # a full GPU takes longer than the floor
+HEAVY = SearchCosts(index=IndexSpec(width=64))  # a full GPU takes longer than the floor
 
 
 class Asked:
@@ -71,4 +71,4 @@ def test_links_of_changed_documents_are_done_when_nobody_waits() -> None:
     asked.all_ended(PLACES + 1)
     links = [ended for name, ended in asked.ended.items() if name != "d"]
     assert asked.ended["d"] <= max(links)
-    assert asked.gpu.searched[SearchKind.LINK] == PLACES
+    assert asked.gpu.search_counts[SearchKind.LINK] == PLACES

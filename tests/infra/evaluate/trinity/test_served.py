@@ -5,24 +5,26 @@ from dataclasses import asdict, replace
 import pytest
 
 from infra.evaluate.trinity import served, study
-from infra.evaluate.trinity.placements import COUPLED, IN_PLACE, POOL, WITH_PREFILL, Kind
-from infra.evaluate.trinity.probing import Probing
-from infra.evaluate.trinity.served import Case, Result
+from infra.evaluate.trinity.placements import COUPLED, IN_PLACE, POOL, WITH_PREFILL, PlacementKind
+from infra.evaluate.trinity.probing import ProbeSettings
+from infra.evaluate.trinity.served import TrinityCase, TrinityResult
 
 
-def case(kind: Kind, probing: Probing | None = None, *, per_s: float = 20.0) -> Case:
+def case(
+    kind: PlacementKind, probing: ProbeSettings | None = None, *, per_s: float = 20.0
+) -> TrinityCase:
     """Six GPUs, half a second of arrivals."""
     base = study.base(gpus=6, duration_ms=500.0)
-    traffic = replace(base.traffic, per_s=per_s, probing=probing or Probing())
+    traffic = replace(base.traffic, per_s=per_s, probing=probing or ProbeSettings())
     return replace(base, kind=kind, traffic=traffic)
 
 
-def run(kind: Kind, probing: Probing | None = None) -> Result:
+def run(kind: PlacementKind, probing: ProbeSettings | None = None) -> TrinityResult:
     return served.run(case(kind, probing))
 
 
 @pytest.mark.parametrize("kind", [COUPLED, IN_PLACE, WITH_PREFILL, POOL], ids=lambda k: k.name)
-def test_every_request_is_answered_with_what_it_searched_for(kind: Kind) -> None:
+def test_every_request_is_answered_with_what_it_searched_for(kind: PlacementKind) -> None:
     """(issue 12, 4)"""
     found = run(kind)
     assert found.requests > 5
@@ -41,7 +43,7 @@ def test_being_near_saves_two_hops_of_the_log() -> None:
 
 
 def test_probes_stall_where_nobody_asks_ahead_and_not_where_they_do() -> None:
-    ahead, behind = run(POOL, Probing(lookahead=8)), run(POOL, Probing(lookahead=0))
+    ahead, behind = run(POOL, ProbeSettings(lookahead=8)), run(POOL, ProbeSettings(lookahead=0))
     assert ahead.stalled_share == 0
     assert behind.stalled_share > 0.005
     assert behind.tpot_p50 > ahead.tpot_p50
@@ -49,7 +51,7 @@ def test_probes_stall_where_nobody_asks_ahead_and_not_where_they_do() -> None:
 
 
 def test_a_probe_that_does_not_come_is_waited_for_so_long_and_no_longer() -> None:
-    slow = replace(case(POOL, Probing(lookahead=0, stall_ms=5.0)), hop_ms=40.0)
+    slow = replace(case(POOL, ProbeSettings(lookahead=0, stall_ms=5.0)), hop_ms=40.0)
     found = served.run(slow)
     assert found.failed == 0
     assert 0 < found.stalled_share < 0.02
@@ -57,14 +59,17 @@ def test_a_probe_that_does_not_come_is_waited_for_so_long_and_no_longer() -> Non
 
 def test_answers_have_all_their_tokens_however_often_they_are_probed() -> None:
     """What probes put in is computed beside the batch, so decoding is slower, and nothing else."""
-    plain, probed = run(POOL, Probing(every=0)), run(POOL, Probing(every=16, new_share=1.0))
+    plain, probed = (
+        run(POOL, ProbeSettings(every=0)),
+        run(POOL, ProbeSettings(every=16, new_share=1.0)),
+    )
     assert plain.requests == probed.requests
     assert probed.tpot_p50 > plain.tpot_p50
     assert probed.probe_p50 > 0 == plain.probe_p50
 
 
 def test_an_index_in_the_workers_memory_slows_them_only_as_far_as_it_is_searched() -> None:
-    idle = served.run(replace(case(IN_PLACE, Probing(every=0)), hop_ms=0.0))
-    pool = served.run(replace(case(POOL, Probing(every=0)), hop_ms=0.0))
+    idle = served.run(replace(case(IN_PLACE, ProbeSettings(every=0)), hop_ms=0.0))
+    pool = served.run(replace(case(POOL, ProbeSettings(every=0)), hop_ms=0.0))
     assert idle.tpot_p50 == pytest.approx(pool.tpot_p50, rel=0.2)
     assert idle.index_gb == 6 * pool.index_gb

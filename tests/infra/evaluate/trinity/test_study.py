@@ -8,27 +8,27 @@ import pytest
 
 from infra.evaluate.points.runs import runner
 from infra.evaluate.trinity import page, study
-from infra.evaluate.trinity.measured import Measured
+from infra.evaluate.trinity.measured import StageMeasurement
 from infra.evaluate.trinity.placements import POOL, SHARED
-from infra.evaluate.trinity.served import Result
-from infra.evaluate.trinity.study import Point, break_evens
+from infra.evaluate.trinity.served import TrinityResult
+from infra.evaluate.trinity.study import SweepPoint, break_evens
 
 POINTS = [(1.0, 0.2), (2.0, 0.4), (4.0, 0.8)]
 
 
-def result(placement: str, ttft_p50: float) -> Result:
+def result(placement: str, ttft_p50: float) -> TrinityResult:
     """One with this time to the first token."""
-    return Result(
+    return TrinityResult(
         placement=placement, per_s=1.0, llm_workers=2, prefill=1, decode=1, copies=1,
         search_gpus=1, index_gb=1.0, updates_per_s=0.0, requests=1, failed=0, without=0,
         ttft_p50=ttft_p50,
     )  # fmt: skip
 
 
-def points(*pairs: tuple[float, float, float]) -> list[Point]:
+def points(*pairs: tuple[float, float, float]) -> list[SweepPoint]:
     """Value, TTFT of the pool, TTFT of the other."""
     return [
-        Point(
+        SweepPoint(
             value=value,
             per_s=1.0,
             results={"c": result("c", ours), SHARED.name: result(SHARED.name, theirs)},
@@ -72,8 +72,10 @@ def test_a_tiny_study_makes_a_page_with_every_placement(
     )
     case = study.base(gpus=6, duration_ms=300.0)
     with runner(1) as pool:
-        found = study.found(pool, case, quick=True)
-    measured = [Measured(stage="decode", what="x", unit="tokens/s", points=POINTS, about="here")]
+        found = study.run_study(pool, case, quick=True)
+    measured = [
+        StageMeasurement(stage="decode", what="x", unit="tokens/s", points=POINTS, about="here")
+    ]
     path = page.write(found, measured, tmp_path)
     text = path.read_text()
     for words in ("a, one each", "a, in place", "no answer fits", "Figure 1", "measured: decode"):
